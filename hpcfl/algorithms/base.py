@@ -1,0 +1,76 @@
+"""The protocol between an algorithm and the engine. The defaults are FedAvg's; only `client` must be written.
+
+An algorithm is one file in this folder with one class, a frozen and strict section: its fields become the keys
+of ``[algorithm]``. It imports what a learner needs (`hpcfl.task`, `hpcfl.message`) and nothing that knows MPI,
+files, clocks or other algorithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, ClassVar
+
+from hpcfl.section import Section
+
+if TYPE_CHECKING:
+    from hpcfl.message import Layout, Message, State, Sums
+    from hpcfl.participation import Participation
+    from hpcfl.task import Task, Visits
+
+    Client = Generator[Message, None, State]
+    """Yields messages as they become ready, returns the rows' new personal state."""
+
+
+class Algorithm(Section):
+    """Base of all algorithms.
+
+    Attributes
+    ----------
+    layerwise : bool
+        Whether layers leave one by one while the visit goes on (last layer first). If not, a visit that is not
+        complete when the round closes has sent nothing.
+    """
+
+    name: str
+    layerwise: ClassVar[bool] = False
+
+    def check(self, participation: Participation) -> None:
+        """Raise UsageError where a key's value is out of range or does not go with the participation."""
+
+    def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
+        """Return the names of the blocks of layers 1 … L, first layer first: what a depth counts in."""
+        return task.layers()
+
+    def layout(self, task: Task) -> Layout:
+        """Return the groups of blocks a visit sends, in the order they leave: the loss, then layers L … 1."""
+        from hpcfl.message import Block
+
+        shapes = task.initial()
+        groups = [{name: Block(tuple(shapes[name].shape)) for name in names} for names in self.layers(task)]
+        return ({"loss": Block(())}, *reversed(groups))
+
+    def start(self, task: Task) -> State:
+        """Return the shared state before round 0. Names that begin with ``server.`` never leave the server."""
+        return task.initial()
+
+    def enter(self, task: Task, client: int) -> State:
+        """Return a client's personal state before its first visit, without a client axis."""
+        return {}
+
+    def invites(self, round: int) -> bool:  # noqa: A002
+        """Return whether anybody is invited in this round."""
+        return True
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        """Do one chunk's visits: yield messages, return the personal state ``{name: [c, …]}``."""
+        raise NotImplementedError
+
+    def server(self, task: Task, shared: State, sums: Sums) -> State:
+        """Return the shared state after the round: by default each tensor moves by its mean update."""
+        from hpcfl.message import moved
+
+        return {name: moved(value, sums.mean(name)) if name in sums else value for name, value in shared.items()}
+
+    def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        """Return the parameters ``{name: [c, …]}`` that the clients predict with."""
+        return task.spread(shared, visits)

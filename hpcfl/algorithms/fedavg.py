@@ -1,0 +1,81 @@
+"""FedAvg: local SGD, then the mean of the models (McMahan et al., AISTATS 2017).
+
+With ``participation.partial = "discard"`` and a deadline this is drop-stragglers FedAvg (SALF, eq. 4).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.errors import UsageError
+
+if TYPE_CHECKING:
+    from hpcfl.algorithms.base import Client
+    from hpcfl.message import State
+    from hpcfl.participation import Participation
+    from hpcfl.task import Task, Visits
+
+
+class FedAvg(Algorithm):
+    """Federated averaging.
+
+    Attributes
+    ----------
+    lr : float
+        Local step size.
+    batch : int
+        Samples per local step; 0 for all that a client has.
+    epochs : int
+        Local passes over a client's data per visit; 0 where `steps` counts instead.
+    steps : int
+        Local steps per visit; 0 where `epochs` counts instead.
+    momentum : float
+        Heavy-ball momentum of the local optimiser.
+    persist_optimizer : bool
+        Keep a client's momentum from visit to visit (the SALF authors' code), or start it anew.
+    weights : {"samples", "uniform"}
+        Weight of a client in the mean: its number of samples, or 1.
+    """
+
+    name: Literal["fedavg"] = "fedavg"
+    lr: float = 0.1
+    batch: int = 10
+    epochs: int = 1
+    steps: int = 0
+    momentum: float = 0.0
+    persist_optimizer: bool = False
+    weights: Literal["samples", "uniform"] = "samples"
+
+    def check(self, participation: Participation) -> None:
+        """Refuse local work of nothing, or counted in two ways."""
+        if (self.epochs > 0) == (self.steps > 0) or min(self.epochs, self.steps, self.batch) < 0:
+            raise UsageError(
+                "algorithm: expected one of epochs and steps above 0 and the other 0, "
+                f"got epochs = {self.epochs}, steps = {self.steps}"
+            )
+
+    def enter(self, task: Task, client: int) -> State:
+        """Return zero momentum where it persists, else nothing."""
+        from hpcfl.task import zeros
+
+        return zeros(task.initial()) if self.momentum and self.persist_optimizer else {}
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        """Train locally; when done, send the change of each layer, last layer first."""
+        from hpcfl.task import descend, zeros
+
+        start = task.spread(shared, visits)
+        params = {name: value.clone() for name, value in start.items()}
+        velocity = personal or (zeros(params) if self.momentum else {})
+        losses = []
+        for batch in task.batches(visits, self.batch, self.epochs, self.steps):
+            gradients, loss = task.gradients(params, batch)
+            descend(params, gradients, velocity, self.lr, self.momentum, batch.active())
+            losses.append(loss)
+        rows = len(visits.clients)
+        weight = visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
+        yield {"loss": (sum(losses) / len(losses), weight)}
+        for names in reversed(self.layers(task)):
+            yield {name: (params[name] - start[name], weight) for name in names}
+        return velocity if personal else {}

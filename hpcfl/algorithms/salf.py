@@ -1,0 +1,143 @@
+"""SALF: straggler-aware layer-wise federated learning (Lang, Cohen & Shlezinger).
+
+Every user takes one SGD step; its layers leave as backpropagation reaches them, last first, until the deadline.
+The server averages each layer over those who reached it (eq. 9):
+``w^l ← w^l − η/(1 − p_l) · mean_{u ∈ U^l} ∇F_u^l``, with p_l the chance that nobody reaches layer l.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.algorithms.base import Client
+    from hpcfl.message import State, Sums
+    from hpcfl.participation import Participation
+    from hpcfl.task import Task, Visits
+
+
+class Salf(Algorithm):
+    """Layer-wise averaging over those who reached the layer.
+
+    Attributes
+    ----------
+    lr : float
+        Step size η.
+    batch : int
+        Samples of the one local step; 0 for all that a client has.
+    rule : {"paper", "released", "inverse-probability"}
+        The server's denominator. ``paper``: ``(1 − p_l)·|U^l|`` (eq. 9). ``released``: the number of users
+        invited, whether they reached the layer or not, as in the authors' code. ``inverse-probability``: each
+        contribution over its own chance ``π_{u,l}``, then over the users invited; unbiased for unequal users.
+    missing : {"paper", "exact", "empirical", "none"}
+        p_l of the ``paper`` rule. ``paper``: ``(1 − l/(L+1))^U`` (eq. 10). ``exact``: from the speed model in
+        use. ``empirical``: ``(empty + 1)/(rounds + 2)`` over the past rounds. ``none``: 0.
+    blocks : {"layer", "tensor"}
+        A layer is a module with weight and bias, or each tensor by itself (the authors' code).
+    momentum : float
+        Heavy-ball momentum of the local step; of use only where `persist_optimizer` keeps it between visits.
+    persist_optimizer : bool
+        Keep each user's momentum from visit to visit; it advances for the layers that were reached.
+    """
+
+    name: Literal["salf"] = "salf"
+    lr: float = 0.05
+    batch: int = 16
+    rule: Literal["paper", "released", "inverse-probability"] = "paper"
+    missing: Literal["paper", "exact", "empirical", "none"] = "exact"
+    blocks: Literal["layer", "tensor"] = "layer"
+    momentum: float = 0.0
+    persist_optimizer: bool = False
+    layerwise: ClassVar[bool] = True
+
+    def check(self, participation: Participation) -> None:
+        """Refuse a rule whose chances are not known, and a batch below 0."""
+        if self.batch < 0:
+            raise UsageError(f"algorithm.batch: expected 0 (all) or more, got {self.batch}")
+        if self.rule == "inverse-probability" and participation.close == "first":
+            raise UsageError(
+                "algorithm.rule = 'inverse-probability' needs the chance that a layer arrives, which is not known "
+                "for participation.close = 'first'; nearest: close = 'deadline'"
+            )
+
+    def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
+        """Return layers 1 … L as modules or as tensors."""
+        return task.layers(self.blocks)
+
+    def start(self, task: Task) -> State:
+        """Return the model and, for the empirical p_l, how often each layer stayed empty (at the server only)."""
+        import torch
+
+        if self.missing != "empirical":
+            return task.initial()
+        count = len(self.layers(task))
+        return task.initial() | {"server.empty": torch.zeros(count), "server.rounds": torch.zeros(1)}
+
+    def enter(self, task: Task, client: int) -> State:
+        """Return zero momentum where it persists, else nothing."""
+        from hpcfl.task import zeros
+
+        return zeros(task.initial()) if self.momentum and self.persist_optimizer else {}
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        """Take one local step; send the change of each layer as backpropagation reaches it."""
+        from hpcfl.task import descend
+
+        level = {name: number for number, names in enumerate(self.layers(task), start=1) for name in names}
+        start = task.spread(shared, visits)
+        batch = next(task.batches(visits, self.batch, steps=1))
+        rows = [visits.in_time(max(level[name] for name in names)) for names in task.layers()]
+        velocity = {name: value.clone() for name, value in personal.items()}
+        for stage, gradients, losses in task.backprop(start, batch, rows):
+            if stage == len(rows) - 1:
+                yield {"loss": (losses, visits.ones(len(losses)))}
+            for name in reversed(gradients):
+                count = visits.in_time(level[name])
+                own = {name: start[name][:count].clone()}
+                past = {name: velocity[name][:count]} if velocity else {}
+                descend(own, {name: gradients[name][:count]}, past, self.lr, self.momentum)
+                change = own[name] - start[name][:count]
+                yield {name: (self._scaled(change, visits, level[name]), visits.ones(count))}
+        return velocity
+
+    def _scaled(self, change: Tensor, visits: Visits, layer: int) -> Tensor:
+        """Return ``change / π_{u,l}`` for the inverse-probability rule, else the change itself."""
+        if self.rule != "inverse-probability":
+            return change
+        chance = change.new_tensor(visits.reach[: len(change), layer - 1])
+        return change / chance.view(-1, *[1] * (change.dim() - 1))
+
+    def server(self, task: Task, shared: State, sums: Sums) -> State:
+        """Move each layer by the sum of what arrived over the rule's denominator; an empty layer stays."""
+        from hpcfl.message import moved
+
+        layers = self.layers(task)
+        chances = self._nobody(shared, sums, len(layers))
+        after = dict(shared)
+        for chance, names in zip(chances, layers):
+            for name in names:
+                after[name] = moved(shared[name], sums.over(name, self._denominator(name, sums, chance)))
+        if self.missing == "empirical":
+            empty = [float(sums.weight(names[0]) == 0) for names in layers]
+            after["server.empty"] = shared["server.empty"] + shared["server.empty"].new_tensor(empty)
+            after["server.rounds"] = shared["server.rounds"] + 1
+        return after
+
+    def _denominator(self, name: str, sums: Sums, chance: float) -> float:
+        return (1.0 - chance) * sums.weight(name) if self.rule == "paper" else float(sums.invited)
+
+    def _nobody(self, shared: State, sums: Sums, count: int) -> list[float]:
+        """Return p_l for l = 1 … L."""
+        if self.missing == "paper":
+            return [(1 - number / (count + 1)) ** sums.invited for number in range(1, count + 1)]
+        if self.missing == "exact":
+            return [float(chance) for chance in sums.missing]
+        if self.missing == "empirical":
+            rounds = float(shared["server.rounds"])
+            return [(float(empty) + 1) / (rounds + 2) for empty in shared["server.empty"]]
+        return [0.0] * count

@@ -1,0 +1,147 @@
+"""The commands. Exit codes: 0 done, 1 failed, 2 bad usage or config."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+
+import click
+
+from hpcfl.errors import Elsewhere, RunError, UsageError
+
+RUN = click.Path(path_type=Path)
+DATA_DIR = click.option(
+    "--data-dir", type=RUN, envvar="HPCFL_DATA", help="Folder of the data sets, one folder each (or HPCFL_DATA)."
+)
+SETTINGS = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of the config.")
+QUIET = click.option("--quiet", is_flag=True, help="No progress.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors in usage too.")
+@click.version_option(package_name="hpcfl")
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
+    """Federated learning as an ordinary MPI batch job."""
+    context.obj = debug
+
+
+@cli.command()
+@click.argument("config")
+@SETTINGS
+@click.option("--out", type=RUN, help="Run folder (default: runs/<name of the config>).")
+@DATA_DIR
+@click.option("--resume", "again", is_flag=True, help="Go on if the folder already holds this run.")
+@QUIET
+def run(config: str, settings: tuple[str, ...], out: Path | None, data_dir: Path | None, again: bool, quiet: bool) -> None:
+    """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""
+    from hpcfl.launch import launch, ordered_run
+
+    launch(lambda: ordered_run(config, settings, out, data_dir, again, quiet))
+
+
+@cli.command()
+@click.argument("folder", type=RUN)
+@DATA_DIR
+@QUIET
+def resume(folder: Path, data_dir: Path | None, quiet: bool) -> None:
+    """Go on with a run after its last checkpoint, on any number of ranks."""
+    from hpcfl.launch import launch, ordered_resume
+
+    launch(lambda: ordered_resume(folder, data_dir, quiet))
+
+
+@cli.command()
+@click.argument("config")
+@SETTINGS
+@DATA_DIR
+@click.option("--ranks", default=1, show_default=True, help="State placement and memory for so many MPI ranks.")
+def check(config: str, settings: tuple[str, ...], data_dir: Path | None, ranks: int) -> None:
+    """Validate CONFIG and print what it would do; nothing runs."""
+    from hpcfl import check as checking
+    from hpcfl.config import load
+
+    loaded = load(config, settings)
+    header = loaded.check(data_dir)
+    for line in checking.report(loaded, header, data_dir, ranks):
+        click.echo(line)
+
+
+@cli.command()
+@click.argument("folders", nargs=-1, required=True, type=RUN)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
+def show(folders: tuple[Path, ...], as_json: bool) -> None:
+    """Print what runs came to: rounds, accuracy, times, who arrived, digest of the state."""
+    from rich.console import Console
+
+    from hpcfl.show import summary, table
+
+    rows = [summary(folder) for folder in folders]
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row))
+    else:
+        wide = 120  # a log has no width of its own
+        Console(width=None if sys.stdout.isatty() else wide).print(table(rows))
+
+
+@cli.command()
+@click.argument("folders", nargs=-1, required=True, type=RUN)
+@click.option("-o", "--output", type=RUN, default=Path("accuracy.png"), show_default=True, help="The picture.")
+def plot(folders: tuple[Path, ...], output: Path) -> None:
+    """Draw accuracy against rounds and simulated time."""
+    from hpcfl.plot import plot as draw
+
+    draw(folders, output)
+    click.echo(str(output))
+
+
+@cli.command()
+@click.argument("folders", nargs=-1, required=True, type=RUN)
+@click.option("--force", is_flag=True, help="Even if the run seems to be running.")
+def seal(folders: tuple[Path, ...], force: bool) -> None:
+    """Make run folders readable by any HDF5 or netCDF-4 program, also after a kill."""
+    from hpcfl import store
+
+    for folder in folders:
+        store.seal(folder, force)
+
+
+@cli.command("list")
+def list_() -> None:
+    """Print the presets, and every section of the config with its keys."""
+    from hpcfl.catalogue import lines
+
+    for line in lines():
+        click.echo(line)
+
+
+def usage(error: click.ClickException) -> UsageError:
+    """Return click's error as ours: one line."""
+    where = f"{error.ctx.command_path}: " if isinstance(error, click.UsageError) and error.ctx else ""
+    return UsageError(where + " ".join(error.format_message().split()))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Carry out a command; return its exit code. Errors of usage are one line on stderr, from one rank."""
+    try:
+        _run(arguments)
+    except (UsageError, RunError) as error:
+        if "--debug" in (arguments or sys.argv):
+            traceback.print_exc()
+        print(f"hpcfl: {error}", file=sys.stderr, flush=True)
+        return 2 if isinstance(error, UsageError) else 1
+    except SystemExit as end:
+        return int(end.code or 0)
+    except Elsewhere as error:
+        return error.code
+    return 0
+
+
+def _run(arguments: list[str] | None) -> None:
+    try:
+        cli.main(arguments, prog_name="hpcfl", standalone_mode=False)
+    except click.ClickException as error:
+        raise usage(error) from error

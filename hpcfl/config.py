@@ -1,0 +1,231 @@
+"""The configuration: typed sections from TOML, with errors that name the key and the nearest valid one.
+
+Nothing here imports torch: a config is judged before anything heavy starts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field, SerializeAsAny, ValidationError
+
+from hpcfl.algorithms import Algorithm, algorithm_class
+from hpcfl.data import Header, Source, source_class
+from hpcfl.errors import UsageError, nearest
+from hpcfl.models import Model, model_class
+from hpcfl.participation import Participation
+from hpcfl.section import Section
+from hpcfl.speed import Speed, speed_class
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+S = TypeVar("S", bound=Section)
+Table = dict[str, Any]
+
+
+class Evaluate(Section):
+    """When models are evaluated: every `every` rounds, and in each of the `last` rounds of the run."""
+
+    every: int = Field(10, ge=1)
+    last: int = Field(10, ge=1)
+
+    def due(self, done: int, rounds: int) -> bool:
+        """Return whether the state after `done` of `rounds` rounds is evaluated."""
+        return done % self.every == 0 or done > rounds - self.last
+
+
+class Checkpoints(Section):
+    """When checkpoints are written (every `every` rounds and at the end) and how many are kept."""
+
+    every: int = Field(50, ge=1)
+    keep: int = Field(2, ge=1)
+
+    def due(self, done: int, rounds: int) -> bool:
+        """Return whether the state after `done` of `rounds` rounds is saved."""
+        return done % self.every == 0 or done == rounds
+
+
+class Config(Section):
+    """Everything that a run depends on. The same config gives the same result, to the bit.
+
+    Attributes
+    ----------
+    batch_clients : "auto" | int | False
+        Clients per chunk: their computations are batched together. The chunk size decides about the last bits of
+        a result, so it follows from the config alone and never from the number of ranks. False: one by one.
+    threads : int
+        Threads per rank within one operation; like the chunk size part of what decides about the last bits.
+    """
+
+    rounds: int = Field(ge=1)
+    clients: int = Field(ge=1)
+    seed: int = Field(0, ge=0, lt=2**63)
+    clock: Literal["simulated"] = "simulated"
+    batch_clients: Literal["auto", False] | int = "auto"
+    threads: int = Field(1, ge=1)
+    evaluate: Evaluate = Evaluate()
+    checkpoint: Checkpoints = Checkpoints()
+    algorithm: SerializeAsAny[Algorithm]
+    participation: Participation = Participation()
+    speed: SerializeAsAny[Speed]
+    data: SerializeAsAny[Source]
+    model: SerializeAsAny[Model]
+
+    def check(self, data_dir: Path | None) -> Header:
+        """Raise UsageError where values do not go together or with the data's headers; return the headers."""
+        if self.batch_clients is not False and self.batch_clients != "auto" and self.batch_clients < 1:
+            raise UsageError(f"batch_clients: expected 'auto', false or at least 1, got {self.batch_clients}")
+        self.participation.check(self.clients)
+        self.speed.check(self.participation.close)
+        self.algorithm.check(self.participation)
+        header = self.data.check(self.clients, data_dir)
+        for client, shape in enumerate(header.shapes):
+            self.model.check(shape, header.classes)
+            if shape != header.shapes[0]:
+                raise UsageError(
+                    f"data: client number {client} has features of shape {shape}, the first one {header.shapes[0]}: "
+                    f"algorithm '{self.algorithm.name}' shares one model, which needs equal shapes"
+                )
+        return header
+
+    def text(self) -> str:
+        """Return the whole config as JSON, defaults included."""
+        return self.model_dump_json(indent=1)
+
+
+def load(name: str, settings: Iterable[str] = ()) -> Config:
+    """Read a TOML file or a preset, apply ``key=value`` settings, return the typed config.
+
+    Raises
+    ------
+    UsageError
+        One line naming the key or the file, what was expected, and the nearest valid choice.
+    """
+    table = read_toml(find(name))
+    for setting in settings:
+        apply(table, setting)
+    return from_table(table)
+
+
+def from_text(text: str) -> Config:
+    """Return the config that `Config.text` wrote."""
+    return from_table(json.loads(text))
+
+
+def from_table(table: Table) -> Config:
+    """Return the typed config of a nested table."""
+    table = dict(table)
+    known = {key for key in Config.model_fields}
+    for key in table:
+        if key not in known:
+            raise UsageError(f"{key}: unknown key{nearest(key, known)}")
+    picked = {
+        "algorithm": _picked(table, "algorithm", "name", None, algorithm_class),
+        "speed": _picked(table, "speed", "model", "none", speed_class),
+        "data": _picked(table, "data", "name", None, source_class),
+        "model": _picked(table, "model", "name", None, model_class),
+    }
+    plain = {"evaluate": Evaluate, "checkpoint": Checkpoints, "participation": Participation}
+    for key, cls in plain.items():
+        if key in table:
+            picked[key] = typed(cls, table[key], key)
+    rest = {key: value for key, value in table.items() if key not in picked}
+    return _typed(lambda: Config.model_validate({**rest, **picked}), Config, "")
+
+
+def _picked(table: Table, key: str, by: str, default: str | None, find_class: Any) -> Section:
+    """Return the section at `key`, of the class that its key `by` names."""
+    section = table.get(key, {})
+    if not isinstance(section, dict):
+        raise UsageError(f"{key}: expected a table, got {section!r}")
+    name = section.get(by, default)
+    if not isinstance(name, str):
+        raise UsageError(f"{key}.{by}: expected a name, got {'nothing' if name is None else repr(name)}")
+    return typed(find_class(name), {**section, by: name}, key)
+
+
+def typed(cls: type[S], table: Any, where: str) -> S:
+    """Return a section of class `cls`; errors name the key under `where`."""
+    # through JSON, so that a list may stand for a tuple while all else stays strict
+    return _typed(lambda: cls.model_validate_json(json.dumps(table, default=str)), cls, where)
+
+
+def _typed(make: Any, cls: type[Section], where: str) -> Any:
+    try:
+        return make()
+    except ValidationError as error:
+        raise UsageError(_line(error, cls, where)) from None
+
+
+def _line(error: ValidationError, cls: type[Section], where: str) -> str:
+    """Say the first thing that is wrong in one line."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in (where, *first["loc"][:1]) if part != "")
+    if first["type"] == "extra_forbidden":
+        return f"{key}: unknown key{nearest(str(first['loc'][-1]), cls.model_fields)}"
+    if first["type"] == "missing":
+        return f"{key}: missing"
+    message = first["msg"].replace("Input should be", "expected").replace(" a valid ", " ").lower()
+    value = first["input"]
+    choice = first.get("ctx", {}).get("expected", "")
+    hint = nearest(value, choice.replace("'", "").replace(" or ", ", ").split(", ")) if isinstance(value, str) else ""
+    return f"{key}: {message}, got {value!r}{hint if choice and 'did you' in hint else ''}"
+
+
+def apply(table: Table, setting: str) -> None:
+    """Set ``a.b=value`` in a nested table; the value is TOML, or a bare word."""
+    key, sign, text = setting.partition("=")
+    if not sign or not key:
+        raise UsageError(f"--set {setting}: expected key=value")
+    *path, last = key.strip().split(".")
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"--set {setting}: '{part}' is a value, not a table")
+    table[last] = _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def read_toml(path: Path) -> Table:
+    """Read a TOML file; UsageError where it cannot be read or is broken."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def presets() -> Mapping[str, Path]:
+    """Return the presets by name: package resources where installed from a wheel, else the checkout's ``jobs/``."""
+    package = Path(str(resources.files("hpcfl")))
+    for folder in (package / "presets", package.parent / "jobs"):
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return {}
+
+
+def find(name: str) -> Path:
+    """Return the file that `name` means: a path, or a preset."""
+    path = Path(name)
+    if path.suffix == ".toml" or path.exists():
+        if not path.is_file():
+            raise UsageError(f"{path}: no such file")
+        return path
+    if name not in presets():
+        raise UsageError(f"no preset '{name}'{nearest(name, presets())}")
+    return presets()[name]

@@ -1,0 +1,16 @@
+"""Where samples come from: one file per source, named like the value of the key ``data.name``."""
+
+from hpcfl.data.base import ClientData, Federation, Header, Source
+from hpcfl.find import section, sections
+
+__all__ = ["ClientData", "Federation", "Header", "Source", "source_class", "sources"]
+
+
+def sources() -> list[str]:
+    """Return the names of the data sources there are, in alphabetical order."""
+    return sorted(sections("hpcfl.data", Source))  # type: ignore[type-abstract]
+
+
+def source_class(name: str) -> type[Source]:
+    """Return the data source called `name`; UsageError names the nearest where there is none."""
+    return section("hpcfl.data", Source, name, "data.name")  # type: ignore[type-abstract]

@@ -1,0 +1,124 @@
+"""What a data source promises: a header, a check that is cheap, and a federation of clients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.errors import UsageError
+from hpcfl.section import Section
+
+Features = NDArray[np.float32]
+Integers = NDArray[np.int64]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of a data set before its samples are read.
+
+    Attributes
+    ----------
+    clients : int or None
+        Number of clients the data comes with; None where any number can be cut from a pool.
+    train, test : int
+        Number of samples, over all clients.
+    shapes : tuple of tuple of int
+        Shape of one sample's features per client, or one entry where all are equal.
+    classes : int
+        Labels are ``0 .. classes - 1``.
+    """
+
+    clients: int | None
+    train: int
+    test: int
+    shapes: tuple[Shape, ...]
+    classes: int
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """One client's samples: features float32 ``[n, *shape]``, labels int64 ``[n]``."""
+
+    train_features: Features
+    train_labels: Integers
+    test_features: Features
+    test_labels: Integers
+
+
+@dataclass(frozen=True, eq=False)
+class Federation(ABC):
+    """The clients' data as the engine reads it.
+
+    Attributes
+    ----------
+    classes : int
+        Labels are ``0 .. classes - 1``.
+    train_sizes, test_sizes : int64 [clients]
+        Samples of each client; a test size may be 0.
+    shapes : list of tuple of int
+        Shape of one sample's features, per client.
+    """
+
+    classes: int
+    train_sizes: Integers
+    test_sizes: Integers
+    shapes: list[Shape]
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return len(self.shapes)
+
+    @abstractmethod
+    def client(self, i: int) -> ClientData:
+        """Return the samples of client `i`; only these are converted to float32."""
+
+    @abstractmethod
+    def server_test(self) -> tuple[Features, Integers] | None:
+        """Return the global test set ``([n, *shape], [n])``, or None where there is none."""
+
+
+class Source(Section, ABC):
+    """Base of the ``data`` sections of the config: where samples come from and how clients share them."""
+
+    @abstractmethod
+    def header(self, data_dir: Path | None) -> Header:
+        """Return the sizes, from file headers alone.
+
+        Raises
+        ------
+        UsageError
+            If a file is missing, or its header shows that it is not what it should be.
+        """
+
+    @abstractmethod
+    def federate(self, clients: int, seed: int, data_dir: Path | None) -> Federation:
+        """Return the data of `clients` clients, a function of `seed` and this section alone.
+
+        Raises
+        ------
+        UsageError
+            If `check` would, or if the samples turn out not to allow the partition.
+        """
+
+    def check(self, clients: int, data_dir: Path | None) -> Header:
+        """Return the header after checking that the data suits so many clients.
+
+        Raises
+        ------
+        UsageError
+            If `header` does, or if the data cannot be shared by `clients` clients.
+        """
+        header = self.header(data_dir)
+        if clients < 1:
+            raise UsageError(f"clients = {clients}: expected at least 1")
+        if header.clients is not None and header.clients != clients:
+            raise UsageError(
+                f"clients = {clients}, but the data holds {header.clients}: set clients = {header.clients}"
+            )
+        return header

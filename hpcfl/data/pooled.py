@@ -1,0 +1,164 @@
+"""Sources that are one pool of images, cut into clients by a partition."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hpcfl.data.base import ClientData, Features, Federation, Header, Integers, Source
+from hpcfl.data.partition import Parts, dirichlet, follow, iid, shards
+from hpcfl.errors import UsageError
+from hpcfl.rng import keyed
+
+Scale = Literal["unit", "centred"]
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All samples: pixels uint8 ``[n, *shape]`` of value ``0 .. peak``, labels int64 ``[n]``."""
+
+    train_pixels: NDArray[np.uint8]
+    train_labels: Integers
+    test_pixels: NDArray[np.uint8]
+    test_labels: Integers
+    peak: int
+
+
+@dataclass(frozen=True, eq=False)
+class PooledFederation(Federation):
+    """Clients as index lists into a pool, which stays in its own dtype."""
+
+    pool: Pool
+    train_parts: list[Integers]
+    test_parts: list[Integers]
+    scale: Scale
+
+    def client(self, i: int) -> ClientData:
+        """Return the samples of client `i`."""
+        train, test, pool = self.train_parts[i], self.test_parts[i], self.pool
+        return ClientData(
+            self._scaled(pool.train_pixels[train]),
+            pool.train_labels[train],
+            self._scaled(pool.test_pixels[test]),
+            pool.test_labels[test],
+        )
+
+    def server_test(self) -> tuple[Features, Integers]:
+        """Return the whole test pool."""
+        return self._scaled(self.pool.test_pixels), self.pool.test_labels
+
+    def _scaled(self, pixels: NDArray[np.uint8]) -> Features:
+        scaled: Features = pixels.astype(np.float32)
+        scaled /= self.pool.peak
+        if self.scale == "centred":
+            scaled -= 0.5
+            scaled /= 0.5
+        return scaled
+
+
+class Pooled(Source):
+    """Keys of all sources that are cut from a pool.
+
+    The client's test part follows the law of its training part: equal shares (``iid``), the same classes
+    (``shards``), the same proportions (``dirichlet``). It may be empty where there are fewer test samples
+    than clients; the global test set is the whole test pool.
+    """
+
+    partition: Literal["iid", "shards", "dirichlet"] = Field("iid", description="how clients share the pool")
+    classes: int | None = Field(None, ge=1, description="distinct classes per client (shards)")
+    alpha: float = Field(0.5, gt=0, description="concentration of the class proportions (dirichlet)")
+    train_samples: int | None = Field(None, ge=1, description="use only so many training samples of the pool")
+    scale: Scale = Field("unit", description="pixels to [0, 1] (unit) or [-1, 1] (centred)")
+
+    @abstractmethod
+    def pool_header(self, data_dir: Path | None) -> Header:
+        """Return the header of the whole pool."""
+
+    @abstractmethod
+    def load(self, seed: int, data_dir: Path | None) -> Pool:
+        """Return the whole pool; `seed` matters where the source has no training and test part of its own."""
+
+    def verify(self, data_dir: Path | None) -> None:
+        """Raise UsageError where the files hold what their headers do not show."""
+
+    def header(self, data_dir: Path | None) -> Header:
+        """Return the header, with the training samples that are used."""
+        header = self.pool_header(data_dir)
+        used = header.train if self.train_samples is None else self.train_samples
+        if used > header.train:
+            raise UsageError(
+                f"data.train_samples = {used}, but there are {header.train}; nearest: {header.train}"
+            )
+        return replace(header, train=used)
+
+    def check(self, clients: int, data_dir: Path | None) -> Header:
+        """Return the header after reading all files and checking that the partition exists."""
+        header = super().check(clients, data_dir)
+        self._check_partition(clients, header)
+        self.verify(data_dir)
+        return header
+
+    def federate(self, clients: int, seed: int, data_dir: Path | None) -> PooledFederation:
+        """Return the pool cut into `clients` clients."""
+        header = super().check(clients, data_dir)
+        self._check_partition(clients, header)
+        pool = self._subset(header.train, self.load(seed, data_dir), seed)
+        train, test = self._cut(pool, clients, seed)
+        return PooledFederation(
+            classes=header.classes,
+            train_sizes=np.array([len(part) for part in train], dtype=np.int64),
+            test_sizes=np.array([len(part) for part in test], dtype=np.int64),
+            shapes=list(header.shapes) * clients,
+            pool=pool,
+            train_parts=train,
+            test_parts=test,
+            scale=self.scale,
+        )
+
+    def _subset(self, used: int, pool: Pool, seed: int) -> Pool:
+        if used == len(pool.train_labels):
+            return pool
+        kept = np.sort(keyed(seed, "subset").permutation(len(pool.train_labels))[:used])
+        return replace(pool, train_pixels=pool.train_pixels[kept], train_labels=pool.train_labels[kept])
+
+    def _cut(self, pool: Pool, clients: int, seed: int) -> tuple[Parts, Parts]:
+        rng, test_rng = keyed(seed, "partition"), keyed(seed, "partition", step=1)
+        labels = pool.train_labels
+        if self.partition == "iid":
+            return iid(labels, clients, rng), iid(pool.test_labels, clients, test_rng)
+        if self.partition == "shards":
+            train = shards(labels, clients, self.classes or 1, rng)
+        else:
+            train = dirichlet(labels, clients, self.alpha, rng)
+        return train, follow(pool.test_labels, [labels[part] for part in train], test_rng)
+
+    def _check_partition(self, clients: int, header: Header) -> None:
+        if clients > header.train:
+            raise UsageError(
+                f"clients = {clients}, but there are {header.train} training samples; nearest: {header.train}"
+            )
+        if self.partition == "shards":
+            self._check_shards(clients, header)
+        elif self.classes is not None:
+            raise UsageError(
+                f"data.classes = {self.classes} has no meaning with data.partition = '{self.partition}': "
+                "remove it, or set data.partition = 'shards'"
+            )
+
+    def _check_shards(self, clients: int, header: Header) -> None:
+        most = min(header.classes, header.train // clients)
+        if self.classes is None:
+            raise UsageError(f"data.partition = 'shards' needs data.classes (per client), 1 to {most}")
+        if self.classes > header.classes:
+            raise UsageError(f"data.classes = {self.classes}: there are {header.classes}; nearest: {most}")
+        if self.classes > most:
+            raise UsageError(
+                f"data.classes = {self.classes}: clients = {clients} have {header.train} training samples "
+                f"between them, too few for one of each class; nearest: {most}"
+            )

@@ -1,0 +1,42 @@
+"""Axes that are open to new files: what lies in a package's folder is what the config may name."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Sequence
+from importlib import import_module
+from inspect import isabstract
+from typing import TypeVar
+
+from hpcfl.errors import UsageError, nearest
+from hpcfl.section import Section
+
+S = TypeVar("S", bound=Section)
+
+
+def sections(package: str, base: type[S]) -> dict[str, str]:
+    """Return ``{name: module}`` for every module of `package` that defines a section derived from `base`."""
+    path: Sequence[str] = import_module(package).__path__
+    modules = (f"{package}.{info.name}" for info in pkgutil.iter_modules(path))
+    found = {module: _defined(module, base) for module in modules}
+    return {str(cls.model_fields["name"].default): module for module, cls in found.items() if cls}
+
+
+def section(package: str, base: type[S], name: str, key: str) -> type[S]:
+    """Return the section of `package` called `name`; UsageError names the nearest where there is none."""
+    known = sections(package, base)
+    if name not in known:
+        raise UsageError(f"{key}: no '{name}'{nearest(name, known)}")
+    cls = _defined(known[name], base)
+    assert cls is not None
+    return cls
+
+
+def _defined(module: str, base: type[S]) -> type[S] | None:
+    """Return the one named class of `module` that derives from `base`; helpers and bases give none."""
+    for value in vars(import_module(module)).values():
+        if isinstance(value, type) and issubclass(value, base) and value.__module__ == module and not isabstract(value):
+            field = value.model_fields.get("name")
+            if field is not None and isinstance(field.default, str):
+                return value
+    return None

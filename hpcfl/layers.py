@@ -1,0 +1,89 @@
+"""Running one stage of a model for a chunk of clients, each with parameters of its own.
+
+Everything here has a leading client axis: parameters ``[c, …]``, activations ``[c, B, …]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from hpcfl.rng import key_as_seed, keyed
+
+Place = tuple[int, int, "list[int]", int]
+"""Where random numbers belong: seed, round, client ids of the chunk's rows, step."""
+
+
+class Dropout(nn.Module):
+    """Dropout whose mask is keyed by (seed, round, client, step, layer), so it is the same on any rank.
+
+    ``torch.nn.functional.dropout`` takes no generator. Called as an ordinary module it changes nothing.
+    """
+
+    def __init__(self, chance: float) -> None:
+        super().__init__()
+        self.chance = chance
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x: outside a training step nothing is dropped."""
+        return x
+
+    def dropped(self, x: Tensor, place: Place, number: int) -> Tensor:
+        """Return x ``[c, B, …]`` with units dropped and the rest scaled by 1/(1 − chance)."""
+        seed, round_, clients, step = place
+        kept = [
+            keyed(seed, f"dropout {number}", round_, client, step).random(x.shape[1:], dtype="float32") >= self.chance
+            for client in clients
+        ]
+        mask = torch.stack([torch.from_numpy(rows) for rows in kept]).to(x.device)
+        return x * mask / (1.0 - self.chance)
+
+
+class Stage:
+    """One named stage: its modules, its tensors' names, and how to run it for a chunk."""
+
+    def __init__(self, name: str, modules: nn.Sequential, number: int) -> None:
+        self.name = name
+        self.number = number
+        self.modules = list(modules)
+        self.tensors = {f"{name}.{key}": value for m in self.modules for key, value in m.named_parameters()}
+        if any(True for m in self.modules for _ in m.buffers()):
+            raise NotImplementedError(f"stage {name}: modules with buffers are not supported")
+
+    def __call__(self, params: dict[str, Tensor], x: Tensor, place: Place | None) -> Tensor:
+        """Return the stage's output ``[c, B, …]``; `place` is None outside training."""
+        for module in self.modules:
+            if any(True for _ in module.parameters()):
+                own = {key: params[f"{self.name}.{key}"] for key, _ in module.named_parameters()}
+                x = _own_parameters(module, own, x)
+            elif isinstance(module, Dropout):
+                x = x if place is None else module.dropped(x, place, self.number)
+            elif isinstance(module, nn.modules.dropout._DropoutNd):
+                x = x if place is None else _foreign_dropout(module, x, place, self.number)
+            else:
+                x = module(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        return x
+
+
+def _own_parameters(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Run a module with one set of parameters per client."""
+    run: Callable[[dict[str, Tensor], Tensor], Tensor] = lambda p, rows: functional_call(module, p, (rows,))  # noqa: E731
+    if len(x) == 1:  # the plain loop: no batching rules in between
+        return run({key: value[0] for key, value in params.items()}, x[0]).unsqueeze(0)
+    if isinstance(module, nn.Linear) and "bias" in params and x.dim() == 3:
+        return torch.baddbmm(params["bias"].unsqueeze(1), x, params["weight"].transpose(1, 2))
+    return vmap(run)(params, x)
+
+
+def _foreign_dropout(module: nn.Module, x: Tensor, place: Place, number: int) -> Tensor:
+    """Run a dropout that takes no generator client by client, each under a keyed global seed."""
+    seed, round_, clients, step = place
+    rows = []
+    for client, row in zip(clients, x):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key_as_seed(seed, f"dropout {number}", round_, client, step))
+            rows.append(module.train()(row))
+    return torch.stack(rows)

@@ -1,0 +1,148 @@
+"""Messages: masked weighted sums of named blocks, formed so that the order of summation cannot matter.
+
+A visit's message is ``{block: (value, weight)}``; a missing block has weight zero. The server gets, per block,
+``Σ weight·value`` and ``Σ weight``.
+
+Addition of floating-point numbers is not associative, so a sum over ranks depends on who holds what. Here every
+partial sum (float64, formed within one chunk, always the same chunk) is split on fixed grids: multiples of 2^-12,
+then of 2^-46, then of 2^-80. Sums of such multiples are exact while the totals stay below 2^41 (2^7, 2^-27 for
+the second and third grid: room for 2^20 chunks), and exact sums have no order. float32 blocks use two grids,
+float64 blocks three. The pre-rounding idea is that of Demmel & Nguyen (2013), with grids fixed in advance so
+that no extra reduction is needed. Beyond those ranges (a run that diverges) sums are still sums, but no longer
+the same to the bit on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcfl.plan import Floats
+
+State = dict[str, Tensor]
+"""Named tensors: the server's shared state, or a chunk's personal state with a leading client axis."""
+
+Message = Mapping[str, tuple[Tensor, Tensor]]
+"""What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
+
+GRIDS = (2.0**12, 2.0**46, 2.0**80)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Shape and type of one block, known to every rank before anything is sent."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def slabs(self) -> int:
+        """How many grids a sum of this block needs."""
+        return 2 if self.dtype == torch.float32 else 3
+
+    @property
+    def bytes(self) -> int:
+        """Size of one visit's value on the wire, in bytes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+Layout = tuple[dict[str, Block], ...]
+"""The groups of blocks that leave together, in the order in which they leave."""
+
+
+def split(total: Tensor, slabs: int) -> Tensor:
+    """Split float64 numbers into multiples of the first `slabs` grids, ``[slabs, *total.shape]``, float64."""
+    parts = []
+    for grid in GRIDS[:slabs]:
+        parts.append(torch.round(total * grid) / grid)  # a power of two: scaling is exact
+        total = total - parts[-1]
+    return torch.stack(parts)
+
+
+class Sums:
+    """Weighted sums of blocks over visits.
+
+    Attributes
+    ----------
+    invited : int
+        Visits invited to the round.
+    missing : float64 [L]
+        Chance that nobody's layer l counts, as the speed model has it.
+    """
+
+    def __init__(self, layout: Layout, invited: int = 0, missing: Floats | None = None) -> None:
+        self.layout = layout
+        self.invited = invited
+        self.missing = np.zeros(0) if missing is None else missing
+        self.buffers = [_Buffer(group) for group in layout]
+        self._place = {name: buffer for buffer in self.buffers for name in buffer.blocks}
+
+    def add(self, message: Message) -> None:
+        """Add the rows of one chunk."""
+        for name, (value, weight) in message.items():
+            self._place[name].add(name, value, weight)
+
+    def total(self, name: str) -> Tensor:
+        """Return ``Σ weight·value``, float64, of the block's shape."""
+        return self._place[name].total(name)
+
+    def weight(self, name: str) -> float:
+        """Return ``Σ weight``."""
+        return self._place[name].weight(name)
+
+    def mean(self, name: str) -> Tensor:
+        """Return the weighted mean, float64; zero where nothing was sent."""
+        return self.over(name, self.weight(name))
+
+    def over(self, name: str, denominator: float) -> Tensor:
+        """Return ``Σ weight·value / denominator``, float64; zero where nothing was sent."""
+        if self.weight(name) == 0:
+            return torch.zeros_like(self.total(name))
+        return self.total(name) / denominator
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._place)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._place
+
+
+class _Buffer:
+    """One group's sums in one contiguous float64 array, as it goes over the wire: ``[weight, slabs…]`` per block."""
+
+    def __init__(self, blocks: dict[str, Block]) -> None:
+        self.blocks = blocks
+        self.starts: dict[str, int] = {}
+        size = 0
+        for name, block in blocks.items():
+            self.starts[name] = size
+            size += 1 + block.slabs * prod(block.shape)
+        self.data: NDArray[np.float64] = np.zeros(size)
+
+    def add(self, name: str, value: Tensor, weight: Tensor) -> None:
+        rows = value.detach().to("cpu", torch.float64).reshape(len(weight), -1)
+        factors = weight.to("cpu", torch.float64)
+        block = self.blocks[name]
+        here = torch.from_numpy(self.data)[self.starts[name] :][: 1 + block.slabs * rows.shape[1]]
+        here[0] += factors.sum()
+        here[1:] += split(factors @ rows, block.slabs).flatten()
+
+    def total(self, name: str) -> Tensor:
+        block = self.blocks[name]
+        start = self.starts[name] + 1
+        parts = self.data[start : start + block.slabs * prod(block.shape)].reshape(block.slabs, *block.shape)
+        return torch.from_numpy(np.asarray(parts[::-1].sum(0)))  # smallest first
+
+    def weight(self, name: str) -> float:
+        return float(self.data[self.starts[name]])
+
+
+def moved(value: Tensor, update: Tensor) -> Tensor:
+    """Return ``value + update``, added in float64 and rounded once to value's type."""
+    return (value.double() + update.to(value.device)).to(value.dtype)

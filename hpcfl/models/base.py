@@ -1,0 +1,26 @@
+"""What a model section gives: a chain of stages, each owning at most one layer's parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpcfl.section import Section
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Model(Section):
+    """Base of the ``[model]`` sections. One file in ``hpcfl/models/`` is one family, named by ``model.name``."""
+
+    name: str
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Raise UsageError where features of `shape` cannot go through this model. Does not import torch."""
+
+    def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+        """Return the named stages, first layer first, freshly initialised from torch's global generator.
+
+        A stage is a layer in SALF's sense: a module with weight and bias, with what follows it up to the next.
+        """
+        raise NotImplementedError

@@ -1,0 +1,61 @@
+"""Fully connected networks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Literal
+
+from hpcfl.errors import UsageError
+from hpcfl.models.base import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Mlp(Model):
+    """A multilayer perceptron with ReLU: fc1, fc2, ….
+
+    Attributes
+    ----------
+    hidden : tuple of int
+        Widths of the hidden layers; empty for a linear model.
+    dropout : float
+        Chance that a hidden unit is dropped while training, 0 <= dropout < 1.
+    """
+
+    name: Literal["mlp"] = "mlp"
+    hidden: tuple[int, ...] = (32, 16)
+    dropout: float = 0.0
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Refuse widths below 1 and dropout outside [0, 1)."""
+        if any(width < 1 for width in self.hidden):
+            raise UsageError(f"model.hidden: expected widths of at least 1, got {list(self.hidden)}")
+        check_dropout(self.dropout)
+
+    def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+        """Return one stage per linear layer."""
+        return dense([prod(shape), *self.hidden, classes], self.dropout)
+
+
+def check_dropout(chance: float) -> None:
+    """Refuse a chance outside [0, 1)."""
+    if not 0 <= chance < 1:
+        raise UsageError(f"model.dropout: expected a chance of at least 0 and below 1, got {chance}")
+
+
+def dense(widths: list[int], dropout: float) -> list[tuple[str, nn.Sequential]]:
+    """Return linear stages fc1 … fcn for these widths, the input flattened, ReLU between them."""
+    from torch import nn
+
+    from hpcfl.layers import Dropout
+
+    stages = []
+    for number, (inputs, outputs) in enumerate(pairwise(widths), start=1):
+        modules: list[nn.Module] = [nn.Flatten()] if number == 1 else []
+        modules.append(nn.Linear(inputs, outputs))
+        if number < len(widths) - 1:
+            modules += [nn.ReLU(), *([Dropout(dropout)] if dropout else [])]
+        stages.append((f"fc{number}", nn.Sequential(*modules)))
+    return stages

@@ -1,0 +1,97 @@
+"""What a round looks like before it runs: who is invited, and how far each visit comes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """The facts a speed model needs about one round.
+
+    Attributes
+    ----------
+    seed : int
+        The run's seed.
+    round : int
+        Counted from 0.
+    clients : int
+        How many clients the run has.
+    cohort : int64 [n]
+        Who is invited, ascending client ids.
+    shares : float64 [L]
+        ``shares[l-1]`` is the part of a visit's work that is done when layer l's gradient is ready;
+        decreasing in l, ``shares[0] = 1``.
+    deadline : float
+        Simulated seconds from the start of the round.
+    """
+
+    seed: int
+    round: int
+    clients: int
+    cohort: Ints
+    shares: Floats
+    deadline: float
+
+    @property
+    def layers(self) -> int:
+        """L, the number of layers."""
+        return len(self.shares)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round, decided: a pure function of the config and the round, evaluated alike on every rank.
+
+    Attributes
+    ----------
+    round : int
+        Counted from 0.
+    cohort : int64 [n]
+        Who is invited, ascending client ids.
+    seconds : float64 [n]
+        Simulated seconds a whole visit takes (``inf``: it never ends).
+    depth : int64 [n]
+        First layer (1 … L) whose gradient counts; L + 1 where nothing does.
+    closes : float
+        Simulated seconds from the round's start to its end.
+    reach : float64 [n, L]
+        Chance that this client's layer l counts, before anything is drawn; NaN where it is not known.
+    missing : float64 [L]
+        Chance that nobody's layer l counts (SALF's p_l).
+    """
+
+    round: int
+    cohort: Ints
+    seconds: Floats
+    depth: Ints
+    closes: float
+    reach: Floats
+    missing: Floats
+
+    @classmethod
+    def nobody(cls, round_: int, layers: int) -> Plan:
+        """Return a round that invites nobody and takes no time."""
+        none: Ints = np.zeros(0, dtype=np.int64)
+        return cls(round_, none, np.zeros(0), none, 0.0, np.zeros((0, layers)), np.ones(layers))
+
+    @property
+    def counted(self) -> NDArray[np.bool_]:
+        """Whose visits count at all, bool [n]."""
+        return self.depth <= self.layers
+
+    @property
+    def layers(self) -> int:
+        """L, the number of layers."""
+        return len(self.missing)
+
+    def rows(self, clients: Ints) -> Ints:
+        """Return the places in the cohort of those `clients` whose visits count, deepest first (ties by id)."""
+        places = np.flatnonzero(self.counted & np.isin(self.cohort, clients))
+        return places[np.argsort(self.depth[places], kind="stable")]

@@ -1,0 +1,158 @@
+"""What is recorded of a round, and the server's recorder that writes it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcfl import store
+from hpcfl.message import Sums
+from hpcfl.plan import Floats, Ints, Plan
+from hpcfl.store import Column
+from hpcfl.transport import Saved, Transport
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpcfl.engine import Job
+    from hpcfl.progress import Speaker
+
+COLUMNS = (
+    Column("loss", (), "float64", "mean training loss over the visits that counted"),
+    Column("accuracy", (), "float64", "accuracy of the shared model on the global test set"),
+    Column("test_loss", (), "float64", "cross-entropy of the shared model on the global test set"),
+    Column("client_accuracy", ("client",), "float64", "accuracy of the client's model on its own test part"),
+    Column("client_test_loss", ("client",), "float64", "cross-entropy of the client's model on its own test part"),
+    Column("cohort", ("client",), "bool", "client was invited"),
+    Column("arrived", ("client",), "bool", "something of the client's visit counted"),
+    Column("version", ("client",), "int64", "round whose state the client was served, -1 if not invited"),
+    Column("depth", ("client",), "int64", "first layer that counted, L + 1 for none, -1 if not invited"),
+    Column("blocks", ("client",), "int64", "layers of the client that counted"),
+    Column("visit_seconds", ("client",), "float64", "simulated seconds a whole visit takes, inf if it never ends", "s"),
+    Column("layer_weight", ("layer",), "float64", "sum of weights over the clients that reached the layer"),
+    Column("void", (), "bool", "no visit counted"),
+    Column("round_seconds", (), "float64", "simulated seconds of this round", "s"),
+    Column("sim_seconds", (), "float64", "simulated seconds since the start", "s"),
+    Column("wall_seconds", (), "float64", "wall-clock seconds since the start", "s"),
+    Column("server_seconds", (), "float64", "wall-clock seconds of the server's step", "s"),
+    Column("message_bytes", (), "int64", "bytes of the layers that counted, as the method sends them", "bytes"),
+    Column("visits", ("rank",), "int64", "visits computed"),
+    Column("compute_seconds", ("rank",), "float64", "wall-clock seconds of computing", "s"),
+    Column("wait_seconds", ("rank",), "float64", "wall-clock seconds of sending and waiting", "s"),
+    Column("wire_bytes_in", ("rank",), "int64", "bytes received by MPI calls for the round, evaluation excluded", "bytes"),
+    Column("wire_bytes_out", ("rank",), "int64", "bytes sent by MPI calls for the round, evaluation excluded", "bytes"),
+)
+PER_RANK = ("visits", "compute_seconds", "wait_seconds", "wire_bytes_in", "wire_bytes_out")
+WALL = ("wall_seconds", "server_seconds", "compute_seconds", "wait_seconds")
+"""Columns that differ from run to run."""
+
+
+@dataclass
+class Record:
+    """One round as it is measured on one rank; `ranks` brings the ranks' figures together on the server."""
+
+    plan: Plan
+    start: float
+    visits: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    wire: tuple[int, int] = (0, 0)
+    scores: Mapping[str, Floats | float] = field(default_factory=dict)
+    by_rank: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+
+    @classmethod
+    def open(cls, plan: Plan, transport: Transport) -> Record:
+        """Start measuring a round."""
+        transport.count()
+        return cls(plan, time.perf_counter())
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Measure a part of the round."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+
+    def elapsed(self) -> float:
+        """Return wall-clock seconds since the round began."""
+        return time.perf_counter() - self.start
+
+    def carried(self, transport: Transport) -> None:
+        """Note the bytes that the round itself has moved."""
+        sent, received = transport.count()
+        self.wire = received, sent
+
+    def ranks(self, transport: Transport) -> None:
+        """Bring every rank's figures to the server, float64 ``[5, ranks]`` in the order of `PER_RANK`."""
+        own = np.zeros((len(PER_RANK), transport.size))
+        timed = self.seconds.get("compute_seconds", 0.0), self.seconds.get("wait_seconds", 0.0)
+        own[:, transport.rank] = self.visits, *timed, *self.wire
+        self.by_rank = transport.reduce(own)
+
+
+class Recorder:
+    """The server's pen: metrics segment, checkpoints, and what is said on the terminal.
+
+    Parameters
+    ----------
+    run_dir : Path
+        An existing run folder.
+    first : int
+        The round that this start begins with.
+    """
+
+    def __init__(self, run_dir: Path, job: Job, ranks: int, first: int, speaker: Speaker) -> None:
+        self.run_dir, self.job, self.speaker = run_dir, job, speaker
+        self.layer_names = job.algorithm.layers(job.task)
+        self.layer_bytes = job.layer_bytes()
+        names = [names[0].rpartition(".")[0] if len(names) > 1 else names[0] for names in self.layer_names]
+        coords = {"client": range(job.config.clients), "layer": names, "rank": range(ranks)}
+        self.segment = store.begin(run_dir, COLUMNS, coords, first, job.config.rounds)
+
+    def row(self, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
+        """Write one round; only then is it spoken of."""
+        plan = record.plan
+        row: dict[str, Any] = self._of_plan(plan) | dict(record.scores) | dict(clock)
+        row["layer_weight"] = [sums.weight(names[0]) for names in self.layer_names]
+        if "loss" in sums and sums.weight("loss"):
+            row["loss"] = float(sums.mean("loss"))
+        for name, values in zip(PER_RANK, record.by_rank):
+            row[name] = values if name.endswith("seconds") else values.astype(np.int64)
+        row["server_seconds"] = record.seconds.get("server_seconds", 0.0)
+        self.segment.write(plan.round, row)
+        self.speaker.round(plan.round + 1, row)
+
+    def _of_plan(self, plan: Plan) -> dict[str, Any]:
+        """Return the columns that follow from the plan alone."""
+        counted = plan.layers + 1 - plan.depth
+        sent = [int((plan.depth <= number).sum()) for number in range(1, plan.layers + 1)]
+        return {
+            "cohort": self._by_client(plan, 1, 0),
+            "arrived": self._by_client(plan, plan.counted, 0),
+            "version": self._by_client(plan, plan.round, -1),
+            "depth": self._by_client(plan, plan.depth, -1),
+            "blocks": self._by_client(plan, counted, 0),
+            "visit_seconds": self._by_client(plan, plan.seconds, np.nan),
+            "void": not plan.counted.any(),
+            "round_seconds": plan.closes,
+            "message_bytes": int(np.dot(sent, self.layer_bytes)),
+        }
+
+    def _by_client(self, plan: Plan, values: Any, fill: float) -> Floats | Ints:
+        """Return the cohort's values over all clients."""
+        whole = np.full(self.job.config.clients, fill, dtype=np.result_type(np.asarray(values), type(fill)))
+        whole[plan.cohort] = values
+        return whole
+
+    def checkpoint(self, done: int, shared: Mapping[str, Any], personal: Iterable[Saved], clock: Mapping[str, float]) -> None:
+        """Write a checkpoint of the state after `done` rounds."""
+        store.save(self.run_dir, done, shared, personal, clock, self.job.config.checkpoint.keep)
+
+    def close(self) -> None:
+        """End the segment and make the run folder readable by any HDF5 reader."""
+        self.segment.close()
+        self.speaker.close()

@@ -1,0 +1,35 @@
+"""Random numbers keyed by what they are for: no generator state to carry, save or agree on.
+
+Philox is counter-based (Salmon et al., SC'11): the key names the stream's owner, the counter the place in it,
+so any rank can produce the numbers of any client in any round without having produced those before.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+
+def keyed(
+    seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 0  # noqa: A002
+) -> np.random.Generator:
+    """Return the generator that belongs to ``(seed, purpose, round, client, step)`` and to nothing else.
+
+    Parameters
+    ----------
+    seed : int
+        The run's seed, ``0 <= seed < 2**64``.
+    purpose : str
+        What the numbers are for, such as ``"batch"``; streams of different purposes are independent.
+    round, client, step : int
+        Place of use, each below ``2**64``.
+    """
+    key = np.array([seed, zlib.crc32(purpose.encode())], dtype=np.uint64)
+    counter = np.array([0, step, client, round], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def key_as_seed(seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 0) -> int:  # noqa: A002
+    """Return a 63-bit seed for libraries that take only a number (torch's initialisers)."""
+    return int(keyed(seed, purpose, round, client, step).integers(2**63))

@@ -1,0 +1,90 @@
+"""What a run came to, in one row; and the digest that says whether two runs ended in the same state."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfl import store
+
+LAST = 10  # evaluations that the mean accuracy at the end is taken over
+
+
+HEADINGS = {
+    "rounds": "rounds",
+    "accuracy": "accuracy",
+    "last 10": "accuracy_last",
+    "clients": "client_accuracy",
+    "arrived": "arrived",
+    "void": "void",
+    "simulated s": "sim_seconds",
+    "wall s": "wall_seconds",
+    "state": "state_sha256",
+}
+
+
+def digest(shared: Mapping[str, Any]) -> str:
+    """Return SHA-256 of the shared state as float32, in the order of the names, without what stays at the server."""
+    found = hashlib.sha256()
+    for name in sorted(name for name in shared if not name.startswith("server.")):
+        found.update(np.ascontiguousarray(shared[name], dtype=np.float32).tobytes())
+    return found.hexdigest()
+
+
+def summary(path: Path) -> dict[str, Any]:
+    """Return one run's figures.
+
+    Returns
+    -------
+    dict
+        run, status, rounds, accuracy (last evaluation), accuracy_last (mean of the last 10 evaluations),
+        client_accuracy (mean over clients, last evaluation), arrived (share of the invited), void (rounds),
+        sim_seconds, wall_seconds, state_sha256 (of the newest checkpoint).
+    """
+    folder = store.run_folder(path)
+    data = store.open_run(folder)
+    clients = data["client_accuracy"].mean("client").dropna("round").values
+    scores = data["accuracy"].dropna("round").values
+    invited = float((data["cohort"] == 1).sum())
+    newest = store.latest(folder)
+    return {
+        "run": str(folder),
+        "status": store.read_status(folder).state,
+        "rounds": int(data.sizes["round"]),
+        "accuracy": _last(scores, 1),
+        "accuracy_last": _last(scores, LAST),
+        "client_accuracy": _last(clients, 1),
+        "arrived": float((data["arrived"] == 1).sum()) / invited if invited else None,
+        "void": int((data["void"] == 1).sum()),
+        "sim_seconds": _last(data["sim_seconds"].values, 1),
+        "wall_seconds": _last(data["wall_seconds"].values, 1),
+        "state_sha256": digest(store.load(newest).shared) if newest else None,
+    }
+
+
+def _last(values: Any, count: int) -> float | None:
+    return float(np.mean(values[-count:])) if len(values) else None
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the rows as a table for the terminal."""
+    from rich.table import Column, Table
+
+    shown = Table("run", "status", *(Column(name, justify="right") for name in HEADINGS))
+    for row in rows:
+        shown.add_row(Path(row["run"]).name, row["status"], *(_cell(key, row[key]) for key in HEADINGS.values()))
+    return shown
+
+
+def _cell(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if key == "state_sha256":
+        return str(value)[:12]
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.1f}" if key.endswith("seconds") else f"{value:.4f}"

@@ -1,0 +1,35 @@
+"""The run folder: what a run records, its checkpoints and its status, and how all of it is read again.
+
+Written by one process only; readable while it is written, and after a kill. See `begin` for writing and
+`open_run` for reading.
+"""
+
+from hpcfl.store.checkpoints import Checkpoint, latest, load, load_personal, save
+from hpcfl.store.columns import Column
+from hpcfl.store.metrics import Segment
+from hpcfl.store.reading import events, open_run
+from hpcfl.store.seal import begin, seal
+from hpcfl.store.segments import run_attributes, run_folder
+from hpcfl.store.status import Status, read_status, write_status
+from hpcfl.store.table import create, rebuild
+
+__all__ = [
+    "Checkpoint",
+    "Column",
+    "Segment",
+    "Status",
+    "begin",
+    "create",
+    "events",
+    "latest",
+    "load",
+    "load_personal",
+    "open_run",
+    "read_status",
+    "rebuild",
+    "run_attributes",
+    "run_folder",
+    "save",
+    "seal",
+    "write_status",
+]

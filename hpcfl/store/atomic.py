@@ -1,0 +1,75 @@
+"""Files that are either there whole or not there: temporary name, fsync, rename, fsync of the folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcfl.store import fault
+
+PREFIX = ".tmp-"
+
+
+def temporary(path: Path) -> Path:
+    """Return the name in `path`'s folder under which its next version is written.
+
+    The name holds the process id, so that two processes never write to one temporary file.
+    """
+    return path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
+
+
+@contextlib.contextmanager
+def replace(path: Path, kind: str = "") -> Iterator[Path]:
+    """Yield a temporary path; the file that the block writes and closes there becomes `path` at one stroke.
+
+    Parameters
+    ----------
+    path : Path
+        the file to create or to replace.
+    kind : str
+        a kind of write known to `fault`, to be reached just before the file becomes visible.
+
+    Raises
+    ------
+    OSError
+        if the file cannot be written; the temporary file is gone then, and `path` as it was before.
+    """
+    new = temporary(path)
+    try:
+        yield new
+        sync(new)
+        fault.reach(kind)
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Make `text` the content of `path`, in UTF-8."""
+    with replace(path) as new:
+        new.write_text(text, encoding="utf-8")
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of `path` is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in `folder` are on the disk."""
+    with contextlib.suppress(OSError):  # some network file systems know no fsync of a folder
+        sync(folder)
+
+
+def clean(folder: Path) -> None:
+    """Remove the temporary files that a killed process left in `folder`."""
+    for stale in folder.glob(f"{PREFIX}*"):
+        stale.unlink(missing_ok=True)

@@ -1,0 +1,148 @@
+"""What a table of rounds is made of: columns, dimension scales, fill values; the same in every file of a run.
+
+A column has the round as its first axis, then any of client, layer and rank; the axes carry attached
+dimension scales, so that netCDF-4 readers see named dimensions and coordinates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+# Columns that readers get as coordinates over the round: a curve may be drawn against any of them.
+AXES = ("sim_seconds", "wall_seconds", "message_bytes")
+LABELS = {"round": "round", "client": "client id", "layer": "layer", "rank": "MPI rank"}
+
+_CHUNK_BYTES = 8192  # a flush writes the row's chunk of every column again: small; one file block at least
+_TIME_UNITS = {f"{unit}{s}" for unit in ("day", "hour", "minute", "second", "millisecond") for s in ("", "s")}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One quantity recorded every round.
+
+    Parameters
+    ----------
+    name : str
+        the name of the dataset.
+    dims : tuple of str
+        the axes after the round: any of ``client``, ``layer``, ``rank``.
+    dtype : str
+        a NumPy dtype; ``bool`` is stored as int8, so that -1 can say "not recorded".
+    long_name, units : str
+        for people and plots; seconds are ``s``.
+
+    Raises
+    ------
+    ValueError
+        for a name HDF5 or xarray would misread, and for units that xarray would turn into time deltas.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str
+    long_name: str
+    units: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name or self.name in (".", *LABELS):
+            raise ValueError(f"no column can be named '{self.name}'")
+        if self.units in _TIME_UNITS:
+            raise ValueError(f"column {self.name}: units '{self.units}' read as a time delta, write 's'")
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The dtype in the file."""
+        given = np.dtype(self.dtype)
+        return np.dtype("int8") if given.kind == "b" else given
+
+
+def fill_of(dtype: np.dtype[Any]) -> Any:
+    """Return what stands for "not recorded": NaN, -1, the largest unsigned number, or an empty string."""
+    if dtype.kind == "f":
+        return dtype.type(np.nan)
+    if dtype.kind == "S":
+        return b""
+    if dtype.kind not in "iu":
+        raise ValueError(f"a column cannot hold {dtype}")
+    return dtype.type(-1) if dtype.kind == "i" else np.iinfo(dtype).max
+
+
+def shape_of(column: Column, coords: Mapping[str, Sequence[Any] | Array], rows: int) -> tuple[int, ...]:
+    """Return the extents ``(rows, ...)`` of a column.
+
+    Raises
+    ------
+    ValueError
+        if the column has an axis without coordinates.
+    """
+    for dim in column.dims:
+        if dim not in coords:
+            raise ValueError(f"column {column.name}: no coordinates for its axis '{dim}'")
+    return (rows, *(len(coords[dim]) for dim in column.dims))
+
+
+def add_scales(file: h5py.File, coords: Mapping[str, Sequence[Any] | Array]) -> None:
+    """Write the coordinates (integers or strings) other than the round as dimension scales."""
+    for name, values in coords.items():
+        labels = np.asarray(values)
+        if labels.dtype.kind in "UO" or not labels.size:
+            labels = labels.astype(object if name == "layer" else np.int64)
+        dtype = h5py.string_dtype() if labels.dtype.kind == "O" else labels.dtype
+        scale = file.create_dataset(name, data=labels, dtype=dtype)
+        make_scale(scale, name)
+
+
+def make_scale(dataset: h5py.Dataset, name: str) -> None:
+    """Declare a dataset the dimension scale `name`."""
+    dataset.attrs["long_name"] = LABELS.get(name, name)
+    dataset.make_scale(name)
+
+
+def add_column(file: h5py.File, column: Column, shape: tuple[int, ...], **options: Any) -> h5py.Dataset:
+    """Create a column with fixed extents, every entry "not recorded", chunked by whole rows."""
+    dtype = column.stored
+    row = math.prod(shape[1:]) * dtype.itemsize
+    if shape[0] and row:  # an empty dataset has no chunks
+        options["chunks"] = (min(shape[0], max(1, _CHUNK_BYTES // row)), *shape[1:])
+    dataset = file.create_dataset(column.name, shape, dtype, fillvalue=fill_of(dtype), **options)
+    label(file, dataset, column)
+    return dataset
+
+
+def label(file: h5py.File, dataset: h5py.Dataset, column: Column) -> None:
+    """Attach the dimension scales of the column and say what it is."""
+    for axis, name in enumerate(("round", *column.dims)):
+        dataset.dims[axis].attach_scale(file[name])
+    dataset.attrs["long_name"] = column.long_name
+    if column.units:
+        dataset.attrs["units"] = column.units
+
+
+def name_axes(file: h5py.File, columns: Iterable[Column]) -> None:
+    """Say in the file which columns are coordinates over the round, the way the CF conventions do."""
+    present = {column.name for column in columns if not column.dims}
+    file.attrs["coordinates"] = " ".join(name for name in AXES if name in present)
+
+
+def columns_of(file: h5py.File) -> tuple[Column, ...]:
+    """Return the columns that an open file holds."""
+    return tuple(
+        Column(
+            name=name,
+            dims=tuple(axis[0].name.lstrip("/") for axis in list(item.dims)[1:]),
+            dtype=item.dtype.str,
+            long_name=str(item.attrs.get("long_name", "")),
+            units=str(item.attrs.get("units", "")),
+        )
+        for name, item in file.items()
+        if isinstance(item, h5py.Dataset) and not item.is_scale
+    )

@@ -1,0 +1,98 @@
+"""How a run stands: a text file for people, whose first line is one word.
+
+``running``, ``done``, ``stopped`` and ``failed`` are written; ``killed`` is what a reader on the same host
+concludes from ``running`` and a process that is no more; ``unknown`` stands for a folder without a status.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from hpcfl.store.atomic import write_text
+
+STATES = ("running", "done", "stopped", "failed")
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the file says, or what follows from it; `time` is ISO 8601, in UTC."""
+
+    state: str
+    reason: str = ""
+    host: str = ""
+    pid: int = 0
+    time: str = ""
+
+    @property
+    def here(self) -> bool:
+        """Whether it was written on this host."""
+        return self.host == socket.gethostname()
+
+
+def write_status(run_dir: Path, state: str, reason: str = "") -> None:
+    """Replace the status of a run; host, process and time are those of the caller.
+
+    Raises
+    ------
+    ValueError
+        if `state` is none of `STATES`.
+    """
+    if state not in STATES:
+        raise ValueError(f"a run is one of {', '.join(STATES)}, not '{state}'")
+    fields = {
+        "reason": " ".join(reason.split()),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": _started(os.getpid()),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    lines = [state, *(f"{key}: {value}" for key, value in fields.items())]
+    write_text(run_dir / "status", "\n".join(lines) + "\n")
+
+
+def read_status(run_dir: Path) -> Status:
+    """Read how the run stands; ``running`` reads as ``killed`` when its process on this host is no more."""
+    try:
+        lines = (run_dir / "status").read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return Status("unknown")
+    fields = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
+    state = lines[0].strip() if lines else "unknown"
+    number = fields.get("pid", "")
+    status = Status(
+        state,
+        reason=fields.get("reason", ""),
+        host=fields.get("host", ""),
+        pid=int(number) if number.isdecimal() else 0,
+        time=fields.get("time", ""),
+    )
+    if state == "running" and status.here and not _alive(status.pid, fields.get("started", "")):
+        return Status("killed", f"process {status.pid} is no more", status.host, status.pid, status.time)
+    return status
+
+
+def _alive(pid: int, started: str) -> bool:
+    """Whether process `pid` lives and is the one that started then (numbers are given anew)."""
+    if pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's: it lives
+        pass
+    return _started(pid) == started
+
+
+def _started(pid: int) -> str:
+    """Return the start time of a process in ticks, "" where the system does not tell, "dead" for a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    fields = text.rpartition(")")[2].split()  # the name before it may hold blanks
+    return "dead" if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,320 @@
+"""Model, loss and data as algorithms see them: batches, gradients, and layers that arrive last first.
+
+Everything is batched over a chunk of clients: parameters ``[c, …]``, batches ``[c, B, …]``, losses ``[c]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpcfl.data import Federation
+from hpcfl.layers import Place, Stage
+from hpcfl.message import State
+from hpcfl.models import Model
+from hpcfl.plan import Floats, Ints
+from hpcfl.rng import key_as_seed, keyed
+
+TEST_BATCH = 1000  # rows per forward pass when a test set is evaluated
+
+
+@dataclass(frozen=True)
+class Visits:
+    """The visits of one chunk in one round, deepest first.
+
+    Attributes
+    ----------
+    round : int
+    clients : int64 [c]
+        Client ids.
+    depth : int64 [c]
+        First layer (1 … L) each one delivers in time, ascending.
+    samples : int64 [c]
+        Training samples each one holds.
+    reach : float64 [c, L]
+        Chance that layer l counts; NaN where unknown.
+    """
+
+    round: int
+    clients: Ints
+    depth: Ints
+    samples: Ints
+    reach: Floats
+
+    def in_time(self, layer: int) -> int:
+        """Return how many rows (the first ones) still have time for layer `layer` (1 … L)."""
+        return int(np.searchsorted(self.depth, layer, side="right"))
+
+    def ones(self, rows: int) -> Tensor:
+        """Return weight 1 for the first `rows` visits."""
+        return torch.ones(rows, dtype=torch.float64)
+
+    def sizes(self, rows: int) -> Tensor:
+        """Return weight n_i for the first `rows` visits."""
+        return torch.from_numpy(self.samples[:rows].astype(np.float64))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's samples: features ``[c, B, …]``, labels ``[c, B]``, which rows are real (None: all)."""
+
+    x: Tensor
+    y: Tensor
+    valid: Tensor | None
+    place: Place
+
+    def active(self) -> Tensor | None:
+        """Return which clients have any sample in this step, bool ``[c]``; None for all of them."""
+        return None if self.valid is None else self.valid.any(1)
+
+    def losses(self, logits: Tensor, rows: int | None = None) -> Tensor:
+        """Return each client's mean cross-entropy over its real rows, ``[c]`` (or of the first `rows`)."""
+        y = self.y[:rows]
+        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+        if self.valid is None:
+            return each.mean(1)
+        valid = self.valid[:rows]
+        return (each * valid).sum(1) / valid.sum(1).clamp(min=1)
+
+
+class Task:
+    """One learning problem.
+
+    Parameters
+    ----------
+    model : Model
+        The model section; all clients share one feature shape here.
+    federation : Federation
+        Who holds what.
+    seed : int
+        The run's seed: initial values, batches and dropout are keyed by it.
+    """
+
+    def __init__(self, model: Model, federation: Federation, seed: int, device: str = "cpu") -> None:
+        self.federation = federation
+        self.seed = seed
+        self.device = torch.device(device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key_as_seed(seed, "initial values"))
+            named = model.stages(federation.shapes[0], federation.classes)
+        self.stages = [Stage(name, modules, number) for number, (name, modules) in enumerate(named)]
+        self._data: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+
+    def initial(self) -> State:
+        """Return the model's initial parameters, first layer first."""
+        return {
+            name: value.detach().clone().to(self.device) for s in self.stages for name, value in s.tensors.items()
+        }
+
+    def layers(self, blocks: str = "layer") -> tuple[tuple[str, ...], ...]:
+        """Return the names of the tensors of layers 1 … L, first layer first.
+
+        ``blocks = "layer"``: a module with its weight and bias. ``"tensor"``: each tensor by itself.
+        """
+        whole = tuple(tuple(stage.tensors) for stage in self.stages)
+        return whole if blocks == "layer" else tuple((name,) for names in whole for name in names)
+
+    def spread(self, shared: State, visits: Visits) -> State:
+        """Return one copy of the model's parameters per visit, ``[c, …]`` (views: clone before changing in place)."""
+        count = len(visits.clients)
+        return {name: shared[name].expand(count, *shared[name].shape) for s in self.stages for name in s.tensors}
+
+    def batches(self, visits: Visits, size: int, epochs: int = 0, steps: int = 0) -> Iterator[Batch]:
+        """Yield batches of `size` samples for `epochs` passes over each client's data, or for `steps` steps.
+
+        Parameters
+        ----------
+        size : int
+            Samples per batch; 0 for all of a client's samples at once.
+        epochs, steps : int
+            One of the two is above 0. In `steps`, passes follow one another without a partial batch between them.
+        """
+        held = [self._held(client) for client in visits.clients]
+        orders = [self._order(visits.round, c, size, epochs, steps) for c in visits.clients]
+        count, width = max(len(o) for o in orders), max(o.shape[1] for o in orders)
+        index = np.full((len(orders), count, width), -1)
+        for row, order in zip(index, orders):
+            row[: order.shape[0], : order.shape[1]] = order
+        clients = [int(client) for client in visits.clients]
+        for step in range(count):
+            rows = torch.from_numpy(index[:, step])
+            valid = None if bool((rows >= 0).all()) else (rows >= 0).to(self.device)
+            rows = rows.clamp(min=0).to(self.device)
+            x = torch.stack([data[0][r] for data, r in zip(held, rows)])
+            y = torch.stack([data[1][r] for data, r in zip(held, rows)])
+            yield Batch(x, y, valid, (self.seed, visits.round, clients, step))
+
+    def _order(self, round_: int, client: int, size: int, epochs: int, steps: int) -> Ints:
+        """Return sample indices ``[steps, size]`` for one client's visit, −1 where a last batch is not full."""
+        n = int(self.federation.train_sizes[client])
+        rng = keyed(self.seed, "batches", round_, int(client))
+        size = min(size, n) if size else n
+        if steps:
+            passes = -(-steps * size // n)
+            return np.concatenate([rng.permutation(n) for _ in range(passes)])[: steps * size].reshape(steps, size)
+        padded = -(-n // size) * size
+        orders = np.full((epochs, padded), -1)
+        for row in orders:
+            row[:n] = rng.permutation(n)
+        return orders.reshape(-1, size)
+
+    def forward(self, params: State, x: Tensor, place: Place | None = None) -> Tensor:
+        """Return the logits ``[c, B, classes]``; `place` keys the dropout of a training step."""
+        for stage in self.stages:
+            x = stage(params, x, place)
+        return x
+
+    def gradients(self, params: State, batch: Batch) -> tuple[State, Tensor]:
+        """Return each client's gradient of its mean loss, ``{name: [c, …]}``, and the losses ``[c]``."""
+        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+        losses = batch.losses(self.forward(leaves, batch.x, batch.place))
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        return dict(zip(leaves, gradients)), losses.detach()
+
+    def backprop(self, params: State, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[int, State, Tensor]]:
+        """Run one forward and backward pass that ends for each client where its time does.
+
+        Parameters
+        ----------
+        rows : sequence of int [L]
+            ``rows[l]`` clients (the first ones) still compute the gradient of stage l (0 … L−1);
+            it may not fall with l.
+
+        Yields
+        ------
+        stage : int
+            From L − 1 down to 0, while anybody is left.
+        gradients : State
+            ``{name: [rows[stage], …]}`` of this stage's tensors.
+        losses : Tensor
+            ``[rows[L-1]]``, the clients' mean losses.
+        """
+        traces, x = [], batch.x
+        for stage, count in zip(self.stages, rows):
+            traces.append(_Trace.of(stage, params, x, count, batch.place))
+            x = traces[-1].whole
+        losses = batch.losses(x[: rows[-1]], rows[-1]) if rows[-1] else x.new_zeros(0)
+        upstream: Tensor | None = None
+        for number in reversed(range(len(self.stages))):
+            if rows[number] == 0:
+                return
+            target = losses.sum() if upstream is None else traces[number].tracked
+            upstream, gradients = traces[number].back(target, upstream)
+            yield number, gradients, losses.detach()
+
+    def _held(self, client: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return a client's training features, labels, test features, labels on the device, read once."""
+        if client not in self._data:
+            own = self.federation.client(int(client))
+            parts = own.train_features, own.train_labels, own.test_features, own.test_labels
+            self._data[client] = tuple(torch.from_numpy(p).to(self.device) for p in parts)  # type: ignore[assignment]
+        return self._data[client]
+
+    @torch.no_grad()
+    def tested(self, params: State, clients: Ints) -> tuple[Floats, Ints]:
+        """Return loss sums and numbers of correct answers on the clients' own test parts, ``[c]`` each."""
+        held = [self._held(client) for client in clients]
+        sizes = torch.tensor([len(data[3]) for data in held])
+        if not sizes.max():
+            return np.zeros(len(held)), np.zeros(len(held), dtype=np.int64)
+        x = torch.nn.utils.rnn.pad_sequence([data[2] for data in held], batch_first=True)
+        y = torch.nn.utils.rnn.pad_sequence([data[3] for data in held], batch_first=True)
+        valid = (torch.arange(x.shape[1]) < sizes[:, None]).to(self.device)
+        return self._scores(self.forward(params, x), y, valid)
+
+    @torch.no_grad()
+    def server_tested(self, shared: State) -> tuple[float, int, int] | None:
+        """Return loss sum, correct answers and size of the global test set; None where there is none."""
+        if not hasattr(self, "_server_test"):
+            found = self.federation.server_test()
+            self._server_test = None if found is None else tuple(torch.from_numpy(p) for p in found)
+        if self._server_test is None:
+            return None
+        params = {name: value.unsqueeze(0) for name, value in shared.items()}
+        loss, correct = 0.0, 0
+        features, labels = self._server_test
+        for x, y in zip(features.split(TEST_BATCH), labels.split(TEST_BATCH)):
+            x, y = x.unsqueeze(0).to(self.device), y.unsqueeze(0).to(self.device)
+            losses, right = self._scores(self.forward(params, x), y, torch.ones_like(y, dtype=torch.bool))
+            loss, correct = loss + float(losses[0]), correct + int(right[0])
+        return loss, correct, len(labels)
+
+    @staticmethod
+    def _scores(logits: Tensor, y: Tensor, valid: Tensor) -> tuple[Floats, Ints]:
+        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+        right = (logits.argmax(-1) == y) & valid
+        return (each.double() * valid).sum(1).cpu().numpy(), right.sum(1).cpu().numpy()
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """What one stage's backward pass needs: its leaves, and the output of the clients that will go through it."""
+
+    params: State
+    x: Tensor
+    tracked: Tensor
+    whole: Tensor
+
+    @classmethod
+    def of(cls, stage: Stage, params: State, x: Tensor, count: int, place: Place) -> _Trace:
+        """Run the stage for all rows, building a graph only for the first `count`: the others stop before it."""
+        own = {name: params[name] for name in stage.tensors}
+        seed, round_, clients, step = place
+        leaves = {name: value[:count].detach().requires_grad_() for name, value in own.items()}
+        inputs = x[:count].detach().requires_grad_(stage.number > 0)
+        parts = []
+        if count:
+            parts.append(stage(leaves, inputs, (seed, round_, clients[:count], step)))
+        if count < len(x):
+            with torch.no_grad():
+                rest = {name: value[count:] for name, value in own.items()}
+                parts.append(stage(rest, x[count:].detach(), (seed, round_, clients[count:], step)))
+        tracked = parts[0] if count else x.new_zeros(0)
+        return cls(leaves, inputs, tracked, parts[0] if len(parts) == 1 else torch.cat(parts))
+
+    def back(self, target: Tensor, upstream: Tensor | None) -> tuple[Tensor | None, State]:
+        """Return the gradient at the stage's input (None for the first stage) and those of its tensors."""
+        wanted = [*self.params.values(), *([self.x] if self.x.requires_grad else [])]
+        seeds = None if upstream is None else upstream[: len(target)]
+        found = list(torch.autograd.grad(target, wanted, seeds))
+        onward = found.pop() if self.x.requires_grad else None
+        return onward, dict(zip(self.params, found))
+
+
+def zeros(state: State) -> State:
+    """Return zeros of the same names, shapes and types."""
+    return {name: torch.zeros_like(value) for name, value in state.items()}
+
+
+def descend(
+    params: State, gradients: State, velocity: State, lr: float, momentum: float, active: Tensor | None = None
+) -> None:
+    """Take one SGD step in place: ``v ← momentum·v + g``, ``w ← w − lr·v`` (v = g without momentum).
+
+    Parameters
+    ----------
+    velocity : State
+        The momentum, changed in place; empty for none.
+    active : bool [c], optional
+        Clients that take the step; None for all.
+    """
+    for name, gradient in gradients.items():
+        if active is not None:
+            gradient = gradient * active.view(-1, *[1] * (gradient.dim() - 1))  # noqa: PLW2901
+        if velocity:
+            gradient = _pushed(velocity[name], gradient, momentum, active)  # noqa: PLW2901
+        params[name].add_(gradient, alpha=-lr)
+
+
+def _pushed(velocity: Tensor, gradient: Tensor, momentum: float, active: Tensor | None) -> Tensor:
+    """Advance the momentum in place for the active clients; return their step, zero for the others."""
+    if active is None:
+        return velocity.mul_(momentum).add_(gradient)
+    mask = active.view(-1, *[1] * (gradient.dim() - 1))
+    velocity.copy_(torch.where(mask, velocity * momentum + gradient, velocity))
+    return velocity * mask

@@ -1,0 +1,94 @@
+"""What the round loop asks of whatever connects the ranks, and the transport of a single process.
+
+The loop knows only this interface. `Alone` hosts every client in one process and imports no MPI; `hpcfl.lanes`
+has the transport over MPI.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcfl.message import State, Sums
+from hpcfl.plan import Floats, Ints
+from hpcfl.ranks import Chunk
+
+Personal = dict[int, State]
+"""Personal state of the chunks a rank hosts: ``{chunk number: {name: [c, …]}}``."""
+
+Saved = tuple[Ints, dict[str, NDArray[np.generic]]]
+"""One chunk's client ids and personal state as arrays, for a checkpoint."""
+
+
+class Transport(ABC):
+    """How state reaches the clients and sums reach the server.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank and how many there are; rank 0 serves.
+    sent, received : int
+        Bytes handed to and taken from the wire by this rank since `count` was last called.
+    """
+
+    rank = 0
+    size = 1
+    sent = 0
+    received = 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank is the server."""
+        return self.rank == 0
+
+    def count(self) -> tuple[int, int]:
+        """Return and reset the bytes sent and received."""
+        counted = self.sent, self.received
+        self.sent = self.received = 0
+        return counted
+
+    @abstractmethod
+    def invite(self, shared: State) -> State:
+        """Return the server's shared state, on every rank."""
+
+    @abstractmethod
+    def close(self, sums: Sums) -> Sums:
+        """Return the sums over all ranks (meaningful on the server)."""
+
+    @abstractmethod
+    def reduce(self, values: Floats) -> Floats:
+        """Return the element-wise sum over ranks of a small array (meaningful on the server)."""
+
+    @abstractmethod
+    def collect(self, chunks: Sequence[Chunk], personal: Personal, like: State) -> Iterator[Saved]:
+        """Yield every chunk's personal state on the server, one at a time, and nothing elsewhere.
+
+        Every rank must exhaust the iterator. `like` has the names, shapes and types of one client's state.
+        """
+
+    def leave(self) -> None:  # noqa: B027
+        """Part from the other ranks; nothing can be sent afterwards."""
+
+
+class Alone(Transport):
+    """One process that is server and clients at once."""
+
+    def invite(self, shared: State) -> State:
+        """Return the state as it is."""
+        return shared
+
+    def close(self, sums: Sums) -> Sums:
+        """Return the sums as they are."""
+        return sums
+
+    def reduce(self, values: Floats) -> Floats:
+        """Return the values as they are."""
+        return values
+
+    def collect(self, chunks: Sequence[Chunk], personal: Personal, like: State) -> Iterator[Saved]:
+        """Yield the chunks' own state."""
+        for chunk in chunks if like else ():
+            yield chunk.clients, {name: value.cpu().numpy() for name, value in personal[chunk.number].items()}

@@ -1,0 +1,52 @@
+"""Talking over MPI without spinning: how to wait, and how ranks agree before a run begins. Knows no torch."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcfl.errors import Elsewhere, RunError, UsageError
+
+
+def wait(requests: list[MPI.Request]) -> None:
+    """Complete the requests in two regimes: yield while bytes move, then sleep ever longer.
+
+    A blocking wait spins: 33 waiting MPICH ranks on 2 cores made a computing one 16 times slower. A plain back-off
+    without the first regime costs 14 times at 1 MB.
+    """
+    polls, start = 0, time.monotonic()
+    while not MPI.Request.Testall(requests):
+        polls += 1
+        if polls < 200:
+            os.sched_yield()
+        else:
+            time.sleep(0.0002 if time.monotonic() - start < 0.01 else 0.002)
+
+
+def tell(comm: MPI.Intracomm, text: str) -> str:
+    """Return rank 0's text on every rank."""
+    data = np.frombuffer(text.encode(), dtype=np.uint8).copy()
+    size = np.array([data.size], dtype=np.int64)
+    wait([comm.Ibcast(size, root=0)])
+    data = data if comm.Get_rank() == 0 else np.empty(int(size[0]), dtype=np.uint8)
+    wait([comm.Ibcast(data, root=0)])
+    return data.tobytes().decode()
+
+
+def settle(comm: MPI.Intracomm, error: UsageError | RunError | None) -> None:
+    """Raise on every rank if any rank has an error: its own on the first such rank, `Elsewhere` on the others."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    code = 0 if error is None else 2 if isinstance(error, UsageError) else 1
+    found = np.zeros((2, size), dtype=np.int64)
+    sent = np.zeros((2, size), dtype=np.int64)
+    sent[:, rank] = code > 0, code
+    wait([comm.Iallreduce(sent, found, MPI.SUM)])
+    if not found[0].any():
+        return
+    first = int(found[0].argmax())
+    if rank == first and error is not None:
+        raise error
+    raise Elsewhere(int(found[1, first]))
