@@ -126,9 +126,9 @@ class _Buffer:
         self.data: NDArray[np.float64] = np.zeros(size)
 
     def add(self, name: str, value: Tensor, weight: Tensor) -> None:
-        rows = value.detach().to("cpu", torch.float64).reshape(len(weight), -1)
-        factors = weight.to("cpu", torch.float64)
         block = self.blocks[name]
+        rows = value.detach().to("cpu", torch.float64).reshape(len(weight), prod(block.shape))
+        factors = weight.to("cpu", torch.float64)
         here = torch.from_numpy(self.data)[self.starts[name] :][: 1 + block.slabs * rows.shape[1]]
         here[0] += factors.sum()
         here[1:] += split(factors @ rows, block.slabs).flatten()

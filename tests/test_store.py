@@ -72,7 +72,7 @@ def row(value):
 
 
 def run_python(code: str, *args, fault_at="") -> subprocess.Popen[str]:
-    env = {**os.environ, fault.VARIABLE: fault_at}
+    env = {**os.environ, fault.VARIABLE: fault_at, "PYTHONPATH": str(Path(store.__file__).parents[2])}
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
 
@@ -451,18 +451,18 @@ def test_a_checkpoint_comes_back_to_the_bit(tmp_path):
                 assert client not in some or same(some[client][name], values[place])
 
 
-def test_personal_state_is_consumed_lazily(tmp_path):
-    alive = 0
-
+@pytest.mark.parametrize("width", [2, 200_000])  # small ones are gathered, large ones are not
+def test_chunks_are_taken_one_at_a_time(tmp_path, width):
     def chunks():
-        nonlocal alive
+        buffer = np.empty((1, width))
         for client in range(5):
-            yield [client], {"w": np.full((1, 2), client)}
-            alive += 1
+            buffer[:] = client
+            yield [client], {"w": buffer, "b": np.zeros((1, 1 + client // 3))}
 
-    path = store.save(tmp_path, 1, {}, chunks(), {}, keep=1)
-    assert alive == 5
-    np.testing.assert_array_equal(store.load(path).personal[0][1]["w"][:, 0], range(5))
+    personal = store.load(store.save(tmp_path, 1, {}, chunks(), {}, keep=1)).personal
+    assert [ids.tolist() for ids, _ in personal] == [[0, 1, 2], [3, 4]]
+    for ids, tensors in personal:
+        np.testing.assert_array_equal(tensors["w"], np.repeat(ids[:, None], width, axis=1))
 
 
 @pytest.mark.parametrize(
@@ -481,10 +481,12 @@ def test_a_bad_checkpoint_does_not_appear(tmp_path, shared, personal, match):
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_the_last_ones_are_kept(tmp_path, keep):
-    for r in range(10, 60, 10):
-        store.save(tmp_path, r, {}, [], {}, keep=keep)
+    due = [10, 20, 999_999, 1_000_000]
+    for r in due:
+        newest = store.save(tmp_path, r, {}, [], {}, keep=keep)
+    assert store.latest(tmp_path) == newest
     rounds = sorted(int(path.stem.removeprefix("round-")) for path in (tmp_path / "checkpoints").iterdir())
-    assert rounds == list(range(10, 60, 10))[-keep:]
+    assert rounds == due[-keep:]
 
 
 def test_an_unreadable_newest_checkpoint_is_passed_over(tmp_path, caplog):

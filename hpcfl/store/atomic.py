@@ -69,6 +69,16 @@ def sync_folder(folder: Path) -> None:
         sync(folder)
 
 
+def numbered(folder: Path, stem: str) -> list[Path]:
+    """Return the files ``stem-<number>.h5`` of a folder by rising number, whatever its digits."""
+    return sorted(folder.glob(f"{stem}-[0-9]*.h5"), key=number_of)
+
+
+def number_of(path: Path) -> int:
+    """Return the number in ``stem-<number>.h5``."""
+    return int(path.stem.rpartition("-")[2])
+
+
 def clean(folder: Path) -> None:
     """Remove the temporary files that a killed process left in `folder`."""
     for stale in folder.glob(f"{PREFIX}*"):

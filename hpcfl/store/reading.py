@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcfl.store.atomic import number_of
 from hpcfl.store.columns import AXES, LABELS, Array, Column, fill_of
 from hpcfl.store.events import read_log
 from hpcfl.store.segments import (
@@ -80,9 +81,8 @@ def events(path: Path | str) -> list[dict[str, Any]]:
     """
     result = []
     for segment in segment_paths(run_folder(path)):
-        number = int(segment.stem.removeprefix("segment-"))
         with open_segment(segment) as file:
-            result += [{"segment": number, **event} for event in read_log(file)]
+            result += [{"segment": number_of(segment), **event} for event in read_log(file)]
     return result
 
 

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from hpcfl.errors import UsageError
-from hpcfl.store.atomic import clean, replace
+from hpcfl.store.atomic import clean, number_of, replace
 from hpcfl.store.columns import Array, Column, add_column, add_scales, make_scale, name_axes
 from hpcfl.store.events import copy_log
 from hpcfl.store.metrics import Segment
@@ -41,7 +41,7 @@ def begin(
     earlier = segment_paths(run_dir)
     for path in earlier:
         seal_segment(path)
-    number = int(earlier[-1].stem.removeprefix("segment-")) + 1 if earlier else 0
+    number = number_of(earlier[-1]) + 1 if earlier else 0
     segment = Segment(run_dir / "metrics" / f"segment-{number:03d}.h5", columns, coords, first, rounds)
     rebuild(run_dir)
     return segment

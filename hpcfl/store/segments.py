@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 
 from hpcfl.errors import UsageError
+from hpcfl.store.atomic import numbered
 from hpcfl.store.columns import LABELS, Array, Column, columns_of
 
 
@@ -65,7 +66,7 @@ def segment_paths(run_dir: Path) -> list[Path]:
     UsageError
         if run.h5 names a segment that is not there (its rows would read as "not recorded" in silence).
     """
-    present = sorted((run_dir / "metrics").glob("segment-*.h5"))
+    present = numbered(run_dir / "metrics", "segment")
     names = {path.name for path in present}
     missing = [name for name in json.loads(run_attributes(run_dir)["segments"]) if name not in names]
     if missing:
