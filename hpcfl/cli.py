@@ -35,22 +35,25 @@ def cli(context: click.Context, debug: bool) -> None:
 @DATA_DIR
 @click.option("--resume", "again", is_flag=True, help="Go on if the folder already holds this run.")
 @QUIET
-def run(config: str, settings: tuple[str, ...], out: Path | None, data_dir: Path | None, again: bool, quiet: bool) -> None:
+def run(
+    config: str, settings: tuple[str, ...], out: Path | None, data_dir: Path | None, again: bool, quiet: bool
+) -> None:
     """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""
-    from hpcfl.launch import launch, ordered_run
+    from hpcfl.launch import launch, ordered_run, world
 
-    launch(lambda: ordered_run(config, settings, out, data_dir, again, quiet))
+    launch(lambda: ordered_run(config, settings, out, data_dir, again, quiet), world())
 
 
 @cli.command()
 @click.argument("folder", type=RUN)
 @DATA_DIR
 @QUIET
-def resume(folder: Path, data_dir: Path | None, quiet: bool) -> None:
+@click.option("--force", is_flag=True, help="Even if the run seems to be running, on a host that is gone say.")
+def resume(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -> None:
     """Go on with a run after its last checkpoint, on any number of ranks."""
-    from hpcfl.launch import launch, ordered_resume
+    from hpcfl.launch import launch, ordered_resume, world
 
-    launch(lambda: ordered_resume(folder, data_dir, quiet))
+    launch(lambda: ordered_resume(folder, data_dir, quiet, force), world())
 
 
 @cli.command()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -123,7 +123,7 @@ def from_text(text: str) -> Config:
 def from_table(table: Table) -> Config:
     """Return the typed config of a nested table."""
     table = dict(table)
-    known = {key for key in Config.model_fields}
+    known = set(Config.model_fields)
     for key in table:
         if key not in known:
             raise UsageError(f"{key}: unknown key{nearest(key, known)}")
@@ -133,7 +133,7 @@ def from_table(table: Table) -> Config:
         "data": _picked(table, "data", "name", None, source_class),
         "model": _picked(table, "model", "name", None, model_class),
     }
-    plain = {"evaluate": Evaluate, "checkpoint": Checkpoints, "participation": Participation}
+    plain: dict[str, type[Section]] = {"evaluate": Evaluate, "checkpoint": Checkpoints, "participation": Participation}
     for key, cls in plain.items():
         if key in table:
             picked[key] = typed(cls, table[key], key)
@@ -141,7 +141,9 @@ def from_table(table: Table) -> Config:
     return _typed(lambda: Config.model_validate({**rest, **picked}), Config, "")
 
 
-def _picked(table: Table, key: str, by: str, default: str | None, find_class: Any) -> Section:
+def _picked(
+    table: Table, key: str, by: str, default: str | None, find_class: Callable[[str], type[Section]]
+) -> Section:
     """Return the section at `key`, of the class that its key `by` names."""
     section = table.get(key, {})
     if not isinstance(section, dict):
@@ -158,7 +160,7 @@ def typed(cls: type[S], table: Any, where: str) -> S:
     return _typed(lambda: cls.model_validate_json(json.dumps(table, default=str)), cls, where)
 
 
-def _typed(make: Any, cls: type[Section], where: str) -> Any:
+def _typed(make: Callable[[], S], cls: type[S], where: str) -> S:
     try:
         return make()
     except ValidationError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,8 +17,9 @@ from hpcfl.message import Layout, Message, State, Sums
 from hpcfl.plan import Floats, Ints, Plan
 from hpcfl.ranks import Chunk, chunk_size, cut
 from hpcfl.record import Record, Recorder
-from hpcfl.task import Task, Visits
+from hpcfl.task import Task
 from hpcfl.transport import Personal, Transport
+from hpcfl.visits import Visits
 
 R = TypeVar("R")
 
@@ -197,4 +197,5 @@ def _shares(config: Config, algorithm: Algorithm, task: Task) -> Floats:
     else:
         shapes = task.initial()
         costs = np.array([sum(shapes[name].numel() for name in names) for names in layers], dtype=np.float64)
-    return np.cumsum(costs[::-1])[::-1] / costs.sum()
+    shares: Floats = np.cumsum(costs[::-1])[::-1] / costs.sum()
+    return shares

@@ -25,7 +25,9 @@ def pack(state: State) -> Bytes:
     """Return the tensors' bytes, one after the other."""
     if not state:
         return np.zeros(0, dtype=np.uint8)
-    return np.concatenate([value.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8) for value in state.values()])
+    return np.concatenate(
+        [value.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8) for value in state.values()]
+    )
 
 
 def unpack(data: Bytes, like: State) -> State:

@@ -66,15 +66,17 @@ def ordered_run(
     return Order(str(run_dir), config.text(), str(data_dir.resolve()) if data_dir else None, quiet=quiet)
 
 
-def ordered_resume(run_dir: Path, data_dir: Path | None, quiet: bool) -> Order | None:
-    """Judge a resumption; a finished run says so and gives None."""
+def ordered_resume(run_dir: Path, data_dir: Path | None, quiet: bool, force: bool = False) -> Order | None:
+    """Judge a resumption; a finished run says so and gives None. `force` passes over a run that seems to go on."""
     folder = store.run_folder(run_dir)
     status = store.read_status(folder)
     if status.state == "done":
         print(f"'{folder}' is done already")
         return None
-    if status.state == "running":
-        raise UsageError(f"'{folder}' is running on {status.host} (pid {status.pid})")
+    if status.state == "running" and not force:
+        raise UsageError(
+            f"'{folder}' is running on {status.host} (pid {status.pid}); if that is no more so, add --force"
+        )
     attributes = store.run_attributes(folder)
     data = data_dir or (Path(attributes["data_dir"]) if attributes["data_dir"] else None)
     configs.from_text(attributes["config"]).check(data)
@@ -83,15 +85,14 @@ def ordered_resume(run_dir: Path, data_dir: Path | None, quiet: bool) -> Order |
     return Order(str(folder), attributes["config"], place, str(found) if found else None, new=False, quiet=quiet)
 
 
-def launch(judge: Callable[[], Order | None]) -> None:
-    """Carry out what rank 0's `judge` says, on all ranks of this job.
+def launch(judge: Callable[[], Order | None], comm: Any) -> None:
+    """Carry out what rank 0's `judge` says, on all ranks of `comm` (None: on this process alone).
 
     Raises
     ------
     UsageError, RunError
         On one rank; on the others `hpcfl.lanes.Elsewhere`.
     """
-    comm = _world()
     order = _told(comm, judge)
     if order is None:
         return
@@ -173,14 +174,16 @@ def _git_commit() -> str:
         return ""
 
 
-def _world() -> Any:
+def world() -> Any:
     """Return the world communicator where a launcher started this process, else None: MPI is not imported then."""
     if not launched():
         return None
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise RunError(f"started by an MPI launcher, but MPI cannot be loaded: {' '.join(str(error).split())}") from None
+        raise RunError(
+            f"started by an MPI launcher, but MPI cannot be loaded: {' '.join(str(error).split())}"
+        ) from None
     return MPI.COMM_WORLD
 
 

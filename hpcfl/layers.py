@@ -6,11 +6,13 @@ Everything here has a leading client axis: parameters ``[c, …]``, activations 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from hpcfl.message import State
 from hpcfl.rng import key_as_seed, keyed
 
 Place = tuple[int, int, "list[int]", int]
@@ -87,3 +89,38 @@ def _foreign_dropout(module: nn.Module, x: Tensor, place: Place, number: int) ->
             torch.manual_seed(key_as_seed(seed, f"dropout {number}", round_, client, step))
             rows.append(module.train()(row))
     return torch.stack(rows)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one stage's backward pass needs: its leaves, and the output of the clients that will go through it."""
+
+    params: State
+    x: Tensor
+    tracked: Tensor
+    whole: Tensor
+
+    @classmethod
+    def of(cls, stage: Stage, params: State, x: Tensor, count: int, place: Place) -> Trace:
+        """Run the stage for all rows, building a graph only for the first `count`: the others stop before it."""
+        own = {name: params[name] for name in stage.tensors}
+        seed, round_, clients, step = place
+        leaves = {name: value[:count].detach().requires_grad_() for name, value in own.items()}
+        inputs = x[:count].detach().requires_grad_(stage.number > 0)
+        parts = []
+        if count:
+            parts.append(stage(leaves, inputs, (seed, round_, clients[:count], step)))
+        if count < len(x):
+            with torch.no_grad():
+                rest = {name: value[count:] for name, value in own.items()}
+                parts.append(stage(rest, x[count:].detach(), (seed, round_, clients[count:], step)))
+        tracked = parts[0] if count else x.new_zeros(0)
+        return cls(leaves, inputs, tracked, parts[0] if len(parts) == 1 else torch.cat(parts))
+
+    def back(self, target: Tensor, upstream: Tensor | None) -> tuple[Tensor | None, State]:
+        """Return the gradient at the stage's input (None for the first stage) and those of its tensors."""
+        wanted = [*self.params.values(), *([self.x] if self.x.requires_grad else [])]
+        seeds = None if upstream is None else upstream[: len(target)]
+        found = list(torch.autograd.grad(target, wanted, seeds))
+        onward = found.pop() if self.x.requires_grad else None
+        return onward, dict(zip(self.params, found))

@@ -51,9 +51,7 @@ class Participation(Section):
     def _check_count(key: str, value: int | None, needed: bool, by: str, most: int) -> None:
         if needed != (value is not None):
             verb = "needs" if needed else "is only for"
-            raise UsageError(
-                f"participation.{key}: {by} needs it" if needed else f"participation.{key} {verb} {by}"
-            )
+            raise UsageError(f"participation.{key}: {by} needs it" if needed else f"participation.{key} {verb} {by}")
         if value is not None and not 1 <= value <= most:
             near = min(max(value, 1), most)
             raise UsageError(f"participation.{key}: expected 1 … {most}, got {value}; nearest: {near}")

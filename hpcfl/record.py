@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -44,8 +44,8 @@ COLUMNS = (
     Column("visits", ("rank",), "int64", "visits computed"),
     Column("compute_seconds", ("rank",), "float64", "wall-clock seconds of computing", "s"),
     Column("wait_seconds", ("rank",), "float64", "wall-clock seconds of sending and waiting", "s"),
-    Column("wire_bytes_in", ("rank",), "int64", "bytes received by MPI calls for the round, evaluation excluded", "bytes"),
-    Column("wire_bytes_out", ("rank",), "int64", "bytes sent by MPI calls for the round, evaluation excluded", "bytes"),
+    Column("wire_bytes_in", ("rank",), "int64", "bytes received by MPI calls, evaluation excluded", "bytes"),
+    Column("wire_bytes_out", ("rank",), "int64", "bytes sent by MPI calls, evaluation excluded", "bytes"),
 )
 PER_RANK = ("visits", "compute_seconds", "wait_seconds", "wire_bytes_in", "wire_bytes_out")
 WALL = ("wall_seconds", "server_seconds", "compute_seconds", "wait_seconds")
@@ -110,7 +110,11 @@ class Recorder:
         self.layer_names = job.algorithm.layers(job.task)
         self.layer_bytes = job.layer_bytes()
         names = [names[0].rpartition(".")[0] if len(names) > 1 else names[0] for names in self.layer_names]
-        coords = {"client": range(job.config.clients), "layer": names, "rank": range(ranks)}
+        coords: dict[str, Sequence[int | str]] = {
+            "client": range(job.config.clients),
+            "layer": names,
+            "rank": range(ranks),
+        }
         self.segment = store.begin(run_dir, COLUMNS, coords, first, job.config.rounds)
 
     def row(self, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
@@ -148,7 +152,9 @@ class Recorder:
         whole[plan.cohort] = values
         return whole
 
-    def checkpoint(self, done: int, shared: Mapping[str, Any], personal: Iterable[Saved], clock: Mapping[str, float]) -> None:
+    def checkpoint(
+        self, done: int, shared: Mapping[str, Any], personal: Iterable[Saved], clock: Mapping[str, float]
+    ) -> None:
         """Write a checkpoint of the state after `done` rounds."""
         store.save(self.run_dir, done, shared, personal, clock, self.job.config.checkpoint.keep)
 

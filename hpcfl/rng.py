@@ -12,7 +12,11 @@ import numpy as np
 
 
 def keyed(
-    seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 0  # noqa: A002
+    seed: int,
+    purpose: str,
+    round: int = 0,
+    client: int = 0,
+    step: int = 0,
 ) -> np.random.Generator:
     """Return the generator that belongs to ``(seed, purpose, round, client, step)`` and to nothing else.
 
@@ -30,6 +34,6 @@ def keyed(
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def key_as_seed(seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 0) -> int:  # noqa: A002
+def key_as_seed(seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 0) -> int:
     """Return a 63-bit seed for libraries that take only a number (torch's initialisers)."""
     return int(keyed(seed, purpose, round, client, step).integers(2**63))

@@ -49,7 +49,8 @@ class Speed(Section):
 
     def missing(self, asked: Invitation) -> Floats:
         """Return ``P[nobody reaches l]``, float64 [L]; the product form holds for independent clients."""
-        return np.prod(1.0 - self.reach(asked), axis=0)
+        chance: Floats = np.prod(1.0 - self.reach(asked), axis=0)
+        return chance
 
 
 class Equal(Speed):
@@ -156,7 +157,9 @@ class UniformDepth(Speed):
 
     def reach(self, asked: Invitation) -> Floats:
         """Return ``P[d_u <= l]``, float64 [n, L]."""
-        late = self._late(asked) if not self.redraw else np.full(len(asked.cohort), self._count(asked) / len(asked.cohort))
+        late = (
+            self._late(asked) if not self.redraw else np.full(len(asked.cohort), self._count(asked) / len(asked.cohort))
+        )
         return 1.0 - late[:, None] * (1.0 - self._cumulative(asked.layers))
 
     def missing(self, asked: Invitation) -> Floats:

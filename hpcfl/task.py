@@ -6,7 +6,6 @@ Everything is batched over a chunk of clients: parameters ``[c, …]``, batches 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,72 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hpcfl.data import Federation
-from hpcfl.layers import Place, Stage
+from hpcfl.layers import Place, Stage, Trace
 from hpcfl.message import State
 from hpcfl.models import Model
 from hpcfl.plan import Floats, Ints
 from hpcfl.rng import key_as_seed, keyed
+from hpcfl.visits import Batch, Visits
 
 TEST_BATCH = 1000  # rows per forward pass when a test set is evaluated
-
-
-@dataclass(frozen=True)
-class Visits:
-    """The visits of one chunk in one round, deepest first.
-
-    Attributes
-    ----------
-    round : int
-    clients : int64 [c]
-        Client ids.
-    depth : int64 [c]
-        First layer (1 … L) each one delivers in time, ascending.
-    samples : int64 [c]
-        Training samples each one holds.
-    reach : float64 [c, L]
-        Chance that layer l counts; NaN where unknown.
-    """
-
-    round: int
-    clients: Ints
-    depth: Ints
-    samples: Ints
-    reach: Floats
-
-    def in_time(self, layer: int) -> int:
-        """Return how many rows (the first ones) still have time for layer `layer` (1 … L)."""
-        return int(np.searchsorted(self.depth, layer, side="right"))
-
-    def ones(self, rows: int) -> Tensor:
-        """Return weight 1 for the first `rows` visits."""
-        return torch.ones(rows, dtype=torch.float64)
-
-    def sizes(self, rows: int) -> Tensor:
-        """Return weight n_i for the first `rows` visits."""
-        return torch.from_numpy(self.samples[:rows].astype(np.float64))
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One step's samples: features ``[c, B, …]``, labels ``[c, B]``, which rows are real (None: all)."""
-
-    x: Tensor
-    y: Tensor
-    valid: Tensor | None
-    place: Place
-
-    def active(self) -> Tensor | None:
-        """Return which clients have any sample in this step, bool ``[c]``; None for all of them."""
-        return None if self.valid is None else self.valid.any(1)
-
-    def losses(self, logits: Tensor, rows: int | None = None) -> Tensor:
-        """Return each client's mean cross-entropy over its real rows, ``[c]`` (or of the first `rows`)."""
-        y = self.y[:rows]
-        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-        if self.valid is None:
-            return each.mean(1)
-        valid = self.valid[:rows]
-        return (each * valid).sum(1) / valid.sum(1).clamp(min=1)
 
 
 class Task:
@@ -107,9 +48,7 @@ class Task:
 
     def initial(self) -> State:
         """Return the model's initial parameters, first layer first."""
-        return {
-            name: value.detach().clone().to(self.device) for s in self.stages for name, value in s.tensors.items()
-        }
+        return {name: value.detach().clone().to(self.device) for s in self.stages for name, value in s.tensors.items()}
 
     def layers(self, blocks: str = "layer") -> tuple[tuple[str, ...], ...]:
         """Return the names of the tensors of layers 1 … L, first layer first.
@@ -196,7 +135,7 @@ class Task:
         """
         traces, x = [], batch.x
         for stage, count in zip(self.stages, rows):
-            traces.append(_Trace.of(stage, params, x, count, batch.place))
+            traces.append(Trace.of(stage, params, x, count, batch.place))
             x = traces[-1].whole
         losses = batch.losses(x[: rows[-1]], rows[-1]) if rows[-1] else x.new_zeros(0)
         upstream: Tensor | None = None
@@ -238,8 +177,8 @@ class Task:
         params = {name: value.unsqueeze(0) for name, value in shared.items()}
         loss, correct = 0.0, 0
         features, labels = self._server_test
-        for x, y in zip(features.split(TEST_BATCH), labels.split(TEST_BATCH)):
-            x, y = x.unsqueeze(0).to(self.device), y.unsqueeze(0).to(self.device)
+        for start in range(0, len(labels), TEST_BATCH):
+            x, y = (part[start : start + TEST_BATCH].unsqueeze(0).to(self.device) for part in (features, labels))
             losses, right = self._scores(self.forward(params, x), y, torch.ones_like(y, dtype=torch.bool))
             loss, correct = loss + float(losses[0]), correct + int(right[0])
         return loss, correct, len(labels)
@@ -249,72 +188,3 @@ class Task:
         each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
         right = (logits.argmax(-1) == y) & valid
         return (each.double() * valid).sum(1).cpu().numpy(), right.sum(1).cpu().numpy()
-
-
-@dataclass(frozen=True)
-class _Trace:
-    """What one stage's backward pass needs: its leaves, and the output of the clients that will go through it."""
-
-    params: State
-    x: Tensor
-    tracked: Tensor
-    whole: Tensor
-
-    @classmethod
-    def of(cls, stage: Stage, params: State, x: Tensor, count: int, place: Place) -> _Trace:
-        """Run the stage for all rows, building a graph only for the first `count`: the others stop before it."""
-        own = {name: params[name] for name in stage.tensors}
-        seed, round_, clients, step = place
-        leaves = {name: value[:count].detach().requires_grad_() for name, value in own.items()}
-        inputs = x[:count].detach().requires_grad_(stage.number > 0)
-        parts = []
-        if count:
-            parts.append(stage(leaves, inputs, (seed, round_, clients[:count], step)))
-        if count < len(x):
-            with torch.no_grad():
-                rest = {name: value[count:] for name, value in own.items()}
-                parts.append(stage(rest, x[count:].detach(), (seed, round_, clients[count:], step)))
-        tracked = parts[0] if count else x.new_zeros(0)
-        return cls(leaves, inputs, tracked, parts[0] if len(parts) == 1 else torch.cat(parts))
-
-    def back(self, target: Tensor, upstream: Tensor | None) -> tuple[Tensor | None, State]:
-        """Return the gradient at the stage's input (None for the first stage) and those of its tensors."""
-        wanted = [*self.params.values(), *([self.x] if self.x.requires_grad else [])]
-        seeds = None if upstream is None else upstream[: len(target)]
-        found = list(torch.autograd.grad(target, wanted, seeds))
-        onward = found.pop() if self.x.requires_grad else None
-        return onward, dict(zip(self.params, found))
-
-
-def zeros(state: State) -> State:
-    """Return zeros of the same names, shapes and types."""
-    return {name: torch.zeros_like(value) for name, value in state.items()}
-
-
-def descend(
-    params: State, gradients: State, velocity: State, lr: float, momentum: float, active: Tensor | None = None
-) -> None:
-    """Take one SGD step in place: ``v ← momentum·v + g``, ``w ← w − lr·v`` (v = g without momentum).
-
-    Parameters
-    ----------
-    velocity : State
-        The momentum, changed in place; empty for none.
-    active : bool [c], optional
-        Clients that take the step; None for all.
-    """
-    for name, gradient in gradients.items():
-        if active is not None:
-            gradient = gradient * active.view(-1, *[1] * (gradient.dim() - 1))  # noqa: PLW2901
-        if velocity:
-            gradient = _pushed(velocity[name], gradient, momentum, active)  # noqa: PLW2901
-        params[name].add_(gradient, alpha=-lr)
-
-
-def _pushed(velocity: Tensor, gradient: Tensor, momentum: float, active: Tensor | None) -> Tensor:
-    """Advance the momentum in place for the active clients; return their step, zero for the others."""
-    if active is None:
-        return velocity.mul_(momentum).add_(gradient)
-    mask = active.view(-1, *[1] * (gradient.dim() - 1))
-    velocity.copy_(torch.where(mask, velocity * momentum + gradient, velocity))
-    return velocity * mask

@@ -15,7 +15,8 @@ from hpcfl.section import Section
 if TYPE_CHECKING:
     from hpcfl.message import Layout, Message, State, Sums
     from hpcfl.participation import Participation
-    from hpcfl.task import Task, Visits
+    from hpcfl.task import Task
+    from hpcfl.visits import Visits
 
     Client = Generator[Message, None, State]
     """Yields messages as they become ready, returns the rows' new personal state."""
@@ -57,7 +58,7 @@ class Algorithm(Section):
         """Return a client's personal state before its first visit, without a client axis."""
         return {}
 
-    def invites(self, round: int) -> bool:  # noqa: A002
+    def invites(self, round: int) -> bool:
         """Return whether anybody is invited in this round."""
         return True
 

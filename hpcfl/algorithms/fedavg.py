@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
     from hpcfl.message import State
     from hpcfl.participation import Participation
-    from hpcfl.task import Task, Visits
+    from hpcfl.task import Task
+    from hpcfl.visits import Visits
 
 
 class FedAvg(Algorithm):
@@ -57,13 +58,15 @@ class FedAvg(Algorithm):
 
     def enter(self, task: Task, client: int) -> State:
         """Return zero momentum where it persists, else nothing."""
-        from hpcfl.task import zeros
+        from hpcfl.descent import zeros
 
         return zeros(task.initial()) if self.momentum and self.persist_optimizer else {}
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Train locally; when done, send the change of each layer, last layer first."""
-        from hpcfl.task import descend, zeros
+        import torch
+
+        from hpcfl.descent import descend, zeros
 
         start = task.spread(shared, visits)
         params = {name: value.clone() for name, value in start.items()}
@@ -75,7 +78,7 @@ class FedAvg(Algorithm):
             losses.append(loss)
         rows = len(visits.clients)
         weight = visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
-        yield {"loss": (sum(losses) / len(losses), weight)}
+        yield {"loss": (torch.stack(losses).mean(0), weight)}
         for names in reversed(self.layers(task)):
             yield {name: (params[name] - start[name], weight) for name in names}
         return velocity if personal else {}

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
     from hpcfl.message import State, Sums
     from hpcfl.participation import Participation
-    from hpcfl.task import Task, Visits
+    from hpcfl.task import Task
+    from hpcfl.visits import Visits
 
 
 class Salf(Algorithm):
@@ -80,13 +81,13 @@ class Salf(Algorithm):
 
     def enter(self, task: Task, client: int) -> State:
         """Return zero momentum where it persists, else nothing."""
-        from hpcfl.task import zeros
+        from hpcfl.descent import zeros
 
         return zeros(task.initial()) if self.momentum and self.persist_optimizer else {}
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Take one local step; send the change of each layer as backpropagation reaches it."""
-        from hpcfl.task import descend
+        from hpcfl.descent import descend
 
         level = {name: number for number, names in enumerate(self.layers(task), start=1) for name in names}
         start = task.spread(shared, visits)

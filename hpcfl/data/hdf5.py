@@ -117,9 +117,7 @@ class Hdf5(Source):
 
     def _check_clients(self, clients: int, found: int) -> None:
         if clients != found:
-            raise UsageError(
-                f"clients = {clients}, but data.file = {self.file!r} holds {found}: set clients = {found}"
-            )
+            raise UsageError(f"clients = {clients}, but data.file = {self.file!r} holds {found}: set clients = {found}")
 
 
 @contextmanager
@@ -184,9 +182,7 @@ def _check_survey(path: Path, survey: Survey) -> None:
         if train.size == 0:
             raise UsageError(f"{path}: clients/{name}/train has no samples, expected at least 1")
         if test.shape != train.shape:
-            raise UsageError(
-                f"{path}: clients/{name}/test has features of shape {test.shape}, its train {train.shape}"
-            )
+            raise UsageError(f"{path}: clients/{name}/test has features of shape {test.shape}, its train {train.shape}")
         if survey.server is not None and survey.server.shape != train.shape:
             raise UsageError(
                 f"{path}: test has features of shape {survey.server.shape}, clients/{name} {train.shape}; "

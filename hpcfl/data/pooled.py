@@ -92,9 +92,7 @@ class Pooled(Source):
         header = self.pool_header(data_dir)
         used = header.train if self.train_samples is None else self.train_samples
         if used > header.train:
-            raise UsageError(
-                f"data.train_samples = {used}, but there are {header.train}; nearest: {header.train}"
-            )
+            raise UsageError(f"data.train_samples = {used}, but there are {header.train}; nearest: {header.train}")
         return replace(header, train=used)
 
     def check(self, clients: int, data_dir: Path | None) -> Header:

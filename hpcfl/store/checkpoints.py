@@ -36,7 +36,7 @@ class Checkpoint:
 
 def save(
     run_dir: Path,
-    round: int,  # noqa: A002
+    round: int,
     shared: Tensors,
     personal: Iterable[tuple[Any, Tensors]],
     clock: Mapping[str, float],

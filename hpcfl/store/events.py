@@ -27,7 +27,7 @@ class Log:
         self._capacity = capacity
         self._used = 0
 
-    def add(self, round: int, kind: str, client: int, text: str) -> None:  # noqa: A002
+    def add(self, round: int, kind: str, client: int, text: str) -> None:
         """Append one event, stamped with the time; it is dropped when full, and the last one says so."""
         if self._used >= self._capacity:
             return

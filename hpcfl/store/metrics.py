@@ -76,7 +76,7 @@ class Segment:
         name_axes(file, columns)
         self._log = Log(file)
 
-    def write(self, round: int, row: Mapping[str, Any]) -> None:  # noqa: A002
+    def write(self, round: int, row: Mapping[str, Any]) -> None:
         """Record one round; it counts when this returns, and not before.
 
         Parameters
@@ -113,7 +113,7 @@ class Segment:
             raise TypeError(f"column {name} holds {column.dtype}, not {data.dtype}")
         return np.broadcast_to(data.astype(column.dtype), column.shape[1:])
 
-    def event(self, round: int, kind: str, client: int, text: str) -> None:  # noqa: A002
+    def event(self, round: int, kind: str, client: int, text: str) -> None:
         """Log something that happened, on file when this returns; `client` is -1 where it concerns none."""
         self._log.add(round, kind, client, text)
 

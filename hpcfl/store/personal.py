@@ -37,9 +37,7 @@ def write_chunks(group: h5py.Group, personal: Iterable[tuple[Any, Tensors]]) -> 
 
 def read_chunks(group: h5py.Group) -> list[Chunk]:
     """Return all clients: ``(client_ids [c], {name: [c, ...]})`` for each set of equal shapes."""
-    return [
-        (same["ids"][:], {name: item[:] for name, item in same["tensors"].items()}) for same in group.values()
-    ]
+    return [(same["ids"][:], {name: item[:] for name, item in same["tensors"].items()}) for same in group.values()]
 
 
 def read_clients(group: h5py.Group, client_ids: Iterable[int]) -> dict[int, dict[str, Array]]:

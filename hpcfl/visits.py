@@ -1,0 +1,72 @@
+"""What an algorithm's client side is given: the visits of a chunk, and the samples of one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpcfl.layers import Place
+from hpcfl.plan import Floats, Ints
+
+
+@dataclass(frozen=True)
+class Visits:
+    """The visits of one chunk in one round, deepest first.
+
+    Attributes
+    ----------
+    round : int
+    clients : int64 [c]
+        Client ids.
+    depth : int64 [c]
+        First layer (1 … L) each one delivers in time, ascending.
+    samples : int64 [c]
+        Training samples each one holds.
+    reach : float64 [c, L]
+        Chance that layer l counts; NaN where unknown.
+    """
+
+    round: int
+    clients: Ints
+    depth: Ints
+    samples: Ints
+    reach: Floats
+
+    def in_time(self, layer: int) -> int:
+        """Return how many rows (the first ones) still have time for layer `layer` (1 … L)."""
+        return int(np.searchsorted(self.depth, layer, side="right"))
+
+    def ones(self, rows: int) -> Tensor:
+        """Return weight 1 for the first `rows` visits."""
+        return torch.ones(rows, dtype=torch.float64)
+
+    def sizes(self, rows: int) -> Tensor:
+        """Return weight n_i for the first `rows` visits."""
+        return torch.from_numpy(self.samples[:rows].astype(np.float64))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's samples: features ``[c, B, …]``, labels ``[c, B]``, which rows are real (None: all)."""
+
+    x: Tensor
+    y: Tensor
+    valid: Tensor | None
+    place: Place
+
+    def active(self) -> Tensor | None:
+        """Return which clients have any sample in this step, bool ``[c]``; None for all of them."""
+        return None if self.valid is None else self.valid.any(1)
+
+    def losses(self, logits: Tensor, rows: int | None = None) -> Tensor:
+        """Return each client's mean cross-entropy over its real rows, ``[c]`` (or of the first `rows`)."""
+        y = self.y[:rows]
+        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+        if self.valid is None:
+            return each.mean(1)
+        valid = self.valid[:rows]
+        return (each * valid).sum(1) / valid.sum(1).clamp(min=1)

@@ -1,0 +1,41 @@
+"""Starts the rank-parametrised tests: one job per MPI and number of ranks runs them all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launcher import LIBRARIES, ROOT, job, mpis
+
+RANKS = (1, 2, 3, 4)
+LIMIT = 300.0
+seen: dict[tuple[str, int], dict[str, Any]] = {}
+
+pytestmark = pytest.mark.launch
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("mpi", LIBRARIES)
+def test_on_ranks(mpi: str, ranks: int, tmp_path: Path) -> None:
+    assert mpi in mpis(), f"{mpi} is not installed: make setup"
+    command = ["-m", "mpi4py", "-m", "pytest", "--with-mpi", "-m", "mpi", "-x", "-q", "-p", "no:cacheprovider"]
+    ended = job(mpi, ranks, [*command, str(ROOT / "tests")], LIMIT, {"HPCFL_TEST_RESULTS": str(tmp_path)})
+    assert ended.code == 0, ended.out[-6000:] + ended.err[-3000:]
+    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    outcomes = found[0]["outcomes"]
+    assert all(each["outcomes"] == outcomes for each in found)
+    skipped = [name for name, outcome in outcomes.items() if outcome == "skipped" and "test_ranks" in name]
+    assert len(skipped) <= (1 if ranks == 1 else 0), skipped  # one test needs two ranks
+    assert set(outcomes.values()) <= {"passed", "skipped"}
+    assert sum(outcome == "passed" for outcome in outcomes.values()) >= 15
+    seen[mpi, ranks] = found[0]["facts"]
+
+
+def test_all_launches_agree_to_the_bit() -> None:
+    launches = list(seen.values())
+    if len(launches) < 2:
+        pytest.skip("needs the launches above")
+    assert launches[0]
+    assert all(facts == launches[0] for facts in launches)

@@ -1,0 +1,142 @@
+"""Small problems without files: random federations, hand-made plans, and rounds that run in memory."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from hpcfl.algorithms import Algorithm
+from hpcfl.data import ClientData, Federation
+from hpcfl.engine import Job, Progress, visit
+from hpcfl.message import Sums
+from hpcfl.models.cnn import Cnn
+from hpcfl.models.mlp import Mlp
+from hpcfl.plan import Plan
+from hpcfl.ranks import cut
+from hpcfl.task import Task, Visits
+from hpcfl.transport import Alone
+
+
+@dataclass(frozen=True, eq=False)
+class Toy(Federation):
+    held: list[ClientData]
+
+    def client(self, i):
+        return self.held[i]
+
+    def server_test(self):
+        return None
+
+
+def federation(sizes, shape=(5,), classes=3, seed=0):
+    """Clients of `sizes` samples; each has its own mean and its own favourite label, so gradients differ."""
+    rng = np.random.default_rng(seed)
+    held = []
+    for client, size in enumerate(sizes):
+        x = (rng.normal(size=(size, *shape)) + 0.5 * rng.normal(size=shape)).astype(np.float32)
+        y = np.where(rng.random(size) < 0.5, client % classes, rng.integers(classes, size=size)).astype(np.int64)
+        held.append(ClientData(x, y, x[:0], y[:0]))
+    count = len(sizes)
+    return Toy(classes, np.array(sizes), np.zeros(count, dtype=np.int64), [tuple(shape)] * count, held)
+
+
+def mlp_task(sizes, hidden=(4, 3), dropout=0.0, seed=0):
+    return Task(Mlp(hidden=hidden, dropout=dropout), federation(sizes, seed=seed), seed)
+
+
+def cnn_task(sizes, dropout=0.0, seed=0):
+    model = Cnn(channels=(2, 3), kernel=3, hidden=(6,), dropout=dropout)
+    return Task(model, federation(sizes, shape=(1, 12, 12), seed=seed), seed)
+
+
+def visits_of(task, clients, depth=None, round_=0, reach=None):
+    clients = np.asarray(clients)
+    layers = len(task.layers())
+    depth = np.ones(len(clients), dtype=np.int64) if depth is None else np.asarray(depth)
+    reach = np.ones((len(clients), layers)) if reach is None else reach
+    return Visits(round_, clients, depth, task.federation.train_sizes[clients], reach)
+
+
+def planned(depth, layers, round_=0, missing=None):
+    """A round with everybody invited whose depths are written down by hand."""
+    depth = np.asarray(depth)
+    missing = np.zeros(layers) if missing is None else np.asarray(missing)
+    return Plan(
+        round_, np.arange(len(depth)), np.ones(len(depth)), depth, 1.0, np.ones((len(depth), layers)), missing
+    )
+
+
+class Rounds:
+    """Simulated rounds in one process and in memory, through the engine's own `visit`."""
+
+    def __init__(self, algorithm: Algorithm, task: Task, per_chunk: int | None = None):
+        clients = task.federation.clients
+        chunks = cut(per_chunk or clients, np.ones(clients), 1)
+        shares = np.arange(len(algorithm.layers(task)), 0, -1) / len(algorithm.layers(task))
+        self.job = Job(None, task, algorithm, chunks, algorithm.layout(task), shares)  # type: ignore[arg-type]
+        self.now: Progress = self.job.begin(Alone())
+
+    @property
+    def state(self):
+        return self.now.shared
+
+    @property
+    def layers(self):
+        return self.job.algorithm.layers(self.job.task)
+
+    def plan(self, speed, participation, seed, round_):
+        job = self.job
+        clients = job.task.federation.clients
+        return participation.plan(speed, seed, round_, clients, job.shares, job.algorithm.layerwise)
+
+    def collect(self, plan):
+        """The sums of one round; the shared state is not touched."""
+        sums = Sums(self.job.layout, len(plan.cohort), plan.missing)
+        for chunk in self.job.chunks:
+            visit(self.job, plan, chunk, self.now, sums)
+        return sums
+
+    def step(self, plan):
+        sums = self.collect(plan)
+        self.now.shared = self.job.algorithm.server(self.job.task, self.now.shared, sums)
+        self.now.round += 1
+        return sums
+
+
+def plain(task, state=None):
+    """The same model as one ordinary nn.Sequential with parameters of its own."""
+    net = nn.Sequential(*[copy.deepcopy(module) for stage in task.stages for module in stage.modules])
+    if state is not None:
+        load(net, state)
+    return net
+
+
+@torch.no_grad()
+def load(net, state):
+    values = [value for name, value in state.items() if not name.startswith("server.")]
+    for parameter, value in zip(net.parameters(), values, strict=True):
+        parameter.copy_(value)
+
+
+def read(net, task):
+    return dict(zip(task.initial(), [p.detach().clone() for p in net.parameters()], strict=True))
+
+
+def plain_gradients(task, state, x, y):
+    """Gradients of the mean cross-entropy by ordinary autograd, ``{name: […]}``."""
+    net = plain(task, state)
+    loss = nn.functional.cross_entropy(net(x), y)
+    return dict(zip(task.initial(), torch.autograd.grad(loss, list(net.parameters())), strict=True))
+
+
+def full_batch(task, client):
+    own = task.federation.client(client)
+    return torch.from_numpy(own.train_features), torch.from_numpy(own.train_labels)
+
+
+def same_bits(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
