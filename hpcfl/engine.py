@@ -13,6 +13,7 @@ import torch
 
 from hpcfl.algorithms import Algorithm
 from hpcfl.config import Config
+from hpcfl.memory import keep_freed
 from hpcfl.message import Layout, Message, State, Sums
 from hpcfl.plan import Floats, Ints, Plan
 from hpcfl.ranks import Chunk, chunk_size, cut
@@ -55,6 +56,7 @@ class Job:
             If the data cannot be read, or if there are more ranks than chunks.
         """
         torch.set_num_threads(config.threads)
+        keep_freed()
         federation = config.data.federate(config.clients, config.seed, data_dir)
         task = Task(config.model, federation, config.seed, device)
         algorithm = config.algorithm

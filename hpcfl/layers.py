@@ -5,10 +5,10 @@ Everything here has a leading client axis: parameters ``[c, …]``, activations 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -50,17 +50,18 @@ class Stage:
     def __init__(self, name: str, modules: nn.Sequential, number: int) -> None:
         self.name = name
         self.number = number
+        # which names belong to which module, found once: looking through modules costs as much as a small layer
+        self.names = [{key: f"{name}.{key}" for key, _ in m.named_parameters()} for m in modules]
         self.modules = list(modules)
-        self.tensors = {f"{name}.{key}": value for m in self.modules for key, value in m.named_parameters()}
-        if any(True for m in self.modules for _ in m.buffers()):
+        self.tensors = {f"{name}.{key}": value for m in modules for key, value in m.named_parameters()}
+        if any(True for _ in modules.buffers()):
             raise NotImplementedError(f"stage {name}: modules with buffers are not supported")
 
     def __call__(self, params: dict[str, Tensor], x: Tensor, place: Place | None) -> Tensor:
         """Return the stage's output ``[c, B, …]``; `place` is None outside training."""
-        for module in self.modules:
-            if any(True for _ in module.parameters()):
-                own = {key: params[f"{self.name}.{key}"] for key, _ in module.named_parameters()}
-                x = _own_parameters(module, own, x)
+        for module, names in zip(self.modules, self.names):
+            if names:
+                x = _own_parameters(module, {key: params[name] for key, name in names.items()}, x)
             elif isinstance(module, Dropout):
                 x = x if place is None else module.dropped(x, place, self.number)
             elif isinstance(module, nn.modules.dropout._DropoutNd):
@@ -72,12 +73,24 @@ class Stage:
 
 def _own_parameters(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:
     """Run a module with one set of parameters per client."""
-    run: Callable[[dict[str, Tensor], Tensor], Tensor] = lambda p, rows: functional_call(module, p, (rows,))  # noqa: E731
     if len(x) == 1:  # the plain loop: no batching rules in between
-        return run({key: value[0] for key, value in params.items()}, x[0]).unsqueeze(0)
+        # squeezed, not indexed: the gradient of an index is a second copy
+        return _call(module, {key: value.squeeze(0) for key, value in params.items()}, x.squeeze(0)).unsqueeze(0)
     if isinstance(module, nn.Linear) and "bias" in params and x.dim() == 3:
-        return torch.baddbmm(params["bias"].unsqueeze(1), x, params["weight"].transpose(1, 2))
-    return vmap(run)(params, x)
+        # weight times x, so that the weight's gradient comes in the weight's own memory order
+        return torch.baddbmm(params["bias"].unsqueeze(2), params["weight"], x.transpose(1, 2)).transpose(1, 2)
+    return vmap(lambda own, rows: _call(module, own, rows))(params, x)
+
+
+def _call(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Run a module with other parameters; the common modules without the detour of functional_call."""
+    if isinstance(module, nn.Linear):
+        return F.linear(x, params["weight"], params.get("bias"))
+    if isinstance(module, nn.Conv2d):
+        result: Tensor = module._conv_forward(x, params["weight"], params.get("bias"))
+    else:
+        result = functional_call(module, params, (x,))
+    return result
 
 
 def _foreign_dropout(module: nn.Module, x: Tensor, place: Place, number: int) -> Tensor:

@@ -20,7 +20,6 @@ from math import prod
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.plan import Floats
@@ -32,6 +31,7 @@ Message = Mapping[str, tuple[Tensor, Tensor]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
 
 GRIDS = (2.0**12, 2.0**46, 2.0**80)
+ROUNDER = 1.5 * 2.0**52
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,24 @@ Layout = tuple[dict[str, Block], ...]
 """The groups of blocks that leave together, in the order in which they leave."""
 
 
-def split(total: Tensor, slabs: int) -> Tensor:
-    """Split float64 numbers into multiples of the first `slabs` grids, ``[slabs, *total.shape]``, float64."""
-    parts = []
-    for grid in GRIDS[:slabs]:
-        parts.append(torch.round(total * grid) / grid)  # a power of two: scaling is exact
-        total = total - parts[-1]
-    return torch.stack(parts)
+def deposit(total: Floats, slabs: Floats, scratch: Floats) -> None:
+    """Add `total` to the slabs, split into multiples of the grids; `total` is used up.
+
+    Parameters
+    ----------
+    total : float64 [n]
+    slabs : float64 [2 or 3, n]
+        Changed in place.
+    scratch : float64 [at least n]
+        Room to work in: fresh memory for every message cost more than the arithmetic.
+    """
+    part = scratch[: len(total)]
+    for grid, slab in zip(GRIDS, slabs):
+        # adding and subtracting 1.5 * 2^52 grid steps rounds to a multiple of the step
+        np.add(total, ROUNDER / grid, out=part)
+        part -= ROUNDER / grid
+        slab += part
+        total -= part
 
 
 class Sums:
@@ -123,24 +134,29 @@ class _Buffer:
         for name, block in blocks.items():
             self.starts[name] = size
             size += 1 + block.slabs * prod(block.shape)
-        self.data: NDArray[np.float64] = np.zeros(size)
+        self.data: Floats = np.zeros(size)
+        self.scratch: Floats = np.empty(max(prod(block.shape) for block in blocks.values()))
 
     def add(self, name: str, value: Tensor, weight: Tensor) -> None:
-        block = self.blocks[name]
-        rows = value.detach().to("cpu", torch.float64).reshape(len(weight), prod(block.shape))
-        factors = weight.to("cpu", torch.float64)
-        here = torch.from_numpy(self.data)[self.starts[name] :][: 1 + block.slabs * rows.shape[1]]
-        here[0] += factors.sum()
-        here[1:] += split(factors @ rows, block.slabs).flatten()
+        rows = value.detach().cpu().reshape(len(weight), prod(self.blocks[name].shape))
+        total = torch.zeros(rows.shape[1], dtype=torch.float64)
+        for row, factor in zip(rows, weight.tolist()):
+            total.add_(row, alpha=factor)  # converted on the way, in float64
+        self.data[self.starts[name]] += float(weight.sum())
+        deposit(total.numpy(), self._slabs(name), self.scratch)
 
     def total(self, name: str) -> Tensor:
-        block = self.blocks[name]
-        start = self.starts[name] + 1
-        parts = self.data[start : start + block.slabs * prod(block.shape)].reshape(block.slabs, *block.shape)
-        return torch.from_numpy(np.asarray(parts[::-1].sum(0)))  # smallest first
+        slabs = self._slabs(name)[::-1].sum(0)  # smallest first
+        return torch.from_numpy(slabs.reshape(self.blocks[name].shape))
 
     def weight(self, name: str) -> float:
         return float(self.data[self.starts[name]])
+
+    def _slabs(self, name: str) -> Floats:
+        """Return the block's slabs, a view ``[slabs, n]``."""
+        block, start = self.blocks[name], self.starts[name] + 1
+        size = prod(block.shape)
+        return self.data[start : start + block.slabs * size].reshape(block.slabs, size)
 
 
 def moved(value: Tensor, update: Tensor) -> Tensor:

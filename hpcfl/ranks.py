@@ -10,7 +10,7 @@ import numpy as np
 from hpcfl.errors import UsageError
 from hpcfl.plan import Floats, Ints
 
-CACHE_BYTES = 2_500_000  # a chunk's parameters should stay in a core's cache: 4-5 models of 640 kB ran fastest
+CACHE_BYTES = 5_000_000  # a chunk's parameters should stay in a core's cache: 8 models of 640 kB ran fastest
 MOST_PER_CHUNK = 32
 CHUNKS_WANTED = 8  # "auto" leaves at least so many chunks, so that some ranks can share them
 

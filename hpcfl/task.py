@@ -80,13 +80,13 @@ class Task:
         for row, order in zip(index, orders):
             row[: order.shape[0], : order.shape[1]] = order
         clients = [int(client) for client in visits.clients]
+        real = torch.from_numpy(index >= 0).to(self.device)
+        full = [bool((index[:, step] >= 0).all()) for step in range(count)]
+        rows = torch.from_numpy(index).clamp(min=0).to(self.device)
         for step in range(count):
-            rows = torch.from_numpy(index[:, step])
-            valid = None if bool((rows >= 0).all()) else (rows >= 0).to(self.device)
-            rows = rows.clamp(min=0).to(self.device)
-            x = torch.stack([data[0][r] for data, r in zip(held, rows)])
-            y = torch.stack([data[1][r] for data, r in zip(held, rows)])
-            yield Batch(x, y, valid, (self.seed, visits.round, clients, step))
+            x = torch.stack([data[0].index_select(0, own) for data, own in zip(held, rows[:, step])])
+            y = torch.stack([data[1].index_select(0, own) for data, own in zip(held, rows[:, step])])
+            yield Batch(x, y, None if full[step] else real[:, step], (self.seed, visits.round, clients, step))
 
     def _order(self, round_: int, client: int, size: int, epochs: int, steps: int) -> Ints:
         """Return sample indices ``[steps, size]`` for one client's visit, −1 where a last batch is not full."""

@@ -62,6 +62,10 @@ class Batch:
         """Return which clients have any sample in this step, bool ``[c]``; None for all of them."""
         return None if self.valid is None else self.valid.any(1)
 
+    def counted(self) -> Tensor:
+        """Return 1 for each client that has a sample in this step, else 0, ``[c]``."""
+        return self.x.new_ones(len(self.x)) if self.valid is None else self.valid.any(1).to(self.x.dtype)
+
     def losses(self, logits: Tensor, rows: int | None = None) -> Tensor:
         """Return each client's mean cross-entropy over its real rows, ``[c]`` (or of the first `rows`)."""
         y = self.y[:rows]

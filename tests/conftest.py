@@ -82,7 +82,7 @@ def solo() -> World:
     return World(alone=True)
 
 
-@pytest.fixture()
+@pytest.fixture
 def shared_dir(world: World, tmp_path: Path) -> Iterator[Path]:
     """A fresh folder that all ranks see; rank 0's."""
     world.meet()

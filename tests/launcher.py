@@ -40,14 +40,23 @@ def job(mpi: str, ranks: int, command: Sequence[str], limit: float, env: Mapping
         "FI_TCP_IFACE": "lo",
         "UCX_NET_DEVICES": "lo",
     }
-    return alone([str(prefix / "bin" / "mpiexec"), "-n", str(ranks), sys.executable, *command], limit, {**settings, **(env or {})})
+    return alone(
+        [str(prefix / "bin" / "mpiexec"), "-n", str(ranks), sys.executable, *command],
+        limit,
+        {**settings, **(env or {})},
+    )
 
 
 def alone(command: Sequence[str], limit: float, env: Mapping[str, str] | None = None) -> Ended:
     """Run a command as its own process group; end the whole group when the time is up."""
     child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-        start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
     )
     try:
         out, err = child.communicate(timeout=limit)

@@ -2,91 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from runs import METHODS, MODELS, play, resume, same, table
 
 from hpcfl import config as configs
 from hpcfl import store
-from hpcfl.launch import launch, ordered_resume, ordered_run
-from hpcfl.record import PER_RANK, WALL
 from hpcfl.show import summary
 
-LATE = {"model": "uniform-depth", "stragglers": 0.7}
-METHODS: dict[str, dict[str, Any]] = {
-    "fedavg": {
-        "algorithm": {"name": "fedavg", "batch": 32, "momentum": 0.5},
-        "speed": {"model": "exponential"},
-        "participation": {"invite": "uniform", "size": 5, "close": "first", "first": 4},
-        "data": {"name": "digits", "partition": "dirichlet", "alpha": 5.0},
-    },
-    "drop": {
-        "algorithm": {"name": "fedavg", "epochs": 0, "steps": 2, "momentum": 0.5, "persist_optimizer": True},
-        "speed": LATE,
-        "participation": {"close": "deadline", "partial": "discard"},
-    },
-    "salf": {
-        "algorithm": {"name": "salf", "missing": "empirical", "momentum": 0.5, "persist_optimizer": True},
-        "speed": {**LATE, "stragglers": 1.0},
-        "participation": {"close": "deadline"},
-    },
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "mlp": {"name": "mlp", "hidden": [16], "dropout": 0.2},
-    "cnn": {"name": "cnn", "channels": [3, 4], "kernel": 3, "padding": "same", "hidden": [12]},
-}
 
-
-def table(method: str, model: str, batched: bool, **more: Any) -> dict[str, Any]:
-    """Return a small run's config: 7 clients in chunks of 2 (the last of 1), or one by one."""
-    plain = {"rounds": 4, "clients": 7, "seed": 3, "batch_clients": 2 if batched else False}
-    often = {"evaluate": {"every": 2, "last": 1}, "checkpoint": {"every": 2, "keep": 5}}
-    return {**plain, **often, "data": {"name": "digits"}, **METHODS[method], "model": MODELS[model], **more}
-
-
-def toml(values: dict[str, Any], path: Path) -> Path:
-    """Write a config; JSON's scalars and lists are TOML's."""
-    flat = [f"{key} = {json.dumps(value)}" for key, value in values.items() if not isinstance(value, dict)]
-    for name, section in values.items():
-        if isinstance(section, dict):
-            flat += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(flat))
-    return path
-
-
-def play(world: Any, values: dict[str, Any], folder: Path, comm: Any) -> Path:
-    """Run a config on the ranks of `comm`, or on rank 0 without MPI (None); return the run folder."""
-    file = folder.with_suffix(".toml")
-    if world.rank == 0:
-        toml(values, file)
-    if comm is not None or world.rank == 0:
-        launch(lambda: ordered_run(str(file), (), folder, None, resume=False, quiet=True), comm)
-    world.meet()
-    return folder
-
-
-def recorded(folder: Path) -> dict[str, np.ndarray]:
-    """Return every recorded metric but those of wall time and of single ranks."""
-    data = store.open_run(folder)
-    skip = {*WALL, *PER_RANK, "rank"}
-    return {str(name): data[name].values for name in [*data.data_vars, *data.coords] if name not in skip}
-
-
-def same(one: Path, other: Path) -> None:
-    """Assert that two runs recorded the same and ended in the same state, to the bit."""
-    left, right = recorded(one), recorded(other)
-    assert left.keys() == right.keys()
-    for name in left:
-        np.testing.assert_array_equal(left[name], right[name], err_msg=name)
-    assert summary(one)["state_sha256"] == summary(other)["state_sha256"]
-
-
-
-@pytest.mark.mpi()
+@pytest.mark.mpi
 @pytest.mark.parametrize("batched", [True, False], ids=["batched", "single"])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("method", METHODS)
@@ -116,33 +44,20 @@ def test_run_to_run_the_same_bits(solo: Any, tmp_path: Path, method: str) -> Non
     same(play(solo, values, tmp_path / "first", None), play(solo, values, tmp_path / "second", None))
 
 
-@pytest.mark.mpi()
+@pytest.mark.mpi
 @pytest.mark.parametrize("start", ["alone", "ranks"])
 def test_resumed_on_another_number_of_ranks(world: Any, shared_dir: Path, start: str) -> None:
     values = table("salf", "mlp", batched=True, rounds=6)
     whole = play(world, values, shared_dir / "whole", None)
     first, then = (None, world.comm) if start == "alone" else (world.comm, None)
     half = play(world, values, shared_dir / "half", first)
-    if world.rank == 0:
-        cut_back(half, 2)
-    world.meet()
-    if then is not None or world.rank == 0:
-        launch(lambda: ordered_resume(half, None, quiet=True), then)
-    world.meet()
+    resume(world, half, 2, then)
     if world.rank == 0:
         same(half, whole)
         assert summary(half)["rounds"] == 6
 
 
-def cut_back(folder: Path, done: int) -> None:
-    """Make a finished run look as if it had been stopped after the checkpoint of round `done`."""
-    for path in (folder / "checkpoints").iterdir():
-        if int(path.stem.removeprefix("round-")) > done:
-            path.unlink()
-    store.write_status(folder, "stopped")
-
-
-@pytest.mark.mpi()
+@pytest.mark.mpi
 def test_work_is_balanced_and_the_server_trains_nobody(world: Any, shared_dir: Path) -> None:
     values = table("salf", "mlp", batched=True, speed={"model": "none"}, participation={"close": "all"})
     run = play(world, values, shared_dir / "run", world.comm)
@@ -155,7 +70,7 @@ def test_work_is_balanced_and_the_server_trains_nobody(world: Any, shared_dir: P
             assert np.ptp(visits[:, 1:], axis=1).max() <= 2  # one chunk
 
 
-@pytest.mark.mpi()
+@pytest.mark.mpi
 def test_bytes_into_the_server_do_not_grow_with_the_clients(world: Any, shared_dir: Path) -> None:
     counts = []
     for clients in (6, 12):
@@ -168,7 +83,7 @@ def test_bytes_into_the_server_do_not_grow_with_the_clients(world: Any, shared_d
         assert (counts[0] > 0).all() == (world.size > 1)
 
 
-@pytest.mark.mpi()
+@pytest.mark.mpi
 def test_an_error_on_one_rank_is_everybodys(world: Any) -> None:
     if world.size == 1:
         pytest.skip("needs two ranks")
@@ -183,7 +98,7 @@ def test_an_error_on_one_rank_is_everybodys(world: Any) -> None:
     assert own is not None or caught.value.code == 2
 
 
-@pytest.mark.mpi()
+@pytest.mark.mpi
 def test_the_transport_carries_any_type(world: Any) -> None:
     import torch
 

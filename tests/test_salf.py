@@ -21,6 +21,7 @@ from toys import (
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
+from hpcfl.config import typed
 from hpcfl.errors import UsageError
 from hpcfl.message import Sums
 from hpcfl.participation import Participation
@@ -199,9 +200,7 @@ def test_every_user_sends_exactly_the_layers_from_its_depth_up_last_first(blocks
         reached = {name: set() for name in order}
         for client in np.flatnonzero(plan.counted):
             depth = plan.depth[client]
-            messages = list(
-                algorithm.client(task, rounds.state, {}, visits_of(task, [client], [depth], round_))
-            )
+            messages = list(algorithm.client(task, rounds.state, {}, visits_of(task, [client], [depth], round_)))
             sent = [name for message in messages for name, (_, weight) in message.items() if len(weight)]
             due = [name for names in reversed(layers[depth - 1 :]) for name in reversed(names)]
             assert sent == ["loss", *due]
@@ -507,4 +506,4 @@ def test_inverse_probability_is_refused_where_the_chances_are_not_known():
 
 def test_a_batch_below_zero_is_refused():
     with pytest.raises(UsageError, match="batch"):
-        Salf(batch=-1).check(DEADLINE)
+        typed(Salf, {"batch": -1}, "algorithm")

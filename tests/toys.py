@@ -17,8 +17,9 @@ from hpcfl.models.cnn import Cnn
 from hpcfl.models.mlp import Mlp
 from hpcfl.plan import Plan
 from hpcfl.ranks import cut
-from hpcfl.task import Task, Visits
+from hpcfl.task import Task
 from hpcfl.transport import Alone
+from hpcfl.visits import Visits
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +66,7 @@ def planned(depth, layers, round_=0, missing=None):
     """A round with everybody invited whose depths are written down by hand."""
     depth = np.asarray(depth)
     missing = np.zeros(layers) if missing is None else np.asarray(missing)
-    return Plan(
-        round_, np.arange(len(depth)), np.ones(len(depth)), depth, 1.0, np.ones((len(depth), layers)), missing
-    )
+    return Plan(round_, np.arange(len(depth)), np.ones(len(depth)), depth, 1.0, np.ones((len(depth), layers)), missing)
 
 
 class Rounds:

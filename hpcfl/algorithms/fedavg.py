@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field
+
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.errors import UsageError
 
@@ -40,17 +42,17 @@ class FedAvg(Algorithm):
     """
 
     name: Literal["fedavg"] = "fedavg"
-    lr: float = 0.1
-    batch: int = 10
-    epochs: int = 1
-    steps: int = 0
-    momentum: float = 0.0
+    lr: float = Field(0.1, gt=0)
+    batch: int = Field(10, ge=0)
+    epochs: int = Field(1, ge=0)
+    steps: int = Field(0, ge=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
     persist_optimizer: bool = False
     weights: Literal["samples", "uniform"] = "samples"
 
     def check(self, participation: Participation) -> None:
         """Refuse local work of nothing, or counted in two ways."""
-        if (self.epochs > 0) == (self.steps > 0) or min(self.epochs, self.steps, self.batch) < 0:
+        if (self.epochs > 0) == (self.steps > 0):
             raise UsageError(
                 "algorithm: expected one of epochs and steps above 0 and the other 0, "
                 f"got epochs = {self.epochs}, steps = {self.steps}"
@@ -71,14 +73,16 @@ class FedAvg(Algorithm):
         start = task.spread(shared, visits)
         params = {name: value.clone() for name, value in start.items()}
         velocity = personal or (zeros(params) if self.momentum else {})
-        losses = []
+        losses = torch.zeros(len(visits.clients), device=task.device)
+        taken = torch.zeros_like(losses)
         for batch in task.batches(visits, self.batch, self.epochs, self.steps):
             gradients, loss = task.gradients(params, batch)
             descend(params, gradients, velocity, self.lr, self.momentum, batch.active())
-            losses.append(loss)
+            losses += loss
+            taken += batch.counted()
         rows = len(visits.clients)
         weight = visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
-        yield {"loss": (torch.stack(losses).mean(0), weight)}
+        yield {"loss": (losses / taken, weight)}
         for names in reversed(self.layers(task)):
             yield {name: (params[name] - start[name], weight) for name in names}
         return velocity if personal else {}

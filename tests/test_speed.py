@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import stats
+from toys import Rounds, mlp_task
+
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.salf import Salf
+from hpcfl.config import from_table
+from hpcfl.engine import Job
+from hpcfl.errors import UsageError
+from hpcfl.participation import Participation
+from hpcfl.plan import Invitation, Plan
+from hpcfl.speed import Equal, Exponential, Speed, UniformDepth, speed_class
+
+ALPHA = 1e-4  # chance of a false alarm per comparison; the seeds are fixed, so it is drawn once for all
+L = 4
+SHARES = np.arange(L, 0, -1) / L
+DEADLINE = Participation(close="deadline")
+HARMONIC_MEAN = np.log(100) / (1 - 1 / 100)  # E[1/λ] for λ ~ U[1/100, 1]: 4.65
+
+
+def asked(seed=0, round_=0, clients=10, deadline=1.0, cohort=None, shares=SHARES):
+    return Invitation(seed, round_, clients, np.arange(clients) if cohort is None else cohort, shares, deadline)
+
+
+def plans(participation, speed, rounds, clients, seed=0, shares=SHARES, layerwise=True):
+    return [participation.plan(speed, seed, round_, clients, shares, layerwise) for round_ in range(rounds)]
+
+
+def mean_is(samples, wanted, deviation):
+    """Whether the samples' mean is within 4 standard errors of what it should be."""
+    return abs(np.mean(samples) - wanted) < 4 * deviation / np.sqrt(np.size(samples))
+
+
+# --- exponential --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.5, 1.0, 4.0])
+def test_fixed_times_are_exponential_with_this_rate(rate):
+    speed = Exponential(rate=rate)
+    times = np.concatenate([speed.seconds(asked(seed, clients=100)) for seed in range(40)])
+    assert stats.kstest(times, stats.expon(scale=1 / rate).cdf).pvalue > ALPHA
+    assert stats.kstest(times, stats.expon(scale=1.2 / rate).cdf).pvalue < ALPHA
+
+
+def test_fixed_times_are_drawn_once():
+    speed = Exponential()
+    first = speed.seconds(asked())
+    for round_ in (1, 2, 50):
+        np.testing.assert_array_equal(speed.seconds(asked(round_=round_)), first)
+    np.testing.assert_array_equal(first, speed.paces(0, 10))
+    assert (speed.seconds(asked(seed=1)) != first).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "mean", "square"),
+    [
+        ("dynamic-rate", 4.65, 100.0),  # E[1/λ²] = 99/(1 − 1/100)
+        ("dynamic-scale", 50.5, 50.5**2 + 99**2 / 12),
+    ],
+)
+def test_dynamic_means_are_the_specs(kind, mean, square):
+    if kind == "dynamic-rate":
+        assert mean == pytest.approx(HARMONIC_MEAN, abs=5e-3)
+        mean = HARMONIC_MEAN
+    speed, seeds = Exponential(kind=kind), 1000
+    paces = np.array([speed.paces(seed, 100) for seed in range(seeds)])
+    assert paces.min() >= 1
+    assert paces.max() <= 100
+    assert mean_is(paces, mean, np.sqrt(square - mean**2))
+    times = np.array([speed.seconds(asked(seed, 3, 100)) for seed in range(seeds)])
+    # T = pace · Exp(1): E[T²] = 2 E[pace²]
+    assert mean_is(times, mean, np.sqrt(2 * square - mean**2))
+    assert not mean_is(times, mean * 1.2, np.sqrt(2 * square - mean**2))
+
+
+@pytest.mark.parametrize("kind", ["dynamic-rate", "dynamic-scale"])
+def test_dynamic_times_are_drawn_anew_each_round_around_paces_that_stay(kind):
+    speed = Exponential(kind=kind)
+    rounds = np.array([speed.seconds(asked(7, round_, 20)) for round_ in range(300)])
+    units = rounds / speed.paces(7, 20)
+    assert len(np.unique(units)) == units.size
+    assert stats.kstest(units.flatten(), stats.expon.cdf).pvalue > ALPHA
+    assert stats.spearmanr(units[1:].flatten(), units[:-1].flatten()).pvalue > ALPHA
+    assert stats.spearmanr(units[:, 1:].flatten(), units[:, :-1].flatten()).pvalue > ALPHA
+
+
+def test_a_clients_time_does_not_depend_on_who_else_is_invited():
+    for speed in (Exponential(), Exponential(kind="dynamic-rate"), UniformDepth(redraw=False)):
+        everyone = speed.seconds(asked(3, 5))
+        some = np.array([1, 4, 8])
+        np.testing.assert_array_equal(speed.seconds(asked(3, 5, cohort=some)), everyone[some])
+
+
+def test_depth_is_the_first_layer_ready_by_the_deadline():
+    class Written(Speed):
+        model: str = "written"
+
+        def seconds(self, asked):
+            return np.array([0.5, 1.0, 1.01, 1.4, 2.0, 3.9, 4.0, 4.01, np.inf])
+
+    # shares 1, 3/4, 1/2, 1/4 for layers 1 … 4
+    depth = Written().depth(asked(clients=9))
+    assert depth.tolist() == [1, 1, 2, 3, 3, 4, 4, 5, 5]
+
+
+def test_depth_counts_unequal_layer_costs():
+    task = {"name": "digits"}
+    table = {
+        "rounds": 1,
+        "clients": 4,
+        "algorithm": {"name": "salf"},
+        "speed": {"model": "none", "costs": "parameters"},
+        "data": task,
+        "model": {"name": "mlp", "hidden": [5, 2]},
+    }
+    job = Job.of(from_table(table), None, 1)
+    sizes = np.array([64 * 5 + 5, 5 * 2 + 2, 2 * 10 + 10])
+    np.testing.assert_allclose(job.shares, np.cumsum(sizes[::-1])[::-1] / sizes.sum(), rtol=1e-15)
+    assert job.shares[0] == 1
+    table["speed"]["costs"] = "equal"
+    np.testing.assert_allclose(Job.of(from_table(table), None, 1).shares, [1, 2 / 3, 1 / 3], rtol=1e-15)
+    table["algorithm"]["blocks"] = "tensor"
+    table["speed"]["costs"] = "parameters"
+    tensors = np.array([64 * 5, 5, 5 * 2, 2, 2 * 10, 10])
+    shares = Job.of(from_table(table), None, 1).shares
+    np.testing.assert_allclose(shares, np.cumsum(tensors[::-1])[::-1] / tensors.sum(), rtol=1e-15)
+
+
+# --- uniform depth ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("redraw", [True, False])
+def test_the_number_of_stragglers_is_exact(share, redraw):
+    speed = UniformDepth(stragglers=share, complete=False, redraw=redraw)
+    for plan in plans(DEADLINE, speed, 20, 30):
+        assert (plan.depth > 1).sum() == round(share * 30)
+
+
+def test_who_straggles_is_drawn_anew_or_once():
+    late = {
+        redraw: np.array(
+            [plan.depth > 1 for plan in plans(DEADLINE, UniformDepth(complete=False, redraw=redraw), 400, 10)]
+        )
+        for redraw in (True, False)
+    }
+    assert (late[False] == late[False][0]).all()
+    assert len(np.unique(late[True], axis=0)) > 100  # of 252 sets
+    assert evenly_drawn(late[True].sum(0), 400, 5)
+    other_runs = np.array([UniformDepth(complete=False, redraw=False).depth(asked(seed)) > 1 for seed in range(400)])
+    assert evenly_drawn(other_runs.sum(0), 400, 5)
+
+
+def evenly_drawn(counts, rounds, size):
+    """Chi-square test that every client is drawn equally often in draws of `size` without replacement."""
+    clients, chance = len(counts), size / len(counts)
+    # each round's counts have covariance chance·(1−chance)·(I − 11ᵀ/n)·n/(n−1)
+    scale = rounds * chance * (1 - chance) * clients / (clients - 1)
+    return stats.chi2.sf(((counts - rounds * chance) ** 2).sum() / scale, clients - 1) > ALPHA
+
+
+@pytest.mark.parametrize("nothing", [True, False])
+@pytest.mark.parametrize("complete", [True, False])
+def test_stragglers_depths_are_uniform_on_the_allowed_ones(nothing, complete):
+    speed = UniformDepth(stragglers=1.0, nothing=nothing, complete=complete)
+    depth = np.concatenate([plan.depth for plan in plans(DEADLINE, speed, 500, 8)])
+    allowed = range(1 if complete else 2, L + 2 if nothing else L + 1)
+    values, counts = np.unique(depth, return_counts=True)
+    assert values.tolist() == list(allowed)
+    assert stats.chisquare(counts).pvalue > ALPHA
+
+
+def test_the_shown_seconds_go_with_the_depth():
+    plan = DEADLINE.plan(UniformDepth(stragglers=1.0), 0, 0, 50, SHARES, True)
+    assert len(set(plan.depth)) == L + 1
+    for seconds, depth in zip(plan.seconds, plan.depth):
+        ready = np.flatnonzero(seconds * SHARES <= 1.0 + 1e-12)
+        assert (ready[0] + 1 if np.isfinite(seconds) else L + 1) == depth
+
+
+# --- the chances, against frequencies -----------------------------------------------------------------------
+
+SCENARIOS = {
+    "everyone, all depths": (UniformDepth(stragglers=1.0), 3, {}),
+    "everyone, never nothing": (UniformDepth(stragglers=1.0, nothing=False), 3, {}),
+    "everyone, never complete": (UniformDepth(stragglers=1.0, complete=False), 3, {}),
+    "everyone, neither": (UniformDepth(stragglers=1.0, complete=False, nothing=False), 3, {}),
+    "everyone, discarded": (UniformDepth(stragglers=1.0), 3, {"partial": "discard"}),
+    "some in time": (UniformDepth(stragglers=0.67), 3, {}),
+    "nobody late": (UniformDepth(stragglers=0.0), 3, {}),
+    "fixed set": (UniformDepth(stragglers=0.5, redraw=False), 4, {}),
+    "fixed set of everyone": (UniformDepth(stragglers=1.0, redraw=False), 3, {}),
+    "fixed set, discarded": (UniformDepth(stragglers=1.0, redraw=False), 3, {"partial": "discard"}),
+    "fixed set, sampled": (UniformDepth(stragglers=0.7, redraw=False), 10, {"invite": "uniform", "size": 2}),
+    "sampled": (UniformDepth(stragglers=1.0), 10, {"invite": "uniform", "size": 2}),
+    "rates": (Exponential(kind="dynamic-rate"), 3, {"deadline": 0.4}),
+    "scales": (Exponential(kind="dynamic-scale"), 3, {"deadline": 0.7}),
+    "rates, discarded": (Exponential(kind="dynamic-rate"), 3, {"deadline": 1.0, "partial": "discard"}),
+    "rates, sampled": (Exponential(kind="dynamic-rate"), 8, {"invite": "uniform", "size": 2, "deadline": 0.5}),
+    "fixed times": (Exponential(), 3, {"deadline": 0.3}),
+    "equal": (Equal(), 3, {"deadline": 0.6}),
+}
+
+
+def chances_fit(happened, chances, tests):
+    """Whether sums of 0/1 outcomes fit their chances (two-sided z with Bonferroni; sure things exactly)."""
+    error = np.sqrt((chances * (1 - chances)).sum(0))
+    return (np.abs((happened - chances).sum(0)) <= stats.norm.isf(ALPHA / 2 / tests) * error + 1e-6).all()
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_missing_and_reach_are_the_frequencies(scenario):
+    speed, clients, keys = SCENARIOS[scenario]
+    found = plans(Participation(close="deadline", **keys), speed, 3000, clients, seed=5)
+    levels = np.arange(1, L + 1)
+    reached = np.array([plan.depth[:, None] <= levels for plan in found])
+    empty, missing = ~reached.any(1), np.array([plan.missing for plan in found])
+    assert chances_fit(empty, missing, L)
+    # per client: an unequal pace must not hide in the mean over clients
+    arrived, reach, invited = (np.zeros((len(found), clients, L)) for _ in range(3))
+    for row, plan in enumerate(found):
+        arrived[row, plan.cohort], reach[row, plan.cohort], invited[row, plan.cohort] = reached[row], plan.reach, 1
+    assert chances_fit(arrived, reach, clients * L)
+    assert (invited.sum(0) > 0).all()
+    if ((missing > 0.05) & (missing < 0.95)).any():  # and a chance that is a fifth off would be noticed
+        assert not chances_fit(empty, missing * 0.8, L)
+
+
+def test_missing_is_zero_as_soon_as_somebody_is_always_in_time():
+    for speed in (UniformDepth(stragglers=0.67), UniformDepth(stragglers=0.67, redraw=False)):
+        assert (DEADLINE.plan(speed, 0, 0, 3, SHARES, True).missing == 0).all()
+
+
+# --- participation ------------------------------------------------------------------------------------------
+
+
+def test_uniform_cohorts_are_distinct_and_even():
+    participation = Participation(invite="uniform", size=4)
+    found = [plan.cohort for plan in plans(participation, Equal(), 2000, 11)]
+    counts = np.zeros(11)
+    for cohort in found:
+        assert len(cohort) == 4
+        assert (np.diff(cohort) > 0).all()
+        counts[cohort] += 1
+    assert evenly_drawn(counts, 2000, 4)
+    pairs = np.zeros((11, 11))
+    for cohort in found:
+        pairs[np.ix_(cohort, cohort)] += 1
+    together = pairs[np.triu_indices(11, 1)]
+    assert abs(together - 2000 * 4 * 3 / (11 * 10)).max() < 5 * np.sqrt(2000 * 0.109 * 0.891)
+
+
+def test_everybody_is_invited_by_default():
+    assert [plan.cohort.tolist() for plan in plans(Participation(), Equal(), 2, 3)] == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("speed", [Exponential(), Exponential(kind="dynamic-rate"), Equal()])
+def test_all_closes_with_the_slowest_and_first_with_the_nth(speed):
+    for round_ in range(5):
+        whole = Participation().plan(speed, 3, round_, 9, SHARES, True)
+        assert whole.closes == max(whole.seconds)
+        assert (whole.depth == 1).all()
+        assert (whole.reach == 1).all()
+        assert (whole.missing == 0).all()
+        for first in range(1, 10):
+            plan = Participation(close="first", first=first).plan(speed, 3, round_, 9, SHARES, True)
+            np.testing.assert_array_equal(plan.seconds, whole.seconds)
+            assert plan.closes == sorted(plan.seconds)[first - 1]
+            assert plan.counted.sum() == first
+            assert plan.seconds[plan.counted].max() <= plan.closes
+            assert set(plan.depth) <= {1, L + 1}
+            assert np.isnan(plan.reach).all() == (first < 9)
+
+
+def test_first_of_a_uniform_cohort_are_its_fastest():
+    participation = Participation(invite="uniform", size=5, close="first", first=2)
+    paces = Exponential().paces(0, 12)
+    for plan in plans(participation, Exponential(), 30, 12):
+        fastest = plan.cohort[np.argsort(paces[plan.cohort])[:2]]
+        assert set(plan.cohort[plan.counted]) == set(fastest)
+        assert plan.closes == paces[fastest].max()
+
+
+def test_a_deadline_closes_at_the_deadline_or_with_the_last_visit():
+    deadline = Participation(close="deadline", deadline=2.0)
+    closes = []
+    for plan in plans(deadline, Exponential(kind="dynamic-rate"), 200, 2):
+        assert plan.closes == (2.0 if plan.seconds.max() > 2 else plan.seconds.max())
+        closes.append(plan.closes)
+    assert 0 < sum(close < 2 for close in closes) < 200
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+@pytest.mark.parametrize("partial", ["keep", "discard"])
+def test_partial_visits_count_only_where_layers_leave_one_by_one(layerwise, partial):
+    participation = Participation(close="deadline", partial=partial)
+    speed = UniformDepth(stragglers=1.0)
+    kept = DEADLINE.plan(speed, 0, 0, 40, SHARES, True)
+    plan = participation.plan(speed, 0, 0, 40, SHARES, layerwise)
+    if layerwise and partial == "keep":
+        assert set(plan.depth) == set(range(1, L + 2))
+    else:
+        np.testing.assert_array_equal(plan.depth, np.where(kept.depth == 1, 1, L + 1))
+
+
+def same(one: Plan, other: Plan) -> bool:
+    return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(vars(one).values(), vars(other).values()))
+
+
+@pytest.mark.parametrize(
+    "speed", [Equal(), Exponential(), Exponential(kind="dynamic-rate"), UniformDepth(), UniformDepth(redraw=False)]
+)
+def test_plans_are_pure_functions_of_seed_and_round(speed):
+    participation = Participation(invite="uniform", size=6, close="deadline", deadline=0.8)
+    order = [(seed, round_) for seed in (0, 1) for round_ in range(4)]
+    first = {key: participation.plan(speed, *key, 20, SHARES, True) for key in order}
+    np.random.seed(0)
+    again = {key: participation.plan(speed, *key, 20, SHARES, True) for key in reversed(order)}
+    assert all(same(first[key], again[key]) for key in order)
+    assert not any(np.array_equal(first[a].cohort, first[b].cohort) for a, b in pairwise(order))
+
+
+def test_rows_come_deepest_first_and_only_where_they_count():
+    plan = Plan(0, np.array([2, 3, 5, 7, 9]), np.ones(5), np.array([3, 1, 5, 1, 2]), 1.0, np.ones((5, 4)), np.zeros(4))
+    assert plan.rows(np.arange(10)).tolist() == [1, 3, 4, 0]
+    assert plan.rows(np.array([5, 2, 9])).tolist() == [4, 0]
+    assert plan.rows(np.array([5])).tolist() == []
+
+
+def test_a_round_of_nobody():
+    plan = Plan.nobody(3, L)
+    assert (plan.round, len(plan.cohort), plan.closes, plan.layers) == (3, 0, 0.0, L)
+    rounds = Rounds(FedAvg(), mlp_task([3, 3]))
+    before = rounds.state
+    rounds.step(Plan.nobody(0, 3))
+    assert all((before[name] == rounds.state[name]).all() for name in before)
+
+
+# --- refusals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"invite": "uniform"}, "participation.size"),
+        ({"size": 3}, "participation.size"),
+        ({"invite": "uniform", "size": 11}, "nearest: 10"),
+        ({"invite": "uniform", "size": 0}, "nearest: 1"),
+        ({"close": "first"}, "participation.first"),
+        ({"first": 2}, "participation.first"),
+        ({"close": "first", "first": 11}, "nearest: 10"),
+        ({"invite": "uniform", "size": 4, "close": "first", "first": 5}, "nearest: 4"),
+        ({"deadline": 0.0}, "participation.deadline"),
+    ],
+)
+def test_participation_refuses_numbers_that_do_not_fit(keys, words):
+    with pytest.raises(UsageError, match=words):
+        Participation(**keys).check(10)
+
+
+def test_speeds_refuse_what_they_cannot_do():
+    with pytest.raises(UsageError, match=r"speed\.rate"):
+        Exponential(rate=0.0).check("all")
+    with pytest.raises(UsageError, match=r"nearest: 1\.0"):
+        UniformDepth(stragglers=1.5).check("deadline")
+    with pytest.raises(UsageError, match="deadline"):
+        UniformDepth().check("all")
+    with pytest.raises(UsageError, match="one layer"):
+        UniformDepth(nothing=False, complete=False).depth(asked(shares=np.ones(1)))
+    with pytest.raises(UsageError, match="exponential"):
+        speed_class("exponentail")
+
+
+def test_the_layerwise_ones_are_known():
+    assert Salf.layerwise
+    assert not FedAvg.layerwise
