@@ -74,7 +74,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return the rows as a table for the terminal."""
     from rich.table import Column, Table
 
-    shown = Table("run", "status", *(Column(name, justify="right") for name in HEADINGS))
+    shown = Table(
+        Column("run", no_wrap=True, min_width=14), "status", *(Column(name, justify="right") for name in HEADINGS)
+    )
     for row in rows:
         shown.add_row(Path(row["run"]).name, row["status"], *(_cell(key, row[key]) for key in HEADINGS.values()))
     return shown

@@ -65,15 +65,15 @@ class Exponential(Speed):
     Attributes
     ----------
     rate : float
-        λ of ``T_i ~ Exp(λ)``, mean 1/λ seconds (``kind = "fixed"`` only).
-    kind : {"fixed", "dynamic-rate", "dynamic-scale"}
-        ``fixed``: T_i is drawn once. ``dynamic-rate``: ``λ_i ~ U[1/M, 1]`` once, ``T_i ~ Exp(λ_i)`` anew each
+        λ of ``T_i ~ Exp(λ)``, mean 1/λ seconds (``fixed`` and ``dynamic`` only).
+    kind : {"fixed", "dynamic", "dynamic-rate", "dynamic-scale"}
+        ``fixed``: T_i is drawn once. ``dynamic``: anew each round, the clients alike. ``dynamic-rate``: ``λ_i ~ U[1/M, 1]`` once, ``T_i ~ Exp(λ_i)`` anew each
         round (the paper's text). ``dynamic-scale``: the *mean* is drawn from ``U[1, M]`` (the released code).
     """
 
     model: Literal["exponential"] = "exponential"
     rate: float = 1.0
-    kind: Literal["fixed", "dynamic-rate", "dynamic-scale"] = "fixed"
+    kind: Literal["fixed", "dynamic", "dynamic-rate", "dynamic-scale"] = "fixed"
 
     def check(self, closes: str) -> None:
         """Refuse a rate that gives no finite time."""
@@ -85,6 +85,8 @@ class Exponential(Speed):
         rng = keyed(seed, "pace")
         if self.kind == "fixed":
             return rng.exponential(1.0 / self.rate, clients)
+        if self.kind == "dynamic":
+            return np.full(clients, 1.0 / self.rate)
         if self.kind == "dynamic-rate":
             return 1.0 / rng.uniform(1.0 / clients, 1.0, clients)
         return rng.uniform(1.0, clients, clients)

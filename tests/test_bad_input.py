@@ -120,6 +120,32 @@ def held(here: Path) -> None:
     store.create(here / "out", {"config": "{}", "data_dir": ""})
 
 
+def with_a_row(here: Path) -> None:
+    """A run of one round."""
+    held(here)
+    columns = [store.Column(name, (), "float64", "") for name in ("accuracy", "sim_seconds")]
+    columns.append(store.Column("client_accuracy", ("client",), "float64", ""))
+    segment = store.begin(here / "out", columns, {"client": range(2)}, 0, 1)
+    segment.write(0, {"accuracy": 0.5, "sim_seconds": 1.0, "client_accuracy": [0.5, 0.5]})
+    segment.close()
+
+
+def empty(here: Path) -> None:
+    (here / "empty").mkdir()
+
+
+def broken(here: Path) -> None:
+    (here / "out").mkdir()
+    (here / "out" / "run.h5").write_text("no")
+
+
+def foreign(here: Path) -> None:
+    """An HDF5 file of somebody else that has the same name."""
+    (here / "out").mkdir()
+    with h5py.File(here / "out" / "run.h5", "w") as file:
+        file["x"] = 1
+
+
 def without(name: str) -> Callable[[h5py.File], object]:
     def change(file: h5py.File) -> None:
         del file[name]
@@ -157,8 +183,8 @@ CASES = {
     "key-of-another-model": digits("model.kernel=3", "model.kernel", "unknown key"),
     "top-level-key": digits("round=3", "round:", "unknown key", "'rounds'"),
     "section": digits("algoritm.lr=3", "algoritm", "unknown key", "'algorithm'"),
-    "section-is-a-value": config(GOOD.replace('[model]\nname = "mlp"', 'model = "mlp"').replace(
-        'rounds = 2', 'rounds = 2\nevaluate = 3'), "evaluate"),
+    "section-is-a-value": config(GOOD.replace("clients = 6", "clients = 6\nevaluate = 3"), "evaluate", "3"),
+    "named-section-is-a-value": config("rounds = 2\nclients = 6\nalgorithm = 3", "algorithm", "table", "3"),
     "no-rounds": config(GOOD.replace("rounds = 2\n", ""), "rounds", "missing"),
     "no-algorithm": config(GOOD.replace('[algorithm]\nname = "fedavg"\n', ""), "algorithm.name"),
     # values
@@ -203,7 +229,9 @@ CASES = {
     "more-samples": fedavg("data.train_samples=2000", "data.train_samples", "2000", "nearest: 1437"),
     "first-beyond-the-cohort": fedavg(
         "participation.invite=uniform participation.size=4 participation.close=first participation.first=5",
-        "participation.first", "got 5", "nearest: 4",
+        "participation.first",
+        "got 5",
+        "nearest: 4",
     ),
     "size-beyond-the-clients": fedavg(
         "participation.invite=uniform participation.size=9", "participation.size", "got 9", "nearest: 8"
@@ -257,38 +285,26 @@ CASES = {
     ),
     "holds-a-run": Case("run salf-digits --out {here}/out", ("/out", "already holds a run", "--out", "resume"), held),
     **{
-        f"{command}-{name}": Case(f"{command} {{here}}/{name}", (f"/{name}", "no run folder"), lambda here: (here / "empty").mkdir())
+        f"{command}-{name}": Case(f"{command} {{here}}/{name}", (f"/{name}", "no run folder"), empty)
         for command in ("show", "show --json", "seal", "resume", "plot -o {here}/picture.png")
         for name in ("none", "empty")
     },
-    "resume-text": Case("resume {here}/out", ("run.h5", "cannot be read"), lambda here: broken(here / "out")),
-    "show-text": Case("show {here}/out", ("run.h5", "cannot be read"), lambda here: broken(here / "out")),
-    "resume-foreign": Case("resume {here}/out", ("run.h5",), lambda here: foreign(here / "out")),
-    "show-foreign": Case("show {here}/out", ("run.h5",), lambda here: foreign(here / "out")),
-    "resume-bad-config": Case("resume {here}/out", ("rounds",), held),
-    "picture-of-no-kind": Case("plot {here}/out -o {here}/picture.xyz", ("xyz",), held),
+    "resume-text": Case("resume {here}/out", ("run.h5", "cannot be read"), broken),
+    "show-text": Case("show {here}/out", ("run.h5", "cannot be read"), broken),
+    "resume-foreign": Case("resume {here}/out", ("run.h5",), foreign),
+    "show-foreign": Case("show {here}/out", ("run.h5",), foreign),
+    "resume-bad-config": Case("resume {here}/out", ("algorithm.name",), held),
+    "picture-of-no-kind": Case("plot {here}/out -o {here}/picture.xyz", ("xyz",), with_a_row),
     # the command line
     "option": Case("run salf-digits --outt {here}/out", ("hpcfl run", "--outt", "--out")),
     "command": Case("rum salf-digits", ("hpcfl", "rum")),
     "no-config": Case("run --out {here}/out", ("hpcfl run", "CONFIG")),
-    "option-without-a-value": Case("run salf-digits --out", ("hpcfl run", "--out")),
+    "option-without-a-value": Case("run salf-digits --out", ("--out", "argument")),
     "one-config-too-many": Case("run salf-digits drop-digits --out {here}/out", ("hpcfl run", "drop-digits")),
     "ranks-of-check": Case("check salf-digits --ranks few", ("--ranks", "few")),
     "check": Case("check salf-digits --set algorithm.lrr=1", ("algorithm.lrr", "'lr'")),
     "check-0-ranks": Case("check salf-digits --ranks 0", ("--ranks", "0")),
-}  # fmt: skip
-
-
-def broken(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "run.h5").write_text("no")
-
-
-def foreign(folder: Path) -> None:
-    """An HDF5 file of somebody else that has the same name."""
-    folder.mkdir()
-    with h5py.File(folder / "run.h5", "w") as file:
-        file["x"] = 1
+}
 
 
 def content(folder: Path) -> dict[str, bytes | None]:

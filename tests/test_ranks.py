@@ -131,6 +131,8 @@ def test_presets_of_the_demo_are_valid(name: str) -> None:
 
 def test_the_demo_runs_the_headline_formula() -> None:
     config = configs.load("salf-digits")
-    plan = config.participation.plan(config.speed, config.seed, 0, config.clients, np.array([1, 2 / 3, 1 / 3]), True)
+    plan = config.participation.plan(
+        config.speed, config.seed, 0, config.clients, np.array([1, 2 / 3, 1 / 3]), layerwise=True
+    )
     assert config.algorithm.missing == "exact"  # type: ignore[attr-defined]
     assert (plan.missing > 0).all()

@@ -78,7 +78,7 @@ def test_dynamic_means_are_the_specs(kind, mean, square):
     assert not mean_is(times, mean * 1.2, np.sqrt(2 * square - mean**2))
 
 
-@pytest.mark.parametrize("kind", ["dynamic-rate", "dynamic-scale"])
+@pytest.mark.parametrize("kind", ["dynamic", "dynamic-rate", "dynamic-scale"])
 def test_dynamic_times_are_drawn_anew_each_round_around_paces_that_stay(kind):
     speed = Exponential(kind=kind)
     rounds = np.array([speed.seconds(asked(7, round_, 20)) for round_ in range(300)])
@@ -198,6 +198,7 @@ SCENARIOS = {
     "fixed set, discarded": (UniformDepth(stragglers=1.0, redraw=False), 3, {"partial": "discard"}),
     "fixed set, sampled": (UniformDepth(stragglers=0.7, redraw=False), 10, {"invite": "uniform", "size": 2}),
     "sampled": (UniformDepth(stragglers=1.0), 10, {"invite": "uniform", "size": 2}),
+    "alike": (Exponential(kind="dynamic", rate=2.0), 3, {"deadline": 0.1}),
     "rates": (Exponential(kind="dynamic-rate"), 3, {"deadline": 0.4}),
     "scales": (Exponential(kind="dynamic-scale"), 3, {"deadline": 0.7}),
     "rates, discarded": (Exponential(kind="dynamic-rate"), 3, {"deadline": 1.0, "partial": "discard"}),

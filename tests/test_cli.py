@@ -1,0 +1,164 @@
+"""The commands, as a user types them; and that nothing but the data is needed for a run without a launcher."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from launcher import alone
+
+import hpcfl
+from hpcfl.cli import main
+
+GOLDEN = Path(__file__).parent / "golden" / "salf-digits.json"
+FEW = ["--set", "rounds=3", "--set", "evaluate.every=1"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in an empty folder, as a process alone, whoever else runs the tests."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hpcfl.launch.launched", lambda: False)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *runs: str) -> list[dict[str, Any]]:
+    """Return what ``hpcfl show --json`` prints."""
+    capsys.readouterr()
+    assert main(["show", "--json", *runs]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_run_show_plot_seal_and_resume(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["run", "salf-digits", *FEW]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"]
+    (row,) = shown(capsys, "runs/salf-digits")
+    assert row["status"] == "done"
+    assert row["rounds"] == 3
+    assert row["sim_seconds"] == pytest.approx(0.9)
+    assert len(row["state_sha256"]) == 64
+    assert f"accuracy {row['accuracy']:.4f}" in lines[-1]
+    assert main(["plot", "runs/salf-digits", "-o", "picture.png"]) == 0
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["seal", "runs/salf-digits"]) == 0
+    assert main(["resume", "runs/salf-digits"]) == 0
+    assert "done already" in capsys.readouterr().out
+    assert main(["show", "runs/salf-digits"]) == 0
+    assert "salf-digits" in capsys.readouterr().out
+
+
+def test_run_again_with_resume_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "fedavg-digits", *FEW, "--out", "one", "--quiet"]) == 0
+    before = shown(capsys, "one")
+    assert main(["run", "fedavg-digits", *FEW, "--out", "one", "--resume"]) == 0
+    assert shown(capsys, "one") == before
+
+
+def test_the_state_is_hashed_in_the_order_of_names(capsys: pytest.CaptureFixture[str]) -> None:
+    import hashlib
+
+    assert main(["run", "salf-digits", *FEW, "--out", "one", "--quiet"]) == 0
+    with h5py.File("one/checkpoints/round-000003.h5") as file:
+        tensors = {name: file["shared"][name][...] for name in file["shared"]}
+    bytes_ = b"".join(tensors[name].astype("<f4").tobytes() for name in sorted(tensors))
+    assert shown(capsys, "one")[0]["state_sha256"] == hashlib.sha256(bytes_).hexdigest()
+
+
+def test_the_run_folder_as_the_readme_reads_it() -> None:
+    assert main(["run", "salf-digits", *FEW, "--out", "runs/two", "--quiet"]) == 0
+    data = hpcfl.open_run("runs/two")
+    assert dict(data.sizes) == {"round": 3, "client": 8, "layer": 3, "rank": 1}
+    assert data["accuracy"].dropna("round").sizes["round"] == 3
+    assert data["sim_seconds"].dims == ("round",)
+    with h5py.File("runs/two/run.h5") as file:
+        np.testing.assert_array_equal(file["arrived"][:], data["arrived"])
+        assert file["depth"].dims[1][0][:].tolist() == list(range(8))
+        assert json.loads(file.attrs["config"])["algorithm"]["name"] == "salf"
+
+
+def test_what_is_recorded_agrees_with_itself() -> None:
+    assert main(["run", "salf-digits", "--set", "rounds=20", "--out", "one", "--quiet"]) == 0
+    data = hpcfl.open_run("one")
+    layers, depth = data.sizes["layer"], data["depth"].values
+    reached = depth[:, :, None] <= np.arange(1, layers + 1)
+    np.testing.assert_array_equal(data["layer_weight"], reached.sum(1))
+    np.testing.assert_array_equal(data["blocks"], reached.sum(2))
+    np.testing.assert_array_equal(data["arrived"], depth <= layers)
+    np.testing.assert_array_equal(data["visits"].sum("rank"), (depth <= layers).sum(1))
+    sizes = np.array([(64 + 1) * 32, (32 + 1) * 16, (16 + 1) * 10]) * 4
+    np.testing.assert_array_equal(data["message_bytes"], (reached.sum(1) * sizes).sum(1))
+    np.testing.assert_allclose(data["sim_seconds"], np.cumsum(data["round_seconds"]))
+
+
+def test_check_says_what_would_happen(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["check", "salf-digits"]) == 0
+    out = capsys.readouterr().out
+    assert "0.0907, 0.0273, 0.000747" in out  # exp(-0.3 · 8 / share) for shares 1, 2/3, 1/3
+    assert f"{4 * (65 * 32 + 33 * 16 + 17 * 10)} bytes per whole visit" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_list_names_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    for word in (
+        "salf-digits: salf on digits",
+        "table2-mlp-drop",
+        "  fedavg: ",
+        "persist_optimizer = False",
+        "clipped",
+    ):
+        assert word in out
+
+
+def test_users_own_data(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    with h5py.File("mine.h5", "w") as file:
+        for client in range(4):
+            for part, count in (("train", 30 + client), ("test", 9)):
+                labels = rng.integers(3, size=count)
+                file[f"clients/{client}/{part}/labels"] = labels
+                file[f"clients/{client}/{part}/features"] = np.eye(3)[labels] + rng.normal(0, 0.1, (count, 3))
+    Path("mine.toml").write_text(
+        'rounds = 30\nclients = 4\n[algorithm]\nname = "fedavg"\n'
+        '[data]\nname = "hdf5"\nfile = "mine.h5"\n[model]\nname = "mlp"\nhidden = []\n'
+    )
+    assert main(["run", "mine.toml", "--quiet"]) == 0
+    (row,) = shown(capsys, "runs/mine")
+    assert row["accuracy"] is None  # no global test set
+    assert row["client_accuracy"] == 1.0
+
+
+def test_golden_curve(capsys: pytest.CaptureFixture[str]) -> None:
+    """The preset's curve, loosely: processors differ in the last bits, and training amplifies them."""
+    assert main(["run", "salf-digits", "--out", "one", "--quiet"]) == 0
+    golden = json.loads(GOLDEN.read_text())
+    curve = hpcfl.open_run("one")["test_loss"].dropna("round")
+    for round_, loss in golden["test_loss"].items():
+        assert float(curve.sel(round=int(round_))) == pytest.approx(loss, rel=0.02)
+
+
+@pytest.mark.launch()
+def test_runs_where_there_is_no_mpi(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['mpi4py'] = None\n"  # any import of it fails
+        "from hpcfl.cli import main\n"
+        "sys.exit(main(['run', 'salf-digits', '--set', 'rounds=2', '--out', 'one']))"
+    )
+    ended = alone([sys.executable, "-c", code], 120, {"MPI4PY_LIBMPI": "/nonexistent", "PWD": str(tmp_path)})
+    assert (ended.code, ended.err) == (0, "")
+    assert "round 2/2" in ended.out
+
+
+@pytest.mark.launch()
+def test_an_mpi_launcher_without_mpi_is_told(tmp_path: Path) -> None:
+    env = {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI4PY_LIBMPI": "/nonexistent"}
+    ended = alone([sys.executable, "-m", "hpcfl", "run", "salf-digits", "--out", str(tmp_path / "one")], 60, env)
+    assert ended.code == 1
+    assert ended.err.startswith("hpcfl: started by an MPI launcher, but MPI cannot be loaded")
+    assert len(ended.err.splitlines()) == 1
