@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import play, resume, same, table
 
 from hpcfl import catalogue, store
 from hpcfl import config as configs
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.errors import UsageError
+from runs import play, resume, same, table
 
 NAMES = sorted(algorithms())
 FORBIDDEN = ("mpi4py", "h5py", "time", "os", "pathlib", "hpcfl.store", "hpcfl.lanes", "hpcfl.wire", "hpcfl.engine")

@@ -17,11 +17,11 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import World
-from launcher import alone, job, mpis
 
+from conftest import World
 from hpcfl import cli, store
 from hpcfl.ranks import launched
+from launcher import alone, job, mpis
 
 LIMIT = 180.0
 Array = np.ndarray[Any, Any]

@@ -10,10 +10,10 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from launcher import alone
 
 import hpcfl
 from hpcfl.cli import main
+from launcher import alone
 
 GOLDEN = Path(__file__).parent / "golden" / "salf-digits.json"
 FEW = ["--set", "rounds=3", "--set", "evaluate.every=1"]
@@ -143,7 +143,7 @@ def test_golden_curve(capsys: pytest.CaptureFixture[str]) -> None:
         assert float(curve.sel(round=int(round_))) == pytest.approx(loss, rel=0.02)
 
 
-@pytest.mark.launch()
+@pytest.mark.launch
 def test_runs_where_there_is_no_mpi(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['mpi4py'] = None\n"  # any import of it fails
@@ -155,7 +155,7 @@ def test_runs_where_there_is_no_mpi(tmp_path: Path) -> None:
     assert "round 2/2" in ended.out
 
 
-@pytest.mark.launch()
+@pytest.mark.launch
 def test_an_mpi_launcher_without_mpi_is_told(tmp_path: Path) -> None:
     env = {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI4PY_LIBMPI": "/nonexistent"}
     ended = alone([sys.executable, "-m", "hpcfl", "run", "salf-digits", "--out", str(tmp_path / "one")], 60, env)

@@ -3,13 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from toys import Rounds, cnn_task, load, mlp_task, plain, planned, read, same_bits, visits_of
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.config import typed
 from hpcfl.errors import UsageError
 from hpcfl.participation import Participation
 from hpcfl.speed import Equal, UniformDepth
+from toys import Rounds, cnn_task, load, mlp_task, plain, planned, read, same_bits, visits_of
 
 SIZES = [3, 20, 8, 11, 4]
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}

@@ -21,11 +21,11 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 import xarray
-from launcher import LIBRARIES, PREFIXES, ROOT, mpis
-from warm import Started, Warm
 
 from hpcfl import open_run, store
 from hpcfl.record import PER_RANK, WALL
+from launcher import LIBRARIES, PREFIXES, ROOT, mpis
+from warm import Started, Warm
 
 pytestmark = pytest.mark.launch
 

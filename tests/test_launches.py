@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from launcher import LIBRARIES, ROOT, job, mpis
 
 RANKS = (1, 2, 3, 4)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import METHODS, MODELS, play, resume, same, table
 
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.show import summary
+from runs import METHODS, MODELS, play, resume, same, table
 
 
 @pytest.mark.mpi

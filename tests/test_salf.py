@@ -7,6 +7,14 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.salf import Salf
+from hpcfl.config import typed
+from hpcfl.errors import UsageError
+from hpcfl.message import Sums
+from hpcfl.participation import Participation
+from hpcfl.speed import Equal, Exponential, UniformDepth
 from toys import (
     Rounds,
     cnn_task,
@@ -18,14 +26,6 @@ from toys import (
     same_bits,
     visits_of,
 )
-
-from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.algorithms.salf import Salf
-from hpcfl.config import typed
-from hpcfl.errors import UsageError
-from hpcfl.message import Sums
-from hpcfl.participation import Participation
-from hpcfl.speed import Equal, Exponential, UniformDepth
 
 L = 3
 ROUNDS = 2000

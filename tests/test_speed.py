@@ -5,7 +5,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from scipy import stats
-from toys import Rounds, mlp_task
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
@@ -15,6 +14,7 @@ from hpcfl.errors import UsageError
 from hpcfl.participation import Participation
 from hpcfl.plan import Invitation, Plan
 from hpcfl.speed import Equal, Exponential, Speed, UniformDepth, speed_class
+from toys import Rounds, mlp_task
 
 ALPHA = 1e-4  # chance of a false alarm per comparison; the seeds are fixed, so it is drawn once for all
 L = 4

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toys import cnn_task, full_batch, mlp_task, plain, plain_gradients, same_bits, visits_of
 
 from hpcfl.layers import Dropout, Stage
 from hpcfl.models.mlp import Mlp
 from hpcfl.task import Task
+from toys import cnn_task, full_batch, mlp_task, plain, plain_gradients, same_bits, visits_of
 
 SIZES = [3, 9, 5, 12]
 MAKERS = {"mlp": mlp_task, "cnn": cnn_task}
