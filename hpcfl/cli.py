@@ -16,6 +16,7 @@ DATA_DIR = click.option(
     "--data-dir", type=RUN, envvar="HPCFL_DATA", help="Folder of the data sets, one folder each (or HPCFL_DATA)."
 )
 SETTINGS = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of the config.")
+FORCE = click.option("--force", is_flag=True, help="Go on even if the run seems to be running, on a host that is gone.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress.")
 
 
@@ -35,20 +36,27 @@ def cli(context: click.Context, debug: bool) -> None:
 @DATA_DIR
 @click.option("--resume", "again", is_flag=True, help="Go on if the folder already holds this run.")
 @QUIET
+@FORCE
 def run(
-    config: str, settings: tuple[str, ...], out: Path | None, data_dir: Path | None, again: bool, quiet: bool
+    config: str,
+    settings: tuple[str, ...],
+    out: Path | None,
+    data_dir: Path | None,
+    again: bool,
+    quiet: bool,
+    force: bool,
 ) -> None:
     """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""
     from hpcfl.launch import launch, ordered_run, world
 
-    launch(lambda: ordered_run(config, settings, out, data_dir, again, quiet), world())
+    launch(lambda: ordered_run(config, settings, out, data_dir, again, quiet, force), world())
 
 
 @cli.command()
 @click.argument("folder", type=RUN)
 @DATA_DIR
 @QUIET
-@click.option("--force", is_flag=True, help="Even if the run seems to be running, on a host that is gone say.")
+@FORCE
 def resume(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -> None:
     """Go on with a run after its last checkpoint, on any number of ranks."""
     from hpcfl.launch import launch, ordered_resume, world

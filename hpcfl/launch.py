@@ -47,7 +47,13 @@ class Order:
 
 
 def ordered_run(
-    name: str, settings: Sequence[str], out: Path | None, data_dir: Path | None, resume: bool, quiet: bool
+    name: str,
+    settings: Sequence[str],
+    out: Path | None,
+    data_dir: Path | None,
+    resume: bool = False,
+    quiet: bool = False,
+    force: bool = False,
 ) -> Order | None:
     """Judge a new run: its config, its data's headers, its folder. Return None where nothing is left to do."""
     config = configs.load(name, settings)
@@ -55,7 +61,7 @@ def ordered_run(
     if (run_dir / "run.h5").exists():
         if not resume:
             raise UsageError(f"'{run_dir}' already holds a run: choose another --out, or hpcfl resume {run_dir}")
-        return ordered_resume(run_dir, data_dir, quiet)
+        return ordered_resume(run_dir, data_dir, quiet, force)
     config.check(data_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -66,7 +72,7 @@ def ordered_run(
     return Order(str(run_dir), config.text(), str(data_dir.resolve()) if data_dir else None, quiet=quiet)
 
 
-def ordered_resume(run_dir: Path, data_dir: Path | None, quiet: bool, force: bool = False) -> Order | None:
+def ordered_resume(run_dir: Path, data_dir: Path | None, quiet: bool = False, force: bool = False) -> Order | None:
     """Judge a resumption; a finished run says so and gives None. `force` passes over a run that seems to go on."""
     folder = store.run_folder(run_dir)
     status = store.read_status(folder)

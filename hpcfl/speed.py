@@ -67,8 +67,9 @@ class Exponential(Speed):
     rate : float
         λ of ``T_i ~ Exp(λ)``, mean 1/λ seconds (``fixed`` and ``dynamic`` only).
     kind : {"fixed", "dynamic", "dynamic-rate", "dynamic-scale"}
-        ``fixed``: T_i is drawn once. ``dynamic``: anew each round, the clients alike. ``dynamic-rate``: ``λ_i ~ U[1/M, 1]`` once, ``T_i ~ Exp(λ_i)`` anew each
-        round (the paper's text). ``dynamic-scale``: the *mean* is drawn from ``U[1, M]`` (the released code).
+        ``fixed``: T_i is drawn once. ``dynamic``: anew each round, the clients alike. ``dynamic-rate``:
+        ``λ_i ~ U[1/M, 1]`` once, ``T_i ~ Exp(λ_i)`` anew each round (the paper's text). ``dynamic-scale``: the
+        *mean* is drawn from ``U[1, M]`` (the released code).
     """
 
     model: Literal["exponential"] = "exponential"
