@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.errors import RunError, UsageError
-from hpcfl.ranks import launched
+from hpcfl.ranks import device, launched
 
 if TYPE_CHECKING:
     from hpcfl.engine import Job, Progress
@@ -108,8 +108,9 @@ def launch(judge: Callable[[], Order | None], comm: Any) -> None:
     from hpcfl.engine import Job
 
     size = 1 if comm is None else comm.Get_size()
-    job = _settled(comm, lambda: Job.of(config, order.data, size))
-    _settled(comm, lambda: _opened(order) if _first(comm) else None)
+    job = _settled(comm, lambda: Job.of(config, order.data, size, _device(comm)))
+    hosts = _hosts(comm)
+    _settled(comm, lambda: _opened(order, hosts) if _first(comm) else None)
     transport = _transport(comm)
     try:
         _rounds(job, order, transport)
@@ -156,14 +157,37 @@ def _resumed(job: Job, path: Path, transport: Transport) -> Progress:
     return now
 
 
-def _opened(order: Order) -> None:
+def _opened(order: Order, hosts: list[str]) -> None:
     """Make the run folder, or take it up again."""
     folder = Path(order.run_dir)
     if order.new:
-        facts = {"config": order.config, "data_dir": order.data_dir or "", "hosts": socket.gethostname()}
+        facts = {"config": order.config, "data_dir": order.data_dir or "", "hosts": json.dumps(hosts)}
         store.create(folder, facts | {"versions": json.dumps(_versions()), "git_commit": _git_commit()})
     (folder / "error.txt").unlink(missing_ok=True)
     store.write_status(folder, "running")
+
+
+def _hosts(comm: Any) -> list[str]:
+    """Return the host of each rank."""
+    if comm is None:
+        return [socket.gethostname()]
+    from hpcfl.wire import names
+
+    return names(comm, socket.gethostname())
+
+
+def _device(comm: Any) -> str:
+    """Return the device of this rank."""
+    import torch
+
+    if comm is None:
+        return device(0, torch.cuda.device_count())
+    from mpi4py import MPI
+
+    here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    local = here.Get_rank()
+    here.Free()
+    return device(local, torch.cuda.device_count())
 
 
 def _versions() -> dict[str, str]:

@@ -57,6 +57,11 @@ class Stage:
         if any(True for _ in modules.buffers()):
             raise NotImplementedError(f"stage {name}: modules with buffers are not supported")
 
+    @property
+    def foreign(self) -> bool:
+        """Whether the stage has a dropout that cannot be batched."""
+        return any(isinstance(module, nn.modules.dropout._DropoutNd) for module in self.modules)
+
     def __call__(self, params: dict[str, Tensor], x: Tensor, place: Place | None) -> Tensor:
         """Return the stage's output ``[c, B, …]``; `place` is None outside training."""
         for module, names in zip(self.modules, self.names):

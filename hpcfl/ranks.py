@@ -63,6 +63,11 @@ def cut(size: int, paces: Floats, ranks: int) -> list[Chunk]:
     ]
 
 
+def device(local_rank: int, visible: int) -> str:
+    """Return a rank's device: its own GPU by its rank on the host, the only one it is shown, or the CPU."""
+    return f"cuda:{local_rank % visible}" if visible else "cpu"
+
+
 def launched() -> bool:
     """Return whether an MPI launcher started this process (Open MPI, MPICH/hydra, or srun with a PMI)."""
     return any(key in os.environ for key in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"))

@@ -36,6 +36,14 @@ def tell(comm: MPI.Intracomm, text: str) -> str:
     return data.tobytes().decode()
 
 
+def names(comm: MPI.Intracomm, name: str) -> list[str]:
+    """Return every rank's name, in the order of the ranks; names are cut at 64 bytes."""
+    own = np.frombuffer(name.encode()[:64].ljust(64, b"\0"), dtype=np.uint8).copy()
+    found = np.empty((comm.Get_size(), 64), dtype=np.uint8)
+    wait([comm.Iallgather(own, found)])
+    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in found]
+
+
 def settle(comm: MPI.Intracomm, error: UsageError | RunError | None) -> None:
     """Raise on every rank if any rank has an error: its own on the first such rank, `Elsewhere` on the others."""
     rank, size = comm.Get_rank(), comm.Get_size()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpcfl import config as configs
-from hpcfl import store
+from hpcfl import ranks, store
 from hpcfl.show import summary
 from runs import METHODS, MODELS, play, resume, same, table
 
@@ -22,11 +22,11 @@ def test_any_number_of_ranks_gives_the_same_bits(
     world: Any, shared_dir: Path, facts: dict[str, Any], method: str, model: str, batched: bool
 ) -> None:
     values = table(method, model, batched)
-    ranks = play(world, values, shared_dir / "ranks", world.comm)
+    together = play(world, values, shared_dir / "ranks", world.comm)
     single = play(world, values, shared_dir / "single", None)
     if world.rank == 0:
-        same(ranks, single)
-        facts[f"{method} {model} {batched}"] = summary(ranks)["state_sha256"]
+        same(together, single)
+        facts[f"{method} {model} {batched}"] = summary(together)["state_sha256"]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -136,3 +136,36 @@ def test_the_demo_runs_the_headline_formula() -> None:
     )
     assert config.algorithm.missing == "exact"  # type: ignore[attr-defined]
     assert (plan.missing > 0).all()
+
+
+@pytest.mark.mpi
+def test_every_rank_knows_every_host(world: Any) -> None:
+    if world.comm is None:
+        pytest.skip("needs MPI")
+    from hpcfl.wire import names
+
+    assert names(world.comm, f"host{world.rank}") == [f"host{rank}" for rank in range(world.size)]
+
+
+def test_devices_by_local_rank_and_by_what_is_shown() -> None:
+    assert [ranks.device(local, 0) for local in (0, 3)] == ["cpu", "cpu"]
+    assert [ranks.device(local, 1) for local in (0, 3)] == ["cuda:0", "cuda:0"]
+    assert [ranks.device(local, 4) for local in (0, 3, 5)] == ["cuda:0", "cuda:3", "cuda:1"]
+
+
+def test_chunks_are_dealt_like_cards_fastest_first() -> None:
+    paces = np.array([5.0, 1.0, 4.0, 2.0, 3.0])
+    chunks = ranks.cut(2, paces, 3)
+    assert [chunk.clients.tolist() for chunk in chunks] == [[1, 3], [4, 2], [0]]
+    assert [chunk.rank for chunk in chunks] == [1, 2, 1]
+    assert [chunk.rank for chunk in ranks.cut(2, paces, 1)] == [0, 0, 0]
+    assert chunks[1].places(np.array([2, 4])).tolist() == [1, 0]
+
+
+def test_the_automatic_chunk_size_follows_from_the_config_alone() -> None:
+    assert ranks.chunk_size("auto", 100, 640_000) == 7
+    assert ranks.chunk_size("auto", 8, 640_000) == 1
+    assert ranks.chunk_size("auto", 10_000, 10_000) == 32
+    assert ranks.chunk_size("auto", 10_000, 10**9) == 1
+    assert ranks.chunk_size(False, 100, 1) == 1
+    assert ranks.chunk_size(6, 4, 1) == 4
