@@ -44,7 +44,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     yield f"chunks        {len(job.chunks)} of {size} clients; at most {held} clients per rank on {ranks} ranks"
     foreign = [stage.name for stage in job.task.stages if stage.foreign]
     if foreign:
-        yield f"note          {', '.join(foreign)}: torch's dropout runs client by client; hpcfl.layers.Dropout does not"
+        yield f"note          {', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"
     yield f"memory        about {_megabytes(job, size, held)} MB per client rank beside torch and MPI"
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -23,10 +24,10 @@ class Speaker:
 
     def __init__(self, rounds: int, first: int, quiet: bool = False) -> None:
         self.rounds, self.quiet = rounds, quiet
-        self.text = ""
+        self.text = self.short = ""
         self.bar: Progress | None = None
         if sys.stderr.isatty() and not quiet:
-            columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn()
+            columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn()
             self.bar = Progress(TextColumn("round"), *columns, console=Console(stderr=True))
             self.task = self.bar.add_task("", total=rounds, completed=first)
             self.bar.start()
@@ -34,9 +35,9 @@ class Speaker:
     def round(self, done: int, row: Mapping[str, Any]) -> None:
         """Tell of one round; in a log only where it was evaluated."""
         if "client_accuracy" in row:
-            self.text = describe(row)
+            self.text, self.short = describe(row), f"accuracy {accuracy_of(row):.4f}"
         if self.bar is not None:
-            self.bar.update(self.task, completed=done, description=self.text)
+            self.bar.update(self.task, completed=done, description=self.short)
         elif not self.quiet and "client_accuracy" in row:
             print(f"round {done}/{self.rounds}  {self.text}", flush=True)
 
@@ -46,11 +47,15 @@ class Speaker:
             self.bar.stop()
 
 
+def accuracy_of(row: Mapping[str, Any]) -> float:
+    """Return the global test accuracy, or where there is no global test set the mean over the clients' own."""
+    found = row["client_accuracy"]
+    known = found[~np.isnan(found)]
+    return float(row.get("accuracy", known.mean() if len(known) else np.nan))
+
+
 def describe(row: Mapping[str, Any]) -> str:
     """Return a row's headline figures."""
-    import numpy as np
-
-    accuracy = row.get("accuracy", np.nanmean(row["client_accuracy"]))
     arrived = f"{int(np.sum(row['arrived']))}/{int(np.sum(row['cohort']))} arrived"
     loss = f"loss {row['loss']:.4f}" if "loss" in row else "void"
-    return f"accuracy {accuracy:.4f}  {loss}  {arrived}  simulated {row['sim_seconds']:.1f} s"
+    return f"accuracy {accuracy_of(row):.4f}  {loss}  {arrived}  simulated {row['sim_seconds']:.1f} s"
