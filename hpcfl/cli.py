@@ -68,7 +68,13 @@ def resume(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -> Non
 @click.argument("config")
 @SETTINGS
 @DATA_DIR
-@click.option("--ranks", default=1, show_default=True, help="State placement and memory for so many MPI ranks.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="State placement and memory for so many MPI ranks.",
+)
 def check(config: str, settings: tuple[str, ...], data_dir: Path | None, ranks: int) -> None:
     """Validate CONFIG and print what it would do; nothing runs."""
     from hpcfl import check as checking

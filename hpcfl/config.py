@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, SerializeAsAny, ValidationError
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
 from hpcfl.algorithms import Algorithm, algorithm_class
 from hpcfl.data import Header, Source, source_class
@@ -79,10 +79,16 @@ class Config(Section):
     data: SerializeAsAny[Source]
     model: SerializeAsAny[Model]
 
+    @field_validator("batch_clients", mode="before")
+    @classmethod
+    def _no_zero(cls, value: Any) -> Any:
+        """Refuse 0, which Python takes for False."""
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            raise ValueError("expected 'auto', false or a number of at least 1")
+        return value
+
     def check(self, data_dir: Path | None) -> Header:
         """Raise UsageError where values do not go together or with the data's headers; return the headers."""
-        if self.batch_clients is not False and self.batch_clients != "auto" and self.batch_clients < 1:
-            raise UsageError(f"batch_clients: expected 'auto', false or at least 1, got {self.batch_clients}")
         self.participation.check(self.clients)
         self.speed.check(self.participation.close)
         self.algorithm.check(self.participation)
@@ -176,6 +182,7 @@ def _line(error: ValidationError, cls: type[Section], where: str) -> str:
     if first["type"] == "missing":
         return f"{key}: missing"
     message = first["msg"].replace("Input should be", "expected").replace(" a valid ", " ").lower()
+    message = message.removeprefix("value error, ")
     value = first["input"]
     choice = first.get("ctx", {}).get("expected", "")
     hint = nearest(value, choice.replace("'", "").replace(" or ", ", ").split(", ")) if isinstance(value, str) else ""

@@ -63,13 +63,16 @@ def ordered_run(
             raise UsageError(f"'{run_dir}' already holds a run: choose another --out, or hpcfl resume {run_dir}")
         return ordered_resume(run_dir, data_dir, quiet, force)
     config.check(data_dir)
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / ".writable").touch()
-        (run_dir / ".writable").unlink()
-    except OSError as error:
-        raise UsageError(f"'{run_dir}' cannot be written: {error.strerror}; expected a writable folder") from None
+    _check_writable(run_dir)
     return Order(str(run_dir), config.text(), str(data_dir.resolve()) if data_dir else None, quiet=quiet)
+
+
+def _check_writable(run_dir: Path) -> None:
+    """Raise UsageError where the folder cannot be made or written, without making it."""
+    there = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        reason = "cannot be written" if there.is_dir() else "is no folder"
+        raise UsageError(f"'{run_dir}' cannot be written: '{there}' {reason}; expected a writable folder")
 
 
 def ordered_resume(run_dir: Path, data_dir: Path | None, quiet: bool = False, force: bool = False) -> Order | None:
@@ -162,7 +165,10 @@ def _opened(order: Order, hosts: list[str]) -> None:
     folder = Path(order.run_dir)
     if order.new:
         facts = {"config": order.config, "data_dir": order.data_dir or "", "hosts": json.dumps(hosts)}
-        store.create(folder, facts | {"versions": json.dumps(_versions()), "git_commit": _git_commit()})
+        try:
+            store.create(folder, facts | {"versions": json.dumps(_versions()), "git_commit": _git_commit()})
+        except OSError as error:
+            raise UsageError(f"'{folder}' cannot be written: {error.strerror}") from None
     (folder / "error.txt").unlink(missing_ok=True)
     store.write_status(folder, "running")
 

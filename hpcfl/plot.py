@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcfl import store
+from hpcfl.errors import UsageError, nearest
 
 
 def plot(runs: Sequence[Path], picture: Path) -> None:
@@ -18,6 +19,9 @@ def plot(runs: Sequence[Path], picture: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
+    kinds = plt.figure().canvas.get_supported_filetypes()
+    if picture.suffix.removeprefix(".") not in kinds:
+        raise UsageError(f"'{picture}': no picture of that kind{nearest(picture.suffix.removeprefix('.'), kinds)}")
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for path in runs:
         data = store.open_run(path)

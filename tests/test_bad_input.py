@@ -58,6 +58,13 @@ def fedavg(settings: str, *words: str) -> Case:
     return digits(settings, *words, preset="fedavg-digits")
 
 
+def late(settings: str, *words: str) -> Case:
+    """A run with stragglers of uniform depth."""
+    pairs = "".join(f" --set {setting}" for setting in settings.split())
+    typed = f"run {{here}}/my.toml{pairs} --out {{here}}/out"
+    return Case(typed, words, lambda here: (here / "my.toml").write_text(GOOD + LATE))
+
+
 def config(text: str, *words: str) -> Case:
     """A run of a TOML file."""
     return Case("run {here}/my.toml --out {here}/out", words, lambda here: (here / "my.toml").write_text(text))
@@ -171,11 +178,18 @@ name = "digits"
 name = "mlp"
 """
 
+LATE = """
+[participation]
+close = "deadline"
+[speed]
+model = "uniform-depth"
+"""
+
 CASES = {
     # keys
     "key": digits("algorithm.lrr=1", "algorithm.lrr", "unknown key", "'lr'"),
     "key-of-participation": digits("participation.dedline=1", "participation.dedline", "'deadline'"),
-    "key-of-speed": digits("speed.straglers=0.5", "speed.straglers", "'stragglers'"),
+    "key-of-speed": late("speed.straglers=0.5", "speed.straglers", "'stragglers'"),
     "key-of-data": digits("data.partitions=iid", "data.partitions", "'partition'"),
     "key-of-model": digits("model.hiden=[3]", "model.hiden", "'hidden'"),
     "key-of-evaluate": digits("evaluate.evry=2", "evaluate.evry", "'every'"),
@@ -202,16 +216,16 @@ CASES = {
     "keep-none": digits("checkpoint.keep=0", "checkpoint.keep", "1", "got 0"),
     "batch-clients": digits("batch_clients=0", "batch_clients", "1", "got 0"),
     "batch-clients-text": digits("batch_clients=some", "batch_clients", "some"),
-    "stragglers": digits("speed.stragglers=1.5", "speed.stragglers", "1.5", "nearest: 1.0"),
-    "stragglers-below-0": digits("speed.stragglers=-0.5", "speed.stragglers", "-0.5", "nearest: 0.0"),
-    "stragglers-nan": digits("speed.stragglers=nan", "speed.stragglers", "nan"),
+    "stragglers": late("speed.stragglers=1.5", "speed.stragglers", "1.5", "nearest: 1.0"),
+    "stragglers-below-0": late("speed.stragglers=-0.5", "speed.stragglers", "-0.5", "nearest: 0.0"),
+    "stragglers-nan": late("speed.stragglers=nan", "speed.stragglers", "nan"),
     "deadline-0": digits("participation.deadline=0.0", "participation.deadline", "0.0"),
     "deadline-below-0": digits("participation.deadline=-1.0", "participation.deadline", "-1.0"),
     "deadline-nan": digits("participation.deadline=nan", "participation.deadline", "nan"),
     "step-nan": digits("algorithm.lr=nan", "algorithm.lr", "nan"),
-    "rate-nan": fedavg("speed.model=exponential speed.rate=nan", "speed.rate", "nan"),
+    "rate-nan": fedavg("speed.rate=nan", "speed.rate", "nan"),
     "alpha-nan": fedavg("data.partition=dirichlet data.alpha=nan", "data.alpha", "nan"),
-    "rate-0": fedavg("speed.model=exponential speed.rate=0.0", "speed.rate", "0.0"),
+    "rate-0": fedavg("speed.rate=0.0", "speed.rate", "0.0"),
     "width-0": digits("model.hidden=[32,0]", "model.hidden", "at least 1", "0"),
     "dropout-1": digits("model.dropout=1.0", "model.dropout", "1.0"),
     "batch-below-0": digits("algorithm.batch=-1", "algorithm.batch", "-1"),
@@ -238,7 +252,7 @@ CASES = {
     ),
     "size-without-sampling": fedavg("participation.size=4", "participation.size", "'uniform'"),
     "first-is-not-said": fedavg("participation.close=first", "participation.first", "'first'"),
-    "depths-without-a-deadline": digits(
+    "depths-without-a-deadline": late(
         "participation.close=all", "speed.model", "'uniform-depth'", "participation.close", "'deadline'", "'all'"
     ),
     "epochs-and-steps": fedavg("algorithm.epochs=1 algorithm.steps=1", "epochs = 1", "steps = 1"),
@@ -386,9 +400,10 @@ def test_all_is_judged_before_torch_is_imported(tmp_path: Path, monkeypatch: pyt
     argvs = {}
     for name, case in CASES.items():
         if case.ranks == 1:
-            (tmp_path / name).mkdir()
-            case.prepare(tmp_path / name)
-            argvs[name] = case.argv(tmp_path / name)
+            here = tmp_path / str(len(argvs))
+            here.mkdir()
+            case.prepare(here)
+            argvs[name] = case.argv(here)
     ended = alone([sys.executable, "-c", SEVERAL, json.dumps(argvs)], LIMIT)
     found = json.loads(ended.out.splitlines()[-1])
     assert found == {"codes": dict.fromkeys(argvs, 2), "torch": False, "mpi": False}

@@ -53,9 +53,12 @@ def run_attributes(run_dir: Path) -> dict[str, Any]:
     """Return the attributes of run.h5."""
     try:
         with h5py.File(run_dir / "run.h5", "r") as file:
-            return {name: file.attrs[name] for name in file.attrs}
+            found = {name: file.attrs[name] for name in file.attrs}
     except OSError as error:
         raise UsageError(f"{run_dir / 'run.h5'} cannot be read: {error}") from error
+    if "config" not in found or "segments" not in found:
+        raise UsageError(f"{run_dir / 'run.h5'} cannot be read: it is no run's table")
+    return found
 
 
 def segment_paths(run_dir: Path) -> list[Path]:
