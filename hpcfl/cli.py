@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from hpcfl.errors import Elsewhere, RunError, UsageError
+from hpcfl.errors import Elsewhere, Told, UsageError
 
 RUN = click.Path(path_type=Path)
 DATA_DIR = click.option(
@@ -145,10 +145,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Carry out a command; return its exit code. Errors of usage are one line on stderr, from one rank."""
     try:
         _run(arguments)
-    except (UsageError, RunError) as error:
-        if "--debug" in (arguments or sys.argv):
-            traceback.print_exc()
-        print(f"hpcfl: {error}", file=sys.stderr, flush=True)
+    except Told as error:
+        from hpcfl.launch import speaks
+
+        if speaks(error):
+            if "--debug" in (arguments or sys.argv):
+                traceback.print_exc()
+            print(f"hpcfl: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, UsageError) else 1
     except SystemExit as end:
         return int(end.code or 0)

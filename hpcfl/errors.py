@@ -6,11 +6,23 @@ import difflib
 from collections.abc import Iterable
 
 
-class UsageError(Exception):
+class Told(Exception):  # noqa: N818
+    """An error that is told in one line, without a traceback.
+
+    Attributes
+    ----------
+    settled : bool
+        All ranks know of it, and this is the one that speaks.
+    """
+
+    settled = False
+
+
+class UsageError(Told):
     """What the user asked for cannot be run (exit code 2). The message is one line."""
 
 
-class RunError(Exception):
+class RunError(Told):
     """A run could not go on (exit code 1). The message is one line."""
 
 

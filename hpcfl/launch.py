@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcfl import config as configs
 from hpcfl import store
-from hpcfl.errors import RunError, UsageError
+from hpcfl.errors import Elsewhere, RunError, Told, UsageError
 from hpcfl.ranks import device, launched
 
 if TYPE_CHECKING:
@@ -115,23 +115,28 @@ def launch(judge: Callable[[], Order | None], comm: Any) -> None:
     hosts = _hosts(comm)
     _settled(comm, lambda: _opened(order, hosts) if _first(comm) else None)
     transport = _transport(comm)
+    now = _settled(comm, lambda: _begun(job, order, transport))
     try:
-        _rounds(job, order, transport)
-    except (UsageError, RunError):
-        raise
+        _rounds(job, order, transport, now)
     except BaseException as error:
         _fail(comm, Path(order.run_dir), error)
     transport.leave()
 
 
-def _rounds(job: Job, order: Order, transport: Transport) -> None:
-    """Run the rounds from the start or the checkpoint, recorded by the server."""
+def _begun(job: Job, order: Order, transport: Transport) -> Progress:
+    """Return where this rank begins: before round 0, or after the checkpoint."""
+    if order.checkpoint is None:
+        return job.begin(transport)
+    return _resumed(job, Path(order.checkpoint), transport)
+
+
+def _rounds(job: Job, order: Order, transport: Transport, now: Progress) -> None:
+    """Run the rounds that are left, recorded by the server."""
     from hpcfl.engine import run
     from hpcfl.progress import Speaker
     from hpcfl.record import Recorder
 
     folder = Path(order.run_dir)
-    now = _resumed(job, Path(order.checkpoint), transport) if order.checkpoint else job.begin(transport)
     recorder = None
     if transport.serves:
         speaker = Speaker(job.config.rounds, now.round, order.quiet)
@@ -223,6 +228,23 @@ def world() -> Any:
     return MPI.COMM_WORLD
 
 
+def speaks(error: Told) -> bool:
+    """Return whether this rank is the one to tell of an error; where all ranks had it at once, the first is."""
+    if error.settled or not launched():
+        return True
+    try:
+        _settled(world(), lambda: _raised(error))
+    except Elsewhere:
+        return False
+    except Told:
+        return True
+    return True
+
+
+def _raised(error: Told) -> None:
+    raise error
+
+
 def _first(comm: Any) -> bool:
     return comm is None or comm.Get_rank() == 0
 
@@ -257,7 +279,7 @@ def _settled(comm: Any, make: Callable[[], T]) -> T:
     error, made = None, None
     try:
         made = make()
-    except (UsageError, RunError) as caught:
+    except Told as caught:
         error = caught
     settle(comm, error)
     return made  # type: ignore[return-value]
