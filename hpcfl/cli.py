@@ -47,7 +47,8 @@ def run(
     force: bool,
 ) -> None:
     """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""
-    from hpcfl.launch import launch, ordered_run, world
+    from hpcfl.launch import launch, world
+    from hpcfl.orders import ordered_run
 
     launch(lambda: ordered_run(config, settings, out, data_dir, again, quiet, force), world())
 
@@ -59,7 +60,8 @@ def run(
 @FORCE
 def resume(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -> None:
     """Go on with a run after its last checkpoint, on any number of ranks."""
-    from hpcfl.launch import launch, ordered_resume, world
+    from hpcfl.launch import launch, world
+    from hpcfl.orders import ordered_resume
 
     launch(lambda: ordered_resume(folder, data_dir, quiet, force), world())
 

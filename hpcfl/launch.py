@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.errors import Elsewhere, RunError, Told, UsageError
+from hpcfl.orders import Order
 from hpcfl.ranks import device, launched
 
 if TYPE_CHECKING:
@@ -29,82 +30,27 @@ T = TypeVar("T")
 GIVE_UP_SECONDS = 30.0  # how long a failed rank waits for the one that speaks to end the job
 
 
-@dataclass(frozen=True)
-class Order:
-    """What rank 0 tells the others to do."""
-
-    run_dir: str
-    config: str
-    data_dir: str | None
-    checkpoint: str | None = None
-    new: bool = True
-    quiet: bool = False
-
-    @property
-    def data(self) -> Path | None:
-        """The folder of the data sets."""
-        return Path(self.data_dir) if self.data_dir else None
-
-
-def ordered_run(
-    name: str,
-    settings: Sequence[str],
-    out: Path | None,
-    data_dir: Path | None,
-    resume: bool = False,
-    quiet: bool = False,
-    force: bool = False,
-) -> Order | None:
-    """Judge a new run: its config, its data's headers, its folder. Return None where nothing is left to do."""
-    config = configs.load(name, settings)
-    run_dir = out or Path("runs") / Path(name).stem
-    if (run_dir / "run.h5").exists():
-        if not resume:
-            raise UsageError(f"'{run_dir}' already holds a run: choose another --out, or hpcfl resume {run_dir}")
-        return ordered_resume(run_dir, data_dir, quiet, force)
-    config.check(data_dir)
-    _check_writable(run_dir)
-    return Order(str(run_dir), config.text(), str(data_dir.resolve()) if data_dir else None, quiet=quiet)
-
-
-def _check_writable(run_dir: Path) -> None:
-    """Raise UsageError where the folder cannot be made or written, without making it."""
-    there = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if os.path.lexists(path))
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        reason = "cannot be written" if there.is_dir() else "is no folder"
-        raise UsageError(f"'{run_dir}' cannot be written: '{there}' {reason}; expected a writable folder")
-
-
-def ordered_resume(run_dir: Path, data_dir: Path | None, quiet: bool = False, force: bool = False) -> Order | None:
-    """Judge a resumption; a finished run says so and gives None. `force` passes over a run that seems to go on."""
-    folder = store.run_folder(run_dir)
-    status = store.read_status(folder)
-    if status.state == "done":
-        print(f"'{folder}' is done already")
-        return None
-    if status.state == "running" and not force:
-        raise UsageError(
-            f"'{folder}' is running on {status.host} (pid {status.pid}); if that is no more so, add --force"
-        )
-    attributes = store.run_attributes(folder)
-    data = data_dir or (Path(attributes["data_dir"]) if attributes["data_dir"] else None)
-    configs.from_text(attributes["config"]).check(data)
-    found = store.latest(folder)
-    place = str(data) if data else None
-    return Order(str(folder), attributes["config"], place, str(found) if found else None, new=False, quiet=quiet)
-
-
 def launch(judge: Callable[[], Order | None], comm: Any) -> None:
     """Carry out what rank 0's `judge` says, on all ranks of `comm` (None: on this process alone).
 
     Raises
     ------
     UsageError, RunError
-        On one rank; on the others `hpcfl.lanes.Elsewhere`.
+        On one rank; on the others `hpcfl.errors.Elsewhere`. Any other error ends the job.
     """
-    order = _told(comm, judge)
-    if order is None:
-        return
+    order = None
+    try:
+        order = _told(comm, judge)
+        if order is not None:
+            _carried_out(order, comm)
+    except (Told, Elsewhere):
+        raise
+    except BaseException as error:
+        _fail(comm, Path(order.run_dir) if order else None, error)
+
+
+def _carried_out(order: Order, comm: Any) -> None:
+    """Put the job together on every rank, then run it."""
     config = configs.from_text(order.config)
     # before torch is loaded: its worker threads read it once
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
@@ -118,7 +64,7 @@ def launch(judge: Callable[[], Order | None], comm: Any) -> None:
     now = _settled(comm, lambda: _begun(job, order, transport))
     try:
         _rounds(job, order, transport, now)
-    except BaseException as error:
+    except Told as error:  # on this rank only: the others are in the middle of a round
         _fail(comm, Path(order.run_dir), error)
     transport.leave()
 
@@ -152,7 +98,7 @@ def _resumed(job: Job, path: Path, transport: Transport) -> Progress:
     """Return what a checkpoint holds; each rank reads the clients it hosts."""
     import torch
 
-    saved = store.load(path)
+    saved = store.load(path, personal=False)
     now = job.begin(transport)
     now.round, now.clock = saved.round, dict(saved.clock)
     now.shared = {name: torch.from_numpy(saved.shared[name]).to(value) for name, value in now.shared.items()}
@@ -285,17 +231,28 @@ def _settled(comm: Any, make: Callable[[], T]) -> T:
     return made  # type: ignore[return-value]
 
 
-def _fail(comm: Any, folder: Path, error: BaseException) -> None:
+def _fail(comm: Any, folder: Path | None, error: BaseException) -> None:
     """End the whole job after an error that nobody foresaw: one traceback, the status written, no rank left."""
-    text = "".join(traceback.format_exception(error))
     who = "" if comm is None else f"rank {comm.Get_rank()} of {comm.Get_size()}: "
-    try:
-        with (folder / "error.txt").open("x") as file:  # whoever creates it speaks
-            file.write(who + text)
+    text = "".join(traceback.format_exception(error))
+    if not _claimed(folder, who + text):
+        time.sleep(GIVE_UP_SECONDS)  # another rank speaks and is about to end the job
+    else:
         print(f"hpcfl: {who}{type(error).__name__}: {error}\n{text}", end="", file=sys.stderr, flush=True)
-        store.write_status(folder, "failed", f"{who}{type(error).__name__}: {error}")
-    except FileExistsError:
-        time.sleep(GIVE_UP_SECONDS)
+        if folder is not None and (folder / "run.h5").exists():
+            store.write_status(folder, "failed", f"{who}{type(error).__name__}: {error}")
     if comm is not None:
         comm.Abort(1)
     raise SystemExit(1)
+
+
+def _claimed(folder: Path | None, text: str) -> bool:
+    """Return whether this rank is the first to write down an error of the run, if there is a run yet."""
+    if folder is None or not folder.is_dir():
+        return True
+    try:
+        with (folder / "error.txt").open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        return False
+    return True

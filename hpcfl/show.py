@@ -62,7 +62,7 @@ def summary(path: Path) -> dict[str, Any]:
         "void": int((data["void"] == 1).sum()),
         "sim_seconds": _last(data["sim_seconds"].values, 1),
         "wall_seconds": _last(data["wall_seconds"].values, 1),
-        "state_sha256": digest(store.load(newest).shared) if newest else None,
+        "state_sha256": digest(store.load(newest, personal=False).shared) if newest else None,
     }
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from hpcfl import store
-from hpcfl.launch import launch, ordered_resume, ordered_run
+from hpcfl.launch import launch
+from hpcfl.orders import ordered_resume, ordered_run
 from hpcfl.record import PER_RANK, WALL
 from hpcfl.show import summary
 

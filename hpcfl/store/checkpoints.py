@@ -95,8 +95,8 @@ def latest(run_dir: Path) -> Path | None:
     return None
 
 
-def load(path: Path) -> Checkpoint:
-    """Read a whole checkpoint.
+def load(path: Path, personal: bool = True) -> Checkpoint:
+    """Read a checkpoint, with the clients' personal state or without.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def load(path: Path) -> Checkpoint:
             return Checkpoint(
                 round=int(file.attrs["round"]),
                 shared={name: np.asarray(item[()]) for name, item in file["shared"].items()},
-                personal=read_chunks(file["personal"]),
+                personal=read_chunks(file["personal"]) if personal else [],
                 clock={name: float(value) for name, value in file["clock"].attrs.items()},
             )
     except (OSError, KeyError) as error:

@@ -1,0 +1,77 @@
+"""What a run is told to do, judged by rank 0 before anything heavy starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcfl import config as configs
+from hpcfl import store
+from hpcfl.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Order:
+    """What rank 0 tells the others to do."""
+
+    run_dir: str
+    config: str
+    data_dir: str | None
+    checkpoint: str | None = None
+    new: bool = True
+    quiet: bool = False
+
+    @property
+    def data(self) -> Path | None:
+        """The folder of the data sets."""
+        return Path(self.data_dir) if self.data_dir else None
+
+
+def ordered_run(
+    name: str,
+    settings: Sequence[str],
+    out: Path | None,
+    data_dir: Path | None,
+    resume: bool = False,
+    quiet: bool = False,
+    force: bool = False,
+) -> Order | None:
+    """Judge a new run: its config, its data's headers, its folder. Return None where nothing is left to do."""
+    config = configs.load(name, settings)
+    run_dir = out or Path("runs") / Path(name).stem
+    if (run_dir / "run.h5").exists():
+        if not resume:
+            raise UsageError(f"'{run_dir}' already holds a run: choose another --out, or hpcfl resume {run_dir}")
+        return ordered_resume(run_dir, data_dir, quiet, force)
+    config.check(data_dir)
+    _check_writable(run_dir)
+    return Order(str(run_dir), config.text(), str(data_dir.resolve()) if data_dir else None, quiet=quiet)
+
+
+def _check_writable(run_dir: Path) -> None:
+    """Raise UsageError where the folder cannot be made or written, without making it."""
+    there = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        reason = "cannot be written" if there.is_dir() else "is no folder"
+        raise UsageError(f"'{run_dir}' cannot be written: '{there}' {reason}; expected a writable folder")
+
+
+def ordered_resume(run_dir: Path, data_dir: Path | None, quiet: bool = False, force: bool = False) -> Order | None:
+    """Judge a resumption; a finished run says so and gives None. `force` passes over a run that seems to go on."""
+    folder = store.run_folder(run_dir)
+    status = store.read_status(folder)
+    if status.state == "done":
+        print(f"'{folder}' is done already")
+        return None
+    if status.state == "running" and not force:
+        raise UsageError(
+            f"'{folder}' is running on {status.host} (pid {status.pid}); if that is no more so, add --force"
+        )
+    attributes = store.run_attributes(folder)
+    data = data_dir or (Path(attributes["data_dir"]) if attributes["data_dir"] else None)
+    configs.from_text(attributes["config"]).check(data)
+    found = store.latest(folder)
+    place = str(data) if data else None
+    return Order(str(folder), attributes["config"], place, str(found) if found else None, new=False, quiet=quiet)
