@@ -48,7 +48,7 @@ def job(mpi: str, ranks: int, command: Sequence[str], limit: float, env: Mapping
 
 
 def alone(command: Sequence[str], limit: float, env: Mapping[str, str] | None = None) -> Ended:
-    """Run a command as its own process group; end the whole group when the time is up."""
+    """Run a command as its own process group; end it with all its descendants when the time is up."""
     child = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -61,7 +61,8 @@ def alone(command: Sequence[str], limit: float, env: Mapping[str, str] | None = 
     try:
         out, err = child.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
+        for pid in descendants(child.pid):  # launchers put their ranks into groups of their own
+            kill_one(pid)
         out, err = child.communicate()
         raise AssertionError(f"no end after {limit} s:\n{out[-4000:]}\n{err[-4000:]}") from None
     assert not survivors(child.pid), "the job left processes behind"
@@ -75,3 +76,29 @@ def survivors(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def descendants(pid: int) -> list[int]:
+    found = [pid]
+    for parent in found:
+        for task in Path(f"/proc/{parent}/task").glob("*"):
+            try:
+                found += [int(word) for word in (task / "children").read_text().split()]
+            except OSError:  # it has ended
+                continue
+    return found
+
+
+def kill_one(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def alive(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"

@@ -24,7 +24,7 @@ import xarray
 
 from hpcfl import open_run, store
 from hpcfl.record import PER_RANK, WALL
-from launcher import LIBRARIES, PREFIXES, ROOT, mpis
+from launcher import LIBRARIES, PREFIXES, ROOT, alive, descendants, kill_one, mpis
 from warm import Started, Warm
 
 pytestmark = pytest.mark.launch
@@ -447,32 +447,6 @@ class Ranks:
             raise
         lost = (signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGKILL)
         return -signal.SIGKILL if self.killed or code in lost else code
-
-
-def descendants(pid: int) -> list[int]:
-    found = [pid]
-    for parent in found:
-        for task in Path(f"/proc/{parent}/task").glob("*"):
-            try:
-                found += [int(word) for word in (task / "children").read_text().split()]
-            except OSError:  # it has ended
-                continue
-    return found
-
-
-def kill_one(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def alive(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] not in "ZX"
 
 
 RANK_FAULTS = ["metrics:1", "metrics:14", "checkpoint:1", "checkpoint:6", "table:2", "metrics:30"]
