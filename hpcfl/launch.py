@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import socket
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +17,7 @@ from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.errors import Elsewhere, RunError, Told, UsageError
 from hpcfl.orders import Order
+from hpcfl.provenance import git_commit, versions
 from hpcfl.ranks import device, launched
 
 if TYPE_CHECKING:
@@ -117,7 +115,7 @@ def _opened(order: Order, hosts: list[str]) -> None:
     if order.new:
         facts = {"config": order.config, "data_dir": order.data_dir or "", "hosts": json.dumps(hosts)}
         try:
-            store.create(folder, facts | {"versions": json.dumps(_versions()), "git_commit": _git_commit()})
+            store.create(folder, facts | {"versions": json.dumps(versions()), "git_commit": git_commit()})
         except OSError as error:
             raise UsageError(f"'{folder}' cannot be written: {error.strerror}") from None
     (folder / "error.txt").unlink(missing_ok=True)
@@ -145,20 +143,6 @@ def _device(comm: Any) -> str:
     local = here.Get_rank()
     here.Free()
     return device(local, torch.cuda.device_count())
-
-
-def _versions() -> dict[str, str]:
-    packages = ("hpcfl", "torch", "numpy", "h5py", "mpi4py")
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}
-
-
-def _git_commit() -> str:
-    """Return the commit of the checkout that this package lies in; empty where it lies in none."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
 
 
 def world() -> Any:
