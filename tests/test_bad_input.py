@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ import pytest
 from conftest import World
 from hpcfl import cli, store
 from hpcfl.ranks import launched
-from launcher import alone, job, mpis
+from launcher import Ended, alone, job, mpis
 
 LIMIT = 180.0
 Array = np.ndarray[Any, Any]
@@ -48,26 +49,20 @@ class Case:
         return [word.replace("{here}", str(here)) for word in shlex.split(self.typed)]
 
 
-def digits(settings: str, *words: str, ranks: int = 1, preset: str = "salf-digits") -> Case:
-    """A run of a preset with settings that do not go together."""
-    pairs = "".join(f" --set {shlex.quote(setting)}" for setting in settings.split())
-    return Case(f"run {preset}{pairs} --out {{here}}/out", words, ranks=ranks)
+def salf(settings: str, *words: str, ranks: int = 1) -> Case:
+    """A run with settings that do not go together."""
+    return config(SALF, *words, settings=settings, ranks=ranks)
 
 
 def fedavg(settings: str, *words: str) -> Case:
-    return digits(settings, *words, preset="fedavg-digits")
+    return config(FEDAVG, *words, settings=settings)
 
 
-def late(settings: str, *words: str) -> Case:
-    """A run with stragglers of uniform depth."""
-    pairs = "".join(f" --set {setting}" for setting in settings.split())
-    typed = f"run {{here}}/my.toml{pairs} --out {{here}}/out"
-    return Case(typed, words, lambda here: (here / "my.toml").write_text(GOOD + LATE))
-
-
-def config(text: str, *words: str) -> Case:
+def config(text: str, *words: str, settings: str = "", ranks: int = 1) -> Case:
     """A run of a TOML file."""
-    return Case("run {here}/my.toml --out {here}/out", words, lambda here: (here / "my.toml").write_text(text))
+    pairs = "".join(f" --set {shlex.quote(setting)}" for setting in settings.split())
+    typed = f"run {{here}}/my.toml{pairs} --out {{here}}/out"
+    return Case(typed, words, lambda here: (here / "my.toml").write_text(text), ranks)
 
 
 def mnist(change: Prepare, *words: str) -> Case:
@@ -167,9 +162,9 @@ def wider(file: h5py.File) -> None:
         file[f"clients/2/{part}/features"] = np.ones((4, 6), np.float32)
 
 
-GOOD = """
+FEDAVG = """
 rounds = 2
-clients = 6
+clients = 8
 [algorithm]
 name = "fedavg"
 [data]
@@ -177,65 +172,72 @@ name = "digits"
 [model]
 name = "mlp"
 """
-
-LATE = """
+SALF = """
+rounds = 2
+clients = 8
+[algorithm]
+name = "salf"
 [participation]
 close = "deadline"
 [speed]
 model = "uniform-depth"
+[data]
+name = "digits"
+[model]
+name = "mlp"
 """
 
 CASES = {
     # keys
-    "key": digits("algorithm.lrr=1", "algorithm.lrr", "unknown key", "'lr'"),
-    "key-of-participation": digits("participation.dedline=1", "participation.dedline", "'deadline'"),
-    "key-of-speed": late("speed.straglers=0.5", "speed.straglers", "'stragglers'"),
-    "key-of-data": digits("data.partitions=iid", "data.partitions", "'partition'"),
-    "key-of-model": digits("model.hiden=[3]", "model.hiden", "'hidden'"),
-    "key-of-evaluate": digits("evaluate.evry=2", "evaluate.evry", "'every'"),
-    "key-of-checkpoint": digits("checkpoint.keeps=2", "checkpoint.keeps", "'keep'"),
-    "key-of-another-model": digits("model.kernel=3", "model.kernel", "unknown key"),
-    "top-level-key": digits("round=3", "round:", "unknown key", "'rounds'"),
-    "section": digits("algoritm.lr=3", "algoritm", "unknown key", "'algorithm'"),
-    "section-is-a-value": config(GOOD.replace("clients = 6", "clients = 6\nevaluate = 3"), "evaluate", "3"),
+    "key": salf("algorithm.lrr=1", "algorithm.lrr", "unknown key", "'lr'"),
+    "key-of-participation": salf("participation.dedline=1", "participation.dedline", "'deadline'"),
+    "key-of-speed": salf("speed.straglers=0.5", "speed.straglers", "'stragglers'"),
+    "key-of-data": salf("data.partitions=iid", "data.partitions", "'partition'"),
+    "key-of-model": salf("model.hiden=[3]", "model.hiden", "'hidden'"),
+    "key-of-evaluate": salf("evaluate.evry=2", "evaluate.evry", "'every'"),
+    "key-of-checkpoint": salf("checkpoint.keeps=2", "checkpoint.keeps", "'keep'"),
+    "key-of-another-model": salf("model.kernel=3", "model.kernel", "unknown key"),
+    "top-level-key": salf("round=3", "round:", "unknown key", "'rounds'"),
+    "section": salf("algoritm.lr=3", "algoritm", "unknown key", "'algorithm'"),
+    "section-is-a-value": config(FEDAVG.replace("clients = 8", "clients = 8\nevaluate = 3"), "evaluate", "3"),
     "named-section-is-a-value": config("rounds = 2\nclients = 6\nalgorithm = 3", "algorithm", "table", "3"),
-    "no-rounds": config(GOOD.replace("rounds = 2\n", ""), "rounds", "missing"),
-    "no-algorithm": config(GOOD.replace('[algorithm]\nname = "fedavg"\n', ""), "algorithm.name"),
+    "no-rounds": config(FEDAVG.replace("rounds = 2\n", ""), "rounds", "missing"),
+    "no-algorithm": config(FEDAVG.replace('[algorithm]\nname = "fedavg"\n', ""), "algorithm.name"),
     # values
-    "text-for-a-number": digits("rounds=many", "rounds", "integer", "'many'"),
-    "text-for-a-step": digits("algorithm.lr=fast", "algorithm.lr", "number", "'fast'"),
-    "truth-for-a-number": digits("algorithm.lr=true", "algorithm.lr", "number"),
-    "half-a-round": digits("rounds=2.5", "rounds", "integer", "2.5"),
-    "number-for-a-list": digits("model.hidden=32", "model.hidden"),
-    "choice": digits("participation.close=deadlin", "participation.close", "'deadline'"),
-    "rule": digits("algorithm.rule=papr", "algorithm.rule", "'paper'"),
-    "0-rounds": digits("rounds=0", "rounds", "1", "got 0"),
-    "0-clients": digits("clients=0", "clients", "1", "got 0"),
-    "1e8-clients": digits("clients=100000000", "clients", "100000000", "1437"),
-    "evaluate-never": digits("evaluate.every=0", "evaluate.every", "1", "got 0"),
-    "keep-none": digits("checkpoint.keep=0", "checkpoint.keep", "1", "got 0"),
-    "batch-clients": digits("batch_clients=0", "batch_clients", "1", "got 0"),
-    "batch-clients-text": digits("batch_clients=some", "batch_clients", "some"),
-    "stragglers": late("speed.stragglers=1.5", "speed.stragglers", "1.5", "nearest: 1.0"),
-    "stragglers-below-0": late("speed.stragglers=-0.5", "speed.stragglers", "-0.5", "nearest: 0.0"),
-    "stragglers-nan": late("speed.stragglers=nan", "speed.stragglers", "nan"),
-    "deadline-0": digits("participation.deadline=0.0", "participation.deadline", "0.0"),
-    "deadline-below-0": digits("participation.deadline=-1.0", "participation.deadline", "-1.0"),
-    "deadline-nan": digits("participation.deadline=nan", "participation.deadline", "nan"),
-    "step-nan": digits("algorithm.lr=nan", "algorithm.lr", "nan"),
-    "rate-nan": fedavg("speed.rate=nan", "speed.rate", "nan"),
+    "text-for-a-number": salf("rounds=many", "rounds", "integer", "'many'"),
+    "text-for-a-step": salf("algorithm.lr=fast", "algorithm.lr", "number", "'fast'"),
+    "truth-for-a-number": salf("algorithm.lr=true", "algorithm.lr", "number"),
+    "half-a-round": salf("rounds=2.5", "rounds", "integer", "2.5"),
+    "number-for-a-list": salf("model.hidden=32", "model.hidden"),
+    "choice": salf("participation.close=deadlin", "participation.close", "'deadline'"),
+    "rule": salf("algorithm.rule=papr", "algorithm.rule", "'paper'"),
+    "0-rounds": salf("rounds=0", "rounds", "1", "got 0"),
+    "0-clients": salf("clients=0", "clients", "1", "got 0"),
+    "1e8-clients": salf("clients=100000000", "clients", "100000000", "1437"),
+    "evaluate-never": salf("evaluate.every=0", "evaluate.every", "1", "got 0"),
+    "keep-none": salf("checkpoint.keep=0", "checkpoint.keep", "1", "got 0"),
+    "batch-clients": salf("batch_clients=0", "batch_clients", "1", "got 0"),
+    "batch-clients-text": salf("batch_clients=some", "batch_clients", "some"),
+    "stragglers": salf("speed.stragglers=1.5", "speed.stragglers", "1.5", "nearest: 1.0"),
+    "stragglers-below-0": salf("speed.stragglers=-0.5", "speed.stragglers", "-0.5", "nearest: 0.0"),
+    "stragglers-nan": salf("speed.stragglers=nan", "speed.stragglers", "nan"),
+    "deadline-0": salf("participation.deadline=0.0", "participation.deadline", "0.0"),
+    "deadline-below-0": salf("participation.deadline=-1.0", "participation.deadline", "-1.0"),
+    "deadline-nan": salf("participation.deadline=nan", "participation.deadline", "nan"),
+    "step-nan": salf("algorithm.lr=nan", "algorithm.lr", "nan"),
+    "rate-nan": fedavg("speed.model=exponential speed.rate=nan", "speed.rate", "nan"),
     "alpha-nan": fedavg("data.partition=dirichlet data.alpha=nan", "data.alpha", "nan"),
-    "rate-0": fedavg("speed.rate=0.0", "speed.rate", "0.0"),
-    "width-0": digits("model.hidden=[32,0]", "model.hidden", "at least 1", "0"),
-    "dropout-1": digits("model.dropout=1.0", "model.dropout", "1.0"),
-    "batch-below-0": digits("algorithm.batch=-1", "algorithm.batch", "-1"),
+    "rate-0": fedavg("speed.model=exponential speed.rate=0.0", "speed.rate", "0.0"),
+    "width-0": salf("model.hidden=[32,0]", "model.hidden", "at least 1", "0"),
+    "dropout-1": salf("model.dropout=1.0", "model.dropout", "1.0"),
+    "batch-below-0": salf("algorithm.batch=-1", "algorithm.batch", "-1"),
     # names
-    "algorithm": digits("algorithm.name=sal", "algorithm.name", "'sal'", "'salf'"),
-    "model": digits("model.name=mpl", "model.name", "'mpl'", "'mlp'"),
-    "data": digits("data.name=digit", "data.name", "'digit'", "'digits'"),
-    "speed": digits("speed.model=uniform", "speed.model", "'uniform'", "'uniform-depth'"),
-    "far-from-any-name": digits("algorithm.name=zzzz", "algorithm.name", "'zzzz'", "fedavg", "salf"),
-    "name-is-a-number": digits("algorithm.name=3", "algorithm.name", "3"),
+    "algorithm": salf("algorithm.name=sal", "algorithm.name", "'sal'", "'salf'"),
+    "model": salf("model.name=mpl", "model.name", "'mpl'", "'mlp'"),
+    "data": salf("data.name=digit", "data.name", "'digit'", "'digits'"),
+    "speed": salf("speed.model=uniform", "speed.model", "'uniform'", "'uniform-depth'"),
+    "far-from-any-name": salf("algorithm.name=zzzz", "algorithm.name", "'zzzz'", "fedavg", "salf"),
+    "name-is-a-number": salf("algorithm.name=3", "algorithm.name", "3"),
     # what does not go together
     "more-classes": fedavg("data.partition=shards data.classes=11", "data.classes", "11", "nearest: 10"),
     "classes-without-shards": fedavg("data.classes=2", "data.classes", "data.partition", "'shards'"),
@@ -252,13 +254,13 @@ CASES = {
     ),
     "size-without-sampling": fedavg("participation.size=4", "participation.size", "'uniform'"),
     "first-is-not-said": fedavg("participation.close=first", "participation.first", "'first'"),
-    "depths-without-a-deadline": late(
+    "depths-without-a-deadline": salf(
         "participation.close=all", "speed.model", "'uniform-depth'", "participation.close", "'deadline'", "'all'"
     ),
     "epochs-and-steps": fedavg("algorithm.epochs=1 algorithm.steps=1", "epochs = 1", "steps = 1"),
     "no-epochs-nor-steps": fedavg("algorithm.epochs=0 algorithm.steps=0", "epochs = 0", "steps = 0"),
-    "small-images": digits("model.name=cnn model.hidden=[8]", "model.channels", "8x8"),
-    "more-ranks-than-chunks": digits("batch_clients=8", "ranks", "chunks", "batch_clients = ", ranks=3),
+    "small-images": salf("model.name=cnn model.hidden=[8]", "model.channels", "8x8"),
+    "more-ranks-than-chunks": salf("batch_clients=8", "ranks", "chunks", "batch_clients = ", ranks=3),
     # files
     "no-file": Case("run {here}/none.toml --out {here}/out", ("none.toml", "no such file")),
     "preset": Case("run salf-digit --out {here}/out", ("'salf-digit'", "'salf-digits'")),
@@ -268,8 +270,8 @@ CASES = {
         ("my.toml", "TOML"),
         lambda here: (here / "my.toml").write_bytes(b"rounds = '\xff'"),
     ),
-    "setting-without-a-value": digits("rounds", "--set rounds", "key=value"),
-    "setting-in-a-value": digits("rounds.x=3", "--set rounds.x=3", "rounds"),
+    "setting-without-a-value": salf("rounds", "--set rounds", "key=value"),
+    "setting-in-a-value": salf("rounds.x=3", "--set rounds.x=3", "rounds"),
     "no-data-dir": fedavg("data.name=mnist", "mnist", "--data-dir", "HPCFL_DATA"),
     "no-idx-folder": Case(
         "run fedavg-digits --set data.name=mnist --data-dir {here}/none --out {here}/out", ("none/mnist", "no such")
@@ -434,8 +436,9 @@ main()
 """
 
 TROUBLE = '''
-"""SALF that fails on the rank that hosts client 5."""
+"""SALF that fails where it is told to: while it is judged, while it is put together, or with client 5."""
 
+import os
 from typing import Literal
 
 from hpcfl.algorithms.salf import Salf
@@ -444,32 +447,54 @@ from hpcfl.algorithms.salf import Salf
 class Trouble(Salf):
     name: Literal["trouble"] = "trouble"
 
+    def check(self, participation):
+        self.stumble("check")
+
+    def layout(self, task):
+        self.stumble("layout")
+        return super().layout(task)
+
     def client(self, task, shared, personal, visits):
         if visits.round == 2 and 5 in visits.clients:
-            raise ArithmeticError("no luck")
+            self.stumble("client")
         return (yield from super().client(task, shared, personal, visits))
+
+    def stumble(self, where):
+        if os.environ["TROUBLE"] == where:
+            raise ArithmeticError("no luck")
 '''
+
+
+def trouble(mpi: str, where: str, here: Path) -> Ended:
+    """Run a job of 4 ranks that fails by an error that nobody foresaw; it must be told of once, and end."""
+    (here / "more").mkdir()
+    (here / "more" / "trouble.py").write_text(TROUBLE)
+    (here / "driver.py").write_text(DRIVER)
+    text = SALF.replace('"salf"', '"trouble"').replace("rounds = 2", "rounds = 9")
+    (here / "my.toml").write_text(text.replace("uniform-depth", "none") + "[evaluate]\nevery = 1\n")
+    command = [here / "driver.py", here / "more", "run", here / "my.toml", "--out", here / "out"]
+    ended = job(mpi, 4, [str(word) for word in command], LIMIT, {"TROUBLE": where})
+    assert ended.code != 0
+    assert ended.err.count("Traceback (most recent call last)") == 1
+    said = [line for line in ended.err.splitlines() if line.startswith("hpcfl:")]
+    assert len(said) == 1
+    assert re.fullmatch(r"hpcfl: rank \d of 4: ArithmeticError: no luck", said[0])
+    return ended
 
 
 @pytest.mark.launch
 @pytest.mark.parametrize("mpi", mpis())
 def test_an_error_on_one_rank_ends_the_job(mpi: str, tmp_path: Path) -> None:
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "trouble.py").write_text(TROUBLE)
-    (tmp_path / "driver.py").write_text(DRIVER)
-    out = tmp_path / "out"
-    settings = ["algorithm.name=trouble", "participation.close=all", "speed.model=none", "evaluate.every=1", "rounds=9"]
-    pairs = [word for setting in settings for word in ("--set", setting)]
-    command = [str(tmp_path / "driver.py"), str(tmp_path / "more"), "run", str(tmp_path / "my.toml"), "--out", str(out)]
-    (tmp_path / "my.toml").write_text(GOOD.replace("clients = 6", "clients = 8"))
-    ended = job(mpi, 4, [*command, *pairs], LIMIT)
-    assert ended.code != 0
-    assert ended.err.count("Traceback (most recent call last)") == 1
-    said = [line for line in ended.err.splitlines() if line.startswith("hpcfl:")]
-    assert len(said) == 1
-    assert "of 4: ArithmeticError: no luck" in said[0]
-    assert said[0].removeprefix("hpcfl: ") == (out / "status").read_text().splitlines()[1].removeprefix("reason: ")
-    data = store.open_run(out)
+    ended = trouble(mpi, "client", tmp_path)
+    data = store.open_run(tmp_path / "out")
     assert data.attrs["status"] == "failed"
+    assert f"hpcfl: {data.attrs['reason']}\n" in ended.err
     assert data["round"].values.tolist() == [0, 1]
     assert [line.split()[1] for line in ended.out.splitlines() if line.startswith("round ")] == ["1/9", "2/9"]
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("mpi", "where"), zip(mpis(), ("check", "layout")))
+def test_an_error_before_the_first_round_ends_the_job(mpi: str, where: str, tmp_path: Path) -> None:
+    trouble(mpi, where, tmp_path)
+    assert not (tmp_path / "out" / "run.h5").exists()

@@ -7,6 +7,7 @@ reads it in this process, which is not the one that wrote; then `hpcfl seal` mak
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -31,26 +32,46 @@ pytestmark = pytest.mark.launch
 
 ROUNDS = 30
 KEEP = 3  # a checkpoint after every so many rounds
-SETTINGS = {
-    "rounds": ROUNDS,
-    "evaluate.every": 1,  # a line for every round
-    "checkpoint.every": KEEP,
-    "algorithm.momentum": 0.5,  # kept per client, so that a resumed run must find it again
-    "algorithm.persist_optimizer": "true",
-}
+CONFIG = f"""
+rounds = {ROUNDS}
+clients = 8
+seed = 1
+
+[evaluate]
+every = 1  # a line for every round
+
+[checkpoint]
+every = {KEEP}
+
+[algorithm]
+name = "salf"
+lr = 0.3
+batch = 64
+momentum = 0.5  # kept per client, so that a resumed run must find it again
+persist_optimizer = true
+
+[participation]
+close = "deadline"
+
+[speed]
+model = "uniform-depth"
+stragglers = 1.0
+
+[data]
+name = "digits"
+
+[model]
+name = "mlp"
+hidden = [32, 16]
+"""
 LIMIT = 120.0
 ATTEMPTS = 6
 
 
-def run_args(folder: Path, **more: str) -> list[str]:
-    pairs = {**SETTINGS, **more}.items()
-    return [
-        "run",
-        "salf-digits",
-        *(word for pair in pairs for word in ("--set", "{}={}".format(*pair))),
-        "--out",
-        str(folder),
-    ]
+def run_args(folder: Path, *settings: str) -> list[str]:
+    file = folder.with_suffix(".toml")
+    file.write_text(CONFIG, encoding="utf-8")
+    return ["run", str(file), *(word for setting in settings for word in ("--set", setting)), "--out", str(folder)]
 
 
 @dataclass(frozen=True)
@@ -139,8 +160,6 @@ def command(warm: Warm, args: Sequence[str], out: Path, expected: int = 0) -> st
 
 
 def digest(warm: Warm, folder: Path) -> str:
-    import json
-
     shown = json.loads(command(warm, ["show", "--json", str(folder)], folder.with_name("show")))
     assert shown["rounds"] == ROUNDS
     assert shown["status"] == "done"
@@ -319,6 +338,19 @@ def copied(folder: Path, to: Path) -> Path:
     return to
 
 
+def test_a_run_killed_before_its_first_round_is_shown(warm: Warm, tmp_path: Path) -> None:
+    job = warm.start(run_args(tmp_path / "run"), tmp_path / "out", {"HPCFL_FAULT": "table:2"})
+    assert job.wait() == -signal.SIGKILL
+    for path in (tmp_path / "run" / "metrics").iterdir():  # a moment earlier there was no segment yet
+        path.unlink()
+    row = json.loads(command(warm, ["show", "--json", str(tmp_path / "run")], tmp_path / "show"))
+    assert (row["rounds"], row["status"], row["accuracy"], row["state_sha256"]) == (0, "killed", None, None)
+    assert "run" in command(warm, ["show", str(tmp_path / "run")], tmp_path / "show")
+    command(warm, ["plot", str(tmp_path / "run"), "-o", str(tmp_path / "picture.png")], tmp_path / "plot")
+    command(warm, ["seal", str(tmp_path / "run")], tmp_path / "seal")
+    assert open_run(tmp_path / "run").sizes["round"] == 0
+
+
 @pytest.mark.parametrize("again", ["resume", "run --resume"])
 def test_a_finished_run_is_left_as_it_is(again: str, warm: Warm, reference: Reference, tmp_path: Path) -> None:
     folder = copied(reference.folder, tmp_path / "run")
@@ -337,7 +369,7 @@ def content(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 def test_two_runs_at_once_are_refused(warm: Warm, reference: Reference, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    job = warm.start(run_args(folder, rounds="100000"), tmp_path / "out")
+    job = warm.start(run_args(folder, "rounds=100000"), tmp_path / "out")
     await_lines(job, 2)
     second = warm.start(["resume", str(folder)], tmp_path / "second")
     assert second.wait() == 2
@@ -370,7 +402,7 @@ class Trouble(Salf):
 def test_a_failed_run_keeps_what_it_recorded(warm: Warm, reference: Reference, tmp_path: Path) -> None:
     (tmp_path / "algorithms").mkdir()
     (tmp_path / "algorithms" / "trouble.py").write_text(TROUBLE)
-    args = run_args(tmp_path / "run", **{"algorithm.name": "trouble"})
+    args = run_args(tmp_path / "run", "algorithm.name=trouble")
 
     def start(args: Sequence[str], out: Path, env: Mapping[str, str]) -> Started:
         return warm.start(args, out, env, algorithms=tmp_path / "algorithms")
