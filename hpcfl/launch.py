@@ -206,10 +206,11 @@ def _settled(comm: Any, make: Callable[[], T]) -> T:
         return make()
     from hpcfl.wire import settle
 
-    error, made = None, None
+    error: Exception | None = None
+    made = None
     try:
         made = make()
-    except Told as caught:
+    except Exception as caught:  # any: a rank that leaves alone would let the others wait for ever
         error = caught
     settle(comm, error)
     return made  # type: ignore[return-value]

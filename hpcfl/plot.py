@@ -25,6 +25,8 @@ def plot(runs: Sequence[Path], picture: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for path in runs:
         data = store.open_run(path)
+        if "accuracy" not in data:  # killed before its first segment was there
+            continue
         accuracy = data["accuracy"]
         if not accuracy.notnull().any():
             accuracy = data["client_accuracy"].mean("client")
@@ -36,7 +38,8 @@ def plot(runs: Sequence[Path], picture: Path) -> None:
     right.set(xlabel="simulated seconds")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    left.legend()
+    if left.lines:
+        left.legend()
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=120)
     plt.close(figure)

@@ -47,6 +47,9 @@ def summary(path: Path) -> dict[str, Any]:
     """
     folder = store.run_folder(path)
     data = store.open_run(folder)
+    if "cohort" not in data:  # killed before its first segment was there
+        missing = dict.fromkeys(HEADINGS.values())
+        return {"run": str(folder), "status": store.read_status(folder).state, **missing, "rounds": 0, "void": 0}
     clients = data["client_accuracy"].mean("client").dropna("round").values
     scores = data["accuracy"].dropna("round").values
     invited = float((data["cohort"] == 1).sum())

@@ -44,7 +44,7 @@ def names(comm: MPI.Intracomm, name: str) -> list[str]:
     return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in found]
 
 
-def settle(comm: MPI.Intracomm, error: Told | None) -> None:
+def settle(comm: MPI.Intracomm, error: Exception | None) -> None:
     """Raise on every rank if any rank has an error: its own on the first such rank, `Elsewhere` on the others."""
     rank, size = comm.Get_rank(), comm.Get_size()
     code = 0 if error is None else 2 if isinstance(error, UsageError) else 1
@@ -56,6 +56,7 @@ def settle(comm: MPI.Intracomm, error: Told | None) -> None:
         return
     first = int(found[0].argmax())
     if rank == first and error is not None:
-        error.settled = True
+        if isinstance(error, Told):
+            error.settled = True
         raise error
     raise Elsewhere(int(found[1, first]))

@@ -414,10 +414,9 @@ def test_all_is_judged_before_torch_is_imported(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("mpi", mpis())
-def test_one_line_from_a_job(mpi: str, tmp_path: Path) -> None:
+def test_one_line_from_a_job(tmp_path: Path) -> None:
     command = ["-m", "hpcfl", "run", "salf-digits", "--set", "algorithm.lrr=1", "--out", str(tmp_path / "out")]
-    ended = job(mpi, 4, command, LIMIT)
+    ended = job("openmpi", 4, command, LIMIT)  # the launcher that is particular about exit codes
     assert ended.code == 2
     ours = [line for line in ended.err.splitlines() if line.startswith("hpcfl:")]
     assert ours == ["hpcfl: algorithm.lrr: unknown key; did you mean 'lr'?"]
@@ -436,7 +435,7 @@ main()
 """
 
 TROUBLE = '''
-"""SALF that fails where it is told to: while it is judged, while it is put together, or with client 5."""
+"""SALF that fails where it is told to: while it is put together, or with client 5."""
 
 import os
 from typing import Literal
@@ -446,9 +445,6 @@ from hpcfl.algorithms.salf import Salf
 
 class Trouble(Salf):
     name: Literal["trouble"] = "trouble"
-
-    def check(self, participation):
-        self.stumble("check")
 
     def layout(self, task):
         self.stumble("layout")
@@ -494,7 +490,6 @@ def test_an_error_on_one_rank_ends_the_job(mpi: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(("mpi", "where"), zip(mpis(), ("check", "layout")))
-def test_an_error_before_the_first_round_ends_the_job(mpi: str, where: str, tmp_path: Path) -> None:
-    trouble(mpi, where, tmp_path)
+def test_an_error_on_all_ranks_before_the_first_round_ends_the_job(tmp_path: Path) -> None:
+    trouble("mpich", "layout", tmp_path)
     assert not (tmp_path / "out" / "run.h5").exists()
