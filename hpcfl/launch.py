@@ -50,6 +50,8 @@ def launch(judge: Callable[[], Order | None], comm: Any) -> None:
 def _carried_out(order: Order, comm: Any) -> None:
     """Put the job together on every rank, then run it."""
     config = configs.from_text(order.config)
+    if _first(comm):  # an earlier start's: whoever writes it now is the first to fail
+        (Path(order.run_dir) / "error.txt").unlink(missing_ok=True)
     # before torch is loaded: its worker threads read it once
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
     from hpcfl.engine import Job
@@ -62,8 +64,11 @@ def _carried_out(order: Order, comm: Any) -> None:
     now = _settled(comm, lambda: _begun(job, order, transport))
     try:
         _rounds(job, order, transport, now)
-    except Told as error:  # on this rank only: the others are in the middle of a round
-        _fail(comm, Path(order.run_dir), error)
+    except Told as error:
+        if comm is None:
+            store.write_status(Path(order.run_dir), "failed", str(error))
+            raise
+        _fail(comm, Path(order.run_dir), error)  # on this rank only: the others are in the middle of a round
     transport.leave()
 
 
@@ -118,7 +123,6 @@ def _opened(order: Order, hosts: list[str]) -> None:
             store.create(folder, facts | {"versions": json.dumps(versions()), "git_commit": git_commit()})
         except OSError as error:
             raise UsageError(f"'{folder}' cannot be written: {error.strerror}") from None
-    (folder / "error.txt").unlink(missing_ok=True)
     store.write_status(folder, "running")
 
 

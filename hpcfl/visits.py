@@ -64,7 +64,8 @@ class Batch:
 
     def counted(self) -> Tensor:
         """Return 1 for each client that has a sample in this step, else 0, ``[c]``."""
-        return self.x.new_ones(len(self.x)) if self.valid is None else self.valid.any(1).to(self.x.dtype)
+        active = self.active()
+        return self.x.new_ones(len(self.x)) if active is None else active.to(self.x.dtype)
 
     def losses(self, logits: Tensor, rows: int | None = None) -> Tensor:
         """Return each client's mean cross-entropy over its real rows, ``[c]`` (or of the first `rows`)."""

@@ -59,6 +59,41 @@ def test_run_again_with_resume_does_nothing(capsys: pytest.CaptureFixture[str]) 
     assert shown(capsys, "one") == before
 
 
+def failing(monkeypatch: pytest.MonkeyPatch, where: str, error: Exception) -> None:
+    """Let the function at `where` raise; waiting for another rank to speak would never end."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("hpcfl.launch.GIVE_UP_SECONDS", 1e9)
+    monkeypatch.setattr(where, fail)
+
+
+def test_a_second_failure_is_told_of_like_the_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        failing(patch, "hpcfl.engine.evaluate", ArithmeticError("in a round"))
+        assert main(["run", "salf-digits", *FEW, "--out", "one"]) == 1
+        assert capsys.readouterr().err.count("ArithmeticError: in a round\n") == 2  # the line, the traceback's end
+    with monkeypatch.context() as patch:
+        failing(patch, "hpcfl.engine.Job.of", ArithmeticError("before the rounds"))
+        assert main(["resume", "one"]) == 1
+        assert capsys.readouterr().err.count("ArithmeticError: before the rounds\n") == 2
+    assert main(["resume", "one", "--quiet"]) == 0
+
+
+def test_an_error_of_one_line_in_a_round_stays_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpcfl.errors import RunError
+
+    failing(monkeypatch, "hpcfl.engine.evaluate", RunError("no more of this"))
+    assert main(["run", "salf-digits", *FEW, "--out", "one"]) == 1
+    assert capsys.readouterr().err == "hpcfl: no more of this\n"
+    assert shown(capsys, "one")[0]["status"] == "failed"
+
+
 def test_the_state_is_hashed_in_the_order_of_names(capsys: pytest.CaptureFixture[str]) -> None:
     import hashlib
 
