@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 
-from hpcfl.cli import main as command
+from hpcfl import stopping
+from hpcfl.cli import carry_out
 
 
 def main() -> None:
     """Carry out the command line and leave with its exit code."""
-    code = command()
+    code = carry_out()
     if code and "mpi4py.MPI" in sys.modules:
         # a planned non-zero exit must come after MPI_Finalize on every rank, or the launcher kills the others
         from mpi4py import MPI
 
-        MPI.Finalize()
+        if MPI.Is_initialized():  # not where the launch was refused before
+            MPI.Finalize()
+    stopping.disregard()
     sys.exit(code)
 
 

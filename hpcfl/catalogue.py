@@ -14,7 +14,7 @@ from hpcfl.data import source_class, sources
 from hpcfl.models import model_class, models
 from hpcfl.participation import Participation
 from hpcfl.section import Section
-from hpcfl.speed import MODELS
+from hpcfl.speed import speed_models
 
 
 def lines() -> Iterator[str]:
@@ -27,7 +27,7 @@ def lines() -> Iterator[str]:
         "algorithm": [algorithm_class(name) for name in algorithms()],
         "data": [source_class(name) for name in sources()],
         "model": [model_class(name) for name in models()],
-        "speed": list(MODELS),
+        "speed": list(speed_models()),
         "participation": [Participation],
     }
     for section, classes in chosen.items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
+from itertools import islice
+from math import isnan, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,8 @@ from hpcfl.config import Config
 from hpcfl.data import Header
 
 if TYPE_CHECKING:
-    from hpcfl.engine import Job
+    from hpcfl.job import Job
+    from hpcfl.plan import Plan
 
 PREVIEW = 200  # rounds over which the plan is averaged
 
@@ -24,12 +26,9 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     ranks : int
         For how many MPI ranks memory and placement are stated.
     """
-    from hpcfl.engine import Job
+    from hpcfl.job import Job
 
     job = Job.of(config, data_dir, ranks)
-    plans = [plan for plan, _ in zip(job.plans(0), range(min(PREVIEW, config.rounds)))]
-    counted = sum(int(plan.counted.sum()) for plan in plans) / len(plans)
-    layers = ", ".join(f"{chance:.3g}" for chance in plans[0].missing)
     model = int(job.layer_bytes().sum())
     size = max(len(chunk.clients) for chunk in job.chunks)
     held = max(sum(len(c.clients) for c in job.chunks if c.rank == rank) for rank in {c.rank for c in job.chunks})
@@ -37,15 +36,38 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     wire = sum(b.slabs * 8 * prod(b.shape) for group in job.layout for b in group.values())
     yield f"config        valid: {config.algorithm.name}, {config.rounds} rounds, {config.clients} clients"
     yield f"data          {header.train} training and {header.test} test samples, at most {samples} per client"
-    yield f"cohort        {len(plans[0].cohort)} invited, {counted:.1f} counted on average ({len(plans)} rounds drawn)"
-    yield f"layers        {len(plans[0].missing)}; chance that nobody reaches layer 1 … L: {layers}"
-    yield f"time          {sum(p.closes for p in plans) / len(plans):.3g} simulated seconds per round"
+    yield from _rounds(job)
     yield f"message       {model} bytes per whole visit; {wire} bytes per reduction and rank"
     yield f"chunks        {len(job.chunks)} of {size} clients; at most {held} clients per rank on {ranks} ranks"
     foreign = [stage.name for stage in job.task.stages if stage.foreign]
     if foreign:
         yield f"note          {', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"
     yield f"memory        about {_megabytes(job, size, held)} MB per client rank beside torch and MPI"
+
+
+def _rounds(job: Job) -> Iterator[str]:
+    """Yield what the plans of the first rounds say; how fast real hardware is, nobody knows before."""
+    speed, clock = job.config.speed, job.config.clock
+    if clock == "wall" and not speed.known(clock):
+        first = job.plan(job.asked(0))
+        yield f"cohort        {len(first.cohort)} invited"
+        yield f"layers        {first.layers}; chances to reach them by a deadline are not known"
+        yield "time          real" + ("" if isnan(first.deadline) else f", a first deadline of {first.deadline:.3g} s")
+        return
+    plans = list(islice(job.plans(0), min(PREVIEW, job.config.rounds)))
+    counted = sum(int(plan.counted.sum()) for plan in plans) / len(plans)
+    layers = ", ".join(f"{chance:.3g}" for chance in plans[0].missing)
+    rounds = f"{len(plans)} rounds {'recorded' if speed.replays else 'drawn'}"
+    yield f"cohort        {len(plans[0].cohort)} invited, {counted:.1f} counted on average ({rounds})"
+    yield f"layers        {plans[0].layers}; chance that nobody reaches layer 1 … L: {layers}"
+    seconds = sum(plan.closes for plan in plans) / len(plans)
+    yield f"time          {seconds:.3g} simulated seconds per round{_repeated(plans)}"
+
+
+def _repeated(plans: list[Plan]) -> str:
+    """Say how often rounds are repeated, if they are."""
+    repeats = sum(plan.repeats for plan in plans)
+    return f", {repeats / len(plans):.3g} void attempts included" if repeats else ""
 
 
 def _megabytes(job: Job, size: int, held: int) -> int:

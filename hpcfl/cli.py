@@ -1,4 +1,4 @@
-"""The commands. Exit codes: 0 done, 1 failed, 2 bad usage or config."""
+"""The commands. Exit codes: 0 done, 1 failed, 2 bad usage or config, 85 stopped on request after a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from hpcfl.errors import Elsewhere, Told, UsageError
+from hpcfl import stopping
+from hpcfl.errors import Elsewhere, RunError, Stopped, Told, UsageError
 
 RUN = click.Path(path_type=Path)
 DATA_DIR = click.option(
@@ -47,8 +48,10 @@ def run(
     force: bool,
 ) -> None:
     """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""
-    from hpcfl.launch import launch, world
+    stopping.install()
+    from hpcfl.launch import launch
     from hpcfl.orders import ordered_run
+    from hpcfl.world import world
 
     launch(lambda: ordered_run(config, settings, out, data_dir, again, quiet, force), world())
 
@@ -60,10 +63,39 @@ def run(
 @FORCE
 def resume(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -> None:
     """Go on with a run after its last checkpoint, on any number of ranks."""
-    from hpcfl.launch import launch, world
+    stopping.install()
+    from hpcfl.launch import launch
     from hpcfl.orders import ordered_resume
+    from hpcfl.world import world
 
     launch(lambda: ordered_resume(folder, data_dir, quiet, force), world())
+
+
+@cli.command()
+@click.argument("folders", nargs=-1, required=True, type=RUN)
+@click.option("--wait", is_flag=True, help="Return when they have stopped.")
+def stop(folders: tuple[Path, ...], wait: bool) -> None:
+    """Ask running runs to stop after the round they are in; `hpcfl resume` goes on with them."""
+    running = [stopping.running(folder) for folder in folders]  # all are judged before one is asked
+    for folder in running:
+        stopping.request(folder)
+    for folder in running if wait else ():
+        state = stopping.outcome(folder)
+        if state != "stopped":
+            raise RunError(f"'{folder}' did not stop: expected it to be stopped, it is {state}")
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def doctor(as_json: bool) -> None:
+    """Print what a launch looks like from the inside, and the traps in it; alone, under mpirun and under srun."""
+    from hpcfl import doctor as doctors
+    from hpcfl.world import world
+
+    facts = doctors.examine(world())
+    if facts is not None:
+        for line in [doctors.as_json(facts)] if as_json else doctors.report(facts):
+            click.echo(line)
 
 
 @cli.command()
@@ -144,11 +176,19 @@ def usage(error: click.ClickException) -> UsageError:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Carry out a command in this process and return its exit code; signals do afterwards what they did before."""
+    try:
+        return carry_out(arguments)
+    finally:
+        stopping.uninstall()
+
+
+def carry_out(arguments: list[str] | None = None) -> int:
     """Carry out a command; return its exit code. Errors of usage are one line on stderr, from one rank."""
     try:
         _run(arguments)
     except Told as error:
-        from hpcfl.launch import speaks
+        from hpcfl.agreement import speaks
 
         if speaks(error):
             if "--debug" in (arguments or sys.argv):
@@ -157,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2 if isinstance(error, UsageError) else 1
     except SystemExit as end:
         return int(end.code or 0)
-    except Elsewhere as error:
+    except (Elsewhere, Stopped) as error:
         return error.code
     return 0
 

@@ -58,19 +58,32 @@ class Config(Section):
 
     Attributes
     ----------
+    clock : {"simulated", "wall"}
+        Seconds are drawn and nothing sleeps, or they are real and rounds close by them.
     batch_clients : "auto" | int | False
         Clients per chunk: their computations are batched together. The chunk size decides about the last bits of
         a result, so it follows from the config alone and never from the number of ranks. False: one by one.
-    threads : int
+    threads : int or "auto"
         Threads per rank within one operation; like the chunk size part of what decides about the last bits.
+        ``auto``: 1 in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of its host's cores.
+    lane_width : int or {"auto", "node", "all"}
+        Wall clock: client ranks that share a lane. A lane can be held up by its own ranks only; 1 is safest, and
+        wider lanes save bytes. ``node``: the ranks of one host. ``auto``: 1 up to 64 ranks, then ``node``.
+    lost_after : float
+        Wall clock: seconds after which a rank that is late counts as dead; for MPIs that do not tell. By default never.
+    fault_tolerance : {"auto", "ulfm"}
+        Wall clock: go on without dead ranks where the MPI tells of them (``auto``), or refuse to run where it does not.
     """
 
     rounds: int = Field(ge=1)
     clients: int = Field(ge=1)
     seed: int = Field(0, ge=0, lt=2**63)
-    clock: Literal["simulated"] = "simulated"
+    clock: Literal["simulated", "wall"] = "simulated"
     batch_clients: Literal["auto", False] | int = "auto"
-    threads: int = Field(1, ge=1)
+    threads: Literal["auto"] | int = "auto"
+    lane_width: Literal["auto", "node", "all"] | int = "auto"
+    lost_after: float | None = Field(None, gt=0)
+    fault_tolerance: Literal["auto", "ulfm"] = "auto"
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoints = Checkpoints()
     algorithm: SerializeAsAny[Algorithm]
@@ -79,19 +92,30 @@ class Config(Section):
     data: SerializeAsAny[Source]
     model: SerializeAsAny[Model]
 
-    @field_validator("batch_clients", mode="before")
+    @field_validator("batch_clients", "threads", "lane_width", mode="before")
     @classmethod
     def _no_zero(cls, value: Any) -> Any:
         """Refuse 0, which Python takes for False."""
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-            raise ValueError("expected 'auto', false or a number of at least 1")
+            raise ValueError("expected a number of at least 1, or a word")
         return value
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether clients are computed one at a time unless the config says otherwise."""
+        return self.clock == "wall" or self.speed.replays
 
     def check(self, data_dir: Path | None) -> Header:
         """Raise UsageError where values do not go together or with the data's headers; return the headers."""
+        if self.clock == "wall" and self.batch_clients not in ("auto", False, 1):
+            raise UsageError(
+                "batch_clients: clock = 'wall' computes visit by visit: expected 'auto', false or 1, "
+                f"got {self.batch_clients}; nearest: 1"
+            )
         self.participation.check(self.clients)
-        self.speed.check(self.participation.close)
-        self.algorithm.check(self.participation)
+        self.speed.check(self.participation, self.clock)
+        self.speed.covers(self.rounds, self.clients)
+        self.algorithm.check(self.speed.rules(self.participation), self.speed.known(self.clock))
         header = self.data.check(self.clients, data_dir)
         for client, shape in enumerate(header.shapes):
             self.model.check(shape, header.classes)

@@ -1,4 +1,4 @@
-"""The two ways a command ends badly, apart from a defect."""
+"""How a command ends other than well: two kinds of error, apart from defects, and a run that was asked to stop."""
 
 from __future__ import annotations
 
@@ -32,6 +32,32 @@ class Elsewhere(Exception):  # noqa: N818
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
+
+
+class Stopped(Exception):  # noqa: N818
+    """A run was asked to stop and has done so on every rank, after a checkpoint of the round it had come to.
+
+    Attributes
+    ----------
+    round : int
+        How many rounds are done.
+    reason : str
+        Who asked, in words.
+    """
+
+    code = 85  # the exit code by which batch scripts know that the job is to be queued again
+
+    def __init__(self, round: int, reason: str) -> None:
+        super().__init__(round, reason)
+        self.round, self.reason = round, reason
+
+
+class Interrupted(Exception):  # noqa: N818
+    """A round in real time is given up because the run is to stop; `wish` says why."""
+
+    def __init__(self, wish: str) -> None:
+        super().__init__(wish)
+        self.wish = wish
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

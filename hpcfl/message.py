@@ -14,6 +14,7 @@ the same to the bit on any number of ranks.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -76,8 +77,8 @@ def deposit(total: Floats, slabs: Floats, scratch: Floats) -> None:
         total -= part
 
 
-class Sums:
-    """Weighted sums of blocks over visits.
+class Sums(ABC):
+    """Weighted sums of blocks over the visits that counted: what the server's step is given.
 
     Attributes
     ----------
@@ -91,6 +92,36 @@ class Sums:
         self.layout = layout
         self.invited = invited
         self.missing = np.zeros(0) if missing is None else missing
+
+    @abstractmethod
+    def total(self, name: str) -> Tensor:
+        """Return ``Σ weight·value``, float64, of the block's shape."""
+
+    @abstractmethod
+    def weight(self, name: str) -> float:
+        """Return ``Σ weight``."""
+
+    def mean(self, name: str) -> Tensor:
+        """Return the weighted mean, float64; zero where nothing was sent."""
+        return self.over(name, self.weight(name))
+
+    def over(self, name: str, denominator: float) -> Tensor:
+        """Return ``Σ weight·value / denominator``, float64; zero where nothing was sent."""
+        total = self.total(name)
+        return total.div_(denominator) if self.weight(name) else total.zero_()
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for group in self.layout for name in group)
+
+    def __contains__(self, name: str) -> bool:
+        return any(name in group for group in self.layout)
+
+
+class Deposits(Sums):
+    """Sums that grow message by message, exactly."""
+
+    def __init__(self, layout: Layout, invited: int = 0, missing: Floats | None = None) -> None:
+        super().__init__(layout, invited, missing)
         self.buffers = [_Buffer(group) for group in layout]
         self._place = {name: buffer for buffer in self.buffers for name in buffer.blocks}
 
@@ -99,6 +130,14 @@ class Sums:
         for name, (value, weight) in message.items():
             self._place[name].add(name, value, weight)
 
+    def deposit(self, name: str, total: Floats, weight: float) -> None:
+        """Add a sum that is already formed, float64 [n], which is used up."""
+        self._place[name].deposit(name, total, weight)
+
+    def slabs(self, name: str) -> Floats:
+        """Return a block's sums on the grids, a view, float64 [2 or 3, n]."""
+        return self._place[name].slabs(name)
+
     def total(self, name: str) -> Tensor:
         """Return ``Σ weight·value``, float64, of the block's shape."""
         return self._place[name].total(name)
@@ -106,22 +145,6 @@ class Sums:
     def weight(self, name: str) -> float:
         """Return ``Σ weight``."""
         return self._place[name].weight(name)
-
-    def mean(self, name: str) -> Tensor:
-        """Return the weighted mean, float64; zero where nothing was sent."""
-        return self.over(name, self.weight(name))
-
-    def over(self, name: str, denominator: float) -> Tensor:
-        """Return ``Σ weight·value / denominator``, float64; zero where nothing was sent."""
-        if self.weight(name) == 0:
-            return torch.zeros_like(self.total(name))
-        return self.total(name) / denominator
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._place)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._place
 
 
 class _Buffer:
@@ -142,17 +165,20 @@ class _Buffer:
         total = torch.zeros(rows.shape[1], dtype=torch.float64)
         for row, factor in zip(rows, weight.tolist()):
             total.add_(row, alpha=factor)  # converted on the way, in float64
-        self.data[self.starts[name]] += float(weight.sum())
-        deposit(total.numpy(), self._slabs(name), self.scratch)
+        self.deposit(name, total.numpy(), float(weight.sum()))
+
+    def deposit(self, name: str, total: Floats, weight: float) -> None:
+        self.data[self.starts[name]] += weight
+        deposit(total, self.slabs(name), self.scratch)
 
     def total(self, name: str) -> Tensor:
-        slabs = self._slabs(name)[::-1].sum(0)  # smallest first
+        slabs = self.slabs(name)[::-1].sum(0)  # smallest first
         return torch.from_numpy(slabs.reshape(self.blocks[name].shape))
 
     def weight(self, name: str) -> float:
         return float(self.data[self.starts[name]])
 
-    def _slabs(self, name: str) -> Floats:
+    def slabs(self, name: str) -> Floats:
         """Return the block's slabs, a view ``[slabs, n]``."""
         block, start = self.blocks[name], self.starts[name] + 1
         size = prod(block.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,11 @@ class Invitation:
         ``shares[l-1]`` is the part of a visit's work that is done when layer l's gradient is ready;
         decreasing in l, ``shares[0] = 1``.
     deadline : float
-        Simulated seconds from the start of the round.
+        Seconds from the start of the round; inf where it has none.
+    attempt : int
+        How many attempts at this round were void; each draws anew.
+    clock : {"simulated", "wall"}
+        Whose seconds these are: drawn ones, or real ones.
     """
 
     seed: int
@@ -38,6 +43,8 @@ class Invitation:
     cohort: Ints
     shares: Floats
     deadline: float
+    attempt: int = 0
+    clock: str = "simulated"
 
     @property
     def layers(self) -> int:
@@ -60,11 +67,15 @@ class Plan:
     depth : int64 [n]
         First layer (1 … L) whose gradient counts; L + 1 where nothing does.
     closes : float
-        Simulated seconds from the round's start to its end.
+        Simulated seconds from the round's start to its end, void attempts included.
     reach : float64 [n, L]
-        Chance that this client's layer l counts, before anything is drawn; NaN where it is not known.
+        Chance that this client's layer l counts in one attempt, before anything is drawn; NaN where it is not known.
     missing : float64 [L]
-        Chance that nobody's layer l counts (SALF's p_l).
+        Chance that nobody's layer l counts in one attempt (SALF's p_l); NaN where it is not known.
+    deadline : float
+        Seconds from the start of the attempt that counted; NaN where the round has none.
+    repeats : int
+        Void attempts before this one.
     """
 
     round: int
@@ -74,6 +85,8 @@ class Plan:
     closes: float
     reach: Floats
     missing: Floats
+    deadline: float = nan
+    repeats: int = 0
 
     @classmethod
     def nobody(cls, round_: int, layers: int) -> Plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,9 +28,15 @@ class Chunk:
         return order[np.searchsorted(self.clients, clients, sorter=order)]
 
 
-def chunk_size(batch_clients: str | int | bool, clients: int, model_bytes: int) -> int:
-    """Return clients per chunk: as the config says, or by cache size and number of clients for "auto"."""
-    if batch_clients is False:
+def chunk_size(batch_clients: str | int | bool, clients: int, model_bytes: int, one_by_one: bool = False) -> int:
+    """Return clients per chunk: as the config says, or by cache size and number of clients for "auto".
+
+    Parameters
+    ----------
+    one_by_one : bool
+        Let "auto" be 1: the wall clock computes visit by visit, and a replay must give the same bits.
+    """
+    if batch_clients is False or (one_by_one and batch_clients == "auto"):
         return 1
     if isinstance(batch_clients, int):
         return min(batch_clients, clients)
@@ -64,10 +69,8 @@ def cut(size: int, paces: Floats, ranks: int) -> list[Chunk]:
 
 
 def device(local_rank: int, visible: int) -> str:
-    """Return a rank's device: its own GPU by its rank on the host, the only one it is shown, or the CPU."""
+    """Return a rank's device: a GPU by its rank on the host, dealt like cards, or the CPU where none is visible.
+
+    A launcher that shows each rank a GPU of its own shows one: that is ``cuda:0``, whatever the rank on the host.
+    """
     return f"cuda:{local_rank % visible}" if visible else "cpu"
-
-
-def launched() -> bool:
-    """Return whether an MPI launcher started this process (Open MPI, MPICH/hydra, or srun with a PMI)."""
-    return any(key in os.environ for key in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"))

@@ -13,13 +13,14 @@ import numpy as np
 from hpcfl import store
 from hpcfl.message import Sums
 from hpcfl.plan import Floats, Ints, Plan
+from hpcfl.stopping import meant, number_of
 from hpcfl.store import Column
 from hpcfl.transport import Saved, Transport
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpcfl.engine import Job
+    from hpcfl.job import Job
     from hpcfl.progress import Speaker
 
 COLUMNS = (
@@ -36,6 +37,8 @@ COLUMNS = (
     Column("visit_seconds", ("client",), "float64", "simulated seconds a whole visit takes, inf if it never ends", "s"),
     Column("layer_weight", ("layer",), "float64", "sum of weights over the clients that reached the layer"),
     Column("void", (), "bool", "no visit counted"),
+    Column("repeats", (), "int64", "void attempts before this round, participation.min_clients not being met"),
+    Column("deadline", (), "float64", "seconds until the round closed at the latest", "s"),
     Column("round_seconds", (), "float64", "simulated seconds of this round", "s"),
     Column("sim_seconds", (), "float64", "simulated seconds since the start", "s"),
     Column("wall_seconds", (), "float64", "wall-clock seconds since the start", "s"),
@@ -56,19 +59,18 @@ WALL = ("wall_seconds", "server_seconds", "compute_seconds", "wait_seconds")
 class Record:
     """One round as it is measured on one rank; `ranks` brings the ranks' figures together on the server."""
 
-    plan: Plan
     start: float
     visits: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     wire: tuple[int, int] = (0, 0)
     scores: Mapping[str, Floats | float] = field(default_factory=dict)
     by_rank: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    news: list[tuple[str, int, str]] = field(default_factory=list)
 
     @classmethod
-    def open(cls, plan: Plan, transport: Transport) -> Record:
+    def open(cls) -> Record:
         """Start measuring a round."""
-        transport.count()
-        return cls(plan, time.perf_counter())
+        return cls(time.perf_counter())
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -86,12 +88,21 @@ class Record:
         sent, received = transport.count()
         self.wire = received, sent
 
-    def ranks(self, transport: Transport) -> None:
-        """Bring every rank's figures to the server, float64 ``[5, ranks]`` in the order of `PER_RANK`."""
-        own = np.zeros((len(PER_RANK), transport.size))
+    def ranks(self, transport: Transport, wish: str = "") -> str:
+        """Bring every rank's figures together, float64 ``[5, ranks]`` in the order of `PER_RANK`.
+
+        Returns
+        -------
+        str
+            Why the run is to stop after this round: this rank's own `wish`, or somebody's; "" if nobody's. It is empty
+            on all ranks or on none.
+        """
+        own = np.zeros((len(PER_RANK) + 1, transport.size))
         timed = self.seconds.get("compute_seconds", 0.0), self.seconds.get("wait_seconds", 0.0)
-        own[:, transport.rank] = self.visits, *timed, *self.wire
-        self.by_rank = transport.reduce(own)
+        own[:, transport.rank] = self.visits, *timed, *self.wire, number_of(wish)
+        together = transport.agree(own)
+        self.by_rank = together[:-1]
+        return wish or meant(together[-1])
 
 
 class Recorder:
@@ -117,9 +128,8 @@ class Recorder:
         }
         self.segment = store.begin(run_dir, COLUMNS, coords, first, job.config.rounds)
 
-    def row(self, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
+    def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
         """Write one round; only then is it spoken of."""
-        plan = record.plan
         row: dict[str, Any] = self._of_plan(plan) | dict(record.scores) | dict(clock)
         row["layer_weight"] = [sums.weight(names[0]) for names in self.layer_names]
         if "loss" in sums and sums.weight("loss"):
@@ -127,6 +137,8 @@ class Recorder:
         for name, values in zip(PER_RANK, record.by_rank):
             row[name] = values if name.endswith("seconds") else values.astype(np.int64)
         row["server_seconds"] = record.seconds.get("server_seconds", 0.0)
+        for kind, rank, text in record.news:
+            self.segment.event(plan.round, kind, rank, text)
         self.segment.write(plan.round, row)
         self.speaker.round(plan.round + 1, row)
 
@@ -142,6 +154,8 @@ class Recorder:
             "blocks": self._by_client(plan, counted, 0),
             "visit_seconds": self._by_client(plan, plan.seconds, np.nan),
             "void": not plan.counted.any(),
+            "repeats": plan.repeats,
+            "deadline": plan.deadline,
             "round_seconds": plan.closes,
             "message_bytes": int(np.dot(sent, self.layer_bytes)),
         }

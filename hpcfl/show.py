@@ -12,6 +12,7 @@ import numpy as np
 from hpcfl import store
 
 LAST = 10  # evaluations that the mean accuracy at the end is taken over
+COUNTED = ("rounds", "void", "repeats")
 
 
 HEADINGS = {
@@ -43,13 +44,13 @@ def summary(path: Path) -> dict[str, Any]:
     dict
         run, status, rounds, accuracy (last evaluation), accuracy_last (mean of the last 10 evaluations),
         client_accuracy (mean over clients, last evaluation), arrived (share of the invited), void (rounds),
-        sim_seconds, wall_seconds, state_sha256 (of the newest checkpoint).
+        repeats (void attempts), sim_seconds, wall_seconds, state_sha256 (of the newest checkpoint).
     """
     folder = store.run_folder(path)
     data = store.open_run(folder)
     if "cohort" not in data:  # killed before its first segment was there
         missing = dict.fromkeys(HEADINGS.values())
-        return {"run": str(folder), "status": store.read_status(folder).state, **missing, "rounds": 0, "void": 0}
+        return {"run": str(folder), "status": store.read_status(folder).state, **missing, **dict.fromkeys(COUNTED, 0)}
     clients = data["client_accuracy"].mean("client").dropna("round").values
     scores = data["accuracy"].dropna("round").values
     invited = float((data["cohort"] == 1).sum())
@@ -63,6 +64,7 @@ def summary(path: Path) -> dict[str, Any]:
         "client_accuracy": _last(clients, 1),
         "arrived": float((data["arrived"] == 1).sum()) / invited if invited else None,
         "void": int((data["void"] == 1).sum()),
+        "repeats": int(data["repeats"].clip(min=0).sum()) if "repeats" in data else 0,
         "sim_seconds": _last(data["sim_seconds"].values, 1),
         "wall_seconds": _last(data["wall_seconds"].values, 1),
         "state_sha256": digest(store.load(newest, personal=False).shared) if newest else None,

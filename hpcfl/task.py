@@ -72,6 +72,11 @@ class Task:
             Samples per batch; 0 for all of a client's samples at once.
         epochs, steps : int
             One of the two is above 0. In `steps`, passes follow one another without a partial batch between them.
+
+        Raises
+        ------
+        OutOfTime
+            In wall clock, when the round has closed: work that has lost its purpose ends here.
         """
         held = [self._held(client) for client in visits.clients]
         orders = [self._order(visits.round, c, size, epochs, steps) for c in visits.clients]
@@ -84,6 +89,7 @@ class Task:
         full = [bool((index[:, step] >= 0).all()) for step in range(count)]
         rows = torch.from_numpy(index).clamp(min=0).to(self.device)
         for step in range(count):
+            visits.check()
             x = torch.stack([data[0].index_select(0, own) for data, own in zip(held, rows[:, step])])
             y = torch.stack([data[1].index_select(0, own) for data, own in zip(held, rows[:, step])])
             yield Batch(x, y, None if full[step] else real[:, step], (self.seed, visits.round, clients, step))

@@ -1,6 +1,6 @@
 """What the round loop asks of whatever connects the ranks, and the transport of a single process.
 
-The loop knows only this interface. `Alone` hosts every client in one process and imports no MPI; `hpcfl.lanes`
+The loop knows only this interface. `Alone` hosts every client in one process and imports no MPI; `hpcfl.tree`
 has the transport over MPI.
 """
 
@@ -12,14 +12,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.message import State, Sums
+from hpcfl.message import Deposits, State
 from hpcfl.plan import Floats, Ints
 from hpcfl.ranks import Chunk
 
 Personal = dict[int, State]
 """Personal state of the chunks a rank hosts: ``{chunk number: {name: [c, …]}}``."""
 
-Saved = tuple[Ints, dict[str, NDArray[np.generic]]]
+Arrays = dict[str, NDArray[np.generic]]
+
+Saved = tuple[Ints, Arrays]
 """One chunk's client ids and personal state as arrays, for a checkpoint."""
 
 
@@ -55,12 +57,16 @@ class Transport(ABC):
         """Return the server's shared state, on every rank."""
 
     @abstractmethod
-    def close(self, sums: Sums) -> Sums:
+    def close(self, sums: Deposits) -> Deposits:
         """Return the sums over all ranks (meaningful on the server)."""
 
     @abstractmethod
     def reduce(self, values: Floats) -> Floats:
         """Return the element-wise sum over ranks of a small array (meaningful on the server)."""
+
+    @abstractmethod
+    def agree(self, values: Floats) -> Floats:
+        """Return the element-wise sum over ranks of a small array, the same on every rank."""
 
     @abstractmethod
     def collect(self, chunks: Sequence[Chunk], personal: Personal, like: State) -> Iterator[Saved]:
@@ -80,11 +86,15 @@ class Alone(Transport):
         """Return the state as it is."""
         return shared
 
-    def close(self, sums: Sums) -> Sums:
+    def close(self, sums: Deposits) -> Deposits:
         """Return the sums as they are."""
         return sums
 
     def reduce(self, values: Floats) -> Floats:
+        """Return the values as they are."""
+        return values
+
+    def agree(self, values: Floats) -> Floats:
         """Return the values as they are."""
         return values
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Event
 
 import numpy as np
 import torch
@@ -11,6 +12,10 @@ from torch import Tensor
 
 from hpcfl.layers import Place
 from hpcfl.plan import Floats, Ints
+
+
+class OutOfTime(Exception):  # noqa: N818
+    """The round has closed: what is still being computed has lost its purpose."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class Visits:
         Training samples each one holds.
     reach : float64 [c, L]
         Chance that layer l counts; NaN where unknown.
+    over : threading.Event, optional
+        In wall clock: set when the round has closed.
     """
 
     round: int
@@ -35,9 +42,17 @@ class Visits:
     depth: Ints
     samples: Ints
     reach: Floats
+    over: Event | None = None
+
+    def check(self) -> None:
+        """Raise `OutOfTime` where the round has closed meanwhile."""
+        if self.over is not None and self.over.is_set():
+            raise OutOfTime
 
     def in_time(self, layer: int) -> int:
         """Return how many rows (the first ones) still have time for layer `layer` (1 … L)."""
+        if self.over is not None and self.over.is_set():
+            return 0
         return int(np.searchsorted(self.depth, layer, side="right"))
 
     def ones(self, rows: int) -> Tensor:

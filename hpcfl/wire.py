@@ -11,19 +11,41 @@ from mpi4py import MPI
 from hpcfl.errors import Elsewhere, Told, UsageError
 
 
-def wait(requests: list[MPI.Request]) -> None:
-    """Complete the requests in two regimes: yield while bytes move, then sleep ever longer.
+class Patience:
+    """How long to pause between two looks at what is under way: yield while bytes move, then sleep ever longer.
 
     A blocking wait spins: 33 waiting MPICH ranks on 2 cores made a computing one 16 times slower. A plain back-off
     without the first regime costs 14 times at 1 MB.
     """
-    polls, start = 0, time.monotonic()
-    while not MPI.Request.Testall(requests):
-        polls += 1
-        if polls < 200:
-            os.sched_yield()
+
+    def __init__(self) -> None:
+        self.moved()
+
+    def moved(self) -> None:
+        """Begin anew: something has just happened."""
+        self.polls, self.start = 0, time.monotonic()
+
+    def seconds(self) -> float:
+        """Return how long to sleep before the next look; 0 for giving way once."""
+        self.polls += 1
+        if self.polls < 200:
+            return 0.0
+        return 0.0002 if time.monotonic() - self.start < 0.01 else 0.002
+
+    def pause(self, most: float = 1.0) -> None:
+        """Give way or sleep, at most `most` seconds."""
+        seconds = self.seconds()
+        if seconds:
+            time.sleep(max(0.0, min(seconds, most)))
         else:
-            time.sleep(0.0002 if time.monotonic() - start < 0.01 else 0.002)
+            os.sched_yield()
+
+
+def wait(requests: list[MPI.Request]) -> None:
+    """Complete the requests without spinning."""
+    patience = Patience()
+    while not MPI.Request.Testall(requests):
+        patience.pause()
 
 
 def tell(comm: MPI.Intracomm, text: str) -> str:

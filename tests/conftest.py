@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parent.parent
 RESULTS = "HPCFL_TEST_RESULTS"  # folder for rank-<n>.json where a launching test wants to read them
 
-from hpcfl.ranks import launched  # noqa: E402
+from hpcfl.world import launched  # noqa: E402
 
 
 def readme_example() -> str:

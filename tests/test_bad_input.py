@@ -21,7 +21,7 @@ import pytest
 
 from conftest import World
 from hpcfl import cli, store
-from hpcfl.ranks import launched
+from hpcfl.world import launched
 from launcher import Ended, alone, job, mpis
 
 LIMIT = 180.0
@@ -224,6 +224,12 @@ CASES = {
     "deadline-0": salf("participation.deadline=0.0", "participation.deadline", "0.0"),
     "deadline-below-0": salf("participation.deadline=-1.0", "participation.deadline", "-1.0"),
     "deadline-nan": salf("participation.deadline=nan", "participation.deadline", "nan"),
+    "deadline-word": salf("participation.deadline=adaptiv", "participation.deadline", "'adaptive'", "'adaptiv'"),
+    "deadline-from-round-3": salf("participation.deadline=[[3,1.0]]", "participation.deadline", "[0, seconds]", "3"),
+    "deadlines-descending": salf("participation.deadline=[[0,1.0],[9,2.0],[4,1.0]]", "ascending", "got 4 after 9"),
+    "deadline-0-later": salf("participation.deadline=[[0,1.0],[9,0.0]]", "participation.deadline", "0.0", "round 9"),
+    "adaptive-quantile": salf("participation.adaptive_quantile=1.5", "participation.adaptive_quantile", "1.5"),
+    "adaptive-window": salf("participation.adaptive_windw=5", "'adaptive_window'"),
     "step-nan": salf("algorithm.lr=nan", "algorithm.lr", "nan"),
     "rate-nan": fedavg("speed.model=exponential speed.rate=nan", "speed.rate", "nan"),
     "alpha-nan": fedavg("data.partition=dirichlet data.alpha=nan", "data.alpha", "nan"),
@@ -252,6 +258,16 @@ CASES = {
     "size-beyond-the-clients": fedavg(
         "participation.invite=uniform participation.size=9", "participation.size", "got 9", "nearest: 8"
     ),
+    "min-clients-beyond-the-cohort": salf(
+        "participation.min_clients=9", "participation.min_clients", "got 9", "nearest: 8"
+    ),
+    "adaptive-depths": salf("participation.deadline=adaptive", "'adaptive'", "'uniform-depth'", "seconds"),
+    "unknown-chances": salf("clock=wall speed={}", "algorithm.missing", "'exact'", "'none'", "'empirical'"),
+    "batches-in-real-time": fedavg("clock=wall batch_clients=4", "batch_clients", "'wall'", "got 4", "nearest: 1"),
+    "clock": fedavg("clock=wal", "clock", "'wall'", "'wal'"),
+    "trace-of-nothing": fedavg("speed.model=trace", "speed.run", "missing"),
+    "trace-of-no-run": fedavg("speed.model=trace speed.run={here}/none", "speed.run", "/none", "no run folder"),
+    "trace-in-real-time": fedavg("clock=wall speed.model=trace speed.run=x", "speed.model", "'simulated'", "'wall'"),
     "size-without-sampling": fedavg("participation.size=4", "participation.size", "'uniform'"),
     "first-is-not-said": fedavg("participation.close=first", "participation.first", "'first'"),
     "depths-without-a-deadline": salf(

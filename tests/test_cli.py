@@ -23,7 +23,8 @@ FEW = ["--set", "rounds=3", "--set", "evaluate.every=1"]
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in an empty folder, as a process alone, whoever else runs the tests."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hpcfl.launch.launched", lambda: False)
+    for module in ("hpcfl.agreement", "hpcfl.world"):
+        monkeypatch.setattr(f"{module}.launched", lambda: False)
 
 
 def shown(capsys: pytest.CaptureFixture[str], *runs: str) -> list[dict[str, Any]]:
@@ -65,7 +66,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, where: str, error: Exception) -> No
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("hpcfl.launch.GIVE_UP_SECONDS", 1e9)
+    monkeypatch.setattr("hpcfl.failure.GIVE_UP_SECONDS", 1e9)
     monkeypatch.setattr(where, fail)
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfl.message import Block, Sums, deposit, moved
+from hpcfl.message import Block, Deposits, deposit, moved
 
 WIDTH = 3
 GRIDS = (2.0**12, 2.0**46, 2.0**80)  # as documented
@@ -35,7 +35,7 @@ def message(visits, dtype):
 
 
 def summed(chunks, dtype):
-    sums = Sums(layout(dtype))
+    sums = Deposits(layout(dtype))
     for chunk in chunks:
         sums.add(message(chunk, dtype))
     return sums
@@ -125,7 +125,7 @@ def test_a_split_adds_up_and_lies_on_the_grids(value, slabs):
 
 
 def test_a_missing_block_is_weight_zero_and_mean_zero():
-    sums = Sums(layout(torch.float32), invited=5)
+    sums = Deposits(layout(torch.float32), invited=5)
     sums.add({"a": (torch.full((2, WIDTH), 7.0), torch.tensor([1.0, 3.0]))})
     assert [sums.weight(name) for name in sums] == [0, 4, 0]
     assert sums.mean("a").tolist() == [7, 7, 7]
@@ -146,7 +146,7 @@ def test_a_chunk_of_no_rows_adds_nothing(dtype):
 
 def test_blocks_of_one_group_do_not_touch_each_other():
     blocks = {"x": Block((2,)), "y": Block((), torch.float64), "z": Block((1, 3))}
-    sums = Sums((blocks,))
+    sums = Deposits((blocks,))
     for name, value in (("z", [[[1.0, 2.0, 3.0]]]), ("x", [[4.0, 5.0]]), ("y", [6.0])):
         sums.add({name: (torch.tensor(value), torch.tensor([2.0]))})
     assert sums.total("x").tolist() == [8, 10]

@@ -12,6 +12,7 @@ from hpcfl import config as configs
 from hpcfl import ranks, store
 from hpcfl.show import summary
 from runs import METHODS, MODELS, play, resume, same, table
+from toys import invitation
 
 
 @pytest.mark.mpi
@@ -104,7 +105,7 @@ def test_the_transport_carries_any_type(world: Any) -> None:
 
     if world.comm is None:
         pytest.skip("needs MPI")
-    from hpcfl.lanes import Tree
+    from hpcfl.tree import Tree
 
     mine = {"a": torch.arange(3.0), "b": torch.tensor([[1, 2]]), "c": torch.tensor(2.5, dtype=torch.float64)}
     start = mine if world.rank == 0 else {name: torch.zeros_like(value) for name, value in mine.items()}
@@ -131,8 +132,9 @@ def test_presets_of_the_demo_are_valid(name: str) -> None:
 
 def test_the_demo_runs_the_headline_formula() -> None:
     config = configs.load("salf-digits")
+    shares = np.array([1, 2 / 3, 1 / 3])
     plan = config.participation.plan(
-        config.speed, config.seed, 0, config.clients, np.array([1, 2 / 3, 1 / 3]), layerwise=True
+        config.speed, invitation(config.participation, config.seed, 0, config.clients, shares), layerwise=True
     )
     assert config.algorithm.missing == "exact"  # type: ignore[attr-defined]
     assert (plan.missing > 0).all()
@@ -169,3 +171,5 @@ def test_the_automatic_chunk_size_follows_from_the_config_alone() -> None:
     assert ranks.chunk_size("auto", 10_000, 10**9) == 1
     assert ranks.chunk_size(False, 100, 1) == 1
     assert ranks.chunk_size(6, 4, 1) == 4
+    assert ranks.chunk_size("auto", 10_000, 10_000, one_by_one=True) == 1
+    assert ranks.chunk_size(6, 10, 1, one_by_one=True) == 6

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,12 +10,12 @@ from scipy import stats
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
 from hpcfl.config import from_table
-from hpcfl.engine import Job
 from hpcfl.errors import UsageError
+from hpcfl.job import Job
 from hpcfl.participation import Participation
 from hpcfl.plan import Invitation, Plan
 from hpcfl.speed import Equal, Exponential, Speed, UniformDepth, speed_class
-from toys import Rounds, mlp_task
+from toys import Rounds, invitation, mlp_task
 
 ALPHA = 1e-4  # chance of a false alarm per comparison; the seeds are fixed, so it is drawn once for all
 L = 4
@@ -28,7 +29,12 @@ def asked(seed=0, round_=0, clients=10, deadline=1.0, cohort=None, shares=SHARES
 
 
 def plans(participation, speed, rounds, clients, seed=0, shares=SHARES, layerwise=True):
-    return [participation.plan(speed, seed, round_, clients, shares, layerwise) for round_ in range(rounds)]
+    return [plan_of(participation, speed, seed, round_, clients, shares, layerwise) for round_ in range(rounds)]
+
+
+def plan_of(participation, speed, seed, round_, clients, shares=SHARES, layerwise=True, clock="simulated"):
+    one = replace(invitation(participation, seed, round_, clients, shares), clock=clock)
+    return participation.plan(speed, one, layerwise)
 
 
 def mean_is(samples, wanted, deviation):
@@ -176,11 +182,65 @@ def test_stragglers_depths_are_uniform_on_the_allowed_ones(nothing, complete):
 
 
 def test_the_shown_seconds_go_with_the_depth():
-    plan = DEADLINE.plan(UniformDepth(stragglers=1.0), 0, 0, 50, SHARES, True)
+    plan = plan_of(DEADLINE, UniformDepth(stragglers=1.0), 0, 0, 50)
     assert len(set(plan.depth)) == L + 1
     for seconds, depth in zip(plan.seconds, plan.depth):
         ready = np.flatnonzero(seconds * SHARES <= 1.0 + 1e-12)
         assert (ready[0] + 1 if np.isfinite(seconds) else L + 1) == depth
+
+
+# --- in real time -------------------------------------------------------------------------------------------
+
+
+def test_enforced_seconds_are_the_models():
+    for kind in ("fixed", "dynamic", "dynamic-rate", "dynamic-scale"):
+        speed = Exponential(kind=kind, enforce="busy")
+        np.testing.assert_array_equal(speed.enforced(asked(3, 5, 20)), speed.seconds(asked(3, 5, 20)))
+
+
+def test_no_model_enforces_nothing():
+    assert Equal().enforced(asked(cohort=np.array([1, 4]))).tolist() == [0, 0]
+
+
+def test_uniform_depths_do_not_race_with_the_deadline():
+    class Written(UniformDepth):
+        def depth(self, asked):
+            return np.arange(1, L + 2)
+
+    # layers 4 … 1 are ready after 1/4, 1/2, 3/4 and all of the work; the deadline of 2 s is midway to the next one
+    paces = Written().enforced(asked(clients=L + 1, deadline=2.0))
+    np.testing.assert_allclose(paces, [1.0, 2 / (7 / 8), 2 / (5 / 8), 2 / (3 / 8), 2 / (1 / 8)], rtol=1e-15)
+    shares = np.array([1.0, 0.1])  # layer 2 takes a tenth of the work
+    two = UniformDepth(stragglers=1.0, complete=False)
+    found = two.enforced(asked(clients=200, shares=shares, deadline=1.0))
+    np.testing.assert_allclose(np.unique(found), [1 / 0.55, 20.0], rtol=1e-15)
+
+
+@pytest.mark.parametrize("nothing", [True, False])
+@pytest.mark.parametrize("complete", [True, False])
+def test_enforced_paces_come_as_far_as_drawn(nothing, complete):
+    speed = UniformDepth(stragglers=0.8, nothing=nothing, complete=complete)
+    for round_ in range(50):
+        one = asked(5, round_, 30, deadline=0.7)
+        ready = np.outer(speed.enforced(one), one.shares)
+        depth = np.where((ready <= 0.7).any(1), (ready <= 0.7).argmax(1), L) + 1
+        np.testing.assert_array_equal(depth, speed.depth(one))
+        assert abs(ready / 0.7 - 1).min() > 0.1  # no layer is ready within a tenth of the deadline
+        assert np.isfinite(ready).all()
+
+
+def test_chances_of_real_hardware_are_not_known():
+    real = replace(asked(), clock="wall")
+    assert not Equal().known("wall")
+    assert np.isnan(Equal().reach(real)).all()
+    assert np.isnan(Equal().missing(real)).all()
+    assert np.isnan(plan_of(DEADLINE, Equal(), 0, 0, 3, clock="wall").missing).all()
+    assert (plan_of(Participation(), Equal(), 0, 0, 3, clock="wall").missing == 0).all()  # all are waited for
+    assert Equal().known("simulated")
+    assert (Equal().reach(asked()) == 1).all()
+    for speed in (Exponential(), UniformDepth()):
+        assert speed.known("wall")
+        np.testing.assert_array_equal(speed.reach(real), speed.reach(asked()))
 
 
 # --- the chances, against frequencies -----------------------------------------------------------------------
@@ -234,7 +294,7 @@ def test_missing_and_reach_are_the_frequencies(scenario):
 
 def test_missing_is_zero_as_soon_as_somebody_is_always_in_time():
     for speed in (UniformDepth(stragglers=0.67), UniformDepth(stragglers=0.67, redraw=False)):
-        assert (DEADLINE.plan(speed, 0, 0, 3, SHARES, True).missing == 0).all()
+        assert (plan_of(DEADLINE, speed, 0, 0, 3).missing == 0).all()
 
 
 # --- participation ------------------------------------------------------------------------------------------
@@ -263,13 +323,13 @@ def test_everybody_is_invited_by_default():
 @pytest.mark.parametrize("speed", [Exponential(), Exponential(kind="dynamic-rate"), Equal()])
 def test_all_closes_with_the_slowest_and_first_with_the_nth(speed):
     for round_ in range(5):
-        whole = Participation().plan(speed, 3, round_, 9, SHARES, True)
+        whole = plan_of(Participation(), speed, 3, round_, 9)
         assert whole.closes == max(whole.seconds)
         assert (whole.depth == 1).all()
         assert (whole.reach == 1).all()
         assert (whole.missing == 0).all()
         for first in range(1, 10):
-            plan = Participation(close="first", first=first).plan(speed, 3, round_, 9, SHARES, True)
+            plan = plan_of(Participation(close="first", first=first), speed, 3, round_, 9)
             np.testing.assert_array_equal(plan.seconds, whole.seconds)
             assert plan.closes == sorted(plan.seconds)[first - 1]
             assert plan.counted.sum() == first
@@ -301,8 +361,8 @@ def test_a_deadline_closes_at_the_deadline_or_with_the_last_visit():
 def test_partial_visits_count_only_where_layers_leave_one_by_one(layerwise, partial):
     participation = Participation(close="deadline", partial=partial)
     speed = UniformDepth(stragglers=1.0)
-    kept = DEADLINE.plan(speed, 0, 0, 40, SHARES, True)
-    plan = participation.plan(speed, 0, 0, 40, SHARES, layerwise)
+    kept = plan_of(DEADLINE, speed, 0, 0, 40)
+    plan = plan_of(participation, speed, 0, 0, 40, layerwise=layerwise)
     if layerwise and partial == "keep":
         assert set(plan.depth) == set(range(1, L + 2))
     else:
@@ -319,9 +379,9 @@ def same(one: Plan, other: Plan) -> bool:
 def test_plans_are_pure_functions_of_seed_and_round(speed):
     participation = Participation(invite="uniform", size=6, close="deadline", deadline=0.8)
     order = [(seed, round_) for seed in (0, 1) for round_ in range(4)]
-    first = {key: participation.plan(speed, *key, 20, SHARES, True) for key in order}
+    first = {key: plan_of(participation, speed, *key, 20) for key in order}
     np.random.seed(0)
-    again = {key: participation.plan(speed, *key, 20, SHARES, True) for key in reversed(order)}
+    again = {key: plan_of(participation, speed, *key, 20) for key in reversed(order)}
     assert all(same(first[key], again[key]) for key in order)
     assert not any(np.array_equal(first[a].cohort, first[b].cohort) for a, b in pairwise(order))
 
@@ -335,7 +395,8 @@ def test_rows_come_deepest_first_and_only_where_they_count():
 
 def test_a_round_of_nobody():
     plan = Plan.nobody(3, L)
-    assert (plan.round, len(plan.cohort), plan.closes, plan.layers) == (3, 0, 0.0, L)
+    assert (plan.round, len(plan.cohort), plan.closes, plan.layers, plan.repeats) == (3, 0, 0.0, L, 0)
+    assert np.isnan(plan.deadline)
     rounds = Rounds(FedAvg(), mlp_task([3, 3]))
     before = rounds.state
     rounds.step(Plan.nobody(0, 3))
@@ -366,15 +427,53 @@ def test_participation_refuses_numbers_that_do_not_fit(keys, words):
 
 def test_speeds_refuse_what_they_cannot_do():
     with pytest.raises(UsageError, match=r"speed\.rate"):
-        Exponential(rate=0.0).check("all")
+        Exponential(rate=0.0).check(Participation())
     with pytest.raises(UsageError, match=r"nearest: 1\.0"):
-        UniformDepth(stragglers=1.5).check("deadline")
+        UniformDepth(stragglers=1.5).check(DEADLINE)
     with pytest.raises(UsageError, match="deadline"):
-        UniformDepth().check("all")
+        UniformDepth().check(Participation())
     with pytest.raises(UsageError, match="one layer"):
         UniformDepth(nothing=False, complete=False).depth(asked(shares=np.ones(1)))
     with pytest.raises(UsageError, match="exponential"):
         speed_class("exponentail")
+
+
+def in_real_time(**more):
+    keys = {"rounds": 2, "clients": 4, "clock": "wall", "algorithm": {"name": "salf"}, "data": {"name": "digits"}}
+    deadline = {"participation": {"close": "deadline"}, "model": {"name": "mlp"}}
+    from_table({**keys, **deadline, **more}).check(None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({}, r"algorithm\.missing = 'exact' needs .* speed\.model = 'none' .*nearest: missing = 'empirical'"),
+        (
+            {"algorithm": {"name": "salf", "rule": "inverse-probability"}},
+            "rule = 'inverse-probability' needs .*nearest: ",
+        ),
+        ({"batch_clients": 2}, r"^batch_clients: .*'auto', false or 1, got 2; nearest: 1$"),
+    ],
+)
+def test_real_time_refuses_what_it_cannot_know(keys, words):
+    with pytest.raises(UsageError, match=words):
+        in_real_time(**keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"speed": {"model": "exponential"}},
+        {"speed": {"model": "uniform-depth", "enforce": "busy"}, "batch_clients": 1},
+        {"participation": {"close": "all"}, "batch_clients": False},
+        {"participation": {"close": "first", "first": 2}},
+        *({"algorithm": {"name": "salf", "missing": missing}} for missing in ("empirical", "none", "paper")),
+        {"algorithm": {"name": "salf", "rule": "released"}},
+        {"algorithm": {"name": "fedavg"}},
+    ],
+)
+def test_real_time_takes_what_goes_without(keys):
+    in_real_time(**keys)
 
 
 def test_the_layerwise_ones_are_known():

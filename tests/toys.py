@@ -11,14 +11,15 @@ from torch import nn
 
 from hpcfl.algorithms import Algorithm
 from hpcfl.data import ClientData, Federation
-from hpcfl.engine import Job, Progress, visit
-from hpcfl.message import Sums
+from hpcfl.deadlines import Deadlines
+from hpcfl.job import Job, Progress
+from hpcfl.message import Deposits
 from hpcfl.models.cnn import Cnn
 from hpcfl.models.mlp import Mlp
-from hpcfl.plan import Plan
+from hpcfl.plan import Invitation, Plan
 from hpcfl.ranks import cut
+from hpcfl.simulated import visit
 from hpcfl.task import Task
-from hpcfl.transport import Alone
 from hpcfl.visits import Visits
 
 
@@ -69,6 +70,12 @@ def planned(depth, layers, round_=0, missing=None):
     return Plan(round_, np.arange(len(depth)), np.ones(len(depth)), depth, 1.0, np.ones((len(depth), layers)), missing)
 
 
+def invitation(participation, seed, round_, clients, shares, attempt=0):
+    """What `participation` asks for in a round."""
+    cohort = participation.cohort(seed, round_, clients, attempt)
+    return Invitation(seed, round_, clients, cohort, shares, Deadlines(participation).seconds(round_), attempt)
+
+
 class Rounds:
     """Simulated rounds in one process and in memory, through the engine's own `visit`."""
 
@@ -77,7 +84,7 @@ class Rounds:
         chunks = cut(per_chunk or clients, np.ones(clients), 1)
         shares = np.arange(len(algorithm.layers(task)), 0, -1) / len(algorithm.layers(task))
         self.job = Job(None, task, algorithm, chunks, algorithm.layout(task), shares)  # type: ignore[arg-type]
-        self.now: Progress = self.job.begin(Alone())
+        self.now: Progress = self.job.begin(0)
 
     @property
     def state(self):
@@ -89,12 +96,12 @@ class Rounds:
 
     def plan(self, speed, participation, seed, round_):
         job = self.job
-        clients = job.task.federation.clients
-        return participation.plan(speed, seed, round_, clients, job.shares, job.algorithm.layerwise)
+        asked = invitation(participation, seed, round_, job.task.federation.clients, job.shares)
+        return participation.plan(speed, asked, job.algorithm.layerwise)
 
     def collect(self, plan):
         """The sums of one round; the shared state is not touched."""
-        sums = Sums(self.job.layout, len(plan.cohort), plan.missing)
+        sums = Deposits(self.job.layout, len(plan.cohort), plan.missing)
         for chunk in self.job.chunks:
             visit(self.job, plan, chunk, self.now, sums)
         return sums

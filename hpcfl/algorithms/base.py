@@ -35,8 +35,14 @@ class Algorithm(Section):
     name: str
     layerwise: ClassVar[bool] = False
 
-    def check(self, participation: Participation) -> None:
-        """Raise UsageError where a key's value is out of range or does not go with the participation."""
+    def check(self, participation: Participation, known: bool = True) -> None:
+        """Raise UsageError where a key's value is out of range or does not go with the participation.
+
+        Parameters
+        ----------
+        known : bool
+            Whether the speed model gives the chance that a layer arrives by a deadline.
+        """
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return the names of the blocks of layers 1 … L, first layer first: what a depth counts in."""

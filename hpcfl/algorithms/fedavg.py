@@ -50,7 +50,7 @@ class FedAvg(Algorithm):
     persist_optimizer: bool = False
     weights: Literal["samples", "uniform"] = "samples"
 
-    def check(self, participation: Participation) -> None:
+    def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse local work of nothing, or counted in two ways."""
         if (self.epochs > 0) == (self.steps > 0):
             raise UsageError(

@@ -59,13 +59,28 @@ class Salf(Algorithm):
     persist_optimizer: bool = False
     layerwise: ClassVar[bool] = True
 
-    def check(self, participation: Participation) -> None:
+    def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse a rule whose chances are not known."""
+        if not known and participation.close == "deadline":
+            self._check_unknown()
         if self.rule == "inverse-probability" and participation.close == "first":
             raise UsageError(
                 "algorithm.rule = 'inverse-probability' needs the chance that a layer arrives, which is not known "
                 "for participation.close = 'first'; nearest: close = 'deadline'"
             )
+
+    def _check_unknown(self) -> None:
+        """Refuse what needs the chance that a layer arrives by the deadline."""
+        because = (
+            "needs the chance that a layer arrives by the deadline, which real time with speed.model = 'none' does "
+            "not tell; nearest: "
+        )
+        if self.rule == "inverse-probability":
+            raise UsageError(
+                f"algorithm.rule = 'inverse-probability' {because}rule = 'paper' with missing = 'empirical'"
+            )
+        if self.rule == "paper" and self.missing == "exact":
+            raise UsageError(f"algorithm.missing = 'exact' {because}missing = 'empirical' (or 'paper', 'none')")
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return layers 1 … L as modules or as tensors."""

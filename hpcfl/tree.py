@@ -1,6 +1,7 @@
-"""Transport over MPI: nonblocking collectives in a fixed order, polled so that nobody's waiting slows another.
+"""Transport over MPI in simulated time: one lane of everyone, a tree that carries state down and sums up.
 
-In simulated time there is one lane of everyone: a tree that carries the shared state down and the sums up.
+Nonblocking collectives in a fixed order, polled so that nobody's waiting slows another. (`hpcfl.wall` has the lanes
+of real time.)
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from hpcfl.message import State, Sums
+from hpcfl.message import Deposits, State
 from hpcfl.plan import Floats
 from hpcfl.ranks import Chunk
 from hpcfl.transport import Personal, Saved, Transport
@@ -68,7 +69,7 @@ class Tree(Transport):
         self.received += data.nbytes
         return unpack(data, public)
 
-    def close(self, sums: Sums) -> Sums:
+    def close(self, sums: Deposits) -> Deposits:
         """Reduce each group of blocks in the order in which backpropagation finishes them."""
         received = [np.empty_like(buffer.data) if self.serves else None for buffer in sums.buffers]
         wait([self.comm.Ireduce(b.data, r, MPI.SUM, root=0) for b, r in zip(sums.buffers, received)])
@@ -86,6 +87,18 @@ class Tree(Transport):
         wait([self.comm.Ireduce(values, total if self.serves else None, MPI.SUM, root=0)])
         self.received += values.nbytes * self.serves * (self.size > 1)
         self.sent += values.nbytes * (not self.serves)
+        return total
+
+    def agree(self, values: Floats) -> Floats:
+        """Sum over ranks, as `reduce` does, and tell everybody.
+
+        Not an Iallreduce: there a rank's every step waits until its partner wakes from polling. Here the server sends
+        and goes on, and the others hear of it where they would wait for its next state anyway.
+        """
+        total = self.reduce(values)
+        wait([self.comm.Ibcast(total, root=0)])
+        self.sent += values.nbytes * self.serves * (self.size > 1)
+        self.received += values.nbytes * (not self.serves)
         return total
 
     def collect(self, chunks: Sequence[Chunk], personal: Personal, like: State) -> Iterator[Saved]:

@@ -1,0 +1,162 @@
+"""What a round in real time costs beyond computing, against raw MPI calls of the same bytes in the same job.
+
+    python benchmarks/round_overhead.py [--mpi openmpi|mpich] [--megabytes 1 10 100] [--ranks 3] [--rounds 20]
+
+The clients compute nothing: their 8 layers are there at once, so that all of a round is overhead, and none of it is
+hidden behind computing. Measured at the server, in turns, in one job:
+
+- ``hpcfl``: from the call of a round until it is closed, with one lane of everyone and with a lane for each client;
+- ``bare``: the same nonblocking calls on the same communicators, polled alike, from and into buffers that are there;
+- ``blocking``: one ``Bcast`` and one ``Reduce`` of the whole float32 model.
+
+Before each, the server keeps still for 30 ms: the others wait as they do while it takes its own step. That step (sums
+on fixed grids in float64, new state) is timed by itself. Medians of 20 rounds (of 10 from 100 MB on), after 3 that do
+not count. About 1 minute on 2 cores. Prints a table and one JSON line last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import launching
+import numpy as np
+from numpy.typing import NDArray
+
+if launching.inside():
+    import wall_rounds
+    from mpi4py import MPI
+
+    from hpcfl.job import Job
+    from hpcfl.wire import wait
+
+Values = NDArray[np.float32]
+
+WIDTHS: tuple[int | str, ...] = ("all", 1)
+WARM = 3
+STILL_SECONDS = 0.03
+
+
+def main() -> None:
+    """Start the job, or be one of its ranks."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mpi", choices=tuple(launching.LIBRARIES), default="openmpi")
+    parser.add_argument("--megabytes", nargs="+", type=int, default=[1, 10, 100])
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=20)
+    asked = parser.parse_args()
+    if launching.inside():
+        on_a_rank(asked.megabytes, asked.rounds)
+        return
+    print(f"{asked.mpi}, {asked.ranks} ranks, load {launching.load():.1f}; milliseconds", flush=True)
+    found = launching.run(asked.mpi, asked.ranks, [__file__, *sys.argv[1:]], 600)
+    print(json.dumps({"mpi": asked.mpi, "ranks": asked.ranks, "load": launching.load(), **found}))
+
+
+def on_a_rank(megabytes: list[int], rounds: int) -> None:
+    """Measure all sizes; the server prints."""
+    comm = MPI.COMM_WORLD
+    sizes = []
+    for size in megabytes:
+        for width in WIDTHS:
+            found = measured(comm, size, width, rounds if size < 100 else max(1, rounds // 2))
+            if comm.Get_rank() == 0:
+                sizes.append({"megabytes": size, "width": width, **found})
+                print("  ".join(f"{name} {value}" for name, value in sizes[-1].items()), flush=True)
+    if comm.Get_rank() == 0:
+        print(json.dumps({"sizes": sizes}))
+
+
+def measured(comm: MPI.Intracomm, megabytes: int, width: int | str, rounds: int) -> dict[str, float]:
+    """Return median milliseconds of every way, and ratios."""
+    layers = wall_rounds.Layers(entries=megabytes * 1_000_000 // 4 // 8)
+    job = wall_rounds.job_of(layers, comm.Get_size(), width, {"close": "all"})
+    if comm.Get_rank() > 0:
+        follow(comm, job, layers.entries, WARM + rounds)
+        return {}
+    rows = list(lead(comm, job, layers.entries, WARM + rounds))[WARM:]
+    found = {name: 1000 * float(np.median([row[name] for row in rows])) for name in rows[0]}
+    found |= {"to_bare": found["hpcfl"] / found["bare"], "to_blocking": found["hpcfl"] / found["blocking"]}
+    return {name: round(value, 2) for name, value in found.items()}
+
+
+class Bare:
+    """One round of the nonblocking calls that hpcfl makes, on its communicators, and nothing else."""
+
+    def __init__(self, lanes: list[Any], width: int, layers: int, entries: int) -> None:
+        self.lanes, self.width = lanes, width
+        self.call, self.state = np.zeros(8, np.int64), np.zeros(layers * entries, np.float32)
+        self.zeros = np.zeros(entries, np.float32)
+        self.layers = [np.ones((layers, entries), np.float32) for _ in lanes]
+
+    def server(self) -> None:
+        """Send the state down, receive the layers."""
+        wait([lane.control.Ibcast(self.call, root=0) for lane in self.lanes])
+        wait([lane.data.Ibcast(self.state, root=0) for lane in self.lanes])
+        wait([self._received(lane.data, layer) for lane, layers in zip(self.lanes, self.layers) for layer in layers])
+
+    def client(self) -> None:
+        """Receive the state, send the layers."""
+        control, data = self.lanes[0].control, self.lanes[0].data
+        wait([control.Ibcast(self.call, root=0)])
+        wait([data.Ibcast(self.state, root=0)])
+        wait([self._sent(data, layer) for layer in self.layers[0]])
+
+    def _received(self, comm: Any, layer: Values) -> Any:
+        if self.width > 1:
+            return comm.Ireduce(self.zeros, layer, root=0)
+        return comm.Igatherv([layer[:0], "f"], [layer, ([0, layer.size], [0, 0]), "f"], root=0)
+
+    def _sent(self, comm: Any, layer: Values) -> Any:
+        return comm.Ireduce(layer, None, root=0) if self.width > 1 else comm.Igatherv(layer, None, root=0)
+
+
+def lead(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> Iterator[dict[str, float]]:
+    """Lead rounds of every kind in turns; yield the seconds of each."""
+    server, shared = wall_rounds.server(job, comm), job.algorithm.start(job.task)
+    bare = Bare(server.lanes, len(server.lanes[0].bench.ranks), len(job.layout), entries)
+    whole = np.zeros((3, bare.state.size), np.float32)
+    for number in range(rounds):
+        row: dict[str, float] = {}
+        with timed(row, "hpcfl"):
+            _, sums = server.exchange(number, shared)
+        with timed(row, "server", still=0.0):
+            shared = job.algorithm.server(job.task, shared, sums)
+        assert all(bool((value == number + 1).all()) for value in shared.values())
+        server.leave(number, False)
+        with timed(row, "bare"):
+            bare.server()
+        with timed(row, "blocking"):
+            comm.Bcast(whole[0], root=0)
+            comm.Reduce(whole[1], whole[2], root=0)
+        yield row
+
+
+def follow(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> None:
+    """Be a client in all of them."""
+    member = wall_rounds.member(job, comm)
+    bare = Bare([member], len(member.bench.ranks), len(job.layout), entries)
+    whole = np.ones((2, bare.state.size), np.float32)
+    for _ in range(rounds):
+        member.serve()
+        bare.client()
+        comm.Bcast(whole[0], root=0)
+        comm.Reduce(whole[1], None, root=0)
+
+
+@contextmanager
+def timed(row: dict[str, float], name: str, still: float = STILL_SECONDS) -> Iterator[None]:
+    """Note the seconds that something takes, after some in which nothing is done."""
+    time.sleep(still)
+    start = time.perf_counter()
+    yield
+    row[name] = time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

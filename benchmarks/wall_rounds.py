@@ -1,0 +1,149 @@
+"""Bare rounds in real time, without a run folder: what the benchmarks measure.
+
+An algorithm of some layers of equal size stands for all; a server and members are made as every run makes them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from hpcfl.algorithms import Algorithm
+from hpcfl.config import from_table
+from hpcfl.job import Job
+from hpcfl.message import Block, Layout, State
+from hpcfl.plan import Invitation
+from hpcfl.wall.host import Host
+from hpcfl.wall.lane import Lane
+from hpcfl.wall.member import Member
+from hpcfl.wall.roster import Bench, benches
+from hpcfl.wall.server import Server
+from hpcfl.wall.tally import Tally
+
+if TYPE_CHECKING:
+    from hpcfl.algorithms.base import Client
+    from hpcfl.task import Task
+    from hpcfl.visits import Visits
+
+
+class Layers(Algorithm):
+    """Layers that are there at once, each full of the number that the shared state holds.
+
+    Attributes
+    ----------
+    count : int
+    entries : int
+        Float32 numbers per layer.
+    """
+
+    name: Literal["layers"] = "layers"
+    count: int = 8
+    entries: int = 250_000
+    layerwise: ClassVar[bool] = True
+
+    def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
+        """Return the names of layers 1 … L."""
+        return tuple((f"layer {number}",) for number in range(1, self.count + 1))
+
+    def layout(self, task: Task) -> Layout:
+        """Return one group per layer, last layer first."""
+        return tuple({name: Block((self.entries,))} for (name,) in reversed(self.layers(task)))
+
+    def start(self, task: Task) -> State:
+        """Return zeros."""
+        return {name: torch.zeros(self.entries) for (name,) in self.layers(task)}
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        """Send the layers, last layer first."""
+        for (name,) in reversed(self.layers(task)):
+            yield {name: (ones(self.entries), visits.ones(1))}
+        return {}
+
+
+def ones(entries: int, kept: dict[int, Tensor] = {}) -> Tensor:  # noqa: B006 (kept from call to call on purpose)
+    """Return a layer of ones ``[1, entries]``, made once."""
+    return kept.setdefault(entries, torch.ones(1, entries))
+
+
+def job_of(algorithm: Algorithm, ranks: int, width: int | str, rules: Mapping[str, Any], **more: Any) -> Job:
+    """Return a wall-clock job with one client per client rank.
+
+    Parameters
+    ----------
+    rules : mapping
+        The ``[participation]`` section.
+    **more
+        Further keys of the config.
+    """
+    table = {
+        "rounds": 1,
+        "clients": ranks - 1,
+        "clock": "wall",
+        "lane_width": width,
+        "participation": dict(rules),
+        "algorithm": {"name": "salf", "missing": "none"},
+        "data": {"name": "digits"},
+        "model": {"name": "mlp", "hidden": [8]},
+        **more,
+    }
+    job = Job.of(from_table(table), None, ranks)
+    shares = np.linspace(1, 0, len(algorithm.layers(job.task)), endpoint=False)
+    return replace(job, algorithm=algorithm, layout=algorithm.layout(job.task), shares=shares)
+
+
+class Timed(Server):
+    """A server that notes when a round began and how long it took to close.
+
+    Attributes
+    ----------
+    began : float
+        When the last round's invitation was sent (seconds of the monotonic clock).
+    took : float
+        Seconds from there until it was decided what counts.
+    asked : Invitation
+        Who was invited.
+    """
+
+    began = took = 0.0
+    asked: Invitation
+
+    def _attempt(self, round_: int, attempt: int, shared: State) -> Tally:
+        tally = super()._attempt(round_, attempt, shared)
+        self.took = time.monotonic() - tally.start
+        self.began, self.asked = tally.start, tally.asked
+        return tally
+
+
+def server(job: Job, comm: MPI.Intracomm) -> Timed:
+    """Return the server's side; every client rank calls `member` meanwhile."""
+    lanes = [Lane(bench, *pair, job.layout, job.config.clients) for bench, pair in _lanes(job, comm)]
+    return Timed(job, lanes, rest)
+
+
+def member(job: Job, comm: MPI.Intracomm) -> Member:
+    """Return a client rank's side."""
+    rank = comm.Get_rank()
+    ((bench, pair),) = _lanes(job, comm)
+    host = Host(job, job.hosted(rank), job.begin(rank).personal)
+    return Member(job, host, bench, bench.ranks.index(rank), *pair, rest)
+
+
+def _lanes(job: Job, comm: MPI.Intracomm) -> list[tuple[Bench, tuple[Any, Any]]]:
+    """Return this rank's lanes, each with its communicators for control and for data."""
+    rank, everybody, found = comm.Get_rank(), comm.Get_group(), []
+    for number, bench in enumerate(benches(job.config.lane_width, ["here"] * comm.Get_size(), job.chunks)):
+        if rank in (0, *bench.ranks):
+            group = everybody.Incl([0, *bench.ranks])
+            found.append((bench, (comm.Create_group(group, 2 * number), comm.Create_group(group, 2 * number + 1))))
+    return found
+
+
+def rest() -> None:
+    """Do nothing while waiting."""

@@ -1,0 +1,195 @@
+"""Carrying out an order on every rank: the job is put together, torch is loaded, the rounds are run."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcfl import config as configs
+from hpcfl import stopping, store
+from hpcfl.agreement import first, settled
+from hpcfl.errors import Stopped, Told, UsageError
+from hpcfl.failure import fail, forget
+from hpcfl.orders import Order
+from hpcfl.provenance import git_commit, versions
+from hpcfl.ranks import device
+from hpcfl.world import has_ulfm, local, share_of_cores
+
+if TYPE_CHECKING:
+    from hpcfl.config import Config
+    from hpcfl.engine import Rounds
+    from hpcfl.job import Job, Progress
+    from hpcfl.transport import Transport
+
+
+def carry_out(order: Order, comm: Any) -> None:
+    """Put the job together on every rank, then run it.
+
+    Raises
+    ------
+    Stopped
+        If the run was asked to stop.
+    """
+    config, folder = configs.from_text(order.config), Path(order.run_dir)
+    if first(comm):
+        forget(folder)
+    here, beside = local(comm)
+    threads = _threads(config, beside)
+    from hpcfl.job import Job
+
+    rank, size = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
+    settled(comm, lambda: _check_mpi(config, comm))
+    job = settled(comm, lambda: Job.of(config, order.data, size, _device(here), threads))
+    hosts = _hosts(comm)
+    settled(comm, lambda: _open(order, hosts) if first(comm) else None)
+    now = settled(comm, lambda: _begun(job, order, rank))
+    carry = _in_real_time if config.clock == "wall" else _in_step
+    try:
+        stopped = carry(job, order, now, comm, hosts)
+    except Told as error:
+        if comm is None:
+            store.write_status(folder, "failed", str(error))
+            raise
+        fail(comm, folder, error)  # on this rank only: the others are in the middle of a round
+    if stopped is not None:
+        raise stopped
+
+
+def _threads(config: Config, beside: int) -> int:
+    """Return the threads per operation; to be called before torch is loaded, whose threads read this once."""
+    threads = config.threads
+    if threads == "auto":
+        own = share_of_cores(beside) if config.clock == "wall" else 1
+        asked = os.environ.get("OMP_NUM_THREADS", "") if config.clock == "wall" else ""
+        threads = int(asked) if asked.isdecimal() and int(asked) else own
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    return threads
+
+
+def _check_mpi(config: Config, comm: Any) -> None:
+    """Refuse to promise what this MPI cannot keep."""
+    if config.fault_tolerance == "ulfm" and not has_ulfm(comm):
+        raise UsageError(
+            "fault_tolerance = 'ulfm': this MPI does not tell of dead ranks; expected Open MPI 5 started with "
+            "'mpiexec --with-ft ulfm'; nearest: fault_tolerance = 'auto'"
+        )
+
+
+def _in_step(job: Job, order: Order, now: Progress, comm: Any, hosts: list[str]) -> Stopped | None:
+    """Run in simulated time: all ranks in step."""
+    from hpcfl.simulated import Simulated
+
+    transport = _transport(comm)
+    stop = stopping.Stop(Path(order.run_dir), transport.serves)
+    stopped = _led(job, order, Simulated(job, transport, now.round), now, transport.size, stop)
+    transport.leave()
+    return stopped
+
+
+def _transport(comm: Any) -> Transport:
+    if comm is None:
+        from hpcfl.transport import Alone
+
+        return Alone()
+    from hpcfl.tree import Tree
+
+    return Tree(comm)
+
+
+def _in_real_time(job: Job, order: Order, now: Progress, comm: Any, hosts: list[str]) -> Stopped | None:
+    """Run in real time: the server leads, the client ranks do what they are asked."""
+    from hpcfl.wall import start
+
+    folder = Path(order.run_dir)
+    stop = stopping.Stop(folder, first(comm))
+    if not first(comm):
+        return start.served(job, comm, hosts, now, lambda: stopping.hand_on(stop, folder))
+    rounds = start.led(job, comm, hosts, folder, stop)
+    stopped = _led(job, order, rounds, now, comm.Get_size(), stop)
+    start.dismissed(rounds, comm, now.round, stopped)
+    return stopped
+
+
+def _led(job: Job, order: Order, rounds: Rounds, now: Progress, ranks: int, stop: stopping.Stop) -> Stopped | None:
+    """Run the rounds that are left, recorded by the server; return why not all of them, if so."""
+    from hpcfl.engine import run
+    from hpcfl.progress import Speaker
+    from hpcfl.record import Recorder
+
+    folder = Path(order.run_dir)
+    recorder = stopped = None
+    if rounds.serves:
+        speaker = Speaker(job.config.rounds, now.round, order.quiet)
+        recorder = Recorder(folder, job, ranks, now.round, speaker)
+    try:
+        run(job, rounds, recorder, now, stop)
+    except Stopped as early:
+        stopped = early
+    if recorder is not None:
+        recorder.close()
+        _over(folder, stopped)
+    return stopped
+
+
+def _over(folder: Path, stopped: Stopped | None) -> None:
+    """Write down, and say, how the rounds ended."""
+    stopping.withdraw(folder)
+    if stopped is None:
+        store.write_status(folder, "done")
+        store.seal(folder)
+    else:
+        store.seal(folder)  # before the status: once it says so, somebody else may go on with the run
+        store.write_status(folder, "stopped", stopped.reason)
+        print(f"stopped after round {stopped.round} ({stopped.reason}); hpcfl resume {folder} goes on", flush=True)
+
+
+def _begun(job: Job, order: Order, rank: int) -> Progress:
+    """Return where this rank begins: before round 0, or after the checkpoint; each reads the clients it hosts."""
+    now = job.begin(rank)
+    if order.checkpoint is None:
+        return now
+    import torch
+
+    path = Path(order.checkpoint)
+    saved = store.load(path, personal=False)
+    now.round, now.clock = saved.round, dict(saved.clock)
+    now.shared = {name: torch.from_numpy(saved.shared[name]).to(value) for name, value in now.shared.items()}
+    for chunk in job.hosted(rank):
+        state = now.personal[chunk.number]
+        held = store.load_personal(path, chunk.clients.tolist()) if state else {}
+        for name in state:
+            for row, client in enumerate(chunk.clients.tolist()):
+                state[name][row] = torch.from_numpy(held[client][name])
+    return now
+
+
+def _open(order: Order, hosts: list[str]) -> None:
+    """Make the run folder, or take it up again."""
+    folder = Path(order.run_dir)
+    if order.new:
+        facts = {"config": order.config, "data_dir": order.data_dir or "", "hosts": json.dumps(hosts)}
+        try:
+            store.create(folder, facts | {"versions": json.dumps(versions()), "git_commit": git_commit()})
+        except OSError as error:
+            raise UsageError(f"'{folder}' cannot be written: {error.strerror}") from None
+    stopping.withdraw(folder)  # before the status: from then on requests are for this start
+    store.write_status(folder, "running")
+
+
+def _hosts(comm: Any) -> list[str]:
+    """Return the host of each rank."""
+    if comm is None:
+        return [socket.gethostname()]
+    from hpcfl.wire import names
+
+    return names(comm, socket.gethostname())
+
+
+def _device(local_rank: int) -> str:
+    """Return the device of this rank."""
+    import torch
+
+    return device(local_rank, torch.cuda.device_count())

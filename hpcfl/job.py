@@ -1,0 +1,201 @@
+"""One run, put together: the same on every rank, and deciding nothing that is not in the config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import torch
+
+from hpcfl.algorithms import Algorithm
+from hpcfl.config import Config
+from hpcfl.deadlines import Deadlines
+from hpcfl.errors import RunError
+from hpcfl.memory import keep_freed
+from hpcfl.message import Layout, State
+from hpcfl.plan import Floats, Ints, Invitation, Plan
+from hpcfl.ranks import Chunk, chunk_size, cut
+from hpcfl.task import Task
+from hpcfl.transport import Personal
+from hpcfl.visits import Visits
+from hpcfl.wall.roster import check_width
+
+MOST_ATTEMPTS = 1000
+"""After so many void attempts at one round it is given up."""
+
+
+@dataclass
+class Progress:
+    """How far a run has come: what a checkpoint holds, on each rank its own part of it."""
+
+    round: int
+    shared: State
+    personal: Personal
+    clock: dict[str, float] = field(default_factory=lambda: {"sim_seconds": 0.0, "wall_seconds": 0.0})
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, put together; the same on every rank."""
+
+    config: Config
+    task: Task
+    algorithm: Algorithm
+    chunks: list[Chunk]
+    layout: Layout
+    shares: Floats
+
+    @classmethod
+    def of(cls, config: Config, data_dir: Path | None, ranks: int, device: str = "cpu", threads: int = 1) -> Job:
+        """Read the data, build the model and deal the clients.
+
+        Raises
+        ------
+        UsageError
+            If the data cannot be read, or if there are more ranks than chunks, or wider lanes than ranks.
+        """
+        if config.clock == "wall":
+            check_width(config.lane_width, ranks)
+        torch.set_num_threads(threads)
+        keep_freed()
+        federation = config.data.federate(config.clients, config.seed, data_dir)
+        task = Task(config.model, federation, config.seed, device)
+        algorithm = config.algorithm
+        model = sum(v.nbytes for v in task.initial().values())
+        size = chunk_size(config.batch_clients, config.clients, model, config.one_by_one)
+        chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks)
+        shares = _shares(config, algorithm, task)
+        config.speed.covers(config.rounds, config.clients, len(shares))
+        return cls(config, task, algorithm, chunks, algorithm.layout(task), shares)
+
+    def plans(self, first: int) -> Iterator[Plan]:
+        """Yield the plan of each round from `first` on, without end; RunError where too few visits ever count."""
+        deadlines = Deadlines(self.config.participation)
+        for round_ in count(0 if deadlines.adaptive else first):  # what came before tells an adaptive deadline
+            plan = self._planned(round_, deadlines)
+            if round_ >= first:
+                yield plan
+
+    def _planned(self, round: int, deadlines: Deadlines) -> Plan:
+        """Return the plan of a round: of its first attempt in which enough visits count."""
+        if not self.algorithm.invites(round):
+            return Plan.nobody(round, len(self.shares))
+        if self.config.speed.replays:
+            return self.plan(self.asked(round))
+        closes, needed = 0.0, self.config.participation.min_clients
+        for attempt in range(MOST_ATTEMPTS):
+            plan = self.plan(self.asked(round, None, deadlines.seconds(round), attempt))
+            deadlines.saw(plan.seconds, plan.deadline)
+            closes += plan.closes
+            if plan.counted.sum() >= needed:
+                return replace(plan, closes=closes)
+        raise too_few(plan, needed)
+
+    def asked(
+        self, round: int, cohort: Ints | None = None, deadline: float | None = None, attempt: int = 0
+    ) -> Invitation:
+        """Return what is asked in a round.
+
+        Parameters
+        ----------
+        cohort : int64 [n]
+            Who is invited, ascending client ids; None: whom the participation picks.
+        deadline : float
+            Seconds; None: as the rule says that knows of no visits.
+        attempt : int
+            How many attempts at this round were void.
+        """
+        config, rules = self.config, self.config.participation
+        if cohort is None:
+            cohort = rules.cohort(config.seed, round, config.clients, attempt)
+        if deadline is None:
+            deadline = Deadlines(rules).seconds(round)
+        return Invitation(config.seed, round, config.clients, cohort, self.shares, deadline, attempt, config.clock)
+
+    def plan(self, asked: Invitation) -> Plan:
+        """Return one attempt at a round, decided; `closes` is that of this attempt alone."""
+        return self.config.speed.plan(self.config.participation, asked, self.algorithm.layerwise)
+
+    def hosted(self, rank: int) -> list[Chunk]:
+        """Return the chunks that a rank hosts."""
+        return [chunk for chunk in self.chunks if chunk.rank == rank]
+
+    def enter(self, chunk: Chunk) -> State:
+        """Return the personal state of a chunk's clients before their first visit, ``{name: [c, …]}``."""
+        return stacked([self.algorithm.enter(self.task, int(client)) for client in chunk.clients])
+
+    def begin(self, rank: int) -> Progress:
+        """Return the state before round 0, on one rank."""
+        personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
+        return Progress(0, self.algorithm.start(self.task), personal)
+
+    def visits(self, plan: Plan, rows: Ints) -> Visits:
+        """Return what the clients at `rows` of the cohort need to know."""
+        clients = plan.cohort[rows]
+        sizes = self.task.federation.train_sizes[clients]
+        return Visits(plan.round, clients, plan.depth[rows], sizes, plan.reach[rows])
+
+    def scored(self, round: int, shared: State, personal: State, clients: Ints) -> Floats:
+        """Return loss sums and correct answers of a chunk's clients on their own test parts, ``[2, c]``."""
+        seen = Visits(round, clients, np.ones(0, int), np.ones(0, int), np.ones((0, 0)))
+        return np.array(self.task.tested(self.algorithm.model(self.task, shared, personal, seen), clients))
+
+    @property
+    def whole(self) -> bool:
+        """Whether a visit counts as a whole or not at all."""
+        return self.config.participation.whole(self.algorithm.layerwise)
+
+    def visits_of(self, round: int, client: int, reach: Floats, over: Event) -> Visits:
+        """Return what one client needs to know in wall clock, where nobody knows yet how far it will come."""
+        sizes = self.task.federation.train_sizes[[client]]
+        return Visits(round, np.array([client]), np.ones(1, dtype=np.int64), sizes, reach[None], over)
+
+    def group_layers(self) -> Ints:
+        """Return for each group of the layout the lowest layer (1 … L) in it; L for what is no layer's, int64 [G]."""
+        level = {
+            name: number for number, names in enumerate(self.algorithm.layers(self.task), start=1) for name in names
+        }
+        count = len(self.shares)
+        return np.array([min((level.get(name, count) for name in group), default=count) for group in self.layout])
+
+    def reached(self, groups: int) -> int:
+        """Return the first layer (1 … L; L + 1: none) from which on all is there when so many groups have arrived."""
+        there = {name for group in self.layout[:groups] for name in group}
+        sent = {name for group in self.layout for name in group}
+        lacking = [any(name in sent - there for name in names) for names in self.algorithm.layers(self.task)]
+        return max((number for number, lacks in enumerate(lacking, start=1) if lacks), default=0) + 1
+
+    def layer_bytes(self) -> Ints:
+        """Return the bytes of one visit's layers 1 … L as the method sends them, int64 [L]."""
+        blocks = {name: block.bytes for group in self.layout for name, block in group.items()}
+        return np.array([sum(blocks[name] for name in names) for names in self.algorithm.layers(self.task)])
+
+
+def too_few(plan: Plan, needed: int) -> RunError:
+    """Return the error that ends a run whose round was void too often; `plan` is the last attempt."""
+    counted = int(plan.counted.sum())
+    return RunError(
+        f"round {plan.round}: given up after {MOST_ATTEMPTS} void attempts: {counted} of the visits to the last one "
+        f"counted, expected at least participation.min_clients = {needed}"
+    )
+
+
+def stacked(states: list[State]) -> State:
+    """Return the clients' states with a leading client axis."""
+    return {name: torch.stack([state[name] for state in states]) for name in states[0]}
+
+
+def _shares(config: Config, algorithm: Algorithm, task: Task) -> Floats:
+    """Return the part of a visit's work that is done when layer l is ready, float64 [L], 1 for l = 1."""
+    layers = algorithm.layers(task)
+    if config.speed.counts() == "equal":
+        costs = np.ones(len(layers))
+    else:
+        shapes = task.initial()
+        costs = np.array([sum(shapes[name].numel() for name in names) for names in layers], dtype=np.float64)
+    shares: Floats = np.cumsum(costs[::-1])[::-1] / costs.sum()
+    return shares

@@ -1,0 +1,83 @@
+"""Rounds in simulated time: all ranks carry them out in step, and nothing sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from hpcfl.engine import Rounds
+from hpcfl.job import Job, Progress
+from hpcfl.message import Deposits, Message, State
+from hpcfl.plan import Floats, Plan
+from hpcfl.ranks import Chunk
+from hpcfl.record import Record
+from hpcfl.transport import Saved, Transport
+
+R = TypeVar("R")
+
+
+class Simulated(Rounds):
+    """Each rank computes its own clients' visits; the transport carries state down and sums up."""
+
+    def __init__(self, job: Job, transport: Transport, first: int) -> None:
+        self.job, self.transport = job, transport
+        self.serves = transport.serves
+        self.plans = job.plans(first)
+        self.mine = job.hosted(transport.rank)
+
+    def exchange(self, now: Progress, record: Record) -> tuple[Plan, Deposits]:
+        """Carry out the next round: who counts, and how far, was decided before."""
+        plan = next(self.plans)
+        self.transport.count()
+        now.shared = self.transport.invite(now.shared)
+        sums = Deposits(self.job.layout, len(plan.cohort), plan.missing)
+        with record.timed("compute_seconds"):
+            for chunk in self.mine:
+                record.visits += visit(self.job, plan, chunk, now, sums)
+        with record.timed("wait_seconds"):
+            sums = self.transport.close(sums)
+        record.carried(self.transport)
+        return plan, sums
+
+    def scores(self, now: Progress) -> Floats:
+        """Let every rank test its own clients' models."""
+        now.shared = self.transport.invite(now.shared)
+        found = np.zeros((2, self.job.config.clients))
+        for chunk in self.mine:
+            found[:, chunk.clients] = self.job.scored(now.round, now.shared, now.personal[chunk.number], chunk.clients)
+        return self.transport.reduce(found)
+
+    def together(self, record: Record, wish: str) -> str:
+        """Bring every rank's figures together, and its wish to stop."""
+        return record.ranks(self.transport, wish)
+
+    def personal(self, now: Progress, like: State) -> Iterator[Saved]:
+        """Let every rank hand over the state that it hosts."""
+        return self.transport.collect(self.job.chunks, now.personal, like)
+
+
+def visit(job: Job, plan: Plan, chunk: Chunk, now: Progress, sums: Deposits) -> int:
+    """Do a chunk's visits that count, add their messages to `sums`, keep the personal state; return how many."""
+    rows = plan.rows(chunk.clients)
+    if not len(rows):
+        return 0
+    places = torch.from_numpy(chunk.places(plan.cohort[rows]))
+    personal = now.personal[chunk.number]
+    own = {name: value[places] for name, value in personal.items()}
+    client = job.algorithm.client(job.task, now.shared, own, job.visits(plan, rows))
+    for name, value in drained(client, sums.add).items():
+        personal[name][places] = value
+    return len(rows)
+
+
+def drained(client: Generator[Message, None, R], take: Callable[[Message], None]) -> R:
+    """Hand every message to `take` and return what the generator returns."""
+    while True:
+        try:
+            take(next(client))
+        except StopIteration as end:
+            result: R = end.value
+            return result

@@ -1,0 +1,64 @@
+"""What client ranks answer besides visits: scores, and the personal state that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from hpcfl.message import State
+from hpcfl.packing import Packing, as_bytes
+from hpcfl.plan import Floats
+from hpcfl.transport import Saved
+from hpcfl.wall.roster import Bench
+
+
+class Scoring:
+    """Loss sums and correct answers of a lane's clients, ``[2, h]``; each rank fills in its own."""
+
+    def __init__(self, hosted: int) -> None:
+        self.data: Floats = np.zeros((2, hosted))
+
+    def receive(self, comm: Any) -> Any:
+        """Begin to receive at the server."""
+        return comm.Ireduce(MPI.IN_PLACE, self.data, MPI.SUM, root=0)
+
+    def send(self, comm: Any) -> Any:
+        """Begin to send."""
+        return comm.Ireduce(self.data, None, MPI.SUM, root=0)
+
+
+class Saving:
+    """The personal state of a lane's clients, packed rank by rank."""
+
+    def __init__(self, bench: Bench, like: State) -> None:
+        self.bench = bench
+        self.packings = [
+            Packing({name: value.new_empty(len(own), *value.shape) for name, value in like.items()})
+            for own in bench.hosted
+        ]
+        self.counts = [0, *(packing.nbytes for packing in self.packings)]
+        self.buffer = torch.empty(0, dtype=torch.uint8)
+
+    def receive(self, comm: Any) -> Any:
+        """Begin to receive at the server."""
+        self.buffer = torch.empty(sum(self.counts), dtype=torch.uint8)
+        starts = np.cumsum([0, *self.counts[:-1]]).tolist()
+        data = as_bytes(self.buffer)
+        return comm.Igatherv([data[:0], MPI.BYTE], [data, (self.counts, starts), MPI.BYTE], root=0)
+
+    def send(self, comm: Any, seat: int, state: State) -> Any:
+        """Begin to send a rank's own part."""
+        self.buffer = self.packings[seat].empty()
+        self.packings[seat].write(self.buffer, state)
+        return comm.Igatherv([as_bytes(self.buffer), MPI.BYTE], None, root=0)
+
+    def saved(self) -> Iterator[Saved]:
+        """Yield what has been received, rank by rank."""
+        parts = torch.split(self.buffer, self.counts)[1:]
+        for packing, own, part in zip(self.packings, self.bench.hosted, parts):
+            state = {name: value.numpy() for name, value in packing.views(part.clone()).items()}
+            yield np.array(own, dtype=np.int64), state

@@ -1,0 +1,36 @@
+"""When a round in real time closes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcfl.participation import Participation
+
+
+@dataclass(frozen=True)
+class Closing:
+    """The rule of one round.
+
+    Attributes
+    ----------
+    ends : float
+        Seconds from the round's start at which it closes whatever has arrived; inf for never.
+    enough : int or None
+        Visits that are enough; None: all of them.
+    """
+
+    ends: float
+    enough: int | None
+
+    @classmethod
+    def of(cls, participation: Participation, deadline: float) -> Closing:
+        """Return the rule of a round with this deadline (seconds)."""
+        by_time = participation.close == "deadline"
+        return cls(deadline if by_time else float("inf"), participation.first)
+
+    def over(self, arrived: int, awaited: int, seconds: float) -> bool:
+        """Return whether the round is over with `arrived` complete visits, `awaited` more that may still come.
+
+        The timer decides, never the next arrival.
+        """
+        return seconds >= self.ends or awaited == 0 or (self.enough is not None and arrived >= self.enough)

@@ -1,0 +1,95 @@
+"""The sums of a round in real time, formed from the messages that the server holds."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfl.message import Deposits, Layout, Sums, deposit
+from hpcfl.plan import Floats
+from hpcfl.wall.lane import Slot
+
+PIECE = 32_768  # entries that are summed at a time: they stay in a core's cache
+
+
+class Held(Sums):
+    """Sums over the groups that counted, formed when they are asked for: one message per lane is all that is kept.
+
+    Messages of single ranks are summed on fixed grids, as in simulated time, so a replay gives the same bits. What
+    came from several ranks was summed on its way, at the blocks' precision and in an order of MPI's choosing.
+
+    Parameters
+    ----------
+    kept : list of (Slot, int)
+        Slots, and how many of their groups count.
+    folded : Deposits
+        Sums over slots that are not kept any more; None where there are none.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        invited: int,
+        missing: Floats,
+        kept: list[tuple[Slot, int]],
+        folded: Deposits | None = None,
+    ) -> None:
+        super().__init__(layout, invited, missing)
+        self.kept, self.folded = kept, folded
+        self._group = {name: number for number, blocks in enumerate(layout) for name in blocks}
+
+    def weight(self, name: str) -> float:
+        """Return ``Σ weight``."""
+        number = self._group[name]
+        found = sum(float(slot.wire[number].weights(slot.data[number], name).sum()) for slot in self._with(number))
+        return found + (self.folded.weight(name) if self.folded else 0.0)
+
+    def total(self, name: str) -> Tensor:
+        """Return ``Σ weight·value``, float64, of the block's shape."""
+        number = self._group[name]
+        block = self.layout[number][name]
+        parts = [contribution(slot, number, name) for slot in self._with(number)]
+        if len(parts) == 1 and parts[0][1] is None and not self.folded:
+            return parts[0][0].double().view(block.shape)
+        whole = self.folded.slabs(name) if self.folded else None
+        out = torch.empty(prod(block.shape), dtype=torch.float64)
+        scratch = np.empty(PIECE)
+        for start in range(0, len(out), PIECE):
+            piece = slice(start, start + PIECE)
+            width = len(out[piece])
+            slabs = np.zeros((block.slabs, width)) if whole is None else whole[:, piece].copy()
+            for value, weight in parts:
+                deposit(scaled(value[piece], weight), slabs, scratch)
+            out[piece] = torch.from_numpy(slabs[::-1].sum(0))
+        return out.view(block.shape)
+
+    def _with(self, number: int) -> list[Slot]:
+        """Return the slots whose group of this number counts."""
+        return [slot for slot, count in self.kept if number < count]
+
+
+def contribution(slot: Slot, number: int, name: str) -> tuple[Tensor, float | None]:
+    """Return a block as it arrived, and what it is still to be multiplied by (None: nothing)."""
+    group, data = slot.wire[number], slot.data[number]
+    weight = float(group.weights(data, name)[0]) if group.width == 1 else None
+    return group.value(data, name), weight
+
+
+def scaled(value: Tensor, weight: float | None) -> Floats:
+    """Return ``weight·value`` in float64, in memory of its own."""
+    product = value.to(torch.float64, copy=True)
+    if weight is not None:
+        product.mul_(weight)
+    result: Floats = product.numpy()
+    return result
+
+
+def fold(slot: Slot, sums: Deposits) -> None:
+    """Add a complete slot to exact running sums."""
+    for number, group in enumerate(slot.wire):
+        for name in group.blocks:
+            value, weight = contribution(slot, number, name)
+            sums.deposit(name, scaled(value, weight), float(group.weights(slot.data[number], name).sum()))

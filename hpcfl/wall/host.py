@@ -1,0 +1,192 @@
+"""The clients that live on one rank: their personal state, and their visits in real time. Knows no MPI."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from hpcfl.message import Message, State
+from hpcfl.plan import Floats, Invitation
+from hpcfl.visits import OutOfTime, Visits
+from hpcfl.wall.group import Group
+from hpcfl.wall.ship import Dock, Shipment
+
+if TYPE_CHECKING:
+    from hpcfl.job import Job
+    from hpcfl.ranks import Chunk
+    from hpcfl.transport import Personal
+
+Put = Callable[[Shipment], None]
+
+
+class Host:
+    """One rank's clients, each a chunk of its own.
+
+    A client's new personal state is provisional: it replaces the old one when the server acknowledges that the visit
+    counted, and block by block where only some layers did.
+    """
+
+    def __init__(self, job: Job, chunks: Sequence[Chunk], personal: Personal) -> None:
+        self.job = job
+        self.states = {int(chunk.clients[0]): personal[chunk.number] for chunk in chunks}
+        self.dock = Dock(job.task.device)
+        self._new: dict[int, State] = {}
+
+    def placed(self, shared: State) -> State:
+        """Return the shared state on the device that computes."""
+        return {name: value.to(self.job.task.device) for name, value in shared.items()}
+
+    def visits(
+        self,
+        asked: Invitation,
+        shared: State,
+        slots: Sequence[int],
+        wire: Sequence[Group],
+        seat: int,
+        over: Event,
+        put: Put,
+    ) -> None:
+        """Compute visits one after the other (−1: nobody's) and put the groups of each; stop when it is `over`."""
+        plan = self.job.plan(asked)
+        seconds = self.job.config.speed.enforced(asked)
+        for client in slots:
+            if over.is_set():
+                return
+            if client < 0:
+                for group in wire:
+                    put(Shipment(group.empty()))
+                continue
+            row = int(np.searchsorted(asked.cohort, client))
+            visits = self.job.visits_of(asked.round, client, plan.reach[row], over)
+            pace = Pace(self.job, float(seconds[row]), over)
+            self._visit(client, shared, visits, Sender(wire, seat, self.dock, pace, put, self.job.whole))
+
+    def _visit(self, client: int, shared: State, visits: Visits, sender: Sender) -> None:
+        own = {name: value.clone() for name, value in self.states[client].items()}
+        work = self.job.algorithm.client(self.job.task, shared, own, visits)
+        try:
+            while True:
+                sender.take(next(work))
+                if sender.pace.over.is_set() and self.job.whole:
+                    return
+        except StopIteration as end:
+            self._new[client] = end.value
+        except OutOfTime:
+            return
+        sender.finish()
+
+    def acknowledge(self, counted: Mapping[int, int]) -> None:
+        """Take over what counted: for each client the first layer that did, L + 1 for none; 0: nothing is known yet."""
+        layers = self.job.algorithm.layers(self.job.task)
+        level = {name: number for number, names in enumerate(layers, start=1) for name in names}
+        for client, depth in counted.items():
+            if depth == 0 or client not in self._new:
+                continue
+            new = self._new.pop(client)
+            for name, value in self.states[client].items():
+                if level.get(name, 1) >= depth:
+                    value.copy_(new[name])
+
+    def scores(self, round_: int, shared: State) -> Floats:
+        """Return loss sums and correct answers on the clients' own test parts, ``[2, h]``."""
+        found = np.zeros((2, len(self.states)))
+        for column, (client, personal) in enumerate(self.states.items()):
+            found[:, [column]] = self.job.scored(round_, shared, personal, np.array([client]))
+        return found
+
+    def like(self) -> State:
+        """Return one client's personal state, for its names, shapes and types."""
+        return {name: value[0] for name, value in next(iter(self.states.values())).items()}
+
+    def personal(self) -> State:
+        """Return the acknowledged personal state, ``{name: [h, …]}``."""
+        states = list(self.states.values())
+        return {name: torch.cat([state[name] for state in states]) for name in states[0]}
+
+
+class Pace:
+    """Slows a visit down to the seconds that the speed model has drawn for it.
+
+    Parameters
+    ----------
+    seconds : float
+        What a whole visit shall take; 0 for as fast as it goes.
+    """
+
+    def __init__(self, job: Job, seconds: float, over: Event) -> None:
+        self.shares = job.shares[job.group_layers() - 1]
+        self.busy = job.config.speed.enforce == "busy"
+        self.target, self.over = seconds, over
+        self.start = time.monotonic()
+
+    def seconds(self) -> float:
+        """Return the seconds since the visit began."""
+        return time.monotonic() - self.start
+
+    def wait(self, number: int) -> None:
+        """Return when group `number` may be ready, or when the round is over."""
+        ready = self.start + self.shares[number] * self.target
+        if not self.busy:
+            self.over.wait(max(0.0, ready - time.monotonic()))
+            return
+        work = torch.ones(32, 32)
+        while time.monotonic() < ready and not self.over.is_set():
+            work = torch.mm(work, work).clamp_(max=1.0)
+
+
+class Sender:
+    """Gathers the blocks of a visit into groups and puts each group when it is ready.
+
+    Where a visit is whole or nothing, all groups wait for the last one.
+    """
+
+    def __init__(self, wire: Sequence[Group], seat: int, dock: Dock, pace: Pace, put: Put, whole: bool) -> None:
+        self.wire, self.seat, self.dock, self.pace, self.put, self.whole = wire, seat, dock, pace, put, whole
+        self.place = {name: number for number, group in enumerate(wire) for name in group.blocks}
+        self.number = 0
+        self.held: list[Shipment] = []
+        self._begin()
+
+    def take(self, message: Message) -> None:
+        """Put the blocks of a message into their groups; a group leaves when all of it is there.
+
+        Raises
+        ------
+        ValueError
+            If a block comes after a block of a later group.
+        """
+        for name, (value, weight) in message.items():
+            if self.place[name] < self.number:
+                raise ValueError(f"block '{name}' comes after its group has left: yield blocks in the layout's order")
+            while self.number < self.place[name]:
+                self._leave()
+            self.dock.write(self.wire[self.number], self.data, self.seat, name, value[0], float(weight[0]))
+            self.missing.discard(name)
+            if not self.missing:
+                self._leave()
+
+    def finish(self) -> None:
+        """Let the rest leave: blocks that the visit has not sent have weight 0."""
+        while self.number < len(self.wire):
+            self._leave()
+
+    def _begin(self) -> None:
+        self.data = self.dock.empty(self.wire[self.number])
+        self.missing = set(self.wire[self.number].blocks)
+
+    def _leave(self) -> None:
+        self.pace.wait(self.number)
+        self.wire[self.number].sign(self.data, self.seat, self.pace.seconds())
+        self.held.append(self.dock.shipped(self.data))
+        self.number += 1
+        if self.number < len(self.wire):
+            self._begin()
+        if not self.pace.over.is_set() and (not self.whole or self.number == len(self.wire)):
+            for shipment in self.held:
+                self.put(shipment)
+            self.held = []

