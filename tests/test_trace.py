@@ -39,10 +39,10 @@ def replay(values: dict[str, Any], run: Path, **more: Any) -> dict[str, Any]:
     return {**values, "speed": {"model": "trace", "run": str(run)}, **more}
 
 
-def job_of(values: dict[str, Any]) -> Job:
+def job_of(values: dict[str, Any], ranks: int = 1) -> Job:
     config = from_table(values)
     config.check(None)
-    return Job.of(config, None, 1)
+    return Job.of(config, None, ranks)
 
 
 def equal(one: Plan, other: Plan) -> bool:
@@ -185,7 +185,7 @@ def test_clients_are_computed_one_by_one_where_nothing_else_is_said(solo: Any, t
     run = play(solo, {**values, "rounds": 1}, tmp_path / "run", None)
     real = {**values, "clock": "wall"}
     again = replay({**values, "rounds": 1}, run)
-    sizes = [{len(chunk.clients) for chunk in job_of(config).chunks} for config in (values, real, again)]
+    sizes = [{len(chunk.clients) for chunk in job_of(config, 2).chunks} for config in (values, real, again)]
     assert sizes == [{3, 2}, {1}, {1}]
     both = {len(chunk.clients) for chunk in job_of({**again, "batch_clients": 3}).chunks}
     assert both == {3, 2}

@@ -10,7 +10,7 @@ import numpy as np
 from hpcfl.plan import Ints
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
-HEAD = 4  # op, round, attempt, deadline
+HEAD = 6  # op, round, attempt, deadline, stopped, hard
 
 
 class Op(IntEnum):
@@ -31,9 +31,12 @@ class Call:
     ----------
     op : Op
     round, attempt : int
-        The round, and how many void attempts it has had; when leaving, whether the run was stopped.
+        The round, and how many void attempts it has had.
     deadline : float
         Seconds from the round's start.
+    stopped, hard : bool
+        When leaving: whether the run was stopped, and whether to end without MPI's farewell, which the dead would
+        have to take part in.
     counted : int64 [h]
         For each client that the lane hosts: the first layer of its last visit that counted (L + 1: none);
         0 where there is nothing to acknowledge.
@@ -45,13 +48,16 @@ class Call:
     round: int = 0
     attempt: int = 0
     deadline: float = 0.0
+    stopped: bool = False
+    hard: bool = False
     counted: Ints = field(default_factory=lambda: NONE)
     cohort: Ints = field(default_factory=lambda: NONE)
 
     def packed(self, hosted: int, clients: int) -> Ints:
         """Return the message as int64, `length` entries."""
         data = np.zeros(length(hosted, clients), dtype=np.int64)
-        data[:HEAD] = self.op, self.round, self.attempt, np.float64(self.deadline).view(np.int64)
+        deadline = np.float64(self.deadline).view(np.int64)
+        data[:HEAD] = self.op, self.round, self.attempt, deadline, self.stopped, self.hard
         data[HEAD : HEAD + len(self.counted)] = self.counted
         invited = np.zeros(64 * _words(clients), dtype=bool)
         invited[self.cohort] = True
@@ -61,10 +67,11 @@ class Call:
     @classmethod
     def unpacked(cls, data: Ints, hosted: int) -> Call:
         """Return the message that `packed` wrote."""
-        op, round_, attempt = (int(value) for value in data[:3])
-        deadline = float(data[3:HEAD].view(np.float64)[0])
+        op, round_, attempt, _, stopped, hard = (int(value) for value in data[:HEAD])
+        deadline = float(data[3:4].view(np.float64)[0])
         bits = np.unpackbits(data[HEAD + hosted :].view(np.uint8))
-        return cls(Op(op), round_, attempt, deadline, data[HEAD : HEAD + hosted], np.flatnonzero(bits))
+        counted, cohort = data[HEAD : HEAD + hosted], np.flatnonzero(bits)
+        return cls(Op(op), round_, attempt, deadline, bool(stopped), bool(hard), counted, cohort)
 
 
 def length(hosted: int, clients: int) -> int:

@@ -121,9 +121,16 @@ class Lane:
         if self.state == "active":
             self._fall_behind()
 
-    def dismiss(self, round_: int, stopped: bool) -> None:
+    def dismiss(self, round_: int, stopped: bool, hard: bool) -> None:
         """Tell the lane that the run is over; it is idle again when all its ranks are about to leave."""
-        self.ask(Call(Op.LEAVE, round_, attempt=int(stopped), counted=self.counted), None, lambda data: data.Ibarrier())
+        call = Call(Op.LEAVE, round_, stopped=stopped, hard=hard, counted=self.counted)
+        self.ask(call, None, lambda data: data.Ibarrier())
+
+    def expect(self, counted: Ints) -> None:
+        """Wait for a rank that comes from a lane which has fallen apart, with word of what counted there."""
+        self.counted = counted
+        self._reply = self.control.Ibarrier()
+        self._fall_behind()
 
     # what goes on by itself
 

@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 from torch import Tensor
 
+from hpcfl.errors import RunError
 from hpcfl.packing import Packing, as_bytes, public
 from hpcfl.wall.answers import Saving, Scoring
 from hpcfl.wall.call import Call, Op, length
@@ -22,6 +23,7 @@ from hpcfl.wire import Patience
 if TYPE_CHECKING:
     from hpcfl.job import Job
 
+Connected = tuple[Any, Any]
 LOOK_SECONDS = 0.002  # how often a rank that computes looks for the server's word
 SENDING_SECONDS = 0.0002  # and how often while something is being sent
 
@@ -35,26 +37,66 @@ class Member:
         The clients that live here, and how to compute their visits.
     seat : int
         This rank's place on the bench.
+    connected : (MPI.Intracomm, MPI.Intracomm)
+        The lane's communicators: for calls, and for everything large.
     rest : callable
-        Called while the rank waits; it may raise to end the run.
+        Called while the rank waits.
+    spare : (MPI.Intracomm, MPI.Intracomm), optional
+        Those of a lane for this rank alone, if the lane should lose another rank.
     """
 
     def __init__(
-        self, job: Job, host: Host, bench: Bench, seat: int, control: Any, data: Any, rest: Callable[[], None]
+        self,
+        job: Job,
+        host: Host,
+        bench: Bench,
+        seat: int,
+        connected: Connected,
+        rest: Callable[[], None],
+        spare: Connected | None = None,
     ) -> None:
-        self.job, self.host, self.bench, self.seat, self.rest = job, host, bench, seat, rest
-        self.control, self.data = control, data
-        self.wire = wire(job.layout, len(bench.ranks))
+        self.job, self.host, self.rest, self.spare = job, host, rest, spare
         self.worker = Worker()
         self.packing = Packing(public(job.algorithm.start(job.task)))
         self.state = self.packing.empty()
-        self._call = np.zeros(length(len(bench.clients), job.config.clients), dtype=np.int64)
-        self._sends: list[tuple[Any, Any]] = []
         self._posted = self._total = 0
         self._over = threading.Event()
+        self._sit(bench, seat, connected)
 
-    def serve(self) -> tuple[int, bool]:
-        """Do what the server asks; return after how many rounds the run was over, and whether it was stopped."""
+    def _sit(self, bench: Bench, seat: int, connected: Connected) -> None:
+        """Take a seat on a lane."""
+        self.bench, self.seat = bench, seat
+        self.control, self.data = connected
+        self.wire = wire(self.job.layout, len(bench.ranks))
+        self._call = np.zeros(length(len(bench.clients), self.job.config.clients), dtype=np.int64)
+        self._sends: list[tuple[Any, Any]] = []
+
+    def serve(self) -> Call:
+        """Do what the server asks; return its last word, which is that the run is over.
+
+        Raises
+        ------
+        RunError
+            If the server is lost.
+        """
+        try:
+            return self._served()
+        except MPI.Exception as error:
+            if self.spare is None:
+                reason = " ".join(error.Get_error_string().split())
+                raise RunError(f"the server (rank 0) is lost ({reason})") from None
+        self._move(self.spare)
+        return self.serve()
+
+    def _move(self, spare: Connected) -> None:
+        """Leave a lane that has lost a rank for one of this rank alone."""
+        self.spare = None
+        self._over.set()
+        self._sit(self.bench.single(self.seat), 0, spare)
+        self._rested()
+        self._sends.append((self.control.Ibarrier(), None))  # says that this rank is here
+
+    def _served(self) -> Call:
         done = {Op.VISIT: self._visit, Op.CLOSE: self._close, Op.SCORE: self._score, Op.SAVE: self._save}
         self._listen()
         while True:
@@ -63,7 +105,7 @@ class Member:
             self.host.acknowledge(dict(zip(self.bench.clients.tolist(), call.counted.tolist())))
             if call.op is Op.LEAVE:
                 self._wait([self.data.Ibarrier()])
-                return call.round, bool(call.attempt)
+                return call
             if call.op is not Op.CLOSE:
                 self._listen()  # a closing has collectives of its own before the next word
             done[call.op](call)

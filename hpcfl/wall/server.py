@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,9 @@ class Server:
     lanes : list of Lane
     rest : callable
         Called while the server waits; it may raise to end the run.
+    spare : mapping of int to Lane
+        A lane of its own for each rank that shares one: where MPI tells of dead ranks, a lane that has lost one falls
+        apart into these.
 
     Attributes
     ----------
@@ -63,8 +66,14 @@ class Server:
         The dead, in the order in which they were noticed.
     """
 
-    def __init__(self, job: Job, lanes: list[Lane], rest: Callable[[], None] = lambda: None) -> None:
-        self.job, self.lanes, self.rest = job, lanes, rest
+    def __init__(
+        self,
+        job: Job,
+        lanes: list[Lane],
+        rest: Callable[[], None] = lambda: None,
+        spare: Mapping[int, Lane] | None = None,
+    ) -> None:
+        self.job, self.lanes, self.rest, self.spare = job, lanes, rest, spare or {}
         self.participation = job.config.participation
         self.deadlines = Deadlines(self.participation)
         self.packing = Packing(public(job.algorithm.start(job.task)))
@@ -112,6 +121,7 @@ class Server:
         need, patience = max(1, self.participation.min_clients), Patience()
         self._caught_up()
         while True:
+            self._reform()
             free = np.intersect1d(drawn.cohort, self._hosted("idle"))
             if len(free) >= need:
                 return self.job.asked(round_, cohort=free, deadline=deadline, attempt=attempt)
@@ -145,7 +155,7 @@ class Server:
         self._caught_up([lane for lane in unfinished if len(lane.bench.ranks) > 1])
 
     def _call(self, op: Op, lane: Lane, asked: Invitation) -> Call:
-        return Call(op, asked.round, asked.attempt, asked.deadline, lane.counted, asked.cohort)
+        return Call(op, asked.round, asked.attempt, asked.deadline, counted=lane.counted, cohort=asked.cohort)
 
     def _state(self, shared: State) -> Any:
         """Return the shared state as bytes, in a buffer that no lane is still being sent."""
@@ -188,12 +198,16 @@ class Server:
                     continue
             yield lane.hosted, last(lane.hosted)
 
-    def leave(self, round_: int, stopped: bool) -> list[Lane]:
-        """Dismiss all ranks at once, when the late ones are back; return the lanes that did not come back."""
+    def leave(self, round_: int, stopped: bool, hard: bool) -> list[Lane]:
+        """Dismiss all ranks at once, when the late ones are back; return the lanes that did not come back.
+
+        At once, since MPI's own farewell spins until everybody is there; `hard`: the ranks are to do without it.
+        """
+        self._reform()
         self._settled(LEAVE_SECONDS)
         asked = self._in("idle")
         for lane in asked:
-            lane.dismiss(round_, stopped)
+            lane.dismiss(round_, stopped, hard)
         self._answered(asked, LEAVE_SECONDS)
         return [lane for lane in self.lanes if lane.state in ("active", "late")]
 
@@ -261,9 +275,22 @@ class Server:
             moved |= lane.poll()
             if self.lost_after is not None and lane.state == "late" and lane.silent() > self.lost_after:
                 lane.die(f"not heard of for {self.lost_after:g} s")
-            if lane.state == "dead" and before != "dead":
+            if lane.state == "dead" and before != "dead" and not self._divisible(lane):
                 self._mourn(lane)
         return moved
+
+    def _divisible(self, lane: Lane) -> bool:
+        return len(lane.bench.ranks) > 1 and lane.bench.ranks[0] in self.spare
+
+    def _reform(self) -> None:
+        """Let lanes that have lost a rank fall apart into lanes of one rank each: the dead are found there."""
+        for lane in [lane for lane in self._in("dead") if self._divisible(lane)]:
+            lane.control.Revoke()  # those who were not waiting for the dead one hear of it too
+            lane.data.Revoke()
+            for seat, rank in enumerate(lane.bench.ranks):
+                self.spare[rank].expect(lane.counted[lane.bench.places(seat)])
+            self.lanes.remove(lane)
+            self.lanes += [self.spare[rank] for rank in lane.bench.ranks]
 
     def _mourn(self, lane: Lane) -> None:
         """Say which ranks and clients are lost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,14 +21,23 @@ from hpcfl.wall.member import Member
 from hpcfl.wall.roster import Bench, benches
 from hpcfl.wall.rounds import RealTime, last_saved
 from hpcfl.wall.server import Server
+from hpcfl.world import has_ulfm
 
 
 def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop: Stop) -> RealTime:
     """Return the server's rounds over lanes; the client ranks call `served` meanwhile."""
-    lanes = [
-        Lane(bench, *_connected(comm, bench, number), job.layout, job.config.clients)
-        for number, bench in enumerate(benches(job.config.lane_width, hosts, job.chunks))
-    ]
+
+    def lane(bench: Bench, number: int) -> Lane:
+        return Lane(bench, *_connected(comm, bench, number), job.layout, job.config.clients)
+
+    rows = benches(job.config.lane_width, hosts, job.chunks)
+    lanes = [lane(bench, number) for number, bench in enumerate(rows)]
+    spare = {
+        rank: lane(bench.single(seat), _spare(rank, comm))
+        for bench in rows
+        for seat, rank in enumerate(bench.ranks)
+        if _may_fall_apart(bench, comm)
+    }
 
     def rest() -> None:
         if wish := stop.wished():
@@ -37,7 +47,7 @@ def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop:
         newest = store.latest(folder)
         return store.load_personal(newest, clients) if newest else {}
 
-    return RealTime(job, Server(job, lanes, rest), last_saved(job, load))
+    return RealTime(job, Server(job, lanes, rest, spare), last_saved(job, load))
 
 
 def served(
@@ -45,24 +55,46 @@ def served(
 ) -> Stopped | None:
     """Serve as a client rank until the server says that the run is over; return whether it was stopped."""
     rank = comm.Get_rank()
-    number, bench = next(
-        (number, bench)
-        for number, bench in enumerate(benches(job.config.lane_width, hosts, job.chunks))
-        if rank in bench.ranks
-    )
-    host = Host(job, job.hosted(rank), now.personal)
-    member = Member(job, host, bench, bench.ranks.index(rank), *_connected(comm, bench, number), rest)
-    rounds, stopped = member.serve()
-    return Stopped(rounds, "the server says so") if stopped else None
+    rows = benches(job.config.lane_width, hosts, job.chunks)
+    number, bench = next((number, bench) for number, bench in enumerate(rows) if rank in bench.ranks)
+    seat = bench.ranks.index(rank)
+    connected = _connected(comm, bench, number)
+    spare = _connected(comm, bench.single(seat), _spare(rank, comm)) if _may_fall_apart(bench, comm) else None
+    member = Member(job, Host(job, job.hosted(rank), now.personal), bench, seat, connected, rest, spare)
+    call = member.serve()
+    stopped = Stopped(call.round, "the server says so") if call.stopped else None
+    if call.hard:
+        _drop(stopped)
+    return stopped
 
 
 def dismissed(rounds: RealTime, comm: MPI.Intracomm, done: int, stopped: Stopped | None) -> None:
     """Let all ranks leave at once; end the job where some do not come back."""
-    missing = rounds.server.leave(done, stopped is not None)
+    server = rounds.server
+    hard = bool(server.lost) and not has_ulfm(comm)
+    missing = server.leave(done, stopped is not None, hard)
     if missing:
         ranks = ", ".join(str(rank) for lane in missing for rank in lane.bench.ranks)
         print(f"hpcfl: the run is recorded, but rank {ranks} did not come back to leave", file=sys.stderr, flush=True)
         comm.Abort(1)
+    if hard:
+        _drop(stopped)
+
+
+def _drop(stopped: Stopped | None) -> None:
+    """End this process without MPI's farewell: it would wait for the dead."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if stopped is None else stopped.code)
+
+
+def _may_fall_apart(bench: Bench, comm: MPI.Intracomm) -> bool:
+    return len(bench.ranks) > 1 and has_ulfm(comm)
+
+
+def _spare(rank: int, comm: MPI.Intracomm) -> int:
+    """Return the number of a rank's lane of its own; those of the lanes in use are below the number of ranks."""
+    return int(comm.Get_size()) + rank
 
 
 def _connected(comm: MPI.Intracomm, bench: Bench, number: int) -> tuple[Any, Any]:
