@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpcfl.config import Config
 from hpcfl.data import Header
+from hpcfl.wall.roster import benches
 
 if TYPE_CHECKING:
     from hpcfl.job import Job
@@ -42,7 +43,35 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     foreign = [stage.name for stage in job.task.stages if stage.foreign]
     if foreign:
         yield f"note          {', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"
-    yield f"memory        about {_megabytes(job, size, held)} MB per client rank beside torch and MPI"
+    if config.clock == "wall":
+        server, client = bounds(job, ranks)
+        yield f"lanes         {_lanes(job, ranks)} on {ranks} ranks of one host"
+        yield (
+            f"memory        at most {server / 1e6:.3g} MB at the server, {client / 1e6:.3g} MB per client rank, "
+            "beside data, torch and MPI"
+        )
+    else:
+        yield f"memory        about {_megabytes(job, size, held)} MB per client rank beside torch and MPI"
+
+
+def bounds(job: Job, ranks: int) -> tuple[int, int]:
+    """Return the most bytes that rounds in real time take at the server and on a client rank.
+
+    The server: one message per lane, and the shared state, its successor and a copy on its way out; where ranks host
+    several clients, exact running sums (four times the message) too. A client rank: four times the model (the state
+    served, the gradients or the model being trained, the change, and the buffers on their way out), and twice the
+    personal state of its clients, acknowledged and provisional.
+    """
+    lanes = _lanes(job, ranks)
+    message = sum(prod(b.shape) * b.dtype.itemsize for group in job.layout for b in group.values())
+    model = sum(value.nbytes for value in job.task.initial().values())
+    personal = sum(value.nbytes for value in job.algorithm.enter(job.task, 0).values())
+    hosted = max(len(job.hosted(rank)) for rank in range(1, ranks))
+    return (lanes + 3 + 4 * (hosted > 1)) * message, 4 * model + 2 * hosted * personal
+
+
+def _lanes(job: Job, ranks: int) -> int:
+    return len(benches(job.config.lane_width, ["here"] * ranks, job.chunks))
 
 
 def _rounds(job: Job) -> Iterator[str]:

@@ -105,17 +105,17 @@ def doctor(as_json: bool) -> None:
 @click.option(
     "--ranks",
     type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="State placement and memory for so many MPI ranks.",
+    help="State placement and memory for so many MPI ranks (default: 1, in wall clock one per client).",
 )
-def check(config: str, settings: tuple[str, ...], data_dir: Path | None, ranks: int) -> None:
+def check(config: str, settings: tuple[str, ...], data_dir: Path | None, ranks: int | None) -> None:
     """Validate CONFIG and print what it would do; nothing runs."""
     from hpcfl import check as checking
     from hpcfl.config import load
 
     loaded = load(config, settings)
     header = loaded.check(data_dir)
+    if ranks is None:
+        ranks = 1 + loaded.clients if loaded.clock == "wall" else 1
     for line in checking.report(loaded, header, data_dir, ranks):
         click.echo(line)
 
@@ -127,7 +127,7 @@ def show(folders: tuple[Path, ...], as_json: bool) -> None:
     """Print what runs came to: rounds, accuracy, times, who arrived, digest of the state."""
     from rich.console import Console
 
-    from hpcfl.show import summary, table
+    from hpcfl.show import remarks, summary, table
 
     rows = [summary(folder) for folder in folders]
     if as_json:
@@ -136,6 +136,8 @@ def show(folders: tuple[Path, ...], as_json: bool) -> None:
     else:
         wide = 120  # a log has no width of its own
         Console(width=None if sys.stdout.isatty() else wide).print(table(rows))
+        for line in remarks(rows):
+            click.echo(line)
 
 
 @cli.command()

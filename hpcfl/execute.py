@@ -102,11 +102,17 @@ def _transport(comm: Any) -> Transport:
 def _in_real_time(job: Job, order: Order, now: Progress, comm: Any, hosts: list[str]) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
     from hpcfl.wall import start
+    from hpcfl.wall.watch import Watch
 
     folder = Path(order.run_dir)
-    stop = stopping.Stop(folder, first(comm))
+    stop, watch = stopping.Stop(folder, first(comm)), Watch(folder)
+
+    def rest() -> None:
+        stopping.hand_on(stop, folder)
+        watch.look()
+
     if not first(comm):
-        return start.served(job, comm, hosts, now, lambda: stopping.hand_on(stop, folder))
+        return start.served(job, comm, hosts, now, rest)
     rounds = start.led(job, comm, hosts, folder, stop)
     stopped = _led(job, order, rounds, now, comm.Get_size(), stop)
     start.dismissed(rounds, comm, now.round, stopped)

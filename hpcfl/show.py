@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,20 @@ def summary(path: Path) -> dict[str, Any]:
     dict
         run, status, rounds, accuracy (last evaluation), accuracy_last (mean of the last 10 evaluations),
         client_accuracy (mean over clients, last evaluation), arrived (share of the invited), void (rounds),
-        repeats (void attempts), sim_seconds, wall_seconds, state_sha256 (of the newest checkpoint).
+        repeats (void attempts), sim_seconds, wall_seconds, lost (clients, and how), state_sha256 (of the newest
+        checkpoint).
     """
     folder = store.run_folder(path)
     data = store.open_run(folder)
     if "cohort" not in data:  # killed before its first segment was there
         missing = dict.fromkeys(HEADINGS.values())
-        return {"run": str(folder), "status": store.read_status(folder).state, **missing, **dict.fromkeys(COUNTED, 0)}
+        return {
+            "run": str(folder),
+            "status": store.read_status(folder).state,
+            **missing,
+            **dict.fromkeys(COUNTED, 0),
+            "lost": [],
+        }
     clients = data["client_accuracy"].mean("client").dropna("round").values
     scores = data["accuracy"].dropna("round").values
     invited = float((data["cohort"] == 1).sum())
@@ -67,8 +74,14 @@ def summary(path: Path) -> dict[str, Any]:
         "repeats": int(data["repeats"].clip(min=0).sum()) if "repeats" in data else 0,
         "sim_seconds": _last(data["sim_seconds"].values, 1),
         "wall_seconds": _last(data["wall_seconds"].values, 1),
+        "lost": sorted(lost(folder).items()),
         "state_sha256": digest(store.load(newest, personal=False).shared) if newest else None,
     }
+
+
+def lost(folder: Path) -> dict[int, str]:
+    """Return the clients that a run has lost for good in real time, and how."""
+    return {event["client"]: event["text"] for event in store.events(folder) if event["kind"] == "lost"}
 
 
 def _last(values: Any, count: int) -> float | None:
@@ -85,6 +98,13 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Any:
     for row in rows:
         shown.add_row(Path(row["run"]).name, row["status"], *(_cell(key, row[key]) for key in HEADINGS.values()))
     return shown
+
+
+def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what does not fit into a table: who was lost on the way."""
+    for row in rows:
+        for client, how in row["lost"]:
+            yield f"{Path(row['run']).name}: client {client} was lost {how}"
 
 
 def _cell(key: str, value: Any) -> str:

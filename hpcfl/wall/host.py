@@ -37,6 +37,15 @@ class Host:
         self.dock = Dock(job.task.device)
         self._new: dict[int, State] = {}
 
+    def warm(self) -> None:
+        """Do one step on one sample, for nothing: what torch loads and sets up once shall not cost the first round."""
+        client, task = next(iter(self.states)), self.job.task
+        visits = self.job.visits_of(0, client, np.ones(len(self.job.shares)), Event())
+        params, batch = task.spread(task.initial(), visits), next(task.batches(visits, 1, steps=1))
+        task.gradients(params, batch)
+        for _ in task.backprop(params, batch, [1] * len(task.stages)):
+            pass
+
     def placed(self, shared: State) -> State:
         """Return the shared state on the device that computes."""
         return {name: value.to(self.job.task.device) for name, value in shared.items()}

@@ -112,7 +112,7 @@ class Lane:
         """Ask for figures or saved state: `reply` starts to receive them, on the data communicator."""
         self._call(call)
         if state is not None:
-            self._broadcast(state)
+            self._state, self._state_sent = state, self._broadcast(state)
         self._reply = reply(self.data)
         self.state = "active"
 
@@ -172,7 +172,7 @@ class Lane:
     @property
     def sending(self) -> Any:
         """The shared state as it is still being sent; None if it is not."""
-        return self._state if self._state_sent is not None else None
+        return self._state if self._state_sent is not None and not self._state_sent.Test() else None
 
     def receive(self, data: Tensor) -> Any:
         """Start to receive one group: from one rank as it is, from several summed up on the way."""

@@ -57,11 +57,13 @@ class Member:
     ) -> None:
         self.job, self.host, self.rest, self.spare = job, host, rest, spare
         self.worker = Worker()
+        self.worker.start(lambda put: host.warm())
         self.packing = Packing(public(job.algorithm.start(job.task)))
         self.state = self.packing.empty()
         self._posted = self._total = 0
         self._over = threading.Event()
         self._sit(bench, seat, connected)
+        self._rested()
 
     def _sit(self, bench: Bench, seat: int, connected: Connected) -> None:
         """Take a seat on a lane."""

@@ -34,6 +34,9 @@ class RealTime(Rounds):
 
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Held]:
         """Run the next round until its rule closes it."""
+        if not self.job.algorithm.invites(now.round):
+            plan = Plan.nobody(now.round, len(self.job.shares))
+            return plan, Held(self.job.layout, 0, plan.missing, [])
         with record.timed("wait_seconds"):
             try:
                 return self.server.exchange(now.round, now.shared)

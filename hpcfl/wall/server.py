@@ -212,10 +212,9 @@ class Server:
         return [lane for lane in self.lanes if lane.state in ("active", "late")]
 
     def abandon(self) -> None:
-        """Give up the round that is under way; lanes that are free at once will take part in what follows."""
+        """Give up the round that is under way; lanes that are free soon will take part in what follows."""
         for lane in self._in("active"):
             lane.close(Call(Op.CLOSE, counted=lane.counted))
-        self._settled(ANSWER_SECONDS)
 
     def figures(self) -> Floats:
         """Return and reset, per rank, visits, seconds of computing and of waiting, bytes received and sent.

@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 
 class Worker:
     """One thread that does one piece of work at a time and hands over results as they become ready."""
@@ -49,10 +47,6 @@ class Worker:
         return None
 
     def _loop(self) -> None:
-        warm = torch.ones(2, 2, requires_grad=True)
-        torch.autograd.grad(
-            torch.mm(warm, warm).sum(), warm
-        )  # half a second, the first time in a thread: not in the first round
         while True:
             work = self._work.get()
             error = None
