@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcfl import trees
+
 PREFIXES = Path(os.environ.get("HPCFL_MPI", Path(__file__).parent.parent / ".mpi"))
 LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
 MARK = "HPCFL_BENCHMARK"  # in the environment of every process of a job, whoever has become its parent
@@ -56,7 +58,7 @@ def environment(mpi: str, mark: str) -> dict[str, str]:
         "UCX_NET_DEVICES": "lo",
         "OMP_NUM_THREADS": "1",
     }
-    return {**os.environ, **settings}
+    return {**os.environ, **trees.SETTINGS, **settings}  # of the ranks: MPI has started before hpcfl can ask for trees
 
 
 def run(mpi: str, ranks: int, args: Sequence[str], limit: float, outlive: bool = False) -> Any:

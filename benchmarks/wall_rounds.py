@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -20,10 +21,11 @@ from hpcfl.config import from_table
 from hpcfl.job import Job
 from hpcfl.message import Block, Layout, State
 from hpcfl.plan import Invitation
+from hpcfl.stopping import Stop
+from hpcfl.wall import start
 from hpcfl.wall.host import Host
-from hpcfl.wall.lane import Lane
 from hpcfl.wall.member import Member
-from hpcfl.wall.roster import Bench, benches
+from hpcfl.wall.roster import benches
 from hpcfl.wall.server import Server
 from hpcfl.wall.tally import Tally
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
     from hpcfl.task import Task
     from hpcfl.visits import Visits
+
+
+NOWHERE = Path("no run folder")
 
 
 class Layers(Algorithm):
@@ -122,28 +127,24 @@ class Timed(Server):
 
 
 def server(job: Job, comm: MPI.Intracomm) -> Timed:
-    """Return the server's side; every client rank calls `member` meanwhile."""
-    lanes = [Lane(bench, *pair, job.layout, job.config.clients) for bench, pair in _lanes(job, comm)]
-    return Timed(job, lanes, rest)
+    """Return the server's side; every client rank calls `serve` or `member` meanwhile."""
+    made = start.led(job, comm, _here(comm), NOWHERE, Stop(NOWHERE, True), 0).server
+    return Timed(job, made.lanes, made.rest, made.spare)
+
+
+def serve(job: Job, comm: MPI.Intracomm) -> None:
+    """Be a client rank until the server says that the run is over."""
+    start.served(job, comm, _here(comm), job.begin(comm.Get_rank()), lambda: None)
 
 
 def member(job: Job, comm: MPI.Intracomm) -> Member:
-    """Return a client rank's side."""
+    """Return a client rank's side, whose `serve` may be called again after the server's `leave`."""
     rank = comm.Get_rank()
-    ((bench, pair),) = _lanes(job, comm)
+    rows = benches(job.config.lane_width, _here(comm), job.chunks)
+    number, bench = next((number, bench) for number, bench in enumerate(rows) if rank in bench.ranks)
     host = Host(job, job.hosted(rank), job.begin(rank).personal)
-    return Member(job, host, bench, bench.ranks.index(rank), *pair, rest)
+    return Member(job, host, bench, bench.ranks.index(rank), start._connected(comm, bench, number), lambda: None)
 
 
-def _lanes(job: Job, comm: MPI.Intracomm) -> list[tuple[Bench, tuple[Any, Any]]]:
-    """Return this rank's lanes, each with its communicators for control and for data."""
-    rank, everybody, found = comm.Get_rank(), comm.Get_group(), []
-    for number, bench in enumerate(benches(job.config.lane_width, ["here"] * comm.Get_size(), job.chunks)):
-        if rank in (0, *bench.ranks):
-            group = everybody.Incl([0, *bench.ranks])
-            found.append((bench, (comm.Create_group(group, 2 * number), comm.Create_group(group, 2 * number + 1))))
-    return found
-
-
-def rest() -> None:
-    """Do nothing while waiting."""
+def _here(comm: MPI.Intracomm) -> list[str]:
+    return ["here"] * comm.Get_size()

@@ -113,7 +113,7 @@ def _in_real_time(job: Job, order: Order, now: Progress, comm: Any, hosts: list[
 
     if not first(comm):
         return start.served(job, comm, hosts, now, rest)
-    rounds = start.led(job, comm, hosts, folder, stop)
+    rounds = start.led(job, comm, hosts, folder, stop, now.round)
     stopped = _led(job, order, rounds, now, comm.Get_size(), stop)
     start.dismissed(rounds, comm, now.round, stopped)
     return stopped

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl import store
-from hpcfl.errors import Told
+from hpcfl.errors import RunError, Told
 
 GIVE_UP_SECONDS = 30.0  # how long a failed rank waits for the one that speaks to end the job
 
 
 def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
     """Tell of the error, write the status, end all ranks; a foreseen error is one line, another has its traceback."""
+    error = _explained(comm, error)
     who = "" if comm is None else f"rank {comm.Get_rank()} of {comm.Get_size()}: "
     line = f"{who}{error}" if isinstance(error, Told) else f"{who}{type(error).__name__}: {error}"
     text = "" if isinstance(error, Told) else "".join(traceback.format_exception(error))
@@ -28,6 +29,17 @@ def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
     if comm is not None:
         comm.Abort(1)
     raise SystemExit(1)
+
+
+def _explained(comm: Any, error: BaseException) -> BaseException:
+    """Return the error, or which ranks are dead where that is why MPI failed."""
+    if comm is None or not type(error).__module__.startswith("mpi4py"):
+        return error
+    dead = comm.Get_failed().Translate_ranks(None, comm.Get_group())
+    if not len(dead):
+        return error
+    names = ", ".join(f"rank {rank}" for rank in dead)
+    return RunError(f"{names} {'are' if len(dead) > 1 else 'is'} lost; hpcfl resume goes on after the last checkpoint")
 
 
 def claimed(folder: Path | None, text: str) -> bool:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpcfl import trees
 from hpcfl.errors import Elsewhere, RunError, UsageError
 
 Environ = Mapping[str, str]
@@ -241,6 +242,7 @@ def _loaded() -> Any:
     RunError
         If it cannot be loaded.
     """
+    trees.prefer(os.environ)
     try:
         import mpi4py
 

@@ -8,6 +8,7 @@ a lane send ``weight·value``, since MPI adds them up on the way; there the sum 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 import numpy as np
@@ -39,6 +40,15 @@ class Group:
         """Return zeros: what a rank sends that has not come so far."""
         return torch.zeros(self.size, dtype=self.dtype, pin_memory=pinned)
 
+    def clear(self, data: Tensor) -> None:
+        """Take flags, seconds and weights out of an array that was sent before."""
+        data[: 2 * self.width * (1 + len(self.blocks))] = 0.0
+
+    def clear_values(self, data: Tensor, names: Iterable[str]) -> None:
+        """Take the values of some blocks out of it."""
+        for name in names:
+            self.value(data, name).zero_()
+
     def sign(self, data: Tensor, seat: int, seconds: float) -> None:
         """Mark the array as sent by `seat`, `seconds` after its visit began."""
         data[seat] = 1.0
@@ -50,8 +60,13 @@ class Group:
         high = np.float32(weight)
         data[start] = float(high)  # a weight in two parts: 48 bits are enough for numbers of samples
         data[start + self.width] = weight - float(high)
-        sent = value.detach().flatten()
-        self.value(data, name).copy_(sent if self.width == 1 else sent * weight, non_blocking=True)
+        sent, place = value.detach().flatten(), self.value(data, name)
+        if self.width == 1:
+            place.copy_(sent, non_blocking=True)
+        elif sent.is_cuda:
+            place.copy_(sent * weight, non_blocking=True)
+        else:
+            torch.mul(sent, weight, out=place)  # without a copy in between
 
     def sent(self, data: Tensor) -> NDArray[np.bool_]:
         """Return which seats have sent this group, bool [width]."""
@@ -66,7 +81,7 @@ class Group:
     def weights(self, data: Tensor, name: str) -> Floats:
         """Return each seat's weight of a block, float64 [width]."""
         start = self._weights(name)[0]
-        parts = data[start : start + 2 * self.width].double().numpy()
+        parts: Floats = data[start : start + 2 * self.width].double().numpy()
         return parts[: self.width] + parts[self.width :]
 
     def value(self, data: Tensor, name: str) -> Tensor:

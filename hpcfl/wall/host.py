@@ -68,7 +68,7 @@ class Host:
                 return
             if client < 0:
                 for group in wire:
-                    put(Shipment(group.empty()))
+                    put(Shipment(self.dock.nothing(group)))
                 continue
             row = int(np.searchsorted(asked.cohort, client))
             visits = self.job.visits_of(asked.round, client, plan.reach[row], over)
@@ -185,12 +185,15 @@ class Sender:
             self._leave()
 
     def _begin(self) -> None:
-        self.data = self.dock.empty(self.wire[self.number])
-        self.missing = set(self.wire[self.number].blocks)
+        group = self.wire[self.number]
+        self.data, self.missing = self.dock.take(group), set(group.blocks)
+        group.clear(self.data)
 
     def _leave(self) -> None:
+        group = self.wire[self.number]
+        group.clear_values(self.data, self.missing)
         self.pace.wait(self.number)
-        self.wire[self.number].sign(self.data, self.seat, self.pace.seconds())
+        group.sign(self.data, self.seat, self.pace.seconds())
         self.held.append(self.dock.shipped(self.data))
         self.number += 1
         if self.number < len(self.wire):

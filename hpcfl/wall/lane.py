@@ -7,7 +7,7 @@ buffers are kept until it has caught up) and ``dead``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcfl.message import Layout
-from hpcfl.packing import as_bytes
+from hpcfl.packing import Bytes
 from hpcfl.plan import Floats, Ints
 from hpcfl.wall.call import Call, Op
 from hpcfl.wall.group import Group, wire
@@ -78,8 +78,7 @@ class Lane:
         self.sent = self.received = 0
         self.worked: Floats = np.zeros((2, len(bench.ranks)))
         self._sends: list[tuple[Any, Any]] = []
-        self._state: Tensor | None = None
-        self._state_sent: Any = None
+        self._down: list[Any] = []
         self._plan: list[list[int]] = []
         self._opened = 0
         self._buffers: list[Tensor] = []
@@ -91,12 +90,13 @@ class Lane:
 
     # what the server asks
 
-    def invite(self, call: Call, state: Tensor) -> None:
-        """Ask for a round's visits and send the shared state (bytes, kept until they are sent)."""
+    def invite(self, call: Call, state: Sequence[Bytes]) -> None:
+        """Ask for a round's visits and send the shared state (in parts, kept until they are sent)."""
         self._plan = self.bench.slots(call.cohort)
         self._opened, self.slot = 0, None
         self._call(call)
-        self._state, self._state_sent = state, self._broadcast(state)
+        self._broadcast(state)
+        self._make_room()
         self.state = "active"
 
     def close(self, call: Call) -> None:
@@ -108,11 +108,10 @@ class Lane:
         self._drained, self._late_from = [], int(opened[0])
         self._fall_behind()
 
-    def ask(self, call: Call, state: Tensor | None, reply: Callable[[Any], Any]) -> None:
+    def ask(self, call: Call, state: Sequence[Bytes], reply: Callable[[Any], Any]) -> None:
         """Ask for figures or saved state: `reply` starts to receive them, on the data communicator."""
         self._call(call)
-        if state is not None:
-            self._state, self._state_sent = state, self._broadcast(state)
+        self._broadcast(state)
         self._reply = reply(self.data)
         self.state = "active"
 
@@ -124,7 +123,7 @@ class Lane:
     def dismiss(self, round_: int, stopped: bool, hard: bool) -> None:
         """Tell the lane that the run is over; it is idle again when all its ranks are about to leave."""
         call = Call(Op.LEAVE, round_, stopped=stopped, hard=hard, counted=self.counted)
-        self.ask(call, None, lambda data: data.Ibarrier())
+        self.ask(call, [], lambda data: data.Ibarrier())
 
     def expect(self, counted: Ints) -> None:
         """Wait for a rank that comes from a lane which has fallen apart, with word of what counted there."""
@@ -169,11 +168,6 @@ class Lane:
         current = _visits([self.slot.clients]) if self.slot is not None and not self.slot.complete else 0
         return current + _visits(self._plan[self._opened :])
 
-    @property
-    def sending(self) -> Any:
-        """The shared state as it is still being sent; None if it is not."""
-        return self._state if self._state_sent is not None and not self._state_sent.Test() else None
-
     def receive(self, data: Tensor) -> Any:
         """Start to receive one group: from one rank as it is, from several summed up on the way."""
         view = data.numpy()
@@ -194,10 +188,10 @@ class Lane:
             self._visit()
 
     def _visit(self) -> None:
-        """Receive a slot, once the state has been sent: until then no buffers are needed."""
-        if self._state_sent is not None and not self._state_sent.Test():
+        """Receive a slot, once the state has been sent."""
+        self._down = [request for request in self._down if not request.Test()]
+        if self._down:
             return
-        self._state_sent = None
         if self.slot is None:
             self.open_next()
         elif self.slot.poll() and self._opened == len(self._plan):
@@ -205,13 +199,18 @@ class Lane:
 
     def open_next(self) -> None:
         """Begin to receive the next slot, into the buffers of the one before: that one must have been summed up."""
+        if self._opened > 0:
+            self._make_room()
+        self.slot = Slot(self, self._plan[self._opened], self._buffers)
+        self._opened += 1
+
+    def _make_room(self) -> None:
+        """Have buffers for a slot; those of several ranks begin with zeros, the server's own part of their sums."""
         if not self._buffers:
             self._buffers = [group.empty() for group in self.wire]
         elif len(self.bench.ranks) > 1:
             for data in self._buffers:
-                data.zero_()  # the server's own part of a sum over ranks
-        self.slot = Slot(self, self._plan[self._opened], self._buffers)
-        self._opened += 1
+                data.zero_()
 
     @property
     def turns(self) -> bool:
@@ -240,12 +239,10 @@ class Lane:
         self.sent += packed.nbytes
         self.counted = np.zeros_like(self.counted)
 
-    def _broadcast(self, state: Tensor) -> Any:
-        data = as_bytes(state)
-        request = self.data.Ibcast(data, root=0)
-        self._sends.append((request, data))
-        self.sent += data.nbytes
-        return request
+    def _broadcast(self, state: Sequence[Bytes]) -> None:
+        self._down = [self.data.Ibcast(part, root=0) for part in state]
+        self._sends += zip(self._down, state)
+        self.sent += sum(part.nbytes for part in state)
 
     def _fall_behind(self) -> None:
         self.state, self.since = "late", time.monotonic()

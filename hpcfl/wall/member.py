@@ -11,7 +11,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcfl.errors import RunError
-from hpcfl.packing import Packing, as_bytes, public
+from hpcfl.packing import Packing, public
 from hpcfl.wall.answers import Saving, Scoring
 from hpcfl.wall.call import Call, Op, length
 from hpcfl.wall.group import wire
@@ -120,7 +120,7 @@ class Member:
 
     def _visit(self, call: Call) -> None:
         """Compute the visits that are asked for; send each group as soon as it is ready."""
-        self._wait([self.data.Ibcast(as_bytes(self.state), root=0)])
+        self._wait([self.data.Ibcast(part, root=0) for part in self.packing.received(self.state)])
         asked = self.job.asked(call.round, cohort=call.cohort, deadline=call.deadline, attempt=call.attempt)
         slots = [row[self.seat] for row in self.bench.slots(call.cohort)]
         self._posted, self._total, self._over = 0, len(slots) * len(self.wire), threading.Event()
@@ -176,13 +176,13 @@ class Member:
             self._wait([shipment])
             data: Tensor = shipment.data
             return data
-        return self.wire[self._posted % len(self.wire)].empty()
+        return self.host.dock.nothing(self.wire[self._posted % len(self.wire)])
 
     # other questions
 
     def _score(self, call: Call) -> None:
         """Test the clients' models on their own test parts."""
-        self._wait([self.data.Ibcast(as_bytes(self.state), root=0)])
+        self._wait([self.data.Ibcast(part, root=0) for part in self.packing.received(self.state)])
         shared = self.host.placed(self.packing.views(self.state))
         answer = Scoring(len(self.bench.clients))
         self.worker.start(lambda put: put(self.host.scores(call.round, shared)))
@@ -204,5 +204,9 @@ class Member:
             patience.pause()
 
     def _progress(self) -> None:
-        self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
+        done = [request.Test() for request, _ in self._sends]
+        for ended, (_, data) in zip(done, self._sends):
+            if ended and data is not None:
+                self.host.dock.give(data)
+        self._sends = [pair for ended, pair in zip(done, self._sends) if not ended]
         self.rest()

@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from hpcfl.deadlines import Deadlines
 from hpcfl.errors import RunError
 from hpcfl.message import State
-from hpcfl.packing import Packing, public
+from hpcfl.packing import Bytes, Packing, public
 from hpcfl.plan import Floats, Ints, Invitation, Plan
 from hpcfl.transport import Arrays, Saved
 from hpcfl.wall.answers import Saving, Scoring
@@ -80,7 +79,6 @@ class Server:
         self.lost: list[Loss] = []
         self.lost_after = job.config.lost_after
         self.size = 1 + sum(len(lane.bench.ranks) for lane in lanes)
-        self._packed: list[Tensor] = []
 
     # rounds
 
@@ -157,16 +155,9 @@ class Server:
     def _call(self, op: Op, lane: Lane, asked: Invitation) -> Call:
         return Call(op, asked.round, asked.attempt, asked.deadline, counted=lane.counted, cohort=asked.cohort)
 
-    def _state(self, shared: State) -> Any:
-        """Return the shared state as bytes, in a buffer that no lane is still being sent."""
-        in_use = {id(lane.sending) for lane in self.lanes if lane.sending is not None}
-        self._packed = [buffer for buffer in self._packed if id(buffer) in in_use] or self._packed[:1]
-        free = next((buffer for buffer in self._packed if id(buffer) not in in_use), None)
-        if free is None:
-            free = self.packing.empty()
-            self._packed.append(free)
-        self.packing.write(free, public(shared))
-        return free
+    def _state(self, shared: State) -> list[Bytes]:
+        """Return the shared state as it is sent: the tensors' own memory, so they are never changed in place."""
+        return self.packing.sent(public(shared))
 
     # everything else that is asked of the lanes
 
@@ -191,7 +182,7 @@ class Server:
         for lane in self.lanes:
             reply = Saving(lane.bench, like)
             if lane.state == "idle":
-                lane.ask(Call(Op.SAVE, counted=lane.counted), None, reply.receive)
+                lane.ask(Call(Op.SAVE, counted=lane.counted), [], reply.receive)
                 self._answered([lane], SAVE_SECONDS)
                 if lane.state == "idle":
                     yield from reply.saved()

@@ -19,11 +19,11 @@ class Shipment:
 
     def Test(self) -> bool:  # noqa: N802
         """Return whether the data are there; named as MPI's requests have it, so that both can be waited for."""
-        return self.event is None or self.event.query()
+        return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
 
 
 class Dock:
-    """Fills the buffers in which groups leave.
+    """Fills the buffers in which groups leave, and takes them back when they are sent: fresh memory costs page faults.
 
     From a GPU, values go into pinned memory on a stream of their own, behind what has computed them and beside what
     is computed next; an event per group says when they are there.
@@ -31,11 +31,24 @@ class Dock:
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
-        self.stream = torch.cuda.Stream(device) if self.cuda else None
+        self.stream: torch.cuda.Stream | None = torch.cuda.Stream(device) if self.cuda else None  # type: ignore[no-untyped-call]
+        self._free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
 
-    def empty(self, group: Group) -> Tensor:
-        """Return an empty buffer."""
-        return group.empty(pinned=self.cuda)
+    def take(self, group: Group) -> Tensor:
+        """Return a buffer for a group; what it holds does not matter."""
+        free = self._free.get((group.size, group.dtype))
+        return free.pop() if free else group.empty(pinned=self.cuda)
+
+    def nothing(self, group: Group) -> Tensor:
+        """Return a buffer that says that nothing was sent."""
+        data = self.take(group)
+        group.clear(data)
+        group.clear_values(data, group.blocks)
+        return data
+
+    def give(self, data: Tensor) -> None:
+        """Take back a buffer that is not in use any more."""
+        self._free.setdefault((len(data), data.dtype), []).append(data)
 
     def write(self, group: Group, data: Tensor, seat: int, name: str, value: Tensor, weight: float) -> None:
         """Put a block into a buffer."""

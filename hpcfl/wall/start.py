@@ -11,6 +11,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpcfl import store
+from hpcfl.deadlines import Deadlines
 from hpcfl.errors import Interrupted, Stopped
 from hpcfl.job import Job, Progress
 from hpcfl.stopping import Stop
@@ -24,8 +25,8 @@ from hpcfl.wall.server import Server
 from hpcfl.world import has_ulfm
 
 
-def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop: Stop) -> RealTime:
-    """Return the server's rounds over lanes; the client ranks call `served` meanwhile."""
+def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop: Stop, first: int) -> RealTime:
+    """Return the server's rounds over lanes, from round `first` on; the client ranks call `served` meanwhile."""
 
     def lane(bench: Bench, number: int) -> Lane:
         return Lane(bench, *_connected(comm, bench, number), job.layout, job.config.clients)
@@ -47,7 +48,18 @@ def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop:
         newest = store.latest(folder)
         return store.load_personal(newest, clients) if newest else {}
 
-    return RealTime(job, Server(job, lanes, rest, spare), last_saved(job, load))
+    server = Server(job, lanes, rest, spare)
+    if first and server.deadlines.adaptive:
+        _recall(server.deadlines, folder, first)
+    return RealTime(job, server, last_saved(job, load))
+
+
+def _recall(deadlines: Deadlines, folder: Path, rounds: int) -> None:
+    """Let an adaptive deadline know of the visits that an earlier start has recorded."""
+    data = store.open_run(folder)
+    columns = (data[name].values[:rounds] for name in ("cohort", "visit_seconds", "deadline"))
+    for cohort, seconds, deadline in zip(*columns):
+        deadlines.saw(seconds[cohort == 1], float(deadline))
 
 
 def served(
