@@ -43,8 +43,9 @@ def carry_out(order: Order, comm: Any) -> None:
     rank, size = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
     settled(comm, lambda: _check_mpi(config, comm))
     job = settled(comm, lambda: Job.of(config, order.data, size, _device(here), threads))
-    hosts = _hosts(comm)
-    settled(comm, lambda: _open(order, hosts) if first(comm) else None)
+    processes = _processes(comm)
+    hosts = [host for host, _ in processes]
+    settled(comm, lambda: _open(order, processes) if first(comm) else None)
     now = settled(comm, lambda: _begun(job, order, rank))
     carry = _in_real_time if config.clock == "wall" else _in_step
     try:
@@ -172,9 +173,9 @@ def _begun(job: Job, order: Order, rank: int) -> Progress:
     return now
 
 
-def _open(order: Order, hosts: list[str]) -> None:
+def _open(order: Order, processes: list[tuple[str, str]]) -> None:
     """Make the run folder, or take it up again."""
-    folder = Path(order.run_dir)
+    folder, hosts = Path(order.run_dir), [host for host, _ in processes]
     if order.new:
         facts = {"config": order.config, "data_dir": order.data_dir or "", "hosts": json.dumps(hosts)}
         try:
@@ -182,16 +183,18 @@ def _open(order: Order, hosts: list[str]) -> None:
         except OSError as error:
             raise UsageError(f"'{folder}' cannot be written: {error.strerror}") from None
     stopping.withdraw(folder)  # before the status: from then on requests are for this start
-    store.write_status(folder, "running")
+    store.write_status(folder, "running", ranks=[f"process {number} on {host}" for host, number in processes])
 
 
-def _hosts(comm: Any) -> list[str]:
-    """Return the host of each rank."""
-    if comm is None:
-        return [socket.gethostname()]
-    from hpcfl.wire import names
+def _processes(comm: Any) -> list[tuple[str, str]]:
+    """Return host and process id of each rank."""
+    own = f"{os.getpid()} {socket.gethostname()}"
+    found = [own]
+    if comm is not None:
+        from hpcfl.wire import names
 
-    return names(comm, socket.gethostname())
+        found = names(comm, own)
+    return [(host, number) for number, _, host in (text.partition(" ") for text in found)]
 
 
 def _device(local_rank: int) -> str:

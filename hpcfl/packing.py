@@ -60,9 +60,7 @@ class Packing:
 
     def sent(self, state: State) -> list[Bytes]:
         """Return the parts as they are sent: large tensors' own memory where they are on a CPU, else copies."""
-        return [
-            _memory(state[names[0]]) if len(names) == 1 else self._together(names, state) for names in self.parts
-        ]
+        return [_memory(state[names[0]]) if len(names) == 1 else self._together(names, state) for names in self.parts]
 
     def received(self, buffer: Tensor) -> list[Bytes]:
         """Return the places in a buffer into which the parts are received."""

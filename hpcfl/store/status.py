@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -33,8 +34,13 @@ class Status:
         return self.host == socket.gethostname()
 
 
-def write_status(run_dir: Path, state: str, reason: str = "") -> None:
+def write_status(run_dir: Path, state: str, reason: str = "", ranks: Sequence[str] = ()) -> None:
     """Replace the status of a run; host, process and time are those of the caller.
+
+    Parameters
+    ----------
+    ranks : sequence of str
+        Process and host of each rank, for whoever wants to look at one of them or signal it.
 
     Raises
     ------
@@ -51,6 +57,7 @@ def write_status(run_dir: Path, state: str, reason: str = "") -> None:
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     lines = [state, *(f"{key}: {value}" for key, value in fields.items())]
+    lines += [f"rank {rank}: {process}" for rank, process in enumerate(ranks)]
     write_text(run_dir / "status", "\n".join(lines) + "\n")
 
 
