@@ -119,7 +119,7 @@ class Bare:
 def lead(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> Iterator[dict[str, float]]:
     """Lead rounds of every kind in turns; yield the seconds of each."""
     server, shared = wall_rounds.server(job, comm), job.algorithm.start(job.task)
-    bare = Bare(server.lanes, len(server.lanes[0].bench.ranks), len(job.layout), entries)
+    bare = Bare(server.fleet.lanes, len(server.fleet.lanes[0].bench.ranks), len(job.layout), entries)
     whole = np.zeros((3, bare.state.size), np.float32)
     for number in range(rounds):
         row: dict[str, float] = {}

@@ -70,7 +70,8 @@ class Config(Section):
         Wall clock: client ranks that share a lane. A lane can be held up by its own ranks only; 1 is safest, and
         wider lanes save bytes. ``node``: the ranks of one host. ``auto``: 1 up to 64 ranks, then ``node``.
     lost_after : float
-        Wall clock: seconds after which a rank that is late counts as dead; for MPIs that do not tell. By default never.
+        Wall clock: seconds of silence after which a rank that owes an answer counts as dead; for MPIs that do not
+        tell. By default never.
     fault_tolerance : {"auto", "ulfm"}
         Wall clock: go on without dead ranks where the MPI tells of them (``auto``), or refuse to run where it does not.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class Lane:
         self.wire: list[Group] = wire(layout, len(bench.ranks))
         self.hosted = bench.clients
         self.state, self.reason = "idle", ""
-        self.since = 0.0
+        self.since = self.heard = 0.0
         self.counted: Ints = np.zeros(len(self.hosted), dtype=np.int64)
         self.sent = self.received = 0
         self.worked: Floats = np.zeros((2, len(bench.ranks)))
@@ -145,11 +146,18 @@ class Lane:
             self._advance()
         except MPI.Exception as error:
             self.die(" ".join(error.Get_error_string().split()))
-        return before != self._stand()
+        moved = before != self._stand()
+        if moved:
+            self.heard = time.monotonic()
+        return moved
+
+    def late_for(self) -> float:
+        """Return for how many seconds the lane has been late; inf where it is not."""
+        return time.monotonic() - self.since if self.state == "late" else inf
 
     def silent(self) -> float:
-        """Return for how many seconds the lane has been late."""
-        return time.monotonic() - self.since
+        """Return for how many seconds nothing has happened on a lane that owes something; 0 where it does not."""
+        return time.monotonic() - self.heard if self.state in ("active", "late") else 0.0
 
     def die(self, reason: str) -> None:
         """Give the lane up for good; what has arrived stays."""
@@ -234,6 +242,8 @@ class Lane:
             self._closing, self._drained, self.state = [], [], "idle"
 
     def _call(self, call: Call) -> None:
+        if self.state == "idle":
+            self.heard = time.monotonic()
         packed = call.packed(len(self.hosted), self.run_clients)
         self._sends.append((self.control.Ibcast(packed, root=0), packed))
         self.sent += packed.nbytes

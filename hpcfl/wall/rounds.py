@@ -53,9 +53,9 @@ class RealTime(Rounds):
         figures = self.server.figures()
         figures[2, 0] += record.seconds["wait_seconds"]
         record.by_rank = figures
-        for loss in self.server.lost[self.told :]:
+        for loss in self.server.fleet.lost[self.told :]:
             record.news += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
-        self.told = len(self.server.lost)
+        self.told = len(self.server.fleet.lost)
         return wish
 
     def personal(self, now: Progress, like: State) -> Iterator[Saved]:

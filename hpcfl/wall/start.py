@@ -16,6 +16,7 @@ from hpcfl.errors import Interrupted, Stopped
 from hpcfl.job import Job, Progress
 from hpcfl.stopping import Stop
 from hpcfl.transport import Arrays
+from hpcfl.wall.fleet import Fleet
 from hpcfl.wall.host import Host
 from hpcfl.wall.lane import Lane
 from hpcfl.wall.member import Member
@@ -48,7 +49,7 @@ def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop:
         newest = store.latest(folder)
         return store.load_personal(newest, clients) if newest else {}
 
-    server = Server(job, lanes, rest, spare)
+    server = Server(job, Fleet(lanes, spare, job.config.lost_after), rest)
     if first and server.deadlines.adaptive:
         _recall(server.deadlines, folder, first)
     return RealTime(job, server, last_saved(job, load))
@@ -83,7 +84,7 @@ def served(
 def dismissed(rounds: RealTime, comm: MPI.Intracomm, done: int, stopped: Stopped | None) -> None:
     """Let all ranks leave at once; end the job where some do not come back."""
     server = rounds.server
-    hard = bool(server.lost) and not has_ulfm(comm)
+    hard = bool(server.fleet.lost) and not has_ulfm(comm)
     missing = server.leave(done, stopped is not None, hard)
     if missing:
         ranks = ", ".join(str(rank) for lane in missing for rank in lane.bench.ranks)
