@@ -128,7 +128,7 @@ def lead(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> Iterator[d
         with timed(row, "server", still=0.0):
             shared = job.algorithm.server(job.task, shared, sums)
         assert all(bool((value == number + 1).all()) for value in shared.values())
-        server.leave(number, stopped=False, hard=False)
+        server.leave(number, stopped=False, bereft=False)
         with timed(row, "bare"):
             bare.server()
         with timed(row, "blocking"):

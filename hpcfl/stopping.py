@@ -34,13 +34,14 @@ _before: dict[int, Any] = {}
 def install() -> None:
     """Note TERM, INT and USR1 from now on; to be called before MPI and torch are imported, in the main thread.
 
-    A signal that comes while these are loaded is then not lost, nor deadly. In another thread nothing is done.
+    A signal that comes while these are loaded is then not lost, nor deadly. One that is ignored stays so: whoever
+    started this process wanted it. In another thread nothing is done.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     for name in NAMES:
         number = signal.Signals[f"SIG{name}"]
-        if number not in _before:
+        if number not in _before and signal.getsignal(number) is not signal.SIG_IGN:
             _before[number] = signal.signal(number, _note)
 
 

@@ -57,14 +57,14 @@ def _unhurried(world: Any, request: pytest.FixtureRequest, monkeypatch: pytest.M
             pytest.skip("needs a server and a client")
         yield
         return
-    from hpcfl.wall import server
+    from hpcfl.wall import fleet, server
 
-    for name in ("ANSWER_SECONDS", "SAVE_SECONDS", "LEAVE_SECONDS"):
-        monkeypatch.setattr(server, name, 1e6)
+    for module, name in ((fleet, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (server, "LEAVE_SECONDS")):
+        monkeypatch.setattr(module, name, 1e6)
     personal = server.Server.personal
 
     def settled(self: server.Server, *given: Any) -> Iterator[Any]:
-        self._settled(inf)
+        self.fleet.settled(inf)
         return personal(self, *given)
 
     monkeypatch.setattr(server.Server, "personal", settled)

@@ -1,14 +1,14 @@
-"""How a group of blocks travels: one array that MPI can sum over the ranks of a lane.
+"""How a group of blocks travels: a head, and then each of its large blocks.
 
-``[sent, seconds, weights, values]``. Each client rank of the lane has a seat, and writes its flag, its seconds and
-its weights at that seat only: after a sum over ranks they can still be told apart. A rank alone on its lane sends
-values as they are, and the server multiplies them by their weights in float64, as in simulated time. Ranks that share
-a lane send ``weight·value``, since MPI adds them up on the way; there the sum is rounded at the blocks' precision.
+The head is ``[sent, seconds, weights, values of the small blocks]``. Each client rank of the lane has a seat, and
+writes its flag, its seconds and its weights at that seat only: after a sum over ranks they can still be told apart.
+Large blocks are sent from where they are. A rank alone on its lane sends values as they are, and the server multiplies
+them by their weights in float64, as in simulated time. Ranks that share a lane send ``weight·value``, since MPI adds
+them up on the way; there the sum is rounded at the blocks' precision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import prod
 
 import numpy as np
@@ -17,76 +17,77 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.message import Block, Layout
+from hpcfl.packing import ALONE
 from hpcfl.plan import Floats
 
 Array = NDArray[np.generic]
+Parcel = list[Tensor]
+"""One group: its head, then its large blocks, all of them flat."""
 
 
 class Group:
-    """The wire format of one group on a lane of `width` client ranks."""
+    """The wire format of one group on a lane of `width` client ranks.
+
+    Attributes
+    ----------
+    large : dict of str to int
+        Where in a parcel each large block is.
+    """
 
     def __init__(self, blocks: dict[str, Block], width: int) -> None:
         self.blocks, self.width = blocks, width
-        double = any(block.dtype == torch.float64 for block in blocks.values())
+        large = [name for name, block in blocks.items() if block.bytes >= ALONE]
+        self.large = {name: place for place, name in enumerate(large, start=1)}
+        small = {name: block for name, block in blocks.items() if name not in self.large}
+        double = any(block.dtype == torch.float64 for block in small.values())
         self.dtype = torch.float64 if double else torch.float32
         self.starts: dict[str, int] = {}
-        size = 2 * width * (1 + len(blocks))
-        for name, block in blocks.items():
-            self.starts[name] = size
-            size += prod(block.shape)
-        self.size = size
+        self.size = 2 * width * (1 + len(blocks))
+        for name, block in small.items():
+            self.starts[name] = self.size
+            self.size += prod(block.shape)
 
-    def empty(self, pinned: bool = False) -> Tensor:
-        """Return zeros: what a rank sends that has not come so far."""
+    def head(self, pinned: bool = False) -> Tensor:
+        """Return a head that says that nothing was sent."""
         return torch.zeros(self.size, dtype=self.dtype, pin_memory=pinned)
 
-    def clear(self, data: Tensor) -> None:
-        """Take flags, seconds and weights out of an array that was sent before."""
-        data[: 2 * self.width * (1 + len(self.blocks))] = 0.0
+    def empty(self) -> Parcel:
+        """Return room for a parcel, full of zeros."""
+        large = (self.blocks[name] for name in self.large)
+        return [self.head(), *(torch.zeros(prod(block.shape), dtype=block.dtype) for block in large)]
 
-    def clear_values(self, data: Tensor, names: Iterable[str]) -> None:
-        """Take the values of some blocks out of it."""
-        for name in names:
-            self.value(data, name).zero_()
+    def sign(self, parcel: Parcel, seat: int, seconds: float) -> None:
+        """Mark the parcel as sent by `seat`, `seconds` after its visit began."""
+        parcel[0][seat] = 1.0
+        parcel[0][self.width + seat] = seconds
 
-    def sign(self, data: Tensor, seat: int, seconds: float) -> None:
-        """Mark the array as sent by `seat`, `seconds` after its visit began."""
-        data[seat] = 1.0
-        data[self.width + seat] = seconds
-
-    def write(self, data: Tensor, seat: int, name: str, value: Tensor, weight: float) -> None:
-        """Put one block of one visit into its place; `value` may lie on a GPU."""
+    def weigh(self, parcel: Parcel, seat: int, name: str, weight: float) -> None:
+        """Write down the weight of a block."""
         start = self._weights(name)[seat]
         high = np.float32(weight)
-        data[start] = float(high)  # a weight in two parts: 48 bits are enough for numbers of samples
-        data[start + self.width] = weight - float(high)
-        sent, place = value.detach().flatten(), self.value(data, name)
-        if self.width == 1:
-            place.copy_(sent, non_blocking=True)
-        elif sent.is_cuda:
-            place.copy_(sent * weight, non_blocking=True)
-        else:
-            torch.mul(sent, weight, out=place)  # without a copy in between
+        parcel[0][start] = float(high)  # in two parts: 48 bits are enough for numbers of samples
+        parcel[0][start + self.width] = weight - float(high)
 
-    def sent(self, data: Tensor) -> NDArray[np.bool_]:
+    def sent(self, parcel: Parcel) -> NDArray[np.bool_]:
         """Return which seats have sent this group, bool [width]."""
-        flags: NDArray[np.bool_] = data[: self.width].numpy() > 0
+        flags: NDArray[np.bool_] = parcel[0][: self.width].numpy() > 0
         return flags
 
-    def seconds(self, data: Tensor) -> Floats:
+    def seconds(self, parcel: Parcel) -> Floats:
         """Return the seconds that each seat's visit had taken, float64 [width]."""
-        seconds: Floats = data[self.width : 2 * self.width].double().numpy()
-        return seconds
+        return parcel[0][self.width : 2 * self.width].double().numpy()
 
-    def weights(self, data: Tensor, name: str) -> Floats:
+    def weights(self, parcel: Parcel, name: str) -> Floats:
         """Return each seat's weight of a block, float64 [width]."""
         start = self._weights(name)[0]
-        parts: Floats = data[start : start + 2 * self.width].double().numpy()
+        parts: Floats = parcel[0][start : start + 2 * self.width].double().numpy()
         return parts[: self.width] + parts[self.width :]
 
-    def value(self, data: Tensor, name: str) -> Tensor:
-        """Return a block as it was sent, a flat view; on a lane of several ranks the weighted sum."""
-        return data[self.starts[name] : self.starts[name] + prod(self.blocks[name].shape)]
+    def value(self, parcel: Parcel, name: str) -> Tensor:
+        """Return a block as it was sent, flat; on a lane of several ranks the weighted sum."""
+        if name in self.large:
+            return parcel[self.large[name]]
+        return parcel[0][self.starts[name] : self.starts[name] + prod(self.blocks[name].shape)]
 
     def _weights(self, name: str) -> range:
         first = 2 * self.width * (1 + list(self.blocks).index(name))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hpcfl.message import Message, State
 from hpcfl.plan import Floats, Invitation
@@ -68,7 +69,7 @@ class Host:
                 return
             if client < 0:
                 for group in wire:
-                    put(Shipment(self.dock.nothing(group)))
+                    put(self.dock.open(group))
                 continue
             row = int(np.searchsorted(asked.cohort, client))
             visits = self.job.visits_of(asked.round, client, plan.reach[row], over)
@@ -159,6 +160,7 @@ class Sender:
         self.place = {name: number for number, group in enumerate(wire) for name in group.blocks}
         self.number = 0
         self.held: list[Shipment] = []
+        self.versions: dict[str, tuple[Tensor, int]] = {}
         self._begin()
 
     def take(self, message: Message) -> None:
@@ -170,31 +172,38 @@ class Sender:
             If a block comes after a block of a later group.
         """
         for name, (value, weight) in message.items():
+            self.versions[name] = value, value._version
             if self.place[name] < self.number:
                 raise ValueError(f"block '{name}' comes after its group has left: yield blocks in the layout's order")
             while self.number < self.place[name]:
                 self._leave()
-            self.dock.write(self.wire[self.number], self.data, self.seat, name, value[0], float(weight[0]))
+            self.dock.write(self.wire[self.number], self.shipment, self.seat, name, value[0], float(weight[0]))
             self.missing.discard(name)
             if not self.missing:
                 self._leave()
 
     def finish(self) -> None:
-        """Let the rest leave: blocks that the visit has not sent have weight 0."""
+        """Let the rest leave: blocks that the visit has not sent have weight 0.
+
+        Raises
+        ------
+        ValueError
+            If a block was changed after it was yielded: it may have been sent from where it was.
+        """
+        for name, (value, version) in self.versions.items():
+            if value._version != version:
+                raise ValueError(f"block '{name}' was changed after it was yielded: yield a tensor that stays as it is")
         while self.number < len(self.wire):
             self._leave()
 
     def _begin(self) -> None:
         group = self.wire[self.number]
-        self.data, self.missing = self.dock.take(group), set(group.blocks)
-        group.clear(self.data)
+        self.shipment, self.missing = self.dock.open(group), set(group.blocks)
 
     def _leave(self) -> None:
-        group = self.wire[self.number]
-        group.clear_values(self.data, self.missing)
         self.pace.wait(self.number)
-        group.sign(self.data, self.seat, self.pace.seconds())
-        self.held.append(self.dock.shipped(self.data))
+        self.wire[self.number].sign(self.shipment.parcel, self.seat, self.pace.seconds())
+        self.held.append(self.dock.close(self.shipment))
         self.number += 1
         if self.number < len(self.wire):
             self._begin()

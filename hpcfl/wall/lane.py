@@ -8,33 +8,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from math import inf
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from torch import Tensor
 
 from hpcfl.message import Layout
 from hpcfl.packing import Bytes
 from hpcfl.plan import Floats, Ints
 from hpcfl.wall.call import Call, Op
-from hpcfl.wall.group import Group, wire
+from hpcfl.wall.group import Array, Group, Parcel, wire
 from hpcfl.wall.roster import Bench
 
 
 class Slot:
     """One visit by each of a lane's ranks: the buffers that are being received."""
 
-    def __init__(self, lane: Lane, clients: list[int], data: list[Tensor]) -> None:
+    def __init__(self, lane: Lane, clients: list[int], data: list[Parcel]) -> None:
         self.clients, self.ranks = clients, lane.bench.ranks
         self.wire, self.data = lane.wire, data
-        self.requests = [lane.receive(part) for part in data]
+        self.requests = [lane.receive(parcel) for parcel in data]
         self.times: list[float] = []
 
     def poll(self) -> bool:
         """Note what has arrived since; return whether everything has."""
-        while len(self.times) < len(self.requests) and self.requests[len(self.times)].Test():
+        while len(self.times) < len(self.requests) and MPI.Request.Testall(self.requests[len(self.times)]):
             self.times.append(time.monotonic())
         return self.complete
 
@@ -82,11 +82,11 @@ class Lane:
         self._down: list[Any] = []
         self._plan: list[list[int]] = []
         self._opened = 0
-        self._buffers: list[Tensor] = []
+        self._buffers: list[Parcel] = []
         self.slot: Slot | None = None
         self._closing: list[Any] = []
         self._target: Ints = np.zeros(1, dtype=np.int64)
-        self._drained: list[tuple[Any, Tensor]] = []
+        self._drained: list[tuple[list[Any], Parcel]] = []
         self._reply: Any = None
 
     # what the server asks
@@ -176,9 +176,11 @@ class Lane:
         current = _visits([self.slot.clients]) if self.slot is not None and not self.slot.complete else 0
         return current + _visits(self._plan[self._opened :])
 
-    def receive(self, data: Tensor) -> Any:
+    def receive(self, parcel: Parcel) -> list[Any]:
         """Start to receive one group: from one rank as it is, from several summed up on the way."""
-        view = data.numpy()
+        return [self._received(data.numpy()) for data in parcel]
+
+    def _received(self, view: Array) -> Any:
         self.received += view.nbytes
         if len(self.bench.ranks) == 1:
             kind = MPI.Datatype.fromcode(view.dtype.char)
@@ -217,7 +219,7 @@ class Lane:
         if not self._buffers:
             self._buffers = [group.empty() for group in self.wire]
         elif len(self.bench.ranks) > 1:
-            for data in self._buffers:
+            for data in chain(*self._buffers):
                 data.zero_()
 
     @property
@@ -233,12 +235,12 @@ class Lane:
         if not agreed.Test():
             return
         for index in range(self._late_from + len(self._drained), int(self._target[0])):
-            data = self.wire[index % len(self.wire)].empty()
-            self._drained.append((self.receive(data), data))
+            parcel = self.wire[index % len(self.wire)].empty()
+            self._drained.append((self.receive(parcel), parcel))
         if free is None:
             self._closing[1] = free = self.control.Ibarrier()
         whole = self.slot is None or self.slot.complete
-        if whole and all(request.Test() for request, _ in self._drained) and free.Test():
+        if whole and all(MPI.Request.Testall(requests) for requests, _ in self._drained) and free.Test():
             self._closing, self._drained, self.state = [], [], "idle"
 
     def _call(self, call: Call) -> None:

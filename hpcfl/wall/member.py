@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
-from torch import Tensor
 
 from hpcfl.errors import RunError
 from hpcfl.packing import Packing, public
@@ -17,6 +16,7 @@ from hpcfl.wall.call import Call, Op, length
 from hpcfl.wall.group import wire
 from hpcfl.wall.host import Host
 from hpcfl.wall.roster import Bench
+from hpcfl.wall.ship import Shipment
 from hpcfl.wall.worker import Worker
 from hpcfl.wire import Patience
 
@@ -71,7 +71,7 @@ class Member:
         self.control, self.data = connected
         self.wire = wire(self.job.layout, len(bench.ranks))
         self._call = np.zeros(length(len(bench.clients), self.job.config.clients), dtype=np.int64)
-        self._sends: list[tuple[Any, Any]] = []
+        self._sends: list[tuple[list[Any], Shipment]] = []
 
     def serve(self) -> Call:
         """Do what the server asks; return its last word, which is that the run is over.
@@ -96,7 +96,7 @@ class Member:
         self._over.set()
         self._sit(self.bench.single(self.seat), 0, spare)
         self._rested()
-        self._sends.append((self.control.Ibarrier(), None))  # says that this rank is here
+        self._sends.append(([self.control.Ibarrier()], Shipment([])))  # says that this rank is here
 
     def _served(self) -> Call:
         done = {Op.VISIT: self._visit, Op.CLOSE: self._close, Op.SCORE: self._score, Op.SAVE: self._save}
@@ -130,30 +130,29 @@ class Member:
             shipment = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
             if shipment is not None:
                 self._wait([shipment])
-                self._post(shipment.data)
+                self._post(shipment)
             self._progress()
         if self._posted == self._total:
             self._rested()  # the state that was served is in use until then
 
-    def _post(self, data: Tensor) -> None:
+    def _post(self, shipment: Shipment) -> None:
         """Send the next group."""
-        view = data.numpy()
-        if len(self.bench.ranks) == 1:
-            request = self.data.Igatherv(view, None, root=0)
-        else:
-            request = self.data.Ireduce(view, None, MPI.SUM, root=0)
-        self._sends.append((request, data))
+        alone = len(self.bench.ranks) == 1
+        views = [data.numpy() for data in shipment.parcel]
+        send = self.data.Igatherv if alone else self.data.Ireduce
+        self._sends.append(([send(view, None, root=0) for view in views], shipment))
         self._posted += 1
 
     def _close(self, call: Call) -> None:
         """Catch up: send as many groups as any rank of the lane has begun to, then say when this one is free."""
         self._over.set()
-        posted, target = np.array([self._posted], dtype=np.int64), np.zeros(1, dtype=np.int64)
-        if self.job.whole:
-            posted += -self._posted % len(self.wire)  # what was begun is finished
+        begun = -self._posted % len(self.wire) if self.job.whole else 0  # what was begun is finished
+        posted, target = np.array([self._posted + begun], dtype=np.int64), np.zeros(1, dtype=np.int64)
         self._wait([self.control.Iallreduce(posted, target, MPI.MAX)])
-        while self._posted < int(target[0]):
+        for _ in range(begun):
             self._post(self._next())
+        while self._posted < int(target[0]):
+            self._post(self.host.dock.open(self.wire[self._posted % len(self.wire)]))
             self._progress()
         self._rested()
         self._wait([self.control.Ibarrier()])
@@ -168,15 +167,13 @@ class Member:
             self._progress()
         return found
 
-    def _next(self) -> Tensor:
-        """Return what is sent after the closing: of a visit that is whole or nothing the rest, else nothing."""
-        if self.job.whole and self._posted % len(self.wire):
-            while (shipment := self.worker.take(LOOK_SECONDS)) is None:
-                self._progress()
-            self._wait([shipment])
-            data: Tensor = shipment.data
-            return data
-        return self.host.dock.nothing(self.wire[self._posted % len(self.wire)])
+    def _next(self) -> Shipment:
+        """Return the next group that the worker has put, or is about to put."""
+        while (found := self.worker.take(LOOK_SECONDS)) is None:
+            self._progress()
+        shipment: Shipment = found
+        self._wait([shipment])
+        return shipment
 
     # other questions
 
@@ -204,9 +201,9 @@ class Member:
             patience.pause()
 
     def _progress(self) -> None:
-        done = [request.Test() for request, _ in self._sends]
-        for ended, (_, data) in zip(done, self._sends):
-            if ended and data is not None:
-                self.host.dock.give(data)
+        done = [MPI.Request.Testall(requests) for requests, _ in self._sends]
+        for ended, (_, shipment) in zip(done, self._sends):
+            if ended:
+                self.host.dock.give_back(shipment)
         self._sends = [pair for ended, pair in zip(done, self._sends) if not ended]
         self.rest()

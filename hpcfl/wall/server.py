@@ -157,18 +157,28 @@ class Server:
                     continue
             yield lane.hosted, last(lane.hosted)
 
-    def leave(self, round_: int, stopped: bool, hard: bool) -> list[Lane]:
-        """Dismiss all ranks at once, when the late ones are back; return the lanes that did not come back.
+    def leave(self, round_: int, stopped: bool, bereft: bool) -> tuple[list[Lane], bool]:
+        """Dismiss all ranks at once, when the late ones are back: MPI's own farewell spins until everybody is there.
 
-        At once, since MPI's own farewell spins until everybody is there; `hard`: the ranks are to do without it.
+        Parameters
+        ----------
+        bereft : bool
+            Whether MPI cannot take its farewell without the dead.
+
+        Returns
+        -------
+        missing : list of Lane
+            Those that did not come back.
+        hard : bool
+            Whether all ranks are to end without MPI's farewell.
         """
         self.fleet.reform()
         self.fleet.settled(LEAVE_SECONDS)
-        asked = self.fleet.those("idle")
+        hard, asked = bereft and bool(self.fleet.lost), self.fleet.those("idle")
         for lane in asked:
             lane.dismiss(round_, stopped, hard)
         self.fleet.answered(asked, LEAVE_SECONDS)
-        return [lane for lane in self.fleet.lanes if lane.state in ("active", "late")]
+        return self.fleet.those("active", "late"), hard
 
     def abandon(self) -> None:
         """Give up the round that is under way; lanes that are free soon will take part in what follows."""

@@ -83,9 +83,7 @@ def served(
 
 def dismissed(rounds: RealTime, comm: MPI.Intracomm, done: int, stopped: Stopped | None) -> None:
     """Let all ranks leave at once; end the job where some do not come back."""
-    server = rounds.server
-    hard = bool(server.fleet.lost) and not has_ulfm(comm)
-    missing = server.leave(done, stopped is not None, hard)
+    missing, hard = rounds.server.leave(done, stopped is not None, not has_ulfm(comm))
     if missing:
         ranks = ", ".join(str(rank) for lane in missing for rank in lane.bench.ranks)
         print(f"hpcfl: the run is recorded, but rank {ranks} did not come back to leave", file=sys.stderr, flush=True)
