@@ -250,6 +250,7 @@ def main() -> None:
     parser.add_argument("--seconds", nargs="+", type=float, default=[0.2, 3.0], help="that a checkpoint takes")
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background shells ignore it, for all descendants
     print("| " + " | ".join(HEADINGS) + " |\n|" + "---|" * len(HEADINGS))
     found = []
     for case in cases(asked.mpi, asked.seconds):

@@ -131,8 +131,12 @@ def request(folder: Path, reason: str = ASKED) -> None:
     UsageError
         If the folder cannot be written.
     """
+    text = reason + "\n"
     try:
-        write_text(folder / FILE, reason + "\n")
+        try:
+            write_text(folder / FILE, text)
+        except FileNotFoundError:  # a run that just begins clears temporary files away
+            write_text(folder / FILE, text)
     except OSError as error:
         raise UsageError(f"'{folder}' cannot be asked to stop: {FILE} cannot be written: {error.strerror}") from None
 

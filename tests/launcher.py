@@ -29,8 +29,16 @@ class Ended:
     err: str
 
 
-def job(mpi: str, ranks: int, command: Sequence[str], limit: float, env: Mapping[str, str] | None = None) -> Ended:
-    """Run ``mpiexec -n ranks python …`` with the named MPI."""
+def job(
+    mpi: str,
+    ranks: int,
+    command: Sequence[str],
+    limit: float,
+    env: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    program: Sequence[str] = (sys.executable,),
+) -> Ended:
+    """Run ``mpiexec options -n ranks python …`` with the named MPI."""
     prefix = PREFIXES / mpi
     settings = {
         "MPI4PY_LIBMPI": str(prefix / "lib" / LIBRARIES[mpi]),
@@ -41,7 +49,7 @@ def job(mpi: str, ranks: int, command: Sequence[str], limit: float, env: Mapping
         "UCX_NET_DEVICES": "lo",
     }
     return alone(
-        [str(prefix / "bin" / "mpiexec"), "-n", str(ranks), sys.executable, *command],
+        [str(prefix / "bin" / "mpiexec"), *options, "-n", str(ranks), *program, *command],
         limit,
         {**settings, **(env or {})},
     )

@@ -20,7 +20,7 @@ from hpcfl.launch import launch
 from hpcfl.orders import ordered_resume, ordered_run
 from hpcfl.progress import Speaker
 from hpcfl.record import Recorder
-from hpcfl.store import fault
+from hpcfl.store import atomic, fault
 from runs import play, same, table, toml
 
 ROUNDS = 6
@@ -35,9 +35,12 @@ def small(**more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
+def _as_it_was() -> Iterator[None]:
+    """Forget what was noted; and do not ignore INT, as what a shell runs in the background does."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     stopping.uninstall()
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -254,6 +257,19 @@ def test_a_folder_that_cannot_be_asked(tmp_path: Path) -> None:
         stopping.request(tmp_path / "nowhere")
 
 
+def test_a_run_that_begins_may_clear_a_request_away_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = atomic.sync
+
+    def cleared(path: Path) -> None:
+        monkeypatch.setattr(atomic, "sync", sync)
+        atomic.clean(tmp_path)
+        sync(path)
+
+    monkeypatch.setattr(atomic, "sync", cleared)
+    stopping.request(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["stop"]
+
+
 def test_a_rank_hands_its_signal_on_once(tmp_path: Path) -> None:
     stopping.install()
     stop = stopping.Stop(tmp_path, False)
@@ -291,6 +307,18 @@ def test_the_first_signal_counts_and_an_impatient_user_is_heard(tmp_path: Path, 
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     stopping.uninstall()
     assert stop.wished() == ""
+
+
+def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        stopping.install()
+        signal.raise_signal(signal.SIGUSR1)
+        assert stopping.Stop(tmp_path, False).wished() == ""
+        stopping.uninstall()
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_nothing_is_installed_twice_nor_elsewhere_than_in_the_main_thread() -> None:

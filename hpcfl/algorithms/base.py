@@ -69,11 +69,19 @@ class Algorithm(Section):
         return True
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        """Do one chunk's visits: yield messages, return the personal state ``{name: [c, …]}``."""
+        """Do one chunk's visits: yield messages, return the personal state ``{name: [c, …]}``.
+
+        What is yielded may be on its way while the generator goes on: it is not changed afterwards. In real time the
+        returned state is provisional. Of a layerwise algorithm, what bears the name of a block advances with that
+        block, and everything else with visits that were complete.
+        """
         raise NotImplementedError
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
-        """Return the shared state after the round: by default each tensor moves by its mean update."""
+        """Return the shared state after the round: by default each tensor moves by its mean update.
+
+        In new tensors: those of `shared` may still be on their way to a client that is late.
+        """
         from hpcfl.message import moved
 
         return {name: moved(value, sums.mean(name)) if name in sums else value for name, value in shared.items()}

@@ -68,7 +68,8 @@ class Tally:
             groups = sum(when <= closed for when in slot.times) if single else len(slot.times)
             if groups == self.groups or not self.whole:
                 self._note(lane, slot, groups)
-                self.kept.append((slot, groups))
+                if self.reached[groups] <= self.asked.layers:  # a loss without any layer does not count
+                    self.kept.append((slot, groups))
         self._acknowledge()
 
     def void(self) -> None:

@@ -1,0 +1,40 @@
+"""SALF some of whose clients end their process, as ``kill -9`` would, in the middle of a visit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Literal
+
+from hpcfl.algorithms.salf import Salf
+
+
+class Mortal(Salf):
+    """SALF with deaths.
+
+    Attributes
+    ----------
+    deaths : tuple of (int, int)
+        Clients, and the round from which on their next visit is their last.
+    marks : str
+        Folder in which each death leaves a file; who has died once is spared after a resumption.
+    """
+
+    name: Literal["mortal"] = "mortal"
+    deaths: tuple[tuple[int, int], ...] = ()
+    marks: str = ""
+
+    def client(self, task, shared, personal, visits):
+        work = super().client(task, shared, personal, visits)
+        yield next(work)
+        for client, round_ in self.deaths:
+            if client in visits.clients and visits.round >= round_:
+                self.die(client)
+        return (yield from work)
+
+    def die(self, client: int) -> None:
+        mark = Path(self.marks) / str(client)
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
