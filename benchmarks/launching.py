@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl import trees
+from hpcfl.memory import prefer_large_pages
 
 PREFIXES = Path(os.environ.get("HPCFL_MPI", Path(__file__).parent.parent / ".mpi"))
 LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
 MARK = "HPCFL_BENCHMARK"  # in the environment of every process of a job, whoever has become its parent
-SHIM = ("sh", "-c", '"$@"; exit 0', "shim")
+SHIM = ("sh", "-c", "trap '' USR1; \"$@\"; exit 0", "shim")  # MPICH's launcher tells survivors by USR1
 
 
 def mpis() -> list[str]:
@@ -49,6 +50,7 @@ def command(mpi: str, ranks: int, args: Sequence[str], outlive: bool = False) ->
 def environment(mpi: str, mark: str) -> dict[str, str]:
     """Return the environment of a job: its MPI, one thread per rank, more ranks than cores, no real network."""
     settings = {
+        **os.environ,
         MARK: mark,
         "MPI4PY_LIBMPI": str(PREFIXES / mpi / "lib" / LIBRARIES[mpi]),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -58,7 +60,9 @@ def environment(mpi: str, mark: str) -> dict[str, str]:
         "UCX_NET_DEVICES": "lo",
         "OMP_NUM_THREADS": "1",
     }
-    return {**os.environ, **trees.SETTINGS, **settings}  # of the ranks: MPI has started before hpcfl can ask for trees
+    trees.prefer(settings)  # as every run does; here MPI and torch are loaded before anything of hpcfl
+    prefer_large_pages(settings)
+    return settings
 
 
 def run(mpi: str, ranks: int, args: Sequence[str], limit: float, outlive: bool = False) -> Any:

@@ -13,6 +13,7 @@ from hpcfl import stopping, store
 from hpcfl.agreement import first, settled
 from hpcfl.errors import Stopped, Told, UsageError
 from hpcfl.failure import fail, forget
+from hpcfl.memory import prefer_large_pages
 from hpcfl.orders import Order
 from hpcfl.provenance import git_commit, versions
 from hpcfl.ranks import device
@@ -60,13 +61,14 @@ def carry_out(order: Order, comm: Any) -> None:
 
 
 def _threads(config: Config, beside: int) -> int:
-    """Return the threads per operation; to be called before torch is loaded, whose threads read this once."""
+    """Return the threads per operation; to be called before torch is loaded, which reads the environment once."""
     threads = config.threads
     if threads == "auto":
         own = share_of_cores(beside) if config.clock == "wall" else 1
         asked = os.environ.get("OMP_NUM_THREADS", "") if config.clock == "wall" else ""
         threads = int(asked) if asked.isdecimal() and int(asked) else own
     os.environ["OMP_NUM_THREADS"] = str(threads)
+    prefer_large_pages(os.environ)
     return threads
 
 

@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,15 @@ import pytest
 
 from conftest import World
 from hpcfl import cli, store
+from hpcfl import config as configs
+from hpcfl.errors import Elsewhere
+from hpcfl.launch import launch
+from hpcfl.orders import ordered_run
 from hpcfl.world import launched
-from launcher import Ended, alone, job, mpis
+from launcher import alone, job, mpis
 
 LIMIT = 180.0
+TESTS = Path(__file__).parent
 Array = np.ndarray[Any, Any]
 Prepare = Callable[[Path], object]
 
@@ -37,13 +42,16 @@ def nothing(_: Any) -> None:
 class Case:
     """What is typed, with ``{here}`` for the test's folder, and what must be said.
 
-    `prepare` makes files in the folder; on fewer than `ranks` ranks there is nothing to complain of.
+    `prepare` makes files in the folder; on fewer than `ranks` ranks, or on more than `most`, there is nothing to
+    complain of. What `depends` on the launch is judged when torch is there.
     """
 
     typed: str
     words: tuple[str, ...]
     prepare: Prepare = nothing
     ranks: int = 1
+    most: int = 1000
+    depends: bool = False
 
     def argv(self, here: Path) -> list[str]:
         return [word.replace("{here}", str(here)) for word in shlex.split(self.typed)]
@@ -63,6 +71,11 @@ def config(text: str, *words: str, settings: str = "", ranks: int = 1) -> Case:
     pairs = "".join(f" --set {shlex.quote(setting)}" for setting in settings.split())
     typed = f"run {{here}}/my.toml{pairs} --out {{here}}/out"
     return Case(typed, words, lambda here: (here / "my.toml").write_text(text), ranks)
+
+
+def real(settings: str, *words: str, ranks: int = 1, most: int = 1000) -> Case:
+    """A run in real time that does not go with its launch."""
+    return replace(fedavg(f"clock=wall {settings}", *words), ranks=ranks, most=most, depends=True)
 
 
 def mnist(change: Prepare, *words: str) -> Case:
@@ -129,6 +142,18 @@ def with_a_row(here: Path) -> None:
     columns.append(store.Column("client_accuracy", ("client",), "float64", ""))
     segment = store.begin(here / "out", columns, {"client": range(2)}, 0, 1)
     segment.write(0, {"accuracy": 0.5, "sim_seconds": 1.0, "client_accuracy": [0.5, 0.5]})
+    segment.close()
+
+
+def of_five_clients(here: Path) -> None:
+    """Two recorded rounds of 5 clients, and a config of 8."""
+    from hpcfl.record import COLUMNS
+
+    (here / "my.toml").write_text(FEDAVG)
+    store.create(here / "run", {"config": configs.load(str(here / "my.toml"), ["clients=5"]).text(), "data_dir": ""})
+    segment = store.begin(here / "run", COLUMNS, {"client": range(5), "layer": ["a"], "rank": range(1)}, 0, 2)
+    for round_ in range(2):
+        segment.write(round_, {"cohort": [1] * 5})
     segment.close()
 
 
@@ -264,10 +289,21 @@ CASES = {
     "adaptive-depths": salf("participation.deadline=adaptive", "'adaptive'", "'uniform-depth'", "seconds"),
     "unknown-chances": salf("clock=wall speed={}", "algorithm.missing", "'exact'", "'none'", "'empirical'"),
     "batches-in-real-time": fedavg("clock=wall batch_clients=4", "batch_clients", "'wall'", "got 4", "nearest: 1"),
+    "first-beyond-the-cohort-in-real-time": fedavg(
+        "clock=wall participation.close=first participation.first=9", "participation.first", "got 9", "nearest: 8"
+    ),
+    "lane-width-0": fedavg("clock=wall lane_width=0", "lane_width", "at least 1"),
+    "lane-width-word": fedavg("clock=wall lane_width=al", "lane_width", "'al'"),
+    "lost-after-0": fedavg("clock=wall lost_after=0.0", "lost_after", "0"),
+    "fault-tolerance": fedavg("clock=wall fault_tolerance=ulf", "fault_tolerance", "'ulfm'", "'ulf'"),
     "clock": fedavg("clock=wal", "clock", "'wall'", "'wal'"),
     "trace-of-nothing": fedavg("speed.model=trace", "speed.run", "missing"),
     "trace-of-no-run": fedavg("speed.model=trace speed.run={here}/none", "speed.run", "/none", "no run folder"),
     "trace-in-real-time": fedavg("clock=wall speed.model=trace speed.run=x", "speed.model", "'simulated'", "'wall'"),
+    "trace-of-other-clients": replace(
+        fedavg("speed.model=trace speed.run={here}/run", "speed.run", "5 clients", "got 8", "nearest: clients = 5"),
+        prepare=of_five_clients,
+    ),
     "size-without-sampling": fedavg("participation.size=4", "participation.size", "'uniform'"),
     "first-is-not-said": fedavg("participation.close=first", "participation.first", "'first'"),
     "depths-without-a-deadline": salf(
@@ -277,6 +313,10 @@ CASES = {
     "no-epochs-nor-steps": fedavg("algorithm.epochs=0 algorithm.steps=0", "epochs = 0", "steps = 0"),
     "small-images": salf("model.name=cnn model.hidden=[8]", "model.channels", "8x8"),
     "more-ranks-than-chunks": salf("batch_clients=8", "ranks", "chunks", "batch_clients = ", ranks=3),
+    # what does not go with the launch
+    "real-time-alone": real("", "clock = 'wall'", "at least 2 ranks", "got 1", "mpirun -n 2", most=1),
+    "lane-width-beyond-the-ranks": real("lane_width=9", "lane_width", "got 9", "nearest: ", "'all'", ranks=2),
+    "no-ulfm": real("fault_tolerance=ulfm", "fault_tolerance = 'ulfm'", "--with-ft ulfm", "nearest: ", "'auto'"),
     # files
     "no-file": Case("run {here}/none.toml --out {here}/out", ("none.toml", "no such file")),
     "preset": Case("run salf-digit --out {here}/out", ("'salf-digit'", "'salf-digits'")),
@@ -376,8 +416,8 @@ def test_one_line_from_one_rank(
     case = CASES[name]
     if where == "alone" and launched():
         pytest.skip("runs on the ranks")
-    if world.size < case.ranks:
-        pytest.skip(f"needs {case.ranks} ranks")
+    if not case.ranks <= world.size <= case.most:
+        pytest.skip(f"needs {case.ranks} ranks, or at most {case.most}")
     monkeypatch.delenv("HPCFL_DATA", raising=False)
     monkeypatch.chdir(shared_dir)  # where runs/ would be made
     before = {}
@@ -417,7 +457,7 @@ def test_all_is_judged_before_torch_is_imported(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     argvs = {}
     for name, case in CASES.items():
-        if case.ranks == 1:
+        if case.ranks == 1 and not case.depends:
             here = tmp_path / str(len(argvs))
             here.mkdir()
             case.prepare(here)
@@ -440,64 +480,23 @@ def test_one_line_from_a_job(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-DRIVER = """
-import sys
-
-import hpcfl.algorithms
-from hpcfl.__main__ import main
-
-hpcfl.algorithms.__path__.append(sys.argv.pop(1))
-main()
-"""
-
-TROUBLE = '''
-"""SALF that fails where it is told to: while it is put together, or with client 5."""
-
-import os
-from typing import Literal
-
-from hpcfl.algorithms.salf import Salf
-
-
-class Trouble(Salf):
-    name: Literal["trouble"] = "trouble"
-
-    def layout(self, task):
-        self.stumble("layout")
-        return super().layout(task)
-
-    def client(self, task, shared, personal, visits):
-        if visits.round == 2 and 5 in visits.clients:
-            self.stumble("client")
-        return (yield from super().client(task, shared, personal, visits))
-
-    def stumble(self, where):
-        if os.environ["TROUBLE"] == where:
-            raise ArithmeticError("no luck")
-'''
-
-
-def trouble(mpi: str, where: str, here: Path) -> Ended:
-    """Run a job of 4 ranks that fails by an error that nobody foresaw; it must be told of once, and end."""
-    (here / "more").mkdir()
-    (here / "more" / "trouble.py").write_text(TROUBLE)
-    (here / "driver.py").write_text(DRIVER)
-    text = SALF.replace('"salf"', '"trouble"').replace("rounds = 2", "rounds = 9")
-    (here / "my.toml").write_text(text.replace("uniform-depth", "none") + "[evaluate]\nevery = 1\n")
-    command = [here / "driver.py", here / "more", "run", here / "my.toml", "--out", here / "out"]
-    ended = job(mpi, 4, [str(word) for word in command], LIMIT, {"TROUBLE": where})
+@pytest.mark.launch
+@pytest.mark.parametrize(("mpi", "clock"), [("openmpi", "simulated"), ("mpich", "wall")])
+def test_an_error_on_one_rank_ends_the_job(mpi: str, clock: str, tmp_path: Path) -> None:
+    """An error that nobody foresaw is told of once, also where it comes from a thread that computes."""
+    if mpi not in mpis():
+        pytest.skip(f"{mpi} is not installed")
+    text = SALF.replace('"salf"', '"trouble"').replace("rounds = 2", f'rounds = 9\nclock = "{clock}"')
+    text = text.replace("uniform-depth", "none").replace('close = "deadline"', 'close = "all"')
+    (tmp_path / "my.toml").write_text(text + "[evaluate]\nevery = 1\n")
+    command = [TESTS / "driver.py", TESTS / "strange", "run", tmp_path / "my.toml", "--out", tmp_path / "out"]
+    ended = job(mpi, 4, [str(word) for word in command], LIMIT)
     assert ended.code != 0
     assert ended.err.count("Traceback (most recent call last)") == 1
+    assert ("worker.py" in ended.err) == (clock == "wall")
     said = [line for line in ended.err.splitlines() if line.startswith("hpcfl:")]
-    assert len(said) == 1
+    assert len(said) == 1, ended.err
     assert re.fullmatch(r"hpcfl: rank \d of 4: ArithmeticError: no luck", said[0])
-    return ended
-
-
-@pytest.mark.launch
-@pytest.mark.parametrize("mpi", mpis())
-def test_an_error_on_one_rank_ends_the_job(mpi: str, tmp_path: Path) -> None:
-    ended = trouble(mpi, "client", tmp_path)
     data = store.open_run(tmp_path / "out")
     assert data.attrs["status"] == "failed"
     assert f"hpcfl: {data.attrs['reason']}\n" in ended.err
@@ -505,7 +504,22 @@ def test_an_error_on_one_rank_ends_the_job(mpi: str, tmp_path: Path) -> None:
     assert [line.split()[1] for line in ended.out.splitlines() if line.startswith("round ")] == ["1/9", "2/9"]
 
 
-@pytest.mark.launch
-def test_an_error_on_all_ranks_before_the_first_round_ends_the_job(tmp_path: Path) -> None:
-    trouble("mpich", "layout", tmp_path)
-    assert not (tmp_path / "out" / "run.h5").exists()
+@pytest.mark.mpi
+def test_an_error_on_all_ranks_is_told_by_one(world: World, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpcfl.job import Job
+
+    def unlucky(*_: Any) -> Job:
+        raise ArithmeticError("no luck")
+
+    def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
+        assert (str(error), folder) == ("no luck", shared_dir / "out")
+        raise SystemExit(1)
+
+    monkeypatch.setattr(Job, "of", unlucky)
+    monkeypatch.setattr("hpcfl.launch.fail", fail)
+    (shared_dir / f"{world.rank}.toml").write_text(FEDAVG)
+    with pytest.raises((SystemExit, Elsewhere)) as caught:
+        launch(lambda: ordered_run(str(shared_dir / "0.toml"), (), shared_dir / "out", None), world.comm)
+    assert isinstance(caught.value, SystemExit) == (world.rank == 0)
+    assert caught.value.code == 1
+    assert not (shared_dir / "out").exists()

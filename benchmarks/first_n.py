@@ -1,0 +1,177 @@
+"""The first n of 4 visits: whether the right ones are taken, and what a round costs beyond the n-th client's sleep.
+
+    python benchmarks/first_n.py [--mpi openmpi|mpich] [--rounds 100] [--megabytes 1]
+
+Each of 4 clients (5 ranks, a lane for each) sleeps 20, 50, 80 or 110 ms, another one each round, and then sends one
+block. A round closes with the first n visits; ``right`` counts the rounds in which exactly the n fastest were taken.
+
+- ``beyond``: milliseconds from the call of a round until it is closed, less the n-th sleep;
+- ``down``: the part of it until the n-th client had the shared state (as large as the block) and began its visit;
+- ``up``: the part of it from the end of the n-th sleep until the round was closed;
+- ``gather``, ``bcast``: a blocking ``Gather`` of one block per client, and a ``Bcast`` of the state, on all ranks.
+
+Rounds and blocking calls take turns, 10 by 10, in one job. Medians, and the worst round. About 1 minute on 2 cores.
+Prints a table and one JSON line last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import launching
+import numpy as np
+from numpy.typing import NDArray
+
+if launching.inside():
+    import wall_rounds
+    from mpi4py import MPI
+
+    from hpcfl.job import Job
+    from hpcfl.message import State
+    from hpcfl.plan import Floats, Invitation
+    from hpcfl.speed import Equal
+
+    class Sleeps(Equal):
+        """Each client's visit takes the seconds that are drawn for it."""
+
+        def enforced(self, asked: Invitation) -> Floats:
+            """Return the seconds of those who are invited, float64 [n]."""
+            return drawn(asked.round)[asked.cohort]
+
+    class Stamped(wall_rounds.Layers):
+        """Notes when each round's visit began."""
+
+        def client(self, task: Any, shared: State, personal: State, visits: Any) -> Any:
+            """Send the layers."""
+            BEGAN[visits.round] = time.monotonic()
+            return (yield from super().client(task, shared, personal, visits))
+
+
+SECONDS = (0.020, 0.050, 0.080, 0.110)
+ORDERS = np.array(list(permutations(SECONDS)))
+BEGAN: dict[int, float] = {}
+TURN = 10
+STILL_SECONDS = 0.03
+
+
+def main() -> None:
+    """Start the job, or be one of its ranks."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mpi", choices=tuple(launching.LIBRARIES), default="openmpi")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--megabytes", type=float, default=1.0)
+    asked = parser.parse_args()
+    if launching.inside():
+        on_a_rank(asked.rounds, round(asked.megabytes * 250_000))
+        return
+    ranks = 1 + len(SECONDS)
+    print(f"{asked.mpi}, {ranks} ranks, {asked.megabytes:g} MB, load {launching.load():.1f}; milliseconds", flush=True)
+    found = launching.run(asked.mpi, ranks, [__file__, *sys.argv[1:]], 600)
+    told = {"mpi": asked.mpi, "ranks": ranks, "megabytes": asked.megabytes, "rounds": asked.rounds}
+    print(json.dumps({**told, "load": launching.load(), **found}))
+
+
+def on_a_rank(rounds: int, entries: int) -> None:
+    """Measure n = 1 … 4; the server prints."""
+    comm, cases = MPI.COMM_WORLD, []
+    for n in range(1, 1 + len(SECONDS)):
+        found = measured(comm, n, rounds, entries)
+        if comm.Get_rank() == 0:
+            cases.append({"n": n, **found})
+            print("  ".join(f"{name} {value}" for name, value in cases[-1].items()), flush=True)
+    if comm.Get_rank() == 0:
+        print(json.dumps({"cases": cases}))
+
+
+def drawn(round_: int) -> NDArray[np.float64]:
+    """Return the seconds that each client sleeps in a round: all orders in turn, neighbours unlike each other."""
+    row: NDArray[np.float64] = ORDERS[7 * round_ % len(ORDERS)]
+    return row
+
+
+def measured(comm: MPI.Intracomm, n: int, rounds: int, entries: int) -> dict[str, float]:
+    """Return how many rounds were right, and medians in milliseconds."""
+    job = wall_rounds.job_of(Stamped(count=1, entries=entries), 1 + len(SECONDS), 1, {"close": "first", "first": n})
+    job = replace(job, config=job.config.model_copy(update={"speed": Sleeps()}))
+    if comm.Get_rank() > 0:
+        follow(comm, job, rounds, entries)
+        return {}
+    seen, blocking = lead(comm, job, rounds, entries)
+    began = np.empty((1 + len(SECONDS), rounds))
+    comm.Gather(MPI.IN_PLACE, began, root=0)
+    right, start, took = seen.T
+    order = np.array([drawn(number).argsort()[n - 1] for number in range(rounds)])  # whose visit is the n-th
+    sleep = np.sort(SECONDS)[n - 1]
+    down = began[1 + order, np.arange(rounds)] - start
+    beyond = took - sleep
+    columns = {"beyond": beyond, "down": down, "up": beyond - down, "gather": blocking[:, 0], "bcast": blocking[:, 1]}
+    found = {name: 1000 * float(np.median(column)) for name, column in columns.items()}
+    found["worst"] = 1000 * float(beyond.max())
+    found["to_gather"] = found["beyond"] / found["gather"]
+    found["up_to_gather"] = found["up"] / found["gather"]
+    return {"right": int(right.sum()), "of": rounds, **{name: round(value, 2) for name, value in found.items()}}
+
+
+def lead(comm: MPI.Intracomm, job: Job, rounds: int, entries: int) -> tuple[Any, Any]:
+    """Lead rounds and blocking calls in turns.
+
+    Returns
+    -------
+    float64 [rounds, 3]
+        Whether it was right, when it began, and the seconds until it was closed.
+    float64 [calls, 2]
+        Seconds of each Gather and Bcast.
+    """
+    server, shared = wall_rounds.server(job, comm), job.algorithm.start(job.task)
+    seen, blocking = [], []
+    for number in range(rounds):
+        plan, sums = server.exchange(number, shared)
+        n = job.config.participation.first or 0
+        fastest = np.sort(drawn(number).argsort()[:n])
+        taken = plan.cohort[plan.depth == 1]
+        assert sums.weight("layer 1") == len(taken)
+        seen.append((np.array_equal(taken, fastest), server.began, server.took))
+        if last_of_turn(number, rounds):
+            server.leave(number, stopped=False, bereft=False)
+            blocking += [calls(comm, entries) for _ in range(TURN)]
+    return np.array(seen), np.array(blocking)
+
+
+def follow(comm: MPI.Intracomm, job: Job, rounds: int, entries: int) -> None:
+    """Be a client in all of them; then hand in when each visit began."""
+    member = wall_rounds.member(job, comm)
+    BEGAN.clear()
+    for number in range(rounds):
+        if last_of_turn(number, rounds):
+            member.serve()
+            for _ in range(TURN):
+                calls(comm, entries)
+    comm.Gather(np.array([BEGAN.get(number, np.nan) for number in range(rounds)]), None, root=0)
+
+
+def last_of_turn(number: int, rounds: int) -> bool:
+    """Return whether blocking calls follow on this round."""
+    return number % TURN == TURN - 1 or number == rounds - 1
+
+
+def calls(comm: MPI.Intracomm, entries: int) -> tuple[float, float]:
+    """Gather one block per rank, then broadcast one; return the seconds of each."""
+    rank, block = comm.Get_rank(), np.ones(entries, np.float32)
+    room = np.ones((comm.Get_size(), entries), np.float32) if rank == 0 else None
+    if rank == 0:
+        time.sleep(STILL_SECONDS)  # the others are there already
+    start = time.perf_counter()
+    comm.Gather(MPI.IN_PLACE if rank == 0 else block, room, root=0)
+    between = time.perf_counter()
+    comm.Bcast(block, root=0)
+    return between - start, time.perf_counter() - between
+
+
+if __name__ == "__main__":
+    main()
