@@ -170,7 +170,7 @@ class Series:
         """Return the case's figures, in milliseconds."""
         rows = [row for row in self.rows if row["number"] >= BEFORE]
         under = [row for row in rows if row["suffered"]] or rows
-        after = [row["beyond"] for row in rows if not row["suffered"]]
+        after = [row["beyond"] for row in (rows[1:] if self.case == "killed" else rows) if self._afterwards(row)]
         layers = [row["layers"] for row in under if row["layers"] >= 0]
         found = {
             "median_ms": round(statistics.median(row["beyond"] for row in under), 1),
@@ -182,6 +182,10 @@ class Series:
             "invited": len(layers),
         }
         return found | ({"back_after_rounds": self.returned} if self.case == "stopped" else {})
+
+    def _afterwards(self, row: dict[str, float]) -> bool:
+        """Return whether the fault was over; a killed client's rounds after the blow are such, too."""
+        return self.case == "killed" or not row["suffered"]
 
     def _suffered(self, began: float) -> bool:
         """Return whether the fault lasted in a round that began then."""

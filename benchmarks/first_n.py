@@ -3,11 +3,13 @@
     python benchmarks/first_n.py [--mpi openmpi|mpich] [--rounds 100] [--megabytes 1]
 
 Each of 4 clients (5 ranks, a lane for each) sleeps 20, 50, 80 or 110 ms, another one each round, and then sends one
-block. A round closes with the first n visits; ``right`` counts the rounds in which exactly the n fastest were taken.
+block. A round closes with the first n visits. Figures:
 
+- ``right``: rounds in which exactly the n with the shortest sleeps were taken;
+- ``in_order``: rounds in which those were taken whose sleeps were over first, which a busy machine may delay;
 - ``beyond``: milliseconds from the call of a round until it is closed, less the n-th sleep;
-- ``down``: the part of it until the n-th client had the shared state (as large as the block) and began its visit;
-- ``up``: the part of it from the end of the n-th sleep until the round was closed;
+- ``down``: from that call until the n-th visit began: its client has the shared state, as large as the block;
+- ``up``: from the end of its sleep until the round was closed;
 - ``gather``, ``bcast``: a blocking ``Gather`` of one block per client, and a ``Bcast`` of the state, on all ranks.
 
 Rounds and blocking calls take turns, 10 by 10, in one job. Medians, and the worst round. About 1 minute on 2 cores.
@@ -22,11 +24,16 @@ import sys
 import time
 from dataclasses import replace
 from itertools import permutations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import launching
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from hpcfl.algorithms.base import Client
+    from hpcfl.task import Task
+    from hpcfl.visits import Visits
 
 if launching.inside():
     import wall_rounds
@@ -45,17 +52,22 @@ if launching.inside():
             return drawn(asked.round)[asked.cohort]
 
     class Stamped(wall_rounds.Layers):
-        """Notes when each round's visit began."""
+        """Notes when each round's visit began, and when its sleep was over and the block was handed to MPI's thread."""
 
-        def client(self, task: Any, shared: State, personal: State, visits: Any) -> Any:
-            """Send the layers."""
-            BEGAN[visits.round] = time.monotonic()
-            return (yield from super().client(task, shared, personal, visits))
+        def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+            """Send the layer."""
+            began = time.monotonic()
+            yield from super().client(task, shared, personal, visits)
+            ended = time.monotonic() if visits.in_time(1) else np.inf
+            STAMPS[visits.round] = began, ended
+            return {}
 
+
+Seconds = NDArray[np.float64]
 
 SECONDS = (0.020, 0.050, 0.080, 0.110)
 ORDERS = np.array(list(permutations(SECONDS)))
-BEGAN: dict[int, float] = {}
+STAMPS: dict[int, tuple[float, float]] = {}
 TURN = 10
 STILL_SECONDS = 0.03
 
@@ -89,9 +101,9 @@ def on_a_rank(rounds: int, entries: int) -> None:
         print(json.dumps({"cases": cases}))
 
 
-def drawn(round_: int) -> NDArray[np.float64]:
+def drawn(round_: int) -> Seconds:
     """Return the seconds that each client sleeps in a round: all orders in turn, neighbours unlike each other."""
-    row: NDArray[np.float64] = ORDERS[7 * round_ % len(ORDERS)]
+    row: Seconds = ORDERS[7 * round_ % len(ORDERS)]
     return row
 
 
@@ -102,57 +114,70 @@ def measured(comm: MPI.Intracomm, n: int, rounds: int, entries: int) -> dict[str
     if comm.Get_rank() > 0:
         follow(comm, job, rounds, entries)
         return {}
-    seen, blocking = lead(comm, job, rounds, entries)
-    began = np.empty((1 + len(SECONDS), rounds))
-    comm.Gather(MPI.IN_PLACE, began, root=0)
-    right, start, took = seen.T
-    order = np.array([drawn(number).argsort()[n - 1] for number in range(rounds)])  # whose visit is the n-th
-    sleep = np.sort(SECONDS)[n - 1]
-    down = began[1 + order, np.arange(rounds)] - start
-    beyond = took - sleep
-    columns = {"beyond": beyond, "down": down, "up": beyond - down, "gather": blocking[:, 0], "bcast": blocking[:, 1]}
+    taken, start, took, blocking = lead(comm, job, rounds, entries)
+    stamps = np.empty((1 + len(SECONDS), rounds, 2))
+    comm.Gather(MPI.IN_PLACE, stamps, root=0)
+    began, ended = stamps[1:].transpose(2, 1, 0)
+    longest = sorted(SECONDS)[n - 1]
+    fastest = np.array([drawn(number) <= longest for number in range(rounds)])
+    ready = ended <= np.sort(ended, axis=1)[:, [n - 1]]
+    last = np.where(taken, ended, -np.inf).argmax(axis=1)
+    down, up = began[np.arange(rounds), last] - start, start + took - ended[np.arange(rounds), last]
+    counts = {"right": count(taken == fastest), "in_order": count(taken == ready), "of": rounds}
+    return {**counts, **figures(took - longest, down, up, *blocking)}
+
+
+def figures(beyond: Seconds, down: Seconds, up: Seconds, gather: Seconds, bcast: Seconds) -> dict[str, float]:
+    """Return medians in milliseconds, the worst, and ratios."""
+    columns = {"beyond": beyond, "down": down, "up": up, "gather": gather, "bcast": bcast}
     found = {name: 1000 * float(np.median(column)) for name, column in columns.items()}
-    found["worst"] = 1000 * float(beyond.max())
-    found["to_gather"] = found["beyond"] / found["gather"]
-    found["up_to_gather"] = found["up"] / found["gather"]
-    return {"right": int(right.sum()), "of": rounds, **{name: round(value, 2) for name, value in found.items()}}
+    found |= {"worst": 1000 * float(beyond.max())}
+    found |= {"to_gather": found["beyond"] / found["gather"], "up_to_gather": found["up"] / found["gather"]}
+    return {name: round(value, 2) for name, value in found.items()}
 
 
-def lead(comm: MPI.Intracomm, job: Job, rounds: int, entries: int) -> tuple[Any, Any]:
+def count(same: NDArray[np.bool_]) -> int:
+    """Return in how many rounds all is the same."""
+    return int(same.all(axis=1).sum())
+
+
+def lead(comm: MPI.Intracomm, job: Job, rounds: int, entries: int) -> tuple[Any, Any, Any, Any]:
     """Lead rounds and blocking calls in turns.
 
     Returns
     -------
-    float64 [rounds, 3]
-        Whether it was right, when it began, and the seconds until it was closed.
-    float64 [calls, 2]
+    bool [rounds, clients], float64 [rounds], float64 [rounds]
+        Who was taken, when the round began, and the seconds until it was closed.
+    float64 [2, calls]
         Seconds of each Gather and Bcast.
     """
     server, shared = wall_rounds.server(job, comm), job.algorithm.start(job.task)
-    seen, blocking = [], []
+    taken, start, took = np.zeros((rounds, len(SECONDS)), bool), np.zeros(rounds), np.zeros(rounds)
+    blocking = []
+    comm.Barrier()  # all are warm
     for number in range(rounds):
         plan, sums = server.exchange(number, shared)
-        n = job.config.participation.first or 0
-        fastest = np.sort(drawn(number).argsort()[:n])
-        taken = plan.cohort[plan.depth == 1]
-        assert sums.weight("layer 1") == len(taken)
-        seen.append((np.array_equal(taken, fastest), server.began, server.took))
+        taken[number, plan.cohort[plan.depth == 1]] = True
+        start[number], took[number] = server.began, server.took
+        assert sums.weight("layer 1") == taken[number].sum()
         if last_of_turn(number, rounds):
             server.leave(number, stopped=False, bereft=False)
             blocking += [calls(comm, entries) for _ in range(TURN)]
-    return np.array(seen), np.array(blocking)
+    return taken, start, took, np.array(blocking).T
 
 
 def follow(comm: MPI.Intracomm, job: Job, rounds: int, entries: int) -> None:
-    """Be a client in all of them; then hand in when each visit began."""
+    """Be a client in all of them; then hand in when each visit began and ended."""
     member = wall_rounds.member(job, comm)
-    BEGAN.clear()
+    STAMPS.clear()
+    comm.Barrier()
     for number in range(rounds):
         if last_of_turn(number, rounds):
             member.serve()
             for _ in range(TURN):
                 calls(comm, entries)
-    comm.Gather(np.array([BEGAN.get(number, np.nan) for number in range(rounds)]), None, root=0)
+    never = (np.inf, np.inf)
+    comm.Gather(np.array([STAMPS.get(number, never) for number in range(rounds)]), None, root=0)
 
 
 def last_of_turn(number: int, rounds: int) -> bool:

@@ -74,7 +74,7 @@ class Lane:
         self.wire: list[Group] = wire(layout, len(bench.ranks))
         self.hosted = bench.clients
         self.state, self.reason = "idle", ""
-        self.since = self.heard = 0.0
+        self.since, self.heard = 0.0, inf  # a rank that has never been heard of may take its time to start
         self.counted: Ints = np.zeros(len(self.hosted), dtype=np.int64)
         self.sent = self.received = 0
         self.worked: Floats = np.zeros((2, len(bench.ranks)))
@@ -127,7 +127,7 @@ class Lane:
         self.ask(call, [], lambda data: data.Ibarrier())
 
     def expect(self, counted: Ints) -> None:
-        """Wait for a rank that comes from a lane which has fallen apart, with word of what counted there."""
+        """Wait until the ranks are there; some come from a lane that has fallen apart, `counted` being known of it."""
         self.counted = counted
         self._reply = self.control.Ibarrier()
         self._fall_behind()

@@ -63,7 +63,7 @@ class Member:
         self._posted = self._total = 0
         self._over = threading.Event()
         self._sit(bench, seat, connected)
-        self._rested()
+        self._arrive()
 
     def _sit(self, bench: Bench, seat: int, connected: Connected) -> None:
         """Take a seat on a lane."""
@@ -95,8 +95,12 @@ class Member:
         self.spare = None
         self._over.set()
         self._sit(self.bench.single(self.seat), 0, spare)
+        self._arrive()
+
+    def _arrive(self) -> None:
+        """Tell the server that this rank is here and free."""
         self._rested()
-        self._sends.append(([self.control.Ibarrier()], Shipment([])))  # says that this rank is here
+        self._sends.append(([self.control.Ibarrier()], Shipment([])))
 
     def _served(self) -> Call:
         done = {Op.VISIT: self._visit, Op.CLOSE: self._close, Op.SCORE: self._score, Op.SAVE: self._save}

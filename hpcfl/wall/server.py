@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +47,12 @@ class Server:
         self.deadlines = Deadlines(self.participation)
         self.packing = Packing(public(job.algorithm.start(job.task)))
         self.size = 1 + sum(len(lane.bench.ranks) for lane in fleet.lanes)
+
+    def gather(self) -> None:
+        """Wait until every rank is there: they start at different speeds, and the first round is for all."""
+        for lane in self.fleet.lanes:
+            lane.expect(lane.counted)
+        self.fleet.settled(inf)
 
     # rounds
 

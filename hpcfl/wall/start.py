@@ -50,6 +50,7 @@ def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop:
         return store.load_personal(newest, clients) if newest else {}
 
     server = Server(job, Fleet(lanes, spare, job.config.lost_after), rest)
+    server.gather()
     if first and server.deadlines.adaptive:
         _recall(server.deadlines, folder, first)
     return RealTime(job, server, last_saved(job, load))

@@ -1,0 +1,782 @@
+"""The parts of rounds in real time, one by one; those of the server are marked for ranks, as they need mpi4py."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import product
+from math import inf
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfl.config import from_table
+from hpcfl.errors import RunError, UsageError
+from hpcfl.job import Job
+from hpcfl.message import Block, Deposits
+from hpcfl.ranks import cut
+from hpcfl.simulated import visit
+from hpcfl.wall.call import HEAD, Call, Op, length
+from hpcfl.wall.closing import Closing
+from hpcfl.wall.group import Group, wire
+from hpcfl.wall.host import Host, Pace, Sender
+from hpcfl.wall.roster import Bench, benches, check_width
+from hpcfl.wall.ship import Dock, Shipment
+from hpcfl.wall.worker import Worker
+from runs import table
+
+PATIENCE = 60.0  # seconds that a thread is given to end; no thread needs them
+
+# ---- what is said: Call
+
+
+@pytest.mark.parametrize("clients", [1, 64, 65, 200])
+@pytest.mark.parametrize("op", Op)
+def test_calls_and_back(op: Op, clients: int) -> None:
+    cohort = np.array([client for client in (0, 1, 62, 63, 64, 127, 128, 199) if client < clients])
+    call = Call(op, 2**40, 3, 0.1, True, False, counted=np.array([2, 0, 5]), cohort=cohort)
+    packed = call.packed(3, clients)
+    assert packed.dtype == np.int64
+    assert len(packed) == length(3, clients) == HEAD + 3 + -(-clients // 64)
+    found = Call.unpacked(packed, 3)
+    assert (found.op, found.round, found.attempt, found.deadline) == (op, 2**40, 3, 0.1)
+    assert (found.stopped, found.hard) == (True, False)
+    assert found.counted.tolist() == [2, 0, 5]
+    assert found.cohort.tolist() == cohort.tolist()
+
+
+def test_calls_of_nothing() -> None:
+    found = Call.unpacked(Call(Op.CLOSE, deadline=inf, hard=True).packed(2, 130), 2)
+    assert (found.op, found.round, found.deadline, found.stopped, found.hard) == (Op.CLOSE, 0, inf, False, True)
+    assert found.counted.tolist() == [0, 0]
+    assert found.cohort.tolist() == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_cohort_and_back(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    clients = int(rng.integers(1, 300))
+    cohort = np.flatnonzero(rng.random(clients) < 0.5)
+    assert Call.unpacked(Call(Op.VISIT, cohort=cohort).packed(1, clients), 1).cohort.tolist() == cohort.tolist()
+
+
+# ---- who sits where: roster
+
+HOSTS = ["a", "a", "b", "b", "a"]
+HOSTED = ((0, 4), (1, 5), (2, 6), (3,))  # by ranks 1 … 4
+
+
+def seated(width: int | str, hosts: Sequence[str] = HOSTS, clients: int = 7) -> list[Bench]:
+    return benches(width, hosts, cut(1, np.ones(clients), len(hosts)))
+
+
+@pytest.mark.parametrize(
+    ("width", "ranks"),
+    [
+        (1, [(1,), (2,), (3,), (4,)]),
+        (2, [(1, 2), (3, 4)]),
+        (3, [(1, 2, 3), (4,)]),
+        (4, [(1, 2, 3, 4)]),
+        ("all", [(1, 2, 3, 4)]),
+        ("node", [(1, 4), (2, 3)]),
+        ("auto", [(1,), (2,), (3,), (4,)]),
+    ],
+)
+def test_lanes_of_every_width(width: int | str, ranks: list[tuple[int, ...]]) -> None:
+    found = seated(width)
+    assert [bench.ranks for bench in found] == ranks
+    for bench in found:
+        assert bench.hosted == tuple(HOSTED[rank - 1] for rank in bench.ranks)
+
+
+def test_a_server_alone_on_its_host_makes_no_lane() -> None:
+    assert [bench.ranks for bench in seated("node", ["s", "x", "y", "x"])] == [(1, 3), (2,)]
+
+
+@pytest.mark.parametrize(("ranks", "lanes"), [(64, 63), (65, 2)])
+def test_many_ranks_share_the_lane_of_their_node(ranks: int, lanes: int) -> None:
+    found = seated("auto", [f"host{rank // 33}" for rank in range(ranks)], clients=100)
+    assert len(found) == lanes
+    assert sorted(rank for bench in found for rank in bench.ranks) == list(range(1, ranks))
+    assert sorted(client for bench in found for client in bench.clients) == list(range(100))
+
+
+def test_slots_places_and_single_seats() -> None:
+    bench = seated(3)[0]
+    assert bench.clients.tolist() == [0, 4, 1, 5, 2, 6]
+    assert [bench.clients[bench.places(seat)].tolist() for seat in range(3)] == [[0, 4], [1, 5], [2, 6]]
+    assert bench.slots(np.arange(7)) == [[0, 1, 2], [4, 5, 6]]
+    assert bench.slots(np.array([2, 3, 4, 6])) == [[4, -1, 2], [-1, -1, 6]]
+    assert bench.slots(np.array([3])) == []
+    assert bench.single(1) == Bench((2,), ((1, 5),))
+
+
+@pytest.mark.parametrize(("width", "ranks"), [(1, 2), (3, 4), ("all", 2), ("node", 2), ("auto", 2)])
+def test_widths_that_fit(width: int | str, ranks: int) -> None:
+    check_width(width, ranks)
+
+
+def test_widths_that_do_not_fit() -> None:
+    with pytest.raises(UsageError, match=r"lane_width: expected 1 … 3 .* got 4; nearest: 3$"):
+        check_width(4, 4)
+    with pytest.raises(UsageError, match=r"at least 2 ranks, got 1"):
+        check_width("auto", 1)
+
+
+# ---- when a round is over: Closing
+
+
+@pytest.mark.parametrize(
+    ("ends", "enough", "arrived", "awaited", "seconds"),
+    list(product((1.0, inf), (None, 3), (0, 2, 3, 4), (0, 1), (0.0, 0.999, 1.0, 2.0))),
+)
+def test_every_way_for_a_round_to_be_over(
+    ends: float, enough: int | None, arrived: int, awaited: int, seconds: float
+) -> None:
+    late = ends == 1.0 and seconds in (1.0, 2.0)
+    plenty = enough == 3 and arrived in (3, 4)
+    assert Closing(ends, enough).over(arrived, awaited, seconds) == (late or plenty or awaited == 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"close": "all"}, Closing(inf, None)),
+        ({"close": "first", "first": 3}, Closing(inf, 3)),
+        ({"close": "deadline", "deadline": 0.25}, Closing(0.25, None)),
+    ],
+)
+def test_rules_by_name(keys: dict[str, Any], expected: Closing) -> None:
+    rule = from_table(table("salf", "mlp", False, participation=keys)).participation
+    assert Closing.of(rule, 0.25) == expected
+
+
+# ---- the second thread: Worker
+
+
+def taken(worker: Worker) -> list[Any]:
+    """Everything that a piece of work puts."""
+    found = []
+    while worker.busy:
+        if (item := worker.take(0.01)) is not None:
+            found.append(item)
+    return found
+
+
+def test_results_come_in_their_order() -> None:
+    worker = Worker()
+    assert not worker.busy
+    assert worker.take(0) is None
+    for count in (3, 0, 5):
+        worker.start(lambda put, count=count: [put(number) for number in range(1, count + 1)])
+        assert worker.busy
+        assert taken(worker) == list(range(1, count + 1))
+        assert worker.take(0) is None
+
+
+def test_results_are_there_before_the_work_has_ended() -> None:
+    worker, go = Worker(), threading.Event()
+
+    def work(put: Callable[[Any], None]) -> None:
+        put("first")
+        go.wait(PATIENCE)
+        put("second")
+
+    worker.start(work)
+    assert worker.take(PATIENCE) == "first"
+    assert worker.take(0.001) is None
+    assert worker.busy  # nothing to take is not the end
+    go.set()
+    assert worker.take(PATIENCE) == "second"
+    assert worker.take(PATIENCE) is None
+    assert not worker.busy
+
+
+@pytest.mark.parametrize("kind", [ArithmeticError, SystemExit, KeyboardInterrupt])
+def test_what_the_work_raises_is_raised_where_it_is_awaited(kind: type[BaseException]) -> None:
+    worker = Worker()
+
+    def work(put: Callable[[Any], None]) -> None:
+        put("before")
+        raise kind("no luck")
+
+    worker.start(work)
+    assert worker.take(PATIENCE) == "before"
+    with pytest.raises(kind, match="no luck"):
+        worker.take(PATIENCE)
+    assert not worker.busy
+    worker.start(lambda put: put("after"))  # the thread lives on
+    assert taken(worker) == ["after"]
+
+
+# ---- how groups travel: Group, Dock, Shipment
+
+LAYOUT = (
+    {"loss": Block(())},
+    {"b.weight": Block((2, 2)), "b.bias": Block((2,))},
+    {"a.weight": Block((3,))},
+)
+
+
+@pytest.fixture(params=[2**20, 12], ids=["in the head", "large blocks apart"])
+def _size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let blocks of so many bytes travel by themselves."""
+    monkeypatch.setattr("hpcfl.wall.group.ALONE", request.param)
+
+
+def sealed(group: Group, seat: int, blocks: dict[str, tuple[Any, float]]) -> Shipment:
+    """A group with these blocks in it."""
+    dock = Dock(torch.device("cpu"))
+    shipment = dock.open(group)
+    for name, (value, weight) in blocks.items():
+        dock.write(group, shipment, seat, name, torch.tensor(value), weight)
+    group.sign(shipment.parcel, seat, 0.5 + seat)
+    return dock.close(shipment)
+
+
+@pytest.mark.usefixtures("_size")
+def test_a_rank_alone_sends_values_as_they_are() -> None:
+    group = Group(LAYOUT[1], 1)
+    found = sealed(group, 0, {"b.weight": ([[1.0, 2.0], [3.0, 4.0]], 3.0)})
+    assert found.Test()
+    assert group.sent(found.parcel).tolist() == [True]
+    assert group.seconds(found.parcel).tolist() == [0.5]
+    assert group.value(found.parcel, "b.weight").tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert group.weights(found.parcel, "b.weight").tolist() == [3.0]
+    assert group.value(found.parcel, "b.bias").tolist() == [0.0, 0.0]
+    assert group.weights(found.parcel, "b.bias").tolist() == [0.0]
+
+
+@pytest.mark.usefixtures("_size")
+def test_sums_of_several_ranks_tell_them_apart() -> None:
+    group = Group(LAYOUT[1], 3)
+    first = sealed(group, 0, {"b.weight": ([[1.0, 2.0], [3.0, 4.0]], 2.0), "b.bias": ([1.0, 1.0], 2.0)})
+    third = sealed(group, 2, {"b.bias": ([0.5, -1.0], 4.0)})
+    parcels = zip(group.empty(), first.parcel, Dock(torch.device("cpu")).open(group).parcel, third.parcel)
+    summed = [torch.stack(parts).sum(0) for parts in parcels]  # the server's own, and three ranks'
+    assert group.sent(summed).tolist() == [True, False, True]
+    assert group.seconds(summed).tolist() == [0.5, 0.0, 2.5]
+    assert group.weights(summed, "b.weight").tolist() == [2.0, 0.0, 0.0]
+    assert group.weights(summed, "b.bias").tolist() == [2.0, 0.0, 4.0]
+    assert group.value(summed, "b.weight").tolist() == [2.0, 4.0, 6.0, 8.0]
+    assert group.value(summed, "b.bias").tolist() == [4.0, -2.0]
+
+
+@pytest.mark.parametrize("weight", [2.0**24 + 1, 10**14 + 1, 0.1])
+def test_weights_are_told_to_48_bits(weight: float) -> None:
+    group = Group(LAYOUT[0], 1)
+    found = sealed(group, 0, {"loss": (1.0, weight)})
+    assert group.weights(found.parcel, "loss")[0] == pytest.approx(weight, rel=2.0**-47)
+    assert weight == 0.1 or group.weights(found.parcel, "loss")[0] == weight
+
+
+@pytest.mark.usefixtures("_size")
+def test_float64_blocks_keep_their_bits() -> None:
+    group = Group({"h": Block((3,), torch.float64), "s": Block((1,), torch.float64)}, 1)
+    values = {"h": ([0.1, 1e300, -1 / 3], 1.0), "s": ([1 / 7], 0.1)}
+    tensors = {name: (torch.tensor(value, dtype=torch.float64), weight) for name, (value, weight) in values.items()}
+    dock = Dock(torch.device("cpu"))
+    shipment = dock.open(group)
+    for name, (value, weight) in tensors.items():
+        dock.write(group, shipment, 0, name, value, weight)
+    for name, (value, weight) in tensors.items():
+        assert torch.equal(group.value(shipment.parcel, name), value)
+        assert group.weights(shipment.parcel, name).tolist() == [weight]
+
+
+@pytest.mark.usefixtures("_size")
+def test_room_is_used_again_and_says_nothing_of_before() -> None:
+    dock, group = Dock(torch.device("cpu")), Group(LAYOUT[1], 2)
+    for _ in range(3):
+        used = dock.open(group)
+        dock.write(group, used, 1, "b.weight", torch.ones(2, 2), 7.0)
+        group.sign(used.parcel, 1, 1.0)
+        assert group.value(used.parcel, "b.weight").tolist() == [7.0] * 4
+        fresh = dock.open(group)
+        assert all((part == 0).all() for part in fresh.parcel)
+        dock.give_back(used)
+    assert all((part == 0).all() for part in dock.open(group).parcel)
+
+
+# ---- gathering a visit: Pace, Sender
+
+
+def paced(enforce: str, seconds: float, over: threading.Event) -> Pace:
+    """A visit of three groups, with a third, two thirds and all of its work done."""
+    job: Any = SimpleNamespace(
+        shares=np.array([1.0, 2 / 3, 1 / 3]),
+        group_layers=lambda: np.array([3, 2, 1]),
+        config=SimpleNamespace(speed=SimpleNamespace(enforce=enforce)),
+    )
+    return Pace(job, seconds, over)
+
+
+@pytest.mark.parametrize("enforce", ["sleep", "busy"])
+def test_groups_are_ready_when_their_share_of_the_work_is_done(enforce: str) -> None:
+    pace = paced(enforce, 0.06, threading.Event())
+    for number, least in enumerate((0.02, 0.04, 0.06)):
+        pace.wait(number)
+        assert pace.seconds() >= least - 1e-6
+    pace = paced(enforce, 0.0, threading.Event())
+    pace.wait(2)  # as fast as it goes
+
+
+@pytest.mark.parametrize("enforce", ["sleep", "busy"])
+def test_no_visit_is_slowed_down_once_the_round_is_over(enforce: str) -> None:
+    over = threading.Event()
+    pace = paced(enforce, 1e6, over)
+    slow = threading.Thread(target=pace.wait, args=(2,), daemon=True)
+    slow.start()
+    slow.join(0.05)
+    assert slow.is_alive()
+    over.set()
+    slow.join(PATIENCE)
+    assert not slow.is_alive()
+    pace.wait(0)
+
+
+class Visit:
+    """A visit whose groups are looked at instead of sent."""
+
+    def __init__(self, whole: bool = False, width: int = 1, seat: int = 0) -> None:
+        self.over, self.put, self.waits = threading.Event(), [], []  # type: ignore[var-annotated]
+        self.wire, self.seat = wire(LAYOUT, width), seat
+        pace: Any = SimpleNamespace(over=self.over, wait=self.waits.append, seconds=lambda: 0.25)
+        self.sender = Sender(self.wire, seat, Dock(torch.device("cpu")), pace, self.put.append, whole)
+
+    def take(self, **blocks: float) -> None:
+        """Take blocks, all of whose entries are the same; their weight is 2."""
+        shapes = {name: block.shape for group in LAYOUT for name, block in group.items()}
+        message = {name.replace("_", "."): value for name, value in blocks.items()}
+        weight = torch.tensor([2.0], dtype=torch.float64)
+        self.sender.take({name: (torch.full((1, *shapes[name]), value), weight) for name, value in message.items()})
+
+    @property
+    def found(self) -> list[dict[str, tuple[float, float]]]:
+        """What has left, as ``{block: (value, weight)}``; not all entries alike: an error."""
+        return [
+            {
+                name: (self.alike(group.value(sent.parcel, name)), self.weight(group, sent, name))
+                for name in group.blocks
+            }
+            for group, sent in zip(self.wire, self.put)
+        ]
+
+    def alike(self, values: Any) -> float:
+        (value,) = set(values.tolist())
+        return float(value)
+
+    def weight(self, group: Group, sent: Shipment, name: str) -> float:
+        assert group.sent(sent.parcel)[self.seat]
+        return float(group.weights(sent.parcel, name)[self.seat])
+
+
+@pytest.mark.usefixtures("_size")
+def test_a_group_leaves_when_all_of_it_is_there() -> None:
+    visit = Visit()
+    visit.take(loss=0.5)
+    assert visit.found == [{"loss": (0.5, 2.0)}]
+    visit.take(b_bias=1.0)
+    assert len(visit.put) == 1
+    visit.take(b_weight=3.0)
+    assert visit.found[1] == {"b.weight": (3.0, 2.0), "b.bias": (1.0, 2.0)}
+    visit.take(a_weight=4.0)
+    visit.sender.finish()
+    assert visit.found[2] == {"a.weight": (4.0, 2.0)}
+    assert visit.waits == [0, 1, 2]
+    assert len(visit.put) == 3
+
+
+@pytest.mark.usefixtures("_size")
+def test_on_a_common_lane_values_are_weighted() -> None:
+    visit = Visit(width=3, seat=1)
+    visit.take(loss=0.5, b_bias=1.0, b_weight=3.0)
+    assert visit.found == [{"loss": (1.0, 2.0)}, {"b.weight": (6.0, 2.0), "b.bias": (2.0, 2.0)}]
+    assert visit.wire[1].weights(visit.put[1].parcel, "b.bias").tolist() == [0.0, 2.0, 0.0]
+
+
+@pytest.mark.usefixtures("_size")
+def test_blocks_that_are_not_sent_weigh_nothing() -> None:
+    visit = Visit()
+    visit.take(b_weight=3.0, a_weight=4.0)  # no loss, no bias
+    assert visit.found == [
+        {"loss": (0.0, 0.0)},
+        {"b.weight": (3.0, 2.0), "b.bias": (0.0, 0.0)},
+        {"a.weight": (4.0, 2.0)},
+    ]
+    visit = Visit()
+    visit.take(loss=1.0)
+    visit.sender.finish()
+    assert [list(group.values()) for group in visit.found[1:]] == [[(0.0, 0.0), (0.0, 0.0)], [(0.0, 0.0)]]
+
+
+def test_a_block_cannot_follow_its_group() -> None:
+    visit = Visit()
+    visit.take(loss=1.0, a_weight=1.0)
+    with pytest.raises(ValueError, match=r"block 'b\.weight' comes after its group has left"):
+        visit.take(b_weight=1.0)
+
+
+def test_what_was_yielded_stays_as_it_is() -> None:
+    visit = Visit()
+    value = torch.ones(1, 3)
+    visit.sender.take({"a.weight": (value, torch.ones(1))})
+    value += 1
+    with pytest.raises(ValueError, match=r"block 'a\.weight' was changed after it was yielded"):
+        visit.sender.finish()
+
+
+def test_a_whole_visit_leaves_all_at_once() -> None:
+    visit = Visit(whole=True)
+    visit.take(loss=1.0, b_bias=2.0, b_weight=3.0)
+    assert visit.put == []
+    visit.take(a_weight=4.0)
+    assert [list(group) for group in visit.found] == [["loss"], ["b.weight", "b.bias"], ["a.weight"]]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_nothing_leaves_once_the_round_is_over(whole: bool) -> None:
+    visit = Visit(whole)
+    visit.take(loss=1.0)
+    before = len(visit.put)
+    visit.over.set()
+    visit.take(b_bias=2.0, b_weight=3.0, a_weight=4.0)
+    visit.sender.finish()
+    assert len(visit.put) == before == (0 if whole else 1)
+
+
+# ---- the clients of a rank: Host
+
+
+def job_of(ranks: int, **more: Any) -> Job:
+    """Three layers' worth of SALF in real time, with momentum that is kept; 7 clients."""
+    model = {"name": "mlp", "hidden": [16, 8]}
+    plain = {"speed": {"model": "none"}, "participation": {"close": "all"}, "model": model, "threads": 1}
+    values = {**table("salf", "mlp", False), **plain, "clock": "wall", **more}
+    config = from_table(values)
+    config.check(None)
+    return Job.of(config, None, ranks)
+
+
+@pytest.fixture(scope="module")
+def salf() -> Job:
+    return job_of(3)
+
+
+def hosted(job: Job, rank: int) -> Host:
+    return Host(job, job.hosted(rank), job.begin(rank).personal)
+
+
+def visited(job: Job, host: Host, slots: list[int], over: threading.Event | None = None) -> list[Shipment]:
+    put: list[Shipment] = []
+    asked, groups = job.asked(1, deadline=inf), wire(job.layout, 1)
+    shared = job.algorithm.start(job.task)
+    host.visits(asked, shared, slots, groups, 0, over or threading.Event(), put.append)
+    return put
+
+
+def test_visits_are_those_of_simulated_time(salf: Job) -> None:
+    """To the bit, and so is the state that is kept, once it is acknowledged."""
+    host = hosted(salf, 1)
+    clients = list(host.states)
+    assert clients == [0, 2, 4, 6]
+    put = visited(salf, host, [2, -1, 6])
+    groups = wire(salf.layout, 1)
+    assert len(put) == 3 * len(groups)
+    now, plan = salf.begin(1), salf.plan(salf.asked(1))
+    for place, client in ((0, 2), (2, 6)):
+        sums = Deposits(salf.layout)
+        (chunk,) = [chunk for chunk in salf.hosted(1) if client in chunk.clients]
+        assert visit(salf, plan, chunk, now, sums) == 1
+        for number, group in enumerate(groups):
+            sent = put[place * len(groups) + number].parcel
+            for name in group.blocks:
+                assert group.weights(sent, name).tolist() == [sums.weight(name)] == [1.0]
+                assert torch.equal(group.value(sent, name).double(), sums.total(name).flatten())
+    assert all((part == 0).all() for sent in put[len(groups) : 2 * len(groups)] for part in sent.parcel)
+    assert all((value == 0).all() for value in host.personal().values())
+    host.acknowledge({0: 0, 2: 1, 4: 0, 6: 1})
+    for client in (2, 6):
+        (chunk,) = [chunk for chunk in salf.hosted(1) if client in chunk.clients]
+        for name, value in now.personal[chunk.number].items():
+            assert torch.equal(host.states[client][name], value)
+            assert value.abs().sum() > 0
+    assert all((host.states[0][name] == 0).all() for name in host.like())
+    assert host.personal()[name].shape == (4, *host.like()[name].shape)
+
+
+def test_nobody_begins_a_visit_that_is_over(salf: Job) -> None:
+    host, over = hosted(salf, 2), threading.Event()
+    over.set()
+    assert visited(salf, host, [1, 3], over) == []
+    host.acknowledge({1: 4, 3: 4, 5: 0})
+    assert all((value == 0).all() for value in host.personal().values())
+
+
+def test_a_visit_ends_at_the_block_after_which_the_round_is_over(salf: Job) -> None:
+    host, over, put = hosted(salf, 1), threading.Event(), []  # type: ignore[var-annotated]
+
+    def last(shipment: Shipment) -> None:
+        put.append(shipment)
+        if len(put) == 2:  # the loss and layer 3
+            over.set()
+
+    asked, groups = salf.asked(1, deadline=inf), wire(salf.layout, 1)
+    host.visits(asked, salf.algorithm.start(salf.task), [0, 2], groups, 0, over, last)
+    assert len(put) == 2
+    host.acknowledge({0: 3, 2: 0, 4: 0, 6: 0})
+    advanced = [name for name, value in host.states[0].items() if value.any()]
+    assert advanced == list(salf.layout[1])
+
+
+def holding(new: dict[str, float]) -> Host:
+    """A host of client 3 with layers a (1) and b (2) and a count; the new state is provisional."""
+    host = Host.__new__(Host)
+    algorithm = SimpleNamespace(layers=lambda task: (("a",), ("b",)))
+    host.job = SimpleNamespace(algorithm=algorithm, task=None)  # type: ignore[assignment]
+    host.states = {3: {name: torch.zeros(1) for name in ("a", "b", "count")}}
+    host._new = {3: {name: torch.full((1,), value) for name, value in new.items()}}
+    return host
+
+
+@pytest.mark.parametrize(
+    ("depth", "advanced"), [(1, {"a", "b", "count"}), (2, {"b"}), (3, set()), (0, set())], ids=lambda value: str(value)
+)
+def test_state_advances_with_what_counted(depth: int, advanced: set[str]) -> None:
+    """Blocks by themselves; names that are no block's with complete visits only."""
+    host = holding({"a": 1.0, "b": 2.0, "count": 3.0})
+    host.acknowledge({3: depth})
+    assert {name for name, value in host.states[3].items() if value.any()} == advanced
+    host.acknowledge({3: 1})  # known by now, unless nothing was known before
+    assert {name for name, value in host.states[3].items() if value.any()} == (
+        advanced if depth else {"a", "b", "count"}
+    )
+
+
+# ---- the server's lanes, without MPI
+
+
+def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
+    """Lanes of one client each; per invitation so many groups arrive at the next look, and no more later."""
+    from hpcfl.wall.lane import Slot
+
+    class Seen(Slot):
+        def __init__(self, lane: Any, clients: list[int]) -> None:
+            self.clients, self.ranks, self.wire = clients, lane.bench.ranks, lane.wire
+            self.data = [group.empty() for group in self.wire]
+            self.requests, self.times = [[] for _ in self.wire], []
+
+        def arrive(self, number: int, client: int) -> None:
+            group, parcel = self.wire[number], self.data[number]
+            for name in group.blocks:
+                group.weigh(parcel, 0, name, 1.0)
+                group.value(parcel, name).fill_(float(client))
+            group.sign(parcel, 0, 0.125)
+
+    class Stub:
+        """A lane as the server uses it."""
+
+        def __init__(self, rank: int, script: list[int]) -> None:
+            self.bench = Bench((rank,), ((rank - 1,),))
+            self.hosted, self.wire, self.script = self.bench.clients, wire(job.layout, 1), list(script)
+            self.state, self.reason, self.calls = "idle", "", []
+            self.counted, self.slot, self.due = np.zeros(1, np.int64), None, 0
+            self.worked, self.sent, self.received = np.zeros((2, 1)), 0, 0
+            self.turns, self.answer = False, None
+
+        def _called(self, call: Call) -> None:
+            self.calls.append(call)
+            self.counted = np.zeros(1, np.int64)
+
+        def invite(self, call: Call, state: Any) -> None:
+            self._called(call)
+            self.slot, self.due, self.state = Seen(self, self.hosted.tolist()), self.script.pop(0), "active"
+
+        def close(self, call: Call) -> None:
+            self._called(call)
+            self.state = "late"
+
+        def ask(self, call: Call, state: Any, reply: Callable[[Any], Any]) -> None:
+            self._called(call)
+            reply(self.answer)
+            self.state = "active"
+
+        def give_up(self) -> None:
+            self.state = "late"
+
+        def poll(self) -> bool:
+            if self.state == "late" and self.due >= 0:
+                self.state = "idle"
+            if self.state == "active" and self.slot is None:
+                self.state = "idle"
+            if self.state == "active":
+                import time
+
+                for number in range(len(self.slot.times), self.due):
+                    self.slot.arrive(number, int(self.hosted[0]))
+                    self.slot.times.append(time.monotonic())
+                if self.slot.complete:
+                    self.state = "idle"
+            return False
+
+        def late_for(self) -> float:
+            return inf
+
+        def silent(self) -> float:
+            return 0.0
+
+        @property
+        def arrived(self) -> int:
+            return int(self.slot is not None and self.slot.complete)
+
+        @property
+        def awaited(self) -> int:
+            return int(self.state == "active" and not self.arrived)
+
+    return [Stub(rank, script) for rank, script in enumerate(scripts, start=1)]
+
+
+def server_of(job: Job, lanes: list[Any]) -> Any:
+    from hpcfl.wall.fleet import Fleet
+    from hpcfl.wall.server import Server
+
+    return Server(job, Fleet(lanes))
+
+
+SOON = {"close": "deadline", "deadline": 1e-6, "min_clients": 2}
+EMPIRICAL = {"name": "salf", "missing": "empirical", "momentum": 0.5, "persist_optimizer": True}
+
+
+def soon(**more: Any) -> Job:
+    return job_of(4, clients=3, algorithm=EMPIRICAL, **{"participation": SOON, **more})
+
+
+@pytest.mark.mpi
+def test_a_round_with_too_few_visits_is_void_and_repeated() -> None:
+    """Four groups: the loss and layers 3, 2, 1. Client 1 is complete in time, then 0 and 1 are and 2 is not."""
+    job = soon()
+    lanes = lanes_of(job, [[1, 4], [4, 4], [3, 3]])
+    job_late = job.plan(job.asked(0)).layers + 1
+    assert job_late == 4
+    plan, sums = server_of(job, lanes).exchange(5, job.algorithm.start(job.task))
+    assert (plan.round, plan.repeats, plan.deadline) == (5, 0, 1e-6)  # one complete and one partial visit are two
+    assert plan.depth.tolist() == [4, 1, 2]
+    lanes = lanes_of(job, [[1, 4], [4, 4], [0, 3]])
+    plan, sums = server_of(job, lanes).exchange(5, job.algorithm.start(job.task))
+    assert (plan.repeats, plan.cohort.tolist(), plan.depth.tolist()) == (1, [0, 1, 2], [1, 1, 2])
+    assert np.isfinite(plan.seconds).tolist() == [True, True, False]
+    weights = [sums.weight(next(iter(group))) for group in job.layout]
+    assert weights == [3.0, 3.0, 3.0, 2.0]
+    means = [sums.mean(next(iter(group))).flatten()[0].item() for group in job.layout]
+    assert means == [1.0, 1.0, 1.0, 0.5]
+    ops = [[call.op for call in lane.calls] for lane in lanes]
+    assert ops == [[Op.VISIT, Op.CLOSE, Op.VISIT], [Op.VISIT, Op.VISIT], [Op.VISIT, Op.CLOSE, Op.VISIT, Op.CLOSE]]
+    for lane in lanes:
+        invited = [call for call in lane.calls if call.op is Op.VISIT]
+        assert [call.attempt for call in invited] == [0, 1]
+        assert [call.counted.tolist() for call in invited] == [[0], [4]]  # nothing of the void attempt is kept
+        assert all(call.cohort.tolist() == [0, 1, 2] for call in invited)
+    assert [lane.counted.tolist() for lane in lanes] == [[1], [1], [2]]
+
+
+@pytest.mark.mpi
+def test_what_is_discarded_does_not_count_nor_is_it_acknowledged() -> None:
+    job = soon(participation={**SOON, "partial": "discard", "min_clients": 0})
+    lanes = lanes_of(job, [[4], [3], [0]])
+    plan, sums = server_of(job, lanes).exchange(0, job.algorithm.start(job.task))
+    assert plan.depth.tolist() == [1, 4, 4]
+    assert [sums.weight(name) for name in sums] == [1.0] * sum(len(group) for group in job.layout)
+    assert [lane.counted.tolist() for lane in lanes] == [[1], [4], [4]]
+
+
+@pytest.mark.mpi
+def test_a_loss_without_a_layer_does_not_count() -> None:
+    job = soon(participation={**SOON, "min_clients": 0})
+    plan, sums = server_of(job, lanes_of(job, [[1], [4], [2]])).exchange(0, job.algorithm.start(job.task))
+    assert plan.depth.tolist() == [4, 1, 3]
+    assert [sums.weight(next(iter(group))) for group in job.layout] == [2.0, 2.0, 1.0, 1.0]
+
+
+@pytest.mark.mpi
+def test_of_visits_at_once_only_the_first_count() -> None:
+    job = job_of(4, clients=3, participation={"close": "first", "first": 2})
+    lanes = lanes_of(job, [[4], [4], [4]])
+    plan, sums = server_of(job, lanes).exchange(0, job.algorithm.start(job.task))
+    assert plan.depth.tolist() == [1, 1, 4]  # the lanes are looked at in their order
+    assert sums.weight("loss") == 2.0
+    assert np.isfinite(plan.seconds).tolist() == [True, True, False]
+    assert [lane.counted.tolist() for lane in lanes] == [[1], [1], [4]]
+
+
+@pytest.mark.mpi
+def test_who_is_late_is_not_asked() -> None:
+    job = soon(participation={**SOON, "min_clients": 0})
+    lanes = lanes_of(job, [[4], [4], [4]])
+    lanes[1].state, lanes[1].due = "late", -1
+    plan, _ = server_of(job, lanes).exchange(0, job.algorithm.start(job.task))
+    assert plan.cohort.tolist() == [0, 2]
+    assert plan.depth.tolist() == [1, 1]
+    assert lanes[1].calls == []
+
+
+@pytest.mark.mpi
+def test_with_too_few_left_the_run_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    job = soon()
+    lanes = lanes_of(job, [[4], [4], [4]])
+
+    def dies(lane: Any) -> bool:
+        lane.state, lane.reason = "dead", "gone"
+        return True
+
+    for lane in lanes[1:]:
+        lane.state, lane.poll = "late", lambda lane=lane: dies(lane)
+    with pytest.raises(RunError, match=r"expected at least 2 of the 3 clients .* only 1 are left; lost ranks: 2, 3$"):
+        server_of(job, lanes).exchange(0, job.algorithm.start(job.task))
+    told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hpcfl: rank")]
+    assert told == [f"hpcfl: rank {rank} is lost (gone), and with it client {rank - 1}" for rank in (2, 3)]
+
+
+@pytest.mark.mpi
+def test_scores_and_state_of_who_does_not_answer(tmp_path: Path) -> None:
+    """Scores are NaN, and personal state is that which was saved last: no checkpoint waits for anybody."""
+    from hpcfl.wall.rounds import last_saved
+
+    class Answer:
+        """What a lane answers: its client's number in every entry."""
+
+        def __init__(self, client: int) -> None:
+            self.client = client
+
+        def Ireduce(self, mine: Any, data: Any, *rest: Any, root: int) -> None:  # noqa: N802
+            data[:] = self.client
+
+        def Igatherv(self, mine: Any, into: Any, root: int) -> None:  # noqa: N802
+            into[0].view(np.float32)[:] = self.client
+
+    job = soon()
+    lanes = lanes_of(job, [[], [], []])
+    for lane in lanes:
+        lane.answer = Answer(int(lane.hosted[0]))
+    lanes[1].state, lanes[1].due = "late", -1
+    server, shared = server_of(job, lanes), job.algorithm.start(job.task)
+    np.testing.assert_array_equal(server.scores(1, shared), [[0.0, np.nan, 2.0]] * 2)
+    like = job.algorithm.enter(job.task, 0)
+
+    def load(clients: list[int]) -> dict[int, Any]:
+        return {client: {name: np.full(value.shape, 7.0) for name, value in like.items()} for client in clients}
+
+    for loaded, expected in ((load, 7.0), (lambda clients: {}, 0.0)):
+        found = {
+            int(client): {name: value[row] for name, value in state.items()}
+            for clients, state in server.personal(like, last_saved(job, loaded))
+            for row, client in enumerate(clients)
+        }
+        assert sorted(found) == [0, 1, 2]
+        for client, value in ((0, 0.0), (1, expected), (2, 2.0)):
+            assert found[client].keys() == like.keys()
+            assert all((each == value).all() for each in found[client].values())
+            assert all(each.shape == like[name].shape for name, each in found[client].items())
