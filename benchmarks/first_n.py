@@ -154,7 +154,6 @@ def lead(comm: MPI.Intracomm, job: Job, rounds: int, entries: int) -> tuple[Any,
     server, shared = wall_rounds.server(job, comm), job.algorithm.start(job.task)
     taken, start, took = np.zeros((rounds, len(SECONDS)), bool), np.zeros(rounds), np.zeros(rounds)
     blocking = []
-    comm.Barrier()  # all are warm
     for number in range(rounds):
         plan, sums = server.exchange(number, shared)
         taken[number, plan.cohort[plan.depth == 1]] = True
@@ -170,7 +169,6 @@ def follow(comm: MPI.Intracomm, job: Job, rounds: int, entries: int) -> None:
     """Be a client in all of them; then hand in when each visit began and ended."""
     member = wall_rounds.member(job, comm)
     STAMPS.clear()
-    comm.Barrier()
     for number in range(rounds):
         if last_of_turn(number, rounds):
             member.serve()

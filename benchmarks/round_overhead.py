@@ -9,8 +9,8 @@ hidden behind computing. Measured at the server, in turns, in one job:
 - ``bare``: the same nonblocking calls on the same communicators, polled alike, from and into buffers that are there;
 - ``blocking``: one ``Bcast`` and one ``Reduce`` of the whole float32 model.
 
-Before each, the server keeps still for 30 ms: the others wait as they do while it takes its own step. That step (sums
-on fixed grids in float64, new state) is timed by itself. Medians of 20 rounds (of 10 from 100 MB on), after 3 that do
+Each comes after the server's own step (sums on fixed grids in float64, new state) or a sleep as long, while the others
+wait; the step is timed by itself. Medians of 20 rounds (of 10 from 100 MB on), after 3 that do
 not count. About 1 minute on 2 cores. Prints a table and one JSON line last.
 """
 
@@ -39,7 +39,6 @@ Values = NDArray[np.float32]
 
 WIDTHS: tuple[int | str, ...] = ("all", 1)
 WARM = 3
-STILL_SECONDS = 0.03
 
 
 def main() -> None:
@@ -90,8 +89,8 @@ class Bare:
 
     def __init__(self, lanes: list[Any], width: int, layers: int, entries: int) -> None:
         self.lanes, self.width = lanes, width
-        self.call, self.state = np.zeros(8, np.int64), np.zeros(layers * entries, np.float32)
-        self.zeros = np.zeros(entries, np.float32)
+        self.call, self.state = np.zeros(8, np.int64), np.ones(layers * entries, np.float32)
+        self.zeros = np.full(entries, 0, np.float32)  # written to: pages that never were are all the same one
         self.layers = [np.ones((layers, entries), np.float32) for _ in lanes]
 
     def server(self) -> None:
@@ -120,17 +119,20 @@ def lead(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> Iterator[d
     """Lead rounds of every kind in turns; yield the seconds of each."""
     server, shared = wall_rounds.server(job, comm), job.algorithm.start(job.task)
     bare = Bare(server.fleet.lanes, len(server.fleet.lanes[0].bench.ranks), len(job.layout), entries)
-    whole = np.zeros((3, bare.state.size), np.float32)
-    for number in range(rounds):
+    whole = np.ones((3, bare.state.size), np.float32)
+    _, sums = server.exchange(0, shared)
+    for number in range(1, 1 + rounds):
         row: dict[str, float] = {}
+        with timed(row, "server"):
+            shared = job.algorithm.server(job.task, shared, sums)
         with timed(row, "hpcfl"):
             _, sums = server.exchange(number, shared)
-        with timed(row, "server", still=0.0):
-            shared = job.algorithm.server(job.task, shared, sums)
-        assert all(bool((value == number + 1).all()) for value in shared.values())
+        assert all(bool((value == number).all()) for value in shared.values())
         server.leave(number, stopped=False, bereft=False)
+        time.sleep(row["server"])
         with timed(row, "bare"):
             bare.server()
+        time.sleep(row["server"])
         with timed(row, "blocking"):
             comm.Bcast(whole[0], root=0)
             comm.Reduce(whole[1], whole[2], root=0)
@@ -150,9 +152,8 @@ def follow(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> None:
 
 
 @contextmanager
-def timed(row: dict[str, float], name: str, still: float = STILL_SECONDS) -> Iterator[None]:
-    """Note the seconds that something takes, after some in which nothing is done."""
-    time.sleep(still)
+def timed(row: dict[str, float], name: str) -> Iterator[None]:
+    """Note the seconds that something takes."""
     start = time.perf_counter()
     yield
     row[name] = time.perf_counter() - start

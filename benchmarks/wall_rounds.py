@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -72,9 +73,10 @@ class Layers(Algorithm):
         return {}
 
 
-def ones(entries: int, kept: dict[int, Tensor] = {}) -> Tensor:  # noqa: B006 (kept from call to call on purpose)
+@cache
+def ones(entries: int) -> Tensor:
     """Return a layer of ones ``[1, entries]``, made once."""
-    return kept.setdefault(entries, torch.ones(1, entries))
+    return torch.ones(1, entries)
 
 
 def job_of(algorithm: Algorithm, ranks: int, width: int | str, rules: Mapping[str, Any], **more: Any) -> Job:

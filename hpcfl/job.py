@@ -15,7 +15,7 @@ from hpcfl.algorithms import Algorithm
 from hpcfl.config import Config
 from hpcfl.deadlines import Deadlines
 from hpcfl.errors import RunError
-from hpcfl.memory import keep_freed
+from hpcfl.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.message import Layout, State
 from hpcfl.plan import Floats, Ints, Invitation, Plan
 from hpcfl.ranks import Chunk, chunk_size, cut
@@ -61,11 +61,12 @@ class Job:
         if config.clock == "wall":
             check_width(config.lane_width, ranks)
         torch.set_num_threads(threads)
-        keep_freed()
         federation = config.data.federate(config.clients, config.seed, data_dir)
         task = Task(config.model, federation, config.seed, device)
         algorithm = config.algorithm
         model = sum(v.nbytes for v in task.initial().values())
+        lean = config.clock == "wall" and model >= LEAN_BYTES
+        give_back() if lean else keep_freed()
         size = chunk_size(config.batch_clients, config.clients, model, config.one_by_one)
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks)
         shares = _shares(config, algorithm, task)

@@ -14,6 +14,7 @@ from hpcfl.errors import Elsewhere, Told, UsageError
 STEPS = 3
 YIELD_SECONDS = 0.0005  # of looking: some 200 looks at a single request
 SHORT_SECONDS, LONG_SECONDS = 0.0002, 0.002
+MOVED_SECONDS = 2e-5  # of computing: what copying some bytes takes, and a first look after a sleep does not
 
 
 class Patience:
@@ -21,7 +22,8 @@ class Patience:
 
     A blocking wait spins: 33 waiting MPICH ranks on 2 cores made a computing one 16 times slower. A plain back-off
     without the first regime costs 14 times at 1 MB. One look moves MPI on by one step, and what has come while this
-    rank slept needs up to three: so many looks follow every sleep. Looks that take long, at many lanes, are rarer.
+    rank slept needs up to three: so many looks follow every sleep. A look that takes much longer than others has
+    moved bytes. Looks at many lanes take long too; they are rarer.
     """
 
     def __init__(self) -> None:
@@ -30,20 +32,21 @@ class Patience:
 
     def moved(self) -> None:
         """Begin anew: something has just happened."""
-        self.looks, self.start = 0, time.monotonic()
-        self.resumed = self.start
+        self.looks, self.start, self.used = 0, time.monotonic(), time.thread_time()
 
     def pause(self, most: float = 1.0) -> None:
         """Give way or sleep, at most `most` seconds."""
-        now = time.monotonic()
+        look = time.thread_time() - self.used
+        if look > 5 * self.least + MOVED_SECONDS:
+            self.moved()
         self.looks += 1
-        self.least = min(self.least, now - self.resumed)
+        self.least = min(self.least, max(look, 1e-6))
         if self.looks * self.least < YIELD_SECONDS or self.looks % STEPS:
             os.sched_yield()
         else:
-            nap = SHORT_SECONDS if now - self.start < 0.01 else LONG_SECONDS
+            nap = SHORT_SECONDS if time.monotonic() - self.start < 0.01 else LONG_SECONDS
             time.sleep(max(0.0, min(most, max(nap, 10 * self.least))))
-        self.resumed = time.monotonic()
+        self.used = time.thread_time()
 
 
 def wait(requests: list[MPI.Request]) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from hpcfl import store
+from hpcfl.config import from_table
+from hpcfl.job import Job
 from hpcfl.launch import launch
 from hpcfl.orders import ordered_resume, ordered_run
 from hpcfl.record import PER_RANK, WALL
@@ -100,3 +102,13 @@ def cut_back(folder: Path, done: int) -> None:
         if int(path.stem.removeprefix("round-")) > done:
             path.unlink()
     store.write_status(folder, "stopped")
+
+
+def job_in_real_time(ranks: int, **more: Any) -> Job:
+    """SALF with momentum that is kept and a model of three layers, by the wall clock; 7 clients."""
+    model = {"name": "mlp", "hidden": [16, 8]}
+    plain = {"speed": {"model": "none"}, "participation": {"close": "all"}, "model": model, "threads": 1}
+    values = {**table("salf", "mlp", False), **plain, "clock": "wall", **more}
+    config = from_table(values)
+    config.check(None)
+    return Job.of(config, None, ranks)

@@ -48,7 +48,7 @@ hidden = [32, 16]
 """
 STRANGE = ROOT / "tests" / "strange"
 ULFM = ("--with-ft", "ulfm")
-LIMIT = 120.0
+LIMIT = 300.0
 RULES = {
     "all": ("participation.close=all",),
     "deadline": (

@@ -40,7 +40,7 @@ STRANGE = Path(__file__).parent / "strange"
 
 
 def real(width: Any, **more: Any) -> dict[str, Any]:
-    """A small run in real time: 7 clients on however many ranks, evaluated after rounds 2 and 4."""
+    """A small run in real time: 7 clients on however many ranks, evaluated and saved after rounds 2 and 4."""
     plain = {"participation": {"close": "all"}, "speed": {"model": "none"}, "data": UNEQUAL}
     return table("salf", "mlp", False, **{**plain, "clock": "wall", "lane_width": width, "threads": 1, **more})
 
@@ -99,7 +99,7 @@ def agree(one: Path, other: Path, exact: bool, seconds: bool = True, clients: in
             theirs = np.where(np.isnan(mine), mine, theirs)
         if exact or mine.dtype.kind != "f":
             np.testing.assert_array_equal(mine, theirs, err_msg=name)
-        elif "accuracy" not in name:  # a score may jump where the state has moved by its last bit
+        elif name != "loss" and "accuracy" not in name:  # scores may jump; the loss of an unfinished visit is there
             np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5, err_msg=name)
     close = {"rtol": 0, "atol": 0 if exact else 1e-6}
     states = [store.load(store.latest(run), personal=False).shared for run in (one, other)]
@@ -160,12 +160,20 @@ RULES: dict[str, dict[str, Any]] = {
     "discarded": {"algorithm": SALF, "speed": DYNAMIC, "participation": {**SOON, "partial": "discard"}},
     "first": {"algorithm": FEDAVG, "speed": DYNAMIC, "participation": {"close": "first", "first": 3}},
 }
-REPLAYS = [("parts", 1), ("parts", "all"), ("whole", 1), ("whole", 2), ("whole", "all"), ("drawn", 1), ("drawn", 2)]
+REPLAYS = [("whole", 1), ("whole", 2), ("whole", "all"), ("drawn", 1), ("drawn", 2), ("discarded", "all")]
 
 
-@pytest.mark.parametrize(("rule", "width"), [*REPLAYS, ("discarded", 1), ("discarded", "all")])
-def test_a_replay_ends_in_the_same_state(world: Any, shared_dir: Path, rule: str, width: Any) -> None:
-    """Whatever was in time: who was invited, how far each visit came, and what each client keeps."""
+@pytest.mark.parametrize(("rule", "width"), REPLAYS)
+def test_a_replay_ends_in_the_same_state(
+    world: Any, shared_dir: Path, rule: str, width: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was in time: who was invited, how far each visit came, and what each client keeps.
+
+    With one rule, blocks of 1 kB already travel by themselves, as large ones do.
+    """
+    if rule == "drawn":
+        for module in ("hpcfl.packing", "hpcfl.wall.group"):
+            monkeypatch.setattr(f"{module}.ALONE", 1000)
     values = real(fitting(world, width), **RULES[rule])
     run = play(world, values, shared_dir / "run", world.comm)
     again = play(world, replay(values, run), shared_dir / "again", None)
@@ -310,6 +318,7 @@ def test_a_run_goes_on_after_its_checkpoint(world: Any, shared_dir: Path, width:
         assert store.open_run(run)["round"].values.tolist() == list(range(ROUNDS))
         assert len(list((run / "metrics").iterdir())) == 2
         agree(run, again, is_exact(world, width))
+        rounds_are_sound(run)
 
 
 @pytest.mark.parametrize("whose", ["server", "client"])

@@ -13,6 +13,8 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.errors import UsageError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hpcfl.algorithms.base import Client
     from hpcfl.message import State
     from hpcfl.participation import Participation
@@ -66,13 +68,25 @@ class FedAvg(Algorithm):
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Train locally; when done, send the change of each layer, last layer first."""
-        import torch
-
-        from hpcfl.descent import descend, zeros
+        from hpcfl.descent import zeros
 
         start = task.spread(shared, visits)
         params = {name: value.clone() for name, value in start.items()}
         velocity = personal or (zeros(params) if self.momentum else {})
+        loss = self._trained(task, params, velocity, visits)
+        rows = len(visits.clients)
+        weight = visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
+        yield {"loss": (loss, weight)}
+        for names in reversed(self.layers(task)):
+            yield {name: (params[name] - start[name], weight) for name in names}
+        return velocity if personal else {}
+
+    def _trained(self, task: Task, params: State, velocity: State, visits: Visits) -> Tensor:
+        """Train in place; return each client's mean loss over its steps, ``[c]``."""
+        import torch
+
+        from hpcfl.descent import descend
+
         losses = torch.zeros(len(visits.clients), device=task.device)
         taken = torch.zeros_like(losses)
         for batch in task.batches(visits, self.batch, self.epochs, self.steps):
@@ -80,9 +94,4 @@ class FedAvg(Algorithm):
             descend(params, gradients, velocity, self.lr, self.momentum, batch.active())
             losses += loss
             taken += batch.counted()
-        rows = len(visits.clients)
-        weight = visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
-        yield {"loss": (losses / taken, weight)}
-        for names in reversed(self.layers(task)):
-            yield {name: (params[name] - start[name], weight) for name in names}
-        return velocity if personal else {}
+        return losses / taken

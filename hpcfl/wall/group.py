@@ -58,29 +58,29 @@ class Group:
 
     def sign(self, parcel: Parcel, seat: int, seconds: float) -> None:
         """Mark the parcel as sent by `seat`, `seconds` after its visit began."""
-        parcel[0][seat] = 1.0
-        parcel[0][self.width + seat] = seconds
+        parcel[0].numpy()[[seat, self.width + seat]] = 1.0, seconds
 
     def weigh(self, parcel: Parcel, seat: int, name: str, weight: float) -> None:
         """Write down the weight of a block."""
         start = self._weights(name)[seat]
         high = np.float32(weight)
-        parcel[0][start] = float(high)  # in two parts: 48 bits are enough for numbers of samples
-        parcel[0][start + self.width] = weight - float(high)
+        # in two parts: 48 bits are enough for numbers of samples
+        parcel[0].numpy()[[start, start + self.width]] = high, weight - float(high)
 
     def sent(self, parcel: Parcel) -> NDArray[np.bool_]:
         """Return which seats have sent this group, bool [width]."""
-        flags: NDArray[np.bool_] = parcel[0][: self.width].numpy() > 0
+        flags: NDArray[np.bool_] = parcel[0].numpy()[: self.width] > 0
         return flags
 
     def seconds(self, parcel: Parcel) -> Floats:
         """Return the seconds that each seat's visit had taken, float64 [width]."""
-        return parcel[0][self.width : 2 * self.width].double().numpy()
+        seconds: Floats = parcel[0].numpy()[self.width : 2 * self.width].astype(np.float64)
+        return seconds
 
     def weights(self, parcel: Parcel, name: str) -> Floats:
         """Return each seat's weight of a block, float64 [width]."""
         start = self._weights(name)[0]
-        parts: Floats = parcel[0][start : start + 2 * self.width].double().numpy()
+        parts: Floats = parcel[0].numpy()[start : start + 2 * self.width].astype(np.float64)
         return parts[: self.width] + parts[self.width :]
 
     def value(self, parcel: Parcel, name: str) -> Tensor:

@@ -27,7 +27,7 @@ class Slot:
     """One visit by each of a lane's ranks: the buffers that are being received."""
 
     def __init__(self, lane: Lane, clients: list[int], data: list[Parcel]) -> None:
-        self.clients, self.ranks = clients, lane.bench.ranks
+        self.clients, self.ranks, self.visits = clients, lane.bench.ranks, _visits(clients)
         self.wire, self.data = lane.wire, data
         self.requests = [lane.receive(parcel) for parcel in data]
         self.times: list[float] = []
@@ -79,9 +79,8 @@ class Lane:
         self.sent = self.received = 0
         self.worked: Floats = np.zeros((2, len(bench.ranks)))
         self._sends: list[tuple[Any, Any]] = []
-        self._down: list[Any] = []
         self._plan: list[list[int]] = []
-        self._opened = 0
+        self._opened = self._ahead = 0
         self._buffers: list[Parcel] = []
         self.slot: Slot | None = None
         self._closing: list[Any] = []
@@ -97,7 +96,7 @@ class Lane:
         self._opened, self.slot = 0, None
         self._call(call)
         self._broadcast(state)
-        self._make_room()
+        self.open_next()
         self.state = "active"
 
     def close(self, call: Call) -> None:
@@ -166,15 +165,15 @@ class Lane:
     @property
     def arrived(self) -> int:
         """Complete visits in the current slot."""
-        return _visits([self.slot.clients]) if self.slot is not None and self.slot.complete else 0
+        return self.slot.visits if self.slot is not None and self.slot.complete else 0
 
     @property
     def awaited(self) -> int:
         """Visits of this round that may still come."""
         if self.state != "active":
             return 0
-        current = _visits([self.slot.clients]) if self.slot is not None and not self.slot.complete else 0
-        return current + _visits(self._plan[self._opened :])
+        current = self.slot.visits if self.slot is not None and not self.slot.complete else 0
+        return current + self._ahead
 
     def receive(self, parcel: Parcel) -> list[Any]:
         """Start to receive one group: from one rank as it is, from several summed up on the way."""
@@ -198,21 +197,16 @@ class Lane:
             self._visit()
 
     def _visit(self) -> None:
-        """Receive a slot, once the state has been sent."""
-        self._down = [request for request in self._down if not request.Test()]
-        if self._down:
-            return
-        if self.slot is None:
-            self.open_next()
-        elif self.slot.poll() and self._opened == len(self._plan):
+        """Receive a slot."""
+        if self.slot is not None and self.slot.poll() and self._opened == len(self._plan):
             self.state = "idle"
 
     def open_next(self) -> None:
         """Begin to receive the next slot, into the buffers of the one before: that one must have been summed up."""
-        if self._opened > 0:
-            self._make_room()
+        self._make_room()
         self.slot = Slot(self, self._plan[self._opened], self._buffers)
         self._opened += 1
+        self._ahead = sum(_visits(clients) for clients in self._plan[self._opened :])
 
     def _make_room(self) -> None:
         """Have buffers for a slot; those of several ranks begin with zeros, the server's own part of their sums."""
@@ -252,8 +246,7 @@ class Lane:
         self.counted = np.zeros_like(self.counted)
 
     def _broadcast(self, state: Sequence[Bytes]) -> None:
-        self._down = [self.data.Ibcast(part, root=0) for part in state]
-        self._sends += zip(self._down, state)
+        self._sends += [(self.data.Ibcast(part, root=0), part) for part in state]
         self.sent += sum(part.nbytes for part in state)
 
     def _fall_behind(self) -> None:
@@ -263,5 +256,5 @@ class Lane:
         return self.state, self._opened, len(self.slot.times) if self.slot is not None else 0
 
 
-def _visits(slots: list[list[int]]) -> int:
-    return sum(client >= 0 for row in slots for client in row)
+def _visits(clients: list[int]) -> int:
+    return sum(client >= 0 for client in clients)

@@ -124,9 +124,10 @@ class Member:
 
     def _visit(self, call: Call) -> None:
         """Compute the visits that are asked for; send each group as soon as it is ready."""
-        self._wait([self.data.Ibcast(part, root=0) for part in self.packing.received(self.state)])
+        state = [self.data.Ibcast(part, root=0) for part in self.packing.received(self.state)]
         asked = self.job.asked(call.round, cohort=call.cohort, deadline=call.deadline, attempt=call.attempt)
         slots = [row[self.seat] for row in self.bench.slots(call.cohort)]
+        self._wait(state)
         self._posted, self._total, self._over = 0, len(slots) * len(self.wire), threading.Event()
         shared, over = self.host.placed(self.packing.views(self.state)), self._over
         self.worker.start(lambda put: self.host.visits(asked, shared, slots, self.wire, self.seat, over, put))

@@ -75,10 +75,12 @@ class Server:
     def _attempt(self, round_: int, attempt: int, shared: State) -> Tally:
         asked = self._asked(round_, attempt)
         state = self._state(shared)
-        invited = [lane for lane in self.fleet.those("idle") if np.isin(lane.hosted, asked.cohort).any()]
-        tally = Tally(self.job, asked, invited, time.monotonic())
+        cohort = set(asked.cohort.tolist())
+        invited = [lane for lane in self.fleet.those("idle") if not cohort.isdisjoint(lane.hosted.tolist())]
+        start = time.monotonic()
         for lane in invited:
             lane.invite(self._call(Op.VISIT, lane, asked), state)
+        tally = Tally(self.job, asked, invited, start)
         self._until_over(tally)
         self.fleet.poll()
         closed = time.monotonic()

@@ -7,15 +7,19 @@ the lock delays this rank only.
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
+
+SWITCH_SECONDS = 0.0001  # how long the main thread waits for Python's lock: by itself Python lets it wait for 5 ms
 
 
 class Worker:
     """One thread that does one piece of work at a time and hands over results as they become ready."""
 
     def __init__(self) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)
         self.busy = False
         self._work: queue.SimpleQueue[Callable[[Callable[[Any], None]], None]] = queue.SimpleQueue()
         self._found: queue.SimpleQueue[Any] = queue.SimpleQueue()
