@@ -20,6 +20,7 @@ from torch import Tensor
 from hpcfl.algorithms import Algorithm
 from hpcfl.config import from_table
 from hpcfl.job import Job
+from hpcfl.memory import LEAN_BYTES, give_back
 from hpcfl.message import Block, Layout, State
 from hpcfl.plan import Invitation
 from hpcfl.stopping import Stop
@@ -101,6 +102,8 @@ def job_of(algorithm: Algorithm, ranks: int, width: int | str, rules: Mapping[st
         **more,
     }
     job = Job.of(from_table(table), None, ranks)
+    if sum(value.nbytes for value in algorithm.start(job.task).values()) >= LEAN_BYTES:
+        give_back()  # as every job does with a model of this size
     shares = np.linspace(1, 0, len(algorithm.layers(job.task)), endpoint=False)
     return replace(job, algorithm=algorithm, layout=algorithm.layout(job.task), shares=shares)
 

@@ -18,7 +18,10 @@ from hpcfl.errors import UsageError
 from runs import play, resume, same, table
 
 NAMES = sorted(algorithms())
-FORBIDDEN = ("mpi4py", "h5py", "time", "os", "pathlib", "hpcfl.store", "hpcfl.tree", "hpcfl.wall", "hpcfl.wire", "hpcfl.engine")
+FORBIDDEN = (
+    *("mpi4py", "h5py", "time", "os", "pathlib"),
+    *("hpcfl.store", "hpcfl.tree", "hpcfl.wall", "hpcfl.wire", "hpcfl.engine"),
+)
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
 

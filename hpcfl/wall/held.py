@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from hpcfl.message import Deposits, Layout, Sums, deposit
 from hpcfl.plan import Floats
-from hpcfl.wall.lane import Slot
 
-PIECE = 32_768  # entries that are summed at a time: they stay in a core's cache
+if TYPE_CHECKING:
+    from hpcfl.wall.lane import Slot
+
+PIECE = 65_536  # entries that are summed at a time: they stay in the caches
 
 
 class Held(Sums):
@@ -55,16 +58,18 @@ class Held(Sums):
         if len(parts) == 1 and parts[0][1] is None and not self.folded:
             return parts[0][0].double().view(block.shape)
         whole = self.folded.slabs(name) if self.folded else None
-        out = torch.empty(prod(block.shape), dtype=torch.float64)
-        scratch = np.empty(PIECE)
+        out: Floats = np.empty(prod(block.shape))
+        room = min(PIECE, len(out))
+        slabs, product, scratch = np.empty((block.slabs, room)), np.empty(room), np.empty(room)
         for start in range(0, len(out), PIECE):
             piece = slice(start, start + PIECE)
             width = len(out[piece])
-            slabs = np.zeros((block.slabs, width)) if whole is None else whole[:, piece].copy()
+            own = slabs[:, :width]
+            own[:] = 0.0 if whole is None else whole[:, piece]
             for value, weight in parts:
-                deposit(scaled(value[piece], weight), slabs, scratch)
-            out[piece] = torch.from_numpy(slabs[::-1].sum(0))
-        return out.view(block.shape)
+                deposit(scaled(value[piece], weight, product[:width]), own, scratch)
+            np.add.reduce(own[::-1], out=out[piece])  # smallest first
+        return torch.from_numpy(out).view(block.shape)
 
     def _with(self, number: int) -> list[Slot]:
         """Return the slots whose group of this number counts."""
@@ -78,13 +83,12 @@ def contribution(slot: Slot, number: int, name: str) -> tuple[Tensor, float | No
     return group.value(data, name), weight
 
 
-def scaled(value: Tensor, weight: float | None) -> Floats:
-    """Return ``weight·value`` in float64, in memory of its own."""
-    product = value.to(torch.float64, copy=True)
-    if weight is not None:
-        product.mul_(weight)
-    result: Floats = product.numpy()
-    return result
+def scaled(value: Tensor, weight: float | None, product: Floats) -> Floats:
+    """Return ``weight·value`` in float64, written to `product`."""
+    product[:] = value.numpy()
+    if weight is not None and weight != 1.0:
+        product *= weight
+    return product
 
 
 def fold(slot: Slot, sums: Deposits) -> None:
@@ -92,4 +96,5 @@ def fold(slot: Slot, sums: Deposits) -> None:
     for number, group in enumerate(slot.wire):
         for name in group.blocks:
             value, weight = contribution(slot, number, name)
-            sums.deposit(name, scaled(value, weight), float(group.weights(slot.data[number], name).sum()))
+            total = scaled(value, weight, np.empty(len(value)))
+            sums.deposit(name, total, float(group.weights(slot.data[number], name).sum()))
