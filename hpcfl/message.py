@@ -33,6 +33,7 @@ Message = Mapping[str, tuple[Tensor, Tensor]]
 
 GRIDS = (2.0**12, 2.0**46, 2.0**80)
 ROUNDER = 1.5 * 2.0**52
+PIECE = 65_536  # entries that are worked on at a time: they stay in the caches
 
 
 @dataclass(frozen=True)
@@ -186,5 +187,14 @@ class _Buffer:
 
 
 def moved(value: Tensor, update: Tensor) -> Tensor:
-    """Return ``value + update``, added in float64 and rounded once to value's type."""
-    return (value.double() + update.to(value.device)).to(value.dtype)
+    """Return ``value + update``, added in float64 and rounded once to value's type.
+
+    On a CPU piece by piece: whole copies in float64 would cost more than the arithmetic.
+    """
+    update = update.to(value.device).expand_as(value)
+    if value.is_cuda or value.numel() <= PIECE:
+        return (value.double() + update).to(value.dtype)
+    after = torch.empty_like(value, memory_format=torch.contiguous_format)
+    for new, old, change in zip(*(torch.split(part.reshape(-1), PIECE) for part in (after, value, update))):
+        new.copy_(old.double() + change)
+    return after

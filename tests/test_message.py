@@ -165,3 +165,13 @@ def test_an_update_is_added_in_float64_and_rounded_once():
     assert float(moved(value, update)) == 1 + 2.0**-23  # update first rounded to float32 would tie back to 1
     assert float(value + update.float()) == 1
     assert moved(value, update).dtype == torch.float32
+
+
+def test_large_tensors_move_by_the_same_bits_in_pieces() -> None:
+    rng = np.random.default_rng(3)
+    value = torch.from_numpy(rng.normal(size=(700, 300)).astype(np.float32)).t()
+    update = torch.from_numpy(rng.normal(size=(300, 700)) * 1e-7)
+    after = moved(value, update)
+    assert torch.equal(after, (value.double() + update).float())
+    assert (after.shape, after.dtype) == (value.shape, torch.float32)
+    assert not torch.equal(after, value)

@@ -9,13 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.message import Deposits, Layout, Sums, deposit
+from hpcfl.message import PIECE, Deposits, Layout, Sums, deposit
 from hpcfl.plan import Floats
 
 if TYPE_CHECKING:
     from hpcfl.wall.lane import Slot
-
-PIECE = 65_536  # entries that are summed at a time: they stay in the caches
 
 
 class Held(Sums):
