@@ -102,10 +102,11 @@ def job_of(algorithm: Algorithm, ranks: int, width: int | str, rules: Mapping[st
         **more,
     }
     job = Job.of(from_table(table), None, ranks)
-    if sum(value.nbytes for value in algorithm.start(job.task).values()) >= LEAN_BYTES:
+    lean = sum(value.nbytes for value in algorithm.start(job.task).values()) >= LEAN_BYTES
+    if lean:
         give_back()  # as every job does with a model of this size
     shares = np.linspace(1, 0, len(algorithm.layers(job.task)), endpoint=False)
-    return replace(job, algorithm=algorithm, layout=algorithm.layout(job.task), shares=shares)
+    return replace(job, algorithm=algorithm, layout=algorithm.layout(job.task), shares=shares, lean=lean)
 
 
 class Timed(Server):

@@ -40,7 +40,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class Job:
-    """One run, put together; the same on every rank."""
+    """One run, put together; the same on every rank.
+
+    Attributes
+    ----------
+    shares : float64 [L]
+        The part of a visit's work that is done when layer l is ready, 1 for l = 1.
+    lean : bool
+        Whether to save memory rather than time: large models in real time.
+    """
 
     config: Config
     task: Task
@@ -48,6 +56,7 @@ class Job:
     chunks: list[Chunk]
     layout: Layout
     shares: Floats
+    lean: bool = False
 
     @classmethod
     def of(cls, config: Config, data_dir: Path | None, ranks: int, device: str = "cpu", threads: int = 1) -> Job:
@@ -71,7 +80,7 @@ class Job:
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks)
         shares = _shares(config, algorithm, task)
         config.speed.covers(config.rounds, config.clients, len(shares))
-        return cls(config, task, algorithm, chunks, algorithm.layout(task), shares)
+        return cls(config, task, algorithm, chunks, algorithm.layout(task), shares, lean)
 
     def plans(self, first: int) -> Iterator[Plan]:
         """Yield the plan of each round from `first` on, without end; RunError where too few visits ever count."""

@@ -48,7 +48,18 @@ class Task:
 
     def initial(self) -> State:
         """Return the model's initial parameters, first layer first."""
-        return {name: value.detach().clone().to(self.device) for s in self.stages for name, value in s.tensors.items()}
+        return {name: value.to(self.device, copy=True) for name, value in self._own().items()}
+
+    def warm(self, visits: Visits) -> None:
+        """Do one step on one sample, for nothing: what torch loads and sets up once shall not cost the first round."""
+        own = {name: value.to(self.device) for name, value in self._own().items()}
+        params, batch = self.spread(own, visits), next(self.batches(visits, 1, steps=1))
+        self.gradients(params, batch)
+        for _ in self.backprop(params, batch, [1] * len(self.stages)):
+            pass
+
+    def _own(self) -> State:
+        return {name: value.detach() for stage in self.stages for name, value in stage.tensors.items()}
 
     def layers(self, blocks: str = "layer") -> tuple[tuple[str, ...], ...]:
         """Return the names of the tensors of layers 1 … L, first layer first.

@@ -234,7 +234,7 @@ def sealed(group: Group, seat: int, blocks: dict[str, tuple[Any, float]]) -> Shi
     for name, (value, weight) in blocks.items():
         dock.write(group, shipment, seat, name, torch.tensor(value), weight)
     group.sign(shipment.parcel, seat, 0.5 + seat)
-    return dock.close(shipment)
+    return dock.close(group, shipment)
 
 
 @pytest.mark.usefixtures("_size")
@@ -255,7 +255,7 @@ def test_sums_of_several_ranks_tell_them_apart() -> None:
     group = Group(LAYOUT[1], 3)
     first = sealed(group, 0, {"b.weight": ([[1.0, 2.0], [3.0, 4.0]], 2.0), "b.bias": ([1.0, 1.0], 2.0)})
     third = sealed(group, 2, {"b.bias": ([0.5, -1.0], 4.0)})
-    parcels = zip(group.empty(), first.parcel, Dock(torch.device("cpu")).open(group).parcel, third.parcel)
+    parcels = zip(group.empty(), first.parcel, Dock(torch.device("cpu")).nothing(group).parcel, third.parcel)
     summed = [torch.stack(parts).sum(0) for parts in parcels]  # the server's own, and three ranks'
     assert group.sent(summed).tolist() == [True, False, True]
     assert group.seconds(summed).tolist() == [0.5, 0.0, 2.5]
@@ -295,10 +295,11 @@ def test_room_is_used_again_and_says_nothing_of_before() -> None:
         dock.write(group, used, 1, "b.weight", torch.ones(2, 2), 7.0)
         group.sign(used.parcel, 1, 1.0)
         assert group.value(used.parcel, "b.weight").tolist() == [7.0] * 4
-        fresh = dock.open(group)
-        assert all((part == 0).all() for part in fresh.parcel)
+        assert all(int(part.count_nonzero()) == 0 for part in dock.nothing(group).parcel)
         dock.give_back(used)
-    assert all((part == 0).all() for part in dock.open(group).parcel)
+    empty = dock.nothing(group)
+    assert [len(part) for part in empty.parcel] == [len(part) for part in group.empty()]
+    assert all(int(part.count_nonzero()) == 0 for part in empty.parcel)
 
 
 # ---- gathering a visit: Pace, Sender

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpcfl.message import State
     from hpcfl.participation import Participation
     from hpcfl.task import Task
-    from hpcfl.visits import Visits
+    from hpcfl.visits import Batch, Visits
 
 
 class FedAvg(Algorithm):
@@ -78,20 +78,24 @@ class FedAvg(Algorithm):
         weight = visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
         yield {"loss": (loss, weight)}
         for names in reversed(self.layers(task)):
-            yield {name: (params[name] - start[name], weight) for name in names}
+            yield {name: (params[name].sub_(start[name]), weight) for name in names}
         return velocity if personal else {}
 
     def _trained(self, task: Task, params: State, velocity: State, visits: Visits) -> Tensor:
         """Train in place; return each client's mean loss over its steps, ``[c]``."""
         import torch
 
-        from hpcfl.descent import descend
-
         losses = torch.zeros(len(visits.clients), device=task.device)
         taken = torch.zeros_like(losses)
         for batch in task.batches(visits, self.batch, self.epochs, self.steps):
-            gradients, loss = task.gradients(params, batch)
-            descend(params, gradients, velocity, self.lr, self.momentum, batch.active())
-            losses += loss
+            losses += self._step(task, params, velocity, batch)
             taken += batch.counted()
         return losses / taken
+
+    def _step(self, task: Task, params: State, velocity: State, batch: Batch) -> Tensor:
+        """Take one step in place; its gradients are freed before those of the next one are computed."""
+        from hpcfl.descent import descend
+
+        gradients, loss = task.gradients(params, batch)
+        descend(params, gradients, velocity, self.lr, self.momentum, batch.active())
+        return loss

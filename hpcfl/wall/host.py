@@ -30,22 +30,23 @@ class Host:
 
     A client's new personal state is provisional: it replaces the old one when the server acknowledges that the visit
     counted, and block by block where only some layers did.
+
+    Parameters
+    ----------
+    direct : bool
+        MPI reads the memory of the GPU that computes.
     """
 
-    def __init__(self, job: Job, chunks: Sequence[Chunk], personal: Personal) -> None:
+    def __init__(self, job: Job, chunks: Sequence[Chunk], personal: Personal, direct: bool = False) -> None:
         self.job = job
         self.states = {int(chunk.clients[0]): personal[chunk.number] for chunk in chunks}
-        self.dock = Dock(job.task.device)
+        self.dock = Dock(job.task.device, job.lean, direct)
         self._new: dict[int, State] = {}
 
     def warm(self) -> None:
-        """Do one step on one sample, for nothing: what torch loads and sets up once shall not cost the first round."""
-        client, task = next(iter(self.states)), self.job.task
-        visits = self.job.visits_of(0, client, np.ones(len(self.job.shares)), Event())
-        params, batch = task.spread(task.initial(), visits), next(task.batches(visits, 1, steps=1))
-        task.gradients(params, batch)
-        for _ in task.backprop(params, batch, [1] * len(task.stages)):
-            pass
+        """Do one step for nothing, see `Task.warm`."""
+        client = next(iter(self.states))
+        self.job.task.warm(self.job.visits_of(0, client, np.ones(len(self.job.shares)), Event()))
 
     def placed(self, shared: State) -> State:
         """Return the shared state on the device that computes."""
@@ -69,7 +70,7 @@ class Host:
                 return
             if client < 0:
                 for group in wire:
-                    put(self.dock.open(group))
+                    put(self.dock.nothing(group))
                 continue
             row = int(np.searchsorted(asked.cohort, client))
             visits = self.job.visits_of(asked.round, client, plan.reach[row], over)
@@ -203,7 +204,7 @@ class Sender:
     def _leave(self) -> None:
         self.pace.wait(self.number)
         self.wire[self.number].sign(self.shipment.parcel, self.seat, self.pace.seconds())
-        self.held.append(self.dock.close(self.shipment))
+        self.held.append(self.dock.close(self.wire[self.number], self.shipment))
         self.number += 1
         if self.number < len(self.wire):
             self._begin()

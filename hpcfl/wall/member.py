@@ -143,9 +143,8 @@ class Member:
     def _post(self, shipment: Shipment) -> None:
         """Send the next group."""
         alone = len(self.bench.ranks) == 1
-        views = [data.numpy() for data in shipment.parcel]
         send = self.data.Igatherv if alone else self.data.Ireduce
-        self._sends.append(([send(view, None, root=0) for view in views], shipment))
+        self._sends.append(([send(buffer, None, root=0) for buffer in shipment.buffers()], shipment))
         self._posted += 1
 
     def _close(self, call: Call) -> None:
@@ -157,7 +156,7 @@ class Member:
         for _ in range(begun):
             self._post(self._next())
         while self._posted < int(target[0]):
-            self._post(self.host.dock.open(self.wire[self._posted % len(self.wire)]))
+            self._post(self.host.dock.nothing(self.wire[self._posted % len(self.wire)]))
             self._progress()
         self._rested()
         self._wait([self.control.Ibarrier()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ class Shipment:
     Attributes
     ----------
     parcel : list of Tensor
-        Large blocks may lie in memory that is not the group's own: nobody may write into them.
+        Large blocks may lie in memory that is not the group's own: nobody may write into them. Where MPI reads a
+        GPU's memory they may lie there.
     lent : list of Tensor
         Those that go back to the dock.
     """
@@ -30,6 +32,10 @@ class Shipment:
     parcel: Parcel
     lent: list[Tensor] = field(default_factory=list)
     event: torch.cuda.Event | None = None
+
+    def buffers(self) -> list[Any]:
+        """Return the parcel as MPI takes it."""
+        return [data if data.is_cuda else data.numpy() for data in self.parcel]
 
     def Test(self) -> bool:  # noqa: N802
         """Return whether the data are there; named as MPI's requests have it, so that both can be waited for."""
@@ -42,10 +48,20 @@ class Dock:
     A large block that lies in host memory as it is to be sent is not copied. Room for others is lent and taken back:
     fresh memory costs page faults. From a GPU, values go into pinned memory on a stream of their own, behind what has
     computed them and beside what is computed next; an event per group says when they are there.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where values are computed.
+    lean : bool
+        Let go of room at once when it is back.
+    direct : bool
+        MPI reads the device's memory: large blocks of a rank alone on its lane are sent from there.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, lean: bool = False, direct: bool = False) -> None:
         self.cuda = device.type == "cuda"
+        self.lean, self.direct = lean, direct
         self.stream: torch.cuda.Stream | None = (
             torch.cuda.Stream(device) if self.cuda else None  # type: ignore[no-untyped-call]
         )
@@ -53,8 +69,12 @@ class Dock:
         self._zeros: dict[Kind, Tensor] = {}
 
     def open(self, group: Group) -> Shipment:
-        """Return a group in which nothing is yet: large blocks are zeros that all groups share."""
-        return Shipment([group.head(self.cuda), *(self._nothing(_kind(group.blocks[name])) for name in group.large)])
+        """Return a group in which nothing is yet."""
+        return Shipment([group.head(self.cuda), *(torch.empty(0) for _ in group.large)])
+
+    def nothing(self, group: Group) -> Shipment:
+        """Return a group that says that nothing was sent."""
+        return self.close(group, self.open(group))
 
     def write(self, group: Group, shipment: Shipment, seat: int, name: str, value: Tensor, weight: float) -> None:
         """Put a block into a group."""
@@ -68,15 +88,18 @@ class Dock:
             self._put(group, shipment, name, value.detach().flatten(), factor)
         value.record_stream(self.stream)
 
-    def close(self, shipment: Shipment) -> Shipment:
-        """Return the group as it can be sent."""
+    def close(self, group: Group, shipment: Shipment) -> Shipment:
+        """Return the group as it can be sent: large blocks that are not there are zeros that all groups share."""
+        for name, place in group.large.items():
+            if not len(shipment.parcel[place]):
+                shipment.parcel[place] = self._zeros_of(_kind(group.blocks[name]))
         if self.stream is None:
             return shipment
         return Shipment(shipment.parcel, shipment.lent, self.stream.record_event())
 
     def give_back(self, shipment: Shipment) -> None:
         """Take back what was lent: the group has been sent."""
-        for room in shipment.lent:
+        for room in () if self.lean else shipment.lent:
             self._free[len(room), room.dtype].append(room)
 
     def _put(self, group: Group, shipment: Shipment, name: str, value: Tensor, factor: float) -> None:
@@ -84,7 +107,8 @@ class Dock:
             group.value(shipment.parcel, name).copy_(value if factor == 1.0 else value * factor, non_blocking=True)
             return
         kind = _kind(group.blocks[name])
-        if factor != 1.0 or value.is_cuda or value.dtype != kind[1]:
+        copied = value.is_cuda and not (self.direct and group.width == 1)
+        if factor != 1.0 or copied or value.dtype != kind[1]:
             value = _copied(value, factor, self._room(kind))
             shipment.lent.append(value)
         shipment.parcel[group.large[name]] = value
@@ -93,7 +117,7 @@ class Dock:
         free = self._free.setdefault(kind, [])
         return free.pop() if free else torch.empty(kind[0], dtype=kind[1], pin_memory=self.cuda)
 
-    def _nothing(self, kind: Kind) -> Tensor:
+    def _zeros_of(self, kind: Kind) -> Tensor:
         if kind not in self._zeros:
             self._zeros[kind] = torch.zeros(kind[0], dtype=kind[1])
         return self._zeros[kind]

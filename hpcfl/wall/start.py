@@ -23,7 +23,7 @@ from hpcfl.wall.member import Member
 from hpcfl.wall.roster import Bench, benches
 from hpcfl.wall.rounds import RealTime, last_saved
 from hpcfl.wall.server import Server
-from hpcfl.world import has_ulfm
+from hpcfl.world import has_cuda, has_ulfm
 
 
 def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop: Stop, first: int) -> RealTime:
@@ -74,7 +74,10 @@ def served(
     seat = bench.ranks.index(rank)
     connected = _connected(comm, bench, number)
     spare = _connected(comm, bench.single(seat), _spare(rank, comm)) if _may_fall_apart(bench, comm) else None
-    member = Member(job, Host(job, job.hosted(rank), now.personal), bench, seat, connected, rest, spare)
+    now.shared = {}  # it comes with each call
+    direct = job.task.device.type == "cuda" and bool(has_cuda(comm))
+    host = Host(job, job.hosted(rank), now.personal, direct)
+    member = Member(job, host, bench, seat, connected, rest, spare)
     call = member.serve()
     stopped = Stopped(call.round, "the server says so") if call.stopped else None
     if call.hard:
