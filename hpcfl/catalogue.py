@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pydantic_core import PydanticUndefined
 
 from hpcfl.algorithms import algorithm_class, algorithms
-from hpcfl.config import presets, read_toml
 from hpcfl.data import source_class, sources
 from hpcfl.models import model_class, models
 from hpcfl.participation import Participation
+from hpcfl.presets import presets, read_toml
 from hpcfl.section import Section
 from hpcfl.speed import speed_models
 

@@ -6,9 +6,7 @@ Nothing here imports torch: a config is judged before anything heavy starts.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterable, Mapping
-from importlib import resources
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,16 +17,11 @@ from hpcfl.data import Header, Source, source_class
 from hpcfl.errors import UsageError, nearest
 from hpcfl.models import Model, model_class
 from hpcfl.participation import Participation
+from hpcfl.presets import Table, apply, find, read_toml
 from hpcfl.section import Section
 from hpcfl.speed import Speed, speed_class
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 S = TypeVar("S", bound=Section)
-Table = dict[str, Any]
 
 
 class Evaluate(Section):
@@ -212,54 +205,3 @@ def _line(error: ValidationError, cls: type[Section], where: str) -> str:
     choice = first.get("ctx", {}).get("expected", "")
     hint = nearest(value, choice.replace("'", "").replace(" or ", ", ").split(", ")) if isinstance(value, str) else ""
     return f"{key}: {message}, got {value!r}{hint if choice and 'did you' in hint else ''}"
-
-
-def apply(table: Table, setting: str) -> None:
-    """Set ``a.b=value`` in a nested table; the value is TOML, or a bare word."""
-    key, sign, text = setting.partition("=")
-    if not sign or not key:
-        raise UsageError(f"--set {setting}: expected key=value")
-    *path, last = key.strip().split(".")
-    for part in path:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise UsageError(f"--set {setting}: '{part}' is a value, not a table")
-    table[last] = _value(text.strip())
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def read_toml(path: Path) -> Table:
-    """Read a TOML file; UsageError where it cannot be read or is broken."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not valid TOML: {error}") from None
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def presets() -> Mapping[str, Path]:
-    """Return the presets by name: package resources where installed from a wheel, else the checkout's ``jobs/``."""
-    package = Path(str(resources.files("hpcfl")))
-    for folder in (package / "presets", package.parent / "jobs"):
-        if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("*.toml"))}
-    return {}
-
-
-def find(name: str) -> Path:
-    """Return the file that `name` means: a path, or a preset."""
-    path = Path(name)
-    if path.suffix == ".toml" or path.exists():
-        if not path.is_file():
-            raise UsageError(f"{path}: no such file")
-        return path
-    if name not in presets():
-        raise UsageError(f"no preset '{name}'{nearest(name, presets())}")
-    return presets()[name]

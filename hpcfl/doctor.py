@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hpcfl import world
+from hpcfl.cores import cores
 from hpcfl.provenance import versions
 from hpcfl.traps import LEVELS, Facts, Rank, traps
 
@@ -163,7 +164,7 @@ def _rank(comm: Any) -> Rank:
         socket.gethostname(),
         own,
         _gpu_name(own) if visible else "",
-        world.cores(),
+        cores(),
         os.cpu_count() or 1,
         torch.get_num_threads(),
         _polling(comm),

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from hpcfl import config as configs
 from hpcfl import stopping, store
 from hpcfl.agreement import first, settled
+from hpcfl.cores import share_of_cores
 from hpcfl.errors import Stopped, Told, UsageError
 from hpcfl.failure import fail, forget
 from hpcfl.memory import prefer_large_pages
 from hpcfl.orders import Order
 from hpcfl.provenance import git_commit, versions
 from hpcfl.ranks import device
-from hpcfl.world import has_ulfm, local, share_of_cores
+from hpcfl.world import has_ulfm, local
 
 if TYPE_CHECKING:
     from hpcfl.config import Config

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hpcfl import world
+from hpcfl.cores import shares
 
 LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
@@ -84,7 +85,7 @@ class Facts:
         """Return each rank's share of the cores of its host."""
         found = [1] * len(self.ranks)
         for members in self.hosts().values():
-            for rank, share in zip(members, world.shares([self.ranks[rank].cores for rank in members])):
+            for rank, share in zip(members, shares([self.ranks[rank].cores for rank in members])):
                 found[rank] = share
         return found
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.mpi
 
 def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
     """Lanes of one client each; per invitation so many groups arrive at the next look, and no more later."""
-    from hpcfl.wall.lane import Slot
+    from hpcfl.wall.slot import Slot
 
     class Seen(Slot):
         def __init__(self, lane: Any, clients: list[int]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpcfl import cores
 from hpcfl import world as worlds
 from hpcfl.cli import main
 from hpcfl.errors import Elsewhere, RunError, UsageError
@@ -268,14 +269,14 @@ def test_cuda_is_unknown_where_it_cannot_be_asked(monkeypatch: pytest.MonkeyPatc
 
 
 def test_shares_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert worlds.shares([[0, 1, 2, 3]] * 2) == [2, 2]
-    assert worlds.shares([[0, 1, 2, 3]] * 3) == [1, 1, 1]
-    assert worlds.shares([[0, 1, 2]] * 3) == [1, 1, 1]  # three thirds are one
-    assert worlds.shares([[0, 1]] * 5) == [1] * 5  # never none
-    assert worlds.shares([[0, 1], [2, 3]]) == [2, 2]  # bound: each has its own
-    assert worlds.shares([[0, 1, 2, 3], [2, 3]]) == [3, 1]
-    monkeypatch.setattr(worlds, "cores", lambda: list(range(8)))
-    assert [worlds.share_of_cores(size) for size in (1, 3, 8, 9)] == [8, 2, 1, 1]
+    assert cores.shares([[0, 1, 2, 3]] * 2) == [2, 2]
+    assert cores.shares([[0, 1, 2, 3]] * 3) == [1, 1, 1]
+    assert cores.shares([[0, 1, 2]] * 3) == [1, 1, 1]  # three thirds are one
+    assert cores.shares([[0, 1]] * 5) == [1] * 5  # never none
+    assert cores.shares([[0, 1], [2, 3]]) == [2, 2]  # bound: each has its own
+    assert cores.shares([[0, 1, 2, 3], [2, 3]]) == [3, 1]
+    monkeypatch.setattr(cores, "cores", lambda: list(range(8)))
+    assert [cores.share_of_cores(size) for size in (1, 3, 8, 9)] == [8, 2, 1, 1]
 
 
 @pytest.mark.mpi
@@ -301,4 +302,4 @@ def test_the_launch_of_these_tests_is_right(world: Any) -> None:
 
 def test_one_process_needs_no_world() -> None:
     assert worlds.local(None) == (0, 1)
-    assert 1 <= worlds.share_of_cores(1) == len(worlds.cores())
+    assert 1 <= cores.share_of_cores(1) == len(cores.cores())

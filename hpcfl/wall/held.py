@@ -13,7 +13,7 @@ from hpcfl.message import PIECE, Deposits, Layout, Sums, deposit
 from hpcfl.plan import Floats
 
 if TYPE_CHECKING:
-    from hpcfl.wall.lane import Slot
+    from hpcfl.wall.slot import Slot
 
 
 class Held(Sums):

@@ -21,39 +21,7 @@ from hpcfl.plan import Floats, Ints
 from hpcfl.wall.call import Call, Op
 from hpcfl.wall.group import Array, Group, Parcel, wire
 from hpcfl.wall.roster import Bench
-
-
-class Slot:
-    """One visit by each of a lane's ranks: the buffers that are being received."""
-
-    def __init__(self, lane: Lane, clients: list[int], data: list[Parcel]) -> None:
-        self.clients, self.ranks, self.visits = clients, lane.bench.ranks, _visits(clients)
-        self.wire, self.data = lane.wire, data
-        self.requests = [lane.receive(parcel) for parcel in data]
-        self.times: list[float] = []
-
-    def poll(self) -> bool:
-        """Note what has arrived since; return whether everything has."""
-        while len(self.times) < len(self.requests) and MPI.Request.Testall(self.requests[len(self.times)]):
-            self.times.append(time.monotonic())
-        return self.complete
-
-    @property
-    def complete(self) -> bool:
-        """Whether every group has arrived."""
-        return len(self.times) == len(self.requests)
-
-    def sent(self, groups: int) -> Ints:
-        """Return how many of the first `groups` groups each rank really sent before it gave up, int64 [width]."""
-        flags = [group.sent(data) for group, data in zip(self.wire[:groups], self.data)]
-        whole = np.vstack([*flags, np.zeros(len(self.ranks), dtype=bool)])
-        count: Ints = np.argmin(whole, axis=0)
-        return count
-
-    def seconds(self, seat: int) -> float:
-        """Return the seconds that a rank's visit had taken when it sent the last group that arrived."""
-        seen = [group.seconds(data)[seat] for group, data in zip(self.wire, self.data[: len(self.times)])]
-        return float(max(seen, default=0.0))
+from hpcfl.wall.slot import Slot, real
 
 
 class Lane:
@@ -206,7 +174,7 @@ class Lane:
         self._make_room()
         self.slot = Slot(self, self._plan[self._opened], self._buffers)
         self._opened += 1
-        self._ahead = sum(_visits(clients) for clients in self._plan[self._opened :])
+        self._ahead = sum(real(clients) for clients in self._plan[self._opened :])
 
     def _make_room(self) -> None:
         """Have buffers for a slot; those of several ranks begin with zeros, the server's own part of their sums."""
@@ -254,7 +222,3 @@ class Lane:
 
     def _stand(self) -> tuple[str, int, int]:
         return self.state, self._opened, len(self.slot.times) if self.slot is not None else 0
-
-
-def _visits(clients: list[int]) -> int:
-    return sum(client >= 0 for client in clients)

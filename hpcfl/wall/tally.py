@@ -10,7 +10,8 @@ import numpy as np
 from hpcfl.message import Deposits
 from hpcfl.plan import Floats, Ints, Invitation, Plan
 from hpcfl.wall.held import Held, fold
-from hpcfl.wall.lane import Lane, Slot
+from hpcfl.wall.lane import Lane
+from hpcfl.wall.slot import Slot
 
 if TYPE_CHECKING:
     from hpcfl.job import Job

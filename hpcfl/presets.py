@@ -1,0 +1,69 @@
+"""Config files as nested tables: presets, TOML, and ``--set key=value`` on top."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hpcfl.errors import UsageError, nearest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Table = dict[str, Any]
+
+
+def read_toml(path: Path) -> Table:
+    """Read a TOML file; UsageError where it cannot be read or is broken."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def presets() -> Mapping[str, Path]:
+    """Return the presets by name: package resources where installed from a wheel, else the checkout's ``jobs/``."""
+    package = Path(str(resources.files("hpcfl")))
+    for folder in (package / "presets", package.parent / "jobs"):
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return {}
+
+
+def find(name: str) -> Path:
+    """Return the file that `name` means: a path, or a preset."""
+    path = Path(name)
+    if path.suffix == ".toml" or path.exists():
+        if not path.is_file():
+            raise UsageError(f"{path}: no such file")
+        return path
+    if name not in presets():
+        raise UsageError(f"no preset '{name}'{nearest(name, presets())}")
+    return presets()[name]
+
+
+def apply(table: Table, setting: str) -> None:
+    """Set ``a.b=value`` in a nested table; the value is TOML, or a bare word."""
+    key, sign, text = setting.partition("=")
+    if not sign or not key:
+        raise UsageError(f"--set {setting}: expected key=value")
+    *path, last = key.strip().split(".")
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"--set {setting}: '{part}' is a value, not a table")
+    table[last] = _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text

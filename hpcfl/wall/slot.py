@@ -1,0 +1,53 @@
+"""One visit by each of a lane's ranks, as it is received."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcfl.plan import Ints
+from hpcfl.wall.group import Parcel
+
+if TYPE_CHECKING:
+    from hpcfl.wall.lane import Lane
+
+
+class Slot:
+    """The buffers that are being received, and when each group was there."""
+
+    def __init__(self, lane: Lane, clients: list[int], data: list[Parcel]) -> None:
+        self.clients, self.ranks, self.visits = clients, lane.bench.ranks, real(clients)
+        self.wire, self.data = lane.wire, data
+        self.requests = [lane.receive(parcel) for parcel in data]
+        self.times: list[float] = []
+
+    def poll(self) -> bool:
+        """Note what has arrived since; return whether everything has."""
+        while len(self.times) < len(self.requests) and MPI.Request.Testall(self.requests[len(self.times)]):
+            self.times.append(time.monotonic())
+        return self.complete
+
+    @property
+    def complete(self) -> bool:
+        """Whether every group has arrived."""
+        return len(self.times) == len(self.requests)
+
+    def sent(self, groups: int) -> Ints:
+        """Return how many of the first `groups` groups each rank really sent before it gave up, int64 [width]."""
+        flags = [group.sent(data) for group, data in zip(self.wire[:groups], self.data)]
+        whole = np.vstack([*flags, np.zeros(len(self.ranks), dtype=bool)])
+        count: Ints = np.argmin(whole, axis=0)
+        return count
+
+    def seconds(self, seat: int) -> float:
+        """Return the seconds that a rank's visit had taken when it sent the last group that arrived."""
+        seen = [group.seconds(data)[seat] for group, data in zip(self.wire, self.data[: len(self.times)])]
+        return float(max(seen, default=0.0))
+
+
+def real(clients: list[int]) -> int:
+    """Return how many of a slot's places are somebody's visit."""
+    return sum(client >= 0 for client in clients)
