@@ -6,7 +6,7 @@ The clients compute nothing: their 8 layers are there at once, so that all of a 
 hidden behind computing. Measured at the server, in turns, in one job:
 
 - ``hpcfl``: from the call of a round until it is closed, with one lane of everyone and with a lane for each client;
-- ``bare``: the same nonblocking calls on the same communicators, polled alike, from and into buffers that are there;
+- ``bare``: the same nonblocking calls on the same communicators, polled alike, from and into such buffers;
 - ``blocking``: one ``Bcast`` and one ``Reduce`` of the whole float32 model.
 
 Each comes after the server's own step (sums on fixed grids in float64, new state) or a sleep as long, while the others
@@ -20,22 +20,24 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from math import prod
 
 import launching
 import numpy as np
-from numpy.typing import NDArray
 
 if launching.inside():
     import wall_rounds
     from mpi4py import MPI
 
     from hpcfl.job import Job
+    from hpcfl.packing import Bytes
+    from hpcfl.wall.group import Group, room
+    from hpcfl.wall.lane import Lane
+    from hpcfl.wall.member import Member
+    from hpcfl.wall.ship import Shipment
     from hpcfl.wire import wait
-
-Values = NDArray[np.float32]
 
 WIDTHS: tuple[int | str, ...] = ("all", 1)
 WARM = 3
@@ -87,39 +89,29 @@ def measured(comm: MPI.Intracomm, megabytes: int, width: int | str, rounds: int)
 class Bare:
     """One round of the nonblocking calls that hpcfl makes, on its communicators, and nothing else."""
 
-    def __init__(self, lanes: list[Any], width: int, layers: int, entries: int) -> None:
-        self.lanes, self.width = lanes, width
-        self.call, self.state = np.zeros(8, np.int64), np.ones(layers * entries, np.float32)
-        self.zeros = np.full(entries, 0, np.float32)  # written to: pages that never were are all the same one
-        self.layers = [np.ones((layers, entries), np.float32) for _ in lanes]
+    def __init__(self, lanes: Sequence[Lane] = ()) -> None:
+        self.call = np.zeros(8, np.int64)
+        self.buffers = [room(lane.wire) for lane in lanes]  # the server keeps those of its lanes
 
-    def server(self) -> None:
+    def server(self, lanes: list[Lane], state: list[Bytes]) -> None:
         """Send the state down, receive the layers."""
-        wait([lane.control.Ibcast(self.call, root=0) for lane in self.lanes])
-        wait([lane.data.Ibcast(self.state, root=0) for lane in self.lanes])
-        wait([self._received(lane.data, layer) for lane, layers in zip(self.lanes, self.layers) for layer in layers])
+        wait([lane.control.Ibcast(self.call, root=0) for lane in lanes])
+        wait([lane.data.Ibcast(part, root=0) for lane in lanes for part in state])
+        wait([request for lane, own in zip(lanes, self.buffers) for parcel in own for request in lane.receive(parcel)])
 
-    def client(self) -> None:
+    def client(self, member: Member, shipments: list[Shipment]) -> None:
         """Receive the state, send the layers."""
-        control, data = self.lanes[0].control, self.lanes[0].data
-        wait([control.Ibcast(self.call, root=0)])
-        wait([data.Ibcast(self.state, root=0)])
-        wait([self._sent(data, layer) for layer in self.layers[0]])
-
-    def _received(self, comm: Any, layer: Values) -> Any:
-        if self.width > 1:
-            return comm.Ireduce(self.zeros, layer, root=0)
-        return comm.Igatherv([layer[:0], "f"], [layer, ([0, layer.size], [0, 0]), "f"], root=0)
-
-    def _sent(self, comm: Any, layer: Values) -> Any:
-        return comm.Ireduce(layer, None, root=0) if self.width > 1 else comm.Igatherv(layer, None, root=0)
+        wait([member.control.Ibcast(self.call, root=0)])
+        wait([member.data.Ibcast(part, root=0) for part in member.packing.received(member.state)])
+        wait([request for shipment in shipments for request in member.send(shipment)])
 
 
 def lead(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> Iterator[dict[str, float]]:
     """Lead rounds of every kind in turns; yield the seconds of each."""
     server, shared = wall_rounds.server(job, comm), job.algorithm.start(job.task)
-    bare = Bare(server.fleet.lanes, len(server.fleet.lanes[0].bench.ranks), len(job.layout), entries)
-    whole = np.ones((3, bare.state.size), np.float32)
+    lanes = server.fleet.lanes
+    bare = Bare(lanes)
+    whole = np.ones((3, len(job.layout) * entries), np.float32)
     _, sums = server.exchange(0, shared)
     for number in range(1, 1 + rounds):
         row: dict[str, float] = {}
@@ -129,9 +121,10 @@ def lead(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> Iterator[d
             _, sums = server.exchange(number, shared)
         assert all(bool((value == number).all()) for value in shared.values())
         server.leave(number, stopped=False, bereft=False)
+        state = server.packing.sent(shared)
         time.sleep(row["server"])
         with timed(row, "bare"):
-            bare.server()
+            bare.server(lanes, state)
         time.sleep(row["server"])
         with timed(row, "blocking"):
             comm.Bcast(whole[0], root=0)
@@ -142,13 +135,18 @@ def lead(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> Iterator[d
 def follow(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> None:
     """Be a client in all of them."""
     member = wall_rounds.member(job, comm)
-    bare = Bare([member], len(member.bench.ranks), len(job.layout), entries)
-    whole = np.ones((2, bare.state.size), np.float32)
+    bare, shipments = Bare(), [full(group) for group in member.wire]
+    whole = np.ones((2, len(job.layout) * entries), np.float32)
     for _ in range(rounds):
         member.serve()
-        bare.client()
+        bare.client(member, shipments)
         comm.Bcast(whole[0], root=0)
         comm.Reduce(whole[1], None, root=0)
+
+
+def full(group: Group) -> Shipment:
+    """Return a group with its layer in it."""
+    return Shipment([group.head(), *(wall_rounds.ones(prod(group.blocks[name].shape))[0] for name in group.large)])
 
 
 @contextmanager

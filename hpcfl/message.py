@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfl.pages import Shelf
 from hpcfl.plan import Floats
 
 State = dict[str, Tensor]
@@ -33,6 +34,7 @@ Message = Mapping[str, tuple[Tensor, Tensor]]
 
 GRIDS = (2.0**12, 2.0**46, 2.0**80)
 ROUNDER = 1.5 * 2.0**52
+SHELF = Shelf()
 PIECE = 65_536  # entries that are worked on at a time: they stay in the caches
 
 
@@ -194,7 +196,7 @@ def moved(value: Tensor, update: Tensor) -> Tensor:
     update = update.to(value.device).expand_as(value)
     if value.is_cuda or value.numel() <= PIECE:
         return (value.double() + update).to(value.dtype)
-    after = torch.empty_like(value, memory_format=torch.contiguous_format)
+    after = SHELF.room(value)
     for new, old, change in zip(*(torch.split(part.reshape(-1), PIECE) for part in (after, value, update))):
         new.copy_(old.double() + change)
     return after

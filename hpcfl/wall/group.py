@@ -56,6 +56,11 @@ class Group:
         large = (self.blocks[name] for name in self.large)
         return [self.head(), *(torch.zeros(prod(block.shape), dtype=block.dtype) for block in large)]
 
+    def sizes(self) -> list[tuple[int, torch.dtype]]:
+        """Return entries and type of each part of a parcel."""
+        large = (self.blocks[name] for name in self.large)
+        return [(self.size, self.dtype), *((prod(block.shape), block.dtype) for block in large)]
+
     def sign(self, parcel: Parcel, seat: int, seconds: float) -> None:
         """Mark the parcel as sent by `seat`, `seconds` after its visit began."""
         parcel[0].numpy()[[seat, self.width + seat]] = 1.0, seconds
@@ -97,3 +102,20 @@ class Group:
 def wire(layout: Layout, width: int) -> list[Group]:
     """Return the formats of a layout's groups, in the order in which they leave."""
     return [Group(blocks, width) for blocks in layout]
+
+
+def room(groups: list[Group]) -> list[Parcel]:
+    """Return room for a parcel of each group, full of zeros, in one piece: large pieces lie in large pages."""
+    parcels = [group.sizes() for group in groups]
+    starts, total = [], 0
+    for sizes in parcels:
+        for size, dtype in sizes:
+            starts.append(total)
+            total += -(-size * dtype.itemsize // 64) * 64
+    whole = torch.zeros(total, dtype=torch.uint8)
+    places = iter(starts)
+    return [[_part(whole, next(places), size, dtype) for size, dtype in sizes] for sizes in parcels]
+
+
+def _part(whole: Tensor, start: int, size: int, dtype: torch.dtype) -> Tensor:
+    return whole[start : start + size * dtype.itemsize].view(dtype)

@@ -55,16 +55,23 @@ class Host:
     def visits(
         self,
         asked: Invitation,
-        shared: State,
+        shared: Callable[[], State],
         slots: Sequence[int],
         wire: Sequence[Group],
         seat: int,
         over: Event,
         put: Put,
     ) -> None:
-        """Compute visits one after the other (−1: nobody's) and put the groups of each; stop when it is `over`."""
+        """Compute visits one after the other (−1: nobody's) and put the groups of each; stop when it is `over`.
+
+        Parameters
+        ----------
+        shared : callable
+            Waits for the shared state and returns it.
+        """
         plan = self.job.plan(asked)
         seconds = self.job.config.speed.enforced(asked)
+        state = shared()
         for client in slots:
             if over.is_set():
                 return
@@ -75,7 +82,7 @@ class Host:
             row = int(np.searchsorted(asked.cohort, client))
             visits = self.job.visits_of(asked.round, client, plan.reach[row], over)
             pace = Pace(self.job, float(seconds[row]), over)
-            self._visit(client, shared, visits, Sender(wire, seat, self.dock, pace, put, self.job.whole))
+            self._visit(client, state, visits, Sender(wire, seat, self.dock, pace, put, self.job.whole))
 
     def _visit(self, client: int, shared: State, visits: Visits, sender: Sender) -> None:
         own = {name: value.clone() for name, value in self.states[client].items()}

@@ -19,7 +19,7 @@ from hpcfl.message import Layout
 from hpcfl.packing import Bytes
 from hpcfl.plan import Floats, Ints
 from hpcfl.wall.call import Call, Op
-from hpcfl.wall.group import Array, Group, Parcel, wire
+from hpcfl.wall.group import Array, Group, Parcel, room, wire
 from hpcfl.wall.roster import Bench
 from hpcfl.wall.slot import Slot, real
 
@@ -179,7 +179,7 @@ class Lane:
     def _make_room(self) -> None:
         """Have buffers for a slot; those of several ranks begin with zeros, the server's own part of their sums."""
         if not self._buffers:
-            self._buffers = [group.empty() for group in self.wire]
+            self._buffers = room(self.wire)
         elif len(self.bench.ranks) > 1:
             for data in chain(*self._buffers):
                 data.zero_()

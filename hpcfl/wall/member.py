@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcfl.errors import RunError
+from hpcfl.message import State
 from hpcfl.packing import Packing, public
 from hpcfl.wall.answers import Saving, Scoring
 from hpcfl.wall.call import Call, Op, length
@@ -61,7 +62,7 @@ class Member:
         self.packing = Packing(public(job.algorithm.start(job.task)))
         self.state = self.packing.empty()
         self._posted = self._total = 0
-        self._over = threading.Event()
+        self._over, self._there = threading.Event(), threading.Event()
         self._sit(bench, seat, connected)
         self._arrive()
 
@@ -94,6 +95,7 @@ class Member:
         """Leave a lane that has lost a rank for one of this rank alone."""
         self.spare = None
         self._over.set()
+        self._there.set()
         self._sit(self.bench.single(self.seat), 0, spare)
         self._arrive()
 
@@ -127,10 +129,16 @@ class Member:
         state = [self.data.Ibcast(part, root=0) for part in self.packing.received(self.state)]
         asked = self.job.asked(call.round, cohort=call.cohort, deadline=call.deadline, attempt=call.attempt)
         slots = [row[self.seat] for row in self.bench.slots(call.cohort)]
-        self._wait(state)
-        self._posted, self._total, self._over = 0, len(slots) * len(self.wire), threading.Event()
-        shared, over = self.host.placed(self.packing.views(self.state)), self._over
+        self._posted, self._total = 0, len(slots) * len(self.wire)
+        over, there = self._over, self._there = threading.Event(), threading.Event()
+
+        def shared() -> State:
+            there.wait()
+            return self.host.placed(self.packing.views(self.state))
+
         self.worker.start(lambda put: self.host.visits(asked, shared, slots, self.wire, self.seat, over, put))
+        self._wait(state)  # the worker is awake meanwhile and has planned its visits
+        there.set()
         while self._posted < self._total and not self._heard.Test():
             shipment = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
             if shipment is not None:
@@ -142,10 +150,14 @@ class Member:
 
     def _post(self, shipment: Shipment) -> None:
         """Send the next group."""
-        alone = len(self.bench.ranks) == 1
-        send = self.data.Igatherv if alone else self.data.Ireduce
-        self._sends.append(([send(buffer, None, root=0) for buffer in shipment.buffers()], shipment))
+        self._sends.append((self.send(shipment), shipment))
         self._posted += 1
+
+    def send(self, shipment: Shipment) -> list[Any]:
+        """Begin to send a group: from a rank alone on its lane as it is, else to be summed up on the way."""
+        alone = len(self.bench.ranks) == 1
+        begin = self.data.Igatherv if alone else self.data.Ireduce
+        return [begin(buffer, None, root=0) for buffer in shipment.buffers()]
 
     def _close(self, call: Call) -> None:
         """Catch up: send as many groups as any rank of the lane has begun to, then say when this one is free."""
