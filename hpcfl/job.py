@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -174,10 +175,17 @@ class Job:
 
     def reached(self, groups: int) -> int:
         """Return the first layer (1 … L; L + 1: none) from which on all is there when so many groups have arrived."""
-        there = {name for group in self.layout[:groups] for name in group}
-        sent = {name for group in self.layout for name in group}
-        lacking = [any(name in sent - there for name in names) for names in self.algorithm.layers(self.task)]
-        return max((number for number, lacks in enumerate(lacking, start=1) if lacks), default=0) + 1
+        return self._reached[groups]
+
+    @cached_property
+    def _reached(self) -> list[int]:
+        layers, found = self.algorithm.layers(self.task), []
+        sent, there = {name for group in self.layout for name in group}, set[str]()
+        for group in ({}, *self.layout):
+            there |= set(group)
+            lacking = [any(name in sent - there for name in names) for names in layers]
+            found.append(max((number for number, lacks in enumerate(lacking, start=1) if lacks), default=0) + 1)
+        return found
 
     def layer_bytes(self) -> Ints:
         """Return the bytes of one visit's layers 1 … L as the method sends them, int64 [L]."""

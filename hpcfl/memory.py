@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import MutableMapping
 
 TRIM, MMAP = -1, -3  # parameters of glibc's mallopt
@@ -28,6 +29,12 @@ def give_back() -> None:
     Gaps in its heaps doubled and tripled what training a model of 50 MB took.
     """
     _set(PIECE_BYTES, PIECE_BYTES)
+
+
+def settle() -> None:
+    """Let Python's collector pass over what is there now: looking through all of torch costs a round milliseconds."""
+    gc.collect()
+    gc.freeze()
 
 
 def _set(trim: int, mmap: int) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hpcfl import doctor
 from hpcfl import world as worlds
 from hpcfl.cli import main
+from hpcfl.cores import cores
 from hpcfl.doctor import as_json, examine, gathered, report
 from hpcfl.traps import Facts, Rank, traps
 
@@ -190,7 +191,7 @@ def test_the_command_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     read = json.loads(capsys.readouterr().out)
     assert (read["world"], read["standard"], read["launcher"], read["cuda"]) == (1, "", "", None)
     assert read["ranks"][0]["polling"] == []
-    assert read["ranks"][0]["share"] == len(worlds.cores())
+    assert read["ranks"][0]["share"] == len(cores())
 
 
 def test_no_mpi_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

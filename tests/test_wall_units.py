@@ -465,7 +465,7 @@ def visited(job: Job, host: Host, slots: list[int], over: threading.Event | None
     put: list[Shipment] = []
     asked, groups = job.asked(1, deadline=inf), wire(job.layout, 1)
     shared = job.algorithm.start(job.task)
-    host.visits(asked, shared, slots, groups, 0, over or threading.Event(), put.append)
+    host.visits(asked, lambda: shared, slots, groups, 0, over or threading.Event(), put.append)
     return put
 
 
@@ -518,7 +518,7 @@ def test_a_visit_ends_at_the_block_after_which_the_round_is_over(salf: Job) -> N
             over.set()
 
     asked, groups = salf.asked(1, deadline=inf), wire(salf.layout, 1)
-    host.visits(asked, salf.algorithm.start(salf.task), [0, 2], groups, 0, over, last)
+    host.visits(asked, lambda: salf.algorithm.start(salf.task), [0, 2], groups, 0, over, last)
     assert len(put) == 2
     host.acknowledge({0: 3, 2: 0, 4: 0, 6: 0})
     advanced = [name for name, value in host.states[0].items() if value.any()]

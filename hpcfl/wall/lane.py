@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import chain
 from math import inf
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from torch import Tensor
 
 from hpcfl.message import Layout
 from hpcfl.packing import Bytes
 from hpcfl.plan import Floats, Ints
 from hpcfl.wall.call import Call, Op
-from hpcfl.wall.group import Array, Group, Parcel, room, wire
+from hpcfl.wall.group import Group, Parcel, room, wire
 from hpcfl.wall.roster import Bench
 from hpcfl.wall.slot import Slot, real
 
@@ -64,7 +64,7 @@ class Lane:
         self._opened, self.slot = 0, None
         self._call(call)
         self._broadcast(state)
-        self.open_next()
+        self._ahead = sum(real(clients) for clients in self._plan)
         self.state = "active"
 
     def close(self, call: Call) -> None:
@@ -145,14 +145,18 @@ class Lane:
 
     def receive(self, parcel: Parcel) -> list[Any]:
         """Start to receive one group: from one rank as it is, from several summed up on the way."""
-        return [self._received(data.numpy()) for data in parcel]
+        return [self._received(data) for data in parcel]
 
-    def _received(self, view: Array) -> Any:
+    def _received(self, data: Tensor) -> Any:
+        view = data.numpy()
         self.received += view.nbytes
         if len(self.bench.ranks) == 1:
             kind = MPI.Datatype.fromcode(view.dtype.char)
             return self.data.Igatherv([view[:0], kind], [view, ([0, view.size], [0, 0]), kind], root=0)
-        return self.data.Ireduce(MPI.IN_PLACE, view, MPI.SUM, root=0)
+        data.zero_()  # the server's own part of the sum
+        request = self.data.Ireduce(MPI.IN_PLACE, view, MPI.SUM, root=0)
+        request.Test()  # the state is on its way meanwhile, and zeroing takes its time
+        return request
 
     def _advance(self) -> None:
         self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
@@ -165,24 +169,18 @@ class Lane:
             self._visit()
 
     def _visit(self) -> None:
-        """Receive a slot."""
+        """Receive a slot, but not before the state has been sent: both at once take a third longer."""
+        if self.slot is None and not self._sends:
+            self.open_next()
         if self.slot is not None and self.slot.poll() and self._opened == len(self._plan):
             self.state = "idle"
 
     def open_next(self) -> None:
         """Begin to receive the next slot, into the buffers of the one before: that one must have been summed up."""
-        self._make_room()
+        self._buffers = self._buffers or room(self.wire)
         self.slot = Slot(self, self._plan[self._opened], self._buffers)
         self._opened += 1
         self._ahead = sum(real(clients) for clients in self._plan[self._opened :])
-
-    def _make_room(self) -> None:
-        """Have buffers for a slot; those of several ranks begin with zeros, the server's own part of their sums."""
-        if not self._buffers:
-            self._buffers = room(self.wire)
-        elif len(self.bench.ranks) > 1:
-            for data in chain(*self._buffers):
-                data.zero_()
 
     @property
     def turns(self) -> bool:

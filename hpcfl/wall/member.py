@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcfl.errors import RunError
+from hpcfl.memory import settle
 from hpcfl.message import State
 from hpcfl.packing import Packing, public
 from hpcfl.wall.answers import Saving, Scoring
@@ -64,6 +65,8 @@ class Member:
         self._posted = self._total = 0
         self._over, self._there = threading.Event(), threading.Event()
         self._sit(bench, seat, connected)
+        self._rested()
+        settle()
         self._arrive()
 
     def _sit(self, bench: Bench, seat: int, connected: Connected) -> None:
@@ -131,19 +134,21 @@ class Member:
         slots = [row[self.seat] for row in self.bench.slots(call.cohort)]
         self._posted, self._total = 0, len(slots) * len(self.wire)
         over, there = self._over, self._there = threading.Event(), threading.Event()
+        views = self.packing.views(self.state)
 
         def shared() -> State:
             there.wait()
-            return self.host.placed(self.packing.views(self.state))
+            return self.host.placed(views)
 
         self.worker.start(lambda put: self.host.visits(asked, shared, slots, self.wire, self.seat, over, put))
         self._wait(state)  # the worker is awake meanwhile and has planned its visits
         there.set()
         while self._posted < self._total and not self._heard.Test():
             shipment = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
-            if shipment is not None:
+            while shipment is not None:
                 self._wait([shipment])
                 self._post(shipment)
+                shipment = self.worker.take(0)
             self._progress()
         if self._posted == self._total:
             self._rested()  # the state that was served is in use until then

@@ -11,6 +11,7 @@ import numpy as np
 
 from hpcfl.deadlines import Deadlines
 from hpcfl.errors import RunError
+from hpcfl.memory import settle
 from hpcfl.message import State
 from hpcfl.packing import Bytes, Packing, public
 from hpcfl.plan import Floats, Ints, Invitation, Plan
@@ -53,6 +54,7 @@ class Server:
         for lane in self.fleet.lanes:
             lane.expect(lane.counted)
         self.fleet.settled(inf)
+        settle()
 
     # rounds
 

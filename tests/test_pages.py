@@ -1,0 +1,39 @@
+"""Room in large pages: what is in use is left alone, what is not is used again."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from hpcfl.pages import CHUNK_BYTES, Shelf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_in_use_is_left_alone(dtype: torch.dtype) -> None:
+    shelf, like = Shelf(), torch.zeros(300, 1000, dtype=dtype)
+    before = [shelf.room(like).fill_(-1)]
+    for number in range(40):
+        now = [shelf.room(like).fill_(number) for _ in range(9)]
+        assert all(bool((each == number).all()) and each.shape == like.shape and each.dtype == dtype for each in now)
+        assert all(bool((each == number - 1).all()) for each in before)
+        before = now
+
+
+def test_chunks_come_back_when_all_in_them_are_gone() -> None:
+    shelf, like = Shelf(), torch.zeros(CHUNK_BYTES // 16)  # four to a chunk
+    kept = [shelf.room(like) for _ in range(9)]
+    places = {part.data_ptr() // CHUNK_BYTES for part in kept[:4]}
+    del kept[:4]
+    gc.collect()
+    again = [shelf.room(like) for _ in range(7)]
+    assert places & {part.data_ptr() // CHUNK_BYTES for part in again}
+    assert len({part.data_ptr() for part in [*kept, *again]}) == 12
+
+
+def test_odd_sizes_stay_aligned_and_large_ones_are_torchs() -> None:
+    shelf = Shelf()
+    assert all(shelf.room(torch.zeros(size)).data_ptr() % 64 == 0 for size in (1, 7, 100, 33))
+    assert shelf.room(torch.zeros(CHUNK_BYTES // 4)).shape == (CHUNK_BYTES // 4,)
+    assert shelf.room(torch.zeros(5, 4).t()).is_contiguous()
