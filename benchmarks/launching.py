@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from hpcfl.memory import prefer_large_pages
 
 PREFIXES = Path(os.environ.get("HPCFL_MPI", Path(__file__).parent.parent / ".mpi"))
 LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
+LEAVING_SECONDS = 1.0
 MARK = "HPCFL_BENCHMARK"  # in the environment of every process of a job, whoever has become its parent
 SHIM = ("sh", "-c", "trap '' USR1; \"$@\"; exit 0", "shim")  # MPICH's launcher tells survivors by USR1
 
@@ -99,12 +101,21 @@ def run(mpi: str, ranks: int, args: Sequence[str], limit: float, outlive: bool =
         code = child.wait()
     finally:
         timer.cancel()
+        gone(mark)
         left = end(mark)
     if not last.startswith("{"):
         raise RuntimeError(f"{' '.join(args)} under {mpi}: no result, exit code {code}")
     if left:
         raise RuntimeError(f"{' '.join(args)} under {mpi}: {left} processes were left behind")
     return json.loads(last)
+
+
+def gone(mark: str) -> None:
+    """Wait until all processes of a job have ended, at most a moment: a launcher may be quicker than its ranks."""
+    for _ in range(10):
+        if not family(mark):
+            return
+        time.sleep(LEAVING_SECONDS / 10)
 
 
 def end(mark: str) -> int:
