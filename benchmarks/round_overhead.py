@@ -104,7 +104,7 @@ class Bare:
     def client(self, member: Member, shipments: list[Shipment]) -> None:
         """Receive the state, send the layers."""
         wait([member.control.Ibcast(self.call, root=0)])
-        wait([member.data.Ibcast(part, root=0) for part in member.packing.received(member.state)])
+        wait([member.data.Ibcast(part, root=0) for part in member.parts])
         wait([request for shipment in shipments for request in member.send(shipment)])
 
 

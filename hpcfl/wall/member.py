@@ -60,8 +60,9 @@ class Member:
         self.job, self.host, self.rest, self.spare = job, host, rest, spare
         self.worker = Worker()
         self.worker.start(lambda put: host.warm())
-        self.packing = Packing(public(job.algorithm.start(job.task)))
-        self.state = self.packing.empty()
+        packing = Packing(public(job.algorithm.start(job.task)))
+        state = packing.empty()
+        self.parts, self.views = packing.received(state), packing.views(state)
         self._posted = self._total = 0
         self._over, self._there = threading.Event(), threading.Event()
         self._sit(bench, seat, connected)
@@ -129,16 +130,15 @@ class Member:
 
     def _visit(self, call: Call) -> None:
         """Compute the visits that are asked for; send each group as soon as it is ready."""
-        state = [self.data.Ibcast(part, root=0) for part in self.packing.received(self.state)]
+        state = [self.data.Ibcast(part, root=0) for part in self.parts]
         asked = self.job.asked(call.round, cohort=call.cohort, deadline=call.deadline, attempt=call.attempt)
         slots = [row[self.seat] for row in self.bench.slots(call.cohort)]
         self._posted, self._total = 0, len(slots) * len(self.wire)
         over, there = self._over, self._there = threading.Event(), threading.Event()
-        views = self.packing.views(self.state)
 
         def shared() -> State:
             there.wait()
-            return self.host.placed(views)
+            return self.host.placed(self.views)
 
         self.worker.start(lambda put: self.host.visits(asked, shared, slots, self.wire, self.seat, over, put))
         self._wait(state)  # the worker is awake meanwhile and has planned its visits
@@ -200,8 +200,8 @@ class Member:
 
     def _score(self, call: Call) -> None:
         """Test the clients' models on their own test parts."""
-        self._wait([self.data.Ibcast(part, root=0) for part in self.packing.received(self.state)])
-        shared = self.host.placed(self.packing.views(self.state))
+        self._wait([self.data.Ibcast(part, root=0) for part in self.parts])
+        shared = self.host.placed(self.views)
         answer = Scoring(len(self.bench.clients))
         self.worker.start(lambda put: put(self.host.scores(call.round, shared)))
         answer.data[:, self.bench.places(self.seat)] = self._rested()
