@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hpcfl.algorithms import Algorithm
 from hpcfl.config import from_table
+from hpcfl.cores import cores
 from hpcfl.job import Job
 from hpcfl.memory import LEAN_BYTES, give_back
 from hpcfl.message import Block, Layout, State
@@ -30,6 +31,7 @@ from hpcfl.wall.member import Member
 from hpcfl.wall.roster import benches
 from hpcfl.wall.server import Server
 from hpcfl.wall.tally import Tally
+from hpcfl.wire import Patience
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
@@ -134,17 +136,20 @@ class Timed(Server):
 
 def server(job: Job, comm: MPI.Intracomm) -> Timed:
     """Return the server's side; every client rank calls `serve` or `member` meanwhile."""
+    Patience.crowd = comm.Get_size() / len(cores())
     made = start.led(job, comm, _here(comm), NOWHERE, Stop(NOWHERE, True), 0).server
     return Timed(job, made.fleet, made.rest)
 
 
 def serve(job: Job, comm: MPI.Intracomm) -> None:
     """Be a client rank until the server says that the run is over."""
+    Patience.crowd = comm.Get_size() / len(cores())
     start.served(job, comm, _here(comm), job.begin(comm.Get_rank()), lambda: None)
 
 
 def member(job: Job, comm: MPI.Intracomm) -> Member:
     """Return a client rank's side, whose `serve` may be called again after the server's `leave`."""
+    Patience.crowd = comm.Get_size() / len(cores())
     rank = comm.Get_rank()
     rows = benches(job.config.lane_width, _here(comm), job.chunks)
     number, bench = next((number, bench) for number, bench in enumerate(rows) if rank in bench.ranks)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpcfl import config as configs
 from hpcfl import stopping, store
 from hpcfl.agreement import first, settled
-from hpcfl.cores import share_of_cores
+from hpcfl.cores import cores, share_of_cores
 from hpcfl.errors import Stopped, Told, UsageError
 from hpcfl.failure import fail, forget
 from hpcfl.memory import prefer_large_pages
@@ -43,6 +43,10 @@ def carry_out(order: Order, comm: Any) -> None:
     from hpcfl.job import Job
 
     rank, size = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
+    if comm is not None:
+        from hpcfl.wire import Patience
+
+        Patience.crowd = beside / len(cores())
     settled(comm, lambda: _check_mpi(config, comm))
     job = settled(comm, lambda: Job.of(config, order.data, size, _device(here), threads))
     processes = _processes(comm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from math import inf
+from typing import ClassVar
 
 import numpy as np
 from mpi4py import MPI
@@ -14,7 +15,8 @@ from hpcfl.errors import Elsewhere, Told, UsageError
 STEPS = 3
 YIELD_SECONDS = 0.0005  # of looking: some 200 looks at a single request
 SHORT_SECONDS, LONG_SECONDS = 0.0002, 0.002
-MOVED_SECONDS = 2e-5  # of computing: what copying some bytes takes, and a first look after a sleep does not
+MOVED_SECONDS = 2e-5  # of computing: what copying some bytes takes
+COLD_SECONDS = 5e-6  # more of it for a first look after a sleep, times ranks per core: others have used the caches
 
 
 class Patience:
@@ -23,8 +25,15 @@ class Patience:
     A blocking wait spins: 33 waiting MPICH ranks on 2 cores made a computing one 16 times slower. A plain back-off
     without the first regime costs 14 times at 1 MB. One look moves MPI on by one step, and what has come while this
     rank slept needs up to three: so many looks follow every sleep. A look that takes much longer than others has
-    moved bytes. Looks at many lanes take long too; they are rarer.
+    moved bytes. Where looks take long, as they do at many lanes or among many ranks of MPICH, they are rarer.
+
+    Attributes
+    ----------
+    crowd : float
+        Ranks per core of this host: all that wait together are to take a quarter of the cores at most.
     """
+
+    crowd: ClassVar[float] = 1.0
 
     def __init__(self) -> None:
         self.least = inf
@@ -33,19 +42,21 @@ class Patience:
     def moved(self) -> None:
         """Begin anew: something has just happened."""
         self.looks, self.start, self.used = 0, time.monotonic(), time.thread_time()
+        self.cold = 0.0
 
     def pause(self, most: float = 1.0) -> None:
         """Give way or sleep, at most `most` seconds."""
         look = time.thread_time() - self.used
-        if look > 5 * self.least + MOVED_SECONDS:
+        if look > 5 * self.least + MOVED_SECONDS + self.cold:
             self.moved()
-        self.looks += 1
+        self.looks, self.cold = self.looks + 1, 0.0
         self.least = min(self.least, max(look, 1e-6))
         if self.looks * self.least < YIELD_SECONDS or self.looks % STEPS:
             os.sched_yield()
         else:
             nap = SHORT_SECONDS if time.monotonic() - self.start < 0.01 else LONG_SECONDS
-            time.sleep(max(0.0, min(most, max(nap, 10 * self.least))))
+            time.sleep(max(0.0, min(most, max(nap, 4 * STEPS * self.least * self.crowd))))
+            self.cold = COLD_SECONDS * self.crowd
         self.used = time.thread_time()
 
 
