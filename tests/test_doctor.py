@@ -158,7 +158,7 @@ def test_the_ranks_of_these_tests(world: Any) -> None:
     shown = json.loads(world.told(as_json(found) if found else ""))
     assert shown["world"] == world.size
     assert shown["ranks"][world.rank]["host"] == socket.gethostname()
-    assert shown["ranks"][world.rank]["cores"] == worlds.cores()
+    assert shown["ranks"][world.rank]["cores"] == cores()
     here = [rank for rank in shown["ranks"] if rank["host"] == socket.gethostname()]
     assert len(here) == worlds.local(world.comm)[1]
     assert all(rank["share"] >= 1 for rank in here)
