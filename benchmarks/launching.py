@@ -101,8 +101,7 @@ def run(mpi: str, ranks: int, args: Sequence[str], limit: float, outlive: bool =
         code = child.wait()
     finally:
         timer.cancel()
-        gone(mark)
-        left = end(mark)
+        left = left_behind(mark)
     if not last.startswith("{"):
         raise RuntimeError(f"{' '.join(args)} under {mpi}: no result, exit code {code}")
     if left:
@@ -110,12 +109,13 @@ def run(mpi: str, ranks: int, args: Sequence[str], limit: float, outlive: bool =
     return json.loads(last)
 
 
-def gone(mark: str) -> None:
-    """Wait until all processes of a job have ended, at most a moment: a launcher may be quicker than its ranks."""
+def left_behind(mark: str) -> int:
+    """Return how many of a job's processes had to be killed: a launcher may be a moment quicker than its ranks."""
     for _ in range(10):
         if not family(mark):
-            return
+            return 0
         time.sleep(LEAVING_SECONDS / 10)
+    return end(mark)
 
 
 def end(mark: str) -> int:

@@ -139,7 +139,7 @@ def finished(mpi: str, ranks: int, args: list[str]) -> tuple[int | None, int]:
     except subprocess.TimeoutExpired:
         pass
     finally:
-        left = launching.end(mark)
+        left = launching.left_behind(mark)
     return code, left
 
 

@@ -103,6 +103,7 @@ def job_of(algorithm: Algorithm, ranks: int, width: int | str, rules: Mapping[st
         "model": {"name": "mlp", "hidden": [8]},
         **more,
     }
+    Patience.crowd = ranks / len(cores())
     job = Job.of(from_table(table), None, ranks)
     lean = sum(value.nbytes for value in algorithm.start(job.task).values()) >= LEAN_BYTES
     if lean:
@@ -136,20 +137,17 @@ class Timed(Server):
 
 def server(job: Job, comm: MPI.Intracomm) -> Timed:
     """Return the server's side; every client rank calls `serve` or `member` meanwhile."""
-    Patience.crowd = comm.Get_size() / len(cores())
     made = start.led(job, comm, _here(comm), NOWHERE, Stop(NOWHERE, True), 0).server
     return Timed(job, made.fleet, made.rest)
 
 
 def serve(job: Job, comm: MPI.Intracomm) -> None:
     """Be a client rank until the server says that the run is over."""
-    Patience.crowd = comm.Get_size() / len(cores())
     start.served(job, comm, _here(comm), job.begin(comm.Get_rank()), lambda: None)
 
 
 def member(job: Job, comm: MPI.Intracomm) -> Member:
     """Return a client rank's side, whose `serve` may be called again after the server's `leave`."""
-    Patience.crowd = comm.Get_size() / len(cores())
     rank = comm.Get_rank()
     rows = benches(job.config.lane_width, _here(comm), job.chunks)
     number, bench = next((number, bench) for number, bench in enumerate(rows) if rank in bench.ranks)

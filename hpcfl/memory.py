@@ -31,7 +31,7 @@ def give_back() -> None:
     _set(PIECE_BYTES, PIECE_BYTES)
 
 
-def settle() -> None:
+def freeze() -> None:
     """Let Python's collector pass over what is there now: looking through all of torch costs a round milliseconds."""
     gc.collect()
     gc.freeze()

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.message import State
+from hpcfl.pages import ALIGNED
 
-ALIGNED = 64  # bytes; torch's own allocations begin at such multiples, and the last bits of a product depend on it
 ALONE = 2**20  # bytes; tensors of this size travel from where they are, smaller ones are put together
 Bytes = NDArray[np.uint8]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 CHUNK_BYTES = 2**24
 LARGE_BYTES = 2**21  # from here on torch does it, and gaps in the chunks would be large
-ALIGNED = 64  # bytes, as torch's own allocations
+ALIGNED = 64  # bytes; torch's own allocations begin at such multiples, and the last bits of a product depend on it
 
 
 class Shelf:

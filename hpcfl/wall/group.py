@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.message import Block, Layout
-from hpcfl.packing import ALONE
+from hpcfl.packing import ALONE, Packing
 from hpcfl.plan import Floats
 
 Array = NDArray[np.generic]
@@ -53,8 +53,7 @@ class Group:
 
     def empty(self) -> Parcel:
         """Return room for a parcel, full of zeros."""
-        large = (self.blocks[name] for name in self.large)
-        return [self.head(), *(torch.zeros(prod(block.shape), dtype=block.dtype) for block in large)]
+        return [torch.zeros(size, dtype=dtype) for size, dtype in self.sizes()]
 
     def sizes(self) -> list[tuple[int, torch.dtype]]:
         """Return entries and type of each part of a parcel."""
@@ -106,16 +105,8 @@ def wire(layout: Layout, width: int) -> list[Group]:
 
 def room(groups: list[Group]) -> list[Parcel]:
     """Return room for a parcel of each group, full of zeros, in one piece: large pieces lie in large pages."""
-    parcels = [group.sizes() for group in groups]
-    starts, total = [], 0
-    for sizes in parcels:
-        for size, dtype in sizes:
-            starts.append(total)
-            total += -(-size * dtype.itemsize // 64) * 64
-    whole = torch.zeros(total, dtype=torch.uint8)
-    places = iter(starts)
-    return [[_part(whole, next(places), size, dtype) for size, dtype in sizes] for sizes in parcels]
-
-
-def _part(whole: Tensor, start: int, size: int, dtype: torch.dtype) -> Tensor:
-    return whole[start : start + size * dtype.itemsize].view(dtype)
+    sizes = [size for group in groups for size in group.sizes()]
+    like = {str(place): torch.empty(size, dtype=kind, device="meta") for place, (size, kind) in enumerate(sizes)}
+    packing = Packing(like)
+    parts = iter(packing.views(packing.empty()).values())
+    return [[next(parts) for _ in group.sizes()] for group in groups]

@@ -154,9 +154,7 @@ class Lane:
             kind = MPI.Datatype.fromcode(view.dtype.char)
             return self.data.Igatherv([view[:0], kind], [view, ([0, view.size], [0, 0]), kind], root=0)
         data.zero_()  # the server's own part of the sum
-        request = self.data.Ireduce(MPI.IN_PLACE, view, MPI.SUM, root=0)
-        request.Test()  # the state is on its way meanwhile, and zeroing takes its time
-        return request
+        return self.data.Ireduce(MPI.IN_PLACE, view, MPI.SUM, root=0)
 
     def _advance(self) -> None:
         self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcfl.errors import RunError
-from hpcfl.memory import settle
+from hpcfl.memory import freeze
 from hpcfl.message import State
 from hpcfl.packing import Packing, public
 from hpcfl.wall.answers import Saving, Scoring
@@ -67,7 +67,7 @@ class Member:
         self._over, self._there = threading.Event(), threading.Event()
         self._sit(bench, seat, connected)
         self._rested()
-        settle()
+        freeze()
         self._arrive()
 
     def _sit(self, bench: Bench, seat: int, connected: Connected) -> None:

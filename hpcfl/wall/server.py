@@ -11,7 +11,7 @@ import numpy as np
 
 from hpcfl.deadlines import Deadlines
 from hpcfl.errors import RunError
-from hpcfl.memory import settle
+from hpcfl.memory import freeze
 from hpcfl.message import State
 from hpcfl.packing import Bytes, Packing, public
 from hpcfl.plan import Floats, Ints, Invitation, Plan
@@ -54,7 +54,7 @@ class Server:
         for lane in self.fleet.lanes:
             lane.expect(lane.counted)
         self.fleet.settled(inf)
-        settle()
+        freeze()
 
     # rounds
 
@@ -98,8 +98,6 @@ class Server:
         self.fleet.caught_up()
         while True:
             self.fleet.reform()
-            if all(lane.state == "idle" for lane in self.fleet.lanes):
-                return drawn  # the common case, and nobody waits while it is found out
             free = np.intersect1d(drawn.cohort, self.fleet.hosted("idle"))
             if len(free) >= need:
                 return self.job.asked(round_, cohort=free, deadline=deadline, attempt=attempt)
