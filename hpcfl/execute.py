@@ -113,7 +113,7 @@ def _in_real_time(job: Job, order: Order, now: Progress, comm: Any, hosts: list[
     from hpcfl.wall.watch import Watch
 
     folder = Path(order.run_dir)
-    stop, watch = stopping.Stop(folder, first(comm)), Watch(folder)
+    stop, watch = stopping.Stop(folder, first(comm)), Watch(folder, job.config.lost_after)
 
     def rest() -> None:
         stopping.hand_on(stop, folder)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
@@ -23,6 +23,7 @@ from hpcfl.wall.member import Member
 from hpcfl.wall.roster import Bench, benches
 from hpcfl.wall.rounds import RealTime, last_saved
 from hpcfl.wall.server import Server
+from hpcfl.wall.watch import Parted
 from hpcfl.world import has_cuda, has_ulfm
 
 
@@ -78,7 +79,11 @@ def served(
     direct = job.task.device.type == "cuda" and bool(has_cuda(comm))
     host = Host(job, job.hosted(rank), now.personal, direct)
     member = Member(job, host, bench, seat, connected, rest, spare)
-    call = member.serve()
+    try:
+        call = member.serve()
+    except Parted as parted:
+        print(f"hpcfl: rank {rank}: {parted}", file=sys.stderr, flush=True)
+        _drop(None if parted.state == "done" else Stopped(now.round, parted.state))
     stopped = Stopped(call.round, "the server says so") if call.stopped else None
     if call.hard:
         _drop(stopped)
@@ -96,7 +101,7 @@ def dismissed(rounds: RealTime, comm: MPI.Intracomm, done: int, stopped: Stopped
         _drop(stopped)
 
 
-def _drop(stopped: Stopped | None) -> None:
+def _drop(stopped: Stopped | None) -> NoReturn:
     """End this process without MPI's farewell: it would wait for the dead."""
     sys.stdout.flush()
     sys.stderr.flush()
