@@ -127,14 +127,14 @@ def test_a_run_goes_on_without_two_dead_ranks(tmp_path: Path) -> None:
 # ---- studies
 
 
-def readable(here: Path, ended: Ended) -> int:
-    """Everything that was told of is there; return how many rounds."""
+def readable(here: Path, ended: Ended, *also: str) -> int:
+    """Everything that was told of is there, and the run is not said to be well; return how many rounds."""
     told = [int(line.split()[1].split("/")[0]) for line in ended.out.splitlines() if line.startswith("round ")]
     data = store.open_run(here / "run")
     assert data["round"].values.tolist() == list(range(data.sizes["round"]))
     assert data.sizes["round"] >= max(told, default=0)
     assert np.isfinite(data["accuracy"].values).all()
-    assert data.attrs["status"] in ("failed", "killed")
+    assert data.attrs["status"] in ("failed", "killed", *also)
     return data.sizes["round"]
 
 
@@ -142,7 +142,7 @@ def nobody_is_left(here: Path) -> None:
     lines = (here / "run" / "status").read_text().splitlines()
     for line in lines:
         if line.startswith("rank "):
-            assert not alive(int(line.split(":")[1].split()[0])), line
+            assert not alive(int(line.split()[3])), line  # "rank 3: process 4711 on host"
 
 
 def goes_on_later(mpi: str, here: Path, *options: str) -> None:
@@ -183,8 +183,9 @@ def test_the_server_dies(mpi: str, options: tuple[str, ...], width: Any, tmp_pat
 @pytest.mark.parametrize("mpi", mpis())
 def test_without_fault_tolerance_a_death_ends_the_job(mpi: str, width: Any, tmp_path: Path) -> None:
     ended = run(mpi, tmp_path, [(2, 5)], f"lane_width={width}")
-    assert ended.code != 0
-    assert readable(tmp_path, ended) >= 5
+    assert ended.code not in (0, 2)
+    assert mpi == "mpich" or "rank 3" in ended.out + ended.err  # MPICH's launcher may name another process
+    assert readable(tmp_path, ended, "stopped") >= 5  # where the launcher ends the others by TERM, they save
     nobody_is_left(tmp_path)
     goes_on_later(mpi, tmp_path)
 
