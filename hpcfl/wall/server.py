@@ -23,13 +23,13 @@ from hpcfl.wall.fleet import Fleet
 from hpcfl.wall.held import Held
 from hpcfl.wall.lane import Lane
 from hpcfl.wall.tally import Tally
+from hpcfl.wall.watch import LEAVE_SECONDS
 from hpcfl.wire import Patience
 
 if TYPE_CHECKING:
     from hpcfl.job import Job
 
 SAVE_SECONDS = 5.0
-LEAVE_SECONDS = 60.0
 
 
 class Server:

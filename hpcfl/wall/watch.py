@@ -9,7 +9,7 @@ from hpcfl import store
 from hpcfl.errors import RunError
 
 LOOK_SECONDS = 2.0
-PARTING_SECONDS = 60.0  # a run that is over waits as long for its late ranks, and as long for their farewell
+LEAVE_SECONDS = 60.0  # how long a run that is over waits for its late ranks, and then for their farewell
 
 
 class Parted(Exception):  # noqa: N818
@@ -41,7 +41,7 @@ class Watch:
 
     def __init__(self, folder: Path, lost_after: float | None = None) -> None:
         self.folder = folder
-        self.parting = 2 * min(PARTING_SECONDS, lost_after or PARTING_SECONDS) + LOOK_SECONDS
+        self.parting = 2 * min(LEAVE_SECONDS, lost_after or LEAVE_SECONDS) + LOOK_SECONDS
         self.due = time.monotonic() + LOOK_SECONDS
         self.over: float | None = None
 
