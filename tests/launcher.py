@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,11 @@ class Ended:
     code: int
     out: str
     err: str
+
+    @property
+    def said(self) -> list[str]:
+        """Lines of hpcfl's own among all that went to stderr; Open MPI's launcher may put a stray byte before one."""
+        return re.findall(r"^\W?(hpcfl: .*)$", self.err, re.MULTILINE)
 
 
 def job(
@@ -63,6 +69,7 @@ def alone(command: Sequence[str], limit: float, env: Mapping[str, str] | None = 
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
+        errors="replace",
         start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
     )
