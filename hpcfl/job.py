@@ -165,6 +165,7 @@ class Job:
         sizes = self.task.federation.train_sizes[[client]]
         return Visits(round, np.array([client]), np.ones(1, dtype=np.int64), sizes, reach[None], over)
 
+    @cached_property
     def group_layers(self) -> Ints:
         """Return for each group of the layout the lowest layer (1 … L) in it; L for what is no layer's, int64 [G]."""
         level = {

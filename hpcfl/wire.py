@@ -15,7 +15,9 @@ from hpcfl.errors import Elsewhere, Told, UsageError
 STEPS = 3
 YIELD_SECONDS = 0.0005  # of looking: some 200 looks at a single request
 SHORT_SECONDS, LONG_SECONDS = 0.0002, 0.002
+NAPS = 50  # a nap takes this part of the waiting so far, within these bounds: what is awaited is noticed as much later
 MOVED_SECONDS = 2e-5  # of computing: what copying some bytes takes
+COMING = 1e10  # bytes per second that come or leave on one host: where so many are on their way, nobody sleeps
 COLD_SECONDS = 5e-6  # more of it for a first look after a sleep, times ranks per core: others have used the caches
 
 
@@ -25,7 +27,9 @@ class Patience:
     A blocking wait spins: 33 waiting MPICH ranks on 2 cores made a computing one 16 times slower. A plain back-off
     without the first regime costs 14 times at 1 MB. One look moves MPI on by one step, and what has come while this
     rank slept needs up to three: so many looks follow every sleep. A look that takes much longer than others has
-    moved bytes. Where looks take long, as they do at many lanes or among many ranks of MPICH, they are rarer.
+    moved bytes, but in looks that do much else this is hard to see: whoever knows how many bytes are on their way says
+    so, and does not sleep for as long as copying them may take. Where looks take long, as they do at many lanes or
+    among many ranks of MPICH, they are rarer.
 
     Attributes
     ----------
@@ -36,7 +40,7 @@ class Patience:
     crowd: ClassVar[float] = 1.0
 
     def __init__(self) -> None:
-        self.least = inf
+        self.least, self.looked = inf, 0.0
         self.moved()
 
     def moved(self) -> None:
@@ -44,17 +48,19 @@ class Patience:
         self.looks, self.start, self.used = 0, time.monotonic(), time.thread_time()
         self.cold = 0.0
 
-    def pause(self, most: float = 1.0) -> None:
-        """Give way or sleep, at most `most` seconds."""
+    def pause(self, most: float = 1.0, coming: int = 0) -> None:
+        """Give way or sleep, at most `most` seconds; `coming` bytes are known to be on their way."""
         look = time.thread_time() - self.used
         if look > 5 * self.least + MOVED_SECONDS + self.cold:
             self.moved()
         self.looks, self.cold = self.looks + 1, 0.0
         self.least = min(self.least, max(look, 1e-6))
-        if self.looks * self.least < YIELD_SECONDS or self.looks % STEPS:
+        self.looked += self.least
+        awake = self.looks * self.least < YIELD_SECONDS or self.looked * COMING < coming
+        if awake or self.looks % STEPS:
             os.sched_yield()
         else:
-            nap = SHORT_SECONDS if time.monotonic() - self.start < 0.01 else LONG_SECONDS
+            nap = min(LONG_SECONDS, max(SHORT_SECONDS, (time.monotonic() - self.start) / NAPS))
             time.sleep(max(0.0, min(most, max(nap, 4 * STEPS * self.least * self.crowd))))
             self.cold = COLD_SECONDS * self.crowd
         self.used = time.thread_time()

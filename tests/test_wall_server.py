@@ -26,9 +26,7 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
 
     class Seen(Slot):
         def __init__(self, lane: Any, clients: list[int]) -> None:
-            self.clients, self.ranks, self.wire = clients, lane.bench.ranks, lane.wire
-            self.data = [group.empty() for group in self.wire]
-            self.requests, self.times = [[] for _ in self.wire], []
+            super().__init__(lane, clients, [group.empty() for group in lane.wire])
 
         def arrive(self, number: int, client: int) -> None:
             group, parcel = self.wire[number], self.data[number]
@@ -46,7 +44,10 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
             self.state, self.reason, self.calls = "idle", "", []
             self.counted, self.slot, self.due = np.zeros(1, np.int64), None, 0
             self.worked, self.sent, self.received = np.zeros((2, 1)), 0, 0
-            self.turns, self.answer = False, None
+            self.turns, self.answer, self.sending = False, None, 0
+
+        def receive(self, parcel: Any) -> list[Any]:
+            return []
 
         def _called(self, call: Call) -> None:
             self.calls.append(call)

@@ -242,8 +242,8 @@ def test_a_rank_alone_sends_values_as_they_are() -> None:
     group = Group(LAYOUT[1], 1)
     found = sealed(group, 0, {"b.weight": ([[1.0, 2.0], [3.0, 4.0]], 3.0)})
     assert found.Test()
-    assert group.sent(found.parcel).tolist() == [True]
-    assert group.seconds(found.parcel).tolist() == [0.5]
+    assert (group.signs(found.parcel)[0] > 0).tolist() == [True]
+    assert group.signs(found.parcel)[1].tolist() == [0.5]
     assert group.value(found.parcel, "b.weight").tolist() == [1.0, 2.0, 3.0, 4.0]
     assert group.weights(found.parcel, "b.weight").tolist() == [3.0]
     assert group.value(found.parcel, "b.bias").tolist() == [0.0, 0.0]
@@ -257,8 +257,8 @@ def test_sums_of_several_ranks_tell_them_apart() -> None:
     third = sealed(group, 2, {"b.bias": ([0.5, -1.0], 4.0)})
     parcels = zip(group.empty(), first.parcel, Dock(torch.device("cpu")).nothing(group).parcel, third.parcel)
     summed = [torch.stack(parts).sum(0) for parts in parcels]  # the server's own, and three ranks'
-    assert group.sent(summed).tolist() == [True, False, True]
-    assert group.seconds(summed).tolist() == [0.5, 0.0, 2.5]
+    assert (group.signs(summed)[0] > 0).tolist() == [True, False, True]
+    assert group.signs(summed)[1].tolist() == [0.5, 0.0, 2.5]
     assert group.weights(summed, "b.weight").tolist() == [2.0, 0.0, 0.0]
     assert group.weights(summed, "b.bias").tolist() == [2.0, 0.0, 4.0]
     assert group.value(summed, "b.weight").tolist() == [2.0, 4.0, 6.0, 8.0]
@@ -309,7 +309,7 @@ def paced(enforce: str, seconds: float, over: threading.Event) -> Pace:
     """A visit of three groups, with a third, two thirds and all of its work done."""
     job: Any = SimpleNamespace(
         shares=np.array([1.0, 2 / 3, 1 / 3]),
-        group_layers=lambda: np.array([3, 2, 1]),
+        group_layers=np.array([3, 2, 1]),
         config=SimpleNamespace(speed=SimpleNamespace(enforce=enforce)),
     )
     return Pace(job, seconds, over)
@@ -371,7 +371,7 @@ class Visit:
         return float(value)
 
     def weight(self, group: Group, sent: Shipment, name: str) -> float:
-        assert group.sent(sent.parcel)[self.seat]
+        assert group.signs(sent.parcel)[0, self.seat] == 1
         return float(group.weights(sent.parcel, name)[self.seat])
 
 
@@ -465,7 +465,7 @@ def visited(job: Job, host: Host, slots: list[int], over: threading.Event | None
     put: list[Shipment] = []
     asked, groups = job.asked(1, deadline=inf), wire(job.layout, 1)
     shared = job.algorithm.start(job.task)
-    host.visits(asked, lambda: shared, slots, groups, 0, over or threading.Event(), put.append)
+    host.visits(asked, shared, slots, groups, 0, over or threading.Event(), put.append)
     return put
 
 
@@ -518,7 +518,7 @@ def test_a_visit_ends_at_the_block_after_which_the_round_is_over(salf: Job) -> N
             over.set()
 
     asked, groups = salf.asked(1, deadline=inf), wire(salf.layout, 1)
-    host.visits(asked, lambda: salf.algorithm.start(salf.task), [0, 2], groups, 0, over, last)
+    host.visits(asked, salf.algorithm.start(salf.task), [0, 2], groups, 0, over, last)
     assert len(put) == 2
     host.acknowledge({0: 3, 2: 0, 4: 0, 6: 0})
     advanced = [name for name, value in host.states[0].items() if value.any()]

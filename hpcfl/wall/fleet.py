@@ -59,7 +59,7 @@ class Fleet:
         """Move everything on, then pause for a moment."""
         if self.poll():
             patience.moved()
-        patience.pause(most)
+        patience.pause(most, sum(lane.sending for lane in self.lanes))
 
     def poll(self) -> bool:
         """Move every lane on; return whether anything has happened."""

@@ -62,7 +62,7 @@ class Group:
 
     def sign(self, parcel: Parcel, seat: int, seconds: float) -> None:
         """Mark the parcel as sent by `seat`, `seconds` after its visit began."""
-        parcel[0].numpy()[[seat, self.width + seat]] = 1.0, seconds
+        self.signs(parcel)[:, seat] = 1.0, seconds
 
     def weigh(self, parcel: Parcel, seat: int, name: str, weight: float) -> None:
         """Write down the weight of a block."""
@@ -71,15 +71,10 @@ class Group:
         # in two parts: 48 bits are enough for numbers of samples
         parcel[0].numpy()[[start, start + self.width]] = high, weight - float(high)
 
-    def sent(self, parcel: Parcel) -> NDArray[np.bool_]:
-        """Return which seats have sent this group, bool [width]."""
-        flags: NDArray[np.bool_] = parcel[0].numpy()[: self.width] > 0
-        return flags
-
-    def seconds(self, parcel: Parcel) -> Floats:
-        """Return the seconds that each seat's visit had taken, float64 [width]."""
-        seconds: Floats = parcel[0].numpy()[self.width : 2 * self.width].astype(np.float64)
-        return seconds
+    def signs(self, parcel: Parcel) -> NDArray[np.floating]:
+        """Return where seats sign: above 0 who has sent this group, then its visit's seconds by then, [2, width]."""
+        signs: NDArray[np.floating] = parcel[0].numpy()[: 2 * self.width].reshape(2, self.width)
+        return signs
 
     def weights(self, parcel: Parcel, name: str) -> Floats:
         """Return each seat's weight of a block, float64 [width]."""

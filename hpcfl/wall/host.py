@@ -55,23 +55,17 @@ class Host:
     def visits(
         self,
         asked: Invitation,
-        shared: Callable[[], State],
+        shared: State,
         slots: Sequence[int],
         wire: Sequence[Group],
         seat: int,
         over: Event,
         put: Put,
     ) -> None:
-        """Compute visits one after the other (−1: nobody's) and put the groups of each; stop when it is `over`.
-
-        Parameters
-        ----------
-        shared : callable
-            Waits for the shared state and returns it.
-        """
+        """Compute visits one after the other (−1: nobody's) and put the groups of each; stop when it is `over`."""
         plan = self.job.plan(asked)
         seconds = self.job.config.speed.enforced(asked)
-        state = shared()
+        state = self.placed(shared)
         for client in slots:
             if over.is_set():
                 return
@@ -137,7 +131,7 @@ class Pace:
     """
 
     def __init__(self, job: Job, seconds: float, over: Event) -> None:
-        self.shares = job.shares[job.group_layers() - 1]
+        self.shares = job.shares[job.group_layers - 1]
         self.busy = job.config.speed.enforce == "busy"
         self.target, self.over = seconds, over
         self.start = time.monotonic()

@@ -48,7 +48,7 @@ class Lane:
         self.worked: Floats = np.zeros((2, len(bench.ranks)))
         self._sends: list[tuple[Any, Any]] = []
         self._plan: list[list[int]] = []
-        self._opened = self._ahead = 0
+        self._opened = self._ahead = self._clear = 0
         self._buffers: list[Parcel] = []
         self.slot: Slot | None = None
         self._closing: list[Any] = []
@@ -143,8 +143,13 @@ class Lane:
         current = self.slot.visits if self.slot is not None and not self.slot.complete else 0
         return current + self._ahead
 
+    @property
+    def sending(self) -> int:
+        """Bytes that are being sent to the lane."""
+        return sum(kept.nbytes for _, kept in self._sends)
+
     def receive(self, parcel: Parcel) -> list[Any]:
-        """Start to receive one group: from one rank as it is, from several summed up on the way."""
+        """Start to receive one group: from one rank as it is, from several added on the way to what is there."""
         return [self._received(data) for data in parcel]
 
     def _received(self, data: Tensor) -> Any:
@@ -153,7 +158,6 @@ class Lane:
         if len(self.bench.ranks) == 1:
             kind = MPI.Datatype.fromcode(view.dtype.char)
             return self.data.Igatherv([view[:0], kind], [view, ([0, view.size], [0, 0]), kind], root=0)
-        data.zero_()  # the server's own part of the sum
         return self.data.Ireduce(MPI.IN_PLACE, view, MPI.SUM, root=0)
 
     def _advance(self) -> None:
@@ -168,17 +172,31 @@ class Lane:
 
     def _visit(self) -> None:
         """Receive a slot, but not before the state has been sent: both at once take a third longer."""
-        if self.slot is None and not self._sends:
+        if self.slot is None and self._sends:
+            self._clear_next()
+        elif self.slot is None:
             self.open_next()
         if self.slot is not None and self.slot.poll() and self._opened == len(self._plan):
             self.state = "idle"
 
     def open_next(self) -> None:
         """Begin to receive the next slot, into the buffers of the one before: that one must have been summed up."""
-        self._buffers = self._buffers or room(self.wire)
+        while self._clear_next():
+            pass
+        self._clear = 0
         self.slot = Slot(self, self._plan[self._opened], self._buffers)
         self._opened += 1
         self._ahead = sum(real(clients) for clients in self._plan[self._opened :])
+
+    def _clear_next(self) -> bool:
+        """Set the next group's buffers to zero, the server's own part of a sum; return whether there was any left."""
+        self._buffers = self._buffers or room(self.wire)
+        if len(self.bench.ranks) == 1 or self._clear == len(self._buffers):
+            return False
+        for data in self._buffers[self._clear]:
+            data.zero_()
+        self._clear += 1
+        return True
 
     @property
     def turns(self) -> bool:

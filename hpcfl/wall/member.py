@@ -11,7 +11,6 @@ from mpi4py import MPI
 
 from hpcfl.errors import RunError
 from hpcfl.memory import freeze
-from hpcfl.message import State
 from hpcfl.packing import Packing, public
 from hpcfl.wall.answers import Saving, Scoring
 from hpcfl.wall.call import Call, Op, length
@@ -62,9 +61,9 @@ class Member:
         self.worker.start(lambda put: host.warm())
         packing = Packing(public(job.algorithm.start(job.task)))
         state = packing.empty()
-        self.parts, self.views = packing.received(state), packing.views(state)
+        self.parts, self.views, self.coming = packing.received(state), packing.views(state), packing.nbytes
         self._posted = self._total = 0
-        self._over, self._there = threading.Event(), threading.Event()
+        self._over = threading.Event()
         self._sit(bench, seat, connected)
         self._rested()
         freeze()
@@ -99,7 +98,6 @@ class Member:
         """Leave a lane that has lost a rank for one of this rank alone."""
         self.spare = None
         self._over.set()
-        self._there.set()
         self._sit(self.bench.single(self.seat), 0, spare)
         self._arrive()
 
@@ -134,15 +132,10 @@ class Member:
         asked = self.job.asked(call.round, cohort=call.cohort, deadline=call.deadline, attempt=call.attempt)
         slots = [row[self.seat] for row in self.bench.slots(call.cohort)]
         self._posted, self._total = 0, len(slots) * len(self.wire)
-        over, there = self._over, self._there = threading.Event(), threading.Event()
-
-        def shared() -> State:
-            there.wait()
-            return self.host.placed(self.views)
-
-        self.worker.start(lambda put: self.host.visits(asked, shared, slots, self.wire, self.seat, over, put))
-        self._wait(state)  # the worker is awake meanwhile and has planned its visits
-        there.set()
+        over = self._over = threading.Event()
+        self._wait(state, self.coming)
+        work = self.host.visits
+        self.worker.start(lambda put: work(asked, self.views, slots, self.wire, self.seat, over, put))
         while self._posted < self._total and not self._heard.Test():
             shipment = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
             while shipment is not None:
@@ -200,7 +193,7 @@ class Member:
 
     def _score(self, call: Call) -> None:
         """Test the clients' models on their own test parts."""
-        self._wait([self.data.Ibcast(part, root=0) for part in self.parts])
+        self._wait([self.data.Ibcast(part, root=0) for part in self.parts], self.coming)
         shared = self.host.placed(self.views)
         answer = Scoring(len(self.bench.clients))
         self.worker.start(lambda put: put(self.host.scores(call.round, shared)))
@@ -214,12 +207,12 @@ class Member:
 
     # waiting
 
-    def _wait(self, requests: list[Any]) -> None:
-        """Wait until all are complete, without spinning."""
+    def _wait(self, requests: list[Any], coming: int = 0) -> None:
+        """Wait until all are complete, without spinning; `coming` bytes are known to be on their way."""
         patience = Patience()
         while not all(request.Test() for request in requests):
             self._progress()
-            patience.pause()
+            patience.pause(coming=coming)
 
     def _progress(self) -> None:
         done = [MPI.Request.Testall(requests) for requests, _ in self._sends]

@@ -22,6 +22,7 @@ class Slot:
         self.clients, self.ranks, self.visits = clients, lane.bench.ranks, real(clients)
         self.wire, self.data = lane.wire, data
         self.requests = [lane.receive(parcel) for parcel in data]
+        self.signs = [group.signs(parcel) for group, parcel in zip(self.wire, data)]
         self.times: list[float] = []
 
     def poll(self) -> bool:
@@ -37,15 +38,13 @@ class Slot:
 
     def sent(self, groups: int) -> Ints:
         """Return how many of the first `groups` groups each rank really sent before it gave up, int64 [width]."""
-        flags = [group.sent(data) for group, data in zip(self.wire[:groups], self.data)]
-        whole = np.vstack([*flags, np.zeros(len(self.ranks), dtype=bool)])
-        count: Ints = np.argmin(whole, axis=0)
+        flags = np.array([*(signs[0] for signs in self.signs[:groups]), np.zeros(len(self.ranks))])
+        count: Ints = np.argmin(flags > 0, axis=0)
         return count
 
     def seconds(self, seat: int) -> float:
         """Return the seconds that a rank's visit had taken when it sent the last group that arrived."""
-        seen = [group.seconds(data)[seat] for group, data in zip(self.wire, self.data[: len(self.times)])]
-        return float(max(seen, default=0.0))
+        return max((float(signs[1, seat]) for signs in self.signs[: len(self.times)]), default=0.0)
 
 
 def real(clients: list[int]) -> int:
