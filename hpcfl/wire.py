@@ -15,7 +15,7 @@ from hpcfl.errors import Elsewhere, Told, UsageError
 STEPS = 3
 YIELD_SECONDS = 0.0005  # of looking: some 200 looks at a single request
 LONG_SECONDS = 0.002
-NAPS = 50  # a nap takes this part of the waiting so far: what is awaited is noticed as much later
+NAPS = 50  # a nap takes this part of the waiting so far, times ranks per core: what is awaited is noticed as much later
 MOVED_SECONDS = 2e-5  # of computing: what copying some bytes takes
 COMING = 1e10  # bytes per second that come or leave on one host: where so many are on their way, nobody sleeps
 COLD_SECONDS = 5e-6  # more of it for a first look after a sleep, times ranks per core: others have used the caches
@@ -60,7 +60,7 @@ class Patience:
         if awake or self.looks % STEPS:
             os.sched_yield()
         else:
-            nap = min(LONG_SECONDS, (time.monotonic() - self.start) / NAPS)
+            nap = min(LONG_SECONDS, self.crowd * (time.monotonic() - self.start) / NAPS)
             time.sleep(max(0.0, min(most, max(nap, 4 * STEPS * self.least * self.crowd))))
             self.cold = COLD_SECONDS * self.crowd
         self.used = time.thread_time()
