@@ -312,7 +312,7 @@ def paced(enforce: str, seconds: float, over: threading.Event) -> Pace:
         group_layers=np.array([3, 2, 1]),
         config=SimpleNamespace(speed=SimpleNamespace(enforce=enforce)),
     )
-    return Pace(job, seconds, over)
+    return Pace(job, seconds, over, time.monotonic())
 
 
 @pytest.mark.parametrize("enforce", ["sleep", "busy"])

@@ -63,6 +63,7 @@ class Host:
         put: Put,
     ) -> None:
         """Compute visits one after the other (−1: nobody's) and put the groups of each; stop when it is `over`."""
+        start = time.monotonic()
         plan = self.job.plan(asked)
         seconds = self.job.config.speed.enforced(asked)
         state = self.placed(shared)
@@ -75,8 +76,9 @@ class Host:
                 continue
             row = int(np.searchsorted(asked.cohort, client))
             visits = self.job.visits_of(asked.round, client, plan.reach[row], over)
-            pace = Pace(self.job, float(seconds[row]), over)
+            pace = Pace(self.job, float(seconds[row]), over, start)
             self._visit(client, state, visits, Sender(wire, seat, self.dock, pace, put, self.job.whole))
+            start = time.monotonic()
 
     def _visit(self, client: int, shared: State, visits: Visits, sender: Sender) -> None:
         own = {name: value.clone() for name, value in self.states[client].items()}
@@ -128,13 +130,14 @@ class Pace:
     ----------
     seconds : float
         What a whole visit shall take; 0 for as fast as it goes.
+    start : float
+        When the visit began (seconds of the monotonic clock).
     """
 
-    def __init__(self, job: Job, seconds: float, over: Event) -> None:
+    def __init__(self, job: Job, seconds: float, over: Event, start: float) -> None:
         self.shares = job.shares[job.group_layers - 1]
         self.busy = job.config.speed.enforce == "busy"
-        self.target, self.over = seconds, over
-        self.start = time.monotonic()
+        self.target, self.over, self.start = seconds, over, start
 
     def seconds(self) -> float:
         """Return the seconds since the visit began."""
