@@ -95,12 +95,13 @@ class Bare:
     def __init__(self, lanes: Sequence[Lane] = ()) -> None:
         self.call = np.zeros(8, np.int64)
         self.buffers = [room(lane.wire) for lane in lanes]  # the server keeps those of its lanes
+        self.summed = [own for lane, own in zip(lanes, self.buffers) if len(lane.bench.ranks) > 1]
 
     def server(self, lanes: list[Lane], state: list[Bytes]) -> None:
         """Send the state down, receive the layers."""
         wait([lane.control.Ibcast(self.call, root=0) for lane in lanes])
         wait([lane.data.Ibcast(part, root=0) for lane in lanes for part in state])
-        for part in [part for own in self.buffers for parcel in own for part in parcel]:
+        for part in [part for own in self.summed for parcel in own for part in parcel]:
             part.zero_()  # the server's own part of the sums
         wait([request for lane, own in zip(lanes, self.buffers) for parcel in own for request in lane.receive(parcel)])
 
