@@ -12,8 +12,8 @@ that it costs to hand 8 layers over. Measured at the server, in turns, in one jo
 - ``blocking``: one ``Bcast`` and one ``Reduce`` of the whole float32 model.
 
 Each comes after the server's own step (sums on fixed grids in float64, new state), while the others wait; the step is
-timed by itself. Medians of 40 rounds (of 20 from 100 MB on), after 3 that do
-not count. 1 minute on 2 cores. Prints a table and one JSON line last.
+timed by itself. Medians of 40 rounds (of 20 from 100 MB on), after 3 that do not count. 1 minute on 2 cores. Prints a
+table and one JSON line last.
 """
 
 from __future__ import annotations

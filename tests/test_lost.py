@@ -104,7 +104,7 @@ def goes_on_without(here: Path, ended: Ended) -> None:
     assert {event["client"] for event in events} == lost
     assert {client for client, _ in summary(folder)["lost"]} == lost
     for rank, hosted in HOSTED.items():
-        told = [line for line in ended.err.splitlines() if line.startswith(f"hpcfl: rank {rank} is lost")]
+        told = [line for line in ended.said if line.startswith(f"hpcfl: rank {rank} is lost")]
         assert len(told) == bool(hosted & dead)
         assert all(line.endswith(f"and with it clients {rank - 1}, {rank + 3}") for line in told)
     for event in events:

@@ -61,7 +61,7 @@ class Member:
         self.worker.start(lambda put: host.warm())
         packing = Packing(public(job.algorithm.start(job.task)))
         state = packing.empty()
-        self.parts, self.views, self.coming = packing.received(state), packing.views(state), packing.nbytes
+        self.parts, self.views = packing.received(state), packing.views(state)
         self._posted = self._total = 0
         self._over = threading.Event()
         self._sit(bench, seat, connected)
@@ -128,12 +128,12 @@ class Member:
 
     def _visit(self, call: Call) -> None:
         """Compute the visits that are asked for; send each group as soon as it is ready."""
-        state = [self.data.Ibcast(part, root=0) for part in self.parts]
+        state = self._expect_state()
         asked = self.job.asked(call.round, cohort=call.cohort, deadline=call.deadline, attempt=call.attempt)
         slots = [row[self.seat] for row in self.bench.slots(call.cohort)]
         self._posted, self._total = 0, len(slots) * len(self.wire)
         over = self._over = threading.Event()
-        self._wait(state, self.coming)
+        self._wait(*state)
         work = self.host.visits
         self.worker.start(lambda put: work(asked, self.views, slots, self.wire, self.seat, over, put))
         while self._posted < self._total and not self._heard.Test():
@@ -193,7 +193,7 @@ class Member:
 
     def _score(self, call: Call) -> None:
         """Test the clients' models on their own test parts."""
-        self._wait([self.data.Ibcast(part, root=0) for part in self.parts], self.coming)
+        self._wait(*self._expect_state())
         shared = self.host.placed(self.views)
         answer = Scoring(len(self.bench.clients))
         self.worker.start(lambda put: put(self.host.scores(call.round, shared)))
@@ -206,6 +206,10 @@ class Member:
         self._wait([answer.send(self.data, self.seat, self.host.personal())])
 
     # waiting
+
+    def _expect_state(self) -> tuple[list[Any], int]:
+        """Begin to receive the shared state; return the requests, and how many bytes come."""
+        return [self.data.Ibcast(part, root=0) for part in self.parts], sum(part.nbytes for part in self.parts)
 
     def _wait(self, requests: list[Any], coming: int = 0) -> None:
         """Wait until all are complete, without spinning; `coming` bytes are known to be on their way."""

@@ -98,10 +98,10 @@ class Server:
         self.fleet.caught_up()
         while True:
             self.fleet.reform()
-            free = self._those(drawn.cohort, "idle")
+            free = np.intersect1d(drawn.cohort, self.fleet.hosted("idle"), assume_unique=True)
             if len(free) >= need:
                 return self.job.asked(round_, cohort=free, deadline=deadline, attempt=attempt)
-            left = self._those(drawn.cohort, "idle", "active", "late")
+            left = np.intersect1d(drawn.cohort, self.fleet.hosted("idle", "active", "late"), assume_unique=True)
             if len(left) < need:
                 ranks = ", ".join(str(loss.rank) for loss in self.fleet.lost)
                 raise RunError(
@@ -110,12 +110,6 @@ class Server:
                 )
             self.rest()
             self.fleet.look(patience)
-
-    def _those(self, cohort: Ints, *states: str) -> Ints:
-        """Return who of the cohort lives on lanes in these states."""
-        there = np.zeros(self.job.config.clients, dtype=bool)
-        there[self.fleet.hosted(*states)] = True
-        return cohort[there[cohort]]
 
     def _until_over(self, tally: Tally) -> None:
         """Wait until the round's rule says that it is over."""
