@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcfl import trees
+from hpcfl import mpi_settings
 from hpcfl.memory import prefer_large_pages
 
 PREFIXES = Path(os.environ.get("HPCFL_MPI", Path(__file__).parent.parent / ".mpi"))
@@ -62,7 +62,7 @@ def environment(mpi: str, mark: str) -> dict[str, str]:
         "UCX_NET_DEVICES": "lo",
         "OMP_NUM_THREADS": "1",
     }
-    trees.prefer(settings)  # as every run does; here MPI and torch are loaded before anything of hpcfl
+    mpi_settings.prefer(settings)  # as every run does; here MPI and torch are loaded before anything of hpcfl
     prefer_large_pages(settings)
     return settings
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from hpcfl import trees
+from hpcfl import mpi_settings
 from hpcfl.errors import Elsewhere, RunError, UsageError
 
 Environ = Mapping[str, str]
@@ -20,7 +20,6 @@ OPENMPI, HYDRA = "Open MPI's mpiexec", "MPICH's mpiexec"
 CONNECTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK")  # a launcher that MPI can talk to
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")  # last: hydra's are proxies
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
-ULFM = "OMPI_MCA_mpi_ft_enable"  # all that the ranks see of mpiexec --with-ft ulfm
 PATIENCE = 5.0  # seconds: launchers kill all when the first process leaves, so the one that speaks must be the first
 
 
@@ -170,7 +169,7 @@ def has_ulfm(comm: Any) -> bool:
     if comm is None:
         return False
     found = re.match(r"Open MPI v(\d+)", _loaded().Get_library_version())
-    switched = os.environ.get(ULFM, "").lower() in ("1", "true", "yes", "enabled")
+    switched = mpi_settings.ulfm_asked(os.environ)
     return found is not None and int(found[1]) >= 5 and switched
 
 
@@ -214,7 +213,7 @@ def _loaded() -> Any:
     RunError
         If it cannot be loaded.
     """
-    trees.prefer(os.environ)
+    mpi_settings.prefer(os.environ)
     try:
         import mpi4py
 

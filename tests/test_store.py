@@ -81,7 +81,8 @@ def printed(process, word="row"):
     """What the process said before it died."""
     out, _ = process.communicate()
     assert process.returncode == -signal.SIGKILL
-    return [int(line.split()[1]) for line in out.splitlines() if line.startswith(word)]
+    whole = [line for line in out.splitlines(keepends=True) if line.endswith("\n")]  # the last one may be cut
+    return [int(line.split()[1]) for line in whole if line.startswith(word)]
 
 
 def check_rows(dataset: xarray.Dataset, expected):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcfl import cores
+from hpcfl import cores, mpi_settings
 from hpcfl import world as worlds
 from hpcfl.cli import main
 from hpcfl.errors import Elsewhere, RunError, UsageError
@@ -50,7 +50,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def start(environ: dict[str, str]) -> None:
         monkeypatch.setattr(worlds, "PATIENCE", 0)
-        for key in (*ALL, worlds.ULFM):
+        for key in (*ALL, mpi_settings.ULFM):
             monkeypatch.delenv(key, raising=False)
         for key, value in environ.items():
             monkeypatch.setenv(key, value)
@@ -256,10 +256,25 @@ def test_mpi_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, start: Any) 
     ],
 )
 def test_ulfm(text: str, switch: str | None, expected: bool, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    start({} if switch is None else {worlds.ULFM: switch})
+    start({} if switch is None else {mpi_settings.ULFM: switch})
     monkeypatch.setattr(worlds, "_loaded", lambda: Library(text, 4))
     assert worlds.has_ulfm(object()) is expected
     assert worlds.has_ulfm(None) is False
+
+
+@pytest.mark.parametrize(("switch", "expected"), [("1", "1"), ("0", None), (None, None)])
+def test_only_with_fault_tolerance_nobody_waits_for_the_launcher(switch: str | None, expected: str | None) -> None:
+    (name,) = mpi_settings.FAREWELL
+    environ = {} if switch is None else {mpi_settings.ULFM: switch}
+    mpi_settings.prefer(environ)
+    assert environ.get(name) == expected
+
+
+def test_what_the_user_has_set_is_kept() -> None:
+    asked = dict.fromkeys([*mpi_settings.TREES, *mpi_settings.FAREWELL], "0") | {mpi_settings.ULFM: "1"}
+    environ = dict(asked)
+    mpi_settings.prefer(environ)
+    assert environ == asked
 
 
 def test_cuda_is_unknown_where_it_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
