@@ -436,6 +436,8 @@ def test_a_whole_visit_leaves_all_at_once() -> None:
     visit.take(loss=1.0, b_bias=2.0, b_weight=3.0)
     assert visit.put == []
     visit.take(a_weight=4.0)
+    assert visit.put == []
+    visit.sender.finish()
     assert [list(group) for group in visit.found] == [["loss"], ["b.weight", "b.bias"], ["a.weight"]]
 
 
@@ -524,6 +526,25 @@ def test_a_visit_ends_at_the_block_after_which_the_round_is_over(salf: Job) -> N
     host.acknowledge({0: 3, 2: 0, 4: 0, 6: 0})
     advanced = [name for name, value in host.states[0].items() if value.any()]
     assert advanced == list(salf.layout[1])
+
+
+@pytest.mark.parametrize("last", [0, 1, 2, 3])
+def test_what_has_left_as_a_whole_counts_though_the_round_closes_then(last: int) -> None:
+    """Once one group has left all do; the state is there although the round was over before the visit's end."""
+    job = job_in_real_time(3, algorithm={"name": "fedavg", "momentum": 0.9, "persist_optimizer": True})
+    host, over, put = hosted(job, 1), threading.Event(), []  # type: ignore[var-annotated]
+    groups = wire(job.layout, 1)
+
+    def close(shipment: Shipment) -> None:
+        if len(put) == last:
+            over.set()
+        put.append(shipment)
+
+    host.visits(job.asked(1, deadline=inf), job.algorithm.start(job.task), [0, 2], groups, 0, over, close)
+    assert len(put) == len(groups) == 4
+    host.acknowledge({0: 1, 2: 0, 4: 0, 6: 0})
+    assert all(value.any() for value in host.states[0].values())
+    assert not any(value.any() for value in host.states[2].values())
 
 
 def holding(new: dict[str, float]) -> Host:

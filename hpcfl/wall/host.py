@@ -157,7 +157,8 @@ class Pace:
 class Sender:
     """Gathers the blocks of a visit into groups and puts each group when it is ready.
 
-    Where a visit is whole or nothing, all groups wait for the last one.
+    Where a visit is whole or nothing, all groups wait until the visit has ended: by then the client's new state is
+    there for the acknowledgement, which may come as soon as the last group has left.
     """
 
     def __init__(self, wire: Sequence[Group], seat: int, dock: Dock, pace: Pace, put: Put, whole: bool) -> None:
@@ -200,6 +201,8 @@ class Sender:
                 raise ValueError(f"block '{name}' was changed after it was yielded: yield a tensor that stays as it is")
         while self.number < len(self.wire):
             self._leave()
+        if self.whole:
+            self._put()
 
     def _begin(self) -> None:
         group = self.wire[self.number]
@@ -212,7 +215,12 @@ class Sender:
         self.number += 1
         if self.number < len(self.wire):
             self._begin()
-        if not self.pace.over.is_set() and (not self.whole or self.number == len(self.wire)):
+        if not self.whole:
+            self._put()
+
+    def _put(self) -> None:
+        """Let what is held leave, unless the round is over."""
+        if not self.pace.over.is_set():
             for shipment in self.held:
                 self.put(shipment)
             self.held = []
