@@ -42,7 +42,7 @@ if launching.inside():
     from hpcfl.job import Job
     from hpcfl.message import State
     from hpcfl.plan import Floats, Invitation
-    from hpcfl.speed import Equal
+    from hpcfl.speeds.equal import Equal
 
     class Sleeps(Equal):
         """Each client's visit takes the seconds that are drawn for it."""

@@ -14,7 +14,7 @@ from hpcfl.models import model_class, models
 from hpcfl.participation import Participation
 from hpcfl.presets import presets, read_toml
 from hpcfl.section import Section
-from hpcfl.speed import speed_models
+from hpcfl.speeds import speed_class, speeds
 
 
 def lines() -> Iterator[str]:
@@ -27,7 +27,7 @@ def lines() -> Iterator[str]:
         "algorithm": [algorithm_class(name) for name in algorithms()],
         "data": [source_class(name) for name in sources()],
         "model": [model_class(name) for name in models()],
-        "speed": list(speed_models()),
+        "speed": [speed_class(name) for name in speeds()],
         "participation": [Participation],
     }
     for section, classes in chosen.items():

@@ -19,7 +19,7 @@ from hpcfl.models import Model, model_class
 from hpcfl.participation import Participation
 from hpcfl.presets import Table, apply, find, read_toml
 from hpcfl.section import Section
-from hpcfl.speed import Speed, speed_class
+from hpcfl.speeds import Speed, speed_class
 
 S = TypeVar("S", bound=Section)
 

@@ -14,7 +14,7 @@ from hpcfl.errors import UsageError
 from hpcfl.plan import Floats, Ints, Invitation, Plan
 from hpcfl.rng import keyed
 from hpcfl.section import Section
-from hpcfl.speed import Speed
+from hpcfl.speeds.base import Speed
 
 
 class Participation(Section):
@@ -120,7 +120,7 @@ class Participation(Section):
         depth[order[:wanted]] = 1
         known = 1.0 if wanted == len(seconds) else np.nan  # the chance to be among the first n has no closed form
         reach = np.full((len(seconds), asked.layers), known)
-        closes = float(seconds[order[wanted - 1]])
+        closes = float(seconds[order[wanted - 1]]) + speed.communication
         none = np.zeros(asked.layers)
         return Plan(asked.round, asked.cohort, seconds, depth, closes, reach, none, deadline, asked.attempt)
 
@@ -132,5 +132,5 @@ class Participation(Section):
             depth = np.where(late, asked.layers + 1, depth)
             reach = np.repeat(reach[:, :1], asked.layers, axis=1)
             missing = np.repeat(missing[:1], asked.layers)
-        closes = asked.deadline if late.any() else float(seconds.max())
+        closes = (asked.deadline if late.any() else float(seconds.max())) + speed.communication
         return Plan(asked.round, asked.cohort, seconds, depth, closes, reach, missing, asked.deadline, asked.attempt)

@@ -109,6 +109,32 @@ def test_shards_are_refused_where_the_classes_are_too_small():
     assert len(partition.shards(pool, 10, 2, rng(0))) == 10
 
 
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(4, 12), seeds)
+def test_label_groups_share_no_class(groups, classes, clients, seed):
+    pool = rng(seed).permutation(np.repeat(np.arange(12), 40))
+    parts = partition.grouped(pool, clients, classes, groups, rng(seed))
+    assert_disjoint(parts, pool, clients)
+    held = [set(pool[part]) for part in parts]
+    assert {len(classes_of) for classes_of in held} == {classes}
+    for block, own in zip(np.array_split(np.arange(clients), groups), np.array_split(np.arange(12), groups)):
+        assert set().union(*(held[client] for client in block)) <= set(own.tolist())
+    if groups == 1:
+        assert all(map(np.array_equal, parts, partition.shards(pool, clients, classes, rng(seed))))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"label_groups": 2}, "has no meaning with data.partition = 'iid'"),
+        ({"partition": "shards", "classes": 4, "label_groups": 3}, r"groups has at least 3; nearest: 3$"),
+        ({"partition": "shards", "classes": 1, "label_groups": 9}, r"8 clients to be grouped; nearest: 8$"),
+    ],
+)
+def test_label_groups_that_cannot_be_are_refused(keys, message):
+    with pytest.raises(UsageError, match=message):
+        Digits(**keys).check(8, None)
+
+
 @given(pools, st.integers(1, 30), st.floats(1e-6, 1e6), seeds)
 def test_dirichlet_parts_are_equal_and_never_empty(pool, clients, alpha, seed):
     assume(clients <= len(pool))

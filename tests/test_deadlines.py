@@ -12,7 +12,9 @@ from hpcfl.deadlines import Deadlines
 from hpcfl.errors import UsageError
 from hpcfl.job import Job
 from hpcfl.participation import Participation
-from hpcfl.speed import Equal, Exponential, UniformDepth
+from hpcfl.speeds.equal import Equal
+from hpcfl.speeds.exponential import Exponential
+from hpcfl.speeds.uniform_depth import UniformDepth
 from runs import play, resume, same, table
 
 ADAPTIVE = {"close": "deadline", "deadline": "adaptive"}

@@ -8,7 +8,8 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.config import typed
 from hpcfl.errors import UsageError
 from hpcfl.participation import Participation
-from hpcfl.speed import Equal, UniformDepth
+from hpcfl.speeds.equal import Equal
+from hpcfl.speeds.uniform_depth import UniformDepth
 from toys import Rounds, cnn_task, load, mlp_task, plain, planned, read, same_bits, visits_of
 
 SIZES = [3, 20, 8, 11, 4]

@@ -16,7 +16,10 @@ from hpcfl.job import Job
 from hpcfl.participation import Participation
 from hpcfl.plan import Invitation
 from hpcfl.show import summary
-from hpcfl.speed import Equal, Exponential, Speed, UniformDepth
+from hpcfl.speeds import Speed
+from hpcfl.speeds.equal import Equal
+from hpcfl.speeds.exponential import Exponential
+from hpcfl.speeds.uniform_depth import UniformDepth
 from runs import play, resume, same, table
 from toys import invitation
 
@@ -47,6 +50,28 @@ class Written(Speed):
 
     def seconds(self, asked):
         return np.array(self.seconds_of[min(asked.attempt, len(self.seconds_of) - 1)])[asked.cohort]
+
+
+# --- the time of a round ------------------------------------------------------------------------------------
+
+RULES = {
+    "all": ({}, lambda times: times.max()),
+    "first": ({"close": "first", "first": 3}, lambda times: np.sort(times)[2]),
+    "deadline": ({"close": "deadline", "deadline": 2.0}, lambda times: min(2.0, times.max())),
+    "nobody": ({"close": "deadline", "deadline": 1e-9}, lambda times: 1e-9),
+}
+
+
+@pytest.mark.parametrize("communication", [0.0, 0.25, 100.0])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", ["fixed", "dynamic"])
+def test_a_round_takes_its_slowest_visit_and_the_communication(rule, kind, communication):
+    keys, slowest = RULES[rule]
+    speed = Exponential(kind=kind, communication=communication)
+    for round_ in range(20):
+        asked_ = replace(asked(range(6), deadline=keys.get("deadline", np.inf), clients=6), round=round_)
+        plan = Participation(**keys).plan(speed, asked_, layerwise=True)
+        assert plan.closes == slowest(speed.seconds(asked_)) + communication
 
 
 # --- an attempt ---------------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ from hpcfl.config import typed
 from hpcfl.errors import UsageError
 from hpcfl.message import Deposits
 from hpcfl.participation import Participation
-from hpcfl.speed import Equal, Exponential, UniformDepth
+from hpcfl.speeds.equal import Equal
+from hpcfl.speeds.exponential import Exponential
+from hpcfl.speeds.uniform_depth import UniformDepth
 from toys import (
     Rounds,
     cnn_task,

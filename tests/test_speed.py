@@ -14,7 +14,11 @@ from hpcfl.errors import UsageError
 from hpcfl.job import Job
 from hpcfl.participation import Participation
 from hpcfl.plan import Invitation, Plan
-from hpcfl.speed import Equal, Exponential, Speed, UniformDepth, speed_class
+from hpcfl.speeds import Speed, speed_class
+from hpcfl.speeds.equal import Equal
+from hpcfl.speeds.exponential import Exponential
+from hpcfl.speeds.groups import Groups
+from hpcfl.speeds.uniform_depth import UniformDepth
 from toys import Rounds, invitation, mlp_task
 
 ALPHA = 1e-4  # chance of a false alarm per comparison; the seeds are fixed, so it is drawn once for all
@@ -95,8 +99,42 @@ def test_dynamic_times_are_drawn_anew_each_round_around_paces_that_stay(kind):
     assert stats.spearmanr(units[:, 1:].flatten(), units[:, :-1].flatten()).pvalue > ALPHA
 
 
+@pytest.mark.parametrize("kind", ["fixed", "dynamic"])
+def test_groups_are_as_fast_as_their_means(kind):
+    speed = Groups(kind=kind, means_of=(0.1, 2.0, 10.0), shares_of=(0.5, 0.2, 0.3))
+    groups = np.array([speed.group(seed, 10) for seed in range(500)])
+    assert (np.sort(groups) == [0] * 5 + [1] * 2 + [2] * 3).all()
+    assert mean_is(groups[:, 0] == 2, 0.3, np.sqrt(0.21))  # client 0 is in any of them
+    times = np.array([speed.seconds(asked(seed, seed % 3)) for seed in range(500)])
+    units = times / np.array(speed.means_of)[groups]
+    assert stats.kstest(units.flatten(), stats.expon.cdf).pvalue > ALPHA
+    again = np.array([speed.seconds(asked(seed, seed % 3 + 1)) for seed in range(500)])
+    assert (times == again).all() if kind == "fixed" else (times != again).all()
+
+
+@pytest.mark.parametrize("speed", [Exponential(), Exponential(kind="dynamic-rate"), Groups(), Groups(kind="dynamic")])
+def test_clients_may_be_numbered_from_fast_to_slow(speed):
+    ordered = speed.model_copy(update={"sorted": True})
+    np.testing.assert_array_equal(ordered.paces(3, 30), np.sort(speed.paces(3, 30)))
+    assert (np.diff(speed.paces(3, 30)) < 0).any()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"means_of": (0.0, 1.0)}, r"^speed\.means_of: expected seconds above 0, got \[0\.0, 1\.0\]$"),
+        ({"shares_of": (1.0,)}, r"^speed\.shares_of: .* each of the 2 groups"),
+        ({"shares_of": (0.9, 0.2)}, r"1 in all, got \[0\.9, 0\.2\]$"),
+        ({"shares_of": (1.5, -0.5)}, "1 in all"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(keys, message):
+    with pytest.raises(UsageError, match=message):
+        Groups(**keys).check(Participation())
+
+
 def test_a_clients_time_does_not_depend_on_who_else_is_invited():
-    for speed in (Exponential(), Exponential(kind="dynamic-rate"), UniformDepth(redraw=False)):
+    for speed in (Exponential(), Exponential(kind="dynamic-rate"), Groups(), UniformDepth(redraw=False)):
         everyone = speed.seconds(asked(3, 5))
         some = np.array([1, 4, 8])
         np.testing.assert_array_equal(speed.seconds(asked(3, 5, cohort=some)), everyone[some])

@@ -17,8 +17,8 @@ from hpcfl.errors import RunError, UsageError
 from hpcfl.job import Job
 from hpcfl.plan import Plan
 from hpcfl.record import Recorder
-from hpcfl.speed import speed_class
-from hpcfl.trace import Trace
+from hpcfl.speeds import speed_class
+from hpcfl.speeds.trace import Trace
 from runs import METHODS, play, recorded, resume, same, table
 
 DYNAMIC = {"model": "exponential", "kind": "dynamic-rate"}
@@ -238,7 +238,7 @@ def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
     store.create(tmp_path / "odd", {"config": "{}", "data_dir": ""})
     with pytest.raises(UsageError, match=r"^speed\.run: algorithm\.name"):
         job_of(replay(values, tmp_path / "odd"))
-    with pytest.raises(UsageError, match=r"speed\.model: no model 'trac'; did you mean 'trace'\?"):
+    with pytest.raises(UsageError, match=r"speed\.model: no 'trac'; did you mean 'trace'\?"):
         from_table({**values, "speed": {"model": "trac"}})
 
 

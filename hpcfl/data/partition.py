@@ -65,6 +65,25 @@ def shards(labels: Integers, clients: int, classes: int, rng: np.random.Generato
     return _deal(labels, holds + _apportion(_even_rows(holds, spare), spare), rng)
 
 
+def grouped(labels: Integers, clients: int, classes: int, groups: int, rng: np.random.Generator) -> Parts:
+    """Give each block of clients classes of its own, and within it every client `classes` of these, as `shards` does.
+
+    Clients and classes are cut in their order into `groups` parts as equal as can be (SRPFL, appendix C: correlated
+    heterogeneity).
+
+    Raises
+    ------
+    UsageError
+        If a group's classes are too few or too small for its clients.
+    """
+    parts: Parts = []
+    present = np.unique(labels)
+    for owners, held in zip(np.array_split(np.arange(clients), groups), np.array_split(present, groups)):
+        pool = np.flatnonzero(np.isin(labels, held))
+        parts += [pool[part] for part in shards(labels[pool], len(owners), classes, rng)]
+    return parts
+
+
 def dirichlet(labels: Integers, clients: int, alpha: float, rng: np.random.Generator) -> Parts:
     """Give every client equally many samples, of classes in proportions ``q_i ~ Dir(alpha * p)``.
 
@@ -117,7 +136,7 @@ def _quotas(counts: Integers, clients: int, classes: int, rng: np.random.Generat
     total = clients * classes
     if limit.sum() < total:
         raise UsageError(
-            f"data.classes = {classes}: training samples per class are {counts.min()} to {counts.max()}, "
+            f"data.classes = {classes}: training samples per class are {counts[counts > 0].min()} to {counts.max()}, "
             f"too few for clients = {clients}; nearest: {limit.sum() // clients}"
         )
     quotas = np.zeros_like(counts)

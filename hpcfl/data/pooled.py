@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hpcfl.data.base import ClientData, Features, Federation, Header, Integers, Source
-from hpcfl.data.partition import Parts, dirichlet, follow, iid, shards
+from hpcfl.data.partition import Parts, dirichlet, follow, grouped, iid
 from hpcfl.errors import UsageError
 from hpcfl.rng import keyed
 
@@ -72,6 +72,9 @@ class Pooled(Source):
 
     partition: Literal["iid", "shards", "dirichlet"] = Field("iid", description="how clients share the pool")
     classes: int | None = Field(None, ge=1, description="distinct classes per client (shards)")
+    label_groups: int = Field(
+        1, ge=1, description="groups of classes that no two blocks of clients share, as many of each (shards)"
+    )
     alpha: float = Field(0.5, gt=0, description="concentration of the class proportions (dirichlet)")
     train_samples: int | None = Field(None, ge=1, description="use only so many training samples of the pool")
     scale: Scale = Field("unit", description="pixels to [0, 1] (unit) or [-1, 1] (centred)")
@@ -131,7 +134,7 @@ class Pooled(Source):
         if self.partition == "iid":
             return iid(labels, clients, rng), iid(pool.test_labels, clients, test_rng)
         if self.partition == "shards":
-            train = shards(labels, clients, self.classes or 1, rng)
+            train = grouped(labels, clients, self.classes or 1, self.label_groups, rng)
         else:
             train = dirichlet(labels, clients, self.alpha, rng)
         return train, follow(pool.test_labels, [labels[part] for part in train], test_rng)
@@ -143,6 +146,11 @@ class Pooled(Source):
             )
         if self.partition == "shards":
             self._check_shards(clients, header)
+        elif self.label_groups > 1:
+            raise UsageError(
+                f"data.label_groups = {self.label_groups} has no meaning with data.partition = '{self.partition}': "
+                "remove it, or set data.partition = 'shards'"
+            )
         elif self.classes is not None:
             raise UsageError(
                 f"data.classes = {self.classes} has no meaning with data.partition = '{self.partition}': "
@@ -150,11 +158,19 @@ class Pooled(Source):
             )
 
     def _check_shards(self, clients: int, header: Header) -> None:
-        most = min(header.classes, header.train // clients)
+        limit = min(header.classes, clients)
+        if self.label_groups > limit:
+            raise UsageError(
+                f"data.label_groups = {self.label_groups}: there are {header.classes} classes and {clients} clients "
+                f"to be grouped; nearest: {limit}"
+            )
+        most = min(header.classes // self.label_groups, header.train // clients)
         if self.classes is None:
             raise UsageError(f"data.partition = 'shards' needs data.classes (per client), 1 to {most}")
-        if self.classes > header.classes:
-            raise UsageError(f"data.classes = {self.classes}: there are {header.classes}; nearest: {most}")
+        there = header.classes // self.label_groups
+        if self.classes > there:
+            where = "there are" if self.label_groups == 1 else f"each of {self.label_groups} label groups has at least"
+            raise UsageError(f"data.classes = {self.classes}: {where} {there}; nearest: {most}")
         if self.classes > most:
             raise UsageError(
                 f"data.classes = {self.classes}: clients = {clients} have {header.train} training samples "

@@ -13,7 +13,7 @@ from pydantic import field_validator
 
 from hpcfl.errors import RunError, UsageError
 from hpcfl.plan import Floats, Ints, Invitation, Plan
-from hpcfl.speed import Speed
+from hpcfl.speeds.base import Speed
 
 if TYPE_CHECKING:
     from hpcfl.config import Config
