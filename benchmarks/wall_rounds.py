@@ -128,8 +128,8 @@ class Timed(Server):
     began = took = 0.0
     asked: Invitation
 
-    def _attempt(self, round_: int, attempt: int, shared: State) -> Tally:
-        tally = super()._attempt(round_, attempt, shared)
+    def _attempt(self, round_: int, attempt: int, shared: State, stage: int) -> Tally:
+        tally = super()._attempt(round_, attempt, shared, stage)
         self.took = time.monotonic() - tally.start
         self.began, self.asked = tally.start, tally.asked
         return tally

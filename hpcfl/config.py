@@ -14,6 +14,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
 from hpcfl.algorithms import Algorithm, algorithm_class
 from hpcfl.data import Header, Source, source_class
+from hpcfl.doubling import Doubling
 from hpcfl.errors import UsageError, nearest
 from hpcfl.models import Model, model_class
 from hpcfl.participation import Participation
@@ -82,6 +83,7 @@ class Config(Section):
     checkpoint: Checkpoints = Checkpoints()
     algorithm: SerializeAsAny[Algorithm]
     participation: Participation = Participation()
+    doubling: Doubling = Doubling()
     speed: SerializeAsAny[Speed]
     data: SerializeAsAny[Source]
     model: SerializeAsAny[Model]
@@ -107,6 +109,7 @@ class Config(Section):
                 f"got {self.batch_clients}; nearest: 1"
             )
         self.participation.check(self.clients)
+        self.doubling.check(self.participation)
         self.speed.check(self.participation, self.clock)
         self.speed.covers(self.rounds, self.clients)
         self.algorithm.check(self.speed.rules(self.participation), self.speed.known(self.clock))

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, inf, log, log2, sqrt
+from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field
+
+from hpcfl.errors import UsageError
 from hpcfl.plan import Floats
+from hpcfl.section import Section
+
+if TYPE_CHECKING:
+    from hpcfl.participation import Participation
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,89 @@ def stages(first: int, clients: int) -> int:
 def wanted(first: int, clients: int, stage: int) -> int:
     """Return the visits that a round of this stage waits for: ``min(N, n0 2^r)``."""
     return int(min(clients, first * 2**stage))
+
+
+class Doubling(Section):
+    """The ``[doubling]`` section: rounds that close with the first visits wait for ever more of them, stage by stage.
+
+    A stage waits for ``min(N, n0 2^r)`` visits, N being how many are invited and n0 ``participation.first``. The last
+    one, which waits for all, does not end.
+
+    Attributes
+    ----------
+    when : {"never", "rounds", "theory", "plateau", "gradient"}
+        What ends a stage: a number of rounds; as many rounds as SRPFL's theory gives it (eq. 203); that the training
+        loss has stopped falling, which needs no constant; or FLANP's criterion, a small averaged gradient.
+    rounds : int
+        Rounds per stage (``rounds``).
+    contraction : float
+        a of Theorem 4.7 (``theory``).
+    distance : float
+        Distance at the start, dist(B0, B*) (``theory``).
+    skip : bool
+        Whether the distance is followed, so that stages that are to end above it take no round (``theory``); if not,
+        every stage takes the rounds that the formula gives it.
+    patience : int
+        Rounds without a fall of the training loss after which a stage ends (``plateau``).
+    tolerance : float
+        Relative fall that counts as one (``plateau``).
+    threshold : float
+        A stage ends when the square of the round's averaged gradient is at most ``threshold / 2^r`` (``gradient``):
+        FLANP's bound, which is inversely proportional to the participants.
+    """
+
+    when: Literal["never", "rounds", "theory", "plateau", "gradient"] = "never"
+    rounds: int = Field(10, ge=1)
+    contraction: float = Field(0.1, gt=0, le=0.25)
+    distance: float = Field(1.0, gt=0)
+    skip: bool = False
+    patience: int = Field(5, ge=1)
+    tolerance: float = Field(1e-3, ge=0)
+    threshold: float = Field(0.01, gt=0)
+
+    def check(self, participation: Participation) -> None:
+        """Raise UsageError where rounds do not close with the first visits."""
+        if self.when != "never" and participation.close != "first":
+            raise UsageError(
+                f"doubling.when = '{self.when}': expected participation.close = 'first' and participation.first = n0, "
+                f"got close = '{participation.close}'; nearest: participation.close = 'first'"
+            )
+
+    def enough(self, participation: Participation, clients: int, stage: int) -> int | None:
+        """Return the visits that a round of this stage waits for; None: all."""
+        if self.when == "never" or participation.first is None:
+            return participation.first
+        return wanted(participation.first, participation.invited(clients), stage)
+
+    def after(self, stage: Stage, limits: Sequence[float], signal: float) -> Stage:
+        """Return where a run stands after one more round.
+
+        Parameters
+        ----------
+        limits : sequence of float
+            Rounds of each stage but the last, at most.
+        signal : float
+            The round's training loss (``plateau``) or the square of its averaged gradient (``gradient``); below 0:
+            nothing is known.
+        """
+        if signal < 0 and self.when in ("plateau", "gradient"):
+            return replace(stage, rounds=stage.rounds + 1)
+        fallen = signal < stage.best - self.tolerance * abs(stage.best) or stage.best == inf
+        best, since = (signal, 0) if fallen else (stage.best, stage.since + 1)
+        now = replace(stage, rounds=stage.rounds + 1, best=best, since=since)
+        if now.number >= len(limits):
+            return now
+        quiet = self.when == "plateau" and now.since >= self.patience
+        small = self.when == "gradient" and signal <= self.threshold / 2**now.number
+        over = quiet or small or now.rounds >= limits[now.number]
+        return entered(now.number + 1, limits) if over else now
+
+
+def entered(number: int, limits: Sequence[float]) -> Stage:
+    """Return the beginning of this stage, or of the next one that takes any round."""
+    while number < len(limits) and limits[number] == 0:
+        number += 1
+    return Stage(number)
 
 
 @dataclass(frozen=True)

@@ -68,14 +68,17 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
                 save(job, rounds, recorder, now)
             raise Stopped(now.round, early.wish) from None
         if rounds.serves:
+            before = now.shared
             with record.timed("server_seconds"):
                 now.shared = job.algorithm.server(job.task, now.shared, sums)
+            record.signal = job.signal(before, now.shared, sums)
         now.round += 1
         if config.evaluate.due(now.round, config.rounds):
             record.scores = evaluate(job, rounds, now)
         now.clock["sim_seconds"] += plan.closes
         now.clock["wall_seconds"] += record.elapsed()
         wish = rounds.together(record, stop.wished())
+        record.stage, now.stage = now.stage.number, job.after(now.stage, record.signal)
         if recorder is not None:
             recorder.row(plan, record, sums, now.clock)
         if wish or config.checkpoint.due(now.round, config.rounds):
@@ -105,6 +108,6 @@ def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> 
     parts = rounds.personal(now, job.algorithm.enter(job.task, 0))
     if recorder is not None:
         shared = {name: value.cpu().numpy() for name, value in now.shared.items()}
-        recorder.checkpoint(now.round, shared, parts, now.clock)
+        recorder.checkpoint(now.round, shared, parts, now.clock | now.stage.numbers())
     for _ in parts:
         pass

@@ -12,6 +12,7 @@ from hpcfl import config as configs
 from hpcfl import stopping, store
 from hpcfl.agreement import first, settled
 from hpcfl.cores import cores, share_of_cores
+from hpcfl.doubling import Stage
 from hpcfl.errors import Stopped, Told, UsageError
 from hpcfl.failure import fail, forget
 from hpcfl.memory import prefer_large_pages
@@ -169,7 +170,8 @@ def _begun(job: Job, order: Order, rank: int) -> Progress:
 
     path = Path(order.checkpoint)
     saved = store.load(path, personal=False)
-    now.round, now.clock = saved.round, dict(saved.clock)
+    now.round, now.stage = saved.round, Stage.of(saved.clock)
+    now.clock = {name: saved.clock[name] for name in now.clock}
     now.shared = {name: torch.from_numpy(saved.shared[name]).to(value) for name, value in now.shared.items()}
     for chunk in job.hosted(rank):
         state = now.personal[chunk.number]

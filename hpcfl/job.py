@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
+from math import inf
 from pathlib import Path
 from threading import Event
 
@@ -15,9 +16,10 @@ import torch
 from hpcfl.algorithms import Algorithm
 from hpcfl.config import Config
 from hpcfl.deadlines import Deadlines
+from hpcfl.doubling import Stage, Theory, entered, stages
 from hpcfl.errors import RunError
 from hpcfl.memory import LEAN_BYTES, give_back, keep_freed
-from hpcfl.message import Layout, State
+from hpcfl.message import Layout, State, Sums
 from hpcfl.plan import Floats, Ints, Invitation, Plan
 from hpcfl.ranks import Chunk, chunk_size, cut
 from hpcfl.task import Task
@@ -37,6 +39,7 @@ class Progress:
     shared: State
     personal: Personal
     clock: dict[str, float] = field(default_factory=lambda: {"sim_seconds": 0.0, "wall_seconds": 0.0})
+    stage: Stage = field(default_factory=Stage)
 
 
 @dataclass(frozen=True)
@@ -83,15 +86,21 @@ class Job:
         config.speed.covers(config.rounds, config.clients, len(shares))
         return cls(config, task, algorithm, chunks, algorithm.layout(task), shares, lean)
 
-    def plans(self, first: int) -> Iterator[Plan]:
-        """Yield the plan of each round from `first` on, without end; RunError where too few visits ever count."""
+    def plans(self, first: int, stage: Callable[[], int] = lambda: 0) -> Iterator[Plan]:
+        """Yield the plan of each round from `first` on, without end; `stage` is asked where a run stands by then.
+
+        Raises
+        ------
+        RunError
+            Where too few visits ever count.
+        """
         deadlines = Deadlines(self.config.participation)
         for round_ in count(0 if deadlines.adaptive else first):  # what came before tells an adaptive deadline
-            plan = self._planned(round_, deadlines)
+            plan = self._planned(round_, deadlines, stage())
             if round_ >= first:
                 yield plan
 
-    def _planned(self, round: int, deadlines: Deadlines) -> Plan:
+    def _planned(self, round: int, deadlines: Deadlines, stage: int) -> Plan:
         """Return the plan of a round: of its first attempt in which enough visits count."""
         if not self.algorithm.invites(round):
             return Plan.nobody(round, len(self.shares))
@@ -99,7 +108,7 @@ class Job:
             return self.plan(self.asked(round))
         closes, needed = 0.0, self.config.participation.min_clients
         for attempt in range(MOST_ATTEMPTS):
-            plan = self.plan(self.asked(round, None, deadlines.seconds(round), attempt))
+            plan = self.plan(self.asked(round, None, deadlines.seconds(round), attempt, stage))
             deadlines.saw(plan.seconds, plan.deadline)
             closes += plan.closes
             if plan.counted.sum() >= needed:
@@ -107,7 +116,12 @@ class Job:
         raise too_few(plan, needed)
 
     def asked(
-        self, round: int, cohort: Ints | None = None, deadline: float | None = None, attempt: int = 0
+        self,
+        round: int,
+        cohort: Ints | None = None,
+        deadline: float | None = None,
+        attempt: int = 0,
+        stage: int = 0,
     ) -> Invitation:
         """Return what is asked in a round.
 
@@ -119,17 +133,48 @@ class Job:
             Seconds; None: as the rule says that knows of no visits.
         attempt : int
             How many attempts at this round were void.
+        stage : int
+            The stage of doubling participant sets.
         """
         config, rules = self.config, self.config.participation
         if cohort is None:
             cohort = rules.cohort(config.seed, round, config.clients, attempt)
         if deadline is None:
             deadline = Deadlines(rules).seconds(round)
-        return Invitation(config.seed, round, config.clients, cohort, self.shares, deadline, attempt, config.clock)
+        enough = config.doubling.enough(rules, config.clients, stage)
+        facts = config.seed, round, config.clients, cohort, self.shares, deadline, attempt, config.clock
+        return Invitation(*facts, stage, enough)
 
     def plan(self, asked: Invitation) -> Plan:
         """Return one attempt at a round, decided; `closes` is that of this attempt alone."""
         return self.config.speed.plan(self.config.participation, asked, self.algorithm.layerwise)
+
+    @cached_property
+    def stage_limits(self) -> list[float]:
+        """The most rounds of each stage but the last, of doubling participant sets."""
+        doubling, rules = self.config.doubling, self.config.participation
+        if doubling.when == "never" or rules.first is None:
+            return []
+        invited = rules.invited(self.config.clients)
+        if doubling.when != "theory":
+            most = float(doubling.rounds) if doubling.when == "rounds" else inf
+            return [most] * (stages(rules.first, invited) - 1)
+        times = self.config.speed.order(self.config.seed, self.config.clients, invited)
+        theory = Theory(times, rules.first, doubling.contraction, self.config.speed.communication, doubling.distance)
+        return [*map(float, theory.rounds_with_skips() if doubling.skip else theory.rounds())]
+
+    def signal(self, before: State, after: State, sums: Sums) -> float:
+        """Return what a stage of doubling participant sets may end by, at least 0; −1: the round says nothing of it."""
+        if self.config.doubling.when == "plateau":
+            return float(sums.mean("loss")) if "loss" in sums and sums.weight("loss") else -1.0
+        if self.config.doubling.when == "gradient":
+            moved = sum(float((after[name] - value).double().square().sum()) for name, value in before.items())
+            return moved / self.algorithm.rate**2
+        return -1.0
+
+    def after(self, stage: Stage, signal: float) -> Stage:
+        """Return the stage of the next round."""
+        return self.config.doubling.after(stage, self.stage_limits, signal) if self.stage_limits else stage
 
     def hosted(self, rank: int) -> list[Chunk]:
         """Return the chunks that a rank hosts."""
@@ -142,7 +187,7 @@ class Job:
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
-        return Progress(0, self.algorithm.start(self.task), personal)
+        return Progress(0, self.algorithm.start(self.task), personal, stage=entered(0, self.stage_limits))
 
     def visits(self, plan: Plan, rows: Ints) -> Visits:
         """Return what the clients at `rows` of the cohort need to know."""

@@ -114,7 +114,7 @@ class Participation(Section):
         seconds = speed.seconds(asked)
         if self.close == "deadline":
             return self._by_deadline(asked, speed, seconds, self.whole(layerwise))
-        wanted = len(seconds) if self.first is None else min(self.first, len(seconds))
+        wanted = len(seconds) if asked.enough is None else min(asked.enough, len(seconds))
         order = np.argsort(seconds, kind="stable")
         depth = np.full(len(seconds), asked.layers + 1, dtype=np.int64)
         depth[order[:wanted]] = 1

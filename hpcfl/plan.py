@@ -35,6 +35,10 @@ class Invitation:
         How many attempts at this round were void; each draws anew.
     clock : {"simulated", "wall"}
         Whose seconds these are: drawn ones, or real ones.
+    stage : int
+        The stage of doubling participant sets.
+    enough : int
+        Visits that close the round where it closes with the first ones; None: it waits for all.
     """
 
     seed: int
@@ -45,6 +49,8 @@ class Invitation:
     deadline: float
     attempt: int = 0
     clock: str = "simulated"
+    stage: int = 0
+    enough: int | None = None
 
     @property
     def layers(self) -> int:

@@ -36,6 +36,7 @@ COLUMNS = (
     Column("blocks", ("client",), "int64", "layers of the client that counted"),
     Column("visit_seconds", ("client",), "float64", "simulated seconds a whole visit takes, inf if it never ends", "s"),
     Column("layer_weight", ("layer",), "float64", "sum of weights over the clients that reached the layer"),
+    Column("stage", (), "int64", "stage of doubling participant sets"),
     Column("void", (), "bool", "no visit counted"),
     Column("repeats", (), "int64", "void attempts before this round, participation.min_clients not being met"),
     Column("deadline", (), "float64", "seconds until the round closed at the latest", "s"),
@@ -65,6 +66,8 @@ class Record:
     wire: tuple[int, int] = (0, 0)
     scores: Mapping[str, Floats | float] = field(default_factory=dict)
     by_rank: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    signal: float = 0.0
+    stage: int = 0
     news: list[tuple[str, int, str]] = field(default_factory=list)
 
     @classmethod
@@ -97,11 +100,11 @@ class Record:
             Why the run is to stop after this round: this rank's own `wish`, or somebody's; "" if nobody's. It is empty
             on all ranks or on none.
         """
-        own = np.zeros((len(PER_RANK) + 1, transport.size))
+        own = np.zeros((len(PER_RANK) + 2, transport.size))
         timed = self.seconds.get("compute_seconds", 0.0), self.seconds.get("wait_seconds", 0.0)
-        own[:, transport.rank] = self.visits, *timed, *self.wire, number_of(wish)
+        own[:, transport.rank] = self.visits, *timed, *self.wire, self.signal, number_of(wish)
         together = transport.agree(own)
-        self.by_rank = together[:-1]
+        self.by_rank, self.signal = together[:-2], float(together[-2].sum())
         return wish or meant(together[-1])
 
 
@@ -136,6 +139,7 @@ class Recorder:
             row["loss"] = float(sums.mean("loss"))
         for name, values in zip(PER_RANK, record.by_rank):
             row[name] = values if name.endswith("seconds") else values.astype(np.int64)
+        row["stage"] = record.stage
         row["server_seconds"] = record.seconds.get("server_seconds", 0.0)
         for kind, rank, text in record.news:
             self.segment.event(plan.round, kind, rank, text)

@@ -25,11 +25,13 @@ class Simulated(Rounds):
     def __init__(self, job: Job, transport: Transport, first: int) -> None:
         self.job, self.transport = job, transport
         self.serves = transport.serves
-        self.plans = job.plans(first)
+        self.plans: Iterator[Plan] | None = None
+        self.first = first
         self.mine = job.hosted(transport.rank)
 
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Deposits]:
         """Carry out the next round: who counts, and how far, was decided before."""
+        self.plans = self.plans or self.job.plans(self.first, lambda: now.stage.number)
         plan = next(self.plans)
         self.transport.count()
         now.shared = self.transport.invite(now.shared)

@@ -64,6 +64,11 @@ class Algorithm(Section):
         """Return a client's personal state before its first visit, without a client axis."""
         return {}
 
+    @property
+    def rate(self) -> float:
+        """The learning rate: an update divided by it is taken for the averaged gradient."""
+        return 1.0
+
     def invites(self, round: int) -> bool:
         """Return whether anybody is invited in this round."""
         return True

@@ -52,6 +52,11 @@ class FedAvg(Algorithm):
     persist_optimizer: bool = False
     weights: Literal["samples", "uniform"] = "samples"
 
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.lr
+
     def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse local work of nothing, or counted in two ways."""
         if (self.epochs > 0) == (self.steps > 0):

@@ -59,6 +59,11 @@ class Salf(Algorithm):
     persist_optimizer: bool = False
     layerwise: ClassVar[bool] = True
 
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.lr
+
     def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse a rule whose chances are not known."""
         if not known and participation.close == "deadline":

@@ -5,13 +5,18 @@ A unit of work is one visit, so a pace (seconds per unit of work) is also the se
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from hpcfl.plan import Floats, Ints, Invitation, Plan
+from hpcfl.rng import keyed
 from hpcfl.section import Section
+
+DRAWS = 1000
+NO_ATTEMPT = 2**31 - 1
 
 if TYPE_CHECKING:
     from hpcfl.participation import Participation
@@ -68,6 +73,18 @@ class Speed(Section):
     def seconds(self, asked: Invitation) -> Floats:
         """Return the seconds that each invited client's visit takes this round, float64 [n]."""
         return self.paces(asked.seed, asked.clients)[asked.cohort]
+
+    def order(self, seed: int, clients: int, invited: int) -> Floats:
+        """Return the expected seconds until 1 … n of the invited visits have arrived, float64 [invited].
+
+        By default means over `DRAWS` rounds that are no round of any run.
+        """
+        found = np.zeros(invited)
+        for draw in range(DRAWS):
+            cohort = np.sort(keyed(seed, "order", draw).choice(clients, invited, replace=False))
+            asked = Invitation(seed, draw, clients, cohort, np.ones(1), inf, attempt=NO_ATTEMPT)
+            found += np.sort(self.seconds(asked))
+        return found / DRAWS
 
     def enforced(self, asked: Invitation) -> Floats:
         """Return the seconds that each invited client's visit shall take in real time, float64 [n]; 0: as it is."""

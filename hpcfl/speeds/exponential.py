@@ -42,6 +42,12 @@ class Exponential(Memoryless):
         """Whether times are drawn anew in each round."""
         return self.kind != "fixed"
 
+    def order(self, seed: int, clients: int, invited: int) -> Floats:
+        """Return ``(H_N − H_{N−n}) / λ`` where clients are alike before anything is drawn, float64 [invited]."""
+        if self.kind in ("fixed", "dynamic"):
+            return np.cumsum(1.0 / np.arange(invited, 0, -1)) / self.rate
+        return super().order(seed, clients, invited)
+
     def means(self, seed: int, clients: int) -> Floats:
         """Return the mean times, float64 [clients]."""
         if self.kind in ("fixed", "dynamic"):

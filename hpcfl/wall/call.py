@@ -10,7 +10,7 @@ import numpy as np
 from hpcfl.plan import Ints
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
-HEAD = 6  # op, round, attempt, deadline, stopped, hard
+HEAD = 7  # op, round, attempt, deadline, stage, stopped, hard
 
 
 class Op(IntEnum):
@@ -34,6 +34,8 @@ class Call:
         The round, and how many void attempts it has had.
     deadline : float
         Seconds from the round's start.
+    stage : int
+        The stage of doubling participant sets.
     stopped, hard : bool
         When leaving: whether the run was stopped, and whether to end without MPI's farewell, which the dead would
         have to take part in.
@@ -48,6 +50,7 @@ class Call:
     round: int = 0
     attempt: int = 0
     deadline: float = 0.0
+    stage: int = 0
     stopped: bool = False
     hard: bool = False
     counted: Ints = field(default_factory=lambda: NONE)
@@ -57,7 +60,7 @@ class Call:
         """Return the message as int64, `length` entries."""
         data = np.zeros(length(hosted, clients), dtype=np.int64)
         deadline = np.float64(self.deadline).view(np.int64)
-        data[:HEAD] = self.op, self.round, self.attempt, deadline, self.stopped, self.hard
+        data[:HEAD] = self.op, self.round, self.attempt, deadline, self.stage, self.stopped, self.hard
         data[HEAD : HEAD + len(self.counted)] = self.counted
         invited = np.zeros(64 * _words(clients), dtype=bool)
         invited[self.cohort] = True
@@ -67,11 +70,11 @@ class Call:
     @classmethod
     def unpacked(cls, data: Ints, hosted: int) -> Call:
         """Return the message that `packed` wrote."""
-        op, round_, attempt, _, stopped, hard = (int(value) for value in data[:HEAD])
+        op, round_, attempt, _, stage, stopped, hard = (int(value) for value in data[:HEAD])
         deadline = float(data[3:4].view(np.float64)[0])
         bits = np.unpackbits(data[HEAD + hosted :].view(np.uint8))
         counted, cohort = data[HEAD : HEAD + hosted], np.flatnonzero(bits)
-        return cls(Op(op), round_, attempt, deadline, bool(stopped), bool(hard), counted, cohort)
+        return cls(Op(op), round_, attempt, deadline, stage, bool(stopped), bool(hard), counted, cohort)
 
 
 def length(hosted: int, clients: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcfl.participation import Participation
+from hpcfl.plan import Invitation
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,10 @@ class Closing:
     enough: int | None
 
     @classmethod
-    def of(cls, participation: Participation, deadline: float) -> Closing:
-        """Return the rule of a round with this deadline (seconds)."""
+    def of(cls, participation: Participation, asked: Invitation) -> Closing:
+        """Return the rule of a round."""
         by_time = participation.close == "deadline"
-        return cls(deadline if by_time else float("inf"), participation.first)
+        return cls(asked.deadline if by_time else float("inf"), asked.enough)
 
     def over(self, arrived: int, awaited: int, seconds: float) -> bool:
         """Return whether the round is over with `arrived` complete visits, `awaited` more that may still come.

@@ -129,7 +129,7 @@ class Member:
     def _visit(self, call: Call) -> None:
         """Compute the visits that are asked for; send each group as soon as it is ready."""
         state = self._expect_state()
-        asked = self.job.asked(call.round, cohort=call.cohort, deadline=call.deadline, attempt=call.attempt)
+        asked = self.job.asked(call.round, call.cohort, call.deadline, call.attempt, call.stage)
         slots = [row[self.seat] for row in self.bench.slots(call.cohort)]
         self._posted, self._total = 0, len(slots) * len(self.wire)
         over = self._over = threading.Event()

@@ -39,7 +39,7 @@ class RealTime(Rounds):
             return plan, Held(self.job.layout, 0, plan.missing, [])
         with record.timed("wait_seconds"):
             try:
-                return self.server.exchange(now.round, now.shared)
+                return self.server.exchange(now.round, now.shared, now.stage.number)
             except Interrupted:
                 self.server.abandon()
                 raise

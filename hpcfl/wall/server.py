@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -58,14 +59,14 @@ class Server:
 
     # rounds
 
-    def exchange(self, round_: int, shared: State) -> tuple[Plan, Held]:
+    def exchange(self, round_: int, shared: State, stage: int = 0) -> tuple[Plan, Held]:
         """Run one round: invite, wait until the rule says that it is over, return what happened and the sums.
 
         A round in which fewer than ``min_clients`` visits counted is void, and repeated.
         """
         began, attempt = time.monotonic(), 0
         while True:
-            tally = self._attempt(round_, attempt, shared)
+            tally = self._attempt(round_, attempt, shared, stage)
             self.deadlines.saw(tally.seconds, tally.asked.deadline)
             if tally.count >= self.participation.min_clients:
                 break
@@ -74,8 +75,8 @@ class Server:
         plan = tally.plan(time.monotonic() - began, attempt)
         return plan, tally.sums(plan)
 
-    def _attempt(self, round_: int, attempt: int, shared: State) -> Tally:
-        asked = self._asked(round_, attempt)
+    def _attempt(self, round_: int, attempt: int, shared: State, stage: int) -> Tally:
+        asked = self._asked(round_, attempt, stage)
         state = self._state(shared)
         cohort = set(asked.cohort.tolist())
         invited = [lane for lane in self.fleet.those("idle") if not cohort.isdisjoint(lane.hosted.tolist())]
@@ -90,17 +91,17 @@ class Server:
         tally.finish(closed)
         return tally
 
-    def _asked(self, round_: int, attempt: int) -> Invitation:
+    def _asked(self, round_: int, attempt: int, stage: int) -> Invitation:
         """Return the invitation of whoever is drawn and free; wait until there are enough of them."""
         deadline = self.deadlines.seconds(round_)
-        drawn = self.job.asked(round_, deadline=deadline, attempt=attempt)
+        drawn = self.job.asked(round_, None, deadline, attempt, stage)
         need, patience = max(1, self.participation.min_clients), Patience()
         self.fleet.caught_up()
         while True:
             self.fleet.reform()
             free = np.intersect1d(drawn.cohort, self.fleet.hosted("idle"), assume_unique=True)
             if len(free) >= need:
-                return self.job.asked(round_, cohort=free, deadline=deadline, attempt=attempt)
+                return replace(drawn, cohort=free)
             left = np.intersect1d(drawn.cohort, self.fleet.hosted("idle", "active", "late"), assume_unique=True)
             if len(left) < need:
                 ranks = ", ".join(str(loss.rank) for loss in self.fleet.lost)
@@ -113,7 +114,7 @@ class Server:
 
     def _until_over(self, tally: Tally) -> None:
         """Wait until the round's rule says that it is over."""
-        closing, patience = Closing.of(self.participation, tally.asked.deadline), Patience()
+        closing, patience = Closing.of(self.participation, tally.asked), Patience()
         while True:
             seconds = time.monotonic() - tally.start
             if closing.over(*tally.progress(), seconds):
@@ -132,7 +133,8 @@ class Server:
         self.fleet.caught_up([lane for lane in unfinished if len(lane.bench.ranks) > 1])
 
     def _call(self, op: Op, lane: Lane, asked: Invitation) -> Call:
-        return Call(op, asked.round, asked.attempt, asked.deadline, counted=lane.counted, cohort=asked.cohort)
+        head = op, asked.round, asked.attempt, asked.deadline, asked.stage
+        return Call(*head, counted=lane.counted, cohort=asked.cohort)
 
     def _state(self, shared: State) -> list[Bytes]:
         """Return the shared state as it is sent: the tensors' own memory, so they are never changed in place."""

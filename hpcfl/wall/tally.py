@@ -32,9 +32,8 @@ class Tally:
 
     def __init__(self, job: Job, asked: Invitation, lanes: list[Lane], start: float) -> None:
         self.job, self.asked, self.lanes, self.start = job, asked, lanes, start
-        participation = job.config.participation
         self.whole = job.whole
-        self.first = participation.first
+        self.enough = asked.enough
         self.groups = len(job.layout)
         self.reached = [job.reached(count) for count in range(self.groups + 1)]
         self.depth: Ints = np.full(len(asked.cohort), asked.layers + 1, dtype=np.int64)
@@ -95,12 +94,12 @@ class Tally:
     def _looked_at(self) -> list[tuple[Lane, Slot]]:
         """Return the current slots; where n visits are enough, those of the first ones only."""
         slots = [(lane, lane.slot) for lane in self.lanes if lane.slot is not None]
-        if self.first is None:
+        if self.enough is None:
             return slots
         done = sorted((s for s in slots if s[1].complete), key=lambda pair: (pair[1].times[-1], pair[0].bench.ranks))
         count, taken = self.early, []
         for lane, slot in done:
-            if count < self.first:
+            if count < self.enough:
                 taken.append((lane, slot))
             count += lane.arrived
         return taken
