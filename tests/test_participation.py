@@ -69,7 +69,9 @@ def test_a_round_takes_its_slowest_visit_and_the_communication(rule, kind, commu
     keys, slowest = RULES[rule]
     speed = Exponential(kind=kind, communication=communication)
     for round_ in range(20):
-        asked_ = replace(asked(range(6), deadline=keys.get("deadline", np.inf), clients=6), round=round_)
+        asked_ = replace(
+            asked(range(6), deadline=keys.get("deadline", np.inf), clients=6), round=round_, enough=keys.get("first")
+        )
         plan = Participation(**keys).plan(speed, asked_, layerwise=True)
         assert plan.closes == slowest(speed.seconds(asked_)) + communication
 

@@ -18,6 +18,7 @@ from hpcfl.config import from_table
 from hpcfl.errors import UsageError
 from hpcfl.job import Job
 from hpcfl.message import Block, Deposits
+from hpcfl.plan import Invitation
 from hpcfl.ranks import cut
 from hpcfl.simulated import visit
 from hpcfl.wall.call import HEAD, Call, Op, length
@@ -38,12 +39,12 @@ PATIENCE = 60.0  # seconds that a thread is given to end; no thread needs them
 @pytest.mark.parametrize("op", Op)
 def test_calls_and_back(op: Op, clients: int) -> None:
     cohort = np.array([client for client in (0, 1, 62, 63, 64, 127, 128, 199) if client < clients])
-    call = Call(op, 2**40, 3, 0.1, True, False, counted=np.array([2, 0, 5]), cohort=cohort)
+    call = Call(op, 2**40, 3, 0.1, 6, True, False, counted=np.array([2, 0, 5]), cohort=cohort)
     packed = call.packed(3, clients)
     assert packed.dtype == np.int64
     assert len(packed) == length(3, clients) == HEAD + 3 + -(-clients // 64)
     found = Call.unpacked(packed, 3)
-    assert (found.op, found.round, found.attempt, found.deadline) == (op, 2**40, 3, 0.1)
+    assert (found.op, found.round, found.attempt, found.deadline, found.stage) == (op, 2**40, 3, 0.1, 6)
     assert (found.stopped, found.hard) == (True, False)
     assert found.counted.tolist() == [2, 0, 5]
     assert found.cohort.tolist() == cohort.tolist()
@@ -152,7 +153,8 @@ def test_every_way_for_a_round_to_be_over(
 )
 def test_rules_by_name(keys: dict[str, Any], expected: Closing) -> None:
     rule = from_table(table("salf", "mlp", False, participation=keys)).participation
-    assert Closing.of(rule, 0.25) == expected
+    asked = Invitation(0, 0, 7, np.arange(7), np.ones(1), 0.25, enough=rule.first)
+    assert Closing.of(rule, asked) == expected
 
 
 # ---- the second thread: Worker

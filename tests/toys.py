@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -12,15 +13,19 @@ from torch import nn
 from hpcfl.algorithms import Algorithm
 from hpcfl.data import ClientData, Federation
 from hpcfl.deadlines import Deadlines
+from hpcfl.doubling import Doubling
 from hpcfl.job import Job, Progress
 from hpcfl.message import Deposits
 from hpcfl.models.cnn import Cnn
 from hpcfl.models.mlp import Mlp
+from hpcfl.participation import Participation
 from hpcfl.plan import Invitation, Plan
 from hpcfl.ranks import cut
 from hpcfl.simulated import visit
 from hpcfl.task import Task
 from hpcfl.visits import Visits
+
+UNSTAGED = SimpleNamespace(doubling=Doubling(), participation=Participation())  # all of a config that a job looks at
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +78,8 @@ def planned(depth, layers, round_=0, missing=None):
 def invitation(participation, seed, round_, clients, shares, attempt=0):
     """What `participation` asks for in a round."""
     cohort = participation.cohort(seed, round_, clients, attempt)
-    return Invitation(seed, round_, clients, cohort, shares, Deadlines(participation).seconds(round_), attempt)
+    deadline, enough = Deadlines(participation).seconds(round_), participation.first
+    return Invitation(seed, round_, clients, cohort, shares, deadline, attempt, enough=enough)
 
 
 class Rounds:
@@ -83,7 +89,7 @@ class Rounds:
         clients = task.federation.clients
         chunks = cut(per_chunk or clients, np.ones(clients), 1)
         shares = np.arange(len(algorithm.layers(task)), 0, -1) / len(algorithm.layers(task))
-        self.job = Job(None, task, algorithm, chunks, algorithm.layout(task), shares)  # type: ignore[arg-type]
+        self.job = Job(UNSTAGED, task, algorithm, chunks, algorithm.layout(task), shares)  # type: ignore[arg-type]
         self.now: Progress = self.job.begin(0)
 
     @property
