@@ -1,0 +1,177 @@
+"""Doubling participant sets in whole runs: who is waited for, round by round, and what time that takes."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcfl import store
+from hpcfl.config import from_table
+from hpcfl.doubling import Doubling, Stage, Theory
+from hpcfl.errors import UsageError
+from hpcfl.job import Job
+from runs import play, resume, same, table
+
+FIRST = {"close": "first", "first": 1}
+POOL = {**FIRST, "invite": "uniform", "size": 5}
+WHEN: dict[str, dict[str, Any]] = {
+    "rounds": {"when": "rounds", "rounds": 2},
+    "theory": {"when": "theory", "contraction": 0.25, "distance": 3.0},
+    "skips": {"when": "theory", "contraction": 0.25, "distance": 3.0, "skip": True},
+    "plateau": {"when": "plateau", "patience": 1, "tolerance": 0.05},
+    "gradient": {"when": "gradient", "threshold": 40.0},
+}
+
+
+def staged(when: str, **more: Any) -> dict[str, Any]:
+    """Return a run of 7 clients, the first one alone at first."""
+    plain = {"participation": FIRST, "doubling": WHEN[when], "rounds": 10, "evaluate": {"every": 5}}
+    return table("fedavg", "mlp", False, **{**plain, **more})
+
+
+def counted(run: Path) -> list[int]:
+    return [int(count) for count in (store.open_run(run)["blocks"].values > 0).sum(1)]
+
+
+def job_of(values: dict[str, Any]) -> Job:
+    config = from_table(values)
+    config.check(None)
+    return Job.of(config, None, 1)
+
+
+# ---- time
+
+
+@pytest.mark.parametrize("communication", [0.0, 10.0])
+@pytest.mark.parametrize(
+    ("rules", "sizes"), [(FIRST, [1, 1, 2, 2, 4, 4, 7, 7, 7, 7]), (POOL, [1, 1, 2, 2, 4, 4, 5, 5, 5, 5])]
+)
+def test_time_is_the_sum_of_the_slowest_of_the_first_ones(
+    solo: Any, tmp_path: Path, rules: dict[str, Any], sizes: list[int], communication: float
+) -> None:
+    speed = {"model": "exponential", "communication": communication}
+    values = staged("rounds", participation=rules, speed=speed)
+    data = store.open_run(play(solo, values, tmp_path / "run", None))
+    paces = from_table(values).speed.paces(3, 7)
+    total = 0.0
+    for round_, size in enumerate(sizes):
+        pool = np.flatnonzero(data["cohort"].values[round_])
+        fastest = pool[np.argsort(paces[pool])[:size]]
+        assert set(np.flatnonzero(data["blocks"].values[round_])) == set(fastest)
+        total += paces[fastest].max() + communication
+        assert data["sim_seconds"].values[round_] == total
+    assert data["stage"].values.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 3, 3]
+
+
+# ---- what ends a stage
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_participants_double_and_never_become_fewer(solo: Any, tmp_path: Path, when: str) -> None:
+    found = counted(play(solo, staged(when, rounds=14), tmp_path / "run", None))
+    assert set(found) <= {1, 2, 4, 7}
+    assert found == sorted(found)
+    assert len(set(found)) > 1
+
+
+def test_theory_gives_every_stage_its_rounds(solo: Any, tmp_path: Path) -> None:
+    values = staged("theory", rounds=30, speed={"model": "exponential", "communication": 0.5})
+    times = np.cumsum(1 / np.arange(7, 0, -1.0))
+    rounds = Theory(times, 1, 0.25, 0.5, 3.0).rounds()
+    assert job_of(values).stage_limits == rounds
+    found = counted(play(solo, values, tmp_path / "run", None))
+    sizes = [size for size, count in zip([1, 2, 4], rounds) for _ in range(count)]
+    assert found == (sizes + [7] * 30)[:30]
+
+
+def test_a_plateau_ends_after_so_many_rounds_without_a_fall() -> None:
+    rule, stage, seen = Doubling(when="plateau", patience=2, tolerance=0.1), Stage(), []
+    for signal in (1.0, 0.8, 0.75, -1.0, 0.74, 0.9, 0.85, 0.5, 0.6, 0.5):
+        stage = rule.after(stage, [inf, inf], signal)
+        seen.append((stage.number, stage.since))
+    # 0.75 and 0.74 are no falls of a tenth below 0.8, an unknown loss says nothing; then a stage begins anew
+    assert seen == [(0, 0), (0, 0), (0, 1), (0, 1), (1, 0), (1, 0), (1, 1), (1, 0), (1, 1), (2, 0)]
+
+
+def test_flanp_ends_a_stage_when_the_averaged_gradient_is_small() -> None:
+    rule, stage, seen = Doubling(when="gradient", threshold=0.4), Stage(), []
+    for signal in (0.5, 0.41, 0.4, 0.3, 0.2, 0.11, 0.05, 0.0):
+        stage = rule.after(stage, [inf, inf, inf], signal)
+        seen.append(stage.number)
+    assert seen == [0, 0, 1, 1, 2, 2, 3, 3]  # 0.4, then a half and a quarter of it; the last stage does not end
+
+
+def test_the_gradient_is_the_update_over_the_learning_rate() -> None:
+    job = job_of(staged("gradient", algorithm={"name": "fedavg", "lr": 0.5}))
+    before = job.algorithm.start(job.task)
+    after = {name: value - 0.5 * 2.0 for name, value in before.items()}
+    count = sum(value.numel() for value in before.values())
+    assert job.signal(before, after, None) == pytest.approx(4.0 * count, rel=1e-5)  # type: ignore[arg-type]
+
+
+# ---- equalities
+
+
+def test_with_one_stage_it_is_the_algorithm_itself(solo: Any, tmp_path: Path) -> None:
+    """From n0 = N on everybody takes part, as without doubling."""
+    staged_ = staged("rounds", participation={"close": "first", "first": 7})
+    plain = staged("rounds", participation={"close": "all"}, doubling={"when": "never"})
+    same(play(solo, staged_, tmp_path / "staged", None), play(solo, plain, tmp_path / "plain", None))
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_a_run_goes_on_in_its_stage(solo: Any, tmp_path: Path, when: str) -> None:
+    values = staged(when, rounds=12)
+    whole = play(solo, values, tmp_path / "whole", None)
+    half = play(solo, values, tmp_path / "half", None)
+    resume(solo, half, 4, None)
+    same(half, whole)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("when", ["plateau", "gradient"])
+def test_stages_are_the_same_on_any_number_of_ranks(world: Any, shared_dir: Path, when: str) -> None:
+    together = play(world, staged(when), shared_dir / "ranks", world.comm)
+    single = play(world, staged(when), shared_dir / "single", None)
+    if world.rank == 0:
+        same(together, single)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("width", [1, "all"])
+def test_in_real_time_a_round_waits_for_so_many(world: Any, shared_dir: Path, width: Any) -> None:
+    if world.size == 1:
+        pytest.skip("needs a server and clients")
+    values = staged("rounds", clock="wall", speed={"model": "none"}, threads=1, lane_width=width, rounds=8)
+    run = play(world, values, shared_dir / "run", world.comm)
+    again = play(
+        world,
+        {**values, "speed": {"model": "trace", "run": str(run)}, "clock": "simulated"},
+        shared_dir / "again",
+        None,
+    )
+    if world.rank == 0:
+        data = store.open_run(run)
+        assert data["stage"].values.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+        enough = np.minimum([1, 1, 2, 2, 4, 4, 7, 7], data["cohort"].values.sum(1))
+        assert (np.array(counted(run)) >= enough).all()
+        assert counted(again) == counted(run)
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("rules", "line"),
+    [
+        ({"close": "all"}, r"doubling\.when = 'rounds': expected participation\.close = 'first'"),
+        ({"close": "first", "first": 8}, r"participation\.first: expected 1 … 7, got 8; nearest: 7"),
+    ],
+)
+def test_stages_that_cannot_be(rules: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        from_table(staged("rounds", participation=rules)).check(None)
