@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
-from math import isnan, prod
+from math import inf, isnan, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcfl.config import Config
 from hpcfl.data import Header
+from hpcfl.doubling import entered
 from hpcfl.wall.roster import benches
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     yield f"config        valid: {config.algorithm.name}, {config.rounds} rounds, {config.clients} clients"
     yield f"data          {header.train} training and {header.test} test samples, at most {samples} per client"
     yield from _rounds(job)
+    yield from _stages(job)
     yield f"message       {model} bytes per whole visit; {wire} bytes per reduction and rank"
     yield f"chunks        {len(job.chunks)} of {size} clients; at most {held} clients per rank on {ranks} ranks"
     foreign = [stage.name for stage in job.task.stages if stage.foreign]
@@ -83,7 +84,7 @@ def _rounds(job: Job) -> Iterator[str]:
         yield f"layers        {first.layers}; chances to reach them by a deadline are not known"
         yield "time          real" + ("" if isnan(first.deadline) else f", a first deadline of {first.deadline:.3g} s")
         return
-    plans = list(islice(job.plans(0), min(PREVIEW, job.config.rounds)))
+    plans = _planned(job, min(PREVIEW, job.config.rounds))
     counted = sum(int(plan.counted.sum()) for plan in plans) / len(plans)
     layers = ", ".join(f"{chance:.3g}" for chance in plans[0].missing)
     rounds = f"{len(plans)} rounds {'recorded' if speed.replays else 'drawn'}"
@@ -91,6 +92,32 @@ def _rounds(job: Job) -> Iterator[str]:
     yield f"layers        {plans[0].layers}; chance that nobody reaches layer 1 … L: {layers}"
     seconds = sum(plan.closes for plan in plans) / len(plans)
     yield f"time          {seconds:.3g} simulated seconds per round{_repeated(plans)}"
+
+
+def _planned(job: Job, rounds: int) -> list[Plan]:
+    """Return the plans of the first rounds; stages of doubling participant sets end only where that is known before."""
+    stage, found = entered(0, job.stage_limits), []
+    plans = job.plans(0, lambda: stage.number)
+    for _ in range(rounds):
+        found.append(next(plans))
+        stage = job.after(stage, -1.0)
+    return found
+
+
+def _stages(job: Job) -> Iterator[str]:
+    """Say how participant sets double, if they do."""
+    config, limits = job.config, job.stage_limits
+    if not limits:
+        return
+    sizes = [config.doubling.enough(config.participation, config.clients, number) for number in range(len(limits) + 1)]
+    visits = ", ".join(str(size) for size in sizes)
+    known = limits[0] < inf
+    ends = (
+        ", ".join(f"{rounds:g}" for rounds in limits) + " rounds"
+        if known
+        else f"as long as {config.doubling.when} says"
+    )
+    yield f"stages        {visits} visits; all but the last take {ends}"
 
 
 def _repeated(plans: list[Plan]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hpcfl import store
+from hpcfl.check import report
 from hpcfl.config import from_table
 from hpcfl.doubling import Doubling, Stage, Theory
 from hpcfl.errors import UsageError
@@ -160,6 +161,21 @@ def test_in_real_time_a_round_waits_for_so_many(world: Any, shared_dir: Path, wi
         enough = np.minimum([1, 1, 2, 2, 4, 4, 7, 7], data["cohort"].values.sum(1))
         assert (np.array(counted(run)) >= enough).all()
         assert counted(again) == counted(run)
+
+
+@pytest.mark.parametrize(
+    ("when", "line"),
+    [
+        ("rounds", "1, 2, 4, 7 visits; all but the last take 2, 2, 2 rounds"),
+        ("plateau", "1, 2, 4, 7 visits; all but the last take as long as plateau says"),
+    ],
+)
+def test_a_check_says_how_participants_double(when: str, line: str) -> None:
+    config = from_table(staged(when))
+    lines = list(report(config, config.check(None), None, 1))
+    assert f"stages        {line}" in lines
+    counts = {"rounds": (2 * (1 + 2 + 4) + 4 * 7) / 10, "plateau": 1}
+    assert any(f"{counts[when]:.1f} counted on average" in text for text in lines)
 
 
 # ---- bad input
