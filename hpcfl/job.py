@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from math import inf
+from math import inf, prod
 from pathlib import Path
 from threading import Event
 
@@ -259,7 +259,7 @@ def _shares(config: Config, algorithm: Algorithm, task: Task) -> Floats:
     if config.speed.counts() == "equal":
         costs = np.ones(len(layers))
     else:
-        shapes = task.initial()
-        costs = np.array([sum(shapes[name].numel() for name in names) for names in layers], dtype=np.float64)
+        blocks = {name: block for group in algorithm.layout(task) for name, block in group.items()}
+        costs = np.array([sum(prod(blocks[name].shape) for name in names) for names in layers], dtype=np.float64)
     shares: Floats = np.cumsum(costs[::-1])[::-1] / costs.sum()
     return shares

@@ -5,7 +5,7 @@ Everything is batched over a chunk of clients: parameters ``[c, …]``, batches 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from hpcfl.rng import key_as_seed, keyed
 from hpcfl.visits import Batch, Visits
 
 TEST_BATCH = 1000  # rows per forward pass when a test set is evaluated
+PHASE = 2**32  # more steps than a phase of a visit has
 
 
 class Task:
@@ -70,11 +71,15 @@ class Task:
         return whole if blocks == "layer" else tuple((name,) for names in whole for name in names)
 
     def spread(self, shared: State, visits: Visits) -> State:
-        """Return one copy of the model's parameters per visit, ``[c, …]`` (views: clone before changing in place)."""
-        count = len(visits.clients)
-        return {name: shared[name].expand(count, *shared[name].shape) for s in self.stages for name in s.tensors}
+        """Return one copy per visit of the model's parameters that are shared, ``{name: [c, …]}``.
 
-    def batches(self, visits: Visits, size: int, epochs: int = 0, steps: int = 0) -> Iterator[Batch]:
+        They are views: clone before changing in place.
+        """
+        count = len(visits.clients)
+        names = (name for stage in self.stages for name in stage.tensors if name in shared)
+        return {name: shared[name].expand(count, *shared[name].shape) for name in names}
+
+    def batches(self, visits: Visits, size: int, epochs: int = 0, steps: int = 0, phase: int = 0) -> Iterator[Batch]:
         """Yield batches of `size` samples for `epochs` passes over each client's data, or for `steps` steps.
 
         Parameters
@@ -83,6 +88,8 @@ class Task:
             Samples per batch; 0 for all of a client's samples at once.
         epochs, steps : int
             One of the two is above 0. In `steps`, passes follow one another without a partial batch between them.
+        phase : int
+            Which part of a visit this is: each has an order of samples of its own.
 
         Raises
         ------
@@ -90,7 +97,7 @@ class Task:
             In wall clock, when the round has closed: work that has lost its purpose ends here.
         """
         held = [self._held(client) for client in visits.clients]
-        orders = [self._order(visits.round, c, size, epochs, steps) for c in visits.clients]
+        orders = [self._order(visits.round, c, phase, size, epochs, steps) for c in visits.clients]
         count, width = max(len(o) for o in orders), max(o.shape[1] for o in orders)
         index = np.full((len(orders), count, width), -1)
         for row, order in zip(index, orders):
@@ -103,12 +110,14 @@ class Task:
             visits.check()
             x = torch.stack([data[0].index_select(0, own) for data, own in zip(held, rows[:, step])])
             y = torch.stack([data[1].index_select(0, own) for data, own in zip(held, rows[:, step])])
-            yield Batch(x, y, None if full[step] else real[:, step], (self.seed, visits.round, clients, step))
+            yield Batch(
+                x, y, None if full[step] else real[:, step], (self.seed, visits.round, clients, step + PHASE * phase)
+            )
 
-    def _order(self, round_: int, client: int, size: int, epochs: int, steps: int) -> Ints:
+    def _order(self, round_: int, client: int, phase: int, size: int, epochs: int, steps: int) -> Ints:
         """Return sample indices ``[steps, size]`` for one client's visit, −1 where a last batch is not full."""
         n = int(self.federation.train_sizes[client])
-        rng = keyed(self.seed, "batches", round_, int(client))
+        rng = keyed(self.seed, "batches", round_, int(client), phase)
         size = min(size, n) if size else n
         if steps:
             passes = -(-steps * size // n)
@@ -125,10 +134,14 @@ class Task:
             x = stage(params, x, place)
         return x
 
-    def gradients(self, params: State, batch: Batch) -> tuple[State, Tensor]:
-        """Return each client's gradient of its mean loss, ``{name: [c, …]}``, and the losses ``[c]``."""
-        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        losses = batch.losses(self.forward(leaves, batch.x, batch.place))
+    def gradients(self, params: State, batch: Batch, names: Collection[str] | None = None) -> tuple[State, Tensor]:
+        """Return each client's gradient of its mean loss, ``{name: [c, …]}``, and the losses ``[c]``.
+
+        By `names` only, if given: nothing is computed for layers below the first of them.
+        """
+        wanted = params if names is None else names
+        leaves = {name: params[name].detach().requires_grad_() for name in wanted}
+        losses = batch.losses(self.forward(params | leaves, batch.x, batch.place))
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         return dict(zip(leaves, gradients)), losses.detach()
 
@@ -185,7 +198,12 @@ class Task:
 
     @torch.no_grad()
     def server_tested(self, shared: State) -> tuple[float, int, int] | None:
-        """Return loss sum, correct answers and size of the global test set; None where there is none."""
+        """Return loss sum, correct answers and size of the global test set.
+
+        None where there is no such set, or no whole model that all clients share.
+        """
+        if not self._own().keys() <= shared.keys():
+            return None
         if not hasattr(self, "_server_test"):
             found = self.federation.server_test()
             self._server_test = None if found is None else tuple(torch.from_numpy(p) for p in found)

@@ -13,13 +13,11 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.errors import UsageError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hpcfl.algorithms.base import Client
     from hpcfl.message import State
     from hpcfl.participation import Participation
     from hpcfl.task import Task
-    from hpcfl.visits import Batch, Visits
+    from hpcfl.visits import Visits
 
 
 class FedAvg(Algorithm):
@@ -73,34 +71,16 @@ class FedAvg(Algorithm):
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Train locally; when done, send the change of each layer, last layer first."""
-        from hpcfl.descent import zeros
+        from hpcfl.descent import Sgd, zeros
 
         start = task.spread(shared, visits)
         params = {name: value.clone() for name, value in start.items()}
         velocity = personal or (zeros(params) if self.momentum else {})
-        loss = self._trained(task, params, velocity, visits)
+        batches = task.batches(visits, self.batch, self.epochs, self.steps)
+        loss = Sgd(self.lr, self.momentum).train(task, params, batches, velocity)
         rows = len(visits.clients)
         weight = visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
         yield {"loss": (loss, weight)}
         for names in reversed(self.layers(task)):
             yield {name: (params[name].sub_(start[name]), weight) for name in names}
         return velocity if personal else {}
-
-    def _trained(self, task: Task, params: State, velocity: State, visits: Visits) -> Tensor:
-        """Train in place; return each client's mean loss over its steps, ``[c]``."""
-        import torch
-
-        losses = torch.zeros(len(visits.clients), device=task.device)
-        taken = torch.zeros_like(losses)
-        for batch in task.batches(visits, self.batch, self.epochs, self.steps):
-            losses += self._step(task, params, velocity, batch)
-            taken += batch.counted()
-        return losses / taken
-
-    def _step(self, task: Task, params: State, velocity: State, batch: Batch) -> Tensor:
-        """Take one step in place; its gradients are freed before those of the next one are computed."""
-        from hpcfl.descent import descend
-
-        gradients, loss = task.gradients(params, batch)
-        descend(params, gradients, velocity, self.lr, self.momentum, batch.active())
-        return loss

@@ -1,0 +1,62 @@
+"""FedRep: a shared representation and personal heads, trained in turns (Collins et al., ICML 2021).
+
+With ``participation.close = "first"`` and ``[doubling]`` this is FedRep-SRPFL (Tziotis et al., Algorithm 1).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from hpcfl.algorithms.split import Split, refuse
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.message import State
+    from hpcfl.task import Task
+    from hpcfl.visits import Visits
+
+
+class FedRep(Split):
+    """A shared representation and personal heads, trained in turns.
+
+    Attributes
+    ----------
+    epochs : int
+        Passes over a client's data in which the representation learns, per block.
+    head_epochs : int
+        Passes in which the head learns before that, the representation being fixed.
+    blocks : int
+        How often head and representation take their turns in a visit (the SRPFL authors' code: 1 on CIFAR-10,
+        else 5).
+    head_layers : int
+        The last so many layers are the head; 0: all is shared, as in FedAvg.
+    """
+
+    name: Literal["fedrep"] = "fedrep"
+    head_epochs: int = Field(10, ge=1)
+    blocks: int = Field(1, ge=1)
+    head_layers: int = Field(1, ge=0)
+
+    def kept(self, layers: int) -> range:
+        """Return the head's layers; at least one layer is the representation."""
+        refuse("head_layers", self.head_layers, 0, layers - 1)
+        return range(layers - self.head_layers, layers)
+
+    def trained(self, task: Task, params: State, own: set[str], visits: Visits) -> Tensor:
+        """Train head and representation in turns; the loss is that of the representation's steps."""
+        import torch
+
+        from hpcfl.descent import zeros
+
+        velocity = zeros(params) if self.momentum else {}
+        losses = []
+        for block in range(self.blocks):
+            if own:
+                batches = task.batches(visits, self.batch, self.head_epochs, phase=2 * block + 1)
+                self.sgd.train(task, params, batches, velocity, own)
+            batches = task.batches(visits, self.batch, self.epochs, phase=2 * block)
+            losses.append(self.sgd.train(task, params, batches, velocity, params.keys() - own))
+        return torch.stack(losses).mean(0)

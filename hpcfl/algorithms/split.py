@@ -1,0 +1,131 @@
+"""What methods have in common that share some layers and leave the others with each client."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.algorithms.base import Client
+    from hpcfl.descent import Sgd
+    from hpcfl.message import State
+    from hpcfl.task import Task
+    from hpcfl.visits import Visits
+
+
+class Split(Algorithm):
+    """Some layers are averaged, the others are personal.
+
+    Attributes
+    ----------
+    lr : float
+        Local step size.
+    batch : int
+        Samples per local step; 0 for all that a client has.
+    epochs : int
+        Local passes over a client's data.
+    momentum : float
+        Heavy-ball momentum of the local optimiser; it starts anew with each visit.
+    weight_decay : float
+        Penalty on the weights, not on the biases.
+    weights : {"samples", "uniform"}
+        Weight of a client in the mean: its number of samples, or 1.
+    evaluation : {"stored", "fine-tune", "new-client"}
+        The model that a client is tested with. ``stored``: the shared layers and its own personal ones. ``fine-tune``:
+        the shared layers and the mean of all personal ones, which then learn for `tune_epochs` on its training data
+        (the SRPFL authors' code); personal layers are sent for that. ``new-client``: the shared layers, and personal
+        ones that learn so from their initial values (SRPFL, remark 4.8).
+    tune_epochs : int
+        Passes over its training data in which a client's personal layers learn before the test.
+    """
+
+    lr: float = Field(0.1, gt=0)
+    batch: int = Field(10, ge=0)
+    epochs: int = Field(1, ge=1)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    weights: Literal["samples", "uniform"] = "samples"
+    evaluation: Literal["stored", "fine-tune", "new-client"] = "stored"
+    tune_epochs: int = Field(10, ge=1)
+
+    @abstractmethod
+    def kept(self, layers: int) -> range:
+        """Return which of so many layers (0 … L − 1) are personal."""
+
+    @abstractmethod
+    def trained(self, task: Task, params: State, own: set[str], visits: Visits) -> Tensor:
+        """Train in place, the personal tensors being `own`; return each client's mean loss over its steps, ``[c]``."""
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.lr
+
+    @property
+    def sgd(self) -> Sgd:
+        """The local optimiser."""
+        from hpcfl.descent import Sgd
+
+        return Sgd(self.lr, self.momentum, self.weight_decay)
+
+    def own(self, task: Task) -> set[str]:
+        """Return the names of the personal tensors."""
+        layers = task.layers()
+        return {name for number in self.kept(len(layers)) for name in layers[number]}
+
+    def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
+        """Return the layers that are sent: the shared ones, and for ``fine-tune`` the personal ones too."""
+        if self.evaluation == "fine-tune":
+            return task.layers()
+        own = self.own(task)
+        return tuple(names for names in task.layers() if own.isdisjoint(names))
+
+    def start(self, task: Task) -> State:
+        """Return the initial values of what is sent."""
+        initial = task.initial()
+        return {name: initial[name] for names in self.layers(task) for name in names}
+
+    def enter(self, task: Task, client: int) -> State:
+        """Return the initial values of the personal layers."""
+        own = self.own(task)
+        return {name: value for name, value in task.initial().items() if name in own}
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        """Train locally; when done, send the change of each layer that is sent, last layer first."""
+        served = task.spread(shared, visits)
+        params = {name: value.clone() for name, value in (served | personal).items()}
+        loss = self.trained(task, params, set(personal), visits)
+        rows = len(visits.clients)
+        weight = visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
+        yield {"loss": (loss, weight)}
+        for names in reversed(task.layers()):
+            if served.keys() >= set(names):
+                yield {name: (params[name] - served[name], weight) for name in names}
+        return {name: params[name] for name in personal}
+
+    def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        """Return the parameters that the clients predict with, by the protocol that is asked for."""
+        from hpcfl.descent import TUNING
+
+        served = task.spread(shared, visits)
+        if self.evaluation == "stored":
+            return served | personal
+        fresh = task.spread(self.enter(task, 0), visits) if self.evaluation == "new-client" else {}
+        params = {name: value.clone() for name, value in (served | fresh).items()}
+        batches = task.batches(visits, self.batch, self.tune_epochs, phase=TUNING)
+        self.sgd.train(task, params, batches, names=set(personal))
+        return params
+
+
+def refuse(key: str, value: int, least: int, most: int) -> None:
+    """Raise UsageError where a number of layers does not fit the model."""
+    if not least <= value <= most:
+        near = min(max(value, least), most)
+        raise UsageError(f"algorithm.{key}: expected {least} … {most} for this model, got {value}; nearest: {near}")
