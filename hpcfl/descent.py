@@ -13,7 +13,7 @@ from hpcfl.message import State
 
 if TYPE_CHECKING:
     from hpcfl.task import Task
-    from hpcfl.visits import Batch
+    from hpcfl.visits import Batch, Visits
 
 TUNING = 2**20
 """The phase of fine-tuning before a test: no part of a visit has so high a number."""
@@ -68,6 +68,14 @@ class Sgd:
             losses += self._step(task, params, learn, velocity, batch)
             taken += batch.counted()
         return losses / taken
+
+    def tuned(
+        self, task: Task, params: State, visits: Visits, batch: int, epochs: int, names: Collection[str]
+    ) -> State:
+        """Return the parameters after some epochs in which only `names` learn: what is tested afterwards."""
+        params = {name: value.clone() for name, value in params.items()}
+        self.train(task, params, task.batches(visits, batch, epochs, phase=TUNING), names=names)
+        return params
 
     def _step(self, task: Task, params: State, learn: State, velocity: State, batch: Batch) -> Tensor:
         """Take one step in place; its gradients are freed before those of the next one are computed."""

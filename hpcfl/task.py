@@ -145,6 +145,15 @@ class Task:
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         return dict(zip(leaves, gradients)), losses.detach()
 
+    def curvature(self, params: State, batch: Batch, along: State) -> State:
+        """Return the product of each client's Hessian with a vector, ``{name: [c, …]}``, by double backpropagation."""
+        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+        losses = batch.losses(self.forward(leaves, batch.x, batch.place))
+        first = torch.autograd.grad(losses.sum(), list(leaves.values()), create_graph=True)
+        slopes = [(own * along[name]).sum() for name, own in zip(leaves, first)]
+        second = torch.autograd.grad(torch.stack(slopes).sum(), list(leaves.values()), materialize_grads=True)
+        return dict(zip(leaves, second))
+
     def backprop(self, params: State, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[int, State, Tensor]]:
         """Run one forward and backward pass that ends for each client where its time does.
 

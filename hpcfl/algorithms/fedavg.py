@@ -39,6 +39,13 @@ class FedAvg(Algorithm):
         Keep a client's momentum from visit to visit (the SALF authors' code), or start it anew.
     weights : {"samples", "uniform"}
         Weight of a client in the mean: its number of samples, or 1.
+    evaluation : {"shared", "fine-tune"}
+        The model that a client is tested with: the shared one, or one whose last layers have learned from there on for
+        `tune_epochs` on the client's training data (FedAvg-FT).
+    tune_epochs : int
+        Passes over its training data in which a client's last layers learn before the test.
+    tune_layers : int
+        The last so many layers learn then.
     """
 
     name: Literal["fedavg"] = "fedavg"
@@ -49,6 +56,9 @@ class FedAvg(Algorithm):
     momentum: float = Field(0.0, ge=0, lt=1)
     persist_optimizer: bool = False
     weights: Literal["samples", "uniform"] = "samples"
+    evaluation: Literal["shared", "fine-tune"] = "shared"
+    tune_epochs: int = Field(10, ge=1)
+    tune_layers: int = Field(1, ge=1)
 
     @property
     def rate(self) -> float:
@@ -84,3 +94,13 @@ class FedAvg(Algorithm):
         for names in reversed(self.layers(task)):
             yield {name: (params[name].sub_(start[name]), weight) for name in names}
         return velocity if personal else {}
+
+    def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        """Return the shared model, or what it becomes by fine-tuning."""
+        from hpcfl.descent import Sgd
+
+        params = task.spread(shared, visits)
+        if self.evaluation == "shared":
+            return params
+        names = {name for layer in task.layers()[-self.tune_layers :] for name in layer}
+        return Sgd(self.lr, self.momentum).tuned(task, params, visits, self.batch, self.tune_epochs, names)

@@ -112,16 +112,11 @@ class Split(Algorithm):
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         """Return the parameters that the clients predict with, by the protocol that is asked for."""
-        from hpcfl.descent import TUNING
-
         served = task.spread(shared, visits)
         if self.evaluation == "stored":
             return served | personal
         fresh = task.spread(self.enter(task, 0), visits) if self.evaluation == "new-client" else {}
-        params = {name: value.clone() for name, value in (served | fresh).items()}
-        batches = task.batches(visits, self.batch, self.tune_epochs, phase=TUNING)
-        self.sgd.train(task, params, batches, names=set(personal))
-        return params
+        return self.sgd.tuned(task, served | fresh, visits, self.batch, self.tune_epochs, set(personal))
 
 
 def refuse(key: str, value: int, least: int, most: int) -> None:

@@ -1,0 +1,113 @@
+"""HF-MAML, the Hessian-free form of personalised FedAvg (Fallah, Mokhtari & Ozdaglar, NeurIPS 2020).
+
+A local step on three batches: ``g₁ = ∇f(w; 1)``, ``w' = w − α g₁``, ``g₂ = ∇f(w'; 2)``,
+``w ← w − β (g₂ − α H₃ g₂)``, H₃ being the Hessian at w on batch 3.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from hpcfl.algorithms.base import Algorithm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.algorithms.base import Client
+    from hpcfl.message import State
+    from hpcfl.task import Task
+    from hpcfl.visits import Batch, Visits
+
+
+class HfMaml(Algorithm):
+    """Personalised FedAvg: a model that is good after one gradient step on a client's own data.
+
+    Attributes
+    ----------
+    lr : float
+        Step size β of the model that is averaged.
+    inner_lr : float
+        Step size α of the adaptation.
+    batch : int
+        Samples of each of a step's three batches; 0 for all that a client has.
+    steps : int
+        Local steps per visit.
+    hessian : {"exact", "difference"}
+        ``H₃ g₂`` by double backpropagation, or as ``(∇f(w + δ g₂) − ∇f(w − δ g₂)) / 2δ``.
+    delta : float
+        δ of ``difference``.
+    weights : {"samples", "uniform"}
+        Weight of a client in the mean: its number of samples, or 1.
+    evaluation : {"adapted", "shared", "fine-tune"}
+        The model that a client is tested with: after one step of size α on all its training data, before it, or after
+        `tune_epochs` in which the last `tune_layers` layers learn with step size β.
+    tune_epochs, tune_layers : int
+        See ``fine-tune``.
+    """
+
+    name: Literal["hf_maml"] = "hf_maml"
+    lr: float = Field(0.1, gt=0)
+    inner_lr: float = Field(0.01, ge=0)
+    batch: int = Field(10, ge=0)
+    steps: int = Field(1, ge=1)
+    hessian: Literal["exact", "difference"] = "exact"
+    delta: float = Field(1e-3, gt=0)
+    weights: Literal["samples", "uniform"] = "samples"
+    evaluation: Literal["adapted", "shared", "fine-tune"] = "adapted"
+    tune_epochs: int = Field(10, ge=1)
+    tune_layers: int = Field(1, ge=1)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.lr
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        """Take the local steps; when done, send the change of each layer, last layer first."""
+        import torch
+
+        start = task.spread(shared, visits)
+        params = {name: value.clone() for name, value in start.items()}
+        threes = [task.batches(visits, self.batch, steps=self.steps, phase=phase) for phase in range(3)]
+        losses = [self._step(task, params, *three) for three in zip(*threes)]
+        rows = len(visits.clients)
+        weight = visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
+        yield {"loss": (torch.stack(losses).mean(0), weight)}
+        for names in reversed(self.layers(task)):
+            yield {name: (params[name].sub_(start[name]), weight) for name in names}
+        return {}
+
+    def _step(self, task: Task, params: State, one: Batch, two: Batch, three: Batch) -> Tensor:
+        """Take one step in place; return the losses before it, ``[c]``."""
+        first, loss = task.gradients(params, one)
+        second, _ = task.gradients(_moved(params, first, -self.inner_lr), two)
+        bent = self._curvature(task, params, three, second)
+        for name, value in params.items():
+            value.add_(second[name] - self.inner_lr * bent[name], alpha=-self.lr)
+        return loss
+
+    def _curvature(self, task: Task, params: State, batch: Batch, along: State) -> State:
+        if self.hessian == "exact":
+            return task.curvature(params, batch, along)
+        ahead, _ = task.gradients(_moved(params, along, self.delta), batch)
+        behind, _ = task.gradients(_moved(params, along, -self.delta), batch)
+        return {name: (ahead[name] - behind[name]) / (2 * self.delta) for name in params}
+
+    def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        """Return the parameters that the clients predict with, by the protocol that is asked for."""
+        from hpcfl.descent import Sgd
+
+        params = task.spread(shared, visits)
+        if self.evaluation == "shared":
+            return params
+        if self.evaluation == "adapted":
+            gradients, _ = task.gradients(params, next(task.batches(visits, 0, steps=1)))
+            return _moved(params, gradients, -self.inner_lr)
+        names = {name for layer in task.layers()[-self.tune_layers :] for name in layer}
+        return Sgd(self.lr).tuned(task, params, visits, self.batch, self.tune_epochs, names)
+
+
+def _moved(params: State, along: State, size: float) -> State:
+    return {name: value + size * along[name] for name, value in params.items()}
