@@ -72,6 +72,47 @@ def resume(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -> Non
 
 
 @cli.command()
+@click.argument("configs", nargs=-1, required=True)
+@click.option("--out", type=RUN, required=True, help="Folder of the run folders and their logs.")
+@SETTINGS
+@click.option("--grid", multiple=True, metavar="KEY=V1,V2,...", help="A run for each value of a key.")
+@click.option("--seeds", metavar="SEEDS", help="A run for each seed: 1,2,3 or 1-3.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at a time.")
+@click.option("--launcher", default="", metavar="COMMAND", help="What starts each run, as in 'mpirun -n 4'.")
+@click.option(
+    "--list", "listing", is_flag=True, help="Print index, state, folder and command of each run; nothing runs."
+)
+@click.option("--only", type=int, metavar="INDEX", help="Only this one of the list.")
+@DATA_DIR
+@FORCE
+def sweep(
+    configs: tuple[str, ...],
+    out: Path,
+    settings: tuple[str, ...],
+    grid: tuple[str, ...],
+    seeds: str | None,
+    jobs: int,
+    launcher: str,
+    listing: bool,
+    only: int | None,
+    data_dir: Path | None,
+    force: bool,
+) -> None:
+    """Run every CONFIG with every value of --grid and --seeds: finished runs are skipped, others gone on with."""
+    from hpcfl import sweep as sweeps
+    from hpcfl import sweep_run
+
+    sweep_run.check_alone()
+    before = sweep_run.launcher_words(launcher)
+    runs = sweeps.picked(sweeps.runs(configs, out, settings, grid, seeds, data_dir, force), only)
+    sweeps.judge(runs, data_dir)
+    if not listing:
+        sys.exit(sweep_run.carry_out(runs, jobs, before))
+    for each in runs:
+        click.echo(each.line(before))
+
+
+@cli.command()
 @click.argument("folders", nargs=-1, required=True, type=RUN)
 @click.option("--wait", is_flag=True, help="Return when they have stopped.")
 def stop(folders: tuple[Path, ...], wait: bool) -> None:

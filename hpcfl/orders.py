@@ -46,11 +46,11 @@ def ordered_run(
             raise UsageError(f"'{run_dir}' already holds a run: choose another --out, or hpcfl resume {run_dir}")
         return ordered_resume(run_dir, data_dir, quiet, force)
     config.check(data_dir)
-    _check_writable(run_dir)
+    check_writable(run_dir)
     return Order(str(run_dir), config.text(), str(data_dir.resolve()) if data_dir else None, quiet=quiet)
 
 
-def _check_writable(run_dir: Path) -> None:
+def check_writable(run_dir: Path) -> None:
     """Raise UsageError where the folder cannot be made or written, without making it."""
     there = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if os.path.lexists(path))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
