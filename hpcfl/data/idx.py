@@ -60,19 +60,20 @@ def read_images(path: Path) -> NDArray[np.uint8]:
     return _read(path, 3)
 
 
-def read_labels(path: Path, classes: int) -> Integers:
-    """Return the labels, int64 ``[n]``.
+def read_labels(path: Path, classes: int, first: int = 0) -> Integers:
+    """Return the labels, int64 ``[n]``, counted from 0; in the file they count from `first`.
 
     Raises
     ------
     UsageError
-        If the file is not a sound IDX file of labels, or holds labels beyond ``classes - 1``.
+        If the file is not a sound IDX file of labels, or holds labels beyond `classes` of them.
     """
-    labels = _read(path, 1)
-    if labels.max(initial=0) >= classes:
-        where = int(labels.argmax())
-        raise UsageError(f"{path}: label {labels[where]} of sample {where}, expected 0 to {classes - 1}")
-    return labels.astype(np.int64)
+    labels = _read(path, 1).astype(np.int64)
+    wrong = np.flatnonzero((labels < first) | (labels >= first + classes))
+    if wrong.size:
+        where = int(wrong[0])
+        raise UsageError(f"{path}: label {labels[where]} of sample {where}, expected {first} to {first + classes - 1}")
+    return labels - first
 
 
 def verify(path: Path) -> None:

@@ -130,6 +130,36 @@ def follow(labels: Integers, moulds: list[Integers], rng: np.random.Generator) -
     return _deal(labels, _apportion(weights, np.bincount(labels, minlength=width)), rng)
 
 
+def thin(labels: Integers, parts: Parts, law: str, spread: float, rng: np.random.Generator) -> Parts:
+    """Make the parts unequal: each keeps a random share of its samples, the largest share being all.
+
+    Parameters
+    ----------
+    labels : int64 [n]
+        Labels of the pool.
+    parts : list of int64 [n_i]
+        What the clients would hold; each class in a part keeps at least one sample.
+    law : {"log-normal", "uniform"}
+        Shares in proportion to ``exp(spread * z)``, ``z ~ N(0, 1)``, or to ``1 - spread * u``, ``u ~ U[0, 1)``.
+    spread : float
+        Above 0; at most 1 for ``"uniform"``.
+    rng : numpy.random.Generator
+        Source of the shares and of the samples that are kept.
+    """
+    count = len(parts)
+    shares = np.exp(spread * rng.standard_normal(count)) if law == "log-normal" else 1 - spread * rng.random(count)
+    shares /= shares.max()
+    return [keep(labels, part, round(share * len(part)), rng) for part, share in zip(parts, shares)]
+
+
+def keep(labels: Integers, part: Integers, count: int, rng: np.random.Generator) -> Integers:
+    """Return `count` random samples of a part in ascending order, at least one of each class that it holds."""
+    order = rng.permutation(part)
+    _, firsts = np.unique(labels[order], return_index=True)
+    order = np.concatenate([order[firsts], np.delete(order, firsts)])
+    return np.sort(order[: max(count, len(firsts))])
+
+
 def _quotas(counts: Integers, clients: int, classes: int, rng: np.random.Generator) -> Integers:
     """Return how many clients hold each class: the most even numbers that class sizes and clients allow."""
     limit = np.minimum(counts, clients)

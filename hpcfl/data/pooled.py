@@ -12,20 +12,22 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hpcfl.data.base import ClientData, Features, Federation, Header, Integers, Source
-from hpcfl.data.partition import Parts, dirichlet, follow, grouped, iid
+from hpcfl.data.partition import Parts, dirichlet, follow, grouped, iid, thin
 from hpcfl.errors import UsageError
 from hpcfl.rng import keyed
 
+Pixels = NDArray[np.uint8] | Features
 Scale = Literal["unit", "centred"]
+BLACK: dict[Scale, float] = {"unit": 0.0, "centred": -1.0}
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All samples: pixels uint8 ``[n, *shape]`` of value ``0 .. peak``, labels int64 ``[n]``."""
+    """All samples: pixels uint8 (or float32) ``[n, *shape]`` of value ``0 .. peak``, labels int64 ``[n]``."""
 
-    train_pixels: NDArray[np.uint8]
+    train_pixels: Pixels
     train_labels: Integers
-    test_pixels: NDArray[np.uint8]
+    test_pixels: Pixels
     test_labels: Integers
     peak: int
 
@@ -53,7 +55,7 @@ class PooledFederation(Federation):
         """Return the whole test pool."""
         return self._scaled(self.pool.test_pixels), self.pool.test_labels
 
-    def _scaled(self, pixels: NDArray[np.uint8]) -> Features:
+    def _scaled(self, pixels: Pixels) -> Features:
         scaled: Features = pixels.astype(np.float32)
         scaled /= self.pool.peak
         if self.scale == "centred":
@@ -77,7 +79,14 @@ class Pooled(Source):
     )
     alpha: float = Field(0.5, gt=0, description="concentration of the class proportions (dirichlet)")
     train_samples: int | None = Field(None, ge=1, description="use only so many training samples of the pool")
+    sizes: Literal["equal", "log-normal", "uniform"] = Field(
+        "equal", description="law of the shares of their training parts that clients keep; the largest keeps all"
+    )
+    spread: float | None = Field(
+        None, gt=0, description="deviation of the log of the shares (log-normal), or least share = 1 - spread (uniform)"
+    )
     scale: Scale = Field("unit", description="pixels to [0, 1] (unit) or [-1, 1] (centred)")
+    augment: bool = Field(False, description="training images are cropped (black padding of 4) and flipped at random")
 
     @abstractmethod
     def pool_header(self, data_dir: Path | None) -> Header:
@@ -111,6 +120,8 @@ class Pooled(Source):
         self._check_partition(clients, header)
         pool = self._subset(header.train, self.load(seed, data_dir), seed)
         train, test = self._cut(pool, clients, seed)
+        if self.sizes != "equal":
+            train = thin(pool.train_labels, train, self.sizes, self.spread or 0.0, keyed(seed, "sizes"))
         return PooledFederation(
             classes=header.classes,
             train_sizes=np.array([len(part) for part in train], dtype=np.int64),
@@ -120,6 +131,7 @@ class Pooled(Source):
             train_parts=train,
             test_parts=test,
             scale=self.scale,
+            augment=BLACK[self.scale] if self.augment else None,
         )
 
     def _subset(self, used: int, pool: Pool, seed: int) -> Pool:
@@ -139,7 +151,19 @@ class Pooled(Source):
             train = dirichlet(labels, clients, self.alpha, rng)
         return train, follow(pool.test_labels, [labels[part] for part in train], test_rng)
 
+    def _check_sizes(self) -> None:
+        if self.sizes == "equal" and self.spread is not None:
+            raise UsageError(
+                f"data.spread = {self.spread} has no meaning with data.sizes = 'equal': "
+                "remove it, or set data.sizes = 'log-normal' or 'uniform'"
+            )
+        if self.sizes != "equal" and self.spread is None:
+            raise UsageError(f"data.sizes = '{self.sizes}' needs data.spread, a number above 0")
+        if self.sizes == "uniform" and (self.spread or 0) > 1:
+            raise UsageError(f"data.spread = {self.spread}: the least share is 1 - spread, at least 0; nearest: 1.0")
+
     def _check_partition(self, clients: int, header: Header) -> None:
+        self._check_sizes()
         if clients > header.train:
             raise UsageError(
                 f"clients = {clients}, but there are {header.train} training samples; nearest: {header.train}"

@@ -22,11 +22,14 @@ class Mlp(Model):
         Widths of the hidden layers; empty for a linear model.
     dropout : float
         Chance that a hidden unit is dropped while training, 0 <= dropout < 1.
+    softmax : bool
+        Whether the outputs go through a softmax before the loss applies its own, as in SRPFL's released code.
     """
 
     name: Literal["mlp"] = "mlp"
     hidden: tuple[int, ...] = (32, 16)
     dropout: float = 0.0
+    softmax: bool = False
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Refuse widths below 1 and dropout outside [0, 1)."""
@@ -36,7 +39,12 @@ class Mlp(Model):
 
     def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
         """Return one stage per linear layer."""
-        return dense([prod(shape), *self.hidden, classes], self.dropout)
+        from torch import nn
+
+        stages = dense([prod(shape), *self.hidden, classes], self.dropout)
+        if self.softmax:
+            stages[-1][1].append(nn.Softmax(dim=-1))
+        return stages
 
 
 def check_dropout(chance: float) -> None:

@@ -1,0 +1,175 @@
+"""Sentiment140 (Go et al. 2009): positive and negative tweets by their users, as sequences of GloVe vectors."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hpcfl.data import glove
+from hpcfl.data.base import ClientData, Features, Federation, Header, Integers, Source
+from hpcfl.data.folder import folder
+from hpcfl.errors import UsageError
+from hpcfl.rng import keyed
+
+COLUMNS = "polarity, id, date, query, user, text"
+POLARITY = {"0": 0, "2": None, "4": 1}
+"""Label of each polarity; neutral tweets are left out."""
+Tweets = list[tuple[str, int]]
+"""Text and label of each of a user's tweets, in order of the file."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sent140Federation(Federation):
+    """Tweets as rows of a table of vectors, looked up when a client is asked for.
+
+    Attributes
+    ----------
+    vectors : float32 [words, dim]
+        Row 0 is zero: padding, and words that are not known.
+    tokens : list of int64 [n_i, length]
+        Rows of `vectors` for the words of each client's tweets.
+    labels : list of int64 [n_i]
+    train_parts, test_parts : list of int64
+        Which of a client's tweets belong to either part.
+    """
+
+    vectors: Features
+    tokens: list[Integers]
+    labels: list[Integers]
+    train_parts: list[Integers]
+    test_parts: list[Integers]
+
+    def client(self, i: int) -> ClientData:
+        """Return the samples of client `i`, features ``[n, length, dim]``."""
+        train, test, tokens, labels = self.train_parts[i], self.test_parts[i], self.tokens[i], self.labels[i]
+        return ClientData(self.vectors[tokens[train]], labels[train], self.vectors[tokens[test]], labels[test])
+
+    def server_test(self) -> None:
+        """Return None: there is no global test set."""
+
+
+class Sent140(Source):
+    """Sentiment140's CSV and a GloVe file in ``sent140/`` of the data folder; clients are the users with most tweets.
+
+    Users of equally many tweets come in order of their names. One fifth of a user's tweets, drawn by key, is its test
+    part. Labels: 0 negative, 1 positive.
+    """
+
+    name: Literal["sent140"] = "sent140"
+    file: str = Field("training.1600000.processed.noemoticon.csv", min_length=1, description="the tweets")
+    glove: str = Field("glove.6B.100d.txt", min_length=1, description="the word vectors, of any dimension")
+    min_samples: int = Field(10, ge=1, description="users with fewer tweets are no clients")
+    length: int = Field(25, ge=1, description="words of a tweet that are used; shorter ones are padded with zeros")
+    vocabulary: int = Field(10000, ge=1, description="the most frequent words of the clients' tweets; others are zeros")
+
+    def header(self, data_dir: Path | None) -> Header:
+        """Return the sizes over all users with enough tweets; reads the tweets, which have no header."""
+        home = folder(self.name, data_dir, "sent140")
+        return self._header(self._users(home), glove.width(home / self.glove))
+
+    def check(self, clients: int, data_dir: Path | None) -> Header:
+        """Return the header of the clients' tweets after reading all of both files."""
+        home = folder(self.name, data_dir, "sent140")
+        users = self._chosen(clients, home)
+        _, vectors = self._vectors(users, home)
+        return self._header(users, vectors.shape[1])
+
+    def federate(self, clients: int, seed: int, data_dir: Path | None) -> Sent140Federation:
+        """Return the clients; `seed` decides which of their tweets are for testing."""
+        home = folder(self.name, data_dir, "sent140")
+        users = self._chosen(clients, home)
+        rows, vectors = self._vectors(users, home)
+        orders = [keyed(seed, "split", client=i).permutation(len(tweets)) for i, tweets in enumerate(users)]
+        test = [np.sort(order[: _tests(order)]) for order in orders]
+        train = [np.sort(order[_tests(order) :]) for order in orders]
+        return Sent140Federation(
+            classes=2,
+            train_sizes=np.array([len(part) for part in train], dtype=np.int64),
+            test_sizes=np.array([len(part) for part in test], dtype=np.int64),
+            shapes=[(self.length, vectors.shape[1])] * clients,
+            vectors=vectors,
+            tokens=[self._tokens(tweets, rows) for tweets in users],
+            labels=[np.array([label for _, label in tweets], dtype=np.int64) for tweets in users],
+            train_parts=train,
+            test_parts=test,
+        )
+
+    def _users(self, home: Path) -> list[Tweets]:
+        """Return the tweets of each user that has enough of them, most first."""
+        tweets: dict[str, Tweets] = {}
+        for user, text, label in _rows(home / self.file):
+            tweets.setdefault(user, []).append((text, label))
+        names = [name for name, own in tweets.items() if len(own) >= self.min_samples]
+        return [tweets[name] for name in sorted(names, key=lambda name: (-len(tweets[name]), name))]
+
+    def _chosen(self, clients: int, home: Path) -> list[Tweets]:
+        if clients < 1:
+            raise UsageError(f"clients = {clients}: expected at least 1")
+        users = self._users(home)
+        if clients > len(users):
+            raise UsageError(
+                f"clients = {clients}, but {home / self.file} has {len(users)} users of at least "
+                f"data.min_samples = {self.min_samples} tweets; nearest: {len(users)}"
+            )
+        return users[:clients]
+
+    def _header(self, users: list[Tweets], dim: int) -> Header:
+        test = sum(_tests(tweets) for tweets in users)
+        return Header(None, sum(map(len, users)) - test, test, ((self.length, dim),), 2)
+
+    def _vectors(self, users: list[Tweets], home: Path) -> tuple[dict[str, int], Features]:
+        """Return the row of each known word, and the vectors."""
+        counts = Counter(word for tweets in users for text, _ in tweets for word in words(text))
+        frequent = sorted(counts, key=lambda word: (-counts[word], word))[: self.vocabulary]
+        found = glove.read(home / self.glove, set(frequent))
+        known = [word for word in frequent if word in found]
+        dim = len(found[known[0]])
+        vectors = np.stack([np.zeros(dim, dtype=np.float32), *(found[word] for word in known)])
+        return {word: row for row, word in enumerate(known, start=1)}, vectors
+
+    def _tokens(self, tweets: Tweets, rows: dict[str, int]) -> Integers:
+        """Return the rows of the tweets' words, ``[n, length]``."""
+        tokens = np.zeros((len(tweets), self.length), dtype=np.int64)
+        for own, (text, _) in zip(tokens, tweets):
+            for place, word in enumerate(islice(words(text), self.length)):
+                own[place] = rows.get(word, 0)
+        return tokens
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text in lower case; every other sign but space counts as a word of its own."""
+    return re.findall(r"\w+|[^\w\s]", text.lower())
+
+
+def _tests(tweets: Tweets | NDArray[np.int64]) -> int:
+    """Return how many of a user's tweets are for testing."""
+    return len(tweets) // 5
+
+
+def _rows(path: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield user, text and label of each tweet that is not neutral."""
+    try:
+        with path.open(encoding="latin-1", newline="") as file:
+            reader = csv.reader(file)
+            for row in reader:
+                where = f"{path}: line {reader.line_num}"
+                if len(row) != 6:
+                    raise UsageError(f"{where} has {len(row)} columns, expected 6 ({COLUMNS})")
+                if row[0] not in POLARITY:
+                    raise UsageError(f"{where}: polarity {row[0][:40]!r}, expected 0, 2 or 4")
+                if (label := POLARITY[row[0]]) is not None:
+                    yield row[4], row[5], label
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except (OSError, csv.Error) as error:
+        raise UsageError(f"{path}: truncated or damaged, expected CSV ({error})") from None
