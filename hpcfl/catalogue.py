@@ -12,7 +12,7 @@ from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.data import source_class, sources
 from hpcfl.models import model_class, models
 from hpcfl.participation import Participation
-from hpcfl.presets import presets, read_toml
+from hpcfl.presets import presets, read
 from hpcfl.section import Section
 from hpcfl.speeds import speed_class, speeds
 
@@ -21,7 +21,7 @@ def lines() -> Iterator[str]:
     """Yield the catalogue as text."""
     yield "presets (hpcfl run NAME)"
     for name, path in presets().items():
-        table = read_toml(path)
+        table = read(str(path))
         yield f"  {name}: {table['algorithm']['name']} on {table['data']['name']}, {table['rounds']} rounds"
     chosen: dict[str, list[type[Section]]] = {
         "algorithm": [algorithm_class(name) for name in algorithms()],
@@ -46,7 +46,7 @@ def _described(cls: type[Section]) -> Iterator[str]:
         if key in ("name", "model"):
             continue
         default = "required" if field.default is PydanticUndefined else repr(field.default)
-        yield f"    {key} = {default}  {keys.get(key, '')}".rstrip()
+        yield f"    {key} = {default}  {keys.get(key) or field.description or ''}".rstrip()
 
 
 def _documented(cls: type[Section]) -> dict[str, str]:

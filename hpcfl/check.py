@@ -98,9 +98,9 @@ def _planned(job: Job, rounds: int) -> list[Plan]:
     """Return the plans of the first rounds; stages of doubling participant sets end only where that is known before."""
     stage, found = entered(0, job.stage_limits), []
     plans = job.plans(0, lambda: stage.number)
-    for _ in range(rounds):
+    for round_ in range(rounds):
         found.append(next(plans))
-        stage = job.after(stage, -1.0)
+        stage = job.after(round_, stage, -1.0)
     return found
 
 

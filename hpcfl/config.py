@@ -18,7 +18,7 @@ from hpcfl.doubling import Doubling
 from hpcfl.errors import UsageError, nearest
 from hpcfl.models import Model, model_class
 from hpcfl.participation import Participation
-from hpcfl.presets import Table, apply, find, read_toml
+from hpcfl.presets import Table, apply, read
 from hpcfl.section import Section
 from hpcfl.speeds import Speed, speed_class
 
@@ -136,7 +136,7 @@ def load(name: str, settings: Iterable[str] = ()) -> Config:
     UsageError
         One line naming the key or the file, what was expected, and the nearest valid choice.
     """
-    table = read_toml(find(name))
+    table = read(name)
     for setting in settings:
         apply(table, setting)
     return from_table(table)

@@ -72,13 +72,14 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
             with record.timed("server_seconds"):
                 now.shared = job.algorithm.server(job.task, now.shared, sums)
             record.signal = job.signal(before, now.shared, sums)
+            record.figures = job.algorithm.measured(job.task, now.shared)
         now.round += 1
         if config.evaluate.due(now.round, config.rounds):
             record.scores = evaluate(job, rounds, now)
         now.clock["sim_seconds"] += plan.closes
         now.clock["wall_seconds"] += record.elapsed()
         wish = rounds.together(record, stop.wished())
-        record.stage, now.stage = now.stage.number, job.after(now.stage, record.signal)
+        record.stage, now.stage = now.stage.number, job.after(plan.round, now.stage, record.signal)
         if recorder is not None:
             recorder.row(plan, record, sums, now.clock)
         if wish or config.checkpoint.due(now.round, config.rounds):

@@ -172,7 +172,8 @@ def _begun(job: Job, order: Order, rank: int) -> Progress:
     saved = store.load(path, personal=False)
     now.round, now.stage = saved.round, Stage.of(saved.clock)
     now.clock = {name: saved.clock[name] for name in now.clock}
-    now.shared = {name: torch.from_numpy(saved.shared[name]).to(value) for name, value in now.shared.items()}
+    # copied into torch's own memory: the last bits of matrix products may depend on how memory is aligned
+    now.shared = {name: torch.from_numpy(saved.shared[name]).to(value, copy=True) for name, value in now.shared.items()}
     for chunk in job.hosted(rank):
         state = now.personal[chunk.number]
         held = store.load_personal(path, chunk.clients.tolist()) if state else {}

@@ -137,11 +137,15 @@ class Job:
             The stage of doubling participant sets.
         """
         config, rules = self.config, self.config.participation
+        if cohort is None and self.algorithm.everyone(round):
+            cohort = np.arange(config.clients)
         if cohort is None:
             cohort = rules.cohort(config.seed, round, config.clients, attempt)
         if deadline is None:
             deadline = Deadlines(rules).seconds(round)
         enough = config.doubling.enough(rules, config.clients, stage)
+        if self.algorithm.everyone(round):
+            deadline, enough = inf, None
         facts = config.seed, round, config.clients, cohort, self.shares, deadline, attempt, config.clock
         return Invitation(*facts, stage, enough)
 
@@ -172,9 +176,11 @@ class Job:
             return moved / self.algorithm.rate**2
         return -1.0
 
-    def after(self, stage: Stage, signal: float) -> Stage:
-        """Return the stage of the next round."""
-        return self.config.doubling.after(stage, self.stage_limits, signal) if self.stage_limits else stage
+    def after(self, round: int, stage: Stage, signal: float) -> Stage:
+        """Return the stage of the round after `round`; one that was for everyone counts in no stage."""
+        if not self.stage_limits or self.algorithm.everyone(round):
+            return stage
+        return self.config.doubling.after(stage, self.stage_limits, signal)
 
     def hosted(self, rank: int) -> list[Chunk]:
         """Return the chunks that a rank hosts."""

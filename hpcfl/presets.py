@@ -49,6 +49,29 @@ def find(name: str) -> Path:
     return presets()[name]
 
 
+def read(name: str, above: tuple[Path, ...] = ()) -> Table:
+    """Return the table of a preset or file; with a key ``base`` it is that of another one, some sections replaced.
+
+    A section that is given replaces the whole section of the base, which is a preset or a file in the same folder.
+
+    Raises
+    ------
+    UsageError
+        If a file cannot be read, or is its own base.
+    """
+    path = find(name)
+    table = read_toml(path)
+    base = table.pop("base", None)
+    if base is None:
+        return table
+    if not isinstance(base, str):
+        raise UsageError(f"{path}: base: expected the name of a preset or file, got {base!r}")
+    beside = path.parent / f"{base.removesuffix('.toml')}.toml"
+    if beside.resolve() in (path.resolve(), *above):
+        raise UsageError(f"{path}: base = '{base}' leads back to where it began")
+    return read(str(beside) if beside.is_file() else base, (path.resolve(), *above)) | table
+
+
 def apply(table: Table, setting: str) -> None:
     """Set ``a.b=value`` in a nested table; the value is TOML, or a bare word."""
     key, sign, text = setting.partition("=")

@@ -56,6 +56,8 @@ def accuracy_of(row: Mapping[str, Any]) -> float:
 
 def describe(row: Mapping[str, Any]) -> str:
     """Return a row's headline figures."""
+    accuracy = accuracy_of(row)
+    tested = "" if np.isnan(accuracy) else f"accuracy {accuracy:.4f}  "
     arrived = f"{int(np.sum(row['arrived']))}/{int(np.sum(row['cohort']))} arrived"
     loss = f"loss {row['loss']:.4f}" if "loss" in row else "void"
-    return f"accuracy {accuracy_of(row):.4f}  {loss}  {arrived}  simulated {row['sim_seconds']:.1f} s"
+    return f"{tested}{loss}  {arrived}  simulated {row['sim_seconds']:.1f} s"

@@ -65,6 +65,7 @@ class Record:
     seconds: dict[str, float] = field(default_factory=dict)
     wire: tuple[int, int] = (0, 0)
     scores: Mapping[str, Floats | float] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
     by_rank: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     signal: float = 0.0
     stage: int = 0
@@ -129,11 +130,12 @@ class Recorder:
             "layer": names,
             "rank": range(ranks),
         }
-        self.segment = store.begin(run_dir, COLUMNS, coords, first, job.config.rounds)
+        figures = [Column(name, (), "float64", text) for name, text in job.algorithm.figures.items()]
+        self.segment = store.begin(run_dir, [*COLUMNS, *figures], coords, first, job.config.rounds)
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
         """Write one round; only then is it spoken of."""
-        row: dict[str, Any] = self._of_plan(plan) | dict(record.scores) | dict(clock)
+        row: dict[str, Any] = self._of_plan(plan) | dict(record.scores) | dict(record.figures) | dict(clock)
         row["layer_weight"] = [sums.weight(names[0]) for names in self.layer_names]
         if "loss" in sums and sums.weight("loss"):
             row["loss"] = float(sums.mean("loss"))

@@ -9,16 +9,16 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from hpcfl.augment import augmented
 from hpcfl.data import Federation
 from hpcfl.layers import Place, Stage, Trace
 from hpcfl.message import State
 from hpcfl.models import Model
 from hpcfl.plan import Floats, Ints
 from hpcfl.rng import key_as_seed, keyed
-from hpcfl.visits import Batch, Visits
+from hpcfl.visits import Batch, Visits, losses
 
 TEST_BATCH = 1000  # rows per forward pass when a test set is evaluated
 PHASE = 2**32  # more steps than a phase of a visit has
@@ -110,9 +110,10 @@ class Task:
             visits.check()
             x = torch.stack([data[0].index_select(0, own) for data, own in zip(held, rows[:, step])])
             y = torch.stack([data[1].index_select(0, own) for data, own in zip(held, rows[:, step])])
-            yield Batch(
-                x, y, None if full[step] else real[:, step], (self.seed, visits.round, clients, step + PHASE * phase)
-            )
+            place = (self.seed, visits.round, clients, step + PHASE * phase)
+            if self.federation.augment is not None:
+                x = augmented(x, place, self.federation.augment)
+            yield Batch(x, y, None if full[step] else real[:, step], place)
 
     def _order(self, round_: int, client: int, phase: int, size: int, epochs: int, steps: int) -> Ints:
         """Return sample indices ``[steps, size]`` for one client's visit, −1 where a last batch is not full."""
@@ -194,19 +195,19 @@ class Task:
         return self._data[client]
 
     @torch.no_grad()
-    def tested(self, params: State, clients: Ints) -> tuple[Floats, Ints]:
+    def tested(self, params: State, clients: Ints) -> tuple[Floats, Floats]:
         """Return loss sums and numbers of correct answers on the clients' own test parts, ``[c]`` each."""
         held = [self._held(client) for client in clients]
         sizes = torch.tensor([len(data[3]) for data in held])
         if not sizes.max():
-            return np.zeros(len(held)), np.zeros(len(held), dtype=np.int64)
+            return np.zeros(len(held)), np.zeros(len(held))
         x = torch.nn.utils.rnn.pad_sequence([data[2] for data in held], batch_first=True)
         y = torch.nn.utils.rnn.pad_sequence([data[3] for data in held], batch_first=True)
         valid = (torch.arange(x.shape[1]) < sizes[:, None]).to(self.device)
         return self._scores(self.forward(params, x), y, valid)
 
     @torch.no_grad()
-    def server_tested(self, shared: State) -> tuple[float, int, int] | None:
+    def server_tested(self, shared: State) -> tuple[float, float, int] | None:
         """Return loss sum, correct answers and size of the global test set.
 
         None where there is no such set, or no whole model that all clients share.
@@ -219,16 +220,18 @@ class Task:
         if self._server_test is None:
             return None
         params = {name: value.unsqueeze(0) for name, value in shared.items()}
-        loss, correct = 0.0, 0
+        loss, correct = 0.0, 0.0
         features, labels = self._server_test
         for start in range(0, len(labels), TEST_BATCH):
             x, y = (part[start : start + TEST_BATCH].unsqueeze(0).to(self.device) for part in (features, labels))
             losses, right = self._scores(self.forward(params, x), y, torch.ones_like(y, dtype=torch.bool))
-            loss, correct = loss + float(losses[0]), correct + int(right[0])
+            loss, correct = loss + float(losses[0]), correct + float(right[0])
         return loss, correct, len(labels)
 
     @staticmethod
-    def _scores(logits: Tensor, y: Tensor, valid: Tensor) -> tuple[Floats, Ints]:
-        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-        right = (logits.argmax(-1) == y) & valid
-        return (each.double() * valid).sum(1).cpu().numpy(), right.sum(1).cpu().numpy()
+    def _scores(outputs: Tensor, y: Tensor, valid: Tensor) -> tuple[Floats, Floats]:
+        """Return loss sums and correct answers, float64 ``[c]`` each; targets have no correct answers, but NaN."""
+        each, known = losses(outputs, y), not y.is_floating_point()
+        right = (outputs.argmax(-1) == y) & valid
+        correct = right.sum(1).double() if known else torch.full((len(y),), torch.nan, dtype=torch.float64)
+        return (each.double() * valid).sum(1).cpu().numpy(), correct.cpu().numpy()

@@ -83,10 +83,25 @@ class Batch:
         return self.x.new_ones(len(self.x)) if active is None else active.to(self.x.dtype)
 
     def losses(self, logits: Tensor, rows: int | None = None) -> Tensor:
-        """Return each client's mean cross-entropy over its real rows, ``[c]`` (or of the first `rows`)."""
+        """Return each client's mean loss over its real rows, ``[c]`` (or of the first `rows`)."""
         y = self.y[:rows]
-        each = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+        each = losses(logits, y)
         if self.valid is None:
             return each.mean(1)
         valid = self.valid[:rows]
         return (each * valid).sum(1) / valid.sum(1).clamp(min=1)
+
+
+def losses(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the samples' losses ``[c, B]``: cross-entropy for classes, the squared error for targets.
+
+    Parameters
+    ----------
+    outputs : Tensor
+        ``[c, B, classes]``, or ``[c, B, 1]`` for targets.
+    y : Tensor
+        Classes, int64 ``[c, B]``, or targets, float32.
+    """
+    if y.is_floating_point():
+        return (outputs.squeeze(-1) - y).square()
+    return F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)

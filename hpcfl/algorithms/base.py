@@ -30,10 +30,13 @@ class Algorithm(Section):
     layerwise : bool
         Whether layers leave one by one while the visit goes on (last layer first). If not, a visit that is not
         complete when the round closes has sent nothing.
+    figures : dict of str to str
+        What `measured` says of the shared state after each round: name and meaning, recorded beside the metrics.
     """
 
     name: str
     layerwise: ClassVar[bool] = False
+    figures: ClassVar[dict[str, str]] = {}
 
     def check(self, participation: Participation, known: bool = True) -> None:
         """Raise UsageError where a key's value is out of range or does not go with the participation.
@@ -73,6 +76,10 @@ class Algorithm(Section):
         """Return whether anybody is invited in this round."""
         return True
 
+    def everyone(self, round: int) -> bool:
+        """Return whether this round invites all clients and waits for all, whatever the participation says."""
+        return False
+
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Do one chunk's visits: yield messages, return the personal state ``{name: [c, …]}``.
 
@@ -90,6 +97,10 @@ class Algorithm(Section):
         from hpcfl.message import moved
 
         return {name: moved(value, sums.mean(name)) if name in sums else value for name, value in shared.items()}
+
+    def measured(self, task: Task, shared: State) -> dict[str, float]:
+        """Return the `figures` of the shared state."""
+        return {}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         """Return the parameters ``{name: [c, …]}`` that the clients predict with."""

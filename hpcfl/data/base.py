@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from hpcfl.section import Section
 
 Features = NDArray[np.float32]
 Integers = NDArray[np.int64]
+Labels = Integers | Features
 Shape = tuple[int, ...]
 
 
@@ -42,12 +43,12 @@ class Header:
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """One client's samples: features float32 ``[n, *shape]``, labels int64 ``[n]``."""
+    """One client's samples: features float32 ``[n, *shape]``, labels int64 ``[n]`` or targets float32 ``[n]``."""
 
     train_features: Features
-    train_labels: Integers
+    train_labels: Labels
     test_features: Features
-    test_labels: Integers
+    test_labels: Labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +63,15 @@ class Federation(ABC):
         Samples of each client; a test size may be 0.
     shapes : list of tuple of int
         Shape of one sample's features, per client.
+    augment : float, optional
+        Batches of images are cropped and flipped at random, padded with this value; None: they are not.
     """
 
     classes: int
     train_sizes: Integers
     test_sizes: Integers
     shapes: list[Shape]
+    augment: float | None = field(default=None, kw_only=True)
 
     @property
     def clients(self) -> int:

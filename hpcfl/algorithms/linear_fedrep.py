@@ -1,0 +1,157 @@
+"""FedRep for linear regression: exact heads, a gradient step on the representation (Collins et al., ICML 2021).
+
+With ``participation.close = "first"`` and ``[doubling]`` this is Algorithm 2 of SRPFL (Tziotis et al.). A round, over
+those who take part, each with m fresh samples: ``w_i = argmin ‖y_i − X_i B w‖²``,
+``B_i = B − η/m · X_iᵀ (X_i B w_i − y_i) w_iᵀ``; then ``B ← Q`` of ``QR(mean B_i)``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.algorithms.base import Client
+    from hpcfl.data.linear import LinearFederation
+    from hpcfl.message import Layout, State, Sums
+    from hpcfl.task import Task
+    from hpcfl.visits import Visits
+
+B, HEAD, MOMENT = "representation.weight", "head.weight", "moment"  # Bᵀ [k, d], w [1, k], mean of y² x xᵀ [d, d]
+
+
+class LinearFedRep(Algorithm):
+    """FedRep for linear regression: exact heads, a gradient step on the representation.
+
+    Attributes
+    ----------
+    lr : float
+        Step size η.
+    initial : {"moments", "random"}
+        ``moments``: round 0 is for all clients, and B becomes the k largest eigenvectors of the mean of
+        ``1/m Σ y² x xᵀ``, which needs Gaussian features. ``random``: B begins with orthonormal columns drawn by the
+        seed (Collins et al.'s experiments).
+    """
+
+    name: Literal["linear_fedrep"] = "linear_fedrep"
+    lr: float = Field(0.1, gt=0)
+    initial: Literal["moments", "random"] = "moments"
+    figures: ClassVar[dict[str, str]] = {"distance": "principal angle distance of the representation to the true one"}
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.lr
+
+    def everyone(self, round: int) -> bool:
+        """Return whether this is the round of the moments."""
+        return round == 0 and self.initial == "moments"
+
+    def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
+        """Return the representation alone."""
+        return ((B,),)
+
+    def layout(self, task: Task) -> Layout:
+        """Return one group; a round sends either the moments or the representation.
+
+        Raises
+        ------
+        UsageError
+            Where the data do not come from a linear model, or a client has too few samples for its head.
+        """
+        import torch
+
+        from hpcfl.message import Block
+
+        rank, dimension = self._shape(task)
+        exact = torch.float64
+        moment = {MOMENT: Block((dimension, dimension), exact)} if self.initial == "moments" else {}
+        return ({"loss": Block((), exact), **moment, B: Block((rank, dimension), exact)},)
+
+    def _shape(self, task: Task) -> tuple[int, int]:
+        federation, weight = task.federation, task.initial().get(B)
+        if not hasattr(federation, "drawn") or weight is None:
+            raise UsageError("algorithm.name = 'linear_fedrep' needs data.name = 'linear' and model.name = 'linear'")
+        rank, dimension = weight.shape
+        if federation.train_sizes.min() < rank:
+            raise UsageError(
+                f"data.samples: expected at least model.rank = {rank}, since heads are solved for, "
+                f"got {federation.train_sizes.min()}; nearest: {rank}"
+            )
+        return rank, dimension
+
+    def start(self, task: Task) -> State:
+        """Return orthonormal rows."""
+        return {B: _orthonormal(task.initial()[B].double())}
+
+    def enter(self, task: Task, client: int) -> State:
+        """Return a head of zeros."""
+        import torch
+
+        return {HEAD: torch.zeros(1, self._shape(task)[0], dtype=torch.float64)}
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        """Send the moments, or solve for the head and send the change of the representation."""
+        import torch
+
+        x, y = _drawn(task.federation, visits)  # type: ignore[arg-type]
+        weight, count = visits.ones(len(y)), y.shape[1]
+        if self.everyone(visits.round):
+            seen = x * y.unsqueeze(2)
+            yield {"loss": (y.square().mean(1), weight), MOMENT: (seen.transpose(1, 2) @ seen / count, weight)}
+            return personal
+        low = x @ shared[B].T
+        # by QR, for full rank: the default driver's last bits depend on where its workspace lies
+        head = torch.linalg.lstsq(low, y.unsqueeze(2), driver="gels").solution
+        rest = low @ head - y.unsqueeze(2)
+        step = head @ (rest.transpose(1, 2) @ x) * (-self.lr / count)
+        yield {"loss": (rest.square().mean((1, 2)), weight), B: (step, weight)}
+        return {HEAD: head.transpose(1, 2)}
+
+    def server(self, task: Task, shared: State, sums: Sums) -> State:
+        """Return the orthonormal basis of the mean, or what the moments say."""
+        import torch
+
+        if MOMENT in sums and sums.weight(MOMENT):
+            _, vectors = torch.linalg.eigh(sums.mean(MOMENT).double())
+            return {B: vectors[:, -len(shared[B]) :].T.contiguous()}
+        if not sums.weight(B):
+            return shared
+        return {B: _orthonormal(shared[B] + sums.mean(B).view_as(shared[B]))}
+
+    def measured(self, task: Task, shared: State) -> dict[str, float]:
+        """Return ``‖(I − B*B*ᵀ) B‖₂``."""
+        import torch
+
+        federation: LinearFederation = task.federation  # type: ignore[assignment]
+        truth, found = torch.tensor(federation.truth), shared[B].T.cpu()
+        return {"distance": float(torch.linalg.matrix_norm(found - truth @ (truth.T @ found), 2))}
+
+    def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        """Return the representation and the clients' heads."""
+        return {name: value.float() for name, value in (task.spread(shared, visits) | personal).items()}
+
+
+def _drawn(federation: LinearFederation, visits: Visits) -> tuple[Tensor, Tensor]:
+    """Return the clients' fresh samples, float64 ``[c, m, d]`` and ``[c, m]``."""
+    import torch
+
+    parts = [federation.drawn(int(client), visits.round) for client in visits.clients]
+    # stacked by torch, whose memory is aligned: the last bits of matrix products may depend on that
+    x, y = (torch.stack([torch.from_numpy(own) for own in part]) for part in zip(*parts))
+    return x, y
+
+
+def _orthonormal(rows: Tensor) -> Tensor:
+    """Return orthonormal rows that span the same space; the signs are those of a positive diagonal."""
+    import torch
+
+    q, r = torch.linalg.qr(rows.T)
+    signed: Tensor = q * torch.sign(torch.diagonal(r))
+    return signed.T.contiguous()
