@@ -117,7 +117,8 @@ def _stages(job: Job) -> Iterator[str]:
         if known
         else f"as long as {config.doubling.when} says"
     )
-    yield f"stages        {visits} visits; all but the last take {ends}"
+    what = "visits" if config.doubling.by == "clients" else "visits' worth of samples"
+    yield f"stages        {visits} {what}; all but the last take {ends}"
 
 
 def _repeated(plans: list[Plan]) -> str:

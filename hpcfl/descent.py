@@ -82,7 +82,7 @@ class Sgd:
         gradients, loss = task.gradients(params, batch, learn)
         if self.decay:
             for name, gradient in gradients.items():
-                if gradient.dim() > 2:  # [c, out, in, …]
+                if not name.rpartition(".")[2].startswith("bias"):
                     gradient.add_(params[name], alpha=self.decay)
         descend(learn, gradients, velocity, self.lr, self.momentum, batch.active())
         return loss

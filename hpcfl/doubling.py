@@ -72,6 +72,9 @@ class Doubling(Section):
     when : {"never", "rounds", "theory", "plateau", "gradient"}
         What ends a stage: a number of rounds; as many rounds as SRPFL's theory gives it (eq. 203); that the training
         loss has stopped falling, which needs no constant; or FLANP's criterion, a small averaged gradient.
+    by : {"clients", "samples"}
+        What doubles: the visits, or the samples that they hold together, n0 visits' worth at first (SRPFL, appendix C:
+        for clients of very unequal sizes).
     rounds : int
         Rounds per stage (``rounds``).
     contraction : float
@@ -91,6 +94,7 @@ class Doubling(Section):
     """
 
     when: Literal["never", "rounds", "theory", "plateau", "gradient"] = "never"
+    by: Literal["clients", "samples"] = "clients"
     rounds: int = Field(10, ge=1)
     contraction: float = Field(0.1, gt=0, le=0.25)
     distance: float = Field(1.0, gt=0)

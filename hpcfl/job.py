@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from math import inf, prod
+from math import ceil, inf, prod
 from pathlib import Path
 from threading import Event
 
@@ -143,11 +143,23 @@ class Job:
             cohort = rules.cohort(config.seed, round, config.clients, attempt)
         if deadline is None:
             deadline = Deadlines(rules).seconds(round)
-        enough = config.doubling.enough(rules, config.clients, stage)
         if self.algorithm.everyone(round):
-            deadline, enough = inf, None
+            deadline = inf
         facts = config.seed, round, config.clients, cohort, self.shares, deadline, attempt, config.clock
-        return Invitation(*facts, stage, enough)
+        return Invitation(*facts, stage, *self._enough(round, cohort, stage))
+
+    def _enough(self, round: int, cohort: Ints, stage: int) -> tuple[int | None, Ints | None]:
+        """Return what closes a round that closes with the first visits, and what each visit is worth."""
+        config, rules = self.config, self.config.participation
+        visits = config.doubling.enough(rules, config.clients, stage)
+        if visits is None or self.algorithm.everyone(round):
+            return None, None
+        if config.doubling.by == "clients":
+            return visits, None
+        if visits == rules.invited(config.clients):
+            return None, None  # the last stage waits for all, however many samples the invited have
+        sizes = self.task.federation.train_sizes
+        return ceil(visits * sizes.mean()), sizes[cohort]
 
     def plan(self, asked: Invitation) -> Plan:
         """Return one attempt at a round, decided; `closes` is that of this attempt alone."""

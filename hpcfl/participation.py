@@ -114,8 +114,8 @@ class Participation(Section):
         seconds = speed.seconds(asked)
         if self.close == "deadline":
             return self._by_deadline(asked, speed, seconds, self.whole(layerwise))
-        wanted = len(seconds) if asked.enough is None else min(asked.enough, len(seconds))
         order = np.argsort(seconds, kind="stable")
+        wanted = asked.first(order)
         depth = np.full(len(seconds), asked.layers + 1, dtype=np.int64)
         depth[order[:wanted]] = 1
         known = 1.0 if wanted == len(seconds) else np.nan  # the chance to be among the first n has no closed form

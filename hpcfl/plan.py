@@ -38,7 +38,9 @@ class Invitation:
     stage : int
         The stage of doubling participant sets.
     enough : int
-        Visits that close the round where it closes with the first ones; None: it waits for all.
+        Visits that close the round where it closes with the first ones, or their samples; None: it waits for all.
+    worth : int64 [n], optional
+        The invited clients' samples, where these are counted; None: every visit counts 1.
     """
 
     seed: int
@@ -51,6 +53,14 @@ class Invitation:
     clock: str = "simulated"
     stage: int = 0
     enough: int | None = None
+    worth: Ints | None = None
+
+    def first(self, order: Ints) -> int:
+        """Return how many visits close the round if they arrive in this `order` (rows of the cohort)."""
+        if self.enough is None:
+            return len(order)
+        found = np.arange(1, len(order) + 1) if self.worth is None else np.cumsum(self.worth[order])
+        return min(int(np.searchsorted(found, self.enough)) + 1, len(order))
 
     @property
     def layers(self) -> int:

@@ -68,6 +68,33 @@ def test_time_is_the_sum_of_the_slowest_of_the_first_ones(
     assert data["stage"].values.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 3, 3]
 
 
+UNEQUAL = {"name": "digits", "sizes": "log-normal", "spread": 1.0}
+
+
+def first_by_samples(paces: np.ndarray, sizes: np.ndarray, pool: np.ndarray, stage: int) -> set[int]:
+    """Return the fastest of the pool that hold 2^r mean clients' samples together."""
+    chosen: set[int] = set()
+    for client in pool[np.argsort(paces[pool])]:
+        if sum(sizes[list(chosen)]) >= 2**stage * sizes.mean():
+            break
+        chosen.add(int(client))
+    return chosen
+
+
+@pytest.mark.parametrize("rules", [FIRST, POOL])
+def test_samples_double_where_clients_are_unequal(solo: Any, tmp_path: Path, rules: dict[str, Any]) -> None:
+    values = staged("rounds", participation=rules, data=UNEQUAL, speed={"model": "exponential"})
+    values["doubling"] = {**WHEN["rounds"], "by": "samples"}
+    job = job_of(values)
+    sizes, paces = job.task.federation.train_sizes, job.config.speed.paces(3, 7)
+    assert sizes.max() > 3 * sizes.min()
+    data = store.open_run(play(solo, values, tmp_path / "run", None))
+    for round_, stage in enumerate([0, 0, 1, 1, 2, 2, 3, 3, 3, 3]):
+        pool = np.flatnonzero(data["cohort"].values[round_])
+        wanted = first_by_samples(paces, sizes, pool, stage) if stage < 3 else set(pool.tolist())
+        assert set(np.flatnonzero(data["blocks"].values[round_])) == wanted
+
+
 # ---- what ends a stage
 
 
@@ -143,11 +170,13 @@ def test_stages_are_the_same_on_any_number_of_ranks(world: Any, shared_dir: Path
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("by", ["clients", "samples"])
 @pytest.mark.parametrize("width", [1, "all"])
-def test_in_real_time_a_round_waits_for_so_many(world: Any, shared_dir: Path, width: Any) -> None:
+def test_in_real_time_a_round_waits_for_so_many(world: Any, shared_dir: Path, width: Any, by: str) -> None:
     if world.size == 1:
         pytest.skip("needs a server and clients")
     values = staged("rounds", clock="wall", speed={"model": "none"}, threads=1, lane_width=width, rounds=8)
+    values |= {"data": UNEQUAL, "doubling": {**WHEN["rounds"], "by": by}}
     run = play(world, values, shared_dir / "run", world.comm)
     again = play(
         world,
@@ -158,8 +187,10 @@ def test_in_real_time_a_round_waits_for_so_many(world: Any, shared_dir: Path, wi
     if world.rank == 0:
         data = store.open_run(run)
         assert data["stage"].values.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-        enough = np.minimum([1, 1, 2, 2, 4, 4, 7, 7], data["cohort"].values.sum(1))
-        assert (np.array(counted(run)) >= enough).all()
+        sizes = np.ones(7) if by == "clients" else job_of(values | {"clock": "simulated"}).task.federation.train_sizes
+        invited, there = ((data[name].values > 0) @ sizes for name in ("cohort", "blocks"))
+        wanted = np.ceil(np.array([1, 1, 2, 2, 4, 4, np.inf, np.inf]) * sizes.mean())
+        assert (there >= np.minimum(wanted, invited)).all()
         assert counted(again) == counted(run)
 
 

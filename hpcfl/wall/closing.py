@@ -17,7 +17,7 @@ class Closing:
     ends : float
         Seconds from the round's start at which it closes whatever has arrived; inf for never.
     enough : int or None
-        Visits that are enough; None: all of them.
+        Visits that are enough, or samples where these are counted; None: all of them.
     """
 
     ends: float
@@ -30,7 +30,7 @@ class Closing:
         return cls(asked.deadline if by_time else float("inf"), asked.enough)
 
     def over(self, arrived: int, awaited: int, seconds: float) -> bool:
-        """Return whether the round is over with `arrived` complete visits, `awaited` more that may still come.
+        """Return whether the round is over with `arrived` complete visits (or samples), `awaited` more to come.
 
         The timer decides, never the next arrival.
         """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -101,7 +100,7 @@ class Server:
             self.fleet.reform()
             free = np.intersect1d(drawn.cohort, self.fleet.hosted("idle"), assume_unique=True)
             if len(free) >= need:
-                return replace(drawn, cohort=free)
+                return self.job.asked(round_, free, deadline, attempt, stage)
             left = np.intersect1d(drawn.cohort, self.fleet.hosted("idle", "active", "late"), assume_unique=True)
             if len(left) < need:
                 ranks = ", ".join(str(loss.rank) for loss in self.fleet.lost)

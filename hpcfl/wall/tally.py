@@ -33,7 +33,7 @@ class Tally:
     def __init__(self, job: Job, asked: Invitation, lanes: list[Lane], start: float) -> None:
         self.job, self.asked, self.lanes, self.start = job, asked, lanes, start
         self.whole = job.whole
-        self.enough = asked.enough
+        self.worth = None if asked.worth is None else dict(zip(asked.cohort.tolist(), asked.worth.tolist()))
         self.groups = len(job.layout)
         self.reached = [job.reached(count) for count in range(self.groups + 1)]
         self.depth: Ints = np.full(len(asked.cohort), asked.layers + 1, dtype=np.int64)
@@ -43,8 +43,8 @@ class Tally:
         self.early = 0
 
     def progress(self) -> tuple[int, int]:
-        """Return how many visits are complete, and how many more may still come."""
-        arrived = sum(lane.arrived for lane in self.lanes)
+        """Return how many visits are complete, or their samples, and how many more visits may still come."""
+        arrived = sum(self._value(lane) for lane in self.lanes)
         return self.early + arrived, sum(lane.awaited for lane in self.lanes)
 
     def turn(self, lane: Lane) -> None:
@@ -52,7 +52,7 @@ class Tally:
         slot = lane.slot
         assert slot is not None
         self.folded = self.folded or Deposits(self.job.layout)
-        self.early += lane.arrived
+        self.early += self._value(lane)
         self._note(lane, slot, self.groups)
         fold(slot, self.folded)
         lane.open_next()
@@ -94,15 +94,21 @@ class Tally:
     def _looked_at(self) -> list[tuple[Lane, Slot]]:
         """Return the current slots; where n visits are enough, those of the first ones only."""
         slots = [(lane, lane.slot) for lane in self.lanes if lane.slot is not None]
-        if self.enough is None:
+        if self.asked.enough is None:
             return slots
         done = sorted((s for s in slots if s[1].complete), key=lambda pair: (pair[1].times[-1], pair[0].bench.ranks))
         count, taken = self.early, []
         for lane, slot in done:
-            if count < self.enough:
+            if count < self.asked.enough:
                 taken.append((lane, slot))
-            count += lane.arrived
+            count += self._value(lane)
         return taken
+
+    def _value(self, lane: Lane) -> int:
+        """Return the visits of a lane's current slot if it is complete, or their samples where these are counted."""
+        if self.worth is None or not lane.arrived or lane.slot is None:
+            return lane.arrived
+        return sum(self.worth[client] for client in lane.slot.clients if client >= 0)
 
     def _note(self, lane: Lane, slot: Slot, groups: int) -> None:
         """Note whose visits are in a slot, and how far each had come within its first `groups` groups."""
