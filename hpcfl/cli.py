@@ -166,19 +166,40 @@ def check(config: str, settings: tuple[str, ...], data_dir: Path | None, ranks: 
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
 def show(folders: tuple[Path, ...], as_json: bool) -> None:
     """Print what runs came to: rounds, accuracy, times, who arrived, digest of the state."""
-    from rich.console import Console
-
-    from hpcfl.show import remarks, summary, table
+    from hpcfl.show import printed, remarks, summary, table
 
     rows = [summary(folder) for folder in folders]
     if as_json:
         for row in rows:
             click.echo(json.dumps(row))
     else:
-        wide = 120  # a log has no width of its own
-        Console(width=None if sys.stdout.isatty() else wide).print(table(rows))
+        printed(table(rows))
         for line in remarks(rows):
             click.echo(line)
+
+
+@cli.command()
+@click.argument("folder", type=RUN)
+@click.option("--client", "chosen", metavar="ID[,ID...]|all", help="Who adapts (default: all that never took part).")
+@click.option("--epochs", type=click.IntRange(min=1), help="Passes over their training data (default: tune_epochs).")
+@DATA_DIR
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--out", type=RUN, metavar="FILE.h5", help="Write the layers that learned, as HDF5.")
+def adapt(
+    folder: Path, chosen: str | None, epochs: int | None, data_dir: Path | None, as_json: bool, out: Path | None
+) -> None:
+    """Let clients that never took part in a run learn their personal layers on its shared ones, and test them."""
+    from hpcfl import adapt as adapting
+    from hpcfl import adapt_wish
+    from hpcfl.show import printed
+
+    adapt_wish.check_alone()
+    found = adapting.adapted(adapt_wish.judged(folder, chosen, epochs, data_dir, out))
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        click.echo(adapting.headline(found))
+        printed(adapting.table(found))
 
 
 @cli.command()

@@ -74,7 +74,8 @@ class Sgd:
     ) -> State:
         """Return the parameters after some epochs in which only `names` learn: what is tested afterwards."""
         params = {name: value.clone() for name, value in params.items()}
-        self.train(task, params, task.batches(visits, batch, epochs, phase=TUNING), names=names)
+        upper = task.above(params, visits, names)
+        self.train(upper, params, upper.batches(visits, batch, epochs, phase=TUNING), names=names)
         return params
 
     def _step(self, task: Task, params: State, learn: State, velocity: State, batch: Batch) -> Tensor:

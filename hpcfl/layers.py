@@ -62,6 +62,11 @@ class Stage:
         """Whether the stage has a dropout that cannot be batched."""
         return any(isinstance(module, nn.modules.dropout._DropoutNd) for module in self.modules)
 
+    @property
+    def draws(self) -> bool:
+        """Whether the stage has a dropout, and so gives something else in each training step."""
+        return self.foreign or any(isinstance(module, Dropout) for module in self.modules)
+
     def __call__(self, params: dict[str, Tensor], x: Tensor, place: Place | None) -> Tensor:
         """Return the stage's output ``[c, B, …]``; `place` is None outside training."""
         for module, names in zip(self.modules, self.names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hpcfl import store
 
 LAST = 10  # evaluations that the mean accuracy at the end is taken over
 COUNTED = ("rounds", "void", "repeats")
-
+LOG_WIDTH = 120
 
 HEADINGS = {
     "rounds": "rounds",
@@ -98,6 +99,13 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Any:
     for row in rows:
         shown.add_row(Path(row["run"]).name, row["status"], *(_cell(key, row[key]) for key in HEADINGS.values()))
     return shown
+
+
+def printed(table: Any) -> None:
+    """Print a table; a log has no width of its own."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(table)
 
 
 def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -5,7 +5,8 @@ Everything is batched over a chunk of clients: parameters ``[c, …]``, batches 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from hpcfl.rng import key_as_seed, keyed
 from hpcfl.visits import Batch, Visits, losses
 
 TEST_BATCH = 1000  # rows per forward pass when a test set is evaluated
+STACKED_BYTES = 2**25  # most that is copied together for a visit
 PHASE = 2**32  # more steps than a phase of a visit has
 
 
@@ -106,10 +108,10 @@ class Task:
         real = torch.from_numpy(index >= 0).to(self.device)
         full = [bool((index[:, step] >= 0).all()) for step in range(count)]
         rows = torch.from_numpy(index).clamp(min=0).to(self.device)
+        picks = [_picker([data[part] for data in held], count * width) for part in (0, 1)]
         for step in range(count):
             visits.check()
-            x = torch.stack([data[0].index_select(0, own) for data, own in zip(held, rows[:, step])])
-            y = torch.stack([data[1].index_select(0, own) for data, own in zip(held, rows[:, step])])
+            x, y = (pick(rows[:, step]) for pick in picks)
             place = (self.seed, visits.round, clients, step + PHASE * phase)
             if self.federation.augment is not None:
                 x = augmented(x, place, self.federation.augment)
@@ -145,6 +147,37 @@ class Task:
         losses = batch.losses(self.forward(params | leaves, batch.x, batch.place))
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         return dict(zip(leaves, gradients)), losses.detach()
+
+    def above(self, params: State, visits: Visits, names: Collection[str]) -> Task:
+        """Return the task of the layers from the first that holds one of `names` on, those below being fixed.
+
+        Its samples are what these make of the clients' training samples, computed once and not in every step. Where
+        they draw something anew in each step (dropout, augmentation), the task itself is returned.
+        """
+        first = min(stage.number for stage in self.stages if not stage.tensors.keys().isdisjoint(names))
+        below = self.stages[:first]
+        if not below or self.federation.augment is not None or any(stage.draws for stage in below):
+            return self
+        upper = copy(self)
+        upper.stages = self.stages[first:]
+        upper._data = {}
+        for row, client in enumerate(visits.clients):
+            own = {name: params[name][row : row + 1] for stage in below for name in stage.tensors}
+            x, y, test_x, test_y = self._held(client)
+            upper._data[client] = self._features(below, own, x), y, test_x, test_y
+        return upper
+
+    @staticmethod
+    @torch.no_grad()
+    def _features(stages: list[Stage], params: State, x: Tensor) -> Tensor:
+        """Return what these layers of one client make of its samples ``[n, …]``."""
+        found = []
+        for part in torch.split(x, TEST_BATCH):
+            rows = part.unsqueeze(0)
+            for stage in stages:
+                rows = stage(params, rows, None)
+            found.append(rows.squeeze(0))
+        return torch.cat(found)
 
     def curvature(self, params: State, batch: Batch, along: State) -> State:
         """Return the product of each client's Hessian with a vector, ``{name: [c, …]}``, by double backpropagation."""
@@ -235,3 +268,14 @@ class Task:
         right = (outputs.argmax(-1) == y) & valid
         correct = right.sum(1).double() if known else torch.full((len(y),), torch.nan, dtype=torch.float64)
         return (each.double() * valid).sum(1).cpu().numpy(), correct.cpu().numpy()
+
+
+def _picker(parts: list[Tensor], count: int) -> Callable[[Tensor], Tensor]:
+    """Return what picks rows ``[c, B]`` of the clients' samples ``c × [n_i, …]``, `count` rows of each in all."""
+    longest = max(len(part) for part in parts)
+    if count < longest or len(parts) * longest * parts[0][:1].nbytes > STACKED_BYTES:
+        return lambda rows: torch.stack([part.index_select(0, own) for part, own in zip(parts, rows)])
+    # one tensor of all that is held costs a copy, and saves an operation per client and step
+    whole = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+    clients = torch.arange(len(parts), device=whole.device)[:, None]
+    return lambda rows: whole[clients, rows]

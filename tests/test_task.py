@@ -372,3 +372,49 @@ def test_the_servers_test_set_is_scored_whole(monkeypatch):
     logits = plain(task, task.initial())(x)
     assert loss == pytest.approx(nn.functional.cross_entropy(logits, y, reduction="sum").item(), rel=1e-5)
     assert (correct, size) == (int((logits.argmax(1) == y).sum()), 40)
+
+
+# --- the layers above fixed ones ---------------------------------------------------------------------------
+
+
+def test_fixed_layers_are_computed_once_and_change_nothing():
+    task = mlp_task([3, 20, 8])
+    visits = visits_of(task, [2, 0, 1])
+    params = {name: value.clone() for name, value in task.spread(task.initial(), visits).items()}
+    for value in params.values():  # clients that differ
+        value.mul_(torch.arange(1, 4).view(-1, *[1] * (value.dim() - 1)))
+    own = {"fc3.weight", "fc3.bias"}
+    upper = task.above(params, visits, own)
+    assert [stage.name for stage in upper.stages] == ["fc3"]
+    for above, below in zip(upper.batches(visits, 4, 2, phase=1), task.batches(visits, 4, 2, phase=1)):
+        assert torch.equal(above.y, below.y)
+        assert above.x.shape[-1] == 3  # what fc2 gives
+        found, losses = upper.gradients(params, above, own)
+        wanted, all_losses = task.gradients(params, below, own)
+        assert found.keys() == own
+        torch.testing.assert_close(losses, all_losses)
+        for name in own:
+            torch.testing.assert_close(found[name], wanted[name])
+
+
+def test_layers_that_draw_are_not_computed_once():
+    visits = visits_of(mlp_task([3, 4]), [0, 1])
+    task = mlp_task([3, 4], dropout=0.5)
+    params = task.spread(task.initial(), visits)
+    assert task.above(params, visits, {"fc3.weight"}) is task
+    assert task.above(params, visits, {"fc1.weight", "fc3.weight"}) is task
+    plain_ = mlp_task([3, 4])
+    assert plain_.above(plain_.spread(plain_.initial(), visits), visits, {"fc1.bias"}) is plain_
+
+
+@pytest.mark.parametrize("sizes", [[5, 9, 7], [40, 3, 8]])
+def test_samples_that_are_copied_together_are_the_same(sizes, monkeypatch):
+    import hpcfl.task as module
+
+    task, visits = mlp_task(sizes), visits_of(mlp_task(sizes), [0, 1, 2])
+    together = list(task.batches(visits, 4, 2))
+    monkeypatch.setattr(module, "STACKED_BYTES", 0)
+    for one, other in zip(together, task.batches(visits, 4, 2), strict=True):
+        real = slice(None) if one.valid is None else one.valid
+        assert torch.equal(one.x[real], other.x[real])
+        assert torch.equal(one.y[real], other.y[real])

@@ -72,6 +72,15 @@ class Algorithm(Section):
         """The learning rate: an update divided by it is taken for the averaged gradient."""
         return 1.0
 
+    @property
+    def adapts(self) -> int:
+        """Passes over its own data in which a client adapts that never took part; 0: this method has no such thing."""
+        return 0
+
+    def own(self, task: Task) -> set[str]:
+        """Return the names of the tensors that are a client's own: those that learn when it adapts."""
+        return set()
+
     def invites(self, round: int) -> bool:
         """Return whether anybody is invited in this round."""
         return True
@@ -105,3 +114,11 @@ class Algorithm(Section):
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         """Return the parameters ``{name: [c, …]}`` that the clients predict with."""
         return task.spread(shared, visits)
+
+    def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
+        """Return the parameters ``{name: [c, …]}`` of clients that never took part, where the method `adapts`.
+
+        What is their `own` has learned from its initial values for so many passes over their training data (0: none),
+        all else is as it is shared.
+        """
+        raise NotImplementedError

@@ -65,6 +65,15 @@ class FedAvg(Algorithm):
         """The learning rate."""
         return self.lr
 
+    @property
+    def adapts(self) -> int:
+        """`tune_epochs`."""
+        return self.tune_epochs
+
+    def own(self, task: Task) -> set[str]:
+        """Return the names of the last `tune_layers` layers' tensors."""
+        return {name for layer in task.layers()[-self.tune_layers :] for name in layer}
+
     def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse local work of nothing, or counted in two ways."""
         if (self.epochs > 0) == (self.steps > 0):
@@ -97,10 +106,13 @@ class FedAvg(Algorithm):
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         """Return the shared model, or what it becomes by fine-tuning."""
+        if self.evaluation == "fine-tune":
+            return self.adapted(task, shared, visits, self.tune_epochs)
+        return task.spread(shared, visits)
+
+    def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
+        """Return the shared model after fine-tuning its last layers."""
         from hpcfl.descent import Sgd
 
-        params = task.spread(shared, visits)
-        if self.evaluation == "shared":
-            return params
-        names = {name for layer in task.layers()[-self.tune_layers :] for name in layer}
-        return Sgd(self.lr, self.momentum).tuned(task, params, visits, self.batch, self.tune_epochs, names)
+        params, sgd = task.spread(shared, visits), Sgd(self.lr, self.momentum)
+        return sgd.tuned(task, params, visits, self.batch, epochs, self.own(task))

@@ -55,8 +55,9 @@ class FedRep(Split):
         losses = []
         for block in range(self.blocks):
             if own:
-                batches = task.batches(visits, self.batch, self.head_epochs, phase=2 * block + 1)
-                self.sgd.train(task, params, batches, velocity, own)
+                upper = task.above(params, visits, own)
+                batches = upper.batches(visits, self.batch, self.head_epochs, phase=2 * block + 1)
+                self.sgd.train(upper, params, batches, velocity, own)
             batches = task.batches(visits, self.batch, self.epochs, phase=2 * block)
             losses.append(self.sgd.train(task, params, batches, velocity, params.keys() - own))
         return torch.stack(losses).mean(0)

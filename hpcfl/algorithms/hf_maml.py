@@ -64,6 +64,15 @@ class HfMaml(Algorithm):
         """The learning rate."""
         return self.lr
 
+    @property
+    def adapts(self) -> int:
+        """`tune_epochs`."""
+        return self.tune_epochs
+
+    def own(self, task: Task) -> set[str]:
+        """Return the names of the last `tune_layers` layers' tensors."""
+        return {name for layer in task.layers()[-self.tune_layers :] for name in layer}
+
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Take the local steps; when done, send the change of each layer, last layer first."""
         import torch
@@ -97,16 +106,19 @@ class HfMaml(Algorithm):
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         """Return the parameters that the clients predict with, by the protocol that is asked for."""
-        from hpcfl.descent import Sgd
-
+        if self.evaluation == "fine-tune":
+            return self.adapted(task, shared, visits, self.tune_epochs)
         params = task.spread(shared, visits)
-        if self.evaluation == "shared":
-            return params
         if self.evaluation == "adapted":
             gradients, _ = task.gradients(params, next(task.batches(visits, 0, steps=1)))
             return _moved(params, gradients, -self.inner_lr)
-        names = {name for layer in task.layers()[-self.tune_layers :] for name in layer}
-        return Sgd(self.lr).tuned(task, params, visits, self.batch, self.tune_epochs, names)
+        return params
+
+    def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
+        """Return the shared model after fine-tuning its last layers with step size β."""
+        from hpcfl.descent import Sgd
+
+        return Sgd(self.lr).tuned(task, task.spread(shared, visits), visits, self.batch, epochs, self.own(task))
 
 
 def _moved(params: State, along: State, size: float) -> State:

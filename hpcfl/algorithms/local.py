@@ -20,6 +20,11 @@ class Local(Split):
     name: Literal["local"] = "local"
     evaluation: Literal["stored"] = "stored"
 
+    @property
+    def adapts(self) -> int:
+        """Nothing is shared that a client could adapt to."""
+        return 0
+
     def kept(self, layers: int) -> range:
         """Return all layers."""
         return range(layers)

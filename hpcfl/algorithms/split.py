@@ -69,6 +69,11 @@ class Split(Algorithm):
         return self.lr
 
     @property
+    def adapts(self) -> int:
+        """`tune_epochs`."""
+        return self.tune_epochs
+
+    @property
     def sgd(self) -> Sgd:
         """The local optimiser."""
         from hpcfl.descent import Sgd
@@ -112,11 +117,20 @@ class Split(Algorithm):
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         """Return the parameters that the clients predict with, by the protocol that is asked for."""
-        served = task.spread(shared, visits)
         if self.evaluation == "stored":
-            return served | personal
-        fresh = task.spread(self.enter(task, 0), visits) if self.evaluation == "new-client" else {}
-        return self.sgd.tuned(task, served | fresh, visits, self.batch, self.tune_epochs, set(personal))
+            return task.spread(shared, visits) | personal
+        if self.evaluation == "new-client":
+            return self.adapted(task, shared, visits, self.tune_epochs)
+        return self._tuned(task, shared, visits, self.tune_epochs)
+
+    def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
+        """Return the shared layers, and personal ones that learn from their initial values (SRPFL, remark 4.8)."""
+        return self._tuned(task, shared | self.enter(task, 0), visits, epochs)
+
+    def _tuned(self, task: Task, start: State, visits: Visits, epochs: int) -> State:
+        """Return what becomes of a whole model in which the personal layers, if there are any, learn."""
+        params, own = task.spread(start, visits), self.own(task)
+        return self.sgd.tuned(task, params, visits, self.batch, epochs, own) if own else params
 
 
 def refuse(key: str, value: int, least: int, most: int) -> None:
