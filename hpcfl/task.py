@@ -154,7 +154,7 @@ class Task:
         Its samples are what these make of the clients' training samples, computed once and not in every step. Where
         they draw something anew in each step (dropout, augmentation), the task itself is returned.
         """
-        first = min(stage.number for stage in self.stages if not stage.tensors.keys().isdisjoint(names))
+        first = min((each.number for each in self.stages if not each.tensors.keys().isdisjoint(names)), default=0)
         below = self.stages[:first]
         if not below or self.federation.augment is not None or any(stage.draws for stage in below):
             return self
