@@ -45,8 +45,14 @@ def find(name: str) -> Path:
             raise UsageError(f"{path}: no such file")
         return path
     if name not in presets():
-        raise UsageError(f"no preset '{name}'{nearest(name, presets())}")
+        raise UsageError(f"no preset '{name}'{_near(name)}")
     return presets()[name]
+
+
+def _near(name: str) -> str:
+    """Return the preset whose name is nearest; where none is near, there are too many to name them all."""
+    hint = nearest(name, presets())
+    return hint if "did you mean" in hint else "; hpcfl list names them all"
 
 
 def read(name: str, above: tuple[Path, ...] = ()) -> Table:
@@ -57,7 +63,7 @@ def read(name: str, above: tuple[Path, ...] = ()) -> Table:
     Raises
     ------
     UsageError
-        If a file cannot be read, or is its own base.
+        If a file cannot be read, or is its own base, or if there is no such base.
     """
     path = find(name)
     table = read_toml(path)
@@ -69,6 +75,8 @@ def read(name: str, above: tuple[Path, ...] = ()) -> Table:
     beside = path.parent / f"{base.removesuffix('.toml')}.toml"
     if beside.resolve() in (path.resolve(), *above):
         raise UsageError(f"{path}: base = '{base}' leads back to where it began")
+    if not beside.is_file() and base not in presets():
+        raise UsageError(f"{path}: base: no preset or file '{base}'{_near(base)}")
     return read(str(beside) if beside.is_file() else base, (path.resolve(), *above)) | table
 
 
