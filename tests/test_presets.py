@@ -1,0 +1,215 @@
+"""The presets, on small files of the data sets' own formats; and presets that build on others."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfl.check import report
+from hpcfl.config import load
+from hpcfl.job import Job
+from hpcfl.launch import launch
+from hpcfl.orders import ordered_run
+from hpcfl.presets import presets, read
+from hpcfl.record import Record
+from hpcfl.simulated import Simulated
+from hpcfl.store import open_run
+from hpcfl.transport import Alone
+from test_data import idx_bytes, refused
+
+NAMES = sorted(presets())
+PAPER = [name for name in NAMES if name.startswith("srpfl-fig") and not name.endswith("-small")]
+LESS = {  # less data per client; HF-MAML's steps stand for passes over it
+    "femnist": ("data.samples=4",),
+    "imbalance": ("data.imbalance=4",),
+    "sent140": ("data.min_samples=5", "data.length=2"),
+    "hf_maml": ("algorithm.steps=1",),
+}
+
+
+def slow(name: str) -> bool:
+    """Whether a round takes long, up to half a minute, however little data there is.
+
+    20 of 100 classes are at least 20 samples, which pass the convolutions up to 55 times in a visit; and HF-MAML's
+    first round is all clients', each of which goes through its large network several times per step.
+    """
+    table = read(name)
+    many, large = table["data"]["name"] == "cifar100", table["model"]["name"] != "mlp"
+    return many or (large and table["algorithm"]["name"] == "hf_maml")
+
+
+def images(folder: Path, split: str, part: str, labels: np.ndarray) -> None:
+    """Write IDX files as sparse as can be: one pixel per image."""
+    pixels = np.zeros((len(labels), 28, 28), dtype=np.uint8)
+    pixels[np.arange(len(labels)), labels % 28, labels % 28] = 255
+    folder.mkdir(exist_ok=True)
+    (folder / f"{split}{part}-images-idx3-ubyte").write_bytes(idx_bytes(pixels))
+    (folder / f"{split}{part}-labels-idx1-ubyte").write_bytes(idx_bytes(labels))
+
+
+def cifar(path: Path, classes: int, count: int) -> None:
+    path.parent.mkdir(exist_ok=True)
+    records = np.random.default_rng(count).integers(0, 256, (count, 3072 + (2 if classes == 100 else 1)))
+    records[:, -3073] = np.arange(count) % classes
+    path.write_bytes(records.astype(np.uint8).tobytes())
+
+
+def leaf(path: Path, users: int, samples: int) -> None:
+    path.parent.mkdir(parents=True)
+    image = {label: [int(place % 10 == label) for place in range(784)] for label in range(10)}
+    labels = [number % 10 for number in range(samples)]
+    data = {f"f{user}": {"x": [image[label] for label in labels], "y": labels} for user in range(users)}
+    path.write_text(json.dumps({"users": list(data), "num_samples": [samples] * users, "user_data": data}))
+
+
+def tweets(folder: Path, users: int) -> None:
+    folder.mkdir()
+    with (folder / "training.1600000.processed.noemoticon.csv").open("w", encoding="latin-1", newline="") as file:
+        for number in range(5 * users):
+            csv.writer(file).writerow(
+                [4 * (number % 2), number, "", "", f"u{number // 5}", ("bad", "good")[number % 2]]
+            )
+    lines = (" ".join([word, *["0.5"] * 99, sign]) for word, sign in (("good", "1.0"), ("bad", "-1.0")))
+    (folder / "glove.6B.100d.txt").write_text("\n".join(lines))
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small files of each format: just enough for 100 clients and their classes."""
+    home = tmp_path_factory.mktemp("data")
+    images(home / "mnist", "", "train", np.arange(50_000) % 10)
+    images(home / "mnist", "", "t10k", np.arange(200) % 10)
+    images(home / "emnist", "emnist-balanced-", "train", np.arange(1100) % 11)
+    images(home / "emnist", "emnist-balanced-", "test", np.arange(220) % 11)
+    for file in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        cifar(home / "cifar-10-batches-bin" / f"{file}.bin", 10, 200)
+    cifar(home / "cifar-100-binary" / "train.bin", 100, 2000)
+    cifar(home / "cifar-100-binary" / "test.bin", 100, 200)
+    for part in ("train", "test"):
+        leaf(home / "femnist" / part / "all_data.json", 8, 100)
+    tweets(home / "sent140", 83)
+    return home
+
+
+def fewer(name: str) -> list[str]:
+    table = read(name)
+    found = (table["data"]["name"], table["algorithm"]["name"], *table["data"])
+    return [setting for word in found for setting in LESS.get(word, ())]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_is_valid(name: str, folder: Path) -> None:
+    config = load(name, fewer(name))
+    ranks = 1 + config.clients if config.clock == "wall" else 1
+    lines = list(report(config, config.check(folder), folder, ranks))
+    assert lines[0].startswith(f"config        valid: {config.algorithm.name}, ")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * slow(n)) for n in PAPER])
+def test_every_experiment_runs_a_round_at_its_size(name: str, folder: Path) -> None:
+    config = load(name, fewer(name))
+    job = Job.of(config, folder, 1)
+    now = job.begin(0)
+    plan, sums = Simulated(job, Alone(), 0).exchange(now, Record.open())
+    assert plan.counted.sum() == (config.participation.first or config.clients)
+    after = job.algorithm.server(job.task, now.shared, sums)
+    assert all(value.isfinite().all() for value in after.values())
+    assert any((value != now.shared[key]).any() for key, value in after.items())
+    chunk = job.chunks[0]  # testing all clients would take most of the time
+    losses, correct = job.scored(1, after, now.personal[chunk.number], chunk.clients)
+    assert np.isfinite(losses).all()
+    assert (correct <= job.task.federation.test_sizes[chunk.clients]).all()
+
+
+ALL = ("participation.first=100", "doubling.when=never")
+PARTIAL = ("participation.invite=uniform", "participation.size=20")
+GROUPS = ("speed.model=groups", "speed.shares_of=[0.7,0.3]")
+OTHERS = [  # how headers say that other methods and variants are had
+    *[(f"srpfl-fig3{method}-emnist", ALL) for method in ("", "-lg", "-flanp")],
+    *[(f"srpfl-fig3{method}-emnist", PARTIAL) for method in ("", "-lg", "-flanp", "-hf-maml")],
+    *[(f"srpfl-fig3{method}-emnist", ("speed.kind=dynamic-scale",)) for method in ("-lg", "-hf-maml")],
+    ("srpfl-fig3-lg-emnist", (*PARTIAL, "participation.first=20", "doubling.when=never")),
+    ("srpfl-fig4-partial-mnist-small", ("participation.first=20", "doubling.when=never")),
+    ("srpfl-fig3-flanp-emnist", ("algorithm.evaluation=shared", "speed.communication=100")),
+    ("srpfl-fig3-lg-emnist", ("data.classes=10",)),
+    ("srpfl-fig3-lg-femnist", ("data.samples=4", "data.imbalance=4")),
+    ("srpfl-fig3-flanp-cifar10", ("data.classes=3", "data.label_groups=3", "speed.sorted=true")),
+    ("srpfl-fig8-imbalanced-lg-sent140", (*GROUPS, "participation.first=83", "doubling.when=never")),
+    ("srpfl-fig8-stragglers-mnist-small", GROUPS[1:]),
+    ("srpfl-fig8-imbalanced-mnist-small", ("data.sizes=uniform", "data.spread=0.33")),
+    ("srpfl-fedrep-digits", ("participation.first=20", "doubling.when=never")),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), OTHERS, ids=[f"{name} {' '.join(more)}" for name, more in OTHERS])
+def test_what_the_headers_say_to_set_is_valid(name: str, settings: tuple[str, ...], folder: Path) -> None:
+    load(name, [*fewer(name), *settings]).check(folder)
+
+
+def test_the_digits_presets_learn(tmp_path: Path) -> None:
+    for name in ("srpfl-fedrep-digits", "srpfl-lg-digits"):
+        launch(lambda name=name: ordered_run(name, ["rounds=16"], tmp_path / name, None, quiet=True), None)
+        accuracy = open_run(tmp_path / name)["client_accuracy"].mean("client").dropna("round")
+        assert accuracy[-1] > 0.8 > accuracy[0]
+        assert (np.diff(accuracy) > 0).all()
+
+
+# --- presets that build on others ---------------------------------------------------------------------------
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (folder / f"{name}.toml").write_text(text)
+    return folder
+
+
+def test_a_section_replaces_the_whole_section_of_the_base(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        one="rounds = 3\nclients = 7\n[speed]\nmodel = 'exponential'\nrate = 2.0\n[data]\nname = 'digits'\n",
+        two="base = 'one'\nrounds = 4\n[speed]\nkind = 'dynamic'\n",
+    )
+    data = {"name": "digits"}
+    assert read(str(tmp_path / "two.toml")) == {"rounds": 4, "clients": 7, "speed": {"kind": "dynamic"}, "data": data}
+
+
+def test_a_base_may_have_a_base_and_be_a_preset(tmp_path: Path) -> None:
+    write(tmp_path, one="base = 'salf-digits'\nseed = 5", two="base = 'one.toml'\nrounds = 4", three="base = 'two'")
+    assert read(str(tmp_path / "three.toml")) == {**read("salf-digits"), "seed": 5, "rounds": 4}
+    (tmp_path / "below").mkdir()
+    write(tmp_path / "below", four="base = '../two'\nseed = 6")
+    assert read(str(tmp_path / "below" / "four.toml")) == {**read("salf-digits"), "seed": 6, "rounds": 4}
+
+
+def test_a_file_beside_goes_before_a_preset_of_its_name(tmp_path: Path) -> None:
+    write(tmp_path, **{"salf-digits": "rounds = 2", "one": "base = 'salf-digits'"})
+    assert read(str(tmp_path / "one.toml")) == {"rounds": 2}
+
+
+def test_bases_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        itself="base = 'itself'",
+        one="base = 'two'",
+        two="base = 'three'",
+        three="base = 'two'",
+        lost="base = 'salf-digit'",
+        file="base = 'elsewhere.toml'",
+        number="base = 3",
+        above="base = 'broken'",
+        broken="base = ",
+    )
+
+    def line(name: str) -> str:
+        return refused(read, str(tmp_path / f"{name}.toml"))
+
+    assert line("itself") == f"{tmp_path}/itself.toml: base = 'itself' leads back to where it began"
+    assert line("one") == f"{tmp_path}/three.toml: base = 'two' leads back to where it began"
+    assert line("lost").startswith(f"{tmp_path}/lost.toml: base: no preset or file 'salf-digit'; did you mean 'salf-")
+    assert line("file") == f"{tmp_path}/file.toml: base: no preset or file 'elsewhere.toml'; hpcfl list names them all"
+    assert line("number") == f"{tmp_path}/number.toml: base: expected the name of a preset or file, got 3"
+    assert line("above").startswith(f"{tmp_path}/broken.toml: not valid TOML")
