@@ -8,21 +8,30 @@ from typing import Any
 
 import pytest
 
+from conftest import RESULTS
 from launcher import LIBRARIES, ROOT, job, mpis
+from runs import SINGLES
 
 RANKS = (1, 2, 3, 4)
 LIMIT = 300.0
+MODULES = [str(path) for path in sorted((ROOT / "tests").glob("test_*.py")) if "mark.mpi" in path.read_text()]
 seen: dict[tuple[str, int], dict[str, Any]] = {}
 
 pytestmark = pytest.mark.launch
 
 
+@pytest.fixture(scope="module")
+def singles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of one rank, which are the same for every launch."""
+    return tmp_path_factory.mktemp("singles")
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("mpi", LIBRARIES)
-def test_on_ranks(mpi: str, ranks: int, tmp_path: Path) -> None:
+def test_on_ranks(mpi: str, ranks: int, singles: Path, tmp_path: Path) -> None:
     assert mpi in mpis(), f"{mpi} is not installed: make setup"
     command = ["-m", "mpi4py", "-m", "pytest", "--with-mpi", "-m", "mpi", "-x", "-q", "-p", "no:cacheprovider"]
-    ended = job(mpi, ranks, [*command, str(ROOT / "tests")], LIMIT, {"HPCFL_TEST_RESULTS": str(tmp_path)})
+    ended = job(mpi, ranks, [*command, *MODULES], LIMIT, {RESULTS: str(tmp_path), SINGLES: str(singles)})
     assert ended.code == 0, ended.out[-6000:] + ended.err[-3000:]
     found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
     outcomes = found[0]["outcomes"]

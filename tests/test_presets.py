@@ -32,14 +32,16 @@ LESS = {  # less data per client; HF-MAML's steps stand for passes over it
 
 
 def slow(name: str) -> bool:
-    """Whether a round takes long, up to half a minute, however little data there is.
+    """Whether a round takes long, up to half a minute, however little data there is, or is much as another's.
 
     20 of 100 classes are at least 20 samples, which pass the convolutions up to 55 times in a visit; and HF-MAML's
-    first round is all clients', each of which goes through its large network several times per step.
+    first round is all clients', each of which goes through its large network several times per step. Figures 4 to 7
+    differ from Figure 3 in who takes part and how fast: on the smaller networks that is seen as well.
     """
     table = read(name)
     many, large = table["data"]["name"] == "cifar100", table["model"]["name"] != "mlp"
-    return many or (large and table["algorithm"]["name"] == "hf_maml")
+    again = name.startswith(("srpfl-fig4", "srpfl-fig5", "srpfl-fig6", "srpfl-fig7", "srpfl-fig8-stragglers"))
+    return many or (large and (again or table["algorithm"]["name"] == "hf_maml"))
 
 
 def images(folder: Path, split: str, part: str, labels: np.ndarray) -> None:

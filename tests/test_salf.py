@@ -51,10 +51,10 @@ def one_thread():
 
 
 @functools.cache
-def simulated(users, algorithm, speed):
-    """The problem and the sums of ROUNDS rounds, all from the same state: only the depths vary (batch = 0)."""
+def simulated(users, algorithm, speed, count=ROUNDS):
+    """The problem and the sums of `count` rounds, all from the same state: only the depths vary (batch = 0)."""
     rounds = Rounds(algorithm, mlp_task([6] * users, seed=3))
-    sums = [rounds.collect(rounds.plan(speed, DEADLINE, 11, round_)) for round_ in range(ROUNDS)]
+    sums = [rounds.collect(rounds.plan(speed, DEADLINE, 11, round_)) for round_ in range(count)]
     return rounds, sums
 
 
@@ -124,10 +124,10 @@ def test_the_chance_that_nobody_reaches_a_layer(users, first):
 @pytest.mark.parametrize("speed", [HALF_LATE_FOR_GOOD, UNEQUAL], ids=["fixed stragglers", "unequal rates"])
 def test_inverse_probability_is_unbiased_for_unequal_users_where_the_paper_is_not(speed):
     fair = salf(rule="inverse-probability")
-    rounds, sums = simulated(4, fair, speed)
+    rounds, sums = simulated(4, fair, speed, 800)
     steps = steps_by_autograd(rounds, LR)
     assert biased_layers(updates(fair, rounds, sums), steps) == []
-    rounds, sums = simulated(4, salf(), speed)
+    rounds, sums = simulated(4, salf(), speed, 800)
     assert biased_layers(updates(salf(missing="exact"), rounds, sums), steps) == [1, 2, 3]
 
 

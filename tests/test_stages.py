@@ -170,8 +170,7 @@ def test_stages_are_the_same_on_any_number_of_ranks(world: Any, shared_dir: Path
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("by", ["clients", "samples"])
-@pytest.mark.parametrize("width", [1, "all"])
+@pytest.mark.parametrize(("width", "by"), [(1, "clients"), ("all", "samples")])
 def test_in_real_time_a_round_waits_for_so_many(world: Any, shared_dir: Path, width: Any, by: str) -> None:
     if world.size == 1:
         pytest.skip("needs a server and clients")
