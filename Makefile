@@ -21,7 +21,8 @@ demo: .venv/ready .mpi/openmpi/ready
 	@BIN="$(BIN)" MPIRUN="$(MPIRUN)" RANKS=$(RANKS) sh jobs/demo.sh
 
 test: setup check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 -m "not slow and not launch"
+	$(BIN)/python -m pytest -m "not slow and launch"
 
 check: .venv/ready
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@
 The folders hold runs of `linear_fedrep`, with and without doubling participant sets. For each start, number of
 clients N and constant c: the target distance of equation 12 with the a and n0 of the doubling runs, the simulated time
 of both methods until they first reach it (median over seeds), the ratio, and the order that Theorem 4.9 states. Costs
-seconds. Prints one JSON line last.
+seconds. Prints one JSON line last; null: never.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, log, sqrt
+from math import inf, isinf, log, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,11 @@ def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return found
 
 
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as JSON has it: null where a method never reaches the target."""
+    return {key: None if isinstance(value, float) and isinf(value) else value for key, value in row.items()}
+
+
 def shown(found: Sequence[dict[str, Any]]) -> Table:
     """Return the table; the theorem's order is scaled to the ratio at the fewest clients."""
     table = Table("start", "N", "c", "target", "FedRep s", "SRPFL s", "ratio", "order, scaled")
@@ -136,7 +141,7 @@ def main() -> None:
     Console(width=120).print(shown(found))
     if options.output:
         draw(found, options.output)
-    print(json.dumps({"speedup": found}))
+    print(json.dumps({"speedup": [plain(row) for row in found]}, allow_nan=False))
 
 
 if __name__ == "__main__":

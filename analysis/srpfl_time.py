@@ -4,8 +4,8 @@
 
 Per speed model, communication time C.T. and method: the simulated time until the mean test accuracy of the clients
 first reaches each level (median over seeds; a run that never does counts as inf). C.T. is charged here, once per round,
-in units of the mean compute time of a visit; the runs themselves must have none. Costs seconds. Prints one JSON line
-last.
+in units of the mean compute time of a visit; the runs themselves must have none. All runs are of one data set, one law
+of speeds and one way to invite clients. Costs seconds. Prints one JSON line last.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ METHODS = {  # by algorithm, and whether participants double
     ("fedavg", False): "FedAvg-FT",
     ("hf_maml", False): "HF-MAML",
 }
+COMMON = (("speed", "model"), ("data", "name"), ("participation", "invite"))
 PAIRS = (("FedRep-SRPFL", "FedRep"), ("LG-SRPFL", "LG-FedAvg"), ("FedRep-SRPFL", "FLANP-FT"))
+
+
+Setting = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,10 @@ class Run:
 
     Attributes
     ----------
+    setting : dict
+        What all runs have to have in common, by key.
+    speed : str
+        ``speed.kind``.
     accuracy : float64 [evaluations]
         Mean over the clients.
     rounds : int64 [evaluations]
@@ -56,6 +64,7 @@ class Run:
         Mean compute time of a visit in seconds.
     """
 
+    setting: Setting
     speed: str
     method: str
     accuracy: Any
@@ -84,7 +93,17 @@ def read(folder: Path) -> Run:
     seconds = data["sim_seconds"].sel(round=accuracy["round"]).values
     visits = data["visit_seconds"].values
     unit = float(visits[np.isfinite(visits)].mean())
-    return Run(config["speed"]["kind"], method, accuracy.values, accuracy["round"].values + 1, seconds, unit)
+    setting = {f"{section}.{key}": config[section][key] for section, key in COMMON}
+    speed, rounds = config["speed"].get("kind", "fixed"), accuracy["round"].values + 1
+    return Run(setting, speed, method, accuracy.values, rounds, seconds, unit)
+
+
+def check_alike(runs: Sequence[Run]) -> None:
+    """Leave with one line where runs of different settings would be taken for seeds of one."""
+    for key in runs[0].setting if runs else ():
+        values = sorted({run.setting[key] for run in runs})
+        if len(values) > 1:
+            raise SystemExit(f"{key}: the runs have {', '.join(values)}; expected one of them only")
 
 
 def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -164,6 +183,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="where to draw the picture")
     options = parser.parse_args()
     runs = [read(folder) for folder in sorted(options.runs) if (folder / "run.h5").exists()]
+    check_alike(runs)
     found = rows(runs)
     pairs = ratios(found)
     for table in shown(found, pairs):

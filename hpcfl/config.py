@@ -103,6 +103,13 @@ class Config(Section):
 
     def check(self, data_dir: Path | None) -> Header:
         """Raise UsageError where values do not go together or with the data's headers; return the headers."""
+        self.check_values()
+        header = self.data.check(self.clients, data_dir)
+        self.check_shapes(header)
+        return header
+
+    def check_values(self) -> None:
+        """Raise UsageError where values do not go together; no data are read."""
         if self.clock == "wall" and self.batch_clients not in ("auto", False, 1):
             raise UsageError(
                 "batch_clients: clock = 'wall' computes visit by visit: expected 'auto', false or 1, "
@@ -112,8 +119,11 @@ class Config(Section):
         self.doubling.check(self.participation)
         self.speed.check(self.participation, self.clock)
         self.speed.covers(self.rounds, self.clients)
+        self._check_times()
         self.algorithm.check(self.speed.rules(self.participation), self.speed.known(self.clock))
-        header = self.data.check(self.clients, data_dir)
+
+    def check_shapes(self, header: Header) -> None:
+        """Raise UsageError where the model does not suit the data."""
         for client, shape in enumerate(header.shapes):
             self.model.check(shape, header.classes)
             if shape != header.shapes[0]:
@@ -121,7 +131,19 @@ class Config(Section):
                     f"data: client number {client} has features of shape {shape}, the first one {header.shapes[0]}: "
                     f"algorithm '{self.algorithm.name}' shares one model, which needs equal shapes"
                 )
-        return header
+
+    def _check_times(self) -> None:
+        """Refuse what needs other times than the speed model's."""
+        if self.algorithm.everyone(0) and self.speed.by_deadline:
+            raise UsageError(
+                f"algorithm.name = '{self.algorithm.name}' begins with a round that waits for everybody, but the times "
+                f"of speed.model = '{self.speed.model}' follow from the deadline; nearest: speed.model = 'exponential'"
+            )
+        if self.doubling.when == "theory" and not self.speed.known("wall"):
+            raise UsageError(
+                "doubling.when = 'theory' needs to know how long the first n visits take, which speed.model = "
+                f"'{self.speed.model}' does not tell; nearest: doubling.when = 'plateau'"
+            )
 
     def text(self) -> str:
         """Return the whole config as JSON, defaults included."""
@@ -160,7 +182,12 @@ def from_table(table: Table) -> Config:
         "data": _picked(table, "data", "name", None, source_class),
         "model": _picked(table, "model", "name", None, model_class),
     }
-    plain: dict[str, type[Section]] = {"evaluate": Evaluate, "checkpoint": Checkpoints, "participation": Participation}
+    plain: dict[str, type[Section]] = {
+        "evaluate": Evaluate,
+        "checkpoint": Checkpoints,
+        "participation": Participation,
+        "doubling": Doubling,
+    }
     for key, cls in plain.items():
         if key in table:
             picked[key] = typed(cls, table[key], key)

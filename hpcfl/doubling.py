@@ -90,7 +90,8 @@ class Doubling(Section):
         Relative fall that counts as one (``plateau``).
     threshold : float
         A stage ends when the square of the round's averaged gradient is at most ``threshold / 2^r`` (``gradient``):
-        FLANP's bound, which is inversely proportional to the participants.
+        FLANP's bound, which is inversely proportional to the participants. The gradient is the mean update of all that
+        is shared over the learning rate, so where visits take several steps it is the sum over these steps.
     """
 
     when: Literal["never", "rounds", "theory", "plateau", "gradient"] = "never"
@@ -109,6 +110,11 @@ class Doubling(Section):
             raise UsageError(
                 f"doubling.when = '{self.when}': expected participation.close = 'first' and participation.first = n0, "
                 f"got close = '{participation.close}'; nearest: participation.close = 'first'"
+            )
+        if self.when != "never" and self.by == "samples" and participation.min_clients > 1:
+            raise UsageError(
+                "participation.min_clients counts visits, and doubling.by = 'samples' waits for samples, which fewer "
+                f"may hold: expected at most 1, got {participation.min_clients}; nearest: 1"
             )
 
     def enough(self, participation: Participation, clients: int, stage: int) -> int | None:

@@ -72,6 +72,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
             with record.timed("server_seconds"):
                 now.shared = job.algorithm.server(job.task, now.shared, sums)
             record.signal = job.signal(before, now.shared, sums)
+            del before  # as large as the model, and the next round may last
             record.figures = job.algorithm.measured(job.task, now.shared)
         now.round += 1
         if config.evaluate.due(now.round, config.rounds):
@@ -97,7 +98,7 @@ def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | floa
         return {}
     sizes = np.where(job.task.federation.test_sizes > 0, job.task.federation.test_sizes, np.nan)
     scores: dict[str, Floats | float] = {"client_test_loss": found[0] / sizes, "client_accuracy": found[1] / sizes}
-    together = job.task.server_tested(now.shared)
+    together = job.task.server_tested(now.shared) if job.algorithm.alike else None
     if together is not None:
         loss, correct, size = together
         scores |= {"test_loss": loss / size, "accuracy": correct / size}

@@ -17,7 +17,7 @@ from hpcfl.algorithms import Algorithm
 from hpcfl.config import Config
 from hpcfl.deadlines import Deadlines
 from hpcfl.doubling import Stage, Theory, entered, stages
-from hpcfl.errors import RunError
+from hpcfl.errors import RunError, UsageError
 from hpcfl.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.message import Layout, State, Sums
 from hpcfl.plan import Floats, Ints, Invitation, Plan
@@ -80,6 +80,11 @@ class Job:
         model = sum(v.nbytes for v in task.initial().values())
         lean = config.clock == "wall" and model >= LEAN_BYTES
         give_back() if lean else keep_freed()
+        if config.doubling.when == "gradient" and not algorithm.start(task):
+            raise UsageError(
+                f"doubling.when = 'gradient': algorithm.name = '{algorithm.name}' shares nothing that could move; "
+                "nearest: doubling.when = 'plateau'"
+            )
         size = chunk_size(config.batch_clients, config.clients, model, config.one_by_one)
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks)
         shares = _shares(config, algorithm, task)
@@ -181,10 +186,12 @@ class Job:
 
     def signal(self, before: State, after: State, sums: Sums) -> float:
         """Return what a stage of doubling participant sets may end by, at least 0; −1: the round says nothing of it."""
-        if self.config.doubling.when == "plateau":
-            return float(sums.mean("loss")) if "loss" in sums and sums.weight("loss") else -1.0
-        if self.config.doubling.when == "gradient":
-            moved = sum(float((after[name] - value).double().square().sum()) for name, value in before.items())
+        when = self.config.doubling.when
+        if when == "plateau" and "loss" in sums and sums.weight("loss"):
+            return float(sums.mean("loss"))
+        sent = [name for name in before if name in sums and sums.weight(name)]
+        if when == "gradient" and sent:
+            moved = sum(float((after[name] - before[name]).double().square().sum()) for name in sent)
             return moved / self.algorithm.rate**2
         return -1.0
 

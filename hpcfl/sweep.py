@@ -13,10 +13,13 @@ from typing import Any
 
 from hpcfl import store
 from hpcfl.config import Config, from_text, load
+from hpcfl.data import Header
 from hpcfl.errors import UsageError
 
 LONGEST = 200
 """Characters of a run's name; file systems take 255 bytes, and a log's name is longer."""
+Headers = dict[tuple[str, int], Header]
+"""What is known of data sections for so many clients."""
 
 
 @dataclass(frozen=True)
@@ -167,13 +170,23 @@ def name_of(config: str, varied: Sequence[str]) -> str:
 
 def judge(chosen: Sequence[Run], data_dir: Path | None) -> None:
     """Raise UsageError for the first run whose config is wrong, or whose folder holds a run of another config."""
+    headers: Headers = {}
     for run in chosen:
         try:
             config = load(run.config, run.settings)
-            config.check(data_dir)
+            _check(config, data_dir, headers)
             _held(run, config)
         except UsageError as error:
             raise UsageError(f"run {run.index} ({run.name}): {error}") from None
+
+
+def _check(config: Config, data_dir: Path | None, headers: Headers) -> None:
+    """Check a config as a run does, but read data that several runs share only once."""
+    config.check_values()
+    key = config.data.model_dump_json(), config.clients
+    if key not in headers:
+        headers[key] = config.data.check(config.clients, data_dir)
+    config.check_shapes(headers[key])
 
 
 def _held(run: Run, config: Config) -> None:

@@ -143,7 +143,7 @@ def carry_out(runs: Sequence[Run], jobs: int = 1, launcher: Sequence[str] = ()) 
                 time.sleep(POLL_SECONDS)
                 crew.heed(noted)
                 for child in crew.ended():
-                    word = outcome(child.process.returncode, crew.asked)
+                    word = outcome(child.process.returncode, crew.asked, child.run.state)
                     board.over(child.run.name, word, failure(child) if word == "failed" else "")
         finally:
             crew.leave()
@@ -168,25 +168,43 @@ def _start(crew: Crew, run: Run, board: Board) -> None:
         board.over(run.name, "failed", f"cannot be started: {error}")
 
 
-def outcome(code: int, asked: bool) -> str:
-    """Return how a run has ended; one that was asked to stop may have ended before it could say so."""
+def outcome(code: int, asked: bool, state: str = "new") -> str:
+    """Return how a run has ended; one that was asked to stop may have been ended by that before it could say so.
+
+    Some launchers return a code of their own when they are told to end: the `state` of the run folder counts then.
+    """
     if code == 0:
         return "done"
-    return "stopped" if code == Stopped.code or asked else "failed"
+    if asked and state == "stopped":
+        return "stopped"
+    handed_on = {signal.Signals[f"SIG{name}"].value for name in NAMES}
+    by_signal = asked and (-code in handed_on or code - 128 in handed_on)  # launchers and shells: 128 + n
+    return "stopped" if code == Stopped.code or by_signal else "failed"
 
 
 def failure(child: Child) -> str:
     """Return one line on why a run has failed: what it said last."""
     code = child.process.returncode
-    how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name.removeprefix('SIG')}"
+    how = f"exit code {code}" if code >= 0 else f"signal {_signal_name(-code)}"
     return f"{how}: {last_words(child.run.log, child.begin) or f'nothing was said in {child.run.log}'}"
+
+
+def _signal_name(number: int) -> str:
+    """Return a signal's name, or the number of one that has none, as most real-time signals."""
+    try:
+        return signal.Signals(number).name.removeprefix("SIG")
+    except ValueError:
+        return str(number)
 
 
 def last_words(log: Path, begin: int) -> str:
     """Return the last error in a log after `begin` bytes, or its last line: launchers add lines of their own."""
-    with log.open("rb") as file:
-        file.seek(max(begin, log.stat().st_size - TAIL_BYTES))
-        text = file.read().decode(errors="replace")
+    try:
+        with log.open("rb") as file:
+            file.seek(max(begin, log.stat().st_size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:  # somebody has removed it; the sweep goes on
+        return ""
     if told := re.findall(r"^\W?hpcfl: (.+)$", text, re.MULTILINE):
         return str(told[-1])
     return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")

@@ -243,13 +243,14 @@ class Task:
     def server_tested(self, shared: State) -> tuple[float, float, int] | None:
         """Return loss sum, correct answers and size of the global test set.
 
-        None where there is no such set, or no whole model that all clients share.
+        None where there is no such set, none in it, or no whole model that all clients share.
         """
         if not self._own().keys() <= shared.keys():
             return None
         if not hasattr(self, "_server_test"):
             found = self.federation.server_test()
-            self._server_test = None if found is None else tuple(torch.from_numpy(p) for p in found)
+            parts = tuple(torch.from_numpy(part) for part in found or ())
+            self._server_test = parts if parts and len(parts[1]) else None
         if self._server_test is None:
             return None
         params = {name: value.unsqueeze(0) for name, value in shared.items()}

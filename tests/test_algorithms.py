@@ -25,7 +25,11 @@ FORBIDDEN = (
 
 OWN = {  # problems of those that need one of their own, and less work than by default
     "fedrep": {"algorithm": {"name": "fedrep", "head_epochs": 2}},
-    "linear_fedrep": {"data": {"name": "linear"}, "model": {"name": "linear"}},
+    "linear_fedrep": {
+        "data": {"name": "linear"},
+        "model": {"name": "linear"},
+        "speed": {"model": "exponential", "kind": "dynamic"},  # a first round for everybody has no deadline
+    },
 }
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
@@ -101,6 +105,7 @@ def test_learns(solo: Any, tmp_path: Path, name: str) -> None:
     run = play(solo, values(name) | {"rounds": 16, "speed": {"model": "none"}}, tmp_path / "run", None)
     data = store.open_run(run)
     kinds = data["test_loss"], data["client_test_loss"].mean("client"), data["loss"]
+    assert np.isfinite(data["sim_seconds"].values).all()
     loss = next(kind for kind in kinds if kind.notnull().any()).dropna("round").values
     assert loss[-1] < loss[0]
     assert np.isfinite(loss).all()

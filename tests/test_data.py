@@ -235,6 +235,29 @@ def test_the_test_part_of_shards_has_the_classes_of_the_training_part():
     assert federation.test_sizes.sum() == 360
 
 
+def test_a_subset_without_enough_classes_for_the_label_groups_is_refused():
+    section = Digits(partition="shards", classes=1, label_groups=3, train_samples=3)
+    fine, refusals = 0, []
+    for seed in range(12):
+        present = len(np.unique(used_labels(section, 3, seed)))
+        if present == 3:
+            fine += section.federate(3, seed, None).train_sizes.sum() == 3
+        else:
+            refusals.append((present, refused(section.federate, 3, seed, None)))
+    assert fine
+    assert refusals
+    for present, message in refusals:
+        assert message == (
+            f"data.label_groups = 3: the training samples are of {present} classes, expected at least 3, "
+            f"data.classes = 1 per group; nearest: {present}"
+        )
+
+
+def used_labels(section: Digits, used: int, seed: int) -> np.ndarray:
+    """Labels of the training samples that are used."""
+    return section._subset(used, section.load(seed, None), seed).train_labels
+
+
 def test_only_so_many_training_samples_are_used():
     section = Digits(train_samples=100, partition="dirichlet")
     assert section.header(None).train == 100

@@ -166,7 +166,60 @@ def test_a_pickle_that_would_run_something_is_refused(protocol, tmp_path):
 def test_globals_beside_those_of_arrays_are_refused(foreign, tmp_path):
     (tmp_path / "x").write_bytes(b"\x80\x02" + foreign)
     module, name = foreign[1:-2].decode().split("\n")
-    assert f"x: refers to {module}.{name}" in refused(pickles.read, tmp_path / "x")
+    assert f"x: refers to '{module}.{name}'" in refused(pickles.read, tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", [b"e\nval", b"\x1b[31m" + b"x" * 200])
+def test_what_a_refused_file_says_is_one_short_line(name, tmp_path):
+    text = b"\x8c\x08builtins\x8c" + bytes([len(name)]) + name
+    (tmp_path / "x").write_bytes(b"\x80\x04" + text + b"\x93.")
+    said = refused(pickles.read, tmp_path / "x")
+    assert said.isprintable()
+    assert len(said) < len(str(tmp_path)) + 200
+
+
+class Reduced:
+    """Pickled as a call of something with arguments, then given a state."""
+
+    def __init__(self, *how: Any) -> None:
+        self.how = how
+
+    def __reduce__(self):
+        return self.how
+
+
+REBUILD = np.zeros(0).__reduce__()[0]
+OBJECTS = {
+    "a call of ndarray": Reduced(np.ndarray, ((1,), "u1")),
+    "a type of objects": Reduced(np.dtype, ("O",)),
+    "a type of records": Reduced(np.dtype, ([("x", "O")],)),
+    "a forged type": Reduced(np.dtype, ("u8", False, True), (3, "<", None, ("x",), {}, 8, 1, 0)),
+    "another order": Reduced(np.dtype, ("u8", False, True), (3, "x")),
+    "an array of nothing": Reduced(REBUILD, (np.ndarray, (0,), b"b"), (1, (1,), None, False, b"A" * 8)),
+    "a shape of its own": Reduced(REBUILD, (np.ndarray, (0,), b"b"), (1, (3,), np.dtype("u8"), False, b"A" * 8)),
+    "a shape below 0": Reduced(REBUILD, (np.ndarray, (0,), b"b"), (1, (-1, -1), np.dtype("u8"), False, b"A" * 8)),
+    "a change of what is called": Reduced(REBUILD, (np.ndarray, (0,), b"b"), (1, (), REBUILD, False, b"")),
+}
+
+
+@pytest.mark.parametrize("case", OBJECTS)
+def test_no_array_is_made_of_anything_but_numbers(case, tmp_path):
+    """With NumPy's own callables these make arrays of pointers to wherever the file says, or raise anything."""
+    (tmp_path / "x").write_bytes(pickle.dumps([OBJECTS[case]], protocol=2))
+    if case == "a forged type":  # taken for what its name says
+        assert isinstance(pickles.read(tmp_path / "x")[0], pickles.Type)
+    else:
+        refused(pickles.read, tmp_path / "x")
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i8", ">f4", "<f8", "?"])
+@pytest.mark.parametrize("protocol", range(1, 5))
+def test_arrays_of_numbers_come_as_they_were(dtype, protocol, tmp_path):
+    values = np.arange(6).reshape(2, 3).astype(dtype)
+    (tmp_path / "x").write_bytes(pickle.dumps((values, np.asfortranarray(values)), protocol=protocol))
+    for found in pickles.read(tmp_path / "x"):
+        assert found.dtype == values.dtype
+        assert np.array_equal(found, values)
 
 
 SOUND = {b"data": IMAGES.reshape(N, -1), b"labels": labels_of(0, 10).tolist()}
@@ -199,6 +252,15 @@ def test_truncated_files_of_cifar_are_refused(version, kept, tmp_path):
     path = home / ("data_batch_5.bin" if version == "bin" else "data_batch_5")
     path.write_bytes(path.read_bytes()[:kept])
     refused_by_all(Cifar10(), tmp_path, str(path), "truncated")
+
+
+@pytest.mark.parametrize("version", ["bin", "py"])
+def test_a_batch_of_cifar_that_lost_whole_records_is_refused(version, tmp_path):
+    home = cifar(tmp_path, 10, version)
+    path = home / ("data_batch_1.bin" if version == "bin" else "data_batch_1")
+    fewer = {b"data": SOUND[b"data"][:-1], b"labels": SOUND[b"labels"][:-1]}
+    path.write_bytes(path.read_bytes()[:-3073] if version == "bin" else pickle.dumps(fewer, protocol=2))
+    refused_by_all(Cifar10(), tmp_path, f"{path}: truncated or damaged, {N - 1} records; expected {N} as in data_batch")
 
 
 def test_cifar_10_is_not_taken_for_cifar_100(tmp_path):
@@ -371,6 +433,45 @@ def test_a_user_keeps_so_many_classes_and_samples(tmp_path):
     assert same[0] == same[1]
 
 
+def by_user(folder: Path) -> Path:
+    """LEAF's split by user: whose samples are for testing has none for training."""
+    users = {f"f{i}": written(f"f{i}", [0, 1, 0, 1]) for i in range(5)}
+    leaf_file(folder / "femnist" / "train" / "0.json", {name: users[name] for name in ("f0", "f1", "f2")})
+    leaf_file(folder / "femnist" / "test" / "0.json", {name: users[name] for name in ("f3", "f4")})
+    return folder
+
+
+def test_test_samples_of_other_users_are_for_merged_clients_only(tmp_path):
+    home = by_user(tmp_path) / "femnist" / "test"
+    refused_by_all(Femnist(), tmp_path, f"{home}: none of its users is in train/; expected LEAF's split by sample")
+    section = Femnist(merge=True)
+    assert section.check(2, tmp_path).test == 8
+    federation = section.federate(2, 0, tmp_path)
+    assert greys(federation.server_test()[0]) == [30, 31, 32, 33, 40, 41, 42, 43]
+    assert federation.train_sizes.tolist() == [6, 6]
+    assert federation.test_sizes.tolist() == [4, 4]
+
+
+def test_merged_users_without_training_samples_of_the_first_classes_test_the_others(tmp_path):
+    users = {"f0": written("f0", [0, 1, 1]), "f1": written("f1", [50])}
+    leaf_file(tmp_path / "femnist" / "train" / "0.json", users)
+    leaf_file(tmp_path / "femnist" / "test" / "0.json", {"f1": written("f1", [1, 50])})
+    header = Femnist(merge=True, first_classes=10).check(1, tmp_path)
+    assert (header.train, header.test) == (3, 1)
+
+
+def test_a_global_test_set_without_samples_is_none(tmp_path):
+    from hpcfl.models.mlp import Mlp
+    from hpcfl.task import Task
+
+    leaf_file(tmp_path / "femnist" / "train" / "0.json", {"f0": written("f0", [0, 1])})
+    leaf_file(tmp_path / "femnist" / "test" / "0.json", {"f0": written("f0", [50])})
+    federation = Femnist(first_classes=10).federate(1, 0, tmp_path)
+    assert len(federation.server_test()[1]) == 0
+    task = Task(Mlp(hidden=(2,)), federation, 0)
+    assert task.server_tested(task.initial()) is None
+
+
 def test_merged_samples_are_dealt_anew(tmp_path):
     labels = np.repeat(np.arange(10), 30)
     for part in ("train", "test"):
@@ -434,8 +535,10 @@ MALFORMED = {
     "short": (change("f4", x=[image(), image()[1:], image(), image()]), "user 'f4': sample 1 has 783 values"),
     "no list": (change("f4", x=[image(), image(), 7, image()]), "user 'f4': sample 2 has 0 values, expected 784"),
     "words": (change("f4", x=[image("a")] * 4), "user 'f4': sample 0 holds 'a', expected numbers"),
-    "null": (change("f4", x=[image(0.1, None)] * 4), "user 'f4': sample 0 holds 'None', expected numbers"),
+    "null": (change("f4", x=[image(0.1, None)] * 4), "user 'f4': sample 0 holds None, expected numbers"),
     "beyond": (change("f4", x=[image(0, 1)] * 3 + [image(255)]), "user 'f4': sample 3 has values from 0.5 to 255"),
+    "sizes of words": (lambda c: c | {"num_samples": ["4\n", 5]}, "user 'f4': num_samples is '4\\n', expected an int"),
+    "a truth": (lambda c: c | {"num_samples": [True, 5]}, "user 'f4': num_samples is True, expected an integer"),
     "nan": (change("f4", x=[image(0.5, float("nan"))] * 4), "user 'f4': sample 0 has values from"),
 }
 
@@ -449,6 +552,31 @@ def test_malformed_leaf_files_are_refused(case, tmp_path):
         path, said = path.with_name("all_data_2.json"), "user 'f4': comes a second time"
     path.write_text(json.dumps(changed))
     refused_by_all(Femnist(), tmp_path, f"{path}: {said}")
+
+
+LONG = "\x1b[31m" + "x" * 500
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda c: c | {"users": [LONG, "f5"]},
+        lambda c: c | {"num_samples": [LONG, 5]},
+        lambda c: c | {"num_samples": [10**400, 5]},
+        change("f4", y=[1, LONG, 1, 1]),
+        change("f4", y=[1, [[LONG] * 9], 1, 1]),
+        change("f4", y=[10**400] * 4),
+        change("f4", x=[image(LONG)] * 4),
+        change("f4", x=[image(0, 10**400)] * 4),
+        change("f4", x=[image(-(10**400), 1)] * 4),
+    ],
+)
+def test_what_a_leaf_file_says_is_one_short_line(alter, tmp_path):
+    path = femnist(tmp_path) / "femnist" / "train" / "all_data_1.json"
+    path.write_text(json.dumps(alter(json.loads(path.read_text()))))
+    line = refused_by_all(Femnist(), tmp_path, f"{path}: user '")
+    assert line.isprintable()
+    assert len(line) < len(str(path)) + 160
 
 
 @pytest.mark.parametrize("content", [b"", b'{"users": ["f4", ', b"\xff\xfe\x00", b"[" * 100_000])
@@ -553,6 +681,14 @@ def test_wrong_word_vectors_are_refused(vectors, said, tmp_path):
     refused_by_all(SECTION, tmp_path, f"{path}: {said}")
 
 
+@pytest.mark.parametrize("name", [Sent140().file, Sent140().glove])
+@pytest.mark.parametrize("lost", [1, 3])
+def test_lines_that_break_off_are_refused(name, lost, tmp_path):
+    path = sent140(tmp_path) / "sent140" / name
+    path.write_bytes(path.read_bytes()[:-lost])
+    refused_by_all(SECTION, tmp_path, f"{path}: truncated: its last line is not complete")
+
+
 def test_word_vectors_that_are_missing_or_no_text_are_refused(tmp_path):
     path = sent140(tmp_path) / "sent140" / "glove.6B.100d.txt"
     path.write_bytes(b"good 1.0\n\xff\xfe 2.0\n")
@@ -601,6 +737,24 @@ def test_shares_follow_their_law():
     logs = np.log([len(part) for part in partition.thin(pool, parts, "log-normal", 0.5, rng(0))])
     assert logs.std() == pytest.approx(0.5, rel=0.08)
     assert np.median(logs) == pytest.approx(logs.mean(), abs=0.08)
+
+
+@pytest.mark.parametrize("spread", [750.0, 1000.0, 1e300])
+def test_any_spread_leaves_the_largest_part_whole(spread):
+    pool = np.zeros(200, dtype=np.int64)
+    parts = np.split(np.arange(len(pool)), 10)
+    with np.errstate(over="raise", invalid="raise"):
+        kept = partition.thin(pool, parts, "log-normal", spread, rng(0))
+    largest = int(rng(0).standard_normal(10).argmax())
+    assert [len(own) for own in kept] == [20 if i == largest else 1 for i in range(10)]
+
+
+def test_shares_are_those_of_the_law():
+    pool = np.zeros(100 * 1000, dtype=np.int64)
+    parts = np.split(np.arange(len(pool)), 100)
+    law = np.exp(0.5 * rng(7).standard_normal(100))
+    kept = partition.thin(pool, parts, "log-normal", 0.5, rng(7))
+    assert [len(own) for own in kept] == [round(share * 1000) for share in law / law.max()]
 
 
 def test_equal_sizes_change_nothing_and_others_only_training_parts():

@@ -78,11 +78,51 @@ def test_exact_and_difference_agree():
     assert (ends[0] - ends[1]).norm() <= 1e-3 * (ends[0] - began).norm()
 
 
-def test_the_three_batches_of_a_step_are_drawn_apart():
-    task, visits = mlp_task([40]), visits_of(mlp_task([40]), [0])
-    one, two, three = (next(task.batches(visits, 10, steps=1, phase=phase)).x for phase in range(3))
-    assert not torch.equal(one, two)
-    assert not torch.equal(two, three)
+def steps_of_one_client(algorithm, task, state, client, round_):
+    """What becomes of the state: an ordinary network, torch's own Hessian, and three batches for each step."""
+    visit = visits_of(task, [client], round_=round_)
+    params = [value.clone() for value in state.values()]
+    net = plain(task)
+    names = [name for name, _ in net.named_parameters()]
+
+    def loss(batch):
+        def at(*values):
+            out = torch.func.functional_call(net, dict(zip(names, values)), (batch.x[0],))
+            return torch.nn.functional.cross_entropy(out, batch.y[0])
+
+        return at
+
+    def gradient(batch, values):
+        leaves = [value.detach().requires_grad_() for value in values]
+        return torch.autograd.grad(loss(batch)(*leaves), leaves)
+
+    phases = [task.batches(visit, algorithm.batch, steps=algorithm.steps, phase=phase) for phase in range(3)]
+    for one, two, three in zip(*phases):
+        assert not torch.equal(one.x, two.x)
+        assert not torch.equal(two.x, three.x)
+        inner = [value - algorithm.inner_lr * slope for value, slope in zip(params, gradient(one, params))]
+        second = gradient(two, inner)
+        _, bent = torch.autograd.functional.hvp(loss(three), tuple(params), second)
+        params = [
+            value - algorithm.lr * (slope - algorithm.inner_lr * curve)
+            for value, slope, curve in zip(params, second, bent)
+        ]
+    return params
+
+
+@pytest.mark.parametrize(("hessian", "hidden"), [("exact", (4,)), ("difference", ())])
+def test_rounds_are_the_plain_loop(hessian, hidden):
+    """The difference where the loss has no kinks."""
+    algorithm = HfMaml(batch=3, steps=4, inner_lr=0.3, delta=1e-2, hessian=hessian)
+    task = mlp_task(SIZES, hidden=hidden)
+    rounds = Rounds(algorithm, task)
+    for round_ in range(2):
+        before = rounds.state
+        rounds.step(planned([1] * 3, len(rounds.layers), round_))
+        ends = [steps_of_one_client(algorithm, task, before, client, round_) for client in range(3)]
+        for number, name in enumerate(before):
+            wanted = sum(size * own[number] for size, own in zip(SIZES, ends)) / sum(SIZES)
+            torch.testing.assert_close(rounds.state[name], wanted, atol=1e-4, rtol=1e-3)
 
 
 def test_clients_are_tested_one_step_further():

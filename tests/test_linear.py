@@ -158,7 +158,8 @@ def contracted(seed: int, first: int, clients: int) -> bool:
         rounds.step(planned([1] * count + [2] * (clients - count), 1, round_))
     distances.append(rounds.job.algorithm.measured(task, rounds.state)["distance"])
     limits = bound(task, first, rate, distances[:-1], visits)
-    return all(after <= limit for after, limit in zip(distances[1:], limits))
+    learned = distances[-1] < 0.7 * distances[0]
+    return learned and all(after <= limit for after, limit in zip(distances[1:], limits))
 
 
 def test_the_distance_stays_below_the_bound() -> None:
@@ -221,6 +222,15 @@ def test_it_goes_on_where_it_was(solo: Any, tmp_path: Path) -> None:
     [
         ({"data": {"name": "linear", "samples": 1}}, r"data\.samples: expected at least model\.rank = 2.*nearest: 2"),
         ({"data": {"name": "linear", "rank": 21}}, r"data\.rank: expected at most data\.dimension = 20.*nearest: 20"),
+        ({"model": {"name": "linear", "rank": 3}}, r"model\.rank: expected data\.rank = 2, got 3"),
+        (
+            {
+                "speed": {"model": "uniform-depth"},
+                "participation": {"close": "deadline"},
+                "doubling": {"when": "never"},
+            },
+            r"begins with a round that waits for everybody.* nearest: speed\.model = 'exponential'",
+        ),
         ({"model": {"name": "linear", "rank": 7}}, r"model\.rank: expected at most 6.*got 7; nearest: 6"),
         ({"data": {"name": "digits"}}, r"needs data\.name = 'linear' and model\.name = 'linear'"),
         ({"model": {"name": "mlp"}}, r"needs data\.name = 'linear' and model\.name = 'linear'"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfl import store
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.lg_fedavg import LgFedAvg
@@ -169,6 +170,18 @@ def test_what_clients_are_tested_with(method, evaluation):
         assert_close({name: found[name][client] for name in wanted}, wanted)
 
 
+@pytest.mark.parametrize("evaluation", ["shared", "fine-tune"])
+def test_the_global_accuracy_is_one_of_the_model_that_clients_predict_with(
+    solo: Any, tmp_path: Path, evaluation: str
+) -> None:
+    """Of a model that nobody predicts with as it is, nothing is recorded that plots or tables might take for it."""
+    algorithm = {"name": "fedavg", "evaluation": evaluation, "tune_epochs": 1}
+    run = play(solo, table("fedavg", "mlp", True, algorithm=algorithm), tmp_path / "run", None)
+    data = store.open_run(run)
+    assert data["accuracy"].notnull().any() == (evaluation == "shared")
+    assert data["client_accuracy"].notnull().any()
+
+
 def test_fedavg_is_tested_after_fine_tuning_its_last_layer():
     task = mlp_task(SIZES)
     algorithm = FedAvg(lr=0.1, batch=4, evaluation="fine-tune", tune_epochs=2)
@@ -230,3 +243,8 @@ def test_two_phases_of_a_visit_do_not_share_their_order():
 def test_layers_that_are_not_there(algorithm, line):
     with pytest.raises(UsageError, match=line):
         algorithm.layout(mlp_task([3]))
+
+
+def test_no_more_layers_than_there_are_learn_before_a_test():
+    with pytest.raises(UsageError, match=r"algorithm\.tune_layers: expected 1 … 3 .* got 4; nearest: 3"):
+        FedAvg(tune_layers=4).own(mlp_task([3]))

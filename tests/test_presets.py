@@ -76,7 +76,7 @@ def tweets(folder: Path, users: int) -> None:
                 [4 * (number % 2), number, "", "", f"u{number // 5}", ("bad", "good")[number % 2]]
             )
     lines = (" ".join([word, *["0.5"] * 99, sign]) for word, sign in (("good", "1.0"), ("bad", "-1.0")))
-    (folder / "glove.6B.100d.txt").write_text("\n".join(lines))
+    (folder / "glove.6B.100d.txt").write_text("".join(f"{line}\n" for line in lines))
 
 
 @pytest.fixture(scope="session")

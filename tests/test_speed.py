@@ -464,6 +464,8 @@ def test_participation_refuses_numbers_that_do_not_fit(keys, words):
 
 
 def test_speeds_refuse_what_they_cannot_do():
+    with pytest.raises(UsageError, match=r"speed\.sorted = true .* nearest: speed\.kind = 'dynamic-rate'"):
+        Exponential(kind="dynamic", sorted=True).check(Participation())
     with pytest.raises(UsageError, match=r"speed\.rate"):
         Exponential(rate=0.0).check(Participation())
     with pytest.raises(UsageError, match=r"nearest: 1\.0"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hpcfl import store
 from hpcfl.check import report
@@ -15,7 +16,14 @@ from hpcfl.config import from_table
 from hpcfl.doubling import Doubling, Stage, Theory
 from hpcfl.errors import UsageError
 from hpcfl.job import Job
-from runs import play, resume, same, table
+from hpcfl.message import Deposits
+from hpcfl.record import Record
+from hpcfl.show import summary
+from hpcfl.simulated import Simulated
+from hpcfl.transport import Alone
+from runs import play, recorded, resume, same, table
+from test_wall import is_exact
+from toys import full_batch, plain
 
 FIRST = {"close": "first", "first": 1}
 POOL = {**FIRST, "invite": "uniform", "size": 5}
@@ -138,7 +146,25 @@ def test_the_gradient_is_the_update_over_the_learning_rate() -> None:
     before = job.algorithm.start(job.task)
     after = {name: value - 0.5 * 2.0 for name, value in before.items()}
     count = sum(value.numel() for value in before.values())
-    assert job.signal(before, after, None) == pytest.approx(4.0 * count, rel=1e-5)  # type: ignore[arg-type]
+    sums = Deposits(job.layout)
+    assert job.signal(before, after, sums) == -1  # nobody has sent anything
+    for name in before:
+        sums.deposit(name, np.zeros(before[name].numel()), 1.0)
+    assert job.signal(before, after, sums) == pytest.approx(4.0 * count, rel=1e-5)
+
+
+def test_the_gradient_of_one_full_step_is_the_mean_of_all(solo: Any) -> None:
+    step = {"name": "fedavg", "epochs": 0, "steps": 1, "batch": 0, "weights": "uniform"}
+    values = staged("gradient", algorithm=step, participation={"close": "first", "first": 7})
+    job = job_of(values | {"model": {"name": "mlp", "hidden": [8]}})  # without dropout
+    now = job.begin(0)
+    _, sums = Simulated(job, Alone(), 0).exchange(now, Record.open())
+    after = job.algorithm.server(job.task, now.shared, sums)
+    net = plain(job.task, now.shared)
+    losses = [torch.nn.functional.cross_entropy(net(x), y) for x, y in (full_batch(job.task, i) for i in range(7))]
+    gradients = torch.autograd.grad(torch.stack(losses).mean(), list(net.parameters()))
+    wanted = sum(float(gradient.double().square().sum()) for gradient in gradients)
+    assert job.signal(now.shared, after, sums) == pytest.approx(wanted, rel=1e-4)
 
 
 # ---- equalities
@@ -153,15 +179,24 @@ def test_with_one_stage_it_is_the_algorithm_itself(solo: Any, tmp_path: Path) ->
 
 @pytest.mark.parametrize("when", WHEN)
 def test_a_run_goes_on_in_its_stage(solo: Any, tmp_path: Path, when: str) -> None:
-    values = staged(when, rounds=12)
-    whole = play(solo, values, tmp_path / "whole", None)
-    half = play(solo, values, tmp_path / "half", None)
-    resume(solo, half, 4, None)
-    same(half, whole)
+    """In the middle of it: how many rounds it has had, and what its loss was, matter for when it ends."""
+    values = staged(when, rounds=12, checkpoint={"every": 1, "keep": 12})
+    if when == "plateau":
+        values["doubling"] = {"when": "plateau", "patience": 3, "tolerance": 0.3}
+    run = play(solo, values, tmp_path / "run", None)
+    stages = store.open_run(run)["stage"].values
+    begun, ends = stages[1:-1] == stages[:-2], stages[1:-1] != stages[2:]
+    last = int(np.flatnonzero(begun & ends)[0]) + 1  # the last of several rounds of a stage
+    whole = recorded(run), summary(run)["state_sha256"]
+    resume(solo, run, last, None)
+    again = recorded(run)
+    for name, values_ in whole[0].items():
+        np.testing.assert_array_equal(again[name], values_, err_msg=name)
+    assert summary(run)["state_sha256"] == whole[1]
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("when", ["plateau", "gradient"])
+@pytest.mark.parametrize("when", ["plateau"])
 def test_stages_are_the_same_on_any_number_of_ranks(world: Any, shared_dir: Path, when: str) -> None:
     together = play(world, staged(when), shared_dir / "ranks", world.comm)
     single = play(world, staged(when), shared_dir / "single", None)
@@ -190,6 +225,8 @@ def test_in_real_time_a_round_waits_for_so_many(world: Any, shared_dir: Path, wi
         invited, there = ((data[name].values > 0) @ sizes for name in ("cohort", "blocks"))
         wanted = np.ceil(np.array([1, 1, 2, 2, 4, 4, np.inf, np.inf]) * sizes.mean())
         assert (there >= np.minimum(wanted, invited)).all()
+        if is_exact(world, width) and by == "clients":
+            np.testing.assert_array_equal(there, np.minimum(wanted, invited))
         assert counted(again) == counted(run)
 
 
@@ -221,3 +258,21 @@ def test_a_check_says_how_participants_double(when: str, line: str) -> None:
 def test_stages_that_cannot_be(rules: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError, match=line):
         from_table(staged("rounds", participation=rules)).check(None)
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"doubling": {"wen": "rounds"}}, r"doubling\.wen: unknown key; did you mean 'when'"),
+        ({"doubling": {"rounds": 0}}, r"doubling\.rounds: expected greater than or equal to 1, got 0"),
+        ({"doubling": WHEN["theory"], "speed": {"model": "none"}}, r"doubling\.when = 'theory' needs to know how long"),
+        (
+            {"doubling": {**WHEN["rounds"], "by": "samples"}, "participation": {**FIRST, "first": 2, "min_clients": 2}},
+            r"participation\.min_clients counts visits.* nearest: 1",
+        ),
+        ({"algorithm": {"name": "local"}, "doubling": WHEN["gradient"]}, r"algorithm\.name = 'local' shares nothing"),
+    ],
+)
+def test_keys_that_do_not_go_together(more: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        job_of(staged("rounds", **more))

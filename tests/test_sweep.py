@@ -19,6 +19,8 @@ import pytest
 
 from hpcfl import store, sweep, sweep_run
 from hpcfl.cli import main
+from hpcfl.data import Header
+from hpcfl.data.digits import Digits
 from hpcfl.errors import UsageError
 from hpcfl.show import summary
 from hpcfl.sweep_board import Board
@@ -224,6 +226,22 @@ def test_under_a_launcher_nothing_is_swept(world: Any, shared_dir: Path, capsys:
     assert not (shared_dir / "s").exists()
 
 
+def test_data_are_read_once_for_all_runs_that_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[int, int | None]] = []
+    check = Digits.check
+
+    def counted(self: Digits, clients: int, data_dir: Path | None) -> Header:
+        read.append((clients, self.train_samples))
+        return check(self, clients, data_dir)
+
+    monkeypatch.setattr(Digits, "check", counted)
+    grid = ["algorithm.lr=0.1,0.2", "clients=5,6", "data.train_samples=100,200"]
+    sweep.judge(sweep.runs(["fedavg-digits"], Path("s"), [], grid, "1-3"), None)
+    assert sorted(read) == [(5, 100), (5, 200), (6, 100), (6, 200)]
+    with pytest.raises(UsageError, match=r"^run 1 \(.*data.train_samples = 5000"):  # what is refused is so again
+        sweep.judge(sweep.runs(["fedavg-digits"], Path("s"), [], ["data.train_samples=100,5000"]), None)
+
+
 # ---- the list
 
 
@@ -293,6 +311,33 @@ def test_a_failed_run_does_not_stop_the_others(stub: list[str], capfd: Any) -> N
     assert ended == {"1": "done", "2": "failed", "3": "failed", "4": "done", "5": "failed", "6": "done"}
     assert said.splitlines()[-1] == "6 runs: 3 done, 0 skipped, 3 failed"
     assert Path("s/fedavg-digits_seed=2.log").read_text() == "first\nhpcfl: rounds: no luck\n-----\n\n"
+
+
+class Ended:
+    """A process that is over."""
+
+    def __init__(self, code: int) -> None:
+        self.returncode = code
+
+
+@pytest.mark.parametrize(
+    ("code", "how"), [(3, "exit code 3"), (-9, "signal KILL"), (-35, "signal 35"), (-signal.SIGRTMIN, "signal RTMIN")]
+)
+def test_why_a_run_has_failed_is_told_without_its_log_too(code: int, how: str) -> None:
+    process: Any = Ended(code)
+    child = sweep_run.Child(sweep.runs(["a"], Path("s"))[0], process, 0)
+    assert sweep_run.failure(child) == f"{how}: nothing was said in s/a.log"
+
+
+def test_only_what_a_request_to_stop_brings_about_is_stopped() -> None:
+    ends = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+    for code in (85, *(-number for number in ends), *(128 + number for number in ends)):
+        assert sweep_run.outcome(code, asked=True) == "stopped"
+        assert sweep_run.outcome(code, asked=False) == ("stopped" if code == 85 else "failed")
+    for code in (1, 2, 3, -9, -11, 137):
+        assert {sweep_run.outcome(code, asked) for asked in (True, False)} == {"failed"}
+    assert {sweep_run.outcome(0, asked) for asked in (True, False)} == {"done"}
+    assert [sweep_run.outcome(9, asked, "stopped") for asked in (True, False)] == ["stopped", "failed"]
 
 
 @pytest.mark.launch

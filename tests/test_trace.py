@@ -19,7 +19,7 @@ from hpcfl.plan import Plan
 from hpcfl.record import Recorder
 from hpcfl.speeds import speed_class
 from hpcfl.speeds.trace import Trace
-from runs import METHODS, play, recorded, resume, same, table
+from runs import play, recorded, resume, same, table
 
 DYNAMIC = {"model": "exponential", "kind": "dynamic-rate"}
 SALF = {"name": "salf", "missing": "exact"}
@@ -50,7 +50,7 @@ def equal(one: Plan, other: Plan) -> bool:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fedavg", "salf"])
 def test_a_replay_gives_the_same_bits(world: Any, shared_dir: Path, method: str) -> None:
     values = table(method, "mlp", batched=False)
     run = play(world, values, shared_dir / "run", None)
@@ -75,6 +75,24 @@ def test_every_rule_replays_to_the_bit(solo: Any, tmp_path: Path, rule: str) -> 
     found = recorded(third)
     assert (found["repeats"].sum() > 0) == (rule == "repeated")
     assert len(np.unique(found["deadline"])) == {"adaptive": 3, "schedule": 2}.get(rule, 1)
+
+
+@pytest.mark.parametrize("doubling", [{"when": "theory"}, {"when": "rounds", "rounds": 1, "by": "samples"}])
+def test_doubling_does_not_reach_into_a_replay(solo: Any, tmp_path: Path, doubling: dict[str, Any]) -> None:
+    values = table("fedavg", "mlp", False, speed=DYNAMIC, participation=RULES["first"])
+    run = play(solo, values, tmp_path / "run", None)
+    own = {"participation": {"close": "first", "first": 2}, "doubling": doubling}
+    again = play(solo, replay(values, run, **own), tmp_path / "again", None)
+    for name in ("cohort", "blocks", "sim_seconds"):
+        np.testing.assert_array_equal(store.open_run(again)[name].values, store.open_run(run)[name].values)
+
+
+def test_the_chance_to_be_among_the_first_is_not_known_in_a_replay_either(solo: Any, tmp_path: Path) -> None:
+    values = table("salf", "mlp", True, algorithm=SALF, speed=DYNAMIC, participation={"close": "first", "first": 3})
+    run = play(solo, values, tmp_path / "run", None)
+    for rules in ({"close": "all"}, {"close": "first", "first": 7}):
+        (plan,) = islice(job_of(replay(values, run, participation=rules)).plans(0), 1)
+        assert np.isnan(plan.reach).all()
 
 
 def test_chances_and_work_are_those_of_the_recorded_run(solo: Any, tmp_path: Path) -> None:

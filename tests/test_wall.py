@@ -133,8 +133,9 @@ def test_one_rank_is_refused(world: Any, shared_dir: Path) -> None:
 # ---- the same as in simulated time
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("algorithm", [FEDAVG, SALF], ids=["fedavg", "salf"])
+@pytest.mark.parametrize(
+    ("algorithm", "width"), [(FEDAVG, "all"), (SALF, 1), (SALF, "all")], ids=["fedavg-all", "salf-1", "salf-all"]
+)
 def test_without_a_deadline_it_is_the_simulated_run(
     world: Any, shared_dir: Path, algorithm: dict[str, Any], width: Any
 ) -> None:
@@ -160,7 +161,7 @@ RULES: dict[str, dict[str, Any]] = {
     "discarded": {"algorithm": SALF, "speed": DYNAMIC, "participation": {**SOON, "partial": "discard"}},
     "first": {"algorithm": FEDAVG, "speed": DYNAMIC, "participation": {"close": "first", "first": 3}},
 }
-REPLAYS = [("whole", 1), ("whole", 2), ("whole", "all"), ("drawn", 1), ("drawn", 2), ("discarded", "all")]
+REPLAYS = [("whole", 1), ("whole", "all"), ("drawn", 1), ("drawn", 2), ("discarded", "all")]
 
 
 @pytest.mark.parametrize(("rule", "width"), REPLAYS)

@@ -73,6 +73,11 @@ class Algorithm(Section):
         return 1.0
 
     @property
+    def alike(self) -> bool:
+        """Whether clients predict with what is shared as it is: only then is a test of it one of the method."""
+        return True
+
+    @property
     def adapts(self) -> int:
         """Passes over its own data in which a client adapts that never took part; 0: this method has no such thing."""
         return 0

@@ -66,13 +66,20 @@ class FedAvg(Algorithm):
         return self.lr
 
     @property
+    def alike(self) -> bool:
+        """Whether nothing learns before the test."""
+        return self.evaluation == "shared"
+
+    @property
     def adapts(self) -> int:
         """`tune_epochs`."""
         return self.tune_epochs
 
     def own(self, task: Task) -> set[str]:
         """Return the names of the last `tune_layers` layers' tensors."""
-        return {name for layer in task.layers()[-self.tune_layers :] for name in layer}
+        from hpcfl.algorithms.split import last
+
+        return last(task, self.tune_layers)
 
     def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse local work of nothing, or counted in two ways."""

@@ -65,13 +65,20 @@ class HfMaml(Algorithm):
         return self.lr
 
     @property
+    def alike(self) -> bool:
+        """Whether nothing learns before the test."""
+        return self.evaluation == "shared"
+
+    @property
     def adapts(self) -> int:
         """`tune_epochs`."""
         return self.tune_epochs
 
     def own(self, task: Task) -> set[str]:
         """Return the names of the last `tune_layers` layers' tensors."""
-        return {name for layer in task.layers()[-self.tune_layers :] for name in layer}
+        from hpcfl.algorithms.split import last
+
+        return last(task, self.tune_layers)
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Take the local steps; when done, send the change of each layer, last layer first."""

@@ -5,18 +5,11 @@ With ``participation.close = "first"`` and ``[doubling]`` this is LG-SRPFL (Tzio
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from hpcfl.algorithms.split import Split, refuse
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfl.message import State
-    from hpcfl.task import Task
-    from hpcfl.visits import Visits
 
 
 class LgFedAvg(Split):
@@ -35,7 +28,3 @@ class LgFedAvg(Split):
         """Return the first layers."""
         refuse("shared_layers", self.shared_layers, 1, layers)
         return range(layers - self.shared_layers)
-
-    def trained(self, task: Task, params: State, own: set[str], visits: Visits) -> Tensor:
-        """Train all layers together."""
-        return self.sgd.train(task, params, task.batches(visits, self.batch, self.epochs))

@@ -75,10 +75,13 @@ class LinearFedRep(Algorithm):
         return ({"loss": Block((), exact), **moment, B: Block((rank, dimension), exact)},)
 
     def _shape(self, task: Task) -> tuple[int, int]:
-        federation, weight = task.federation, task.initial().get(B)
-        if not hasattr(federation, "drawn") or weight is None:
+        weight = task.initial().get(B)
+        if not hasattr(task.federation, "drawn") or weight is None:
             raise UsageError("algorithm.name = 'linear_fedrep' needs data.name = 'linear' and model.name = 'linear'")
+        federation: LinearFederation = task.federation  # type: ignore[assignment]
         rank, dimension = weight.shape
+        if rank != federation.truth.shape[1]:
+            raise UsageError(f"model.rank: expected data.rank = {federation.truth.shape[1]}, got {rank}")
         if federation.train_sizes.min() < rank:
             raise UsageError(
                 f"data.samples: expected at least model.rank = {rank}, since heads are solved for, "
@@ -94,13 +97,13 @@ class LinearFedRep(Algorithm):
         """Return a head of zeros."""
         import torch
 
-        return {HEAD: torch.zeros(1, self._shape(task)[0], dtype=torch.float64)}
+        return {HEAD: torch.zeros(1, self._shape(task)[0], dtype=torch.float64, device=task.device)}
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Send the moments, or solve for the head and send the change of the representation."""
         import torch
 
-        x, y = _drawn(task.federation, visits)  # type: ignore[arg-type]
+        x, y = (part.to(task.device) for part in _drawn(task.federation, visits))  # type: ignore[arg-type]
         weight, count = visits.ones(len(y)), y.shape[1]
         if self.everyone(visits.round):
             seen = x * y.unsqueeze(2)
@@ -120,10 +123,10 @@ class LinearFedRep(Algorithm):
 
         if MOMENT in sums and sums.weight(MOMENT):
             _, vectors = torch.linalg.eigh(sums.mean(MOMENT).double())
-            return {B: vectors[:, -len(shared[B]) :].T.contiguous()}
+            return {B: vectors[:, -len(shared[B]) :].T.contiguous().to(task.device)}
         if not sums.weight(B):
             return shared
-        return {B: _orthonormal(shared[B] + sums.mean(B).view_as(shared[B]))}
+        return {B: _orthonormal(shared[B] + sums.mean(B).view_as(shared[B]).to(shared[B].device))}
 
     def measured(self, task: Task, shared: State) -> dict[str, float]:
         """Return ``‖(I − B*B*ᵀ) B‖₂``."""

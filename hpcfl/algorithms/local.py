@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Literal
 from hpcfl.algorithms.split import Split
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hpcfl.message import Layout, State
     from hpcfl.task import Task
-    from hpcfl.visits import Visits
 
 
 class Local(Split):
@@ -42,7 +39,3 @@ class Local(Split):
     def start(self, task: Task) -> State:
         """Return nothing: there is no shared state."""
         return {}
-
-    def trained(self, task: Task, params: State, own: set[str], visits: Visits) -> Tensor:
-        """Train all layers."""
-        return self.sgd.train(task, params, task.batches(visits, self.batch, self.epochs))

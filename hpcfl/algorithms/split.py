@@ -59,14 +59,22 @@ class Split(Algorithm):
     def kept(self, layers: int) -> range:
         """Return which of so many layers (0 … L − 1) are personal."""
 
-    @abstractmethod
     def trained(self, task: Task, params: State, own: set[str], visits: Visits) -> Tensor:
-        """Train in place, the personal tensors being `own`; return each client's mean loss over its steps, ``[c]``."""
+        """Train in place, the personal tensors being `own`; return each client's mean loss over its steps, ``[c]``.
+
+        By default all layers together.
+        """
+        return self.sgd.train(task, params, task.batches(visits, self.batch, self.epochs))
 
     @property
     def rate(self) -> float:
         """The learning rate."""
         return self.lr
+
+    @property
+    def alike(self) -> bool:
+        """Whether nothing learns before the test."""
+        return self.evaluation == "stored"
 
     @property
     def adapts(self) -> int:
@@ -131,6 +139,19 @@ class Split(Algorithm):
         """Return what becomes of a whole model in which the personal layers, if there are any, learn."""
         params, own = task.spread(start, visits), self.own(task)
         return self.sgd.tuned(task, params, visits, self.batch, epochs, own) if own else params
+
+
+def last(task: Task, count: int) -> set[str]:
+    """Return the names of the last `count` layers' tensors, which learn before a test.
+
+    Raises
+    ------
+    UsageError
+        If the model has fewer layers.
+    """
+    layers = task.layers()
+    refuse("tune_layers", count, 1, len(layers))
+    return {name for layer in layers[-count:] for name in layer}
 
 
 def refuse(key: str, value: int, least: int, most: int) -> None:

@@ -90,15 +90,15 @@ class Federation(ABC):
 class Source(Section, ABC):
     """Base of the ``data`` sections of the config: where samples come from and how clients share them."""
 
-    @abstractmethod
     def header(self, data_dir: Path | None) -> Header:
-        """Return the sizes, from file headers alone.
+        """Return the sizes, from file headers alone; what `check` needs, unless a source has a `check` of its own.
 
         Raises
         ------
         UsageError
             If a file is missing, or its header shows that it is not what it should be.
         """
+        raise NotImplementedError(f"{type(self).__name__}: expected a method header or check")
 
     @abstractmethod
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> Federation:

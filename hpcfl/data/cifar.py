@@ -58,11 +58,8 @@ class Cifar(Pooled):
 
     def pool_header(self, data_dir: Path | None) -> Header:
         """Return the sizes: of binary files by their lengths; pickles are read to their ends."""
-        train, test = (
-            sum(self._count(path) for path in self._files(names, data_dir))
-            for names in (self.layout.train, self.layout.test)
-        )
-        return Header(None, train, test, (SHAPE,), self.layout.classes)
+        train, test = (self._counts(names, data_dir) for names in (self.layout.train, self.layout.test))
+        return Header(None, sum(train), sum(test), (SHAPE,), self.layout.classes)
 
     def verify(self, data_dir: Path | None) -> None:
         """Read all files that `pool_header` has not read."""
@@ -83,6 +80,18 @@ class Cifar(Pooled):
     def _joined(self, names: tuple[str, ...], data_dir: Path | None) -> Samples:
         pixels, labels = zip(*(self._read(path) for path in self._files(names, data_dir)))
         return np.concatenate(pixels).reshape(-1, *SHAPE), np.concatenate(labels)
+
+    def _counts(self, names: tuple[str, ...], data_dir: Path | None) -> list[int]:
+        """Return the records of each file; UsageError where one has lost some of those that the others have."""
+        paths = self._files(names, data_dir)
+        counts = [self._count(path) for path in paths]
+        short, full = counts.index(min(counts)), counts.index(max(counts))
+        if short != full:
+            raise UsageError(
+                f"{paths[short]}: truncated or damaged, {counts[short]} records; "
+                f"expected {counts[full]} as in {paths[full].name}"
+            )
+        return counts
 
     def _count(self, path: Path) -> int:
         return _records(path, self.layout.label_bytes + PIXELS) if path.suffix else len(self._read(path)[1])

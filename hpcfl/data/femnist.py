@@ -37,10 +37,6 @@ class Femnist(Source):
     imbalance: int = Field(0, ge=0, description="a client keeps up to so many more, drawn uniformly")
     scale: Scale = Field("unit", description="pixels to [0, 1] (unit) or [-1, 1] (centred)")
 
-    def header(self, data_dir: Path | None) -> Header:
-        """Return the sizes over all users; reads all files, which have no headers."""
-        return self._header(self._users(data_dir))
-
     def check(self, clients: int, data_dir: Path | None) -> Header:
         """Return the header of the users that so many clients are made of."""
         return self._header(self._chosen(clients, data_dir))
@@ -69,7 +65,18 @@ class Femnist(Source):
         )
 
     def _users(self, data_dir: Path | None) -> Users:
-        """Return all users that have training samples of the first classes."""
+        """Return all users that have training samples of the first classes; to be merged, all users."""
+        self._check_keys()
+        home = folder(self.name, data_dir, "femnist/data", "femnist")
+        train, test = (leaf.read(home / part, SIDE * SIDE, CLASSES) for part in ("train", "test"))
+        if not self.merge and train.keys().isdisjoint(test):
+            raise UsageError(f"{home / 'test'}: none of its users is in train/; expected LEAF's split by sample")
+        nobody = User(np.zeros((0, SIDE * SIDE), dtype=np.float32), np.zeros(0, dtype=np.int64))
+        names = train | test if self.merge else train  # who wrote a sample to be dealt anew does not matter
+        pairs = [(self._first(train.get(name, nobody)), self._first(test.get(name, nobody))) for name in names]
+        return [pair for pair in pairs if self.merge or len(pair[0].labels)]
+
+    def _check_keys(self) -> None:
         if self.classes is not None and self.classes > self.first_classes:
             raise UsageError(
                 f"data.classes = {self.classes}: there are {self.first_classes} (data.first_classes); "
@@ -77,11 +84,6 @@ class Femnist(Source):
             )
         if self.imbalance and self.samples is None:
             raise UsageError(f"data.imbalance = {self.imbalance} needs data.samples, the least that a client keeps")
-        home = folder(self.name, data_dir, "femnist/data", "femnist")
-        train, test = (leaf.read(home / part, SIDE * SIDE, CLASSES) for part in ("train", "test"))
-        nobody = User(np.zeros((0, SIDE * SIDE), dtype=np.float32), np.zeros(0, dtype=np.int64))
-        pairs = [(self._first(own), self._first(test.get(name, nobody))) for name, own in train.items()]
-        return [pair for pair in pairs if len(pair[0].labels)]
 
     def _first(self, user: User) -> User:
         kept = user.labels < self.first_classes

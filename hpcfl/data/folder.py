@@ -1,10 +1,20 @@
-"""Where the files of a data source lie: in a folder of its own in the data folder."""
+"""The files of a data source: where they lie in the data folder, and whether those of lines are whole."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hpcfl.errors import UsageError
+
+
+def check_last_line(path: Path) -> None:
+    """Raise UsageError where a file of lines breaks off within one; OSError where it cannot be read."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        if size and file.read(1) != b"\n":
+            raise UsageError(f"{path}: truncated: its last line is not complete; expected a line break at its end")
 
 
 def folder(source: str, data_dir: Path | None, *names: str) -> Path:

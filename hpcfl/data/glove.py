@@ -8,17 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from hpcfl.data.base import Features
+from hpcfl.data.folder import check_last_line
 from hpcfl.errors import UsageError
 
 
-def width(path: Path) -> int:
-    """Return how many numbers a vector has, by the first line.
-
-    Raises
-    ------
-    UsageError
-        If the file is missing or empty, or its first line is no word with numbers.
-    """
+def _width(path: Path) -> int:
+    """Return how many numbers a vector has, by the first line."""
     _, line = next(_lines(path), (0, ""))
     if not line.strip():
         raise UsageError(f"{path}: has no word vectors, expected lines of a word and its numbers")
@@ -32,9 +27,10 @@ def read(path: Path, words: Collection[str]) -> dict[str, Features]:
     Raises
     ------
     UsageError
-        If `width` would, if a line has another number of values than the first, or if none of the words is there.
+        If the file is missing, empty or breaks off within a line, if a line is no word with as many numbers as the
+        first one has, or if none of the words is there.
     """
-    dim, found = width(path), {}
+    dim, found = _width(path), {}
     for number, line in _lines(path):
         if line.count(" ") != dim:
             raise UsageError(f"{path}: line {number} has {line.count(' ')} values, expected {dim} as in line 1")
@@ -49,6 +45,7 @@ def read(path: Path, words: Collection[str]) -> dict[str, Features]:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield numbered lines; only a line feed ends one, since words may hold what Unicode counts as line ends."""
     try:
+        check_last_line(path)
         with path.open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 yield number, line.rstrip(" \r\n")

@@ -48,12 +48,14 @@ def read(folder: Path, length: int, classes: int) -> dict[str, User]:
     for path in paths:
         content = _content(path)
         for name, size in zip(content["users"], content["num_samples"]):
-            where = f"{path}: user {name!r}"
+            where = f"{path}: user {_short(name)}"
             if name in found:
                 raise UsageError(f"{where}: comes a second time")
             found[name] = _user(where, content["user_data"].get(name), length, classes)
+            if type(size) is not int:
+                raise UsageError(f"{where}: num_samples is {_short(size)}, expected an integer")
             if size != len(found[name].labels):
-                raise UsageError(f"{where}: {len(found[name].labels)} samples, but num_samples says {size}")
+                raise UsageError(f"{where}: {len(found[name].labels)} samples, but num_samples says {_short(size)}")
     return found
 
 
@@ -76,6 +78,11 @@ def _content(path: Path) -> dict[str, Any]:
     return content
 
 
+def _short(value: Any) -> str:
+    """Return what a file says such that it fits into a line."""
+    return f"a {type(value).__name__}" if isinstance(value, (list, dict)) else repr(value)[:40]
+
+
 def _user(where: str, data: Any, length: int, classes: int) -> User:
     if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in "xy"):
         raise UsageError(f"{where}: expected lists 'x' and 'y' in 'user_data'")
@@ -84,7 +91,8 @@ def _user(where: str, data: Any, length: int, classes: int) -> User:
         raise UsageError(f"{where}: {len(x)} samples in 'x', but {len(y)} labels in 'y'")
     for number, label in enumerate(y):
         if type(label) is not int or not 0 <= label < classes:
-            raise UsageError(f"{where}: label {label!r} of sample {number}, expected an integer 0 to {classes - 1}")
+            said = f"{where}: label {_short(label)} of sample {number}"
+            raise UsageError(f"{said}, expected an integer 0 to {classes - 1}")
     rows = [_row(f"{where}: sample {number}", row, length) for number, row in enumerate(x)]
     return User(np.array(rows, dtype=np.float32).reshape(-1, length), np.array(y, dtype=np.int64))
 
@@ -96,8 +104,8 @@ def _row(where: str, row: Any, length: int) -> Features:
         raise UsageError(f"{where} has {size} values, expected {length}")
     if not set(map(type, row)) <= {int, float}:
         odd = next(value for value in row if type(value) not in (int, float))
-        raise UsageError(f"{where} holds {str(odd)[:40]!r}, expected numbers")
+        raise UsageError(f"{where} holds {_short(odd)}, expected numbers")
     low, high = min(row), max(row)
     if not (low >= 0 and high <= 1) or np.isnan(values := np.array(row, dtype=np.float32)).any():
-        raise UsageError(f"{where} has values from {low} to {high} or NaN, expected 0 to 1")
+        raise UsageError(f"{where} has values from {_short(low)} to {_short(high)} or NaN, expected 0 to 1")
     return values

@@ -78,6 +78,11 @@ def grouped(labels: Integers, clients: int, classes: int, groups: int, rng: np.r
     """
     parts: Parts = []
     present = np.unique(labels)
+    if 1 < groups > (most := len(present) // classes):
+        raise UsageError(
+            f"data.label_groups = {groups}: the training samples are of {len(present)} classes, expected at least "
+            f"{groups * classes}, data.classes = {classes} per group; nearest: {max(1, most)}"
+        )
     for owners, held in zip(np.array_split(np.arange(clients), groups), np.array_split(present, groups)):
         pool = np.flatnonzero(np.isin(labels, held))
         parts += [pool[part] for part in shards(labels[pool], len(owners), classes, rng)]
@@ -146,10 +151,19 @@ def thin(labels: Integers, parts: Parts, law: str, spread: float, rng: np.random
     rng : numpy.random.Generator
         Source of the shares and of the samples that are kept.
     """
-    count = len(parts)
-    shares = np.exp(spread * rng.standard_normal(count)) if law == "log-normal" else 1 - spread * rng.random(count)
-    shares /= shares.max()
+    shares = _shares(len(parts), law, spread, rng)
     return [keep(labels, part, round(share * len(part)), rng) for part, share in zip(parts, shares)]
+
+
+def _shares(count: int, law: str, spread: float, rng: np.random.Generator) -> Weights:
+    """Return so many shares, the largest 1."""
+    if law == "log-normal":
+        drawn = rng.standard_normal(count)
+        shares: Weights = np.exp(spread * (drawn - drawn.max()))  # exp of what is at most 0 does not overflow
+    else:
+        shares = 1 - spread * rng.random(count)
+        shares /= shares.max()
+    return shares
 
 
 def keep(labels: Integers, part: Integers, count: int, rng: np.random.Generator) -> Integers:

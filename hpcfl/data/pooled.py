@@ -75,7 +75,9 @@ class Pooled(Source):
     partition: Literal["iid", "shards", "dirichlet"] = Field("iid", description="how clients share the pool")
     classes: int | None = Field(None, ge=1, description="distinct classes per client (shards)")
     label_groups: int = Field(
-        1, ge=1, description="groups of classes that no two blocks of clients share, as many of each (shards)"
+        1,
+        ge=1,
+        description="cut classes and clients into so many groups; a group's clients hold only its classes (shards)",
     )
     alpha: float = Field(0.5, gt=0, description="concentration of the class proportions (dirichlet)")
     train_samples: int | None = Field(None, ge=1, description="use only so many training samples of the pool")

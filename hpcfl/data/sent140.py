@@ -17,7 +17,7 @@ from pydantic import Field
 
 from hpcfl.data import glove
 from hpcfl.data.base import ClientData, Features, Federation, Header, Integers, Source
-from hpcfl.data.folder import folder
+from hpcfl.data.folder import check_last_line, folder
 from hpcfl.errors import UsageError
 from hpcfl.rng import keyed
 
@@ -71,11 +71,6 @@ class Sent140(Source):
     min_samples: int = Field(10, ge=1, description="users with fewer tweets are no clients")
     length: int = Field(25, ge=1, description="words of a tweet that are used; shorter ones are padded with zeros")
     vocabulary: int = Field(10000, ge=1, description="the most frequent words of the clients' tweets; others are zeros")
-
-    def header(self, data_dir: Path | None) -> Header:
-        """Return the sizes over all users with enough tweets; reads the tweets, which have no header."""
-        home = folder(self.name, data_dir, "sent140")
-        return self._header(self._users(home), glove.width(home / self.glove))
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         """Return the header of the clients' tweets after reading all of both files."""
@@ -159,6 +154,7 @@ def _tests(tweets: Tweets | NDArray[np.int64]) -> int:
 def _rows(path: Path) -> Iterator[tuple[str, str, int]]:
     """Yield user, text and label of each tweet that is not neutral."""
     try:
+        check_last_line(path)
         with path.open(encoding="latin-1", newline="") as file:
             reader = csv.reader(file)
             for row in reader:

@@ -36,6 +36,8 @@ class Speed(Section):
         How wall-clock runs are slowed down to this model: asleep between layers, or computing without a use.
     replays : bool
         Whether rounds are taken as they were recorded, not decided.
+    by_deadline : bool
+        Whether times follow from the deadline, and so a round without one has no end.
     """
 
     model: str
@@ -43,6 +45,7 @@ class Speed(Section):
     communication: float = Field(0.0, ge=0)
     enforce: Literal["sleep", "busy"] = "sleep"
     replays: ClassVar[bool] = False
+    by_deadline: ClassVar[bool] = False
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         """Raise UsageError where this model cannot serve rounds that close so, or by this clock."""

@@ -36,6 +36,11 @@ class Exponential(Memoryless):
         """Refuse a rate that gives no finite time."""
         if self.rate <= 0:
             raise UsageError(f"speed.rate: expected a number above 0, got {self.rate}")
+        if self.sorted and self.kind == "dynamic":
+            raise UsageError(
+                "speed.sorted = true numbers clients by their mean times, and speed.kind = 'dynamic' gives no others; "
+                "nearest: speed.kind = 'dynamic-rate'"
+            )
 
     @property
     def redrawn(self) -> bool:

@@ -164,6 +164,10 @@ class Trace(Speed):
         """Return the recorded run's expected seconds per visit, float64 [clients]."""
         return self.tape.config.speed.paces(self.tape.config.seed, clients)
 
+    def order(self, seed: int, clients: int, invited: int) -> Floats:
+        """Return the recorded run's expected seconds until 1 … n visits have arrived, float64 [invited]."""
+        return self.tape.config.speed.order(self.tape.config.seed, clients, invited)
+
     def seconds(self, asked: Invitation) -> Floats:
         """Return the recorded seconds, float64 [n]."""
         seconds: Floats = self.tape.seconds[asked.round, asked.cohort]
@@ -193,4 +197,6 @@ class Trace(Speed):
             deadline=np.inf if np.isnan(given) else given,
             attempt=int(tape.repeats[round_]),
             clock=tape.config.clock,
+            enough=tape.config.participation.first,
+            worth=None,
         )

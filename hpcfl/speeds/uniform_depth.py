@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class UniformDepth(Speed):
     redraw: bool = True
     nothing: bool = True
     complete: bool = True
+    by_deadline: ClassVar[bool] = True
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         """Refuse shares outside [0, 1] and rounds that do not close by a deadline of its own."""
