@@ -9,26 +9,23 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.tuned import Tuned
 from hpcfl.errors import UsageError
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
+    from hpcfl.descent import Sgd
     from hpcfl.message import State
     from hpcfl.participation import Participation
     from hpcfl.task import Task
     from hpcfl.visits import Visits
 
 
-class FedAvg(Algorithm):
+class FedAvg(Tuned):
     """Federated averaging.
 
     Attributes
     ----------
-    lr : float
-        Local step size.
-    batch : int
-        Samples per local step; 0 for all that a client has.
     epochs : int
         Local passes over a client's data per visit; 0 where `steps` counts instead.
     steps : int
@@ -37,33 +34,17 @@ class FedAvg(Algorithm):
         Heavy-ball momentum of the local optimiser.
     persist_optimizer : bool
         Keep a client's momentum from visit to visit (the SALF authors' code), or start it anew.
-    weights : {"samples", "uniform"}
-        Weight of a client in the mean: its number of samples, or 1.
     evaluation : {"shared", "fine-tune"}
         The model that a client is tested with: the shared one, or one whose last layers have learned from there on for
         `tune_epochs` on the client's training data (FedAvg-FT).
-    tune_epochs : int
-        Passes over its training data in which a client's last layers learn before the test.
-    tune_layers : int
-        The last so many layers learn then.
     """
 
     name: Literal["fedavg"] = "fedavg"
-    lr: float = Field(0.1, gt=0)
-    batch: int = Field(10, ge=0)
     epochs: int = Field(1, ge=0)
     steps: int = Field(0, ge=0)
     momentum: float = Field(0.0, ge=0, lt=1)
     persist_optimizer: bool = False
-    weights: Literal["samples", "uniform"] = "samples"
     evaluation: Literal["shared", "fine-tune"] = "shared"
-    tune_epochs: int = Field(10, ge=1)
-    tune_layers: int = Field(1, ge=1)
-
-    @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.lr
 
     @property
     def alike(self) -> bool:
@@ -71,15 +52,11 @@ class FedAvg(Algorithm):
         return self.evaluation == "shared"
 
     @property
-    def adapts(self) -> int:
-        """`tune_epochs`."""
-        return self.tune_epochs
+    def sgd(self) -> Sgd:
+        """The local optimiser."""
+        from hpcfl.descent import Sgd
 
-    def own(self, task: Task) -> set[str]:
-        """Return the names of the last `tune_layers` layers' tensors."""
-        from hpcfl.algorithms.split import last
-
-        return last(task, self.tune_layers)
+        return Sgd(self.lr, self.momentum)
 
     def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse local work of nothing, or counted in two ways."""
@@ -97,15 +74,14 @@ class FedAvg(Algorithm):
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Train locally; when done, send the change of each layer, last layer first."""
-        from hpcfl.descent import Sgd, zeros
+        from hpcfl.descent import zeros
 
         start = task.spread(shared, visits)
         params = {name: value.clone() for name, value in start.items()}
         velocity = personal or (zeros(params) if self.momentum else {})
         batches = task.batches(visits, self.batch, self.epochs, self.steps)
-        loss = Sgd(self.lr, self.momentum).train(task, params, batches, velocity)
-        rows = len(visits.clients)
-        weight = visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
+        loss = self.sgd.train(task, params, batches, velocity)
+        weight = self.weight(visits)
         yield {"loss": (loss, weight)}
         for names in reversed(self.layers(task)):
             yield {name: (params[name].sub_(start[name]), weight) for name in names}
@@ -116,10 +92,3 @@ class FedAvg(Algorithm):
         if self.evaluation == "fine-tune":
             return self.adapted(task, shared, visits, self.tune_epochs)
         return task.spread(shared, visits)
-
-    def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
-        """Return the shared model after fine-tuning its last layers."""
-        from hpcfl.descent import Sgd
-
-        params, sgd = task.spread(shared, visits), Sgd(self.lr, self.momentum)
-        return sgd.tuned(task, params, visits, self.batch, epochs, self.own(task))

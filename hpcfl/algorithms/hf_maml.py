@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.tuned import Tuned
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpcfl.visits import Batch, Visits
 
 
-class HfMaml(Algorithm):
+class HfMaml(Tuned):
     """Personalised FedAvg: a model that is good after one gradient step on a client's own data.
 
     Attributes
@@ -38,47 +38,22 @@ class HfMaml(Algorithm):
         ``H₃ g₂`` by double backpropagation, or as ``(∇f(w + δ g₂) − ∇f(w − δ g₂)) / 2δ``.
     delta : float
         δ of ``difference``.
-    weights : {"samples", "uniform"}
-        Weight of a client in the mean: its number of samples, or 1.
     evaluation : {"adapted", "shared", "fine-tune"}
         The model that a client is tested with: after one step of size α on all its training data, before it, or after
         `tune_epochs` in which the last `tune_layers` layers learn with step size β.
-    tune_epochs, tune_layers : int
-        See ``fine-tune``.
     """
 
     name: Literal["hf_maml"] = "hf_maml"
-    lr: float = Field(0.1, gt=0)
     inner_lr: float = Field(0.01, ge=0)
-    batch: int = Field(10, ge=0)
     steps: int = Field(1, ge=1)
     hessian: Literal["exact", "difference"] = "exact"
     delta: float = Field(1e-3, gt=0)
-    weights: Literal["samples", "uniform"] = "samples"
     evaluation: Literal["adapted", "shared", "fine-tune"] = "adapted"
-    tune_epochs: int = Field(10, ge=1)
-    tune_layers: int = Field(1, ge=1)
-
-    @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.lr
 
     @property
     def alike(self) -> bool:
         """Whether nothing learns before the test."""
         return self.evaluation == "shared"
-
-    @property
-    def adapts(self) -> int:
-        """`tune_epochs`."""
-        return self.tune_epochs
-
-    def own(self, task: Task) -> set[str]:
-        """Return the names of the last `tune_layers` layers' tensors."""
-        from hpcfl.algorithms.split import last
-
-        return last(task, self.tune_layers)
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Take the local steps; when done, send the change of each layer, last layer first."""
@@ -88,8 +63,7 @@ class HfMaml(Algorithm):
         params = {name: value.clone() for name, value in start.items()}
         threes = [task.batches(visits, self.batch, steps=self.steps, phase=phase) for phase in range(3)]
         losses = [self._step(task, params, *three) for three in zip(*threes)]
-        rows = len(visits.clients)
-        weight = visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
+        weight = self.weight(visits)
         yield {"loss": (torch.stack(losses).mean(0), weight)}
         for names in reversed(self.layers(task)):
             yield {name: (params[name].sub_(start[name]), weight) for name in names}
@@ -120,12 +94,6 @@ class HfMaml(Algorithm):
             gradients, _ = task.gradients(params, next(task.batches(visits, 0, steps=1)))
             return _moved(params, gradients, -self.inner_lr)
         return params
-
-    def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
-        """Return the shared model after fine-tuning its last layers with step size β."""
-        from hpcfl.descent import Sgd
-
-        return Sgd(self.lr).tuned(task, task.spread(shared, visits), visits, self.batch, epochs, self.own(task))
 
 
 def _moved(params: State, along: State, size: float) -> State:

@@ -141,19 +141,6 @@ class Split(Algorithm):
         return self.sgd.tuned(task, params, visits, self.batch, epochs, own) if own else params
 
 
-def last(task: Task, count: int) -> set[str]:
-    """Return the names of the last `count` layers' tensors, which learn before a test.
-
-    Raises
-    ------
-    UsageError
-        If the model has fewer layers.
-    """
-    layers = task.layers()
-    refuse("tune_layers", count, 1, len(layers))
-    return {name for layer in layers[-count:] for name in layer}
-
-
 def refuse(key: str, value: int, least: int, most: int) -> None:
     """Raise UsageError where a number of layers does not fit the model."""
     if not least <= value <= most:
