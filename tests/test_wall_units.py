@@ -560,7 +560,7 @@ def holding(new: dict[str, float]) -> Host:
 
 
 @pytest.mark.parametrize(
-    ("depth", "advanced"), [(1, {"a", "b", "count"}), (2, {"b"}), (3, set()), (0, set())], ids=lambda value: str(value)
+    ("depth", "advanced"), [(1, {"a", "b", "count"}), (2, {"b"}), (3, set()), (0, set())], ids=["1", "2", "3", "0"]
 )
 def test_state_advances_with_what_counted(depth: int, advanced: set[str]) -> None:
     """Blocks by themselves; names that are no block's with complete visits only."""
