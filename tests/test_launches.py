@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from conftest import RESULTS
-from launcher import LIBRARIES, ROOT, job, mpis
+from launcher import ROOT, job, mpis
 from runs import SINGLES
 
-RANKS = (1, 2, 3, 4)
+LAUNCHES = [*(("openmpi", ranks) for ranks in (1, 2, 3, 4)), ("mpich", 2), ("mpich", 4)]
 LIMIT = 300.0
 MODULES = [str(path) for path in sorted((ROOT / "tests").glob("test_*.py")) if "mark.mpi" in path.read_text()]
 seen: dict[tuple[str, int], dict[str, Any]] = {}
@@ -26,8 +26,7 @@ def singles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("singles")
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("mpi", LIBRARIES)
+@pytest.mark.parametrize(("mpi", "ranks"), LAUNCHES)
 def test_on_ranks(mpi: str, ranks: int, singles: Path, tmp_path: Path) -> None:
     assert mpi in mpis(), f"{mpi} is not installed: make setup"
     command = ["-m", "mpi4py", "-m", "pytest", "--with-mpi", "-m", "mpi", "-x", "-q", "-p", "no:cacheprovider"]
