@@ -16,7 +16,7 @@ import numpy as np
 from hpcfl.adapt_wish import Wish
 from hpcfl.errors import UsageError
 from hpcfl.plan import Ints
-from hpcfl.ranks import chunk_size, device
+from hpcfl.ranks import alike, chunk_size, device
 from hpcfl.store.atomic import replace
 
 if TYPE_CHECKING:
@@ -44,15 +44,15 @@ def adapted(wish: Wish) -> dict[str, Any]:
     own = wish.config.algorithm.own(task)
     if not own:
         raise UsageError(f"algorithm: '{wish.config.algorithm.name}' shares all layers here: none is left to adapt")
-    model = sum(value.nbytes for value in task.initial().values())
-    size = chunk_size(wish.config.batch_clients, wish.config.clients, model, wish.config.one_by_one)
+    size = chunk_size(wish.config.batch_clients, wish.config.clients, task.nbytes, wish.config.one_by_one)
     rows: list[dict[str, Any]] = []
     with _file(wish) as file:
-        for start in range(0, len(wish.clients), size):
-            found, params = _chunk(wish, task, shared, wish.clients[start : start + size])
+        for part in alike(size, wish.clients, task.federation.shapes):
+            found, params = _chunk(wish, task, shared, part)
             rows += found
             if file is not None:
                 _write(file, found, {name: value.cpu().numpy() for name, value in params.items() if name in own})
+    rows.sort(key=lambda row: row["client"])
     means = {name: _mean([row[name] for row in rows]) for name in SCORES}
     layers = [name for name in task.initial() if name in own]
     return {**wish.facts, "layers": layers, "clients": rows, "mean": means}

@@ -101,7 +101,7 @@ def judged(path: Path, chosen: str | None, epochs: int | None, data_dir: Path | 
         check_writable(out)
     data = data_dir or (Path(attributes["data_dir"]) if attributes["data_dir"] else None)
     header = config.data.check(config.clients, data)
-    config.model.check(header.shapes[0], header.classes)
+    config.check_shapes(header)
     return Wish(folder, config, data, saved, clients, epochs or config.algorithm.adapts, out)
 
 

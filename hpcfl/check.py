@@ -65,10 +65,8 @@ def bounds(job: Job, ranks: int) -> tuple[int, int]:
     """
     lanes = _lanes(job, ranks)
     message = sum(prod(b.shape) * b.dtype.itemsize for group in job.layout for b in group.values())
-    model = sum(value.nbytes for value in job.task.initial().values())
-    personal = sum(value.nbytes for value in job.algorithm.enter(job.task, 0).values())
     hosted = max(len(job.hosted(rank)) for rank in range(1, ranks))
-    return (lanes + 3 + 4 * (hosted > 1)) * message, 4 * model + 2 * hosted * personal
+    return (lanes + 3 + 4 * (hosted > 1)) * message, 4 * job.task.nbytes + 2 * hosted * job.personal_bytes
 
 
 def _lanes(job: Job, ranks: int) -> int:
@@ -129,8 +127,6 @@ def _repeated(plans: list[Plan]) -> str:
 
 def _megabytes(job: Job, size: int, held: int) -> int:
     """Return parameters and gradients of a chunk, sums, personal state and data of the hosted clients."""
-    model = sum(value.nbytes for value in job.task.initial().values())
-    personal = sum(value.nbytes for value in job.algorithm.enter(job.task, 0).values())
-    shape = job.task.federation.shapes[0]
-    data = int(job.task.federation.train_sizes.max()) * prod(shape) * 4
-    return round((model * (3 * size + 6) + held * (personal + data)) / 1e6)
+    federation = job.task.federation
+    data = max(int(count) * prod(shape) * 4 for count, shape in zip(federation.train_sizes, federation.shapes))
+    return round((job.task.nbytes * (3 * size + 6) + held * (job.personal_bytes + data)) / 1e6)

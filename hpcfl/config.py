@@ -126,7 +126,7 @@ class Config(Section):
         """Raise UsageError where the model does not suit the data."""
         for client, shape in enumerate(header.shapes):
             self.model.check(shape, header.classes)
-            if shape != header.shapes[0]:
+            if shape != header.shapes[0] and not self.algorithm.any_shape:
                 raise UsageError(
                     f"data: client number {client} has features of shape {shape}, the first one {header.shapes[0]}: "
                     f"algorithm '{self.algorithm.name}' shares one model, which needs equal shapes"

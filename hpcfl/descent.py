@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from hpcfl.message import State
 
 if TYPE_CHECKING:
-    from hpcfl.task import Task
+    from hpcfl.task import Objective, Task
     from hpcfl.visits import Batch, Visits
 
 TUNING = 2**20
@@ -25,47 +26,57 @@ def zeros(state: State) -> State:
 
 
 @dataclass(frozen=True)
-class Sgd:
-    """Stochastic gradient descent with heavy-ball momentum and weight decay.
+class Optimizer(ABC):
+    """What turns gradients into steps, for each client of a chunk by itself.
 
     Attributes
     ----------
-    lr, momentum : float
+    lr : float
+        Step size.
     decay : float
         λ of the penalty ``λ/2 · |w|²``; it takes weights, not biases.
     """
 
     lr: float
-    momentum: float = 0.0
-    decay: float = 0.0
+    decay: float = field(default=0.0, kw_only=True)
+
+    @abstractmethod
+    def begin(self, params: State) -> State:
+        """Return the memory before the first step, ``{name: [c, …]}``; empty for none."""
+
+    @abstractmethod
+    def apply(self, params: State, gradients: State, memory: State, active: Tensor | None = None) -> None:
+        """Take one step in place, `memory` too; of the clients `active` (bool ``[c]``) only, None: of all."""
 
     def train(
         self,
         task: Task,
         params: State,
         batches: Iterable[Batch],
-        velocity: State | None = None,
+        memory: State | None = None,
         names: Collection[str] | None = None,
+        objective: Objective | None = None,
     ) -> Tensor:
-        """Take one step per batch, in place; return each client's mean loss over its steps, ``[c]``.
+        """Take one step per batch, in place; return each client's mean objective over its steps, ``[c]``.
 
         Parameters
         ----------
         params : State
             ``{name: [c, …]}``.
-        velocity : State, optional
-            The momentum, changed in place; None: it starts from nothing and is forgotten.
+        memory : State, optional
+            The optimiser's, changed in place; None: it starts from nothing and is forgotten.
         names : collection of str, optional
             The parameters that learn; the others stay. None: all.
+        objective : callable, optional
+            What is minimised; None: the mean loss.
         """
         learn = {name: params[name] for name in params if names is None or name in names}
-        if velocity is None:
-            velocity = zeros(learn) if self.momentum else {}
+        memory = self.begin(learn) if memory is None else memory
         count = len(next(iter(params.values())))
         losses = torch.zeros(count, device=task.device)
         taken = torch.zeros_like(losses)
         for batch in batches:
-            losses += self._step(task, params, learn, velocity, batch)
+            losses += self.step(task, params, learn, memory, batch, objective)
             taken += batch.counted()
         return losses / taken
 
@@ -78,15 +89,74 @@ class Sgd:
         self.train(upper, params, upper.batches(visits, batch, epochs, phase=TUNING), names=names)
         return params
 
-    def _step(self, task: Task, params: State, learn: State, velocity: State, batch: Batch) -> Tensor:
-        """Take one step in place; its gradients are freed before those of the next one are computed."""
-        gradients, loss = task.gradients(params, batch, learn)
+    def step(
+        self, task: Task, params: State, learn: State, memory: State, batch: Batch, objective: Objective | None = None
+    ) -> Tensor:
+        """Let `learn`, a part of `params`, take one step in place; return the objective before it, ``[c]``.
+
+        The gradients are freed before those of the next step are computed.
+        """
+        gradients, loss = task.gradients(params, batch, learn, objective)
         if self.decay:
             for name, gradient in gradients.items():
                 if not name.rpartition(".")[2].startswith("bias"):
                     gradient.add_(params[name], alpha=self.decay)
-        descend(learn, gradients, velocity, self.lr, self.momentum, batch.active())
+        self.apply(learn, gradients, memory, batch.active())
         return loss
+
+
+@dataclass(frozen=True)
+class Sgd(Optimizer):
+    """Stochastic gradient descent with heavy-ball momentum."""
+
+    momentum: float = 0.0
+
+    def begin(self, params: State) -> State:
+        """Return the velocity, zero; nothing without momentum."""
+        return zeros(params) if self.momentum else {}
+
+    def apply(self, params: State, gradients: State, memory: State, active: Tensor | None = None) -> None:
+        """Take one step, see `descend`."""
+        descend(params, gradients, memory, self.lr, self.momentum, active)
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam with bias correction (Kingma & Ba, 2015); each client counts the steps that it has taken itself."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+
+    def begin(self, params: State) -> State:
+        """Return first and second moments and the numbers of steps, zero."""
+        moments = {f"{kind} {name}": torch.zeros_like(value) for name, value in params.items() for kind in ("m", "v")}
+        return moments | {"steps": next(iter(params.values())).new_zeros(_rows(params))}
+
+    def apply(self, params: State, gradients: State, memory: State, active: Tensor | None = None) -> None:
+        """Take one step."""
+        steps = memory["steps"]
+        steps += 1 if active is None else active.to(steps.dtype)
+        scale = self.lr * (1 - self.betas[1] ** steps).sqrt() / (1 - self.betas[0] ** steps)
+        if active is not None:
+            scale = torch.where(active, scale, 0.0)
+        for name, gradient in gradients.items():
+            shape = -1, *[1] * (gradient.dim() - 1)
+            epsilon = self.epsilon * (1 - self.betas[1] ** steps).sqrt().view(shape)
+            mask = None if active is None else active.view(shape)
+            first = _mixed(memory[f"m {name}"], gradient, self.betas[0], mask)
+            second = _mixed(memory[f"v {name}"], gradient.square(), self.betas[1], mask)
+            # the factor of a client that has taken no step yet is 0 · ∞
+            step = scale.view(shape) * first / (second.sqrt() + epsilon)
+            params[name].sub_(step if mask is None else torch.where(mask, step, 0.0))
+
+
+def _rows(params: State) -> int:
+    return len(next(iter(params.values())))
+
+
+def _mixed(mean: Tensor, value: Tensor, beta: float, mask: Tensor | None) -> Tensor:
+    """Advance a running mean in place, where the mask says; return it."""
+    return mean.lerp_(value, 1 - beta if mask is None else torch.where(mask, 1 - beta, 0.0).expand_as(mean))
 
 
 def descend(

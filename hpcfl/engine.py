@@ -9,7 +9,7 @@ import numpy as np
 
 from hpcfl.errors import Interrupted, Stopped
 from hpcfl.job import Job, Progress
-from hpcfl.message import State, Sums
+from hpcfl.message import Sums
 from hpcfl.plan import Floats, Plan
 from hpcfl.record import Record, Recorder
 from hpcfl.stopping import Stop
@@ -46,7 +46,7 @@ class Rounds(ABC):
         """Bring the ranks' figures together in `record`; return why the run is to stop, "" where it is not."""
 
     @abstractmethod
-    def personal(self, now: Progress, like: State) -> Iterator[Saved]:
+    def personal(self, now: Progress) -> Iterator[Saved]:
         """Yield the clients' personal state at the server; every rank that takes part must exhaust the iterator."""
 
 
@@ -107,7 +107,7 @@ def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | floa
 
 def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> None:
     """Write a checkpoint: the server writes, every rank hands over the personal state that it hosts."""
-    parts = rounds.personal(now, job.algorithm.enter(job.task, 0))
+    parts = rounds.personal(now) if job.personal_bytes else iter(())
     if recorder is not None:
         shared = {name: value.cpu().numpy() for name, value in now.shared.items()}
         recorder.checkpoint(now.round, shared, parts, now.clock | now.stage.numbers())

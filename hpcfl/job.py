@@ -15,6 +15,7 @@ import torch
 
 from hpcfl.algorithms import Algorithm
 from hpcfl.config import Config
+from hpcfl.data.base import Shape
 from hpcfl.deadlines import Deadlines
 from hpcfl.doubling import Stage, Theory, entered, stages
 from hpcfl.errors import RunError, UsageError
@@ -77,16 +78,15 @@ class Job:
         federation = config.data.federate(config.clients, config.seed, data_dir)
         task = Task(config.model, federation, config.seed, device)
         algorithm = config.algorithm
-        model = sum(v.nbytes for v in task.initial().values())
-        lean = config.clock == "wall" and model >= LEAN_BYTES
+        lean = config.clock == "wall" and task.nbytes >= LEAN_BYTES
         give_back() if lean else keep_freed()
         if config.doubling.when == "gradient" and not algorithm.start(task):
             raise UsageError(
                 f"doubling.when = 'gradient': algorithm.name = '{algorithm.name}' shares nothing that could move; "
                 "nearest: doubling.when = 'plateau'"
             )
-        size = chunk_size(config.batch_clients, config.clients, model, config.one_by_one)
-        chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks)
+        size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one)
+        chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks, federation.shapes)
         shares = _shares(config, algorithm, task)
         config.speed.covers(config.rounds, config.clients, len(shares))
         return cls(config, task, algorithm, chunks, algorithm.layout(task), shares, lean)
@@ -208,6 +208,20 @@ class Job:
     def enter(self, chunk: Chunk) -> State:
         """Return the personal state of a chunk's clients before their first visit, ``{name: [c, …]}``."""
         return stacked([self.algorithm.enter(self.task, int(client)) for client in chunk.clients])
+
+    def like(self, client: int) -> State:
+        """Return a client's personal state before its first visit, for its names, shapes and types."""
+        return self._likes[self.task.federation.shapes[client]]
+
+    @cached_property
+    def _likes(self) -> dict[Shape, State]:
+        shapes = self.task.federation.shapes
+        return {shapes[client]: self.algorithm.enter(self.task, client) for client in self.task.kinds}
+
+    @property
+    def personal_bytes(self) -> int:
+        """The most bytes that one client's personal state has; 0 where clients have none."""
+        return max(sum(value.nbytes for value in like.values()) for like in self._likes.values())
 
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""

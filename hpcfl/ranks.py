@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,10 +45,15 @@ def chunk_size(batch_clients: str | int | bool, clients: int, model_bytes: int, 
     return min(MOST_PER_CHUNK, fitting, -(-clients // CHUNKS_WANTED))
 
 
-def cut(size: int, paces: Floats, ranks: int) -> list[Chunk]:
+def cut(size: int, paces: Floats, ranks: int, kinds: Sequence[Hashable] | None = None) -> list[Chunk]:
     """Cut the clients, fastest expected pace first, into chunks of `size` and deal these to the client ranks.
 
     Dealt like cards, so that any fastest n are spread evenly. Rank 0 serves, and hosts clients only when alone.
+
+    Parameters
+    ----------
+    kinds : sequence [clients], optional
+        Clients of one chunk are of one kind: their tensors are stacked. None: all are.
 
     Raises
     ------
@@ -55,17 +61,27 @@ def cut(size: int, paces: Floats, ranks: int) -> list[Chunk]:
         If there are more client ranks than chunks: some would have nothing to do.
     """
     order = np.argsort(paces, kind="stable")
-    starts = range(0, len(order), size)
-    if ranks - 1 > len(starts):
+    parts = alike(size, order, kinds or [None] * len(order))
+    if ranks - 1 > len(parts):
         fitting = max(1, len(order) // (ranks - 1))
         raise UsageError(
-            f"{ranks} ranks are one server and {ranks - 1} client ranks, but there are only {len(starts)} chunks of "
-            f"{size} clients; start at most {len(starts) + 1} ranks, or set batch_clients = {fitting} or less"
+            f"{ranks} ranks are one server and {ranks - 1} client ranks, but there are only {len(parts)} chunks of "
+            f"{size} clients; start at most {len(parts) + 1} ranks, or set batch_clients = {fitting} or less"
         )
-    return [
-        Chunk(number, order[start : start + size], 0 if ranks == 1 else 1 + number % (ranks - 1))
-        for number, start in enumerate(starts)
-    ]
+    return [Chunk(number, part, 0 if ranks == 1 else 1 + number % (ranks - 1)) for number, part in enumerate(parts)]
+
+
+def alike(size: int, order: Ints, kinds: Sequence[Hashable]) -> list[Ints]:
+    """Cut clients into parts of at most `size` of one kind each, in the order of the first of each part."""
+    full: list[list[int]] = []
+    open_: dict[Hashable, list[int]] = {}
+    for client in order.tolist():
+        part = open_.get(kinds[client])
+        if part is None or len(part) == size:
+            part = open_[kinds[client]] = []
+            full.append(part)
+        part.append(client)
+    return [np.array(part, dtype=np.int64) for part in full]
 
 
 def device(local_rank: int, visible: int) -> str:

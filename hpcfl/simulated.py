@@ -10,7 +10,7 @@ import torch
 
 from hpcfl.engine import Rounds
 from hpcfl.job import Job, Progress
-from hpcfl.message import Deposits, Message, State
+from hpcfl.message import Deposits, Message
 from hpcfl.plan import Floats, Plan
 from hpcfl.ranks import Chunk
 from hpcfl.record import Record
@@ -56,9 +56,9 @@ class Simulated(Rounds):
         """Bring every rank's figures together, and its wish to stop."""
         return record.ranks(self.transport, wish)
 
-    def personal(self, now: Progress, like: State) -> Iterator[Saved]:
+    def personal(self, now: Progress) -> Iterator[Saved]:
         """Let every rank hand over the state that it hosts."""
-        return self.transport.collect(self.job.chunks, now.personal, like)
+        return self.transport.collect(self.job.chunks, now.personal, self.job.like)
 
 
 def visit(job: Job, plan: Plan, chunk: Chunk, now: Progress, sums: Deposits) -> int:

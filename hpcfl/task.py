@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hpcfl.augment import augmented
 from hpcfl.data import Federation
+from hpcfl.data.base import Shape
 from hpcfl.layers import Place, Stage, Trace
 from hpcfl.message import State
 from hpcfl.models import Model
@@ -23,6 +24,8 @@ from hpcfl.visits import Batch, Visits, losses
 
 TEST_BATCH = 1000  # rows per forward pass when a test set is evaluated
 STACKED_BYTES = 2**25  # most that is copied together for a visit
+Objective = Callable[[State, Batch], Tensor]
+"""What is minimised: from parameters ``{name: [c, …]}`` and a batch to each client's value, ``[c]``."""
 PHASE = 2**32  # more steps than a phase of a visit has
 
 
@@ -32,7 +35,7 @@ class Task:
     Parameters
     ----------
     model : Model
-        The model section; all clients share one feature shape here.
+        The model section. Clients whose features differ in shape have models of the same names, of different shapes.
     federation : Federation
         Who holds what.
     seed : int
@@ -43,26 +46,41 @@ class Task:
         self.federation = federation
         self.seed = seed
         self.device = torch.device(device)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key_as_seed(seed, "initial values"))
-            named = model.stages(federation.shapes[0], federation.classes)
-        self.stages = [Stage(name, modules, number) for number, (name, modules) in enumerate(named)]
+        # what a stage computes follows from the parameters that it is given: the first shape's stages serve all clients
+        self.stages = self._made(model, federation.shapes[0])
+        self._first = {shape: client for client, shape in reversed(list(enumerate(federation.shapes)))}
+        self._own = {shape: _values(self._made(model, shape)) for shape in self._first}
         self._data: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
-    def initial(self) -> State:
-        """Return the model's initial parameters, first layer first."""
-        return {name: value.to(self.device, copy=True) for name, value in self._own().items()}
+    def _made(self, model: Model, shape: Shape) -> list[Stage]:
+        """Return the stages for features of this shape, the same values each time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key_as_seed(self.seed, "initial values"))
+            named = model.stages(shape, self.federation.classes)
+        return [Stage(name, modules, number) for number, (name, modules) in enumerate(named)]
+
+    @property
+    def kinds(self) -> list[int]:
+        """One client of each shape of features: among these are all sizes that a model or a state can have."""
+        return sorted(self._first.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the largest client's model."""
+        return max(sum(value.nbytes for value in own.values()) for own in self._own.values())
+
+    def initial(self, client: int = 0) -> State:
+        """Return the initial parameters of a client's model, first layer first."""
+        own = self._own[self.federation.shapes[client]]
+        return {name: value.to(self.device, copy=True) for name, value in own.items()}
 
     def warm(self, visits: Visits) -> None:
         """Do one step on one sample, for nothing: what torch loads and sets up once shall not cost the first round."""
-        own = {name: value.to(self.device) for name, value in self._own().items()}
-        params, batch = self.spread(own, visits), next(self.batches(visits, 1, steps=1))
+        params = self.spread(self.initial(int(visits.clients[0])), visits)
+        batch = next(self.batches(visits, 1, steps=1))
         self.gradients(params, batch)
         for _ in self.backprop(params, batch, [1] * len(self.stages)):
             pass
-
-    def _own(self) -> State:
-        return {name: value.detach() for stage in self.stages for name, value in stage.tensors.items()}
 
     def layers(self, blocks: str = "layer") -> tuple[tuple[str, ...], ...]:
         """Return the names of the tensors of layers 1 … L, first layer first.
@@ -131,20 +149,37 @@ class Task:
             row[:n] = rng.permutation(n)
         return orders.reshape(-1, size)
 
-    def forward(self, params: State, x: Tensor, place: Place | None = None) -> Tensor:
-        """Return the logits ``[c, B, classes]``; `place` keys the dropout of a training step."""
+    def forward(
+        self, params: State, x: Tensor, place: Place | None = None, first: int = 0, last: int | None = None
+    ) -> Tensor:
+        """Return the logits ``[c, B, classes]``; `place` keys the dropout of a training step.
+
+        Of the layers from number `first` up to before `last` alone, if they are given: what these make of their input.
+        """
         for stage in self.stages:
-            x = stage(params, x, place)
+            if first <= stage.number and (last is None or stage.number < last):
+                x = stage(params, x, place)
         return x
 
-    def gradients(self, params: State, batch: Batch, names: Collection[str] | None = None) -> tuple[State, Tensor]:
+    def losses(self, params: State, batch: Batch) -> Tensor:
+        """Return each client's mean loss, ``[c]``."""
+        return batch.losses(self.forward(params, batch.x, batch.place))
+
+    def gradients(
+        self,
+        params: State,
+        batch: Batch,
+        names: Collection[str] | None = None,
+        objective: Objective | None = None,
+    ) -> tuple[State, Tensor]:
         """Return each client's gradient of its mean loss, ``{name: [c, …]}``, and the losses ``[c]``.
 
-        By `names` only, if given: nothing is computed for layers below the first of them.
+        By `names` only, if given: nothing is computed for layers below the first of them. Of another `objective`, if
+        there is one.
         """
         wanted = params if names is None else names
         leaves = {name: params[name].detach().requires_grad_() for name in wanted}
-        losses = batch.losses(self.forward(params | leaves, batch.x, batch.place))
+        losses = (objective or self.losses)(params | leaves, batch)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         return dict(zip(leaves, gradients)), losses.detach()
 
@@ -245,7 +280,7 @@ class Task:
 
         None where there is no such set, none in it, or no whole model that all clients share.
         """
-        if not self._own().keys() <= shared.keys():
+        if not {name for names in self.layers() for name in names} <= shared.keys():
             return None
         if not hasattr(self, "_server_test"):
             found = self.federation.server_test()
@@ -269,6 +304,11 @@ class Task:
         right = (outputs.argmax(-1) == y) & valid
         correct = right.sum(1).double() if known else torch.full((len(y),), torch.nan, dtype=torch.float64)
         return (each.double() * valid).sum(1).cpu().numpy(), correct.cpu().numpy()
+
+
+def _values(stages: list[Stage]) -> State:
+    """Return the stages' tensors."""
+    return {name: value.detach() for stage in stages for name, value in stage.tensors.items()}
 
 
 def _picker(parts: list[Tensor], count: int) -> Callable[[Tensor], Tensor]:

@@ -7,7 +7,7 @@ has the transport over MPI.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ Arrays = dict[str, NDArray[np.generic]]
 
 Saved = tuple[Ints, Arrays]
 """One chunk's client ids and personal state as arrays, for a checkpoint."""
+
+Like = Callable[[int], State]
+"""Gives the names, shapes and types of a client's personal state."""
 
 
 class Transport(ABC):
@@ -69,10 +72,10 @@ class Transport(ABC):
         """Return the element-wise sum over ranks of a small array, the same on every rank."""
 
     @abstractmethod
-    def collect(self, chunks: Sequence[Chunk], personal: Personal, like: State) -> Iterator[Saved]:
+    def collect(self, chunks: Sequence[Chunk], personal: Personal, like: Like) -> Iterator[Saved]:
         """Yield every chunk's personal state on the server, one at a time, and nothing elsewhere.
 
-        Every rank must exhaust the iterator. `like` has the names, shapes and types of one client's state.
+        Every rank must exhaust the iterator.
         """
 
     def leave(self) -> None:  # noqa: B027
@@ -98,7 +101,7 @@ class Alone(Transport):
         """Return the values as they are."""
         return values
 
-    def collect(self, chunks: Sequence[Chunk], personal: Personal, like: State) -> Iterator[Saved]:
+    def collect(self, chunks: Sequence[Chunk], personal: Personal, like: Like) -> Iterator[Saved]:
         """Yield the chunks' own state."""
-        for chunk in chunks if like else ():
+        for chunk in chunks:
             yield chunk.clients, {name: value.cpu().numpy() for name, value in personal[chunk.number].items()}

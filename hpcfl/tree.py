@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hpcfl.message import Deposits, State
 from hpcfl.plan import Floats
 from hpcfl.ranks import Chunk
-from hpcfl.transport import Personal, Saved, Transport
+from hpcfl.transport import Like, Personal, Saved, Transport
 from hpcfl.wire import wait
 
 Bytes = NDArray[np.uint8]
@@ -101,13 +101,13 @@ class Tree(Transport):
         self.received += values.nbytes * (not self.serves)
         return total
 
-    def collect(self, chunks: Sequence[Chunk], personal: Personal, like: State) -> Iterator[Saved]:
+    def collect(self, chunks: Sequence[Chunk], personal: Personal, like: Like) -> Iterator[Saved]:
         """Send the chunks' states to the server one by one, so that it holds a single one in memory."""
-        for chunk in chunks if like else ():
+        for chunk in chunks:
             if chunk.rank == self.rank and not self.serves:
                 wait([self.comm.Isend(pack(personal[chunk.number]), dest=0)])
             if self.serves:
-                state = personal[chunk.number] if chunk.rank == 0 else self._taken(chunk, like)
+                state = personal[chunk.number] if chunk.rank == 0 else self._taken(chunk, like(int(chunk.clients[0])))
                 yield chunk.clients, {name: value.cpu().numpy() for name, value in state.items()}
 
     def _taken(self, chunk: Chunk, like: State) -> State:

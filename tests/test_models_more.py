@@ -13,6 +13,7 @@ from hpcfl.errors import UsageError
 from hpcfl.layers import Dropout
 from hpcfl.models.bilstm import BiLstm
 from hpcfl.models.cnn import Cnn
+from hpcfl.models.latent import Latent
 from hpcfl.models.mlp import Mlp
 from hpcfl.task import Task
 from toys import federation, full_batch, load, mlp_task, plain, plain_gradients, visits_of
@@ -280,3 +281,35 @@ def test_batches_are_augmented_where_the_data_section_says_so():
     assert not torch.equal(together.x, bare.x)
     assert torch.equal(together.y, bare.y)
     assert torch.equal(together.x[1], one_batch(task, [8], round_=2, size=10, step=4).x[0])
+
+
+# ---- latent: what depends on the shape, and what does not
+
+
+@pytest.mark.parametrize("embedding", ["dense", "convolutions"])
+def test_only_the_embedding_depends_on_the_shape(embedding: str) -> None:
+    clients = federation([4, 4], shape=(1, 12, 12)), federation([4, 4], shape=(1, 8, 8))
+    held = [clients[0].held[0], clients[1].held[1]]
+    both = replace(clients[0], shapes=[(1, 12, 12), (1, 8, 8)], held=held)
+    task = Task(Latent(embedding=embedding, widths=(5,), dimension=6, hidden=(7,)), both, 3)
+    one, other = task.initial(0), task.initial(1)
+    assert one.keys() == other.keys()
+    differing = {name.partition(".")[0] for name in one if one[name].shape != other[name].shape}
+    assert differing == ({"embed1"} if embedding == "dense" else {"embed3"})
+    for name in one:
+        if name.startswith(("hidden", "head")):
+            assert torch.equal(one[name], other[name])
+    for client, params in enumerate((one, other)):
+        visits = visits_of(task, [client])
+        x, _ = full_batch(task, client)
+        assert task.forward(task.spread(params, visits), x[None]).shape == (1, 4, 3)
+    assert task.kinds == [0, 1]
+    assert task.nbytes == sum(value.nbytes for value in one.values())
+
+
+def test_an_identity_needs_features_of_the_latent_dimension() -> None:
+    Latent(embedding="identity", dimension=5).check((5,), 3)
+    with pytest.raises(UsageError, match=r"model\.dimension.*nearest: 5"):
+        Latent(embedding="identity").check((5,), 3)
+    with pytest.raises(UsageError, match=r"model\.embedding.*nearest: 'dense'"):
+        Latent(embedding="convolutions").check((5,), 3)

@@ -493,7 +493,7 @@ def test_visits_are_those_of_simulated_time(salf: Job) -> None:
                 assert group.weights(sent, name).tolist() == [sums.weight(name)] == [1.0]
                 assert torch.equal(group.value(sent, name).double(), sums.total(name).flatten())
     assert all((part == 0).all() for sent in put[len(groups) : 2 * len(groups)] for part in sent.parcel)
-    assert all((value == 0).all() for value in host.personal().values())
+    assert all((value == 0).all() for state in host.personal().values() for value in state.values())
     host.acknowledge({0: 0, 2: 1, 4: 0, 6: 1})
     for client in (2, 6):
         (chunk,) = [chunk for chunk in salf.hosted(1) if client in chunk.clients]
@@ -501,9 +501,10 @@ def test_visits_are_those_of_simulated_time(salf: Job) -> None:
             assert torch.equal(host.states[client][name], value)
             assert value.abs().sum() > 0
     assert not any(value.any() for value in host.states[0].values())
-    shapes = {name: value.shape for name, value in host.like().items()}
-    assert {name: value.shape[1:] for name, value in host.personal().items()} == shapes
-    assert {len(value) for value in host.personal().values()} == {4}
+    shapes = {name: value.shape for name, value in salf.like(0).items()}
+    states = host.personal()
+    assert len(states) == 4
+    assert all({name: value.shape for name, value in state.items()} == shapes for state in states.values())
 
 
 def test_nobody_begins_a_visit_that_is_over(salf: Job) -> None:
@@ -511,7 +512,7 @@ def test_nobody_begins_a_visit_that_is_over(salf: Job) -> None:
     over.set()
     assert visited(salf, host, [1, 3], over) == []
     host.acknowledge({1: 4, 3: 4, 5: 0})
-    assert all((value == 0).all() for value in host.personal().values())
+    assert all((value == 0).all() for state in host.personal().values() for value in state.values())
 
 
 def test_a_visit_ends_at_the_block_after_which_the_round_is_over(salf: Job) -> None:

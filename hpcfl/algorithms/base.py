@@ -30,12 +30,15 @@ class Algorithm(Section):
     layerwise : bool
         Whether layers leave one by one while the visit goes on (last layer first). If not, a visit that is not
         complete when the round closes has sent nothing.
+    any_shape : bool
+        Whether clients may differ in the shape of their features: what depends on it is never shared then.
     figures : dict of str to str
         What `measured` says of the shared state after each round: name and meaning, recorded beside the metrics.
     """
 
     name: str
     layerwise: ClassVar[bool] = False
+    any_shape: ClassVar[bool] = False
     figures: ClassVar[dict[str, str]] = {}
 
     def check(self, participation: Participation, known: bool = True) -> None:

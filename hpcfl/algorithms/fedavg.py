@@ -56,7 +56,7 @@ class FedAvg(Tuned):
         """The local optimiser."""
         from hpcfl.descent import Sgd
 
-        return Sgd(self.lr, self.momentum)
+        return Sgd(self.lr, momentum=self.momentum)
 
     def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse local work of nothing, or counted in two ways."""
@@ -74,11 +74,9 @@ class FedAvg(Tuned):
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Train locally; when done, send the change of each layer, last layer first."""
-        from hpcfl.descent import zeros
-
         start = task.spread(shared, visits)
         params = {name: value.clone() for name, value in start.items()}
-        velocity = personal or (zeros(params) if self.momentum else {})
+        velocity = personal or self.sgd.begin(params)
         batches = task.batches(visits, self.batch, self.epochs, self.steps)
         loss = self.sgd.train(task, params, batches, velocity)
         weight = self.weight(visits)

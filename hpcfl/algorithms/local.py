@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfl.algorithms.split import Split
 
@@ -15,6 +15,7 @@ class Local(Split):
     """Every client for itself: nothing but the training loss is sent."""
 
     name: Literal["local"] = "local"
+    any_shape: ClassVar[bool] = True
     evaluation: Literal["stored"] = "stored"
 
     @property

@@ -86,7 +86,7 @@ class Split(Algorithm):
         """The local optimiser."""
         from hpcfl.descent import Sgd
 
-        return Sgd(self.lr, self.momentum, self.weight_decay)
+        return Sgd(self.lr, momentum=self.momentum, decay=self.weight_decay)
 
     def own(self, task: Task) -> set[str]:
         """Return the names of the personal tensors."""
@@ -108,7 +108,7 @@ class Split(Algorithm):
     def enter(self, task: Task, client: int) -> State:
         """Return the initial values of the personal layers."""
         own = self.own(task)
-        return {name: value for name, value in task.initial().items() if name in own}
+        return {name: value for name, value in task.initial(client).items() if name in own}
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Train locally; when done, send the change of each layer that is sent, last layer first."""
@@ -133,7 +133,7 @@ class Split(Algorithm):
 
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
         """Return the shared layers, and personal ones that learn from their initial values (SRPFL, remark 4.8)."""
-        return self._tuned(task, shared | self.enter(task, 0), visits, epochs)
+        return self._tuned(task, shared | self.enter(task, int(visits.clients[0])), visits, epochs)
 
     def _tuned(self, task: Task, start: State, visits: Visits, epochs: int) -> State:
         """Return what becomes of a whole model in which the personal layers, if there are any, learn."""

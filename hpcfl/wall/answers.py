@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from mpi4py import MPI
 from hpcfl.message import State
 from hpcfl.packing import Packing, as_bytes
 from hpcfl.plan import Floats
-from hpcfl.transport import Saved
+from hpcfl.transport import Arrays, Like, Saved
 from hpcfl.wall.roster import Bench
 
 
@@ -32,14 +32,11 @@ class Scoring:
 
 
 class Saving:
-    """The personal state of a lane's clients, packed rank by rank."""
+    """The personal state of a lane's clients, packed rank by rank and client by client: their shapes may differ."""
 
-    def __init__(self, bench: Bench, like: State) -> None:
+    def __init__(self, bench: Bench, like: Like) -> None:
         self.bench = bench
-        self.packings = [
-            Packing({name: value.new_empty(len(own), *value.shape) for name, value in like.items()})
-            for own in bench.hosted
-        ]
+        self.packings = [Packing(named({client: like(client) for client in own})) for own in bench.hosted]
         self.counts = [0, *(packing.nbytes for packing in self.packings)]
         self.buffer = torch.empty(0, dtype=torch.uint8)
 
@@ -50,15 +47,28 @@ class Saving:
         data = as_bytes(self.buffer)
         return comm.Igatherv([data[:0], MPI.BYTE], [data, (self.counts, starts), MPI.BYTE], root=0)
 
-    def send(self, comm: Any, seat: int, state: State) -> Any:
-        """Begin to send a rank's own part."""
+    def send(self, comm: Any, seat: int, states: Mapping[int, State]) -> Any:
+        """Begin to send a rank's own part, ``{client: {name: […]}}``."""
         self.buffer = self.packings[seat].empty()
-        self.packings[seat].write(self.buffer, state)
+        self.packings[seat].write(self.buffer, named(states))
         return comm.Igatherv([as_bytes(self.buffer), MPI.BYTE], None, root=0)
 
     def saved(self) -> Iterator[Saved]:
-        """Yield what has been received, rank by rank."""
+        """Yield what has been received, client by client."""
         parts = torch.split(self.buffer, self.counts)[1:]
         for packing, own, part in zip(self.packings, self.bench.hosted, parts):
-            state = {name: value.numpy() for name, value in packing.views(part.clone()).items()}
-            yield np.array(own, dtype=np.int64), state
+            states: dict[int, Arrays] = {client: {} for client in own}
+            for name, value in packing.views(part.clone()).items():
+                client, _, short = name.partition("/")
+                states[int(client)][short] = value.numpy()
+            yield from (alone(client, state) for client, state in states.items())
+
+
+def named(states: Mapping[int, State]) -> State:
+    """Return the tensors of several clients under names of their own."""
+    return {f"{client}/{name}": value for client, state in states.items() for name, value in state.items()}
+
+
+def alone(client: int, state: Arrays) -> Saved:
+    """Return one client's state as a chunk's."""
+    return np.array([client], dtype=np.int64), {name: value[None] for name, value in state.items()}

@@ -113,14 +113,9 @@ class Host:
             found[:, [column]] = self.job.scored(round_, shared, personal, np.array([client]))
         return found
 
-    def like(self) -> State:
-        """Return one client's personal state, for its names, shapes and types."""
-        return {name: value[0] for name, value in next(iter(self.states.values())).items()}
-
-    def personal(self) -> State:
-        """Return the acknowledged personal state, ``{name: [h, …]}``."""
-        states = list(self.states.values())
-        return {name: torch.cat([state[name] for state in states]) for name in states[0]}
+    def personal(self) -> dict[int, State]:
+        """Return the acknowledged personal state, ``{client: {name: […]}}``."""
+        return {client: {name: value[0] for name, value in state.items()} for client, state in self.states.items()}
 
 
 class Pace:

@@ -202,7 +202,7 @@ class Member:
 
     def _save(self, call: Call) -> None:
         """Hand over the acknowledged personal state."""
-        answer = Saving(self.bench, self.host.like())
+        answer = Saving(self.bench, self.job.like)
         self._wait([answer.send(self.data, self.seat, self.host.personal())])
 
     # waiting

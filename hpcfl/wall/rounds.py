@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from hpcfl.engine import Rounds
 from hpcfl.errors import Interrupted
 from hpcfl.job import Job, Progress
-from hpcfl.message import State
 from hpcfl.plan import Floats, Ints, Plan
 from hpcfl.record import Record
 from hpcfl.transport import Arrays, Saved
@@ -23,12 +20,12 @@ class RealTime(Rounds):
     Parameters
     ----------
     last : callable
-        Returns the personal state of some clients as it was last saved, ``{name: [c, …]}``.
+        Returns the personal state of some clients as it was last saved.
     """
 
     serves = True
 
-    def __init__(self, job: Job, server: Server, last: Callable[[Ints], Arrays]) -> None:
+    def __init__(self, job: Job, server: Server, last: Callable[[Ints], dict[int, Arrays]]) -> None:
         self.job, self.server, self.last = job, server, last
         self.told = 0
 
@@ -58,20 +55,19 @@ class RealTime(Rounds):
         self.told = len(self.server.fleet.lost)
         return wish
 
-    def personal(self, now: Progress, like: State) -> Iterator[Saved]:
+    def personal(self, now: Progress) -> Iterator[Saved]:
         """Ask the ranks that are free for the acknowledged state; of the others, repeat what was saved last."""
-        return self.server.personal(like, self.last) if like else iter(())
+        return self.server.personal(self.last)
 
 
-def last_saved(job: Job, load: Callable[[list[int]], dict[int, Arrays]]) -> Callable[[Ints], Arrays]:
+def last_saved(job: Job, load: Callable[[list[int]], dict[int, Arrays]]) -> Callable[[Ints], dict[int, Arrays]]:
     """Return a function that looks up personal state: what `load` finds, or the state before the first visit."""
 
-    def last(clients: Ints) -> Arrays:
+    def first(client: int) -> Arrays:
+        return {name: value.cpu().numpy() for name, value in job.algorithm.enter(job.task, client).items()}
+
+    def last(clients: Ints) -> dict[int, Arrays]:
         found = load(clients.tolist())
-        states = [
-            found.get(client) or {name: v.numpy() for name, v in job.algorithm.enter(job.task, client).items()}
-            for client in clients.tolist()
-        ]
-        return {name: np.stack([state[name] for state in states]) for name in states[0]}
+        return {client: found.get(client) or first(client) for client in clients.tolist()}
 
     return last

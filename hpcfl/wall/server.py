@@ -16,7 +16,7 @@ from hpcfl.message import State
 from hpcfl.packing import Bytes, Packing, public
 from hpcfl.plan import Floats, Ints, Invitation, Plan
 from hpcfl.transport import Arrays, Saved
-from hpcfl.wall.answers import Saving, Scoring
+from hpcfl.wall.answers import Saving, Scoring, alone
 from hpcfl.wall.call import Call, Op
 from hpcfl.wall.closing import Closing
 from hpcfl.wall.fleet import Fleet
@@ -156,18 +156,19 @@ class Server:
                 found[:, lane.hosted] = replies[lane].data
         return found
 
-    def personal(self, like: State, last: Callable[[Ints], Arrays]) -> Iterator[Saved]:
+    def personal(self, last: Callable[[Ints], dict[int, Arrays]]) -> Iterator[Saved]:
         """Yield the acknowledged personal state lane by lane; of a lane that does not answer, what `last` knows."""
         self.fleet.caught_up()
         for lane in self.fleet.lanes:
-            reply = Saving(lane.bench, like)
+            reply = Saving(lane.bench, self.job.like)
             if lane.state == "idle":
                 lane.ask(Call(Op.SAVE, counted=lane.counted), [], reply.receive)
                 self.fleet.answered([lane], SAVE_SECONDS)
                 if lane.state == "idle":
                     yield from reply.saved()
                     continue
-            yield lane.hosted, last(lane.hosted)
+            for client, state in last(lane.hosted).items():
+                yield alone(client, state)
 
     def leave(self, round_: int, stopped: bool, bereft: bool) -> tuple[list[Lane], bool]:
         """Dismiss all ranks at once, when the late ones are back: MPI's own farewell spins until everybody is there.

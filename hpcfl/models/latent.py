@@ -1,0 +1,100 @@
+"""A personal embedding into a latent space, shared hidden layers, a classifier (FLIC: φ_i, α, β_i)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from hpcfl.errors import UsageError
+from hpcfl.models.base import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+EMBED = "embed"
+"""What the names of the embedding's layers begin with."""
+
+
+class Latent(Model):
+    """Embedding, hidden layers, classifier: ``embed1 … embedn``, ``hidden1 …``, ``head``.
+
+    Only the embedding knows the shape of the features. All else has the same initial values for every shape.
+
+    Attributes
+    ----------
+    embedding : {"dense", "convolutions", "identity"}
+        ``dense``: linear layers, ReLU between them. ``convolutions``: two convolutions with max-pooling and a sigmoid
+        each, then one linear layer. ``identity``: none; features must have `dimension` coordinates.
+    widths : tuple of int
+        Widths of the dense embedding's hidden layers.
+    channels : tuple of int
+        Filters of the two convolutions, 5 x 5 with the input's size kept.
+    dimension : int
+        Dimension of the latent space, k.
+    rectify : bool
+        A ReLU at the end of the embedding; what is never negative cannot be distributed as a Gaussian.
+    hidden : tuple of int
+        Widths of the layers between embedding and classifier, each with a LeakyReLU of slope 0.01: empty for
+        FLIC-Class, one for FLIC-HL.
+    """
+
+    name: Literal["latent"] = "latent"
+    embedding: Literal["dense", "convolutions", "identity"] = "dense"
+    widths: tuple[int, ...] = (64, 64)
+    channels: tuple[int, int] = (8, 16)
+    dimension: int = Field(64, ge=1)
+    rectify: bool = False
+    hidden: tuple[int, ...] = ()
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Refuse sizes below 1, convolutions of what are no images, an identity between different dimensions."""
+        if min((*self.widths, *self.channels, *self.hidden)) < 1:
+            raise UsageError("model: expected widths, channels and hidden of at least 1")
+        if self.embedding == "identity" and prod(shape) != self.dimension:
+            raise UsageError(
+                f"model.dimension: embedding = 'identity' keeps the {prod(shape)} features, got {self.dimension}; "
+                f"nearest: {prod(shape)}"
+            )
+        if self.embedding == "convolutions" and (len(shape) != 3 or min(shape[1:]) < 4):
+            raise UsageError(
+                "model.embedding = 'convolutions' needs features of shape (channels, height, width), both sides at "
+                f"least 4, got {shape}; nearest: 'dense'"
+            )
+
+    def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+        """Return the stages; what does not depend on the shape is drawn first."""
+        from torch import nn
+
+        widths = (self.dimension, *self.hidden)
+        layers = [
+            (f"hidden{number}", nn.Sequential(nn.Linear(inputs, outputs), nn.LeakyReLU(0.01)))
+            for number, (inputs, outputs) in enumerate(pairwise(widths), start=1)
+        ]
+        head = nn.Sequential(nn.Linear(widths[-1], classes))
+        embedding = self._embedding(shape)
+        if embedding and self.rectify:
+            embedding[-1].append(nn.ReLU())
+        named = [(f"{EMBED}{number}", stage) for number, stage in enumerate(embedding, start=1)]
+        return [*named, *layers, ("head", head)]
+
+    def _embedding(self, shape: tuple[int, ...]) -> list[nn.Sequential]:
+        from torch import nn
+
+        if self.embedding == "identity":
+            return []
+        if self.embedding == "dense":
+            widths = (prod(shape), *self.widths, self.dimension)
+            linear = [nn.Sequential(nn.Linear(inputs, outputs)) for inputs, outputs in pairwise(widths)]
+            linear[0].insert(0, nn.Flatten())
+            for stage in linear[:-1]:
+                stage.append(nn.ReLU())
+            return linear
+        stages = [
+            nn.Sequential(nn.Conv2d(inputs, outputs, 5, padding="same"), nn.MaxPool2d(2), nn.Sigmoid())
+            for inputs, outputs in pairwise((shape[0], *self.channels))
+        ]
+        flat = self.channels[-1] * (shape[1] // 4) * (shape[2] // 4)
+        return [*stages, nn.Sequential(nn.Flatten(), nn.Linear(flat, self.dimension))]
