@@ -29,7 +29,8 @@ class Header:
     train, test : int
         Number of samples, over all clients.
     shapes : tuple of tuple of int
-        Shape of one sample's features per client, or one entry where all are equal.
+        Shape of one sample's features per client, or one entry where all are equal. Where the seed draws the
+        clients' shapes, the narrowest and the widest that there may be, whatever the number of clients.
     classes : int
         Labels are ``0 .. classes - 1``.
     """

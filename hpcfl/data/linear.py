@@ -71,20 +71,27 @@ class Linear(Source):
 
     def header(self, data_dir: Path | None) -> Header:
         """Return the sizes of one client; UsageError where no representation has so many dimensions."""
-        if self.rank > self.dimension:
-            raise UsageError(
-                f"data.rank: expected at most data.dimension = {self.dimension}, got {self.rank}; "
-                f"nearest: {self.dimension}"
-            )
+        check_rank(self.rank, self.dimension)
         return Header(None, self.samples, 0, ((self.dimension,),), 1)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> LinearFederation:
         """Return the clients; B* and w_i* are functions of the seed alone."""
         self.check(clients, data_dir)
-        rng = keyed(seed, "linear truth")
-        truth, _ = np.linalg.qr(rng.standard_normal((self.dimension, self.rank)))
-        heads = rng.standard_normal((clients, self.rank))
-        heads *= sqrt(self.rank) / np.linalg.norm(heads, axis=1, keepdims=True)
+        truth, heads = representation(self.dimension, self.rank, clients, keyed(seed, "linear truth"))
         sizes = np.full(clients, self.samples)
         none = np.zeros(clients, dtype=np.int64)
         return LinearFederation(1, sizes, none, [(self.dimension,)] * clients, seed, self.noise, truth, heads)
+
+
+def representation(dimension: int, rank: int, clients: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Draw B*, orthonormal columns ``[dimension, rank]``, and w_i*, rows of length ``√rank``, ``[clients, rank]``."""
+    truth, _ = np.linalg.qr(rng.standard_normal((dimension, rank)))
+    heads = rng.standard_normal((clients, rank))
+    heads *= sqrt(rank) / np.linalg.norm(heads, axis=1, keepdims=True)
+    return truth, heads
+
+
+def check_rank(rank: int, dimension: int) -> None:
+    """Raise UsageError where no representation has so many dimensions."""
+    if rank > dimension:
+        raise UsageError(f"data.rank: expected at most data.dimension = {dimension}, got {rank}; nearest: {dimension}")

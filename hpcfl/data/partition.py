@@ -60,9 +60,29 @@ def shards(labels: Integers, clients: int, classes: int, rng: np.random.Generato
         If the classes are too few or too small for every client to have a sample of each of its classes.
     """
     counts = np.bincount(labels)
-    holds = _holders(_quotas(counts, clients, classes, rng), clients, classes, rng)
+    holds = holders(counts, clients, classes, rng)
     spare = np.where(holds.any(axis=0), counts - holds.sum(axis=0), 0)
     return _deal(labels, holds + _apportion(_even_rows(holds, spare), spare), rng)
+
+
+def holders(counts: Integers, clients: int, classes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Decide who holds which class, bool [clients, C]: `classes` distinct ones each, all classes as often as can be.
+
+    Parameters
+    ----------
+    counts : int64 [C]
+        Samples of each class; no class has more holders than samples.
+    clients, classes : int
+        Number of clients, and of distinct classes that each is dealt.
+    rng : numpy.random.Generator
+        Decides who holds what.
+
+    Raises
+    ------
+    UsageError
+        If the classes are too few or too small.
+    """
+    return _holders(_quotas(counts, clients, classes, rng), clients, classes, rng)
 
 
 def grouped(labels: Integers, clients: int, classes: int, groups: int, rng: np.random.Generator) -> Parts:
