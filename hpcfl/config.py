@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
-from hpcfl.algorithms import Algorithm, algorithm_class
+from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.data import Header, Source, source_class
 from hpcfl.doubling import Doubling
 from hpcfl.errors import UsageError, nearest
@@ -124,13 +124,20 @@ class Config(Section):
 
     def check_shapes(self, header: Header) -> None:
         """Raise UsageError where the model does not suit the data."""
-        for client, shape in enumerate(header.shapes):
+        shapes = header.shapes
+        for shape in dict.fromkeys(shapes):
             self.model.check(shape, header.classes)
-            if shape != header.shapes[0] and not self.algorithm.any_shape:
-                raise UsageError(
-                    f"data: client number {client} has features of shape {shape}, the first one {header.shapes[0]}: "
-                    f"algorithm '{self.algorithm.name}' shares one model, which needs equal shapes"
-                )
+        other = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if other is None or self.algorithm.any_shape:
+            return
+        whose = "clients have features of different shapes"
+        if len(shapes) == self.clients:
+            whose = f"client number {other} has features of shape {shapes[other]}, the first one {shapes[0]}"
+        able = ", ".join(name for name in algorithms() if algorithm_class(name).any_shape)
+        raise UsageError(
+            f"data: {whose}: algorithm '{self.algorithm.name}' shares one model, which needs equal shapes; "
+            f"nearest: {able}"
+        )
 
     def _check_times(self) -> None:
         """Refuse what needs other times than the speed model's."""

@@ -49,13 +49,13 @@ class FedRep(Split):
         """Train head and representation in turns; the loss is that of the representation's steps."""
         import torch
 
-        memory = self.sgd.begin(params)
+        memory = self.optimiser.begin(params)
         losses = []
         for block in range(self.blocks):
             if own:
                 upper = task.above(params, visits, own)
                 batches = upper.batches(visits, self.batch, self.head_epochs, phase=2 * block + 1)
-                self.sgd.train(upper, params, batches, memory, own)
+                self.optimiser.train(upper, params, batches, memory, own)
             batches = task.batches(visits, self.batch, self.epochs, phase=2 * block)
-            losses.append(self.sgd.train(task, params, batches, memory, params.keys() - own))
+            losses.append(self.optimiser.train(task, params, batches, memory, params.keys() - own))
         return torch.stack(losses).mean(0)

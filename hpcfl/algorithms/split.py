@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client
-    from hpcfl.descent import Sgd
+    from hpcfl.descent import Optimizer
     from hpcfl.message import State
+    from hpcfl.participation import Participation
     from hpcfl.task import Task
     from hpcfl.visits import Visits
 
@@ -31,8 +32,10 @@ class Split(Algorithm):
         Samples per local step; 0 for all that a client has.
     epochs : int
         Local passes over a client's data.
+    optimizer : {"sgd", "adam"}
+        The local optimiser; it starts anew with each visit.
     momentum : float
-        Heavy-ball momentum of the local optimiser; it starts anew with each visit.
+        Heavy-ball momentum of ``sgd``.
     weight_decay : float
         Penalty on the weights, not on the biases.
     weights : {"samples", "uniform"}
@@ -49,6 +52,7 @@ class Split(Algorithm):
     lr: float = Field(0.1, gt=0)
     batch: int = Field(10, ge=0)
     epochs: int = Field(1, ge=1)
+    optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     weights: Literal["samples", "uniform"] = "samples"
@@ -64,7 +68,7 @@ class Split(Algorithm):
 
         By default all layers together.
         """
-        return self.sgd.train(task, params, task.batches(visits, self.batch, self.epochs))
+        return self.optimiser.train(task, params, task.batches(visits, self.batch, self.epochs))
 
     @property
     def rate(self) -> float:
@@ -81,11 +85,21 @@ class Split(Algorithm):
         """`tune_epochs`."""
         return self.tune_epochs
 
-    @property
-    def sgd(self) -> Sgd:
-        """The local optimiser."""
-        from hpcfl.descent import Sgd
+    def check(self, participation: Participation, known: bool = True) -> None:
+        """Refuse a momentum that nothing would use."""
+        if self.optimizer == "adam" and self.momentum:
+            raise UsageError(
+                f"algorithm.momentum = {self.momentum} has no meaning with algorithm.optimizer = 'adam': "
+                "remove it, or set algorithm.optimizer = 'sgd'"
+            )
 
+    @property
+    def optimiser(self) -> Optimizer:
+        """The local optimiser."""
+        from hpcfl.descent import Adam, Sgd
+
+        if self.optimizer == "adam":
+            return Adam(self.lr, decay=self.weight_decay)
         return Sgd(self.lr, momentum=self.momentum, decay=self.weight_decay)
 
     def own(self, task: Task) -> set[str]:
@@ -138,7 +152,7 @@ class Split(Algorithm):
     def _tuned(self, task: Task, start: State, visits: Visits, epochs: int) -> State:
         """Return what becomes of a whole model in which the personal layers, if there are any, learn."""
         params, own = task.spread(start, visits), self.own(task)
-        return self.sgd.tuned(task, params, visits, self.batch, epochs, own) if own else params
+        return self.optimiser.tuned(task, params, visits, self.batch, epochs, own) if own else params
 
 
 def refuse(key: str, value: int, least: int, most: int) -> None:
