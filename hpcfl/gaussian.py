@@ -51,33 +51,41 @@ def moments(points: Tensor, mask: Tensor) -> Moments:
     return Moments(mean.to(points.dtype), centred.to(points.dtype), count)
 
 
-class _NuclearNorm(Function):
-    """Σ σ_i of ``[..., n, k]``, n ≤ k, float64; its backward pass is U Vᵀ on singular values above a threshold.
+def _polar(z: Tensor, came: torch.dtype, wanted: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the singular values of ``[..., n, k]``, float64, in no order, and, if wanted, U Vᵀ of those that count.
 
-    From the eigenvectors Q of the Gram matrix Z Zᵀ, at a third of the cost of a singular value decomposition. Its
-    eigenvalues are off by eps·σ_max², so that their roots would make √eps·σ_max = 1.5e-8·σ_max of a singular value
-    that is zero (centred points always have one). The rows of QᵀZ have the norms σ_i as well, off by eps·σ_max
-    only, and divided by these they are Vᵀ.
+    From the eigenvectors Q of the smaller Gram matrix, say Z Zᵀ, at less than half the cost of a singular value
+    decomposition. Its eigenvalues are off by eps·σ_max², so that their roots would make √eps·σ_max = 1.5e-8·σ_max of
+    a singular value that is zero (centred points always have one). The rows of QᵀZ have the norms σ_i as well, off
+    by eps·σ_max only, and divided by these they are Vᵀ.
     """
+    small, large = sorted(z.shape[-2:])
+    wide = z if z.shape[-2] == small else z.mT
+    # LAPACK raises where a number is not finite; such numbers still come through in `rows`
+    vectors = torch.linalg.eigh((wide @ wide.mT).nan_to_num(0.0, 0.0, 0.0))[1]
+    rows = vectors.mT @ wide
+    sigma = rows.norm(dim=-1)
+    if not wanted:
+        return sigma, None
+    negligible = max(large * torch.finfo(came).eps, (small * EPS) ** 0.5)
+    inverse = torch.where(sigma <= negligible * sigma.amax(-1, keepdim=True), 0, 1 / sigma)
+    polar = vectors @ rows.mul_(inverse.unsqueeze(-1))
+    return sigma, polar if wide is z else polar.mT
+
+
+class _NuclearNorm(Function):
+    """Σ σ_i of float64 z, whose numbers are as exact as those of type `came`; the gradient is U Vᵀ."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, negligible: float) -> Tensor:
-        # LAPACK raises where a number is not finite; such numbers still come through in `rows`
-        vectors = torch.linalg.eigh((z @ z.mT).nan_to_num(0.0, 0.0, 0.0))[1]
-        rows = vectors.mT @ z
-        sigma = rows.norm(dim=-1)
-        if ctx.needs_input_grad[0]:
-            floor = (negligible * sigma.amax(-1, keepdim=True)).clamp(min=torch.finfo(z.dtype).tiny)
-            inverse = torch.where(sigma <= floor, 0, 1 / sigma)
-            ctx.save_for_backward(vectors, rows.mul_(inverse.unsqueeze(-1)))
-        norm: Tensor = sigma.sum(-1)
-        return norm
+    def forward(ctx: Any, z: Tensor, came: torch.dtype) -> Tensor:
+        sigma, polar = _polar(z, came, ctx.needs_input_grad[0])
+        ctx.save_for_backward(polar)
+        return sigma.sum(-1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        vectors, rows = ctx.saved_tensors
-        return (vectors @ rows).mul_(upstream[..., None, None]), None
+        return ctx.saved_tensors[0] * upstream[..., None, None], None
 
 
 def nuclear_norm(z: Tensor) -> Tensor:
@@ -99,12 +107,32 @@ def nuclear_norm(z: Tensor) -> Tensor:
 
 
 def _nuclear(z: Tensor, came: torch.dtype) -> Tensor:
-    """Return the nuclear norm of float64 z whose numbers are as exact as those of type `came`."""
-    small, large = sorted(z.shape[-2:])
-    negligible = max(large * torch.finfo(came).eps, (small * EPS) ** 0.5)
-    wide = z if z.shape[-2] == small else z.mT
-    norm: Tensor = _NuclearNorm.apply(wide, negligible)  # type: ignore[no-untyped-call]
+    norm: Tensor = _NuclearNorm.apply(z, came)  # type: ignore[no-untyped-call]
     return norm
+
+
+class _Isotropic(Function):
+    """𝔅²(s²·I, cZᵀZ) for numbers s ≥ 0: ``Σ_j (s − √c σ_j)²`` with σ_j = 0 where Z has less than k.
+
+    One node, for the loss that is trained with most: as several they took longer than the eigenvectors.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, points: Tensor, scale: Tensor, s: float) -> Tensor:
+        scale = scale[..., None, None]
+        z = points.double() * scale
+        sigma, polar = _polar(z, points.dtype, ctx.needs_input_grad[0])
+        if polar is not None:
+            ctx.save_for_backward(z.sub_(polar, alpha=s).mul_(2 * scale))
+        ctx.dtype, ctx.shape = points.dtype, points.shape
+        value = (sigma - s).square().sum(-1) + s * s * (z.shape[-1] - sigma.shape[-1])
+        return value.to(points.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        gradient = ctx.saved_tensors[0] * upstream[..., None, None]
+        return gradient.sum_to_size(ctx.shape).to(ctx.dtype), None, None
 
 
 def bures_factor_squared(factor: Tensor | float | None, points: Tensor, count: Tensor | int, ddof: int = 0) -> Tensor:
@@ -117,7 +145,7 @@ def bures_factor_squared(factor: Tensor | float | None, points: Tensor, count: T
     points : Tensor [..., n, k]
         Z, centred; rows that do not count are zero.
     count : int [...]
-        How many rows do. With ``d = 0`` the covariance counts as zero, so that tr L Lᵀ remains.
+        How many rows do. With ``d ≤ 0`` the covariance counts as zero, so that tr L Lᵀ remains.
     ddof : int
         0 or 1.
 
@@ -127,17 +155,19 @@ def bures_factor_squared(factor: Tensor | float | None, points: Tensor, count: T
     """
     divisor = (torch.as_tensor(count, device=points.device) - ddof).double()
     scale = torch.where(divisor > 0, divisor.clamp(min=1).rsqrt(), 0)
-    z = points.double() * scale[..., None, None]
-    if factor is None or not isinstance(factor, Tensor) or factor.dim() == 0:
-        s = torch.as_tensor(1.0 if factor is None else factor, device=z.device).double()
-        size, norm = s.square() * z.shape[-1], s.abs() * _nuclear(z, points.dtype)
-        dtype = points.dtype
+    if not isinstance(factor, Tensor):
+        s = 1.0 if factor is None else abs(float(factor))
+        found: Tensor = _Isotropic.apply(points, scale, s)  # type: ignore[no-untyped-call]
+        return found
+    z, own = points.double() * scale[..., None, None], factor.double()
+    if factor.dim() == 0:
+        size, norm = own.square() * z.shape[-1], own.abs() * _nuclear(z, points.dtype)
     else:
-        dtype = torch.promote_types(factor.dtype, points.dtype)
-        size, norm = factor.double().square().sum((-2, -1)), _nuclear(z @ factor.double(), points.dtype)
+        size, norm = own.square().sum((-2, -1)), _nuclear(z @ own, points.dtype)
     value = size + z.square().sum((-2, -1)) - 2 * norm
     # rounding below zero is taken off the value alone: the gradient holds there too
-    return (value + (value.clamp(min=0) - value).detach()).to(dtype)
+    value = value + (value.clamp(min=0) - value).detach()
+    return value.to(torch.promote_types(factor.dtype, points.dtype))
 
 
 def _aligned(cov_a: Tensor, cov_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:

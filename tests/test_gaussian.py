@@ -200,6 +200,7 @@ def test_gradients_of_the_factor_form_are_finite_differences(ddof):
     factor, s = leaf(normal(2, 3, 3, seed=1)), leaf(torch.tensor(0.7).double())
     assert torch.autograd.gradcheck(lambda x, y: bures_factor_squared(x, y, count, ddof), (factor, z))
     assert torch.autograd.gradcheck(lambda x, y: bures_factor_squared(x, y, count, ddof), (s, z))
+    assert torch.autograd.gradcheck(lambda y: bures_factor_squared(0.7, y, count, ddof), (z,))
 
 
 @pytest.mark.parametrize("count", [0, 1])
