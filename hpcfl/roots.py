@@ -1,0 +1,119 @@
+"""Roots of symmetric positive semi-definite matrices, which may be singular.
+
+Everything is computed in float64, one matrix at a time from memory of its own: a batched product may choose another
+kernel, and an unaligned one too, so the last bits of a result would depend on the batch that its matrix is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hpcfl.errors import UsageError
+
+EPS = torch.finfo(torch.float64).eps
+SLACK = 1e-6  # relative to the largest entry or eigenvalue: what rounding to float32 may do to a covariance
+
+
+def each(function: Callable[..., tuple[Tensor, ...]], *matrices: Tensor) -> tuple[Tensor, ...]:
+    """Apply a function to matrices one by one, in float64.
+
+    Parameters
+    ----------
+    function : callable
+        Takes one matrix per argument, returns tensors.
+    matrices : Tensor [..., k, k]
+        The leading dimensions are broadcast.
+
+    Returns
+    -------
+    tuple of Tensor
+        What the function returns, with the leading dimensions in front.
+    """
+    lead = torch.broadcast_shapes(*(m.shape[:-2] for m in matrices))  # type: ignore[no-untyped-call]
+    flat = [m.double().expand(*lead, *m.shape[-2:]).reshape(-1, *m.shape[-2:]) for m in matrices]
+    found = [function(*(m.clone(memory_format=torch.contiguous_format) for m in row)) for row in zip(*flat)]
+    return tuple(torch.stack(part).reshape([*lead, *part[0].shape]) for part in zip(*found))
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """Return the symmetric part of ``[..., k, k]``: exactly symmetric, where products are so up to rounding."""
+    return (matrix + matrix.mT) / 2
+
+
+def root(cov: Tensor) -> Tensor:
+    """Return the symmetric root ``cov^½``.
+
+    Eigenvalues below ``k·eps`` times the largest count as zero, as do negative ones: they are rounding, and their
+    roots would be 1e-8 of the largest, far above rounding.
+
+    Parameters
+    ----------
+    cov : Tensor [..., k, k]
+
+    Returns
+    -------
+    Tensor [..., k, k]
+        In the type that came. NaN where `cov` has an entry that is not finite.
+    """
+    return each(lambda one: (one_root(one),), cov)[0].to(cov.dtype)
+
+
+def one_root(cov: Tensor) -> Tensor:
+    """Return the symmetric root of one matrix ``[k, k]``, float64."""
+    values, vectors = _spectrum(cov, len(cov) * EPS)
+    return symmetric((vectors * values.sqrt()) @ vectors.mT)
+
+
+def one_inverse(root_: Tensor) -> Tensor:
+    """Return the pseudo-inverse of one symmetric root ``[k, k]``, float64, on the range that `root` has left it."""
+    # no eigenvalue of a root lies between rounding and the root of the cut-off of `root`: any bound between will do
+    values, vectors = _spectrum(root_, (len(root_) * EPS) ** 0.5 / 2)
+    inverse = torch.where(values == 0, 0, 1 / values)
+    return symmetric((vectors * inverse) @ vectors.mT)
+
+
+def _spectrum(matrix: Tensor, negligible: float) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues ``[k]``, zero below `negligible` times the largest, and eigenvectors ``[k, k]``."""
+    if not matrix.isfinite().all():  # LAPACK would raise; a run that diverges is to go on with NaN
+        return matrix.new_full((len(matrix),), torch.nan), torch.full_like(matrix, torch.nan)
+    values, vectors = torch.linalg.eigh(symmetric(matrix))
+    return torch.where(values > negligible * values[-1].clamp(min=0), values, 0), vectors
+
+
+def check_psd(cov: Tensor, name: str) -> None:
+    """Refuse what is no covariance: not square, not finite, not symmetric, or with an eigenvalue below zero.
+
+    Parameters
+    ----------
+    cov : Tensor [..., k, k]
+        What a user gives.
+    name : str
+        The key that the error names.
+
+    Raises
+    ------
+    UsageError
+    """
+    if cov.dim() < 2 or cov.shape[-1] != cov.shape[-2] or not cov.numel():
+        raise UsageError(f"{name}: expected square matrices [..., k, k], got shape {list(cov.shape)}")
+    cov = cov.double()
+    if not cov.isfinite().all():
+        raise UsageError(f"{name}: expected finite numbers, got {int((~cov.isfinite()).sum())} that are not")
+    for one in cov.reshape(-1, *cov.shape[-2:]):
+        _check_one(one, name)
+
+
+def _check_one(cov: Tensor, name: str) -> None:
+    skew = float((cov - cov.mT).abs().max())
+    if skew > SLACK * float(cov.abs().max()):
+        raise UsageError(f"{name}: expected a symmetric matrix, got entries {skew:.3g} apart from their mirror")
+    values = torch.linalg.eigvalsh(symmetric(cov))
+    least, largest = float(values[0]), float(values[-1])
+    if least < -SLACK * max(largest, 0.0):
+        raise UsageError(
+            f"{name}: expected a covariance, with no eigenvalue below 0, got a smallest of {least:.3g} beside a "
+            f"largest of {largest:.3g}; nearest: negative eigenvalues set to 0"
+        )
