@@ -1,8 +1,8 @@
 """Where samples come from: one file per source, named like the value of the key ``data.name``.
 
-A module that defines a named `Source` is a source: digits, mnist, cifar10, cifar100, emnist, femnist, sent140, hdf5,
-linear. The others are what sources are made of: promises and bases (base, pooled, cifar), readers of file formats (idx,
-pickles, leaf, glove, folder), and how samples are dealt to clients (partition).
+A module that defines a named `Source` is a source: digits, mnist, usps, two_digits, cifar10, cifar100, emnist, femnist,
+sent140, hdf5, linear. The others are what sources are made of: promises and bases (base, pooled, cifar), readers of
+file formats (idx, pickles, leaf, glove, libsvm, hdf5_file, folder), and how samples are dealt to clients (partition).
 """
 
 from hpcfl.data.base import ClientData, Federation, Header, Source
