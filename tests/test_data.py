@@ -548,7 +548,7 @@ WRONG = {
     "negative": ({f"{GROUP}/labels": np.array([0, -4])}, [f"{GROUP}/labels", "-4", "from 0"]),
     "text": ({f"{GROUP}/features": [["a"], ["b"]]}, [f"{GROUP}/features", "expected numbers"]),
     "flat": ({f"{GROUP}/features": np.ones(2)}, [GROUP, "(2,)", "[samples, ...]"]),
-    "widths": ({f"{GROUP}/features": np.ones((2, 4))}, [GROUP, "(4,)", "(5,)"]),
+    "widths": ({f"{GROUP}/features": np.ones((2, 4))}, ["client 'a10' has 5 features in train and 4 features in test"]),
     "no training sample": (
         {"clients/a2/train/features": np.ones((0, 3)), "clients/a2/train/labels": np.zeros(0, dtype=int)},
         ["clients/a2/train", "no samples", "at least 1"],
@@ -556,7 +556,7 @@ WRONG = {
     "half a test set": ({"test/features": np.ones((2, 3))}, ["test/labels is missing"]),
     "test set of another shape": (
         {"test/features": np.ones((2, 3)), "test/labels": np.zeros(2, dtype=int)},
-        ["test has", "(3,)", "clients/a10", "(5,)"],
+        ["test has 3 features, client 'a10' 5 features"],
     ),
 }
 

@@ -32,7 +32,7 @@ class Header:
         Shape of one sample's features per client, or one entry where all are equal. Where the seed draws the
         clients' shapes, the narrowest and the widest that there may be, whatever the number of clients.
     classes : int
-        Labels are ``0 .. classes - 1``.
+        Labels are ``0 .. classes - 1``; 1 for targets.
     """
 
     clients: int | None
@@ -59,7 +59,7 @@ class Federation(ABC):
     Attributes
     ----------
     classes : int
-        Labels are ``0 .. classes - 1``.
+        Labels are ``0 .. classes - 1``; 1 for targets.
     train_sizes, test_sizes : int64 [clients]
         Samples of each client; a test size may be 0.
     shapes : list of tuple of int
@@ -84,7 +84,7 @@ class Federation(ABC):
         """Return the samples of client `i`; only these are converted to float32."""
 
     @abstractmethod
-    def server_test(self) -> tuple[Features, Integers] | None:
+    def server_test(self) -> tuple[Features, Labels] | None:
         """Return the global test set ``([n, *shape], [n])``, or None where there is none."""
 
 

@@ -1,76 +1,58 @@
 """Any user's own data per client, in one HDF5 file.
 
 The file holds ``clients/<id>/{train,test}/{features,labels}`` and, if there is a global test set,
-``test/{features,labels}``. Features are numbers ``[n, ...]``, labels integers ``[n]`` from 0.
+``test/{features,labels}``. Features are finite numbers ``[n, ...]``; labels are integers ``[n]`` from 0 in the whole
+file, or floating-point numbers ``[n]`` in the whole file: targets of a regression.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from math import floor
 from pathlib import Path
 from typing import Literal
 
-import h5py
 import numpy as np
 from pydantic import Field
 
-from hpcfl.data.base import ClientData, Features, Federation, Header, Integers, Shape, Source
+from hpcfl.data import hdf5_file
+from hpcfl.data.base import ClientData, Features, Federation, Header, Integers, Labels, Shape, Source
+from hpcfl.data.hdf5_file import Survey
 from hpcfl.errors import UsageError
+from hpcfl.rng import keyed
 
-
-@dataclass(frozen=True)
-class Part:
-    """Number of samples, shape of one sample's features and largest label (-1 where there are no samples)."""
-
-    size: int
-    shape: Shape
-    largest: int
-
-
-@dataclass(frozen=True)
-class Survey:
-    """What a file holds: clients in natural order of their ids, and the global test set or None."""
-
-    ids: list[str]
-    train: list[Part]
-    test: list[Part]
-    server: Part | None
-
-    @property
-    def shapes(self) -> list[Shape]:
-        """Shape of one sample's features, per client."""
-        return [part.shape for part in self.train]
-
-    @property
-    def classes(self) -> int:
-        """One more than the largest label of all."""
-        parts = [*self.train, *self.test, *([self.server] if self.server else [])]
-        return 1 + max(part.largest for part in parts)
+VERIFIED = 256 << 20
+"""Bytes of features, as float32, up to which `Hdf5.check` reads them all."""
 
 
 @dataclass(frozen=True, eq=False)
 class Hdf5Federation(Federation):
-    """Clients read from the file when they are asked for."""
+    """Clients read from the file when they are asked for.
+
+    Attributes
+    ----------
+    kept : list of int64 [k_i], or None
+        Which features of each client are kept; None: all.
+    """
 
     path: Path
     ids: list[str]
     has_server_test: bool
+    kept: list[Integers] | None
 
     def client(self, i: int) -> ClientData:
-        """Return the samples of client `i`, reading no others."""
-        with _opened(self.path) as file:
-            group = f"clients/{self.ids[i]}"
-            return ClientData(*_read(file, f"{group}/train"), *_read(file, f"{group}/test"))
+        """Return the samples of client `i`, reading no others; UsageError where a feature is not finite."""
+        kept = None if self.kept is None else self.kept[i]
+        with hdf5_file.opened(self.path) as file:
+            train, test = (hdf5_file.read(file, f"clients/{self.ids[i]}/{part}", kept) for part in ("train", "test"))
+        return ClientData(*train, *test)
 
-    def server_test(self) -> tuple[Features, Integers] | None:
+    def server_test(self) -> tuple[Features, Labels] | None:
         """Return the group ``test`` of the file, or None where it has none."""
         if not self.has_server_test:
             return None
-        with _opened(self.path) as file:
-            return _read(file, "test")
+        with hdf5_file.opened(self.path) as file:
+            return hdf5_file.read(file, "test")
 
 
 class Hdf5(Source):
@@ -78,34 +60,73 @@ class Hdf5(Source):
 
     name: Literal["hdf5"] = "hdf5"
     file: str = Field(min_length=1, description="the file, in the data folder or the working directory")
+    labels: int | None = Field(
+        None, ge=1, description="how many classes there are, counted from 0; none: one more than the largest label"
+    )
+    prune: float = Field(
+        0.0, ge=0, lt=1, description="up to this share of a client's features, drawn by key, is removed (FLIC: 0.1)"
+    )
 
     def header(self, data_dir: Path | None) -> Header:
-        """Return the sizes; reads all labels, but no features."""
-        survey = _survey(self._path(data_dir))
-        shapes = survey.shapes if len(set(survey.shapes)) > 1 else survey.shapes[:1]
-        train, test = (sum(part.size for part in parts) for parts in (survey.train, survey.test))
-        return Header(len(survey.ids), train, test, tuple(shapes), survey.classes)
+        """Return the sizes; reads all labels, but no features.
+
+        Which features are pruned follows from the seed, which is not known here. Shapes are those of the file; where
+        these are equal, but need not stay so, all but the first are given as small as they may become.
+        """
+        return self._header(self._survey(data_dir))
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
-        """Return the header after checking that the file holds so many clients."""
-        header = self.header(data_dir)
-        self._check_clients(clients, header.clients or 0)
-        return header
+        """Return the header after checking that the file holds so many clients; reads small files to their ends."""
+        found = self._survey(data_dir)
+        self._check_clients(clients, len(found.ids))
+        if 4 * found.features <= VERIFIED:
+            hdf5_file.verify(self._path(data_dir), found)
+        return self._header(found)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> Hdf5Federation:
-        """Return the clients of the file in natural order of their ids; `seed` has no effect."""
-        path = self._path(data_dir)
-        survey = _survey(path)
-        self._check_clients(clients, len(survey.ids))
+        """Return the clients of the file in natural order of their ids; `seed` decides which features are pruned."""
+        found = self._survey(data_dir)
+        self._check_clients(clients, len(found.ids))
+        kept = [self._kept(shape[0], seed, i) for i, shape in enumerate(found.shapes)] if self.prune else None
         return Hdf5Federation(
-            classes=survey.classes,
-            train_sizes=np.array([part.size for part in survey.train], dtype=np.int64),
-            test_sizes=np.array([part.size for part in survey.test], dtype=np.int64),
-            shapes=survey.shapes,
-            path=path,
-            ids=survey.ids,
-            has_server_test=survey.server is not None,
+            classes=self.labels or found.classes,
+            train_sizes=np.array([part.size for part in found.train], dtype=np.int64),
+            test_sizes=np.array([part.size for part in found.test], dtype=np.int64),
+            shapes=found.shapes if kept is None else [(len(own),) for own in kept],
+            path=self._path(data_dir),
+            ids=found.ids,
+            has_server_test=found.server is not None,
+            kept=kept,
         )
+
+    def _header(self, found: Survey) -> Header:
+        shapes = list(found.shapes)
+        if len(set(shapes)) == 1:
+            smallest = self._smallest(shapes[0])
+            shapes = shapes[:1] if smallest == shapes[0] else shapes[:1] + [smallest] * (len(shapes) - 1)
+        train, test = (sum(part.size for part in parts) for parts in (found.train, found.test))
+        return Header(len(found.ids), train, test, tuple(shapes), self.labels or found.classes)
+
+    def _smallest(self, shape: Shape) -> Shape:
+        return (shape[0] - self._most(shape[0]),) if self.prune else shape
+
+    def _most(self, width: int) -> int:
+        """Return how many of so many features may be pruned, never all."""
+        return min(floor(self.prune * width + 1e-9), width - 1)  # 0.29 * 100 is a little less than 29
+
+    def _kept(self, width: int, seed: int, client: int) -> Integers:
+        """Return which of a client's features are kept, int64, ascending."""
+        rng = keyed(seed, "prune", client=client)
+        removed = int(rng.integers(self._most(width), endpoint=True))
+        return np.sort(rng.permutation(width)[removed:])
+
+    def _survey(self, data_dir: Path | None) -> Survey:
+        path = self._path(data_dir)
+        found = hdf5_file.survey(path)
+        self._check_labels(path, found)
+        if self.prune:
+            self._check_prune(path, found)
+        return found
 
     def _path(self, data_dir: Path | None) -> Path:
         places = [Path(self.file)] if data_dir is None else [data_dir / self.file, Path(self.file)]
@@ -119,87 +140,30 @@ class Hdf5(Source):
         if clients != found:
             raise UsageError(f"clients = {clients}, but data.file = {self.file!r} holds {found}: set clients = {found}")
 
-
-@contextmanager
-def _opened(path: Path) -> Iterator[h5py.File]:
-    try:
-        # Parallel file systems may offer no locks; for reading, none are needed.
-        file = h5py.File(path, "r", locking="best-effort")
-    except OSError as error:
-        raise UsageError(f"{path}: not a readable HDF5 file ({_first_line(error)})") from error
-    with file:
-        try:
-            yield file
-        except (OSError, RuntimeError) as error:
-            raise UsageError(f"{path}: damaged HDF5 file ({_first_line(error)})") from error
-
-
-def _survey(path: Path) -> Survey:
-    """Look at all of the file but the features."""
-    with _opened(path) as file:
-        clients = file.get("clients")
-        if not isinstance(clients, h5py.Group) or len(clients) == 0:
-            raise UsageError(f"{path}: no clients, expected groups clients/<id>/train and clients/<id>/test")
-        ids = sorted(clients, key=_natural)
-        train = [_part(file, f"clients/{name}/train") for name in ids]
-        test = [_part(file, f"clients/{name}/test") for name in ids]
-        survey = Survey(ids, train, test, _part(file, "test") if "test" in file else None)
-    _check_survey(path, survey)
-    return survey
-
-
-def _part(file: h5py.File, group: str) -> Part:
-    """Return the sizes of one pair of features and labels, checking them."""
-    features, labels = _dataset(file, f"{group}/features"), _dataset(file, f"{group}/labels")
-    if features.dtype.kind not in "fiu":
-        raise UsageError(f"{file.filename}: {features.name[1:]} are {features.dtype}, expected numbers")
-    if labels.dtype.kind not in "iu":
-        raise UsageError(f"{file.filename}: {labels.name[1:]} are {labels.dtype}, expected integers")
-    if features.ndim < 2 or labels.ndim != 1:
-        raise UsageError(
-            f"{file.filename}: {group} has features {features.shape} and labels {labels.shape}, "
-            "expected [samples, ...] and [samples]"
-        )
-    if len(features) != len(labels):
-        raise UsageError(f"{file.filename}: {group} has {len(features)} features, but {len(labels)} labels")
-    values = labels[()]
-    if values.min(initial=0) < 0:
-        raise UsageError(f"{file.filename}: {labels.name[1:]} hold {values.min()}, expected labels from 0")
-    largest = int(values.max()) if values.size else -1
-    return Part(len(labels), tuple(int(size) for size in features.shape[1:]), largest)
-
-
-def _dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    found = file.get(name)
-    if not isinstance(found, h5py.Dataset):
-        raise UsageError(f"{file.filename}: {name} is missing")
-    return found
-
-
-def _check_survey(path: Path, survey: Survey) -> None:
-    """Check what a part alone does not show."""
-    for name, train, test in zip(survey.ids, survey.train, survey.test):
-        if train.size == 0:
-            raise UsageError(f"{path}: clients/{name}/train has no samples, expected at least 1")
-        if test.shape != train.shape:
-            raise UsageError(f"{path}: clients/{name}/test has features of shape {test.shape}, its train {train.shape}")
-        if survey.server is not None and survey.server.shape != train.shape:
+    def _check_labels(self, path: Path, found: Survey) -> None:
+        if self.labels is None:
+            return
+        if found.parts[0].real:
             raise UsageError(
-                f"{path}: test has features of shape {survey.server.shape}, clients/{name} {train.shape}; "
-                "a global test set needs equal shapes"
+                f"data.labels = {self.labels} counts classes, but {path}: {found.parts[0].group}/labels are "
+                f"{found.parts[0].dtype}; expected integers, or no data.labels"
+            )
+        wrong = next((part for part in found.parts if part.largest >= self.labels), None)
+        if wrong is not None:
+            raise UsageError(
+                f"{path}: {wrong.group}/labels hold {wrong.largest}, expected 0 to {self.labels - 1} as "
+                f"data.labels = {self.labels}; nearest: {found.classes}"
             )
 
-
-def _read(file: h5py.File, group: str) -> tuple[Features, Integers]:
-    features = _dataset(file, f"{group}/features").astype(np.float32)[()]
-    return features, _dataset(file, f"{group}/labels")[()].astype(np.int64)
-
-
-def _natural(name: str) -> tuple[list[str | int], str]:
-    """Sort key under which ``c2`` comes before ``c10``, and numbers come in their order."""
-    pieces = re.split(r"(\d+)", name)
-    return [int(piece) if i % 2 else piece for i, piece in enumerate(pieces)], name
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+    def _check_prune(self, path: Path, found: Survey) -> None:
+        if found.server is not None:
+            raise UsageError(
+                f"data.prune = {self.prune}: {path} has a global test set, which needs clients of equal shapes; "
+                "nearest: 0.0"
+            )
+        wrong = next((part for part in found.parts if len(part.shape) != 1), None)
+        if wrong is not None:
+            raise UsageError(
+                f"data.prune = {self.prune}: {path}: {wrong.group} has features of shape {wrong.shape}, "
+                "expected one axis; nearest: 0.0"
+            )

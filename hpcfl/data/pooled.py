@@ -118,12 +118,24 @@ class Pooled(Source):
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> PooledFederation:
         """Return the pool cut into `clients` clients."""
+        return self.deal(clients, seed, data_dir)
+
+    def deal(self, clients: int, seed: int, data_dir: Path | None, place: int = 0) -> PooledFederation:
+        """Return the pool cut into `clients` clients, where it is one of several pools that are cut by the same seed.
+
+        Parameters
+        ----------
+        clients, seed, data_dir
+            As of `federate`.
+        place : int
+            Place of the pool among the others: they are cut independently of each other.
+        """
         header = super().check(clients, data_dir)
         self._check_partition(clients, header)
         pool = self._subset(header.train, self.load(seed, data_dir), seed)
-        train, test = self._cut(pool, clients, seed)
+        train, test = self._cut(pool, clients, seed, place)
         if self.sizes != "equal":
-            train = thin(pool.train_labels, train, self.sizes, self.spread or 0.0, keyed(seed, "sizes"))
+            train = thin(pool.train_labels, train, self.sizes, self.spread or 0.0, keyed(seed, "sizes", place))
         return PooledFederation(
             classes=header.classes,
             train_sizes=np.array([len(part) for part in train], dtype=np.int64),
@@ -142,8 +154,8 @@ class Pooled(Source):
         kept = np.sort(keyed(seed, "subset").permutation(len(pool.train_labels))[:used])
         return replace(pool, train_pixels=pool.train_pixels[kept], train_labels=pool.train_labels[kept])
 
-    def _cut(self, pool: Pool, clients: int, seed: int) -> tuple[Parts, Parts]:
-        rng, test_rng = keyed(seed, "partition"), keyed(seed, "partition", step=1)
+    def _cut(self, pool: Pool, clients: int, seed: int, place: int) -> tuple[Parts, Parts]:
+        rng, test_rng = keyed(seed, "partition", place), keyed(seed, "partition", place, step=1)
         labels = pool.train_labels
         if self.partition == "iid":
             return iid(labels, clients, rng), iid(pool.test_labels, clients, test_rng)
