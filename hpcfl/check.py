@@ -40,6 +40,9 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     yield from _rounds(job)
     yield from _stages(job)
     yield f"message       {model} bytes per whole visit; {wire} bytes per reduction and rank"
+    if job.keeps:
+        summed = sum(b.slabs * 8 * prod(b.shape) for g in job.algorithm.further_layout(job.task) for b in g.values())
+        yield f"further sums  {summed} bytes each; {_kept(job)} bytes of each visit are held for them"
     yield f"chunks        {len(job.chunks)} of {size} clients; at most {held} clients per rank on {ranks} ranks"
     foreign = [stage.name for stage in job.task.stages if stage.foreign]
     if foreign:
@@ -59,14 +62,19 @@ def bounds(job: Job, ranks: int) -> tuple[int, int]:
     """Return the most bytes that rounds in real time take at the server and on a client rank.
 
     The server: one message per lane, and the shared state, its successor and a copy on its way out; where ranks host
-    several clients, exact running sums (four times the message) too. A client rank: four times the model (the state
-    served, the gradients or the model being trained, the change, and the buffers on their way out), and twice the
-    personal state of its clients, acknowledged and provisional.
+    several clients, exact running sums (four times the message) too; and what is held of each visit for further sums.
+    A client rank: four times the model (the state served, the gradients or the model being trained, the change, and the
+    buffers on their way out), and twice the personal state of its clients, acknowledged and provisional.
     """
     lanes = _lanes(job, ranks)
     message = sum(prod(b.shape) * b.dtype.itemsize for group in job.layout for b in group.values())
     hosted = max(len(job.hosted(rank)) for rank in range(1, ranks))
-    return (lanes + 3 + 4 * (hosted > 1)) * message, 4 * job.task.nbytes + 2 * hosted * job.personal_bytes
+    server = (lanes + 3 + 4 * (hosted > 1)) * message + job.config.clients * _kept(job)
+    return server, 4 * job.task.nbytes + 2 * hosted * job.personal_bytes
+
+
+def _kept(job: Job) -> int:
+    return sum(block.bytes for block in job.keeps.values())
 
 
 def _lanes(job: Job, ranks: int) -> int:
@@ -126,7 +134,7 @@ def _repeated(plans: list[Plan]) -> str:
 
 
 def _megabytes(job: Job, size: int, held: int) -> int:
-    """Return parameters and gradients of a chunk, sums, personal state and data of the hosted clients."""
+    """Return parameters and gradients of a chunk, sums, the hosted clients' personal state, data and kept blocks."""
     federation = job.task.federation
     data = max(int(count) * prod(shape) * 4 for count, shape in zip(federation.train_sizes, federation.shapes))
-    return round((job.task.nbytes * (3 * size + 6) + held * (job.personal_bytes + data)) / 1e6)
+    return round((job.task.nbytes * (3 * size + 6) + held * (job.personal_bytes + data + _kept(job))) / 1e6)

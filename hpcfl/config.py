@@ -21,6 +21,7 @@ from hpcfl.participation import Participation
 from hpcfl.presets import Table, apply, read
 from hpcfl.section import Section
 from hpcfl.speeds import Speed, speed_class
+from hpcfl.wall.roster import check_single
 
 S = TypeVar("S", bound=Section)
 
@@ -115,6 +116,8 @@ class Config(Section):
                 "batch_clients: clock = 'wall' computes visit by visit: expected 'auto', false or 1, "
                 f"got {self.batch_clients}; nearest: 1"
             )
+        if self.clock == "wall" and self.algorithm.asks:
+            check_single(self.algorithm.name, self.lane_width)
         self.participation.check(self.clients)
         self.doubling.check(self.participation)
         self.speed.check(self.participation, self.clock)

@@ -19,6 +19,7 @@ from hpcfl.memory import prefer_large_pages
 from hpcfl.orders import Order
 from hpcfl.provenance import git_commit, versions
 from hpcfl.ranks import device
+from hpcfl.wall.roster import benches, check_single
 from hpcfl.world import has_ulfm, local
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ def carry_out(order: Order, comm: Any) -> None:
     job = settled(comm, lambda: Job.of(config, order.data, size, _device(here), threads))
     processes = _processes(comm)
     hosts = [host for host, _ in processes]
+    if config.clock == "wall" and job.keeps:
+        rows = benches(config.lane_width, hosts, job.chunks)
+        settled(comm, lambda: check_single(config.algorithm.name, config.lane_width, rows))
     settled(comm, lambda: _open(order, processes) if first(comm) else None)
     now = settled(comm, lambda: _begun(job, order, rank))
     carry = _in_real_time if config.clock == "wall" else _in_step

@@ -20,7 +20,7 @@ from hpcfl.deadlines import Deadlines
 from hpcfl.doubling import Stage, Theory, entered, stages
 from hpcfl.errors import RunError, UsageError
 from hpcfl.memory import LEAN_BYTES, give_back, keep_freed
-from hpcfl.message import Layout, State, Sums
+from hpcfl.message import Block, Layout, State, Sums
 from hpcfl.plan import Floats, Ints, Invitation, Plan
 from hpcfl.ranks import Chunk, chunk_size, cut
 from hpcfl.task import Task
@@ -243,6 +243,21 @@ class Job:
     def whole(self) -> bool:
         """Whether a visit counts as a whole or not at all."""
         return self.config.participation.whole(self.algorithm.layerwise)
+
+    @cached_property
+    def keeps(self) -> dict[str, Block]:
+        """The blocks that are held for further sums, once sent.
+
+        Raises
+        ------
+        ValueError
+            If the algorithm names a block that is not in its layout.
+        """
+        names = self.algorithm.keeps(self.task)
+        kept = {name: block for group in self.layout for name, block in group.items() if name in names}
+        if names - kept.keys():
+            raise ValueError(f"keeps: {sorted(names - kept.keys())} are no blocks of the layout")
+        return kept
 
     def visits_of(self, round: int, client: int, reach: Floats, over: Event) -> Visits:
         """Return what one client needs to know in wall clock, where nobody knows yet how far it will come."""

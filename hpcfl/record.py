@@ -78,10 +78,11 @@ class Record:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Measure a part of the round."""
-        start = time.perf_counter()
+        """Measure a part of the round, without the parts of it that are measured by themselves."""
+        start, known = time.perf_counter(), sum(self.seconds.values())
         yield
-        self.seconds[name] = time.perf_counter() - start
+        within = sum(self.seconds.values()) - known
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start - within
 
     def elapsed(self) -> float:
         """Return wall-clock seconds since the round began."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 import torch
 
 from hpcfl.engine import Rounds
+from hpcfl.further import blank, found, keep
 from hpcfl.job import Job, Progress
 from hpcfl.message import Deposits, Message
 from hpcfl.plan import Floats, Plan
@@ -36,13 +38,26 @@ class Simulated(Rounds):
         self.transport.count()
         now.shared = self.transport.invite(now.shared)
         sums = Deposits(self.job.layout, len(plan.cohort), plan.missing)
+        kept: list[Message] = []
         with record.timed("compute_seconds"):
             for chunk in self.mine:
-                record.visits += visit(self.job, plan, chunk, now, sums)
+                record.visits += visit(self.job, plan, chunk, now, sums, kept)
         with record.timed("wait_seconds"):
             sums = self.transport.close(sums)
+        if self.job.keeps:
+            sums.found = self._found(now.shared, kept, record)
         record.carried(self.transport)
         return plan, sums
+
+    def _found(self, shared: State, kept: list[Message], record: Record) -> State:
+        """Return what further sums lead to; all ranks iterate together."""
+
+        def reduce(sums: Deposits) -> Deposits:
+            with record.timed("wait_seconds"):
+                return self.transport.share(sums)
+
+        with record.timed("compute_seconds"):
+            return found(self.job.algorithm, self.job.task, shared, kept, reduce)
 
     def scores(self, now: Progress) -> Floats:
         """Let every rank test its own clients' models."""
@@ -61,8 +76,11 @@ class Simulated(Rounds):
         return self.transport.collect(self.job.chunks, now.personal, self.job.like)
 
 
-def visit(job: Job, plan: Plan, chunk: Chunk, now: Progress, sums: Deposits) -> int:
-    """Do a chunk's visits that count, add their messages to `sums`, keep the personal state; return how many."""
+def visit(job: Job, plan: Plan, chunk: Chunk, now: Progress, sums: Deposits, kept: list[Message] | None = None) -> int:
+    """Do a chunk's visits that count, add their messages to `sums`, keep the personal state; return how many.
+
+    What the algorithm keeps of the messages is put into `kept`.
+    """
     rows = plan.rows(chunk.clients)
     if not len(rows):
         return 0
@@ -70,9 +88,18 @@ def visit(job: Job, plan: Plan, chunk: Chunk, now: Progress, sums: Deposits) -> 
     personal = now.personal[chunk.number]
     own = {name: value[places] for name, value in personal.items()}
     client = job.algorithm.client(job.task, now.shared, own, job.visits(plan, rows))
-    for name, value in drained(client, sums.add).items():
+    take = sums.add
+    if kept is not None and job.keeps:
+        kept.append(blank(job.keeps, len(rows), job.task.device))
+        take = partial(_take, sums, kept[-1])
+    for name, value in drained(client, take).items():
         personal[name][places] = value
     return len(rows)
+
+
+def _take(sums: Deposits, kept: Message, message: Message) -> None:
+    sums.add(message)
+    keep(message, kept)
 
 
 def drained(client: Generator[Message, None, R], take: Callable[[Message], None]) -> R:

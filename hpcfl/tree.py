@@ -81,6 +81,21 @@ class Tree(Transport):
         self.sent += moved * (not self.serves)
         return sums
 
+    def share(self, sums: Deposits) -> Deposits:
+        """Sum each group of blocks over ranks, and tell everybody.
+
+        By Iallreduce, unlike `agree`: all ranks go on at once with what they hear, and the blocks may be large, where
+        a library has better than to carry all of them through the server.
+        """
+        totals = [np.empty_like(buffer.data) for buffer in sums.buffers]
+        wait([self.comm.Iallreduce(b.data, total, MPI.SUM) for b, total in zip(sums.buffers, totals)])
+        for buffer, total in zip(sums.buffers, totals):
+            buffer.data = total
+        moved = sum(total.nbytes for total in totals) * (self.size > 1)
+        self.sent += moved
+        self.received += moved
+        return sums
+
     def reduce(self, values: Floats) -> Floats:
         """Sum over ranks; exact where each element is non-zero on one rank only, or a whole number."""
         total = np.empty_like(values)

@@ -14,6 +14,7 @@ from hpcfl.algorithms import Algorithm
 from hpcfl.data import ClientData, Federation
 from hpcfl.deadlines import Deadlines
 from hpcfl.doubling import Doubling
+from hpcfl.further import found
 from hpcfl.job import Job, Progress
 from hpcfl.message import Deposits
 from hpcfl.models.cnn import Cnn
@@ -108,8 +109,11 @@ class Rounds:
     def collect(self, plan):
         """The sums of one round; the shared state is not touched."""
         sums = Deposits(self.job.layout, len(plan.cohort), plan.missing)
+        kept = []
         for chunk in self.job.chunks:
-            visit(self.job, plan, chunk, self.now, sums)
+            visit(self.job, plan, chunk, self.now, sums, kept)
+        if self.job.keeps:
+            sums.found = found(self.job.algorithm, self.job.task, self.now.shared, kept, lambda own: own)
         return sums
 
     def step(self, plan):

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     Client = Generator[Message, None, State]
     """Yields messages as they become ready, returns the rows' new personal state."""
 
+    Asking = Generator[State, Sums, State]
+    """Yields questions, is sent the sums over the answers, returns what it has found."""
+
 
 class Algorithm(Section):
     """Base of all algorithms.
@@ -114,6 +117,52 @@ class Algorithm(Section):
         from hpcfl.message import moved
 
         return {name: moved(value, sums.mean(name)) if name in sums else value for name, value in shared.items()}
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for further sums, which ranks that share a lane in real time cannot give."""
+        return False
+
+    def keeps(self, task: Task) -> frozenset[str]:
+        """Return the blocks of the layout that are held after they were sent, for `further`; by default none.
+
+        Those of each visit that counted: in simulated time where it was computed, in real time at the server.
+        """
+        return frozenset()
+
+    def further_layout(self, task: Task) -> Layout:
+        """Return the blocks of one further sum; they travel together."""
+        return ()
+
+    def further(self, task: Task, shared: State) -> Asking:
+        """Ask for further sums over what counted, once the round has closed; only where something is kept.
+
+        Yield a question, named tensors of any shapes; be sent the sums over the visits' answers to it; and so on.
+        Return what was found: the server's step reads it in ``sums.found``. In simulated time all ranks run this
+        alike, so it may depend on nothing but `shared` and the sums, and all must ask equally often. The sums are the
+        same to the bit everywhere, what is computed from them is not where ranks' processors differ: if the sums shall
+        tell when to stop, sum up what does (a distance, say) as a block. Where nobody counted they have weight 0.
+
+        Parameters
+        ----------
+        shared : State
+            As it was served to the round, without what never leaves the server.
+        """
+        yield from ()
+        return {}
+
+    def answer(self, task: Task, question: State, message: Message) -> Message:
+        """Return some visits' answers, ``{block: (value [c, …], weight [c])}`` in the blocks of `further_layout`.
+
+        A pure function of each row by itself. Weights are whole numbers, so that their sums are exact.
+
+        Parameters
+        ----------
+        message : Message
+            What the c visits have sent of each block that is kept, ``(value [c, …], weight [c])``, in the block's type.
+            What one has not sent is 0 and has weight 0, and an answer of weight 0 may be anything.
+        """
+        raise NotImplementedError
 
     def measured(self, task: Task, shared: State) -> dict[str, float]:
         """Return the `figures` of the shared state."""

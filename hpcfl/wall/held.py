@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.message import PIECE, Deposits, Layout, Sums, deposit
+from hpcfl.further import blank, keep
+from hpcfl.message import PIECE, Block, Deposits, Layout, Message, Sums, deposit
 from hpcfl.plan import Floats
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ class Held(Sums):
         Slots, and how many of their groups count.
     folded : Deposits
         Sums over slots that are not kept any more; None where there are none.
+    copied : sequence of Message
+        What of those slots is kept for further sums.
     """
 
     def __init__(
@@ -37,9 +41,10 @@ class Held(Sums):
         missing: Floats,
         kept: list[tuple[Slot, int]],
         folded: Deposits | None = None,
+        copied: Sequence[Message] = (),
     ) -> None:
         super().__init__(layout, invited, missing)
-        self.kept, self.folded = kept, folded
+        self.kept, self.folded, self.copied = kept, folded, copied
         self._group = {name: number for number, blocks in enumerate(layout) for name in blocks}
 
     def weight(self, name: str) -> float:
@@ -69,6 +74,10 @@ class Held(Sums):
             np.add.reduce(own[::-1], out=out[piece])  # smallest first
         return torch.from_numpy(out).view(block.shape)
 
+    def messages(self, blocks: Mapping[str, Block], device: torch.device) -> list[Message]:
+        """Return what each visit that counted has sent of `blocks`, one by one, on a device."""
+        return [*self.copied, *(message(slot, count, blocks, device) for slot, count in self.kept)]
+
     def _with(self, number: int) -> list[Slot]:
         """Return the slots whose group of this number counts."""
         return [slot for slot, count in self.kept if number < count]
@@ -79,6 +88,15 @@ def contribution(slot: Slot, number: int, name: str) -> tuple[Tensor, float | No
     group, data = slot.wire[number], slot.data[number]
     weight = float(group.weights(data, name)[0]) if group.width == 1 else None
     return group.value(data, name), weight
+
+
+def message(slot: Slot, groups: int, blocks: Mapping[str, Block], device: torch.device) -> Message:
+    """Return what a single rank's visit has sent of `blocks` within its first groups, in memory of its own."""
+    kept = blank(blocks, 1, device)
+    for group, data in zip(slot.wire[:groups], slot.data):
+        for name in group.blocks.keys() & blocks.keys():
+            keep({name: (group.value(data, name), torch.from_numpy(group.weights(data, name)))}, kept)
+    return kept
 
 
 def scaled(value: Tensor, weight: float | None, product: Floats) -> Floats:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from hpcfl.engine import Rounds
 from hpcfl.errors import Interrupted
+from hpcfl.further import found
 from hpcfl.job import Job, Progress
 from hpcfl.plan import Floats, Ints, Plan
 from hpcfl.record import Record
@@ -30,6 +31,15 @@ class RealTime(Rounds):
         self.told = 0
 
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Held]:
+        """Run the next round until its rule closes it; what more is asked of its messages, the server answers alone."""
+        plan, sums = self._closed(now, record)
+        if self.job.keeps:
+            with record.timed("server_seconds"):
+                messages = sums.messages(self.job.keeps, self.job.task.device)
+                sums.found = found(self.job.algorithm, self.job.task, now.shared, messages, lambda own: own)
+        return plan, sums
+
+    def _closed(self, now: Progress, record: Record) -> tuple[Plan, Held]:
         """Run the next round until its rule closes it."""
         if not self.job.algorithm.invites(now.round):
             plan = Plan.nobody(now.round, len(self.job.shares))
@@ -48,7 +58,7 @@ class RealTime(Rounds):
     def together(self, record: Record, wish: str) -> str:
         """Take the ranks' figures from what they have sent, and tell who is lost."""
         figures = self.server.figures()
-        figures[2, 0] += record.seconds["wait_seconds"]
+        figures[2, 0] += record.seconds.get("wait_seconds", 0.0)  # none where nobody was invited
         record.by_rank = figures
         for loss in self.server.fleet.lost[self.told :]:
             record.news += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]

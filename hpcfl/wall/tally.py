@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfl.message import Deposits
+from hpcfl.message import Deposits, Message
 from hpcfl.plan import Floats, Ints, Invitation, Plan
-from hpcfl.wall.held import Held, fold
+from hpcfl.wall.held import Held, fold, message
 from hpcfl.wall.lane import Lane
 from hpcfl.wall.slot import Slot
 
@@ -40,6 +40,7 @@ class Tally:
         self.seconds: Floats = np.full(len(asked.cohort), np.inf)
         self.kept: list[tuple[Slot, int]] = []
         self.folded: Deposits | None = None
+        self.copied: list[Message] = []
         self.early = 0
 
     def progress(self) -> tuple[int, int]:
@@ -55,6 +56,8 @@ class Tally:
         self.early += self._value(lane)
         self._note(lane, slot, self.groups)
         fold(slot, self.folded)
+        if self.job.keeps:
+            self.copied.append(message(slot, self.groups, self.job.keeps, self.job.task.device))
         lane.open_next()
 
     def finish(self, closed: float) -> None:
@@ -89,7 +92,7 @@ class Tally:
 
     def sums(self, plan: Plan) -> Held:
         """Return the sums over what counted."""
-        return Held(self.job.layout, len(self.asked.cohort), plan.missing, self.kept, self.folded)
+        return Held(self.job.layout, len(self.asked.cohort), plan.missing, self.kept, self.folded, self.copied)
 
     def _looked_at(self) -> list[tuple[Lane, Slot]]:
         """Return the current slots; where n visits are enough, those of the first ones only."""
