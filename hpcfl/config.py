@@ -127,6 +127,7 @@ class Config(Section):
 
     def check_shapes(self, header: Header) -> None:
         """Raise UsageError where the model does not suit the data."""
+        self.algorithm.suits(self.model, header)
         shapes = header.shapes
         for shape in dict.fromkeys(shapes):
             self.model.check(shape, header.classes)

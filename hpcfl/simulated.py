@@ -12,7 +12,7 @@ import torch
 from hpcfl.engine import Rounds
 from hpcfl.further import blank, found, keep
 from hpcfl.job import Job, Progress
-from hpcfl.message import Deposits, Message
+from hpcfl.message import Deposits, Message, State
 from hpcfl.plan import Floats, Plan
 from hpcfl.ranks import Chunk
 from hpcfl.record import Record

@@ -254,6 +254,10 @@ class Task:
             upstream, gradients = traces[number].back(target, upstream)
             yield number, gradients, losses.detach()
 
+    def labels(self, client: int) -> Tensor:
+        """Return the labels or targets of a client's training samples, ``[n]``."""
+        return self._held(client)[1]
+
     def _held(self, client: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return a client's training features, labels, test features, labels on the device, read once."""
         if client not in self._data:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, ClassVar
 from hpcfl.section import Section
 
 if TYPE_CHECKING:
+    from hpcfl.data import Header
     from hpcfl.message import Layout, Message, State, Sums
+    from hpcfl.models import Model
     from hpcfl.participation import Participation
     from hpcfl.task import Task
     from hpcfl.visits import Visits
@@ -52,6 +54,9 @@ class Algorithm(Section):
         known : bool
             Whether the speed model gives the chance that a layer arrives by a deadline.
         """
+
+    def suits(self, model: Model, header: Header) -> None:
+        """Raise UsageError where a key does not go with the model or with what is known of the data."""
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return the names of the blocks of layers 1 … L, first layer first: what a depth counts in."""

@@ -1,0 +1,419 @@
+"""FLIC: clients with feature spaces of their own, aligned in a latent space (Rakotomamonjy et al., 2023).
+
+Client i embeds its features by φ_i (personal, any input size) into a latent space in which shared Gaussian anchors
+``μ_c = N(v_c, L_c L_cᵀ)`` stand for the classes; ``g_i = β_i ∘ α`` classifies there. With ``model.hidden = []`` this is
+FLIC-Class, with one hidden layer FLIC-HL. A visit (Algorithms 1 and S2): M epochs in which φ_i takes steps by the loss
+and ``λ1 Σ_c W2²(μ_c, ν̂_c)`` and β_i by the loss and ``λ2 Σ_c 1/J Σ_j ℓ(c, g(Z_c^(j)))``, in turns; then an epoch of α;
+then one step of the anchors whose classes the client holds. Means are printed where Algorithm S2 scales by n_i.
+
+The defaults are the paper's text. What the authors released differs from it; to come close to that:
+``distance = "samples"``, ``ddof = 1``, ``spread = 10.0``, ``anchor_loss = "means"``, ``realign = 1``,
+``weight_decay = 1e-3``, ``shared_from = 20`` (FLIC-HL), ``evaluation = "head"``. There every client aligns anew after
+every round; here a client does so when it is visited or tested next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.algorithms.base import Client
+    from hpcfl.data import Header
+    from hpcfl.latent.anchors import Anchors
+    from hpcfl.latent.learner import Learner
+    from hpcfl.latent.parts import Parts
+    from hpcfl.latent.targets import Targets
+    from hpcfl.message import Layout, Message, State, Sums
+    from hpcfl.models import Model
+    from hpcfl.participation import Participation
+    from hpcfl.task import Task
+    from hpcfl.visits import Visits
+
+
+class Flic(Algorithm):
+    """Personal embeddings into a latent space with shared Gaussian anchors.
+
+    Attributes
+    ----------
+    inside : {"fedrep", "fedavg-ft", "l2gd"}
+        What α and β_i are above the embedding (Table 2). ``fedrep``: the hidden layers and the classifier.
+        ``fedavg-ft``: all is α, and learns in the local epochs. ``l2gd``: all of α and of β_i, of which the model is
+        ``ω α + (1 − ω) β_i``.
+    mix : float
+        ω of ``l2gd``; other methods have none.
+    lr : float
+        Local step size.
+    optimizer : {"adam", "sgd"}
+        The local optimiser; it starts anew with each phase of a visit.
+    weight_decay : float
+        Penalty on the weights above the embedding.
+    batch : int
+        Samples per local step; 0 for all that a client has.
+    epochs : int
+        Local epochs M of φ_i and β_i.
+    shared_epochs : int
+        Epochs of α after that.
+    shared_from : int
+        α learns from this round on.
+    lambda1 : float
+        λ1, the weight of the distance to the anchors.
+    lambda2 : float
+        λ2, the weight of the anchors' samples.
+    draws : int
+        Samples J of each anchor per step; 0: `batch`.
+    distance : {"closed", "samples"}
+        W2² to the anchor, or to as many samples of it as the batch has of the class.
+    ddof : int
+        Empirical covariances are divided by n − ddof.
+    anchors : {"classes", "targets"}
+        An anchor for each class, or ``μ_y = N(y a + (1 − y) b, I)`` for real labels.
+    meta : tuple of int
+        The anchor of each class, where classes share anchors; empty: each has its own.
+    factors : bool
+        Whether the factors L_c learn (Algorithm 1), or covariances stay `scale`² I (the experiments).
+    spread : float
+        Standard deviation of the coordinates of the first means.
+    scale : float
+        The first L_c are `scale` times I.
+    anchor_lr : float
+        Step size of the anchors; None: `lr`.
+    anchor_loss : {"held", "means"}
+        The anchors that a client holds move by λ1 and λ2 as above; or all of them by the distance with weight 1 and
+        ``Σ_c ℓ(c, g(v_c))``.
+    weights : {"uniform", "samples"}
+        ω_i of the means over clients: 1, or the number of samples.
+    average : {"active", "holders"}
+        An anchor is averaged over all visits that counted, or over those whose client holds its class.
+    reduction : {"factor_mean", "bures"}
+        ``L_c ← mean L_{i,c}`` as printed, or the Wasserstein barycenter of the clients' anchors.
+    tolerance : float
+        ``bures``: iterations end when the covariance moves by less, relative to its size.
+    iterations : int
+        ``bures``: at most so many.
+    pretrain : int
+        Epochs in which an embedding aligns to the first anchors, before its client's first visit.
+    pretrain_batch : int
+        Samples per step then.
+    realign : int
+        Epochs in which an embedding aligns to the anchors at the beginning of a visit, and before a test.
+    evaluation : {"stored", "tuned", "head"}
+        The model that a client is tested with: as it is, or after `tune_epochs` more local epochs, or after
+        `tune_epochs` epochs of β_i alone and `realign`.
+    tune_epochs : int
+        Local epochs before the test; with `hpcfl adapt`, those of φ and β of a newcomer.
+    """
+
+    name: Literal["flic"] = "flic"
+    inside: Literal["fedrep", "fedavg-ft", "l2gd"] = "fedrep"
+    mix: float | None = Field(None, ge=0, le=1)
+    lr: float = Field(1e-3, gt=0)
+    optimizer: Literal["adam", "sgd"] = "adam"
+    weight_decay: float = Field(0.0, ge=0)
+    batch: int = Field(100, ge=0)
+    epochs: int = Field(10, ge=1)
+    shared_epochs: int = Field(1, ge=1)
+    shared_from: int = Field(0, ge=0)
+    lambda1: float = Field(1e-3, ge=0)
+    lambda2: float = Field(1e-3, ge=0)
+    draws: int = Field(0, ge=0)
+    distance: Literal["closed", "samples"] = "closed"
+    ddof: Literal[0, 1] = 0
+    anchors: Literal["classes", "targets"] = "classes"
+    meta: tuple[int, ...] = ()
+    factors: bool = False
+    spread: float = Field(1.0, ge=0)
+    scale: float = Field(1.0, ge=0)
+    anchor_lr: float | None = Field(None, gt=0)
+    anchor_loss: Literal["held", "means"] = "held"
+    weights: Literal["uniform", "samples"] = "uniform"
+    average: Literal["active", "holders"] = "active"
+    reduction: Literal["factor_mean", "bures"] = "factor_mean"
+    tolerance: float = Field(1e-9, gt=0)
+    iterations: int = Field(100, ge=1)
+    pretrain: int = Field(0, ge=0)
+    pretrain_batch: int = Field(10, ge=0)
+    realign: int = Field(0, ge=0)
+    evaluation: Literal["stored", "tuned", "head"] = "stored"
+    tune_epochs: int = Field(10, ge=1)
+
+    any_shape: ClassVar[bool] = True
+    figures: ClassVar[dict[str, str]] = {"barycenter_iterations": "iterations of the barycenters of this round"}
+
+    def check(self, participation: Participation, known: bool = True) -> None:
+        """Refuse keys that nothing would use."""
+        idle = [
+            ("mix", self.mix is not None and self.inside != "l2gd", "inside = 'l2gd'"),
+            ("reduction", self.reduction == "bures" and not self.factors, "factors = true"),
+            ("factors", self.factors and self.anchors == "targets", "anchors = 'classes'"),
+            ("factors", self.factors and self.anchor_loss == "means", "anchor_loss = 'held'"),
+            ("meta", bool(self.meta) and self.anchors == "targets", "anchors = 'classes'"),
+            ("distance", self.distance == "samples" and self.anchors == "targets", "anchors = 'classes'"),
+            ("anchor_loss", self.anchor_loss == "means" and self.anchors == "targets", "anchors = 'classes'"),
+            ("anchor_loss", self.anchor_loss == "means" and bool(self.meta), "meta = []"),
+            ("pretrain_batch", self.pretrain_batch != 10 and not self.pretrain, "pretrain above 0"),
+        ]
+        if self.lambda2 and not (self.draws or self.batch):
+            raise UsageError("algorithm.draws: expected at least 1 with algorithm.batch = 0, got 0; nearest: 100")
+        for key, useless, needed in idle:
+            if useless:
+                raise UsageError(
+                    f"algorithm.{key} = {getattr(self, key)!r} has no meaning without algorithm.{needed}: remove it, "
+                    f"or set algorithm.{needed}"
+                )
+
+    def suits(self, model: Model, header: Header) -> None:
+        """Refuse a model without a latent space, and groups of classes that are not those of the data."""
+        if model.name != "latent":
+            raise UsageError(
+                f"model.name: algorithm.name = 'flic' needs an embedding, got '{model.name}'; nearest: 'latent'"
+            )
+        if self.meta and (len(self.meta) != header.classes or set(self.meta) != set(range(max(self.meta) + 1))):
+            raise UsageError(
+                f"algorithm.meta: expected {header.classes} numbers (one per class) from 0 on without gaps, "
+                f"got {list(self.meta)}"
+            )
+
+    # what is shared, and what is not
+
+    def parts(self, task: Task) -> Parts:
+        """Return which tensors are φ, α and β."""
+        from hpcfl.latent.parts import Parts
+
+        return Parts.of(task, self.inside, 0.5 if self.mix is None else self.mix)
+
+    def size(self, task: Task) -> tuple[int, int]:
+        """Return number C and dimension k of the anchors; UsageError where labels are not of their kind."""
+        real = task.labels(0).is_floating_point()
+        if real != (self.anchors == "targets"):
+            kind, near = ("real numbers", "targets") if real else ("classes", "classes")
+            raise UsageError(f"algorithm.anchors: the labels are {kind}, got '{self.anchors}'; nearest: '{near}'")
+        dimension = int(next(iter(task.stages[self.parts(task).first].tensors.values())).shape[1])
+        if self.anchors == "targets":
+            return 2, dimension
+        return (max(self.meta) + 1 if self.meta else task.federation.classes), dimension
+
+    def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
+        """Return one layer of all that is sent: a visit counts as a whole."""
+        from hpcfl.latent.anchors import FACTORS, MEANS
+
+        count, _ = self.size(task)
+        kinds = (MEANS, *([FACTORS] if self.factors else []))
+        anchors = [f"{kind}.{number}" for kind in kinds for number in range(count)]
+        return ((*self.parts(task).shared, *anchors),)
+
+    def layout(self, task: Task) -> Layout:
+        """Return the loss, then α and each anchor's mean and factor by themselves: they have weights of their own."""
+        from hpcfl.latent.anchors import FACTORS
+        from hpcfl.message import Block
+
+        _, dimension = self.size(task)
+        initial, found = task.initial(), {}
+        for name in self.layers(task)[0]:
+            square = name.startswith(FACTORS)
+            shape = tuple(initial[name].shape) if name in initial else (dimension,) * (1 + square)
+            found[name] = Block(shape)
+        return {"loss": Block(())}, found
+
+    def anchored(self, task: Task) -> State:
+        """Return the first anchors: random means, spherical covariances."""
+        import torch
+
+        from hpcfl.latent.anchors import FACTORS, MEANS
+        from hpcfl.rng import keyed
+
+        means = keyed(task.seed, "anchors").standard_normal(self.size(task), dtype="float32")
+        found = {MEANS: self.spread * torch.from_numpy(means).to(task.device)}
+        if self.factors:
+            count, dimension = means.shape
+            found[FACTORS] = self.scale * torch.eye(dimension, device=task.device).repeat(count, 1, 1)
+        return found
+
+    def start(self, task: Task) -> State:
+        """Return α and the anchors before round 0."""
+        import torch
+
+        initial = task.initial()
+        taken = {"server.iterations": torch.zeros(1)} if self.asks else {}
+        return {name: initial[name] for name in self.parts(task).shared} | self.anchored(task) | taken
+
+    def enter(self, task: Task, client: int) -> State:
+        """Return φ and β before a client's first visit."""
+        import torch
+
+        flag = {"pretrained": torch.zeros(1)} if self.pretrain else {}
+        return self.parts(task).entered(task.initial(client)) | flag
+
+    def own(self, task: Task) -> set[str]:
+        """Return the names of φ and β."""
+        parts = self.parts(task)
+        return {*parts.embedding, *parts.personal}
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.lr
+
+    @property
+    def alike(self) -> bool:
+        """Whether clients predict alike: they do not."""
+        return False
+
+    @property
+    def adapts(self) -> int:
+        """`tune_epochs`."""
+        return self.tune_epochs
+
+    # a visit
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        """Train φ, β, α, the anchors; then send the changes of α and of the anchors."""
+        from hpcfl.latent.anchors import MEANS, changes
+
+        learner = self._learner(task, shared, personal, visits)
+        parts, params = learner.terms.parts, learner.params
+        served = {name: shared[name] for name in shared if not name.startswith("server.")}
+        learner.pretrain()
+        learner.realign()
+        loss = learner.local(self.epochs, parts.personal or parts.shared)
+        if parts.personal and parts.shared and visits.round >= self.shared_from:
+            loss = learner.shared(parts.shared)
+        learner.anchors()
+        weight = self._weight(visits)
+        yield {"loss": (loss, weight)}
+        message = {name: (params[name] - served[name], weight) for name in parts.shared}
+        holders = self._holds(learner.terms.anchors, served[MEANS]) if self.average == "holders" else None
+        yield message | changes(params, served, weight, holders)
+        return {name: params[name] for name in personal}
+
+    def _weight(self, visits: Visits) -> Tensor:
+        rows = len(visits.clients)
+        return visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
+
+    def _holds(self, anchors: Anchors | Targets, means: Tensor) -> Tensor:
+        """Return which anchors each client's step may move, bool ``[c, C]``."""
+        import torch
+
+        if self.anchor_loss == "means":
+            return torch.ones(len(anchors.slots), len(means), dtype=torch.bool)
+        return (anchors.slots.unsqueeze(1) == torch.arange(len(means), device=means.device)[:, None]).any(2).cpu()
+
+    def _learner(self, task: Task, shared: State, personal: State, visits: Visits) -> Learner:
+        from hpcfl.latent.anchors import FACTORS, MEANS
+        from hpcfl.latent.learner import Learner
+        from hpcfl.latent.objective import Terms
+
+        rows = len(visits.clients)
+        served = {name: shared[name].expand(rows, *shared[name].shape) for name in (MEANS, FACTORS) if name in shared}
+        params = {name: value.clone() for name, value in (task.spread(shared, visits) | served | personal).items()}
+        terms = Terms(
+            task, self.parts(task), self._anchors(task, visits), self.lambda1, self.lambda2, self.draws or self.batch
+        )
+        return Learner(self, task, visits, terms, params)
+
+    def _anchors(self, task: Task, visits: Visits) -> Anchors | Targets:
+        import torch
+
+        from hpcfl.latent.anchors import Anchors, held
+        from hpcfl.latent.targets import Targets
+
+        _, dimension = self.size(task)
+        if self.anchors == "targets":
+            return Targets(len(visits.clients), dimension)
+        groups = torch.tensor(self.meta or range(task.federation.classes), device=task.device)
+        slots = held(task, visits.clients, groups)
+        return Anchors(slots, groups, dimension, self.scale, self.distance, self.ddof)
+
+    # the server
+
+    def server(self, task: Task, shared: State, sums: Sums) -> State:
+        """Return α and the anchors after the round."""
+        import torch
+
+        from hpcfl.latent.anchors import FACTORS, MEANS
+        from hpcfl.message import moved
+
+        after = super().server(task, shared, sums)
+        for kind in (MEANS, FACTORS):
+            if kind in shared:
+                rows = [moved(value, sums.mean(f"{kind}.{number}")) for number, value in enumerate(shared[kind])]
+                after[kind] = torch.stack(rows)
+        if sums.found:
+            factors = sums.found["factors"].to(after[FACTORS])
+            changed = sums.found["changed"].to(factors.device)
+            after[FACTORS] = torch.where(changed[:, None, None], factors, shared[FACTORS])
+            after["server.iterations"] = sums.found["iterations"].max().float().reshape(1)
+        return after
+
+    def measured(self, task: Task, shared: State) -> dict[str, float]:
+        """Return the iterations of the barycenters."""
+        return {"barycenter_iterations": float(shared.get("server.iterations", [0.0])[0])}
+
+    @property
+    def asks(self) -> bool:
+        """Whether anchors are reduced to their barycenters."""
+        return self.reduction == "bures"
+
+    def keeps(self, task: Task) -> frozenset[str]:
+        """Return the blocks of the factors."""
+        from hpcfl.latent.reduction import sent
+
+        return frozenset(sent(number) for number in range(self.size(task)[0])) if self.asks else frozenset()
+
+    def further_layout(self, task: Task) -> Layout:
+        """Return the blocks of an iteration's sums."""
+        from hpcfl.latent.reduction import blocks
+
+        return blocks(*self.size(task))
+
+    def further(self, task: Task, shared: State) -> Generator[State, Sums, State]:
+        """Iterate to the barycenters of what counted."""
+        from hpcfl.latent.anchors import FACTORS
+        from hpcfl.latent.reduction import asking
+
+        return asking(shared[FACTORS].cpu(), self.tolerance, self.iterations)
+
+    def answer(self, task: Task, question: State, message: Message) -> Message:
+        """Return some visits' part of an iteration."""
+        from hpcfl.latent.reduction import answered
+
+        return answered(question, message)
+
+    # models
+
+    def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        """Return the parameters that the clients predict with, by the protocol that is asked for."""
+        from hpcfl.latent.learner import tuning
+
+        learner = tuning(self._learner(task, shared, personal, visits))
+        parts = learner.terms.parts
+        if self.evaluation != "stored":
+            learner.pretrain()
+        if self.evaluation == "tuned":
+            learner.realign()
+            learner.local(self.tune_epochs, parts.personal or parts.shared)
+        if self.evaluation == "head":
+            learner.local(self.tune_epochs, parts.personal or parts.shared, embedding=False)
+            learner.realign()
+        return parts.predicting(learner.params)
+
+    def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
+        """Return the models of newcomers: α and the anchors are kept, φ and β learn (section 3.3)."""
+        import torch
+
+        from hpcfl.latent.learner import tuning
+
+        states = [self.enter(task, int(client)) for client in visits.clients]
+        personal = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+        learner = tuning(self._learner(task, shared, personal, visits))
+        if epochs:
+            learner.pretrain()
+            learner.local(epochs, learner.terms.parts.personal)
+        return learner.terms.parts.predicting(learner.params)
