@@ -107,6 +107,6 @@ def learn(task: Task, params: State, batches: Iterable[Batch], turns: Iterable[T
     for batch in batches if taking else ():
         for turn, learn_, memory in zip(taking, own, memories):
             loss = turn.optimiser.step(task, params, learn_, memory, batch, turn.objective)
-        losses += loss
+        losses += loss * batch.counted()  # samples of anchors there are also where a client rests
         taken += batch.counted()
     return losses / taken.clamp(min=1)
