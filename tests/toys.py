@@ -88,7 +88,7 @@ class Rounds:
 
     def __init__(self, algorithm: Algorithm, task: Task, per_chunk: int | None = None):
         clients = task.federation.clients
-        chunks = cut(per_chunk or clients, np.ones(clients), 1)
+        chunks = cut(per_chunk or clients, np.ones(clients), 1, task.federation.shapes)
         shares = np.arange(len(algorithm.layers(task)), 0, -1) / len(algorithm.layers(task))
         self.job = Job(UNSTAGED, task, algorithm, chunks, algorithm.layout(task), shares)  # type: ignore[arg-type]
         self.now: Progress = self.job.begin(0)

@@ -3,6 +3,9 @@
 With ``participation.close = "first"`` and ``[doubling]`` this is Algorithm 2 of SRPFL (Tziotis et al.). A round, over
 those who take part, each with m fresh samples: ``w_i = argmin ‖y_i − X_i B w‖²``,
 ``B_i = B − η/m · X_iᵀ (X_i B w_i − y_i) w_iᵀ``; then ``B ← Q`` of ``QR(mean B_i)``.
+
+With ``data.name = "linear_spaces"`` this is Algorithm S3 of FLIC (Rakotomamonjy et al.): the rows of X_i are embedded
+by ``W_i x + b_i`` first, which whitens features of known mean and covariance along their k leading directions.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.data.whitening import whitening
 from hpcfl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,11 +23,13 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import Client
     from hpcfl.data.linear import LinearFederation
+    from hpcfl.data.linear_spaces import SpacesFederation
     from hpcfl.message import Layout, State, Sums
     from hpcfl.task import Task
     from hpcfl.visits import Visits
 
 B, HEAD, MOMENT = "representation.weight", "head.weight", "moment"  # Bᵀ [k, d], w [1, k], mean of y² x xᵀ [d, d]
+WEIGHT, BIAS = "embedding.weight", "embedding.bias"  # where features are embedded in d coordinates: [d, d_i], [d]
 
 
 class LinearFedRep(Algorithm):
@@ -40,6 +46,7 @@ class LinearFedRep(Algorithm):
     """
 
     name: Literal["linear_fedrep"] = "linear_fedrep"
+    any_shape: ClassVar[bool] = True
     lr: float = Field(0.1, gt=0)
     initial: Literal["moments", "random"] = "moments"
     figures: ClassVar[dict[str, str]] = {"distance": "principal angle distance of the representation to the true one"}
@@ -63,7 +70,8 @@ class LinearFedRep(Algorithm):
         Raises
         ------
         UsageError
-            Where the data do not come from a linear model, or a client has too few samples for its head.
+            Where the data do not come from a linear model, or their embedding is not to the dimension that they have,
+            or a client has too few samples for its head.
         """
         import torch
 
@@ -77,11 +85,15 @@ class LinearFedRep(Algorithm):
     def _shape(self, task: Task) -> tuple[int, int]:
         weight = task.initial().get(B)
         if not hasattr(task.federation, "drawn") or weight is None:
-            raise UsageError("algorithm.name = 'linear_fedrep' needs data.name = 'linear' and model.name = 'linear'")
+            raise UsageError(
+                "algorithm.name = 'linear_fedrep' needs data.name = 'linear' and model.name = 'linear', "
+                "or data.name = 'linear_spaces' and the same model with its key dimension"
+            )
         federation: LinearFederation = task.federation  # type: ignore[assignment]
-        rank, dimension = weight.shape
-        if rank != federation.truth.shape[1]:
-            raise UsageError(f"model.rank: expected data.rank = {federation.truth.shape[1]}, got {rank}")
+        (rank, dimension), (latent, expected) = weight.shape, federation.truth.shape
+        _check_embedding(task, latent)
+        if rank != expected:
+            raise UsageError(f"model.rank: expected data.rank = {expected}, got {rank}; nearest: {expected}")
         if federation.train_sizes.min() < rank:
             raise UsageError(
                 f"data.samples: expected at least model.rank = {rank}, since heads are solved for, "
@@ -91,19 +103,28 @@ class LinearFedRep(Algorithm):
 
     def start(self, task: Task) -> State:
         """Return orthonormal rows."""
+        self._shape(task)
         return {B: _orthonormal(task.initial()[B].double())}
 
     def enter(self, task: Task, client: int) -> State:
-        """Return a head of zeros."""
+        """Return a head of zeros, and the embedding where clients have feature spaces of their own."""
         import torch
 
-        return {HEAD: torch.zeros(1, self._shape(task)[0], dtype=torch.float64, device=task.device)}
+        rank, dimension = self._shape(task)
+        state = {HEAD: torch.zeros(1, rank, dtype=torch.float64, device=task.device)}
+        if not hasattr(task.federation, "moments"):
+            return state
+        federation: SpacesFederation = task.federation  # type: ignore[assignment]
+        weight, bias = (torch.tensor(part) for part in whitening(*federation.moments(client), dimension))
+        return state | {WEIGHT: weight.to(task.device), BIAS: bias.to(task.device)}
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Send the moments, or solve for the head and send the change of the representation."""
         import torch
 
         x, y = (part.to(task.device) for part in _drawn(task.federation, visits))  # type: ignore[arg-type]
+        if WEIGHT in personal:
+            x = x @ personal[WEIGHT].transpose(1, 2) + personal[BIAS].unsqueeze(1)
         weight, count = visits.ones(len(y)), y.shape[1]
         if self.everyone(visits.round):
             seen = x * y.unsqueeze(2)
@@ -115,7 +136,7 @@ class LinearFedRep(Algorithm):
         rest = low @ head - y.unsqueeze(2)
         step = head @ (rest.transpose(1, 2) @ x) * (-self.lr / count)
         yield {"loss": (rest.square().mean((1, 2)), weight), B: (step, weight)}
-        return {HEAD: head.transpose(1, 2)}
+        return personal | {HEAD: head.transpose(1, 2)}
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
         """Return the orthonormal basis of the mean, or what the moments say."""
@@ -129,16 +150,32 @@ class LinearFedRep(Algorithm):
         return {B: _orthonormal(shared[B] + sums.mean(B).view_as(shared[B]).to(shared[B].device))}
 
     def measured(self, task: Task, shared: State) -> dict[str, float]:
-        """Return ``‖(I − B*B*ᵀ) B‖₂``."""
+        """Return ``‖(I − B*B*ᵀ) B‖₂``; after an embedding with B* in its coordinates."""
         import torch
 
         federation: LinearFederation = task.federation  # type: ignore[assignment]
-        truth, found = torch.tensor(federation.truth), shared[B].T.cpu()
+        truth, found = torch.tensor(federation.target), shared[B].T.cpu()
         return {"distance": float(torch.linalg.matrix_norm(found - truth @ (truth.T @ found), 2))}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
-        """Return the representation and the clients' heads."""
+        """Return the representation, and the clients' heads and embeddings."""
         return {name: value.float() for name, value in (task.spread(shared, visits) | personal).items()}
+
+
+def _check_embedding(task: Task, latent: int) -> None:
+    """Refuse an embedding to another dimension than the latent space's, and one where there is no such space."""
+    embedding, spaces = task.initial().get(WEIGHT), hasattr(task.federation, "moments")
+    got = "none" if embedding is None else len(embedding)
+    if spaces and got != latent:
+        raise UsageError(
+            f"model.dimension: expected data.dimension = {latent}, to which data.name = 'linear_spaces' needs an "
+            f"embedding, got {got}; nearest: {latent}"
+        )
+    if not spaces and embedding is not None:
+        raise UsageError(
+            f"model.dimension: expected none, since the clients of data.name = 'linear' share their feature space, "
+            f"got {got}; nearest: none, or data.name = 'linear_spaces'"
+        )
 
 
 def _drawn(federation: LinearFederation, visits: Visits) -> tuple[Tensor, Tensor]:

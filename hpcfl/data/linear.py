@@ -33,6 +33,11 @@ class LinearFederation(Federation):
     truth: Floats
     heads: Floats
 
+    @property
+    def target(self) -> Floats:
+        """What a representation is to find, in the coordinates in which learners look for it, ``[d, k]``."""
+        return self.truth
+
     def drawn(self, client: int, round_: int) -> tuple[Floats, Floats]:
         """Return a client's fresh samples of a round: features ``[m, d]`` and targets ``[m]``, float64."""
         rng = keyed(self.seed, "linear samples", round_, client)

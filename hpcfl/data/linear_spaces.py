@@ -47,6 +47,11 @@ class SpacesFederation(LinearFederation):
     gap: float
     _spaces: dict[int, Space] = field(default_factory=dict, init=False, repr=False)
 
+    @property
+    def target(self) -> Floats:
+        """Q A* with Q the diagonal of signs, which embeddings from known moments alone cannot tell."""
+        return self.signs[:, None] * self.truth
+
     def drawn(self, client: int, round_: int) -> tuple[Floats, Floats]:
         """Return a client's fresh samples of a round: features ``[m, k_i]`` and targets ``[m]``, float64."""
         space = self._space(client)

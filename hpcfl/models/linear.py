@@ -1,4 +1,4 @@
-"""A linear representation and a linear head, without biases."""
+"""A linear representation and a linear head, without biases; in front of them an affine embedding, if wanted."""
 
 from __future__ import annotations
 
@@ -15,26 +15,35 @@ if TYPE_CHECKING:
 
 
 class Linear(Model):
-    """A linear representation and a linear head: ``W B x``.
+    """A linear representation and a linear head: ``W B x``, or ``W B (E x + b)``.
 
     Attributes
     ----------
     rank : int
         Dimension of the representation, k.
+    dimension : int or None
+        Coordinates to which an affine embedding brings the features first; None: there is no embedding. Only the
+        embedding knows the shape of the features.
     """
 
     name: Literal["linear"] = "linear"
     rank: int = Field(2, ge=1)
+    dimension: int | None = Field(None, ge=1)
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Refuse a representation of more dimensions than the features have."""
-        most = prod(shape)
+        """Refuse a representation of more dimensions than what it is computed from."""
+        most = prod(shape) if self.dimension is None else self.dimension
         if self.rank > most:
             raise UsageError(f"model.rank: expected at most {most} for this data, got {self.rank}; nearest: {most}")
 
     def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        """Return the two layers."""
+        """Return the layers; what does not depend on the shape is drawn first."""
         from torch import nn
 
-        representation = nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), self.rank, bias=False))
-        return [("representation", representation), ("head", nn.Sequential(nn.Linear(self.rank, classes, bias=False)))]
+        width = prod(shape)
+        representation = nn.Linear(self.dimension or width, self.rank, bias=False)
+        head = ("head", nn.Sequential(nn.Linear(self.rank, classes, bias=False)))
+        if self.dimension is None:
+            return [("representation", nn.Sequential(nn.Flatten(), representation)), head]
+        embedding = nn.Sequential(nn.Flatten(), nn.Linear(width, self.dimension))
+        return [("embedding", embedding), ("representation", nn.Sequential(representation)), head]
