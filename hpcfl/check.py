@@ -63,18 +63,24 @@ def bounds(job: Job, ranks: int) -> tuple[int, int]:
 
     The server: one message per lane, and the shared state, its successor and a copy on its way out; where ranks host
     several clients, exact running sums (four times the message) too; and what is held of each visit for further sums.
-    A client rank: four times the model (the state served, the gradients or the model being trained, the change, and the
-    buffers on their way out), and twice the personal state of its clients, acknowledged and provisional.
+    A client rank: four times the model, or the message where that is larger (the state served, the gradients or the
+    model being trained, the change, and the buffers on their way out), and twice the personal state of its clients,
+    acknowledged and provisional.
     """
     lanes = _lanes(job, ranks)
-    message = sum(prod(b.shape) * b.dtype.itemsize for group in job.layout for b in group.values())
+    message = _message(job)
     hosted = max(len(job.hosted(rank)) for rank in range(1, ranks))
     server = (lanes + 3 + 4 * (hosted > 1)) * message + job.config.clients * _kept(job)
-    return server, 4 * job.task.nbytes + 2 * hosted * job.personal_bytes
+    return server, 4 * max(job.task.nbytes, message) + 2 * hosted * job.personal_bytes
 
 
 def _kept(job: Job) -> int:
     return sum(block.bytes for block in job.keeps.values())
+
+
+def _message(job: Job) -> int:
+    """Return the bytes of one visit's message."""
+    return sum(block.bytes for group in job.layout for block in group.values())
 
 
 def _lanes(job: Job, ranks: int) -> int:
@@ -137,4 +143,5 @@ def _megabytes(job: Job, size: int, held: int) -> int:
     """Return parameters and gradients of a chunk, sums, the hosted clients' personal state, data and kept blocks."""
     federation = job.task.federation
     data = max(int(count) * prod(shape) * 4 for count, shape in zip(federation.train_sizes, federation.shapes))
-    return round((job.task.nbytes * (3 * size + 6) + held * (job.personal_bytes + data + _kept(job))) / 1e6)
+    each = max(job.task.nbytes, _message(job))
+    return round((each * (3 * size + 6) + held * (job.personal_bytes + data + _kept(job))) / 1e6)

@@ -80,7 +80,7 @@ class Job:
         algorithm = config.algorithm
         lean = config.clock == "wall" and task.nbytes >= LEAN_BYTES
         give_back() if lean else keep_freed()
-        if config.doubling.when == "gradient" and not algorithm.start(task):
+        if config.doubling.when == "gradient" and algorithm.start(task).keys().isdisjoint(task.initial()):
             raise UsageError(
                 f"doubling.when = 'gradient': algorithm.name = '{algorithm.name}' shares nothing that could move; "
                 "nearest: doubling.when = 'plateau'"

@@ -24,6 +24,7 @@ FORBIDDEN = (
 )
 
 OWN = {  # problems of those that need one of their own, and less work than by default
+    "fedhenn": {"algorithm": {"name": "fedhenn", "alignment": 12}},
     "fedrep": {"algorithm": {"name": "fedrep", "head_epochs": 2}},
     "linear_fedrep": {
         "data": {"name": "linear"},

@@ -17,6 +17,7 @@ from hpcfl.algorithms.lg_fedavg import LgFedAvg
 from hpcfl.algorithms.local import Local
 from hpcfl.descent import TUNING
 from hpcfl.errors import UsageError
+from hpcfl.participation import Participation
 from runs import play, same, table
 from toys import Rounds, mlp_task, plain, planned, read, same_bits, visits_of
 
@@ -170,6 +171,20 @@ def test_what_clients_are_tested_with(method, evaluation):
         assert_close({name: found[name][client] for name in wanted}, wanted)
 
 
+def test_own_models_learn_before_the_test_even_of_who_never_took_part():
+    task = mlp_task(SIZES)
+    algorithm = Local(**KEYS, evaluation="tuned", tune_epochs=3)
+    rounds, loop = Rounds(algorithm, task), Plain(algorithm, task, algorithm.own(task))
+    rounds.step(planned([1, 1, 2, 1, 1], 1))
+    loop.step(0, [0, 1, 3, 4])
+    stored = copy.deepcopy(rounds.now.personal[0])
+    found = model_of(rounds, range(5))
+    for client in range(5):
+        wanted = loop.trained(client, loop.personal[client], [(True, False, 3, TUNING)], 1)
+        assert_close({name: found[name][client] for name in wanted}, wanted)
+    assert same_bits(rounds.now.personal[0], stored)
+
+
 @pytest.mark.parametrize("evaluation", ["shared", "fine-tune"])
 def test_the_global_accuracy_is_one_of_the_model_that_clients_predict_with(
     solo: Any, tmp_path: Path, evaluation: str
@@ -243,6 +258,11 @@ def test_two_phases_of_a_visit_do_not_share_their_order():
 def test_layers_that_are_not_there(algorithm, line):
     with pytest.raises(UsageError, match=line):
         algorithm.layout(mlp_task([3]))
+
+
+def test_passes_before_a_test_that_nobody_makes():
+    with pytest.raises(UsageError, match=r"algorithm\.tune_epochs = 3 has no meaning .* set algorithm\.evaluation = "):
+        Local(tune_epochs=3).check(Participation())
 
 
 def test_no_more_layers_than_there_are_learn_before_a_test():

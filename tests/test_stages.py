@@ -270,7 +270,10 @@ def test_stages_that_cannot_be(rules: dict[str, Any], line: str) -> None:
             {"doubling": {**WHEN["rounds"], "by": "samples"}, "participation": {**FIRST, "first": 2, "min_clients": 2}},
             r"participation\.min_clients counts visits.* nearest: 1",
         ),
-        ({"algorithm": {"name": "local"}, "doubling": WHEN["gradient"]}, r"algorithm\.name = 'local' shares nothing"),
+        *[
+            ({"algorithm": {"name": name}, "doubling": WHEN["gradient"]}, f"algorithm\\.name = '{name}' shares nothing")
+            for name in ("local", "fedhenn")
+        ],
     ],
 )
 def test_keys_that_do_not_go_together(more: dict[str, Any], line: str) -> None:

@@ -1,0 +1,147 @@
+"""FedHeNN: models of the clients' own whose representations are aligned (Makhija et al., ICML 2022).
+
+A representation is what the layers before the last one make of the samples that all clients are given for this purpose.
+They are drawn anew for every round, as many coordinates as the widest client has, and each client takes the first ones,
+as many as it has (FLIC's comparison prunes such a set alike). Features of one axis are standard normal; images are
+uniform on [0, 1), and a smaller one is the corner of a larger one. No client's data are among them.
+
+A kernel belongs to the samples that it was computed from. So at the end of a visit a client sends its kernel of this
+round's samples, and the visits of the next round align to the mean of these on the same samples: the shared state tells
+which round's samples its kernel is of. Before anybody has sent one, there is no such term.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from hpcfl.algorithms.whole import Whole
+from hpcfl.errors import UsageError
+from hpcfl.rng import keyed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.message import Layout, Message, State, Sums
+    from hpcfl.task import Objective, Task
+    from hpcfl.visits import Batch, Visits
+
+KERNEL = "kernel"
+ROUND = "round"
+
+
+class FedHeNN(Whole):
+    """Models of the clients' own, pulled towards representations that are alike up to rotation and scale.
+
+    A client minimises its loss + η_t (1 − CKA(K̄, K_i)), η_t = `eta` · √t in the t-th round: K_i is the centred linear
+    kernel of its representation, K̄ the mean of those that the clients sent last. The loss recorded includes the term.
+
+    Attributes
+    ----------
+    eta : float
+        Strength of the alignment in the first round.
+    alignment : int
+        Samples for the alignment, m; a client sends m(m + 1)/2 numbers.
+    """
+
+    name: Literal["fedhenn"] = "fedhenn"
+    eta: float = Field(0.01, ge=0)
+    alignment: int = Field(1000, ge=2)
+
+    def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
+        """Return one layer: the kernel, and which round's samples it is of."""
+        return ((KERNEL, ROUND),)
+
+    def layout(self, task: Task) -> Layout:
+        """Return the loss, then the kernel."""
+        import torch
+
+        from hpcfl.kernels import entries
+        from hpcfl.message import Block
+
+        return (*super().layout(task), {KERNEL: Block((entries(self.alignment),)), ROUND: Block((), torch.float64)})
+
+    def start(self, task: Task) -> State:
+        """Return no kernel yet: zero, of round −1.
+
+        Raises
+        ------
+        UsageError
+            Where the model has no layer before the last one, or clients cannot take a part of the same samples.
+        """
+        import torch
+
+        from hpcfl.kernels import entries
+
+        if len(task.layers()) < 2:
+            raise UsageError(
+                "algorithm.name = 'fedhenn' aligns what the layers before the last one give: expected a model of at "
+                "least 2 layers, got 1; nearest: algorithm.name = 'local'"
+            )
+        axes = {len(shape) for shape in task.federation.shapes}
+        if len(axes) > 1:
+            raise UsageError(
+                "algorithm.name = 'fedhenn': expected features with the same number of axes for all clients, got "
+                f"{' and '.join(map(str, sorted(axes)))}; nearest: algorithm.name = 'local'"
+            )
+        kernel = torch.zeros(entries(self.alignment), device=task.device)
+        return {KERNEL: kernel, ROUND: torch.tensor(-1.0, dtype=torch.float64, device=task.device)}
+
+    def strength(self, round: int) -> float:
+        """Return η_t of a round; the first one, number 0, has t = 1."""
+        return self.eta * sqrt(round + 1)
+
+    def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
+        """Return the loss with the alignment; None where nothing is to be aligned."""
+        from hpcfl.kernels import alignment, unit
+
+        of = int(shared[ROUND])
+        strength = self.strength(visits.round)
+        if of < 0 or not strength:
+            return None
+        target, samples = unit(shared[KERNEL], self.alignment), self.samples(task, of, visits)
+
+        def aligned(params: State, batch: Batch) -> Tensor:
+            apart = 1 - alignment(target, represented(task, params, samples))
+            # a client that has no sample in this step takes none
+            return task.losses(params, batch) + strength * apart * batch.counted()
+
+        return aligned
+
+    def news(self, task: Task, params: State, visits: Visits) -> Message:
+        """Return the kernels of this round's samples; all clients count alike."""
+        import torch
+
+        from hpcfl.kernels import packed
+
+        with torch.no_grad():
+            kernels = packed(represented(task, params, self.samples(task, visits.round, visits)))
+        weight = visits.ones(len(kernels))
+        return {KERNEL: (kernels, weight), ROUND: (torch.full_like(weight, visits.round), weight)}
+
+    def server(self, task: Task, shared: State, sums: Sums) -> State:
+        """Return the mean of the kernels that were sent, and their round; what was before where nobody sent any."""
+        if not sums.weight(KERNEL):
+            return shared
+        return {name: sums.mean(name).to(shared[name]) for name in (KERNEL, ROUND)}
+
+    def samples(self, task: Task, round: int, visits: Visits) -> Tensor:
+        """Return a round's samples as the clients of a chunk see them, ``[c, m, …]``: the same for each, a view."""
+        import torch
+
+        shapes = task.federation.shapes
+        widest = self.alignment, *map(max, zip(*shapes))
+        rng = keyed(task.seed, "alignment", round)
+        images = len(widest) == 4
+        drawn = rng.random(widest, dtype="float32") if images else rng.standard_normal(widest, dtype="float32")
+        part = drawn[(slice(None), *map(slice, shapes[int(visits.clients[0])]))]
+        # in torch's own memory, which is aligned: the last bits of matrix products may depend on that
+        x = torch.from_numpy(part).clone(memory_format=torch.contiguous_format).to(task.device)
+        return x.expand(len(visits.clients), *x.shape)
+
+
+def represented(task: Task, params: State, x: Tensor) -> Tensor:
+    """Return what the layers before the last one make of samples ``[c, m, …]``, ``[c, m, k]``; nothing is dropped."""
+    return task.forward(params, x, last=len(task.layers()) - 1).flatten(2)

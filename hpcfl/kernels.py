@@ -1,0 +1,77 @@
+"""Centred kernel alignment of linear kernels (CKA; Kornblith et al., ICML 2019), without forming the kernels.
+
+A representation of m samples is ``Z [m, k]``, its kernel ``K = H Z Zᵀ H`` with ``H = I − 11ᵀ/m``. With a centred ``Z``,
+``<T, K> = <Z, T Z>`` and ``‖K‖ = ‖ZᵀZ‖`` (Frobenius norms), without another m × m matrix per client.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FLAT = 10.0
+"""A representation whose deviations are below so many roundings of its values is the same for all samples."""
+
+
+def entries(samples: int) -> int:
+    """Return how many entries a kernel of so many samples has on and above its diagonal."""
+    return samples * (samples + 1) // 2
+
+
+def packed(z: Tensor) -> Tensor:
+    """Return the upper triangles of the kernels of representations ``[c, m, k]``, row by row, ``[c, m(m+1)/2]``."""
+    upper = _upper(z.shape[1], z.device)
+    # one by one: m x m for all of a chunk would be the largest tensors of a visit
+    return torch.stack([(own @ own.T).masked_select(upper) for own in _centred(z)])
+
+
+def unit(triangle: Tensor, samples: int) -> Tensor:
+    """Return the symmetric matrix ``[m, m]`` of this upper triangle, of Frobenius norm 1; zero stays zero."""
+    whole = triangle.new_zeros(samples, samples).masked_scatter_(_upper(samples, triangle.device), triangle)
+    whole += whole.triu(1).T
+    norm = whole.norm()
+    return whole.div_(norm) if norm else whole
+
+
+def alignment(target: Tensor, z: Tensor) -> Tensor:
+    """Return ``<target, K> / ‖K‖``, 0 … 1: the CKA of the kernels K of representations with a kernel of norm 1.
+
+    Where all samples have the same representation, K is zero: so are the alignment and its gradient.
+
+    Parameters
+    ----------
+    target : Tensor
+        ``[m, m]``, symmetric and centred, see `unit`. It is a constant.
+    z : Tensor
+        ``[c, m, k]``.
+
+    Returns
+    -------
+    Tensor
+        ``[c]``.
+    """
+    z = _scaled(_centred(z), z)
+    gram = z.mT @ z if z.shape[2] <= z.shape[1] else z @ z.mT
+    with torch.no_grad():
+        slope = (z.mT @ target).mT
+        half = (z * slope).sum((1, 2))
+    # <Z, T Z> has the gradient 2 T Z: said so, since autograd would multiply by T once more
+    along = 2 * (z * slope).sum((1, 2)) - half
+    found: Tensor = along / gram.flatten(1).norm(dim=1).clamp(min=1e-12)
+    return found
+
+
+def _upper(samples: int, device: torch.device) -> Tensor:
+    """Return where the upper triangle is, bool ``[m, m]``: an eighth of the memory of its indices."""
+    return torch.ones(samples, samples, dtype=torch.bool, device=device).triu_()
+
+
+def _centred(z: Tensor) -> Tensor:
+    return z - z.mean(1, keepdim=True)
+
+
+def _scaled(centred: Tensor, z: Tensor) -> Tensor:
+    """Return centred representations of norm 1 each, zero for flat ones; alignment does not depend on their scale."""
+    size, whole = (part.detach().flatten(1).norm(dim=1) for part in (centred, z))
+    flat = size <= FLAT * torch.finfo(z.dtype).eps * whole
+    return centred * torch.where(flat, 0.0, 1 / size)[:, None, None]
