@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -79,6 +80,23 @@ def tweets(folder: Path, users: int) -> None:
     (folder / "glove.6B.100d.txt").write_text("".join(f"{line}\n" for line in lines))
 
 
+def usps(folder: Path, train: int, test: int) -> None:
+    folder.mkdir()
+    with h5py.File(folder / "usps.h5", "w") as file:
+        for part, count in (("train", train), ("test", test)):
+            file[f"{part}/data"] = np.zeros((count, 256), dtype=np.float32)
+            file[f"{part}/target"] = np.arange(count) % 10
+
+
+def embeddings(path: Path, clients: int) -> None:
+    with h5py.File(path, "w") as file:
+        for client in range(clients):
+            for part in ("train", "test"):
+                width = 8 if client % 2 else 12
+                file[f"clients/{client}/{part}/features"] = np.ones((4, width), dtype=np.float32)
+                file[f"clients/{client}/{part}/labels"] = np.arange(4)
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small files of each format: just enough for 100 clients and their classes."""
@@ -94,6 +112,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in ("train", "test"):
         leaf(home / "femnist" / part / "all_data.json", 8, 100)
     tweets(home / "sent140", 83)
+    usps(home / "usps", 2000, 200)
+    embeddings(home / "textcaps.h5", 100)
     return home
 
 
