@@ -86,7 +86,7 @@ def _chunk(wish: Wish, task: Task, shared: State, clients: Ints) -> tuple[list[d
 
     federation, algorithm = task.federation, wish.config.algorithm
     sizes = federation.test_sizes[clients]
-    seen = Visits(wish.saved.round, clients, np.ones(0, int), np.ones(0, int), np.ones((0, 0)))
+    seen = Visits.tested(wish.saved.round, clients)
     columns = {"client": clients, "train_samples": federation.train_sizes[clients], "test_samples": sizes}
     params: State = {}
     for when, epochs in (("before", 0), ("after", wish.epochs)):
