@@ -117,13 +117,13 @@ def test_one_line_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(UsageError, match=said):
             hpcfl.open_models(*given)
     shutil.rmtree(folder / "checkpoints")
-    with pytest.raises(UsageError, match="^'run' has no checkpoint: expected a run that has finished or was stopped$"):
+    with pytest.raises(UsageError, match=r"^'run' has no checkpoint: expected a run that has finished or was stopped$"):
         hpcfl.open_models(folder, "one")
 
 
 def test_a_model_without_a_latent_space_embeds_nothing(tmp_path: Path) -> None:
     model = next(iter(hpcfl.open_models(made(tmp_path / "run", "fedavg"))))
-    with pytest.raises(UsageError, match="^model: its first layer is 'fc1': expected an embedding; nearest: name = "):
+    with pytest.raises(UsageError, match=r"^model: its first layer is 'fc1': expected an embedding; nearest: name = "):
         model.embed(model.data.test_features)
 
 
