@@ -22,13 +22,14 @@ CHEAP = {"epochs": 1, "batch": 50}
 SOME = {"invite": "uniform", "size": 4}
 SPACES = {"name": "linear_mapping", "samples_per_class": 60, "labels": 5}
 LATENT = {"rounds": 3, "clients": 8, "participation": SOME, "data": SPACES, "model": {"name": "latent", "dimension": 6}}
+TUNED = {"name": "fedrep", "batch": 32, "evaluation": "fine-tune", "tune_epochs": 1}
 METHODS: dict[str, dict[str, Any]] = {
     "flic": {"algorithm": {"name": "flic", **CHEAP}, **LATENT},
     "flic, l2gd": {"algorithm": {"name": "flic", **CHEAP, "inside": "l2gd", "pretrain": 1}, **LATENT},
     "flic, learns before a test": {"algorithm": {"name": "flic", **CHEAP, "evaluation": "head"}, **LATENT},
     "local": {"algorithm": {"name": "local"}, **LATENT},
-    "fedavg": table("fedavg", "mlp", True, batch_clients=3),
-    "fedrep": table("fedavg", "mlp", True, algorithm={"name": "fedrep", "evaluation": "fine-tune", "tune_epochs": 1}),
+    "fedavg": table("fedavg", "mlp", True, rounds=2, batch_clients=3),
+    "fedrep": table("fedavg", "mlp", True, rounds=1, algorithm=TUNED),
 }
 
 
