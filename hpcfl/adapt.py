@@ -16,7 +16,7 @@ import numpy as np
 from hpcfl.adapt_wish import Wish
 from hpcfl.errors import UsageError
 from hpcfl.plan import Ints
-from hpcfl.ranks import alike, chunk_size, device
+from hpcfl.ranks import alike, chunk_size
 from hpcfl.store.atomic import replace
 
 if TYPE_CHECKING:
@@ -40,7 +40,12 @@ def adapted(wish: Wish) -> dict[str, Any]:
     UsageError
         If the data do not fit the checkpoint, the model has no layer to adapt, or the file cannot be written.
     """
-    task, shared = _loaded(wish)
+    import torch
+
+    from hpcfl.trained import loaded, threads
+
+    torch.set_num_threads(threads(wish.config))
+    task, shared = loaded(wish.config, wish.data, wish.saved)
     own = wish.config.algorithm.own(task)
     if not own:
         raise UsageError(f"algorithm: '{wish.config.algorithm.name}' shares all layers here: none is left to adapt")
@@ -58,35 +63,13 @@ def adapted(wish: Wish) -> dict[str, Any]:
     return {**wish.facts, "layers": layers, "clients": rows, "mean": means}
 
 
-def _loaded(wish: Wish) -> tuple[Task, State]:
-    """Return the run's task and its shared state."""
-    import torch
-
-    from hpcfl.task import Task
-
-    config = wish.config
-    torch.set_num_threads(1 if config.threads == "auto" else config.threads)
-    federation = config.data.federate(config.clients, config.seed, wish.data)
-    task = Task(config.model, federation, config.seed, device(0, torch.cuda.device_count()))
-    shared = {}
-    for name, value in config.algorithm.start(task).items():
-        found = torch.from_numpy(wish.saved.shared[name])
-        if found.shape != value.shape:
-            raise UsageError(
-                f"--data-dir {wish.data}: '{name}' has shape {list(value.shape)} on these data, in the checkpoint "
-                f"{list(found.shape)}: expected the data of the run"
-            )
-        shared[name] = found.to(value, copy=True)
-    return task, shared
-
-
 def _chunk(wish: Wish, task: Task, shared: State, clients: Ints) -> tuple[list[dict[str, Any]], State]:
     """Return the rows of some clients, and their parameters ``{name: [c, …]}``."""
     from hpcfl.visits import Visits
 
     federation, algorithm = task.federation, wish.config.algorithm
     sizes = federation.test_sizes[clients]
-    seen = Visits(wish.saved.round, clients, np.ones(0, int), np.ones(0, int), np.ones((0, 0)))
+    seen = Visits.tested(wish.saved.round, clients)
     columns = {"client": clients, "train_samples": federation.train_sizes[clients], "test_samples": sizes}
     params: State = {}
     for when, epochs in (("before", 0), ("after", wish.epochs)):

@@ -13,9 +13,10 @@ from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.errors import UsageError
-from hpcfl.orders import check_writable
+from hpcfl.orders import check_writable, data_folder
 from hpcfl.plan import Ints
 from hpcfl.show import digest
+from hpcfl.trained import newest
 from hpcfl.world import world
 
 if TYPE_CHECKING:
@@ -90,16 +91,13 @@ def judged(path: Path, chosen: str | None, epochs: int | None, data_dir: Path | 
     attributes = store.run_attributes(folder)
     config = configs.from_text(attributes["config"])
     _check_algorithm(config)
-    newest = store.latest(folder)
-    if newest is None:
-        raise UsageError(f"'{folder}' has no checkpoint: expected a run that has finished or was stopped")
-    saved = store.load(newest, personal=False)
+    saved = store.load(newest(folder), personal=False)
     clients = absent(folder, config.clients, saved.round) if chosen is None else picked(chosen, config.clients)
     if out is not None:
         if os.path.lexists(out):
             raise UsageError(f"--out {out} already exists: expected a new file")
         check_writable(out)
-    data = data_dir or (Path(attributes["data_dir"]) if attributes["data_dir"] else None)
+    data = data_folder(attributes, data_dir)
     header = config.data.check(config.clients, data)
     config.check_shapes(header)
     return Wish(folder, config, data, saved, clients, epochs or config.algorithm.adapts, out)

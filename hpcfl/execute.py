@@ -56,7 +56,7 @@ def carry_out(order: Order, comm: Any) -> None:
     if config.clock == "wall" and job.keeps:
         rows = benches(config.lane_width, hosts, job.chunks)
         settled(comm, lambda: check_single(config.algorithm.name, config.lane_width, rows))
-    settled(comm, lambda: _open(order, processes) if first(comm) else None)
+    settled(comm, lambda: _open(order, processes, job) if first(comm) else None)
     now = settled(comm, lambda: _begun(job, order, rank))
     carry = _in_real_time if config.clock == "wall" else _in_step
     try:
@@ -187,13 +187,16 @@ def _begun(job: Job, order: Order, rank: int) -> Progress:
     return now
 
 
-def _open(order: Order, processes: list[tuple[str, str]]) -> None:
+def _open(order: Order, processes: list[tuple[str, str]], job: Job) -> None:
     """Make the run folder, or take it up again."""
     folder, hosts = Path(order.run_dir), [host for host, _ in processes]
     if order.new:
-        facts = {"config": order.config, "data_dir": order.data_dir or "", "hosts": json.dumps(hosts)}
+        from hpcfl.record import about_clients
+
+        attributes = {"config": order.config, "data_dir": order.data_dir or "", "hosts": json.dumps(hosts)}
+        attributes |= {"versions": json.dumps(versions()), "git_commit": git_commit()}
         try:
-            store.create(folder, facts | {"versions": json.dumps(versions()), "git_commit": git_commit()})
+            store.create(folder, attributes, about_clients(job.task.federation))
         except OSError as error:
             raise UsageError(f"'{folder}' cannot be written: {error.strerror}") from None
     stopping.withdraw(folder)  # before the status: from then on requests are for this start

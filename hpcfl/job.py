@@ -236,8 +236,8 @@ class Job:
 
     def scored(self, round: int, shared: State, personal: State, clients: Ints) -> Floats:
         """Return loss sums and correct answers of a chunk's clients on their own test parts, ``[2, c]``."""
-        seen = Visits(round, clients, np.ones(0, int), np.ones(0, int), np.ones((0, 0)))
-        return np.array(self.task.tested(self.algorithm.model(self.task, shared, personal, seen), clients))
+        params = self.algorithm.model(self.task, shared, personal, Visits.tested(round, clients))
+        return np.array(self.task.tested(params, clients))
 
     @property
     def whole(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +58,11 @@ def check_writable(run_dir: Path) -> None:
         raise UsageError(f"'{run_dir}' cannot be written: '{there}' {reason}; expected a writable folder")
 
 
+def data_folder(attributes: Mapping[str, str], data_dir: Path | None) -> Path | None:
+    """Return the folder of the data sets that is asked for, or where the run with these attributes found them."""
+    return data_dir or (Path(attributes["data_dir"]) if attributes["data_dir"] else None)
+
+
 def ordered_resume(run_dir: Path, data_dir: Path | None, quiet: bool = False, force: bool = False) -> Order | None:
     """Judge a resumption; a finished run says so and gives None. `force` passes over a run that seems to go on."""
     folder = store.run_folder(run_dir)
@@ -70,7 +75,7 @@ def ordered_resume(run_dir: Path, data_dir: Path | None, quiet: bool = False, fo
             f"'{folder}' is running on {status.host} (pid {status.pid}); if that is no more so, add --force"
         )
     attributes = store.run_attributes(folder)
-    data = data_dir or (Path(attributes["data_dir"]) if attributes["data_dir"] else None)
+    data = data_folder(attributes, data_dir)
     configs.from_text(attributes["config"]).check(data)
     found = store.latest(folder)
     place = str(data) if data else None

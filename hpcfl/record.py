@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from hpcfl import store
 from hpcfl.message import Sums
 from hpcfl.plan import Floats, Ints, Plan
 from hpcfl.stopping import meant, number_of
-from hpcfl.store import Column
+from hpcfl.store import Column, Fact
 from hpcfl.transport import Saved, Transport
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hpcfl.data import Federation
     from hpcfl.job import Job
     from hpcfl.progress import Speaker
 
@@ -54,6 +56,16 @@ COLUMNS = (
 PER_RANK = ("visits", "compute_seconds", "wait_seconds", "wire_bytes_in", "wire_bytes_out")
 WALL = ("wall_seconds", "server_seconds", "compute_seconds", "wait_seconds")
 """Columns that differ from run to run."""
+
+
+def about_clients(federation: Federation) -> list[Fact]:
+    """Return what a run knows of its clients from the start, int64 [clients] each."""
+    features = np.array([prod(shape) for shape in federation.shapes], dtype=np.int64)
+    return [
+        Fact("train_samples", federation.train_sizes.astype(np.int64), "training samples of the client"),
+        Fact("test_samples", federation.test_sizes.astype(np.int64), "samples in the client's own test part"),
+        Fact("features", features, "numbers in one sample's features"),
+    ]
 
 
 @dataclass

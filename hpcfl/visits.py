@@ -44,6 +44,11 @@ class Visits:
     reach: Floats
     over: Event | None = None
 
+    @classmethod
+    def tested(cls, round: int, clients: Ints) -> Visits:
+        """Return what a test after `round` rounds needs to know: nothing is sent, so depths and chances are empty."""
+        return cls(round, clients, np.ones(0, int), np.ones(0, int), np.ones((0, 0)))
+
     def check(self) -> None:
         """Raise `OutOfTime` where the round has closed meanwhile."""
         if self.over is not None and self.over.is_set():

@@ -297,6 +297,33 @@ def test_no_run_folder(tmp_path):
         store.open_run(tmp_path)
 
 
+def test_what_is_known_of_clients_stays_from_start_to_start(tmp_path):
+    facts = [store.Fact("train_samples", np.array([30, 50, 80]), "training samples of the client")]
+    run_dir = tmp_path / "run"
+    store.create(run_dir, {"config": "{}"}, facts)
+    assert store.open_run(run_dir)["train_samples"].sel(client=1) == 50
+    for first in (0, 1):
+        _, segment = new_run(tmp_path, COLUMNS, {**COORDS, "client": [0, 1, 2]}, first)
+        segment.write(first, row(first))
+        segment.close()
+    found = store.open_run(run_dir)
+    store.seal(run_dir)
+    with xarray.open_dataset(run_dir / "run.h5", engine="h5netcdf") as plain:
+        for data in (found, plain):
+            assert data["train_samples"].dims == ("client",)
+            assert data["train_samples"].dtype == np.int64
+            assert data["train_samples"].values.tolist() == [30, 50, 80]
+            assert data["train_samples"].attrs["long_name"] == "training samples of the client"
+            assert data.sizes == {"round": 2, "client": 3, "layer": 2, "rank": 2}
+
+
+def test_a_run_that_knows_nothing_of_clients_opens(tmp_path):
+    run_dir, segment = new_run(tmp_path)
+    segment.close()
+    assert store.read_facts(run_dir) == []
+    assert "train_samples" not in store.open_run(run_dir)
+
+
 def test_a_run_is_not_overwritten(tmp_path):
     store.create(tmp_path / "run", {})
     with pytest.raises(UsageError, match="already holds a run"):

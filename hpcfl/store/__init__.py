@@ -5,17 +5,18 @@ Written by one process only; readable while it is written, and after a kill. See
 """
 
 from hpcfl.store.checkpoints import Checkpoint, latest, load, load_personal, save
-from hpcfl.store.columns import Column
+from hpcfl.store.columns import Column, Fact
 from hpcfl.store.metrics import Segment
 from hpcfl.store.reading import events, open_run
 from hpcfl.store.seal import begin, seal
-from hpcfl.store.segments import run_attributes, run_folder
+from hpcfl.store.segments import read_facts, run_attributes, run_folder
 from hpcfl.store.status import Status, read_status, write_status
 from hpcfl.store.table import create, rebuild
 
 __all__ = [
     "Checkpoint",
     "Column",
+    "Fact",
     "Segment",
     "Status",
     "begin",
@@ -25,6 +26,7 @@ __all__ = [
     "load",
     "load_personal",
     "open_run",
+    "read_facts",
     "read_status",
     "rebuild",
     "run_attributes",

@@ -19,6 +19,7 @@ Array = npt.NDArray[Any]
 
 # Columns that readers get as coordinates over the round: a curve may be drawn against any of them.
 AXES = ("sim_seconds", "wall_seconds", "message_bytes")
+CLIENT = "client"
 LABELS = {"round": "round", "client": "client id", "layer": "layer", "rank": "MPI rank"}
 
 _CHUNK_BYTES = 8192  # a flush writes the row's chunk of every column again: small; one file block at least
@@ -63,6 +64,15 @@ class Column:
         """The dtype in the file."""
         given = np.dtype(self.dtype)
         return np.dtype("int8") if given.kind == "b" else given
+
+
+@dataclass(frozen=True, eq=False)
+class Fact:
+    """One quantity of each client that no round changes: `values` [clients], integers or floating-point numbers."""
+
+    name: str
+    values: Array
+    long_name: str
 
 
 def fill_of(dtype: np.dtype[Any]) -> Any:
@@ -116,6 +126,24 @@ def add_column(file: h5py.File, column: Column, shape: tuple[int, ...], **option
     dataset = file.create_dataset(column.name, shape, dtype, fillvalue=fill_of(dtype), **options)
     label(file, dataset, column)
     return dataset
+
+
+def add_facts(file: h5py.File, facts: Iterable[Fact]) -> None:
+    """Write what is known of each client, attached to the dimension scale of the clients."""
+    for fact in facts:
+        dataset = file.create_dataset(fact.name, data=fact.values)
+        dataset.dims[0].attach_scale(file[CLIENT])
+        dataset.attrs["long_name"] = fact.long_name
+
+
+def facts_of(file: h5py.File) -> list[Fact]:
+    """Return what an open file knows of each client: its datasets whose first axis is that of the clients."""
+    clients = f"/{CLIENT}"
+    return [
+        Fact(name, item[:], str(item.attrs["long_name"]))
+        for name, item in file.items()
+        if isinstance(item, h5py.Dataset) and not item.is_scale and item.dims[0][0].name == clients
+    ]
 
 
 def label(file: h5py.File, dataset: h5py.Dataset, column: Column) -> None:

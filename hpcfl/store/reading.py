@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfl.store.atomic import number_of
-from hpcfl.store.columns import AXES, LABELS, Array, Column, fill_of
+from hpcfl.store.columns import AXES, CLIENT, LABELS, Array, Column, fill_of
 from hpcfl.store.events import read_log
 from hpcfl.store.segments import (
     Part,
@@ -17,6 +17,7 @@ from hpcfl.store.segments import (
     merged_columns,
     merged_coords,
     open_segment,
+    read_facts,
     read_part,
     run_attributes,
     run_folder,
@@ -41,9 +42,9 @@ def open_run(path: Path | str) -> xarray.Dataset:
     Returns
     -------
     xarray.Dataset
-        dims round, client, layer, rank (those there are); NaN and -1 say "not recorded". Simulated seconds,
-        wall seconds and message bytes are coordinates over the round. The attributes are those of the run
-        (config, versions, ...) and its status and reason.
+        dims round, client, layer, rank (those there are); NaN and -1 say "not recorded". What is known of each
+        client has no round. Simulated seconds, wall seconds and message bytes are coordinates over the round. The
+        attributes are those of the run (config, versions, ...) and its status and reason.
 
     Raises
     ------
@@ -54,14 +55,15 @@ def open_run(path: Path | str) -> xarray.Dataset:
 
     run_dir = run_folder(path)
     parts = [read_part(segment, with_data=True) for segment in segment_paths(run_dir)]
-    chosen = _chosen(parts)
-    coords = merged_coords(parts)
+    chosen, facts = _chosen(parts), read_facts(run_dir)
+    coords = merged_coords(parts, facts)
     variables: dict[str, Any] = {name: (name, labels) for name, labels in coords.items()}
     rounds = [part.rounds[:n] for part, n in chosen]
     variables["round"] = ("round", np.concatenate([np.empty(0, np.int64), *rounds]))
     for column in merged_columns(parts):
         values = _joined(column, coords, chosen)
         variables[column.name] = (("round", *column.dims), values, _attributes(column))
+    variables |= {fact.name: (CLIENT, fact.values, {"long_name": fact.long_name}) for fact in facts}
     for name in variables.keys() & LABELS.keys():
         variables[name] = (*variables[name], {"long_name": LABELS[name]})
     dataset: xarray.Dataset = xarray.Dataset(variables, attrs=_run_attributes(run_dir))

@@ -17,7 +17,7 @@ import numpy as np
 
 from hpcfl.errors import UsageError
 from hpcfl.store.atomic import numbered
-from hpcfl.store.columns import LABELS, Array, Column, columns_of
+from hpcfl.store.columns import CLIENT, LABELS, Array, Column, Fact, columns_of, facts_of
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,15 @@ def run_attributes(run_dir: Path) -> dict[str, Any]:
     if "config" not in found or "segments" not in found:
         raise UsageError(f"{run_dir / 'run.h5'} cannot be read: it is no run's table")
     return found
+
+
+def read_facts(run_dir: Path) -> list[Fact]:
+    """Return what run.h5 knows of each client; nothing where it was written before there was such a thing."""
+    try:
+        with h5py.File(run_dir / "run.h5", "r") as file:
+            return facts_of(file)
+    except OSError as error:
+        raise UsageError(f"{run_dir / 'run.h5'} cannot be read: {error}") from error
 
 
 def segment_paths(run_dir: Path) -> list[Path]:
@@ -153,15 +162,17 @@ def merged_columns(parts: Sequence[Part]) -> list[Column]:
     return list({column.name: column for part in parts for column in part.columns}.values())
 
 
-def merged_coords(parts: Sequence[Part]) -> dict[str, Array]:
+def merged_coords(parts: Sequence[Part], facts: Sequence[Fact] = ()) -> dict[str, Array]:
     """Return the labels of every axis: the longest of all parts (the number of ranks may have changed).
+
+    Before there is any part, clients that something is known of have their numbers as labels.
 
     Raises
     ------
     UsageError
         if one part's labels do not begin the longest ones: its rows then belong to other clients or layers.
     """
-    longest: dict[str, Array] = {}
+    longest: dict[str, Array] = {CLIENT: np.arange(len(facts[0].values))} if facts and not parts else {}
     for part in parts:
         for name, labels in part.coords.items():
             longest[name] = max(longest.get(name, labels), labels, key=len)

@@ -14,7 +14,9 @@ from hpcfl.store.atomic import replace
 from hpcfl.store.columns import (
     Array,
     Column,
+    Fact,
     add_column,
+    add_facts,
     add_scales,
     fill_of,
     label,
@@ -27,6 +29,7 @@ from hpcfl.store.segments import (
     ends,
     merged_columns,
     merged_coords,
+    read_facts,
     read_part,
     run_attributes,
     run_folder,
@@ -38,7 +41,7 @@ _OWN = ("segments", "sealed", "coordinates")
 Counted = Sequence[tuple[Part, int]]
 
 
-def create(run_dir: Path, attributes: Mapping[str, str]) -> None:
+def create(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact] = ()) -> None:
     """Make the run folder, with a run.h5 that has no rows yet.
 
     Parameters
@@ -47,6 +50,8 @@ def create(run_dir: Path, attributes: Mapping[str, str]) -> None:
         the new folder.
     attributes : mapping of str to str
         what is known for the whole run: config, versions, hosts, git_commit.
+    facts : sequence of Fact
+        what is known of each client for the whole run.
 
     Raises
     ------
@@ -57,11 +62,11 @@ def create(run_dir: Path, attributes: Mapping[str, str]) -> None:
         raise UsageError(f"'{run_dir}' already holds a run")
     for folder in ("metrics", "checkpoints"):
         (run_dir / folder).mkdir(parents=True, exist_ok=True)
-    _write(run_dir / "run.h5", attributes, [])
+    _write(run_dir / "run.h5", attributes, facts, [])
 
 
 def rebuild(run_dir: Path) -> None:
-    """Write run.h5 anew from the segments that are there; its attributes stay.
+    """Write run.h5 anew from the segments that are there; its attributes stay, and what it knows of the clients.
 
     Sealed segments are mapped with the rows that count; an open one with all it has room for, so that run.h5
     needs no change while rows arrive.
@@ -74,7 +79,7 @@ def rebuild(run_dir: Path) -> None:
     run_dir = run_folder(run_dir)
     parts = [read_part(path) for path in segment_paths(run_dir)]
     kept = {name: value for name, value in run_attributes(run_dir).items() if name not in _OWN}
-    _write(run_dir / "run.h5", kept, parts)
+    _write(run_dir / "run.h5", kept, read_facts(run_dir), parts)
 
 
 def is_sealed(run_dir: Path) -> bool:
@@ -85,18 +90,19 @@ def is_sealed(run_dir: Path) -> bool:
     ]
 
 
-def _write(path: Path, attributes: Mapping[str, str], parts: Sequence[Part]) -> None:
+def _write(path: Path, attributes: Mapping[str, str], facts: Sequence[Fact], parts: Sequence[Part]) -> None:
     """Replace run.h5 at one stroke."""
     with replace(path, "table") as new, h5py.File(new, "w") as file:
         file.attrs.update(attributes)
         file.attrs["segments"] = json.dumps([part.path.name for part in parts])
         file.attrs["sealed"] = int(all(part.sealed for part in parts))
-        columns, coords = merged_columns(parts), merged_coords(parts)
+        columns, coords = merged_columns(parts), merged_coords(parts, facts)
         counted = _counted(parts)
         _map_rounds(file, counted)
         add_scales(file, coords)
         for column in columns:
             _map_column(file, column, coords, counted)
+        add_facts(file, facts)
         name_axes(file, columns)
 
 
