@@ -15,6 +15,7 @@ import numpy as np
 
 from hpcfl.adapt_wish import Wish
 from hpcfl.errors import UsageError
+from hpcfl.fitting import check_personal, check_shared
 from hpcfl.plan import Ints
 from hpcfl.ranks import alike, chunk_size, device
 from hpcfl.store.atomic import replace
@@ -54,7 +55,7 @@ def adapted(wish: Wish) -> dict[str, Any]:
                 _write(file, found, {name: value.cpu().numpy() for name, value in params.items() if name in own})
     rows.sort(key=lambda row: row["client"])
     means = {name: _mean([row[name] for row in rows]) for name in SCORES}
-    layers = [name for name in task.initial() if name in own]
+    layers = [name for name in dict.fromkeys([*task.initial(), *sorted(own)]) if name in own]
     return {**wish.facts, "layers": layers, "clients": rows, "mean": means}
 
 
@@ -68,16 +69,12 @@ def _loaded(wish: Wish) -> tuple[Task, State]:
     torch.set_num_threads(1 if config.threads == "auto" else config.threads)
     federation = config.data.federate(config.clients, config.seed, wish.data)
     task = Task(config.model, federation, config.seed, device(0, torch.cuda.device_count()))
-    shared = {}
-    for name, value in config.algorithm.start(task).items():
-        found = torch.from_numpy(wish.saved.shared[name])
-        if found.shape != value.shape:
-            raise UsageError(
-                f"--data-dir {wish.data}: '{name}' has shape {list(value.shape)} on these data, in the checkpoint "
-                f"{list(found.shape)}: expected the data of the run"
-            )
-        shared[name] = found.to(value, copy=True)
-    return task, shared
+    like = config.algorithm.start(task)
+    check_shared(wish.saved.shared, like)
+    check_personal(
+        wish.newest, wish.clients.tolist(), lambda client: config.algorithm.enter(task, client), federation.shapes
+    )
+    return task, {name: torch.from_numpy(wish.saved.shared[name]).to(value, copy=True) for name, value in like.items()}
 
 
 def _chunk(wish: Wish, task: Task, shared: State, clients: Ints) -> tuple[list[dict[str, Any]], State]:

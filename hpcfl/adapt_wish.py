@@ -28,8 +28,10 @@ class Wish:
 
     Attributes
     ----------
+    newest : Path
+        The run's last checkpoint.
     saved : hpcfl.store.Checkpoint
-        The run's newest, without personal state.
+        What it holds, without personal state.
     clients : int64 [n]
         Ascending ids.
     epochs : int
@@ -41,6 +43,7 @@ class Wish:
     folder: Path
     config: Config
     data: Path | None
+    newest: Path
     saved: store.Checkpoint
     clients: Ints
     epochs: int
@@ -102,7 +105,7 @@ def judged(path: Path, chosen: str | None, epochs: int | None, data_dir: Path | 
     data = data_dir or (Path(attributes["data_dir"]) if attributes["data_dir"] else None)
     header = config.data.check(config.clients, data)
     config.check_shapes(header)
-    return Wish(folder, config, data, saved, clients, epochs or config.algorithm.adapts, out)
+    return Wish(folder, config, data, newest, saved, clients, epochs or config.algorithm.adapts, out)
 
 
 def _check_algorithm(config: Config) -> None:
