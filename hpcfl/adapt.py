@@ -45,7 +45,7 @@ def adapted(wish: Wish) -> dict[str, Any]:
     from hpcfl.trained import loaded, threads
 
     torch.set_num_threads(threads(wish.config))
-    task, shared = loaded(wish.config, wish.data, wish.saved)
+    task, shared = loaded(wish.config, wish.data, wish.saved, wish.newest, wish.clients.tolist())
     own = wish.config.algorithm.own(task)
     if not own:
         raise UsageError(f"algorithm: '{wish.config.algorithm.name}' shares all layers here: none is left to adapt")
@@ -59,7 +59,7 @@ def adapted(wish: Wish) -> dict[str, Any]:
                 _write(file, found, {name: value.cpu().numpy() for name, value in params.items() if name in own})
     rows.sort(key=lambda row: row["client"])
     means = {name: _mean([row[name] for row in rows]) for name in SCORES}
-    layers = [name for name in task.initial() if name in own]
+    layers = [name for name in dict.fromkeys([*task.initial(), *sorted(own)]) if name in own]
     return {**wish.facts, "layers": layers, "clients": rows, "mean": means}
 
 

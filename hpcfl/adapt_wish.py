@@ -29,8 +29,10 @@ class Wish:
 
     Attributes
     ----------
+    newest : Path
+        The run's last checkpoint.
     saved : hpcfl.store.Checkpoint
-        The run's newest, without personal state.
+        What it holds, without personal state.
     clients : int64 [n]
         Ascending ids.
     epochs : int
@@ -42,6 +44,7 @@ class Wish:
     folder: Path
     config: Config
     data: Path | None
+    newest: Path
     saved: store.Checkpoint
     clients: Ints
     epochs: int
@@ -91,7 +94,8 @@ def judged(path: Path, chosen: str | None, epochs: int | None, data_dir: Path | 
     attributes = store.run_attributes(folder)
     config = configs.from_text(attributes["config"])
     _check_algorithm(config)
-    saved = store.load(newest(folder), personal=False)
+    last = newest(folder)
+    saved = store.load(last, personal=False)
     clients = absent(folder, config.clients, saved.round) if chosen is None else picked(chosen, config.clients)
     if out is not None:
         if os.path.lexists(out):
@@ -100,7 +104,7 @@ def judged(path: Path, chosen: str | None, epochs: int | None, data_dir: Path | 
     data = data_folder(attributes, data_dir)
     header = config.data.check(config.clients, data)
     config.check_shapes(header)
-    return Wish(folder, config, data, saved, clients, epochs or config.algorithm.adapts, out)
+    return Wish(folder, config, data, last, saved, clients, epochs or config.algorithm.adapts, out)
 
 
 def _check_algorithm(config: Config) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcfl.roots import each, one_inverse, one_root, root, symmetric
+from hpcfl.roots import check_psd, each, one_inverse, one_root, root, symmetric
 
 
 class Barycenter(NamedTuple):
@@ -57,7 +57,13 @@ def barycenter(means: Tensor, covs: Tensor, weights: Tensor, tol: float = 1e-12,
     -------
     Barycenter
         Mean and covariance in the types that came.
+
+    Raises
+    ------
+    UsageError
+        Where one of `covs` is no covariance.
     """
+    check_psd(covs, "covs")
     lead = covs.shape[1:-2]
     shares = _normalised(weights.double().reshape(*weights.shape, *[1] * (covs.dim() - 2 - weights.dim())))
     shares = shares.expand(len(covs), *lead)

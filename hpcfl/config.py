@@ -137,7 +137,8 @@ class Config(Section):
         whose = "clients have features of different shapes"
         if len(shapes) == self.clients:
             whose = f"client number {other} has features of shape {shapes[other]}, the first one {shapes[0]}"
-        able = ", ".join(name for name in algorithms() if algorithm_class(name).any_shape)
+        classes = {name: algorithm_class(name) for name in algorithms()}
+        able = ", ".join(name for name, cls in classes.items() if cls.any_shape and (header.fresh or not cls.fresh))
         raise UsageError(
             f"data: {whose}: algorithm '{self.algorithm.name}' shares one model, which needs equal shapes; "
             f"nearest: {able}"

@@ -15,6 +15,7 @@ from hpcfl.cores import cores, share_of_cores
 from hpcfl.doubling import Stage
 from hpcfl.errors import Stopped, Told, UsageError
 from hpcfl.failure import fail, forget
+from hpcfl.fitting import check_personal, check_shared
 from hpcfl.memory import prefer_large_pages
 from hpcfl.orders import Order
 from hpcfl.provenance import git_commit, versions
@@ -56,8 +57,8 @@ def carry_out(order: Order, comm: Any) -> None:
     if config.clock == "wall" and job.keeps:
         rows = benches(config.lane_width, hosts, job.chunks)
         settled(comm, lambda: check_single(config.algorithm.name, config.lane_width, rows))
-    settled(comm, lambda: _open(order, processes, job) if first(comm) else None)
     now = settled(comm, lambda: _begun(job, order, rank))
+    settled(comm, lambda: _open(order, processes, job) if first(comm) else None)
     carry = _in_real_time if config.clock == "wall" else _in_step
     try:
         stopped = carry(job, order, now, comm, hosts)
@@ -177,6 +178,9 @@ def _begun(job: Job, order: Order, rank: int) -> Progress:
     now.round, now.stage = saved.round, Stage.of(saved.clock)
     now.clock = {name: saved.clock[name] for name in now.clock}
     # copied into torch's own memory: the last bits of matrix products may depend on how memory is aligned
+    check_shared(saved.shared, now.shared)
+    hosted = [client for chunk in job.hosted(rank) for client in chunk.clients.tolist()]
+    check_personal(path, hosted, job.like, job.task.federation.shapes)
     now.shared = {name: torch.from_numpy(saved.shared[name]).to(value, copy=True) for name, value in now.shared.items()}
     for chunk in job.hosted(rank):
         state = now.personal[chunk.number]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from hpcfl.roots import EPS, each, one_root, symmetric
+from hpcfl.roots import EPS, check_psd, each, one_root, symmetric
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,14 @@ def w2_squared(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tensor) -> 
     Returns
     -------
     Tensor [...]
+
+    Raises
+    ------
+    UsageError
+        Where `cov_a` or `cov_b` is no covariance; `bures_squared` does not look.
     """
+    check_psd(cov_a.detach(), "cov_a")
+    check_psd(cov_b.detach(), "cov_b")
     apart = (mean_a.double() - mean_b.double()).square().sum(-1)
     value = apart + bures_squared(cov_a.double(), cov_b.double())
     return value.to(torch.promote_types(mean_a.dtype, cov_a.dtype))

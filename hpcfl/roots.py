@@ -7,6 +7,7 @@ kernel, and an unaligned one too, so the last bits of a result would depend on t
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -91,7 +92,7 @@ def check_psd(cov: Tensor, name: str) -> None:
     cov : Tensor [..., k, k]
         What a user gives.
     name : str
-        The key that the error names.
+        What the error calls it; a matrix among several is given with its index.
 
     Raises
     ------
@@ -102,8 +103,9 @@ def check_psd(cov: Tensor, name: str) -> None:
     cov = cov.double()
     if not cov.isfinite().all():
         raise UsageError(f"{name}: expected finite numbers, got {int((~cov.isfinite()).sum())} that are not")
-    for one in cov.reshape(-1, *cov.shape[-2:]):
-        _check_one(one, name)
+    lead = cov.shape[:-2]
+    for index, one in zip(product(*map(range, lead)), cov.reshape(-1, *cov.shape[-2:])):
+        _check_one(one, f"{name}{list(index)}" if lead else name)
 
 
 def _check_one(cov: Tensor, name: str) -> None:
@@ -115,5 +117,5 @@ def _check_one(cov: Tensor, name: str) -> None:
     if least < -SLACK * max(largest, 0.0):
         raise UsageError(
             f"{name}: expected a covariance, with no eigenvalue below 0, got a smallest of {least:.3g} beside a "
-            f"largest of {largest:.3g}; nearest: negative eigenvalues set to 0"
+            f"largest of {largest:.3g} (rounding explains {SLACK:g} of that); nearest: negative eigenvalues set to 0"
         )

@@ -5,7 +5,7 @@ Judged from headers and checkpoints; torch is imported only when there are model
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from hpcfl import store
 from hpcfl.errors import UsageError
+from hpcfl.fitting import check_personal, check_shared
 
 if TYPE_CHECKING:
-    from torch import Tensor
 
     from hpcfl.algorithms import Algorithm
     from hpcfl.config import Config
@@ -62,7 +62,7 @@ def open_models(run: Path | str, data_dir: Path | str | None = None, stored: boo
     except UsageError as error:
         raise UsageError(f"data_dir = {str(data)!r}: expected where the run's data are: {error}") from None
     saved = store.load(path, personal=False)
-    task, shared = loaded(config, data, saved)
+    task, shared = loaded(config, data, saved, path, range(config.clients))
     _check_sizes(folder, data, task.federation)
     algorithm = as_stored(config.algorithm) if stored else config.algorithm
     return Models(config, algorithm, saved.round, saved.shared, path, task, shared)
@@ -81,8 +81,10 @@ def threads(config: Config) -> int:
     return 1 if config.threads == "auto" else config.threads
 
 
-def loaded(config: Config, data: Path | None, saved: store.Checkpoint) -> tuple[Task, State]:
-    """Return a run's task and its shared state; UsageError where the data are others than the run's."""
+def loaded(
+    config: Config, data: Path | None, saved: store.Checkpoint, path: Path, clients: Iterable[int]
+) -> tuple[Task, State]:
+    """Return a run's task and its shared state; UsageError where the data of some clients are not those of the run."""
     import torch
 
     from hpcfl.ranks import device
@@ -90,7 +92,10 @@ def loaded(config: Config, data: Path | None, saved: store.Checkpoint) -> tuple[
 
     federation = config.data.federate(config.clients, config.seed, data)
     task = Task(config.model, federation, config.seed, device(0, torch.cuda.device_count()))
-    return task, _as(config.algorithm.start(task), saved.shared)
+    like = config.algorithm.start(task)
+    check_shared(saved.shared, like)
+    check_personal(path, clients, lambda client: config.algorithm.enter(task, client), federation.shapes)
+    return task, _as(like, saved.shared)
 
 
 def as_stored(algorithm: Algorithm) -> Algorithm:
@@ -165,7 +170,7 @@ class Models:
 
         likes = {client: self.algorithm.enter(self.task, client) for client in clients}
         held = store.load_personal(self.path, likes)
-        return stacked([_as(like, held.get(client, {}), f" of client {client}") for client, like in likes.items()])
+        return stacked([_as(like, held.get(client, {})) for client, like in likes.items()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,21 +269,12 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _as(likes: State, found: dict[str, Array], whose: str = "") -> State:
-    """Return what a checkpoint holds as tensors like those of the task; UsageError where shapes differ."""
+def _as(likes: State, found: Mapping[str, Array]) -> State:
+    """Return what a checkpoint holds as tensors like those of the task."""
     import torch
 
-    result: dict[str, Tensor] = {}
-    for name, like in likes.items():
-        held = torch.from_numpy(np.asarray(found[name])) if name in found else None
-        if held is None or held.shape != like.shape:
-            raise UsageError(
-                f"data folder: '{name}'{whose} has shape {list(like.shape)} on these data, in the checkpoint "
-                f"{'none' if held is None else list(held.shape)}: expected the data of the run"
-            )
-        # copied into torch's own memory: the last bits of products may depend on how memory is aligned
-        result[name] = held.to(like, copy=True)
-    return result
+    # copied into torch's own memory: the last bits of products may depend on how memory is aligned
+    return {name: torch.from_numpy(np.asarray(found[name])).to(like, copy=True) for name, like in likes.items()}
 
 
 def _check_sizes(folder: Path, data: Path | None, federation: Federation) -> None:

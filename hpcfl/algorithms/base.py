@@ -37,6 +37,8 @@ class Algorithm(Section):
         complete when the round closes has sent nothing.
     any_shape : bool
         Whether clients may differ in the shape of their features: what depends on it is never shared then.
+    fresh : bool
+        Whether it needs new samples of a linear model in each round, and can do nothing with other data.
     figures : dict of str to str
         What `measured` says of the shared state after each round: name and meaning, recorded beside the metrics.
     """
@@ -44,6 +46,7 @@ class Algorithm(Section):
     name: str
     layerwise: ClassVar[bool] = False
     any_shape: ClassVar[bool] = False
+    fresh: ClassVar[bool] = False
     figures: ClassVar[dict[str, str]] = {}
 
     def check(self, participation: Participation, known: bool = True) -> None:

@@ -170,11 +170,14 @@ class Flic(Algorithm):
                 )
 
     def suits(self, model: Model, header: Header) -> None:
-        """Refuse a model without a latent space, and groups of classes that are not those of the data."""
+        """Refuse a model without a latent space, and anchors or groups of classes that are not those of the data."""
         if model.name != "latent":
             raise UsageError(
                 f"model.name: algorithm.name = 'flic' needs an embedding, got '{model.name}'; nearest: 'latent'"
             )
+        if header.targets != (self.anchors == "targets"):
+            kind, near = ("real numbers", "targets") if header.targets else ("classes", "classes")
+            raise UsageError(f"algorithm.anchors: the labels are {kind}, got '{self.anchors}'; nearest: '{near}'")
         if self.meta and (len(self.meta) != header.classes or set(self.meta) != set(range(max(self.meta) + 1))):
             raise UsageError(
                 f"algorithm.meta: expected {header.classes} numbers (one per class) from 0 on without gaps, "
@@ -190,11 +193,7 @@ class Flic(Algorithm):
         return Parts.of(task, self.inside, 0.5 if self.mix is None else self.mix)
 
     def size(self, task: Task) -> tuple[int, int]:
-        """Return number C and dimension k of the anchors; UsageError where labels are not of their kind."""
-        real = task.labels(0).is_floating_point()
-        if real != (self.anchors == "targets"):
-            kind, near = ("real numbers", "targets") if real else ("classes", "classes")
-            raise UsageError(f"algorithm.anchors: the labels are {kind}, got '{self.anchors}'; nearest: '{near}'")
+        """Return number C and dimension k of the anchors."""
         dimension = int(next(iter(task.stages[self.parts(task).first].tensors.values())).shape[1])
         if self.anchors == "targets":
             return 2, dimension

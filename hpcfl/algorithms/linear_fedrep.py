@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client
+    from hpcfl.data import Header
     from hpcfl.data.linear import LinearFederation
     from hpcfl.data.linear_spaces import SpacesFederation
     from hpcfl.message import Layout, State, Sums
+    from hpcfl.models import Model
     from hpcfl.task import Task
     from hpcfl.visits import Visits
 
@@ -47,9 +49,18 @@ class LinearFedRep(Algorithm):
 
     name: Literal["linear_fedrep"] = "linear_fedrep"
     any_shape: ClassVar[bool] = True
+    fresh: ClassVar[bool] = True
     lr: float = Field(0.1, gt=0)
     initial: Literal["moments", "random"] = "moments"
     figures: ClassVar[dict[str, str]] = {"distance": "principal angle distance of the representation to the true one"}
+
+    def suits(self, model: Model, header: Header) -> None:
+        """Refuse all but a linear model on samples of one."""
+        if model.name != "linear" or not header.fresh:
+            raise UsageError(
+                "algorithm.name = 'linear_fedrep' needs data.name = 'linear' and model.name = 'linear', "
+                "or data.name = 'linear_spaces' and the same model with its key dimension"
+            )
 
     @property
     def rate(self) -> float:
@@ -70,8 +81,8 @@ class LinearFedRep(Algorithm):
         Raises
         ------
         UsageError
-            Where the data do not come from a linear model, or their embedding is not to the dimension that they have,
-            or a client has too few samples for its head.
+            Where the embedding of the data is not to the dimension that they have, or a client has too few samples for
+            its head.
         """
         import torch
 
@@ -83,14 +94,8 @@ class LinearFedRep(Algorithm):
         return ({"loss": Block((), exact), **moment, B: Block((rank, dimension), exact)},)
 
     def _shape(self, task: Task) -> tuple[int, int]:
-        weight = task.initial().get(B)
-        if not hasattr(task.federation, "drawn") or weight is None:
-            raise UsageError(
-                "algorithm.name = 'linear_fedrep' needs data.name = 'linear' and model.name = 'linear', "
-                "or data.name = 'linear_spaces' and the same model with its key dimension"
-            )
         federation: LinearFederation = task.federation  # type: ignore[assignment]
-        (rank, dimension), (latent, expected) = weight.shape, federation.truth.shape
+        (rank, dimension), (latent, expected) = task.initial()[B].shape, federation.truth.shape
         _check_embedding(task, latent)
         if rank != expected:
             raise UsageError(f"model.rank: expected data.rank = {expected}, got {rank}; nearest: {expected}")

@@ -33,6 +33,10 @@ class Header:
         clients' shapes, the narrowest and the widest that there may be, whatever the number of clients.
     classes : int
         Labels are ``0 .. classes - 1``; 1 for targets.
+    targets : bool
+        Whether labels are real numbers.
+    fresh : bool
+        Whether clients may draw new samples of a linear model in each round.
     """
 
     clients: int | None
@@ -40,6 +44,8 @@ class Header:
     test: int
     shapes: tuple[Shape, ...]
     classes: int
+    targets: bool = False
+    fresh: bool = False
 
 
 @dataclass(frozen=True, eq=False)

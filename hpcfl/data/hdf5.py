@@ -31,28 +31,36 @@ class Hdf5Federation(Federation):
 
     Attributes
     ----------
+    found : Survey
+        What was in the file when it was looked at.
     kept : list of int64 [k_i], or None
         Which features of each client are kept; None: all.
     """
 
     path: Path
-    ids: list[str]
-    has_server_test: bool
+    found: Survey
     kept: list[Integers] | None
 
     def client(self, i: int) -> ClientData:
-        """Return the samples of client `i`, reading no others; UsageError where a feature is not finite."""
+        """Return the samples of client `i`, reading no others.
+
+        Raises
+        ------
+        UsageError
+            If a feature is not finite, or the client is no more what it was.
+        """
         kept = None if self.kept is None else self.kept[i]
         with hdf5_file.opened(self.path) as file:
-            train, test = (hdf5_file.read(file, f"clients/{self.ids[i]}/{part}", kept) for part in ("train", "test"))
+            parts = self.found.train[i], self.found.test[i]
+            train, test = (hdf5_file.read(file, hdf5_file.unchanged(file, part).group, kept) for part in parts)
         return ClientData(*train, *test)
 
     def server_test(self) -> tuple[Features, Labels] | None:
         """Return the group ``test`` of the file, or None where it has none."""
-        if not self.has_server_test:
+        if self.found.server is None:
             return None
         with hdf5_file.opened(self.path) as file:
-            return hdf5_file.read(file, "test")
+            return hdf5_file.read(file, hdf5_file.unchanged(file, self.found.server).group)
 
 
 class Hdf5(Source):
@@ -94,8 +102,7 @@ class Hdf5(Source):
             test_sizes=np.array([part.size for part in found.test], dtype=np.int64),
             shapes=found.shapes if kept is None else [(len(own),) for own in kept],
             path=self._path(data_dir),
-            ids=found.ids,
-            has_server_test=found.server is not None,
+            found=found,
             kept=kept,
         )
 
@@ -105,7 +112,8 @@ class Hdf5(Source):
             smallest = self._smallest(shapes[0])
             shapes = shapes[:1] if smallest == shapes[0] else shapes[:1] + [smallest] * (len(shapes) - 1)
         train, test = (sum(part.size for part in parts) for parts in (found.train, found.test))
-        return Header(len(found.ids), train, test, tuple(shapes), self.labels or found.classes)
+        classes, targets = self.labels or found.classes, found.parts[0].real
+        return Header(len(found.ids), train, test, tuple(shapes), classes, targets)
 
     def _smallest(self, shape: Shape) -> Shape:
         return (shape[0] - self._most(shape[0]),) if self.prune else shape

@@ -123,6 +123,23 @@ def survey(path: Path) -> Survey:
     return found
 
 
+def unchanged(file: h5py.File, part: Part) -> Part:
+    """Return a part as it was surveyed; UsageError where there are other sizes or other labels by now."""
+    now = _part(file, part.group)
+    for before, after in ((_worded(part.shape), _worded(now.shape)), (f"{part.size} samples", f"{now.size} samples")):
+        if before != after:
+            raise UsageError(
+                f"{file.filename}: {part.group} has {after}, but {before} when it was checked; expected a file that "
+                "stays as it is"
+            )
+    if now.real != part.real or now.largest != part.largest:
+        raise UsageError(
+            f"{file.filename}: {part.group} has other labels than when it was checked; expected a file that stays as "
+            "it is"
+        )
+    return now
+
+
 def read(file: h5py.File, group: str, kept: Integers | None = None) -> tuple[Features, Labels]:
     """Return the features and labels of a group, float32 ``[n, ...]`` and int64 (or float32) ``[n]``.
 

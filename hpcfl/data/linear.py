@@ -77,7 +77,7 @@ class Linear(Source):
     def header(self, data_dir: Path | None) -> Header:
         """Return the sizes of one client; UsageError where no representation has so many dimensions."""
         check_rank(self.rank, self.dimension)
-        return Header(None, self.samples, 0, ((self.dimension,),), 1)
+        return Header(None, self.samples, 0, ((self.dimension,),), 1, targets=True, fresh=True)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> LinearFederation:
         """Return the clients; B* and w_i* are functions of the seed alone."""

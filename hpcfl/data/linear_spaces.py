@@ -118,7 +118,7 @@ class LinearSpaces(Source):
                 f"data.dimension: expected at most data.least = {self.least}, got {self.dimension}; "
                 f"nearest: {self.least}"
             )
-        return Header(None, self.samples, 0, shapes, 1)
+        return Header(None, self.samples, 0, shapes, 1, targets=True, fresh=True)
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         """Return the header of so many clients: the samples of one round."""

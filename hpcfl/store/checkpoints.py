@@ -15,7 +15,7 @@ from hpcfl.errors import RunError
 from hpcfl.store import fault
 from hpcfl.store.atomic import number_of, numbered, replace
 from hpcfl.store.columns import Array
-from hpcfl.store.personal import Tensors, checked_name, read_chunks, read_clients, write_chunks
+from hpcfl.store.personal import Tensors, checked_name, read_chunks, read_clients, read_shapes, write_chunks
 
 _log = logging.getLogger(__name__)
 
@@ -128,6 +128,21 @@ def load_personal(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str, 
     try:
         with h5py.File(path, "r") as file:
             return read_clients(file["personal"], client_ids)
+    except (OSError, KeyError) as error:
+        raise RunError(f"checkpoint {path} cannot be read: {error}") from error
+
+
+def personal_shapes(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str, tuple[int, ...]]]:
+    """Return the shapes of some clients' personal state: ``{client: {name: shape}}``, of those that are there.
+
+    Raises
+    ------
+    RunError
+        if the checkpoint is not there or damaged.
+    """
+    try:
+        with h5py.File(path, "r") as file:
+            return read_shapes(file["personal"], client_ids)
     except (OSError, KeyError) as error:
         raise RunError(f"checkpoint {path} cannot be read: {error}") from error
 

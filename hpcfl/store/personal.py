@@ -53,6 +53,16 @@ def read_clients(group: h5py.Group, client_ids: Iterable[int]) -> dict[int, dict
     return result
 
 
+def read_shapes(group: h5py.Group, client_ids: Iterable[int]) -> dict[int, dict[str, tuple[int, ...]]]:
+    """Return the shapes of those of some clients that are there: ``{client: {name: shape}}``."""
+    wanted = np.unique(np.fromiter(client_ids, np.int64))
+    result: dict[int, dict[str, tuple[int, ...]]] = {}
+    for same in group.values():
+        shapes = {name: item.shape[1:] for name, item in same["tensors"].items()}
+        result |= dict.fromkeys(np.intersect1d(same["ids"][:], wanted).tolist(), shapes)
+    return result
+
+
 def _shapes(tensors: Tensors) -> Shapes:
     """Return what chunks have in common that are rows of the same datasets."""
     return tuple(sorted((name, data.shape[1:], data.dtype.str) for name, data in tensors.items()))
