@@ -41,7 +41,7 @@ def each(function: Callable[..., tuple[Tensor, ...]], *matrices: Tensor) -> tupl
 
 def symmetric(matrix: Tensor) -> Tensor:
     """Return the symmetric part of ``[..., k, k]``: exactly symmetric, where products are so up to rounding."""
-    return (matrix + matrix.mT) / 2
+    return (matrix + matrix.mT).mul_(0.5)
 
 
 def root(cov: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def one_pair(cov: Tensor) -> tuple[Tensor, Tensor]:
 
 def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues ``[k]``, zero where they are negligible, and eigenvectors ``[k, k]``."""
-    if not matrix.isfinite().all():  # LAPACK would raise; a run that diverges is to go on with NaN
+    if not matrix.sum().isfinite():  # LAPACK would raise; a run that diverges is to go on with NaN
         return matrix.new_full((len(matrix),), torch.nan), torch.full_like(matrix, torch.nan)
     values, vectors = torch.linalg.eigh(symmetric(matrix))
     return torch.where(values > len(matrix) * EPS * values[-1].clamp(min=0), values, 0), vectors

@@ -8,6 +8,7 @@ asks answers once. Products travel as triangles: they are symmetric.
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -85,7 +86,7 @@ def answered(question: State, message: Message) -> Message:
     rows, answer = len(message[sent(0)][1]), {}
     for number, factor in enumerate(factors):
         value, weight = message[sent(number)]
-        moved = (value != 0).any(-1).any(-1).cpu()
+        moved = (value != 0).flatten(1).any(1).cpu()
         if len(roots):
             moved = moved & bool(roots[number].any())
         triangles = value.new_zeros(rows, len(factor) * (len(factor) + 1) // 2, dtype=torch.float64)
@@ -123,15 +124,21 @@ def _pulled(roots: Tensor, served: Tensor, picked: Tensor) -> Tensor:
     return found
 
 
+@cache
+def _lower(size: int) -> Tensor:
+    """Return rows and columns of the entries of a lower triangle, int64 ``[2, k (k + 1) / 2]``."""
+    return torch.tril_indices(size, size)
+
+
 def _triangle(matrix: Tensor) -> Tensor:
     """Return the lower triangle of a symmetric matrix ``[k, k]``, flat."""
-    rows, columns = torch.tril_indices(*matrix.shape)
+    rows, columns = _lower(len(matrix))
     return matrix[rows, columns]
 
 
 def _whole(triangle: Tensor, size: int) -> Tensor:
     """Return the symmetric matrix of a triangle."""
-    rows, columns = torch.tril_indices(size, size)
+    rows, columns = _lower(size)
     matrix = triangle.new_zeros(size, size)
     matrix[rows, columns] = triangle
     matrix[columns, rows] = triangle
