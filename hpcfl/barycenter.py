@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcfl.roots import check_psd, each, one_inverse, one_root, root, symmetric
+from hpcfl.roots import check_psd, each, one_pair, one_root, symmetric
 
 
 class Barycenter(NamedTuple):
@@ -78,30 +78,36 @@ def barycenter(means: Tensor, covs: Tensor, weights: Tensor, tol: float = 1e-12,
     return Barycenter(mean.to(means.dtype), cov, taken, last)
 
 
+def rooted(cov: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``S^½`` and ``S^{-½}``, float64 ``[..., k, k]``, the inverse on the range of S if it is singular."""
+    root_s, inverse = each(one_pair, cov)
+    return root_s, inverse
+
+
 def pulled(root_s: Tensor, cov: Tensor) -> Tensor:
     """Return ``(S^½ Σ S^½)^½``, one client's part of an iteration, float64.
 
     Parameters
     ----------
     root_s : Tensor [..., k, k]
-        ``S^½``, from `hpcfl.roots.root`.
+        ``S^½``, from `rooted`.
     cov : Tensor [..., k, k]
         Σ. The bits of a result do not depend on what else is in the batch.
     """
     return each(lambda half, own: (one_root(half @ own @ half),), root_s, cov)[0]
 
 
-def fixed_point(root_s: Tensor, total: Tensor) -> Tensor:
-    """Return the next S, ``S^{-½} M² S^{-½}``, float64 ``[..., k, k]``; on the range of S if it is singular.
+def fixed_point(inverse: Tensor, total: Tensor) -> Tensor:
+    """Return the next S, ``S^{-½} M² S^{-½}``, float64 ``[..., k, k]``.
 
     Parameters
     ----------
-    root_s : Tensor [..., k, k]
-        ``S^½``, from `hpcfl.roots.root`.
+    inverse : Tensor [..., k, k]
+        ``S^{-½}``, from `rooted`.
     total : Tensor [..., k, k]
         M, the mean of `pulled` with weights that sum to 1.
     """
-    return each(_next, root_s, total)[0]
+    return each(_next, inverse, total)[0]
 
 
 def change(before: Tensor, after: Tensor) -> Tensor:
@@ -117,8 +123,8 @@ def weighted(shares: Tensor, values: Tensor) -> Tensor:
     return total
 
 
-def _next(root_s: Tensor, total: Tensor) -> tuple[Tensor]:
-    half = one_inverse(root_s) @ total  # times its transpose: positive semi-definite whatever the rounding
+def _next(inverse: Tensor, total: Tensor) -> tuple[Tensor]:
+    half = inverse @ total  # times its transpose: positive semi-definite whatever the rounding
     return (symmetric(half @ half.mT),)
 
 
@@ -138,7 +144,7 @@ def _iterated(covs: Tensor, shares: Tensor, tol: float, iterations: int) -> tupl
     """Iterate for one barycenter ``[m, k, k]``; return its covariance, the number of iterations, the last change."""
     now, moved, count = symmetric(weighted(shares, covs)), torch.inf, 0
     while count < iterations and not moved <= tol:
-        root_s = root(now)
-        after = fixed_point(root_s, weighted(shares, pulled(root_s, covs)))
+        root_s, inverse = rooted(now)
+        after = fixed_point(inverse, weighted(shares, pulled(root_s, covs)))
         now, moved, count = after, float(change(now, after)), count + 1
     return now, count, moved

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +34,7 @@ def each(function: Callable[..., tuple[Tensor, ...]], *matrices: Tensor) -> tupl
     tuple of Tensor
         What the function returns, with the leading dimensions in front.
     """
-    lead = torch.broadcast_shapes(*(m.shape[:-2] for m in matrices))  # type: ignore[no-untyped-call]
+    lead = np.broadcast_shapes(*(m.shape[:-2] for m in matrices))  # torch's own loads sympy, for a second and more
     flat = [m.double().expand(*lead, *m.shape[-2:]).reshape(-1, *m.shape[-2:]) for m in matrices]
     found = [function(*(m.clone(memory_format=torch.contiguous_format) for m in row)) for row in zip(*flat)]
     return tuple(torch.stack(part).reshape([*lead, *part[0].shape]) for part in zip(*found))
@@ -41,7 +42,7 @@ def each(function: Callable[..., tuple[Tensor, ...]], *matrices: Tensor) -> tupl
 
 def symmetric(matrix: Tensor) -> Tensor:
     """Return the symmetric part of ``[..., k, k]``: exactly symmetric, where products are so up to rounding."""
-    return (matrix + matrix.mT) / 2
+    return (matrix + matrix.mT).mul_(0.5)
 
 
 def root(cov: Tensor) -> Tensor:
@@ -64,24 +65,23 @@ def root(cov: Tensor) -> Tensor:
 
 def one_root(cov: Tensor) -> Tensor:
     """Return the symmetric root of one matrix ``[k, k]``, float64."""
-    values, vectors = _spectrum(cov, len(cov) * EPS)
+    values, vectors = _spectrum(cov)
     return symmetric((vectors * values.sqrt()) @ vectors.mT)
 
 
-def one_inverse(root_: Tensor) -> Tensor:
-    """Return the pseudo-inverse of one symmetric root ``[k, k]``, float64, on the range that `root` has left it."""
-    # no eigenvalue of a root lies between rounding and the root of the cut-off of `root`: any bound between will do
-    values, vectors = _spectrum(root_, (len(root_) * EPS) ** 0.5 / 2)
-    inverse = torch.where(values == 0, 0, 1 / values)
-    return symmetric((vectors * inverse) @ vectors.mT)
+def one_pair(cov: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the symmetric root of one matrix ``[k, k]`` and its pseudo-inverse, float64, by one decomposition."""
+    values, vectors = _spectrum(cov)
+    inverse = torch.where(values == 0, 0, values.rsqrt())
+    return symmetric((vectors * values.sqrt()) @ vectors.mT), symmetric((vectors * inverse) @ vectors.mT)
 
 
-def _spectrum(matrix: Tensor, negligible: float) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues ``[k]``, zero below `negligible` times the largest, and eigenvectors ``[k, k]``."""
-    if not matrix.isfinite().all():  # LAPACK would raise; a run that diverges is to go on with NaN
+def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues ``[k]``, zero where they are negligible, and eigenvectors ``[k, k]``."""
+    if not matrix.sum().isfinite():  # LAPACK would raise; a run that diverges is to go on with NaN
         return matrix.new_full((len(matrix),), torch.nan), torch.full_like(matrix, torch.nan)
     values, vectors = torch.linalg.eigh(symmetric(matrix))
-    return torch.where(values > negligible * values[-1].clamp(min=0), values, 0), vectors
+    return torch.where(values > len(matrix) * EPS * values[-1].clamp(min=0), values, 0), vectors
 
 
 def check_psd(cov: Tensor, name: str) -> None:

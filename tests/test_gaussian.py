@@ -282,10 +282,11 @@ def test_a_class_has_the_same_bits_in_any_batch():
 def test_one_iteration_consists_of_the_pieces():
     covs, weights = spd(3, 5), torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
     start = bary.weighted(weights, covs)
-    half = root(start)
+    half, inverse = bary.rooted(start)
+    close(inverse @ half, torch.eye(5).double(), 1e-12)
     total = bary.weighted(weights, torch.stack([bary.pulled(half, cov) for cov in covs]))
     found = bary.barycenter(torch.zeros(3, 5), covs, weights, iterations=1)
-    assert torch.equal(found.cov, bary.fixed_point(half, total))
+    assert torch.equal(found.cov, bary.fixed_point(inverse, total))
     assert float(found.change) == float(bary.change(start, found.cov))
 
 

@@ -112,7 +112,7 @@ def test_one_line_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyP
         r"^'none' is no run folder": ("none",),
         r"^data_dir = 'None': expected where the run's data are: .*own.h5": ("run",),
         r"^data_dir = 'fewer': client 0 has 15 as \w+, in the run 20: expected the data of the run$": ("run", "fewer"),
-        r"^data_dir = 'wider': client 0 has 6 as features, in the run 5": ("run", "wider"),
+        r"^data: client 0 has features of shape \(6,\): 'embed1\.weight'": ("run", "wider"),
     }
     for said, given in wrong.items():
         with pytest.raises(UsageError, match=said):

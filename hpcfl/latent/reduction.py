@@ -8,11 +8,12 @@ asks answers once. Products travel as triangles: they are symmetric.
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from hpcfl.barycenter import change, fixed_point, pulled
+from hpcfl.barycenter import change, fixed_point, pulled, rooted
 from hpcfl.latent.anchors import FACTORS
 from hpcfl.message import Block, Layout, Message, State, Sums
 from hpcfl.roots import each, root, symmetric
@@ -51,24 +52,26 @@ def asking(factors: Tensor, tolerance: float, iterations: int) -> Generator[Stat
         changed the anchor: only then its factor means anything.
     """
     served = _covariance(factors)
-    since = torch.full((len(factors),), 2 * tolerance, dtype=torch.float64)
+    since = torch.full((len(factors),), max(1.0, 2 * tolerance), dtype=torch.float64)
     question = {FACTORS: factors, SINCE: since, ROOT: torch.zeros(0, dtype=torch.float64)}
     first = yield question
     counted, changed = first.total(COUNTED), _weights(first, len(factors))
     going, taken = changed > 0, torch.zeros(len(factors), dtype=torch.int64)
     now = _mean(first, counted, changed, served)
-    for _ in range(iterations):
-        roots = root(now)
-        sums = yield question | {SINCE: since, ROOT: _where(going, roots)}
+    roots, inverses = torch.zeros_like(now), torch.zeros_like(now)
+    for _ in range(iterations if bool(going.any()) else 0):
+        roots[going], inverses[going] = rooted(now[going])
+        sums = yield question | {SINCE: since, ROOT: torch.where(going[:, None, None], roots, 0.0)}
         going = going & (sums.mean(SINCE) > tolerance)
         if not going.any():
             break
-        rest = pulled(roots, served) if bool((counted > changed).any()) else served
-        after = fixed_point(roots, _mean(sums, counted, changed, rest))
-        since = torch.where(going, change(now, after), since)
-        now = torch.where(going[:, None, None], after, now)
-        taken = taken + going
-    return {"factors": root(now), "iterations": taken, "changed": changed > 0}
+        rest = _pulled(roots, served, going & (counted > changed))
+        before, now = now, now.clone()
+        now[going] = fixed_point(inverses[going], _mean(sums, counted, changed, rest)[going])
+        since, taken = change(before, now), taken + going
+    if going.any():
+        roots[going] = root(now[going])
+    return {"factors": roots, "iterations": taken, "changed": changed > 0}
 
 
 def answered(question: State, message: Message) -> Message:
@@ -83,7 +86,7 @@ def answered(question: State, message: Message) -> Message:
     rows, answer = len(message[sent(0)][1]), {}
     for number, factor in enumerate(factors):
         value, weight = message[sent(number)]
-        moved = (value != 0).any(-1).any(-1).cpu()
+        moved = (value != 0).flatten(1).any(1).cpu()
         if len(roots):
             moved = moved & bool(roots[number].any())
         triangles = value.new_zeros(rows, len(factor) * (len(factor) + 1) // 2, dtype=torch.float64)
@@ -110,23 +113,32 @@ def _mean(sums: Sums, counted: Tensor, changed: Tensor, rest: Tensor) -> Tensor:
     size = rest.shape[-1]
     total = torch.stack([_whole(sums.total(sent(number)), size) for number in range(len(rest))])
     whole = total + (counted - changed)[:, None, None] * rest
-    return whole / counted.clamp(min=1)[:, None, None]
+    return whole / torch.where(counted > 0, counted, 1.0)[:, None, None]
 
 
-def _where(going: Tensor, values: Tensor) -> Tensor:
-    """Return the values of the anchors that are still going, zeros for the others: nobody computes them."""
-    return torch.where(going[:, None, None], values, 0.0)
+def _pulled(roots: Tensor, served: Tensor, picked: Tensor) -> Tensor:
+    """Return the visits' part of an iteration where they return the anchors as served; of those picked only."""
+    found = torch.zeros_like(served)
+    if picked.any():
+        found[picked] = pulled(roots[picked], served[picked])
+    return found
+
+
+@cache
+def _lower(size: int) -> Tensor:
+    """Return rows and columns of the entries of a lower triangle, int64 ``[2, k (k + 1) / 2]``."""
+    return torch.tril_indices(size, size)
 
 
 def _triangle(matrix: Tensor) -> Tensor:
     """Return the lower triangle of a symmetric matrix ``[k, k]``, flat."""
-    rows, columns = torch.tril_indices(*matrix.shape)
+    rows, columns = _lower(len(matrix))
     return matrix[rows, columns]
 
 
 def _whole(triangle: Tensor, size: int) -> Tensor:
     """Return the symmetric matrix of a triangle."""
-    rows, columns = torch.tril_indices(size, size)
+    rows, columns = _lower(size)
     matrix = triangle.new_zeros(size, size)
     matrix[rows, columns] = triangle
     matrix[columns, rows] = triangle
