@@ -105,7 +105,7 @@ class Learner:
 
     def _of(self, rows: Tensor, params: State) -> Learner:
         """Return the learner of some of the clients."""
-        picked = rows.numpy()
+        picked = rows.cpu().numpy()
         visits = replace(self.visits, clients=self.visits.clients[picked])
         terms = replace(self.terms, anchors=self.terms.anchors.of(rows))
         return replace(self, visits=visits, terms=terms, params=params)
