@@ -9,6 +9,7 @@ import torch
 
 from hpcfl.algorithms.flic import Flic
 from hpcfl.data import Header
+from hpcfl.descent import TUNING
 from hpcfl.errors import UsageError
 from hpcfl.job import stacked
 from hpcfl.latent.anchors import FACTORS, MEANS
@@ -114,13 +115,15 @@ def test_what_is_tested_is_not_what_is_kept(evaluation: str, monkeypatch: pytest
     phases: list[int] = []
     align = Learner._align
     monkeypatch.setattr(
-        Learner, "_align", lambda own, epochs, batch, phase: (phases.append(phase), align(own, epochs, batch, phase))
+        Learner,
+        "_align",
+        lambda own, epochs, batch, phase: (phases.append(own.after + phase), align(own, epochs, batch, phase)),
     )
     keys = flic(pretrain=1, realign=1, evaluation=evaluation, tune_epochs=2)
     found = models(rounds, keys)
     stored = stacked([kept[client] for client in (0, 2)]) | task.spread(shared, visits_of(task, (0, 2)))
     assert changed(found, stored) == MOVED[evaluation]
-    assert phases == ([] if evaluation == "stored" else [REALIGNING])
+    assert phases == ([] if evaluation == "stored" else [TUNING + REALIGNING])
     assert same_bits(shared, rounds.state)
     assert all(same_bits(kept[client], own) for client, own in everybody(rounds).items())
 
@@ -130,10 +133,10 @@ def test_who_was_never_visited_aligns_for_its_test_alone(evaluation: str, monkey
     keys = flic(pretrain=1, evaluation=evaluation, tune_epochs=1)
     rounds = played(keys, rounds=0)
     phases: list[int] = []
-    monkeypatch.setattr(Learner, "_align", lambda own, epochs, batch, phase: phases.append(phase))
+    monkeypatch.setattr(Learner, "_align", lambda own, epochs, batch, phase: phases.append(own.after + phase))
     for _ in range(2):
         models(rounds)
-    assert phases == ([] if evaluation == "stored" else [PRETRAINING] * 2)
+    assert phases == ([] if evaluation == "stored" else [TUNING + PRETRAINING] * 2)
     assert all(float(own["pretrained"]) == 0 for own in everybody(rounds).values())
 
 
