@@ -27,7 +27,7 @@ OWN = {  # problems of those that need one of their own, and less work than by d
     "fedrep": {"algorithm": {"name": "fedrep", "head_epochs": 2}},
     "flic": {  # clients in chunks of one width and of several, embeddings that align before a first visit
         "data": {
-            **{"name": "linear_mapping", "labels": 6, "informative": 3, "least": 4, "most": 5, "samples_per_class": 60},
+            **{"name": "linear_mapping", "labels": 6, "informative": 3, "least": 4, "most": 5, "samples_per_class": 40},
             **{"spread": 2.0, "thinning": False},
         },
         "model": {"name": "latent", "widths": [8], "dimension": 4, "hidden": [6]},
