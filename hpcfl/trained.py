@@ -20,7 +20,6 @@ from hpcfl.errors import UsageError
 from hpcfl.fitting import check_personal, check_shared
 
 if TYPE_CHECKING:
-
     from hpcfl.algorithms import Algorithm
     from hpcfl.config import Config
     from hpcfl.data import ClientData, Federation

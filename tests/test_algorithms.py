@@ -26,6 +26,18 @@ FORBIDDEN = (
 OWN = {  # problems of those that need one of their own, and less work than by default
     "fedhenn": {"algorithm": {"name": "fedhenn", "alignment": 12}},
     "fedrep": {"algorithm": {"name": "fedrep", "head_epochs": 2}},
+    "flic": {  # clients in chunks of one width and of several, embeddings that align before a first visit
+        "data": {
+            **{"name": "linear_mapping", "labels": 6, "informative": 3, "least": 4, "most": 5, "samples_per_class": 40},
+            **{"spread": 2.0, "thinning": False},
+        },
+        "model": {"name": "latent", "widths": [8], "dimension": 4, "hidden": [6]},
+        "algorithm": {
+            **{"name": "flic", "epochs": 1, "batch": 20, "draws": 4, "lr": 0.02, "pretrain": 1},
+            **{"lambda1": 0.1, "lambda2": 0.1, "average": "holders", "factors": True},
+            **{"reduction": "bures", "iterations": 3},
+        },
+    },
     "linear_fedrep": {
         "data": {"name": "linear"},
         "model": {"name": "linear"},

@@ -313,3 +313,11 @@ def test_an_identity_needs_features_of_the_latent_dimension() -> None:
         Latent(embedding="identity").check((5,), 3)
     with pytest.raises(UsageError, match=r"model\.embedding.*nearest: 'dense'"):
         Latent(embedding="convolutions").check((5,), 3)
+
+
+@pytest.mark.parametrize("hidden", [(), (7,)])
+def test_an_identity_takes_images_as_they_are(hidden: tuple[int, ...]) -> None:
+    task = Task(Latent(embedding="identity", dimension=4, hidden=hidden), federation([5], shape=(1, 2, 2)), 3)
+    visits = visits_of(task, [0])
+    params, (x, _) = task.spread(task.initial(), visits), full_batch(task, 0)
+    assert torch.equal(task.forward(params, x[None]), task.forward(params, x.flatten(1)[None]))

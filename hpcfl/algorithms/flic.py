@@ -87,7 +87,7 @@ class Flic(Algorithm):
         Step size of the anchors; None: `lr`.
     anchor_loss : {"held", "means"}
         The anchors that a client holds move by λ1 and λ2 as above; or all of them by the distance with weight 1 and
-        ``Σ_c ℓ(c, g(v_c))``.
+        ``1/C Σ_c ℓ(c, g(v_c))``.
     weights : {"uniform", "samples"}
         ω_i of the means over clients: 1, or the number of samples.
     average : {"active", "holders"}
@@ -103,7 +103,8 @@ class Flic(Algorithm):
     pretrain_batch : int
         Samples per step then.
     realign : int
-        Epochs in which an embedding aligns to the anchors at the beginning of a visit, and before a test.
+        Epochs in which an embedding aligns to the anchors at the beginning of a visit, and before a test of a model
+        that is not `stored`.
     evaluation : {"stored", "tuned", "head"}
         The model that a client is tested with: as it is, or after `tune_epochs` more local epochs, or after
         `tune_epochs` epochs of β_i alone and `realign`.
@@ -149,28 +150,39 @@ class Flic(Algorithm):
 
     def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse keys that nothing would use."""
-        idle = [
-            ("mix", self.mix is not None and self.inside != "l2gd", "inside = 'l2gd'"),
-            ("reduction", self.reduction == "bures" and not self.factors, "factors = true"),
-            ("factors", self.factors and self.anchors == "targets", "anchors = 'classes'"),
-            ("factors", self.factors and self.anchor_loss == "means", "anchor_loss = 'held'"),
-            ("meta", bool(self.meta) and self.anchors == "targets", "anchors = 'classes'"),
-            ("distance", self.distance == "samples" and self.anchors == "targets", "anchors = 'classes'"),
-            ("anchor_loss", self.anchor_loss == "means" and self.anchors == "targets", "anchors = 'classes'"),
-            ("anchor_loss", self.anchor_loss == "means" and bool(self.meta), "meta = []"),
-            ("pretrain_batch", self.pretrain_batch != 10 and not self.pretrain, "pretrain above 0"),
-        ]
         if self.lambda2 and not (self.draws or self.batch):
             raise UsageError("algorithm.draws: expected at least 1 with algorithm.batch = 0, got 0; nearest: 100")
-        for key, useless, needed in idle:
-            if useless:
-                raise UsageError(
-                    f"algorithm.{key} = {getattr(self, key)!r} has no meaning without algorithm.{needed}: remove it, "
-                    f"or set algorithm.{needed}"
-                )
+        for idle, needed, keys in self._idle():
+            for key in keys if idle else ():
+                self._refuse(key, f"algorithm.{needed}")
+
+    def _idle(self) -> list[tuple[bool, str, tuple[str, ...]]]:
+        """Return whether some keys do nothing, what they would need, and which they are."""
+        moving = bool(self.lambda1 or self.lambda2) or self.anchor_loss == "means"
+        aligning = bool(self.lambda1 or self.pretrain or self.realign) or self.anchor_loss == "means"
+        classes = ("factors", "meta", "distance", "ddof", "scale", "average", "anchor_loss")
+        return [
+            (self.inside != "l2gd", "inside = 'l2gd'", ("mix",)),
+            (self.inside == "fedavg-ft", "inside = 'fedrep'", ("shared_epochs", "shared_from")),
+            (self.anchors == "targets", "anchors = 'classes'", classes),
+            (self.anchor_loss == "means", "anchor_loss = 'held'", ("factors", "meta", "average")),
+            (not self.factors, "factors = true", ("reduction",)),
+            (self.reduction == "factor_mean", "reduction = 'bures'", ("tolerance", "iterations")),
+            (not self.pretrain, "pretrain above 0", ("pretrain_batch",)),
+            (not self.lambda2, "lambda2 above 0", ("draws",)),
+            (not moving, "lambda1 above 0", ("factors", "anchor_lr", "average")),
+            (not aligning, "lambda1 above 0", ("distance", "ddof")),
+            (not aligning and not self.lambda2, "lambda1 above 0", ("spread", "scale", "meta")),
+        ]
+
+    def _refuse(self, key: str, needed: str) -> None:
+        """Raise UsageError where a key that does nothing has another value than by default."""
+        value = getattr(self, key)
+        if value != type(self).model_fields[key].default:
+            raise UsageError(f"algorithm.{key} = {value!r} has no meaning without {needed}: remove it, or set {needed}")
 
     def suits(self, model: Model, header: Header) -> None:
-        """Refuse a model without a latent space, and anchors or groups of classes that are not those of the data."""
+        """Refuse a model without a latent space, keys for what it lacks, and anchors that are not of the data."""
         if model.name != "latent":
             raise UsageError(
                 f"model.name: algorithm.name = 'flic' needs an embedding, got '{model.name}'; nearest: 'latent'"
@@ -183,6 +195,12 @@ class Flic(Algorithm):
                 f"algorithm.meta: expected {header.classes} numbers (one per class) from 0 on without gaps, "
                 f"got {list(self.meta)}"
             )
+        if not getattr(model, "hidden", ()) and self.inside == "fedrep":
+            for key in ("shared_epochs", "shared_from"):
+                self._refuse(key, "layers in model.hidden")
+        if getattr(model, "embedding", "") == "identity":
+            for key in ("pretrain", "realign"):
+                self._refuse(key, "model.embedding = 'dense'")
 
     # what is shared, and what is not
 
@@ -302,7 +320,7 @@ class Flic(Algorithm):
 
         if self.anchor_loss == "means":
             return torch.ones(len(anchors.slots), len(means), dtype=torch.bool)
-        return (anchors.slots.unsqueeze(1) == torch.arange(len(means), device=means.device)[:, None]).any(2).cpu()
+        return (anchors.slots.cpu().unsqueeze(1) == torch.arange(len(means))[:, None]).any(2)
 
     def _learner(self, task: Task, shared: State, personal: State, visits: Visits) -> Learner:
         from hpcfl.latent.anchors import FACTORS, MEANS

@@ -66,7 +66,9 @@ class Learner:
     def local(self, epochs: int, above: Collection[str], embedding: bool = True) -> Tensor:
         """Let embedding and what is above it take steps in turns; return the mean loss, ``[c]``."""
         names = self.terms.parts.embedding if embedding else ()
-        upper = self.task.above(self.params, self.visits, {*names, *above})
+        entry = self.task.stages[self.terms.parts.first].tensors if self.terms.lambda2 else ()
+        # samples of the anchors enter at the latent space: from there on nothing is computed once and for all
+        upper = self.task.above(self.params, self.visits, {*names, *above, *entry})
         terms = replace(self.terms, task=upper)
         batches = upper.batches(self.visits, self.keys.batch, epochs, phase=self.after + LOCAL)
         turns = [Turn(names, self.optimiser(), terms.embedding), Turn(above, self.classifier, terms.above)]
@@ -103,7 +105,7 @@ class Learner:
 
     def _of(self, rows: Tensor, params: State) -> Learner:
         """Return the learner of some of the clients."""
-        picked = rows.numpy()
+        picked = rows.cpu().numpy()
         visits = replace(self.visits, clients=self.visits.clients[picked])
         terms = replace(self.terms, anchors=self.terms.anchors.of(rows))
         return replace(self, visits=visits, terms=terms, params=params)

@@ -75,6 +75,8 @@ class Latent(Model):
         ]
         head = nn.Sequential(nn.Linear(widths[-1], classes))
         embedding = self._embedding(shape)
+        if not embedding and len(shape) > 1:
+            (layers[0][1] if layers else head).insert(0, nn.Flatten())
         if embedding and self.rectify:
             embedding[-1].append(nn.ReLU())
         named = [(f"{EMBED}{number}", stage) for number, stage in enumerate(embedding, start=1)]
