@@ -177,10 +177,10 @@ def _begun(job: Job, order: Order, rank: int) -> Progress:
     saved = store.load(path, personal=False)
     now.round, now.stage = saved.round, Stage.of(saved.clock)
     now.clock = {name: saved.clock[name] for name in now.clock}
-    # copied into torch's own memory: the last bits of matrix products may depend on how memory is aligned
     check_shared(saved.shared, now.shared)
     hosted = [client for chunk in job.hosted(rank) for client in chunk.clients.tolist()]
     check_personal(path, hosted, job.like, job.task.federation.shapes)
+    # copied into torch's own memory: the last bits of matrix products may depend on how memory is aligned
     now.shared = {name: torch.from_numpy(saved.shared[name]).to(value, copy=True) for name, value in now.shared.items()}
     for chunk in job.hosted(rank):
         state = now.personal[chunk.number]
