@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -252,7 +253,6 @@ def test_keys_that_do_not_go_with_the_model(keys: dict[str, Any], model: Any, li
 
 @pytest.mark.parametrize("targets", [True, False])
 def test_anchors_that_do_not_go_with_the_labels(targets: bool) -> None:
-    task = latent_task(SIZES, WIDTHS, targets=targets)
     kinds = ["classes", "targets"]
     with pytest.raises(UsageError, match=rf"^algorithm\.anchors: .*nearest: '{kinds[targets]}'"):
-        flic(anchors=kinds[not targets]).layout(task)
+        Flic(anchors=kinds[not targets]).suits(Latent(), replace(HEADER, targets=targets))
