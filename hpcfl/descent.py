@@ -70,15 +70,9 @@ class Optimizer(ABC):
         objective : callable, optional
             What is minimised; None: the mean loss.
         """
-        learn = {name: params[name] for name in params if names is None or name in names}
-        memory = self.begin(learn) if memory is None else memory
-        count = len(next(iter(params.values())))
-        losses = torch.zeros(count, device=task.device)
-        taken = torch.zeros_like(losses)
-        for batch in batches:
-            losses += self.step(task, params, learn, memory, batch, objective)
-            taken += batch.counted()
-        return losses / taken
+        learn = params.keys() if names is None else params.keys() & names
+        turn = Turn([name for name in params if name in learn], self, objective, memory)
+        return train(task, params, batches, [turn])
 
     def tuned(
         self, task: Task, params: State, visits: Visits, batch: int, epochs: int, names: Collection[str]
@@ -148,6 +142,40 @@ class Adam(Optimizer):
             # the factor of a client that has taken no step yet is 0 · ∞
             step = scale.view(shape) * first / (second.sqrt() + epsilon)
             params[name].sub_(step if mask is None else torch.where(mask, step, 0.0))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Some parameters, their optimiser, what they learn by (None: the mean loss), and the optimiser's memory."""
+
+    names: Collection[str]
+    optimiser: Optimizer
+    objective: Objective | None = None
+    memory: State | None = None
+
+
+def train(task: Task, params: State, batches: Iterable[Batch], turns: Iterable[Turn]) -> Tensor:
+    """Let the turns' parameters take a step each on every batch, one after the other, in place.
+
+    A turn of nothing is left out; where all are, no batch is asked for.
+
+    Returns
+    -------
+    Tensor [c]
+        Each client's mean of the last turn's objective over its steps.
+    """
+    taking = [turn for turn in turns if turn.names]
+    own = [{name: params[name] for name in turn.names} for turn in taking]
+    kept = [turn.optimiser.begin(o) if turn.memory is None else turn.memory for turn, o in zip(taking, own)]
+    losses = torch.zeros(_rows(params), device=task.device)
+    taken = torch.zeros_like(losses)
+    for batch in batches if taking else ():
+        for turn, learn, memory in zip(taking, own, kept):
+            loss = turn.optimiser.step(task, params, learn, memory, batch, turn.objective)
+        counted = batch.counted()
+        losses += loss * counted  # an objective may be more than the loss, also where a client rests
+        taken += counted
+    return losses / taken.clamp(min=1)
 
 
 def _rows(params: State) -> int:

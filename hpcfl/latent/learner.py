@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hpcfl.descent import TUNING, Adam, Optimizer, Sgd
+from hpcfl.descent import TUNING, Adam, Optimizer, Sgd, Turn, train
 from hpcfl.latent.anchors import FACTORS, MEANS
-from hpcfl.latent.objective import Terms, Turn, learn
+from hpcfl.latent.objective import Terms
 from hpcfl.message import State
 from hpcfl.task import Task
 from hpcfl.visits import Visits
@@ -72,12 +72,12 @@ class Learner:
         terms = replace(self.terms, task=upper)
         batches = upper.batches(self.visits, self.keys.batch, epochs, phase=self.after + LOCAL)
         turns = [Turn(names, self.optimiser(), terms.embedding), Turn(above, self.classifier, terms.above)]
-        return learn(upper, self.params, batches, turns)
+        return train(upper, self.params, batches, turns)
 
     def shared(self, names: Collection[str]) -> Tensor:
         """Let the shared part learn; return the mean loss, ``[c]``."""
         batches = self.task.batches(self.visits, self.keys.batch, self.keys.shared_epochs, phase=self.after + SHARED)
-        return learn(self.task, self.params, batches, [Turn(names, self.classifier, self.terms.above)])
+        return train(self.task, self.params, batches, [Turn(names, self.classifier, self.terms.above)])
 
     def anchors(self) -> None:
         """Let the anchors take one step, on all that a client has."""
@@ -86,7 +86,7 @@ class Learner:
             return
         names = [MEANS, *([FACTORS] if self.keys.factors else [])]
         batches = self.task.batches(self.visits, 0, steps=1, phase=self.after + ANCHORING)
-        learn(self.task, self.params, batches, [Turn(names, self.optimiser(self.keys.anchor_lr), objective)])
+        train(self.task, self.params, batches, [Turn(names, self.optimiser(self.keys.anchor_lr), objective)])
 
     def optimiser(self, lr: float | None = None, decay: float = 0.0) -> Optimizer:
         """Return a fresh optimiser: nothing of it outlasts a phase."""
@@ -101,7 +101,7 @@ class Learner:
     def _align(self, epochs: int, batch: int, phase: int) -> None:
         batches = self.task.batches(self.visits, batch, epochs, phase=self.after + phase)
         turn = Turn(self.terms.parts.embedding, self.optimiser(), self.terms.alignment)
-        learn(self.task, self.params, batches, [turn])
+        train(self.task, self.params, batches, [turn])
 
     def _of(self, rows: Tensor, params: State) -> Learner:
         """Return the learner of some of the clients."""

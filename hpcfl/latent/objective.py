@@ -1,19 +1,17 @@
-"""What FLIC minimises over each of its parts, and steps that take turns (eq. 4, Algorithms 1 and S2)."""
+"""What FLIC minimises over each of its parts (eq. 4)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hpcfl.descent import Optimizer
 from hpcfl.latent.anchors import MEANS, Anchors
 from hpcfl.latent.parts import Parts
 from hpcfl.latent.targets import Targets
 from hpcfl.message import State
-from hpcfl.task import Objective, Task
+from hpcfl.task import Task
 from hpcfl.visits import Batch
 
 
@@ -81,32 +79,3 @@ class Terms:
     def _misread(self, params: State, batch: Batch) -> Tensor:
         drawn = self.anchors.drawn(params, batch.place, self.draws)
         return self.anchors.misread(self._outputs(params, drawn.points, batch), drawn)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Some parameters, what they learn by, and their optimiser."""
-
-    names: Collection[str]
-    optimiser: Optimizer
-    objective: Objective
-
-
-def learn(task: Task, params: State, batches: Iterable[Batch], turns: Iterable[Turn]) -> Tensor:
-    """Let the turns' parameters take a step each on every batch, in place; return the mean of the last's objective.
-
-    Returns
-    -------
-    Tensor [c]
-    """
-    taking = [turn for turn in turns if turn.names]
-    own = [{name: params[name] for name in turn.names} for turn in taking]
-    memories = [turn.optimiser.begin(learn) for turn, learn in zip(taking, own)]
-    losses = torch.zeros(len(next(iter(params.values()))), device=task.device)
-    taken = torch.zeros_like(losses)
-    for batch in batches if taking else ():
-        for turn, learn_, memory in zip(taking, own, memories):
-            loss = turn.optimiser.step(task, params, learn_, memory, batch, turn.objective)
-        losses += loss * batch.counted()  # samples of anchors there are also where a client rests
-        taken += batch.counted()
-    return losses / taken.clamp(min=1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,16 +104,13 @@ def load(path: Path, personal: bool = True) -> Checkpoint:
     RunError
         if it is not there or damaged.
     """
-    try:
-        with h5py.File(path, "r") as file:
-            return Checkpoint(
-                round=int(file.attrs["round"]),
-                shared={name: np.asarray(item[()]) for name, item in file["shared"].items()},
-                personal=read_chunks(file["personal"]) if personal else [],
-                clock={name: float(value) for name, value in file["clock"].attrs.items()},
-            )
-    except (OSError, KeyError) as error:
-        raise RunError(f"checkpoint {path} cannot be read: {error}") from error
+    with _opened(path) as file:
+        return Checkpoint(
+            round=int(file.attrs["round"]),
+            shared={name: np.asarray(item[()]) for name, item in file["shared"].items()},
+            personal=read_chunks(file["personal"]) if personal else [],
+            clock={name: float(value) for name, value in file["clock"].attrs.items()},
+        )
 
 
 def load_personal(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str, Array]]:
@@ -125,11 +123,8 @@ def load_personal(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str, 
     RunError
         if the checkpoint is not there or damaged.
     """
-    try:
-        with h5py.File(path, "r") as file:
-            return read_clients(file["personal"], client_ids)
-    except (OSError, KeyError) as error:
-        raise RunError(f"checkpoint {path} cannot be read: {error}") from error
+    with _opened(path) as file:
+        return read_clients(file["personal"], client_ids)
 
 
 def personal_shapes(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str, tuple[int, ...]]]:
@@ -140,9 +135,15 @@ def personal_shapes(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str
     RunError
         if the checkpoint is not there or damaged.
     """
+    with _opened(path) as file:
+        return read_shapes(file["personal"], client_ids)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[h5py.File]:
     try:
         with h5py.File(path, "r") as file:
-            return read_shapes(file["personal"], client_ids)
+            yield file
     except (OSError, KeyError) as error:
         raise RunError(f"checkpoint {path} cannot be read: {error}") from error
 
