@@ -55,3 +55,18 @@ def test_the_parts_of_a_model_make_the_whole() -> None:
     middle = task.forward(params, x[None], last=2)
     assert middle.shape[-1] == 3
     torch.testing.assert_close(task.forward(params, middle, first=2), task.forward(params, x[None]))
+
+
+def test_an_objective_counts_only_where_a_client_takes_a_step() -> None:
+    """The smaller client rests in every second step; what is added to its loss there must not be recorded."""
+    task = mlp_task([8, 3])
+    visits = visits_of(task, [0, 1])
+    params = {name: value.clone() for name, value in task.spread(task.initial(), visits).items()}
+    found = Sgd(1e-9).train(
+        task,
+        params,
+        task.batches(visits, 4, EPOCHS),
+        names={"fc1.bias"},
+        objective=lambda p, batch: p["fc1.bias"].sum(1) * 0 + 1,
+    )
+    assert found.tolist() == [1.0, 1.0]
