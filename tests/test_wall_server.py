@@ -225,7 +225,7 @@ def test_scores_and_state_of_who_does_not_answer() -> None:
     for loaded, expected in ((load, 7.0), (lambda clients: {}, 0.0)):
         found = {
             int(client): {name: value[row] for name, value in state.items()}
-            for clients, state in server.personal(like, last_saved(job, loaded))
+            for clients, state in server.personal(last_saved(job, loaded))
             for row, client in enumerate(clients)
         }
         assert sorted(found) == [0, 1, 2]
