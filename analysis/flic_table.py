@@ -16,7 +16,7 @@ import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -28,6 +28,7 @@ from rich.table import Table
 
 import hpcfl
 from hpcfl.errors import UsageError
+from hpcfl.presets import flat
 
 METHODS = {"local": "Local", "fedhenn": "FedHeNN"}
 FREE = ("seed", "checkpoint.every", "checkpoint.keep")
@@ -64,15 +65,6 @@ class Run:
         """The keys of its data, and how many clients share them."""
         own = {key: value for key, value in self.config.items() if key.startswith("data.")}
         return own | {"clients": self.config["clients"]}
-
-
-def flat(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables by dotted key."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{where}{key}.")
-        else:
-            yield f"{where}{key}", value
 
 
 def method_of(config: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,15 @@ def read(name: str, above: tuple[Path, ...] = ()) -> Table:
     if not beside.is_file() and base not in presets():
         raise UsageError(f"{path}: base: no preset or file '{base}'{_near(base)}")
     return read(str(beside) if beside.is_file() else base, (path.resolve(), *above)) | table
+
+
+def flat(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables by dotted key."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{where}{key}.")
+        else:
+            yield f"{where}{key}", value
 
 
 def apply(table: Table, setting: str) -> None:

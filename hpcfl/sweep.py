@@ -6,15 +6,15 @@ import hashlib
 import itertools
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpcfl import store
 from hpcfl.config import Config, from_text, load
 from hpcfl.data import Header
 from hpcfl.errors import UsageError
+from hpcfl.presets import flat
 
 LONGEST = 200
 """Characters of a run's name; file systems take 255 bytes, and a log's name is longer."""
@@ -194,18 +194,10 @@ def _held(run: Run, config: Config) -> None:
     if not (run.folder / "run.h5").exists():
         return
     held = from_text(store.run_attributes(run.folder)["config"])
-    there, here = (dict(_flat(each.model_dump(mode="json"))) for each in (held, config))
+    there, here = (dict(flat(each.model_dump(mode="json"))) for each in (held, config))
     for key in sorted(there.keys() | here.keys()):
         if there.get(key) != here.get(key):
             raise UsageError(
                 f"'{run.folder}' holds a run with {key} = {there.get(key)!r}, expected {here.get(key)!r}; "
                 "choose another --out"
             )
-
-
-def _flat(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{where}{key}.")
-        else:
-            yield f"{where}{key}", value

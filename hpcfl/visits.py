@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from threading import Event
+from typing import Literal
 
 import numpy as np
 import torch
@@ -67,6 +68,11 @@ class Visits:
     def sizes(self, rows: int) -> Tensor:
         """Return weight n_i for the first `rows` visits."""
         return torch.from_numpy(self.samples[:rows].astype(np.float64))
+
+    def weights(self, by: Literal["samples", "uniform"]) -> Tensor:
+        """Return the weights of all visits in a mean over clients, ``[c]``: the numbers of samples, or 1."""
+        rows = len(self.clients)
+        return self.sizes(rows) if by == "samples" else self.ones(rows)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class FedAvg(Tuned):
         velocity = personal or self.sgd.begin(params)
         batches = task.batches(visits, self.batch, self.epochs, self.steps)
         loss = self.sgd.train(task, params, batches, velocity)
-        weight = self.weight(visits)
+        weight = visits.weights(self.weights)
         yield {"loss": (loss, weight)}
         for names in reversed(self.layers(task)):
             yield {name: (params[name].sub_(start[name]), weight) for name in names}

@@ -140,16 +140,12 @@ class Flic(FlicKeys):
         if parts.personal and parts.shared and visits.round >= self.shared_from:
             loss = learner.shared(parts.shared)
         learner.anchors()
-        weight = self._weight(visits)
+        weight = visits.weights(self.weights)
         yield {"loss": (loss, weight)}
         message = {name: (params[name] - served[name], weight) for name in parts.shared}
         holders = self._holds(learner.terms.anchors, served[MEANS]) if self.average == "holders" else None
         yield message | changes(params, served, weight, holders)
         return {name: params[name] for name in personal}
-
-    def _weight(self, visits: Visits) -> Tensor:
-        rows = len(visits.clients)
-        return visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
 
     def _holds(self, anchors: Anchors | Targets, means: Tensor) -> Tensor:
         """Return which anchors each client's step may move, bool ``[c, C]``."""

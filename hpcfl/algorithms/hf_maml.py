@@ -63,7 +63,7 @@ class HfMaml(Tuned):
         params = {name: value.clone() for name, value in start.items()}
         threes = [task.batches(visits, self.batch, steps=self.steps, phase=phase) for phase in range(3)]
         losses = [self._step(task, params, *three) for three in zip(*threes)]
-        weight = self.weight(visits)
+        weight = visits.weights(self.weights)
         yield {"loss": (torch.stack(losses).mean(0), weight)}
         for names in reversed(self.layers(task)):
             yield {name: (params[name].sub_(start[name]), weight) for name in names}

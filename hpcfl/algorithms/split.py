@@ -129,8 +129,7 @@ class Split(Algorithm):
         served = task.spread(shared, visits)
         params = {name: value.clone() for name, value in (served | personal).items()}
         loss = self.trained(task, params, set(personal), visits)
-        rows = len(visits.clients)
-        weight = visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
+        weight = visits.weights(self.weights)
         yield {"loss": (loss, weight)}
         for names in reversed(task.layers()):
             if served.keys() >= set(names):

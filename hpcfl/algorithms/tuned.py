@@ -10,8 +10,6 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.errors import UsageError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hpcfl.descent import Sgd
     from hpcfl.message import State
     from hpcfl.task import Task
@@ -67,11 +65,6 @@ class Tuned(Algorithm):
                 f"nearest: {len(layers)}"
             )
         return {name for layer in layers[-self.tune_layers :] for name in layer}
-
-    def weight(self, visits: Visits) -> Tensor:
-        """Return the weights of all clients of a chunk in the mean, ``[c]``."""
-        rows = len(visits.clients)
-        return visits.sizes(rows) if self.weights == "samples" else visits.ones(rows)
 
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
         """Return the shared model after its last layers have learned for so many epochs."""

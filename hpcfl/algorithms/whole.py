@@ -78,8 +78,7 @@ class Whole(Split):
         params = {name: value.clone() for name, value in personal.items()}
         batches = task.batches(visits, self.batch, self.epochs)
         loss = self.optimiser.train(task, params, batches, objective=self.objective(task, shared, visits))
-        rows = len(visits.clients)
-        yield {"loss": (loss, visits.sizes(rows) if self.weights == "samples" else visits.ones(rows))}
+        yield {"loss": (loss, visits.weights(self.weights))}
         news = self.news(task, params, visits)
         if news:
             yield news
