@@ -37,6 +37,8 @@ class Header:
         Whether labels are real numbers.
     fresh : bool
         Whether clients may draw new samples of a linear model in each round.
+    server : int
+        Training samples that the server itself holds.
     """
 
     clients: int | None
@@ -46,6 +48,7 @@ class Header:
     classes: int
     targets: bool = False
     fresh: bool = False
+    server: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +91,10 @@ class Federation(ABC):
     @abstractmethod
     def client(self, i: int) -> ClientData:
         """Return the samples of client `i`; only these are converted to float32."""
+
+    def server_train(self) -> tuple[Features, Labels] | None:
+        """Return the training samples that the server itself holds ``([n, *shape], [n])``; None: it holds none."""
+        return None
 
     @abstractmethod
     def server_test(self) -> tuple[Features, Labels] | None:
