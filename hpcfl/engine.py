@@ -73,7 +73,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
                 now.shared = job.algorithm.server(job.task, now.shared, sums)
             record.signal = job.signal(before, now.shared, sums)
             del before  # as large as the model, and the next round may last
-            record.figures = job.algorithm.measured(job.task, now.shared)
+            record.measure(job.algorithm, job.task, now.shared)
         now.round += 1
         if config.evaluate.due(now.round, config.rounds):
             record.scores = evaluate(job, rounds, now)

@@ -21,9 +21,12 @@ from hpcfl.transport import Saved, Transport
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hpcfl.algorithms import Algorithm
     from hpcfl.data import Federation
     from hpcfl.job import Job
+    from hpcfl.message import State
     from hpcfl.progress import Speaker
+    from hpcfl.task import Task
 
 COLUMNS = (
     Column("loss", (), "float64", "mean training loss over the visits that counted"),
@@ -78,6 +81,7 @@ class Record:
     wire: tuple[int, int] = (0, 0)
     scores: Mapping[str, Floats | float] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
     by_rank: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     signal: float = 0.0
     stage: int = 0
@@ -95,6 +99,11 @@ class Record:
         yield
         within = sum(self.seconds.values()) - known
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start - within
+
+    def measure(self, algorithm: Algorithm, task: Task, shared: State) -> None:
+        """Note what the algorithm has to say of the state after the round."""
+        self.figures = algorithm.measured(task, shared)
+        self.remarks = algorithm.remarks(task, shared)
 
     def elapsed(self) -> float:
         """Return wall-clock seconds since the round began."""
@@ -135,6 +144,7 @@ class Recorder:
 
     def __init__(self, run_dir: Path, job: Job, ranks: int, first: int, speaker: Speaker) -> None:
         self.run_dir, self.job, self.speaker = run_dir, job, speaker
+        self.said: set[str] = set()
         self.layer_names = job.algorithm.layers(job.task)
         self.layer_bytes = job.layer_bytes()
         names = [names[0].rpartition(".")[0] if len(names) > 1 else names[0] for names in self.layer_names]
@@ -158,6 +168,10 @@ class Recorder:
         row["server_seconds"] = record.seconds.get("server_seconds", 0.0)
         for kind, rank, text in record.news:
             self.segment.event(plan.round, kind, rank, text)
+        for kind in record.remarks.keys() - self.said:
+            self.segment.event(plan.round, kind, -1, record.remarks[kind])
+            self.speaker.warn(kind, record.remarks[kind])
+        self.said |= record.remarks.keys()
         self.segment.write(plan.round, row)
         self.speaker.round(plan.round + 1, row)
 

@@ -227,6 +227,12 @@ class Task:
         found: State = each(params, batch.x.squeeze(0), batch.y.squeeze(0))
         return found
 
+    def unpenalised(self) -> Task:
+        """Return the task without its penalty."""
+        bare = copy(self)
+        bare.penalty = 0.0
+        return bare
+
     def above(self, params: State, visits: Visits, names: Collection[str]) -> Task:
         """Return the task of the layers from the first that holds one of `names` on, those below being fixed.
 

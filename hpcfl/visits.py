@@ -88,6 +88,12 @@ class Batch:
         """Return which clients have any sample in this step, bool ``[c]``; None for all of them."""
         return None if self.valid is None else self.valid.any(1)
 
+    def sizes(self) -> Tensor:
+        """Return how many samples each client has in this step, ``[c]``."""
+        if self.valid is None:
+            return self.x.new_full((len(self.y),), self.y.shape[1])
+        return self.valid.sum(1).to(self.x.dtype)
+
     def counted(self) -> Tensor:
         """Return 1 for each client that has a sample in this step, else 0, ``[c]``."""
         active = self.active()

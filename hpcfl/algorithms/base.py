@@ -107,6 +107,10 @@ class Algorithm(Section):
         """Return whether anybody is invited in this round."""
         return True
 
+    def over(self, round: int) -> bool:
+        """Return whether nobody is invited from this round on, so that clients are needed no more."""
+        return False
+
     def everyone(self, round: int) -> bool:
         """Return whether this round invites all clients and waits for all, whatever the participation says."""
         return False
@@ -177,6 +181,10 @@ class Algorithm(Section):
 
     def measured(self, task: Task, shared: State) -> dict[str, float]:
         """Return the `figures` of the shared state."""
+        return {}
+
+    def remarks(self, task: Task, shared: State) -> dict[str, str]:
+        """Return what is worth a word to the user now, by name: each is said and recorded once, by the server."""
         return {}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
