@@ -37,6 +37,8 @@ class Header:
         Whether labels are real numbers.
     fresh : bool
         Whether clients may draw new samples of a linear model in each round.
+    server : int
+        Number of training samples that the server holds itself; they are not among `train`.
     """
 
     clients: int | None
@@ -46,6 +48,7 @@ class Header:
     classes: int
     targets: bool = False
     fresh: bool = False
+    server: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +95,10 @@ class Federation(ABC):
     @abstractmethod
     def server_test(self) -> tuple[Features, Labels] | None:
         """Return the global test set ``([n, *shape], [n])``, or None where there is none."""
+
+    def server_train(self) -> tuple[Features, Labels] | None:
+        """Return the training samples that the server itself holds ``([r, *shape], [r])``, or None for none."""
+        return None
 
 
 class Source(Section, ABC):
