@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil, comb
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.func import functional_call, grad, vmap
 
 from hpcfl.data.base import Federation
 from hpcfl.data.digits import Digits
 from hpcfl.data.server import turns
 from hpcfl.errors import UsageError
+from hpcfl.layers import Stage
+from hpcfl.links import Rough
+from hpcfl.models.glm import Glm
+from hpcfl.models.mlp import Mlp
 
 
 def refused(call: Callable[..., Any], *args: Any) -> str:
@@ -92,3 +99,106 @@ def test_a_server_without_samples_says_so():
 def test_impossible_shares_of_the_server_are_refused(keys, message):
     assert refused(Digits(**keys).check, 7, None) == message
     assert refused(Digits(**keys).federate, 7, 3, None) == message
+
+
+# --- generalised linear models ------------------------------------------------------------------------------
+
+X = torch.tensor([[0.2, 0.7], [1.0, 0.4]], dtype=torch.float64)
+THETA = {"linear.weight": torch.tensor([[1.5, -2.0]]).double(), "linear.bias": torch.tensor([0.25]).double()}
+Z = [0.3 - 1.4 + 0.25, 1.5 - 0.8 + 0.25]
+
+
+def outputs(section: Glm, params: dict[str, torch.Tensor], x: torch.Tensor, classes: int = 1) -> torch.Tensor:
+    """The outputs ``[c, B, …]`` of the one stage."""
+    ((name, modules),) = section.stages(tuple(x.shape[2:]), classes)
+    return Stage(name, modules, 0)(params, x, None)
+
+
+def test_links_by_hand():
+    params = {name: value.unsqueeze(0) for name, value in THETA.items()}
+    z = np.array(Z)
+    two = outputs(Glm(), params, X.unsqueeze(0), 2)[0]
+    np.testing.assert_allclose(two, np.stack([0 * z, z], axis=1), rtol=1e-15)
+    np.testing.assert_allclose(outputs(Glm(link="tanh"), params, X.unsqueeze(0))[0, :, 0], np.tanh(z), rtol=1e-15)
+    u, j = np.tanh(z)[:, None], np.arange(41)
+    series = (2.0 ** (-3.0 * j) * np.sin(2.0**j * np.pi * u)).sum(1) / np.pi / (2.0 ** (-2.0 * j)).sum()
+    rough = outputs(Glm(link="rough", smoothness=2.0, roughness=0.25), params, X.unsqueeze(0))[0, :, 0]
+    np.testing.assert_allclose(rough, np.tanh(z) + 0.25 * series, rtol=1e-14)
+
+
+def test_a_softmax_has_a_row_for_each_class_and_all_begin_at_zero():
+    ((name, modules),) = Glm(link="softmax", bias=False).stages((2, 3), 4)
+    assert {key: tuple(value.shape) for key, value in modules.named_parameters()} == {"1.weight": (4, 6)}
+    assert name == "linear"
+    assert not modules[1].weight.any()
+    assert [Glm().penalty, Glm(ridge=0.5).penalty, Mlp().penalty] == [0.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("link", ["logistic", "tanh", "rough"])
+def test_clients_batched_or_one_by_one_are_the_same_in_float64(link):
+    section, classes = Glm(link=link, smoothness=1.5), 2 if link == "logistic" else 1
+    params = {name: torch.stack([value, -value, 2 * value]) for name, value in THETA.items()}
+    whole = outputs(section, params, X.expand(3, 2, 2), classes)
+    assert whole.dtype == torch.float64
+    for row in range(3):
+        own = {name: value[row : row + 1] for name, value in params.items()}
+        torch.testing.assert_close(outputs(section, own, X.unsqueeze(0), classes)[0], whole[row], rtol=1e-13, atol=0)
+
+
+def test_gradients_per_sample_are_those_of_the_samples_one_by_one():
+    ((_, modules),) = Glm(link="rough", smoothness=2.5).stages((2,), 1)
+    modules.double()
+
+    def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return (functional_call(modules, params, (x.unsqueeze(0),)) - 0.3).square().sum()
+
+    params = {name.replace("linear", "1"): value for name, value in THETA.items()}
+    together = vmap(grad(loss), (None, 0))(params, X)
+    for row, x in enumerate(X):
+        for name, value in grad(loss)(params, x).items():
+            torch.testing.assert_close(together[name][row], value, rtol=1e-12, atol=1e-14)
+
+
+def slopes(smoothness: float, u: torch.Tensor, roughness: float = 0.5) -> torch.Tensor:
+    """w'(u)."""
+    u = u.clone().requires_grad_()
+    return torch.autograd.grad(Rough(smoothness, roughness)(u).sum(), u)[0]
+
+
+@pytest.mark.parametrize("smoothness", [0.3, 1.0, 2.5, 6.0])
+def test_the_rough_link_is_monotone(smoothness):
+    found = slopes(smoothness, torch.linspace(-1, 1, 4097, dtype=torch.float64), 0.9)
+    assert found.min() > 0.1 - 1e-9
+    assert found.max() == pytest.approx(1.9, abs=1e-9)  # at u = 0, where all waves rise
+
+
+@pytest.mark.parametrize(("smoothness", "roughness"), [(0.5, 0.5), (1.2, 0.5), (1.8, 0.5), (2.6, 0.5), (1.2, 0.0)])
+def test_the_slope_of_the_rough_link_is_of_the_order_asked_for(smoothness, roughness):
+    """Its differences of a higher order m shrink like h^η, where those of a smooth function shrink like h^m."""
+    order = ceil(smoothness) + 3
+    signs = torch.tensor([(-1.0) ** k * comb(order, k) for k in range(order + 1)], dtype=torch.float64)
+    steps, points = 2.0 ** -np.arange(5, 8), torch.linspace(-0.5, 0.5, 1001, dtype=torch.float64)[:, None]
+    # tanh in front: the composition that the model has
+    sizes = [differences(smoothness, roughness, points + h * torch.arange(order + 1).double(), signs) for h in steps]
+    measured = np.polyfit(np.log(steps), np.log(sizes), 1)[0]
+    assert measured == pytest.approx(smoothness if roughness else order, abs=0.05)
+
+
+def differences(smoothness: float, roughness: float, z: torch.Tensor, signs: torch.Tensor) -> float:
+    """The largest difference of d w(tanh(z)) / dz, by points in rows of z."""
+    u = torch.tanh(z)
+    return float((slopes(smoothness, u, roughness) * (1 - u * u) @ signs).abs().max())
+
+
+@pytest.mark.parametrize(
+    ("link", "classes", "message"),
+    [
+        ("logistic", 10, "model.link = 'logistic' does not suit labels that are 10 classes: expected 'softmax'; "),
+        ("tanh", 2, "model.link = 'tanh' does not suit labels that are 2 classes: expected 'logistic' or 'softmax'; "),
+        ("softmax", 1, "model.link = 'softmax' does not suit labels that are targets: expected 'tanh' or 'rough'; "),
+    ],
+)
+def test_a_link_that_does_not_suit_the_labels_is_refused(link, classes, message):
+    words = refused(Glm(link=link).check, (2,), classes)
+    assert words.startswith(message)
+    assert words.endswith("nearest: '" + {10: "softmax", 2: "logistic", 1: "tanh"}[classes] + "'")

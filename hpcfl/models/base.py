@@ -15,6 +15,11 @@ class Model(Section):
 
     name: str
 
+    @property
+    def penalty(self) -> float:
+        """μ of a penalty ``μ/2·‖θ‖²`` that belongs to the objective."""
+        return 0.0
+
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Raise UsageError where features of `shape` cannot go through this model. Does not import torch."""
 
