@@ -13,7 +13,9 @@ from torch.func import functional_call, grad, vmap
 
 from hpcfl.data.base import Federation
 from hpcfl.data.digits import Digits
+from hpcfl.data.reduced import Reduced, reduced
 from hpcfl.data.server import turns
+from hpcfl.data.unit_cube import UnitCube
 from hpcfl.errors import UsageError
 from hpcfl.layers import Stage
 from hpcfl.links import Rough
@@ -99,6 +101,106 @@ def test_a_server_without_samples_says_so():
 def test_impossible_shares_of_the_server_are_refused(keys, message):
     assert refused(Digits(**keys).check, 7, None) == message
     assert refused(Digits(**keys).federate, 7, 3, None) == message
+
+
+# --- the unit cube ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", [1, 2, 4])
+def test_samples_lie_in_the_cube_and_dealt_out_are_the_same_in_all(labels):
+    keys = {"labels": labels, "samples": 30, "server": 11, "noise": 0.1, "heterogeneity": 0.7, "dimension": 3}
+    held, dealt = (UnitCube(**keys, deal=deal).federate(4, 1, None) for deal in (False, True))
+    assert np.array_equal(samples(held), samples(dealt))
+    _, y = held.server_train()
+    assert dealt.server_train() is None
+    assert dealt.train_sizes.tolist() == [33, 33, 33, 32]
+    assert [len(dealt.client(i).train_labels) for i in range(4)] == [33, 33, 33, 32]
+    every = samples(held)[:, :3]
+    assert every.shape == (4 * 30 + 11, 3)
+    assert every.min() >= 0
+    assert every.max() <= 1
+    assert y.dtype == (np.float32 if labels == 1 else np.int64)
+    if labels > 1:
+        assert y.tolist() == [i % labels for i in range(11)]
+    header = UnitCube(**keys).check(4, None)
+    assert (header.train, header.test, header.server, header.targets) == (120, 80, 11, labels == 1)
+    header = UnitCube(**keys, deal=True).check(4, None)
+    assert (header.train, header.test, header.server) == (131, 80, 0)
+    assert len(held.server_test()[1]) == 80
+
+
+def test_targets_are_those_of_the_truth():
+    federation = UnitCube(labels=1, noise=0.0, dimension=2).federate(3, 5, None)
+    own = federation.client(1)
+    weights = federation.truth[0]
+    expected = np.tanh(weights[0] + (2 * own.train_features.astype(np.float64) - 1) @ weights[1:])
+    np.testing.assert_allclose(own.train_labels, expected, atol=1e-6)
+
+
+def test_classes_have_the_law_of_the_truth():
+    """The mean score under the softmax's gradient is zero in expectation, within four standard errors."""
+    federation = UnitCube(labels=3, samples=20_000).federate(1, 2, None)
+    own, truth = federation.client(0), federation.truth
+    features = np.column_stack([np.ones(20_000), 2 * own.train_features - 1])
+    chances = np.exp(features @ truth.T)
+    chances /= chances.sum(1, keepdims=True)
+    gaps = np.eye(3)[own.train_labels] - chances
+    assert np.abs(gaps.T @ features).max() / np.sqrt(20_000) < 4 * 0.5
+
+
+def test_heterogeneity_narrows_the_clients_and_moves_their_truths():
+    def widths(heterogeneity: float) -> np.ndarray:
+        federation = UnitCube(samples=400, heterogeneity=heterogeneity).federate(5, 0, None)
+        return np.array([np.ptp(federation.client(i).train_features, axis=0) for i in range(5)])
+
+    assert widths(0.0).min() > 0.95
+    assert 0.55 < widths(0.5).min() <= widths(0.5).max() <= 0.6
+    assert 0.15 < widths(1.0).min() <= widths(1.0).max() <= 0.2
+    alike, apart = (UnitCube(labels=1, samples=5, heterogeneity=h).federate(2, 0, None).client(1) for h in (0.0, 1.0))
+    assert not np.allclose(alike.train_labels, apart.train_labels, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"deal": True}, "data.deal = true, but data.server = 0: expected samples to deal out; nearest: 1"),
+        ({"noise": 1.5}, "data.noise = 1.5: of data.labels = 2 classes it is a chance, at most 1; nearest: 1.0"),
+    ],
+)
+def test_cubes_that_cannot_be_are_refused(keys, message):
+    assert refused(UnitCube(**keys).check, 3, None) == message
+    assert refused(UnitCube(**keys).federate, 3, 0, None) == message
+
+
+# --- reduced tables -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("table", "classes"), [("breast_cancer", 2), ("digits", 10)])
+def test_reduced_tables_fill_the_cube(table, classes):
+    section = Reduced(set=table, dimension=3, server=12)
+    federation, header = section.federate(5, 0, None), section.check(5, None)
+    every = np.concatenate([federation.pool.train_pixels, federation.pool.test_pixels])
+    assert federation.pool.train_pixels.min(axis=0).tolist() == [0, 0, 0]
+    assert federation.pool.train_pixels.max(axis=0).tolist() == [1, 1, 1]
+    assert every.min() == 0
+    assert every.max() == 1
+    assert len(federation.pool.train_labels) == header.train + header.server
+    assert federation.server_train()[1].tolist() == [i % classes for i in range(12)]
+    assert federation.client(0).train_features.shape == (header.train // 5, 3)
+
+
+def test_components_by_hand():
+    """Rows on a line: the first component is the place on it, and what is not for training is clipped."""
+    table = np.outer([0.0, 1.0, 4.0, 9.0], [3.0, 4.0]) + 7
+    assert_close = np.testing.assert_allclose
+    assert_close(reduced(table, np.array([0, 1, 2]), 1, False)[:, 0], [0, 0.25, 1, 1], atol=1e-12)
+    assert_close(reduced(table * [1, 50], np.array([0, 1, 2]), 1, True)[:, 0], [0, 0.25, 1, 1], atol=1e-12)
+    assert_close(reduced(-table, np.array([0, 1, 2]), 1, False)[:, 0], [1, 0.75, 0, 0], atol=1e-12)
+
+
+def test_a_table_is_not_cropped():
+    words = "data.augment = true: expected images, data.name = 'reduced' has none; nearest: false"
+    assert refused(Reduced(augment=True).check, 3, None) == words
 
 
 # --- generalised linear models ------------------------------------------------------------------------------
