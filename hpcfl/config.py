@@ -55,6 +55,8 @@ class Config(Section):
     ----------
     clock : {"simulated", "wall"}
         Seconds are drawn and nothing sleeps, or they are real and rounds close by them.
+    precision : {"single", "double"}
+        Type of parameters, samples and messages: float32, or float64 where the last digits of a minimum count.
     batch_clients : "auto" | int | False
         Clients per chunk: their computations are batched together. The chunk size decides about the last bits of
         a result, so it follows from the config alone and never from the number of ranks. False: one by one.
@@ -75,6 +77,7 @@ class Config(Section):
     clients: int = Field(ge=1)
     seed: int = Field(0, ge=0, lt=2**63)
     clock: Literal["simulated", "wall"] = "simulated"
+    precision: Literal["single", "double"] = "single"
     batch_clients: Literal["auto", False] | int = "auto"
     threads: Literal["auto"] | int = "auto"
     lane_width: Literal["auto", "node", "all"] | int = "auto"

@@ -167,7 +167,7 @@ def train(task: Task, params: State, batches: Iterable[Batch], turns: Iterable[T
     taking = [turn for turn in turns if turn.names]
     own = [{name: params[name] for name in turn.names} for turn in taking]
     kept = [turn.optimiser.begin(o) if turn.memory is None else turn.memory for turn, o in zip(taking, own)]
-    losses = torch.zeros(_rows(params), device=task.device)
+    losses = torch.zeros(_rows(params), dtype=task.dtype, device=task.device)
     taken = torch.zeros_like(losses)
     for batch in batches if taking else ():
         for turn, learn, memory in zip(taking, own, kept):

@@ -76,7 +76,7 @@ class Job:
             check_width(config.lane_width, ranks)
         torch.set_num_threads(threads)
         federation = config.data.federate(config.clients, config.seed, data_dir)
-        task = Task(config.model, federation, config.seed, device)
+        task = Task(config.model, federation, config.seed, device, config.precision)
         algorithm = config.algorithm
         lean = config.clock == "wall" and task.nbytes >= LEAN_BYTES
         give_back() if lean else keep_freed()

@@ -30,10 +30,10 @@ HEADINGS = {
 
 
 def digest(shared: Mapping[str, Any]) -> str:
-    """Return SHA-256 of the shared state as float32, in the order of the names, without what stays at the server."""
+    """Return SHA-256 of the shared state, in the order of the names, without what stays at the server."""
     found = hashlib.sha256()
     for name in sorted(name for name in shared if not name.startswith("server.")):
-        found.update(np.ascontiguousarray(shared[name], dtype=np.float32).tobytes())
+        found.update(np.ascontiguousarray(shared[name]).tobytes())
     return found.hexdigest()
 
 

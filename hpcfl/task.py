@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import grad, vmap
 
 from hpcfl.augment import augmented
 from hpcfl.data import Federation
-from hpcfl.data.base import Shape
+from hpcfl.data.base import Features, Labels, Shape
 from hpcfl.layers import Place, Stage, Trace
 from hpcfl.message import State
 from hpcfl.models import Model
@@ -24,8 +26,10 @@ from hpcfl.visits import Batch, Visits, losses
 
 TEST_BATCH = 1000  # rows per forward pass when a test set is evaluated
 STACKED_BYTES = 2**25  # most that is copied together for a visit
+Precision = Literal["single", "double"]
 Objective = Callable[[State, Batch], Tensor]
 """What is minimised: from parameters ``{name: [c, …]}`` and a batch to each client's value, ``[c]``."""
+SERVER = -1  # stands for the server among client ids
 PHASE = 2**32  # more steps than a phase of a visit has
 
 
@@ -40,12 +44,23 @@ class Task:
         Who holds what.
     seed : int
         The run's seed: initial values, batches and dropout are keyed by it.
+    precision : {"single", "double"}
+        Type of parameters and samples, float32 or float64.
+
+    Attributes
+    ----------
+    penalty : float
+        μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
     """
 
-    def __init__(self, model: Model, federation: Federation, seed: int, device: str = "cpu") -> None:
+    def __init__(
+        self, model: Model, federation: Federation, seed: int, device: str = "cpu", precision: Precision = "single"
+    ) -> None:
         self.federation = federation
         self.seed = seed
         self.device = torch.device(device)
+        self.dtype = torch.float64 if precision == "double" else torch.float32
+        self.penalty = model.penalty
         # what a stage computes follows from the parameters that it is given: the first shape's stages serve all clients
         self.stages = self._made(model, federation.shapes[0])
         self._first = {shape: client for client, shape in reversed(list(enumerate(federation.shapes)))}
@@ -57,7 +72,7 @@ class Task:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key_as_seed(self.seed, "initial values"))
             named = model.stages(shape, self.federation.classes)
-        return [Stage(name, modules, number) for number, (name, modules) in enumerate(named)]
+        return [Stage(name, modules.to(self.dtype), number) for number, (name, modules) in enumerate(named)]
 
     @property
     def kinds(self) -> list[int]:
@@ -162,8 +177,16 @@ class Task:
         return x
 
     def losses(self, params: State, batch: Batch) -> Tensor:
-        """Return each client's mean loss, ``[c]``."""
-        return batch.losses(self.forward(params, batch.x, batch.place))
+        """Return each client's mean loss with the penalty, ``[c]``."""
+        return self._penalised(batch.losses(self.forward(params, batch.x, batch.place)), params)
+
+    def penalties(self, params: State) -> Tensor:
+        """Return the penalty on each client's parameters, ``μ/2 · |θ|²``, ``[c]``."""
+        own = [params[name].flatten(1) for stage in self.stages for name in stage.tensors]
+        return self.penalty / 2 * torch.cat(own, 1).square().sum(1)
+
+    def _penalised(self, losses: Tensor, params: State) -> Tensor:
+        return losses + self.penalties(params)[: len(losses)] if self.penalty else losses
 
     def gradients(
         self,
@@ -182,6 +205,27 @@ class Task:
         losses = (objective or self.losses)(params | leaves, batch)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         return dict(zip(leaves, gradients)), losses.detach()
+
+    def each_gradient(self, params: State, batch: Batch, rows: int | None = None) -> State:
+        """Return the gradient of every sample's own loss at one set of parameters, ``{name: [n, …]}``.
+
+        Parameters
+        ----------
+        params : State
+            ``{name: […]}``, without a client axis.
+        batch : Batch
+            One client's samples ``[1, n, …]``, or the server's.
+        rows : int, optional
+            So many samples at a time: memory is needed for their gradients, and the passes' own; None: all.
+        """
+
+        def loss(params: State, x: Tensor, y: Tensor) -> Tensor:
+            one = {name: value.unsqueeze(0) for name, value in params.items()}
+            return self.losses(one, Batch(x[None, None], y[None, None], None, batch.place)).squeeze(0)
+
+        each = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=rows)
+        found: State = each(params, batch.x.squeeze(0), batch.y.squeeze(0))
+        return found
 
     def above(self, params: State, visits: Visits, names: Collection[str]) -> Task:
         """Return the task of the layers from the first that holds one of `names` on, those below being fixed.
@@ -217,7 +261,7 @@ class Task:
     def curvature(self, params: State, batch: Batch, along: State) -> State:
         """Return the product of each client's Hessian with a vector, ``{name: [c, …]}``, by double backpropagation."""
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        losses = batch.losses(self.forward(leaves, batch.x, batch.place))
+        losses = self.losses(leaves, batch)
         first = torch.autograd.grad(losses.sum(), list(leaves.values()), create_graph=True)
         slopes = [(own * along[name]).sum() for name, own in zip(leaves, first)]
         second = torch.autograd.grad(torch.stack(slopes).sum(), list(leaves.values()), materialize_grads=True)
@@ -245,14 +289,18 @@ class Task:
         for stage, count in zip(self.stages, rows):
             traces.append(Trace.of(stage, params, x, count, batch.place))
             x = traces[-1].whole
-        losses = batch.losses(x[: rows[-1]], rows[-1]) if rows[-1] else x.new_zeros(0)
+        data = batch.losses(x[: rows[-1]], rows[-1]) if rows[-1] else x.new_zeros(0)
+        losses = self._penalised(data.detach(), params)
         upstream: Tensor | None = None
         for number in reversed(range(len(self.stages))):
             if rows[number] == 0:
                 return
-            target = losses.sum() if upstream is None else traces[number].tracked
+            target = data.sum() if upstream is None else traces[number].tracked
             upstream, gradients = traces[number].back(target, upstream)
-            yield number, gradients, losses.detach()
+            if self.penalty:
+                for name, gradient in gradients.items():
+                    gradient.add_(params[name][: len(gradient)], alpha=self.penalty)
+            yield number, gradients, losses
 
     def labels(self, client: int) -> Tensor:
         """Return the labels or targets of a client's training samples, ``[n]``."""
@@ -263,8 +311,21 @@ class Task:
         if client not in self._data:
             own = self.federation.client(int(client))
             parts = own.train_features, own.train_labels, own.test_features, own.test_labels
-            self._data[client] = tuple(torch.from_numpy(p).to(self.device) for p in parts)  # type: ignore[assignment]
+            self._data[client] = tuple(self._typed(p).to(self.device) for p in parts)  # type: ignore[assignment]
         return self._data[client]
+
+    def _typed(self, part: Features | Labels) -> Tensor:
+        """Return features, labels or targets in the task's type, where they are real numbers."""
+        found = torch.from_numpy(part)
+        return found.to(self.dtype) if found.is_floating_point() else found
+
+    def server_batch(self) -> Batch | None:
+        """Return all training samples that the server itself holds, ``[1, n, …]``; None where it holds none."""
+        found = self.federation.server_train()
+        if found is None:
+            return None
+        x, y = (self._typed(part).unsqueeze(0).to(self.device) for part in found)
+        return Batch(x, y, None, (self.seed, 0, [SERVER], 0))
 
     @torch.no_grad()
     def tested(self, params: State, clients: Ints) -> tuple[Floats, Floats]:
@@ -288,7 +349,7 @@ class Task:
             return None
         if not hasattr(self, "_server_test"):
             found = self.federation.server_test()
-            parts = tuple(torch.from_numpy(part) for part in found or ())
+            parts = tuple(self._typed(part) for part in found or ())
             self._server_test = parts if parts and len(parts[1]) else None
         if self._server_test is None:
             return None

@@ -90,7 +90,7 @@ def loaded(
     from hpcfl.task import Task
 
     federation = config.data.federate(config.clients, config.seed, data)
-    task = Task(config.model, federation, config.seed, device(0, torch.cuda.device_count()))
+    task = Task(config.model, federation, config.seed, device(0, torch.cuda.device_count()), config.precision)
     like = config.algorithm.start(task)
     check_shared(saved.shared, like)
     check_personal(path, clients, lambda client: config.algorithm.enter(task, client), federation.shapes)

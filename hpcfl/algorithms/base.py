@@ -70,8 +70,11 @@ class Algorithm(Section):
         from hpcfl.message import Block
 
         shapes = task.initial()
-        groups = [{name: Block(tuple(shapes[name].shape)) for name in names} for names in self.layers(task)]
-        return ({"loss": Block(())}, *reversed(groups))
+        groups = [
+            {name: Block(tuple(shapes[name].shape), shapes[name].dtype) for name in names}
+            for names in self.layers(task)
+        ]
+        return ({"loss": Block((), task.dtype)}, *reversed(groups))
 
     def start(self, task: Task) -> State:
         """Return the shared state before round 0. Names that begin with ``server.`` never leave the server."""

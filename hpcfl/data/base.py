@@ -38,7 +38,7 @@ class Header:
     fresh : bool
         Whether clients may draw new samples of a linear model in each round.
     server : int
-        Number of training samples that the server holds itself; they are not among `train`.
+        Training samples that the server itself holds; they are not among `train`.
     """
 
     clients: int | None
@@ -92,13 +92,13 @@ class Federation(ABC):
     def client(self, i: int) -> ClientData:
         """Return the samples of client `i`; only these are converted to float32."""
 
+    def server_train(self) -> tuple[Features, Labels] | None:
+        """Return the training samples that the server itself holds ``([n, *shape], [n])``; None: it holds none."""
+        return None
+
     @abstractmethod
     def server_test(self) -> tuple[Features, Labels] | None:
         """Return the global test set ``([n, *shape], [n])``, or None where there is none."""
-
-    def server_train(self) -> tuple[Features, Labels] | None:
-        """Return the training samples that the server itself holds ``([r, *shape], [r])``, or None for none."""
-        return None
 
 
 class Source(Section, ABC):

@@ -17,7 +17,7 @@ class Model(Section):
 
     @property
     def penalty(self) -> float:
-        """μ of a penalty ``μ/2·‖θ‖²`` that belongs to the objective."""
+        """μ of a penalty ``μ/2 · |θ|²`` that belongs to what is minimised."""
         return 0.0
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
