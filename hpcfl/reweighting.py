@@ -89,46 +89,82 @@ class Inverse:
         return cls(values, torch.nan_to_num(s[:, 0] / s[:, -1], nan=torch.inf), ~kept.all(1))
 
 
-def matrices(task: Task, points: Tensor, samples: Batch, columns: slice, rows: int) -> Tensor:
-    """Return ``g_i(x_j; ϑ_k)`` for some coordinates i, float64 ``[i, k, j]``: the transposes of the paper's ``G^(i)``.
+def solved(inverse: Tensor, sums: Tensor) -> Tensor:
+    """Return the weights under which samples add up to `sums`, both ``[…, r, p]``; `inverse` is ``[p, r, r]``."""
+    return torch.einsum("ijk,...ki->...ji", inverse, sums)
 
-    Parameters
+
+@dataclass(frozen=True)
+class StandIns:
+    """The samples that stand in for all others, r of those that the server holds.
+
+    Attributes
     ----------
-    points : Tensor [r, p]
-        ϑ_1 … ϑ_r.
-    samples : Batch
-        x_1 … x_r, ``[1, r, …]``.
-    columns : slice
-        The coordinates i.
-    rows : int
-        Samples at a time.
+    task : Task
+        Whose gradients are re-weighted.
+    held : Batch
+        All samples of the server, ``[1, n, …]``.
+    rank : int
+        How many of them stand in, the first ones, r.
+    bound : Bound
     """
-    r, like = len(points), task.initial()
-    found = points.new_empty(len(range(points.shape[1])[columns]), r, r, dtype=torch.float64)
-    for k, point in enumerate(points):
-        for where, part in pieces(samples, rows):
-            found[:, k, where] = flat(task.each_gradient(shaped(point, like), part), 1)[:, columns].T.double()
-    return found
 
+    task: Task
+    held: Batch
+    rank: int
+    bound: Bound
 
-def inexact(task: Task, at: Tensor, samples: Batch, weights: Tensor, rows: int) -> Tensor:
-    """Return the weighted sum of the samples' gradients, coordinate by coordinate (eq. 41), float64 ``[p]``.
+    def inverses(self, points: Tensor, truncation: float, damping: float) -> Iterator[tuple[slice, Inverse]]:
+        """Yield the pseudo-inverses of ``(G^(i))ᵀ`` for as many coordinates at a time as the bound allows.
 
-    Parameters
-    ----------
-    at : Tensor [p]
-        θ.
-    weights : float64 [r, p]
-        Of sample k in coordinate i.
-    """
-    total, like = torch.zeros_like(weights[0]), task.initial()
-    for where, part in pieces(samples, rows):
-        total += (flat(task.each_gradient(shaped(at, like), part), 1) * weights[where]).sum(0)
-    return total
+        Parameters
+        ----------
+        points : Tensor [r, p]
+            ϑ_1 … ϑ_r.
+        """
+        for start in range(0, points.shape[1], self.bound.coordinates):
+            columns = slice(start, start + self.bound.coordinates)
+            yield columns, Inverse.of(self.matrices(points, columns), truncation, damping)
 
+    def matrices(self, points: Tensor, columns: slice) -> Tensor:
+        """Return ``g_i(x_j; ϑ_k)`` for some coordinates i, float64 ``[i, k, j]``: the transposes of G^(i)."""
+        like = self.task.initial()
+        found = points.new_empty(len(range(points.shape[1])[columns]), len(points), self.rank, dtype=torch.float64)
+        for k, point in enumerate(points):
+            for where, part in self._pieces():
+                gradients = self.task.each_gradient(shaped(point, like), part)
+                found[:, k, where] = flat(gradients, 1)[:, columns].T.double()
+        return found
 
-def pieces(samples: Batch, rows: int) -> Iterator[tuple[slice, Batch]]:
-    """Yield so many of the samples ``[1, n, …]`` at a time, and where they are."""
-    for start in range(0, samples.y.shape[1], rows):
-        where = slice(start, start + rows)
-        yield where, replace(samples, x=samples.x[:, where], y=samples.y[:, where])
+    def gradient(self, at: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted sum of the samples' gradients at θ, coordinate by coordinate (eq. 41), float64 ``[p]``.
+
+        Parameters
+        ----------
+        at : Tensor [p]
+            θ.
+        weights : float64 [r, p]
+            Of sample k in coordinate i.
+        """
+        total, theta = torch.zeros_like(weights[0]), shaped(at, self.task.initial())
+        for where, part in self._pieces():
+            total += (flat(self.task.each_gradient(theta, part), 1) * weights[where]).sum(0)
+        return total
+
+    def rest(self, points: Tensor) -> Tensor:
+        """Return the sums of the gradients of the server's other samples at each ϑ, float64 ``[r, p]``."""
+        count = self.held.y.shape[1] - self.rank
+        if not count:
+            return torch.zeros_like(points, dtype=torch.float64)
+        like, rest = self.task.initial(), self._some(slice(self.rank, None))
+        found = [flat(self.task.gradients(shaped(point[None], like), rest)[0], 1) for point in points]
+        return count * torch.cat(found).double()
+
+    def _pieces(self) -> Iterator[tuple[slice, Batch]]:
+        """Yield as many of the samples at a time as the bound allows, and where they are."""
+        for start in range(0, self.rank, self.bound.samples):
+            where = slice(start, min(start + self.bound.samples, self.rank))
+            yield where, self._some(where)
+
+    def _some(self, where: slice) -> Batch:
+        return replace(self.held, x=self.held.x[:, where], y=self.held.y[:, where])

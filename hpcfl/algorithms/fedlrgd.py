@@ -11,7 +11,6 @@ count like a client's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from hpcfl.message import Layout, State, Sums
     from hpcfl.models import Model
     from hpcfl.participation import Participation
-    from hpcfl.reweighting import Bound, Inverse
+    from hpcfl.reweighting import Inverse, StandIns
     from hpcfl.task import Task
     from hpcfl.visits import Batch, Visits
 
@@ -60,7 +59,7 @@ class FedLrgd(Algorithm):
     penalty : {"reweighted", "exact"}
         The gradient of the model's penalty is part of what is re-weighted (the paper), or added as it is.
     truncation : float
-        Singular values of G^(i) of at most this times the largest are left out; at least what precision does not resolve.
+        Singular values of G^(i) of at most this times the largest are left out, and what precision does not resolve.
     damping : float
         Tikhonov regularisation of the solution, relative to the largest singular value; 0: none.
     solve_at : {"server", "client"}
@@ -204,11 +203,13 @@ class FedLrgd(Algorithm):
         """Send the mean gradient of its samples at each ϑ, or with `solve_at` = "client" the weights in its place."""
         import torch
 
+        from hpcfl.reweighting import solved
+
         task, weight = self._reweighted(task), visits.sizes(len(visits.clients))
         found = [self._mean(task, point, visits) for point in shared[POINTS]]
         sums = torch.stack([gradient for gradient, _ in found], 1).double()
         if self.solve_at == "client":
-            sums = _solved(shared[INVERSE], sums)
+            sums = solved(shared[INVERSE], sums)
         yield {"loss": (torch.stack([loss for _, loss in found]).mean(0), weight)}
         if not self.pipelined:
             yield {SUMS: (sums, weight)}
@@ -244,7 +245,7 @@ class FedLrgd(Algorithm):
         """Return the state with the inverses for the clients."""
         import torch
 
-        found = [inverse for _, inverse in self._inverses(task, shared)]
+        found = [each for _, each in self._stand_ins(task).inverses(shared[POINTS], self._least(task), self.damping)]
         return shared | {INVERSE: torch.cat([each.values for each in found])} | _facts(shared, found)
 
     def _weighted(self, task: Task, shared: State, sums: Sums) -> State:
@@ -254,59 +255,34 @@ class FedLrgd(Algorithm):
         """
         import torch
 
+        from hpcfl.reweighting import solved
+
         names = [name for layer in reversed(self.layers(task)) for name in layer]
         if not all(sums.weight(name) for name in names):
             return shared
-        clients, own = int(task.federation.train_sizes.sum()), _held(task)
+        clients, own = int(task.federation.train_sizes.sum()), self._stand_ins(task)
         sent = clients * torch.stack([sums.mean(name) for name in names]).to(shared[WEIGHTS]).view_as(shared[WEIGHTS])
-        rest = self._rest(task, shared[POINTS], own)
+        rest, seen = own.rest(shared[POINTS]), []
         if self.solve_at == "client":
-            more, facts = sent + _solved(shared[INVERSE], rest), {}
+            more = sent + solved(shared[INVERSE], rest)
         else:
-            more, seen = torch.empty_like(sent), []
-            for columns, inverse in self._inverses(task, shared):
-                more[:, columns] = _solved(inverse.values, (sent + rest)[:, columns])
+            more = torch.empty_like(sent)
+            for columns, inverse in own.inverses(shared[POINTS], self._least(task), self.damping):
+                more[:, columns] = solved(inverse.values, (sent + rest)[:, columns])
                 seen.append(replace(inverse, values=inverse.values[:0]))
-            facts = _facts(shared, seen)
-        weights = (1 + more) / (clients + own.y.shape[1])
+        weights, facts = (1 + more) / (clients + own.held.y.shape[1]), _facts(shared, seen) if seen else {}
         return shared | facts | {WEIGHTS: weights} | _numbers(weights, heard=1.0)
-
-    def _inverses(self, task: Task, shared: State) -> Iterator[tuple[slice, Inverse]]:
-        """Yield the inverses for as many coordinates at a time as the bound allows."""
-        import torch
-
-        from hpcfl.reweighting import Inverse, matrices
-
-        bound, points = self._bound(task), shared[POINTS]
-        least = max(self.truncation, 10 * torch.finfo(task.dtype).eps)
-        for start in range(0, points.shape[1], bound.coordinates):
-            columns = slice(start, start + bound.coordinates)
-            own = matrices(self._reweighted(task), points, _held(task, self.rank), columns, bound.samples)
-            yield columns, Inverse.of(own, least, self.damping)
-
-    def _rest(self, task: Task, points: Tensor, own: Batch) -> Tensor:
-        """Return the sums of the gradients of the server's samples beyond r at each ϑ, float64 ``[r, p]``."""
-        import torch
-
-        from hpcfl.reweighting import flat, shaped
-
-        count = own.y.shape[1] - self.rank
-        if not count:
-            return torch.zeros_like(points, dtype=torch.float64)
-        rest = replace(own, x=own.x[:, self.rank :], y=own.y[:, self.rank :])
-        task, like = self._reweighted(task), task.initial()
-        return count * torch.cat([flat(task.gradients(shaped(at[None], like), rest)[0], 1) for at in points]).double()
 
     def _descended(self, task: Task, shared: State) -> State:
         """Return the state some steps further down (eq. 42)."""
         from hpcfl.inexact import Descent
-        from hpcfl.reweighting import flat, inexact, shaped
+        from hpcfl.reweighting import flat, shaped
 
-        own, samples, rows = self._reweighted(task), _held(task, self.rank), self._bound(task).samples
-        apart, like = task.penalty - own.penalty, task.initial()
+        own, like = self._stand_ins(task), task.initial()
+        apart = task.penalty - own.task.penalty
 
         def gradient(at: Tensor) -> Tensor:
-            return inexact(own, at, samples, shared[WEIGHTS], rows) + apart * at
+            return own.gradient(at, shared[WEIGHTS]) + apart * at
 
         least, taken, halted = (shared[f"server.{name}"].item() for name in ("least", "taken", "halted"))
         descent = Descent(flat({name: shared[name] for name in like}), shared[BEST], least, int(taken), bool(halted))
@@ -319,10 +295,18 @@ class FedLrgd(Algorithm):
         """Return the task whose gradients are re-weighted."""
         return task.unpenalised() if self.penalty == "exact" else task
 
-    def _bound(self, task: Task) -> Bound:
-        from hpcfl.reweighting import Bound
+    def _stand_ins(self, task: Task) -> StandIns:
+        """Return the samples of the server that stand in for all others."""
+        from hpcfl.reweighting import Bound, StandIns
 
-        return Bound.of(self.memory * MEGABYTE, _size(task), self.rank, task.dtype.itemsize)
+        bound = Bound.of(self.memory * MEGABYTE, _size(task), self.rank, task.dtype.itemsize)
+        return StandIns(self._reweighted(task), _held(task), self.rank, bound)
+
+    def _least(self, task: Task) -> float:
+        """Return the threshold of singular values, relative to the largest."""
+        import torch
+
+        return max(self.truncation, 10 * float(torch.finfo(task.dtype).eps))
 
     # what is said of it
 
@@ -356,26 +340,19 @@ def _size(task: Task) -> int:
     return sum(value.numel() for value in task.initial().values())
 
 
-def _held(task: Task, count: int | None = None) -> Batch:
-    """Return the server's samples, or the first so many of them, ``[1, n, …]``."""
+def _held(task: Task) -> Batch:
+    """Return the server's samples, ``[1, n, …]``."""
     own = task.server_batch()
     if own is None:
         raise UsageError("algorithm.name = 'fedlrgd' needs samples at the server: expected data.server above 0")
-    return replace(own, x=own.x[:, :count], y=own.y[:, :count])
+    return own
 
 
 def _missing(task: Task, count: int) -> list[int]:
     """Return the classes that none of the server's first samples is of; none for targets."""
-    labels = _held(task, count).y
+    labels = _held(task).y[:, :count]
     there = set() if labels.is_floating_point() else set(labels.flatten().tolist())
     return sorted(set(range(task.federation.classes)) - there) if there else []
-
-
-def _solved(inverse: Tensor, sums: Tensor) -> Tensor:
-    """Return the weights under which samples add up to `sums`, both ``[…, r, p]``; `inverse` is ``[p, r, r]``."""
-    import torch
-
-    return torch.einsum("ijk,...ki->...ji", inverse, sums)
 
 
 def _numbers(like: Tensor, **values: float) -> State:
