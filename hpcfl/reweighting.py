@@ -86,7 +86,7 @@ class Inverse:
         kept = s > truncation * top
         factors = torch.where(kept, s / (s.square() + (damping * top).square()), 0.0)
         values = right.mT @ (factors.unsqueeze(2) * left.mT)
-        return cls(values, torch.nan_to_num(s[:, 0] / s[:, -1], nan=torch.inf), ~kept.all(1))
+        return cls(values, torch.where(s[:, -1] > 0, s[:, 0] / s[:, -1], torch.inf), ~kept.all(1))
 
 
 def solved(inverse: Tensor, sums: Tensor) -> Tensor:

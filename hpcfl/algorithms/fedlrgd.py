@@ -326,7 +326,7 @@ class FedLrgd(Algorithm):
             found["missing-classes"] = f"none of the server's {self.rank} samples is of class {missing}: expected all"
         cut, worst = (float(shared[f"server.{name}"]) for name in ("truncated", "worst_condition"))
         if cut:
-            found["singular-gradients"] = (
+            found["singular"] = (
                 f"the server's gradients are linearly dependent to working precision in {cut:.0f} of {_size(task)} "
                 f"coordinates (worst condition number {worst:.3g}): singular values were left out"
             )
