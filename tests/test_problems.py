@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from math import ceil, comb
 from typing import Any
@@ -9,18 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch.func import functional_call, grad, vmap
 
+from hpcfl.cli import main
 from hpcfl.data.base import Federation
 from hpcfl.data.digits import Digits
+from hpcfl.data.noisy_features import NoisyFeatures
 from hpcfl.data.reduced import Reduced, reduced
 from hpcfl.data.server import turns
 from hpcfl.data.unit_cube import UnitCube
-from hpcfl.errors import UsageError
+from hpcfl.errors import RunError, UsageError
 from hpcfl.layers import Stage
 from hpcfl.links import Rough
 from hpcfl.models.glm import Glm
 from hpcfl.models.mlp import Mlp
+from hpcfl.optimum import Optimum, optimum
+from hpcfl.task import Task
 
 
 def refused(call: Callable[..., Any], *args: Any) -> str:
@@ -304,3 +310,99 @@ def test_a_link_that_does_not_suit_the_labels_is_refused(link, classes, message)
     words = refused(Glm(link=link).check, (2,), classes)
     assert words.startswith(message)
     assert words.endswith("nearest: '" + {10: "softmax", 2: "logistic", 1: "tanh"}[classes] + "'")
+
+
+# --- the minimum --------------------------------------------------------------------------------------------
+
+
+def stacked(federation: Federation) -> tuple[np.ndarray, np.ndarray]:
+    """All training samples, a constant in front, and their labels."""
+    rows = samples(federation).astype(np.float64)
+    return np.column_stack([np.ones(len(rows)), rows[:, :-1]]), rows[:, -1]
+
+
+def weights(found: Optimum) -> np.ndarray:
+    """The parameters as rows, the constant's in front."""
+    values = found.parameters
+    return np.column_stack([values["linear.bias"].numpy(), values["linear.weight"].numpy()])
+
+
+CUBE = {"samples": 40, "server": 9, "heterogeneity": 0.8, "noise": 0.1}
+
+
+@pytest.mark.parametrize("deal", [False, True])
+@pytest.mark.parametrize(("link", "labels"), [("logistic", 2), ("softmax", 3)])
+def test_the_minimum_of_a_convex_objective_is_scikit_learns(link, labels, deal):
+    federation = UnitCube(**CUBE, labels=labels, deal=deal).federate(4, 1, None)
+    found = optimum(Task(Glm(link=link, ridge=0.01), federation, 0))
+    x, y = stacked(federation)
+    assert found.samples == len(y) == 169
+    theirs = LogisticRegression(C=1 / (0.01 * 169), fit_intercept=False, tol=1e-12, max_iter=10_000).fit(x, y)
+    np.testing.assert_allclose(weights(found), theirs.coef_, atol=1e-6)
+    scores = x @ theirs.coef_.T if labels > 2 else np.column_stack([np.zeros(169), x @ theirs.coef_[0]])
+    losses = np.log(np.exp(scores).sum(1)) - scores[np.arange(169), y.astype(int)]
+    assert found.value == pytest.approx(losses.mean() + 0.005 * np.square(theirs.coef_).sum(), abs=1e-12)
+
+
+@pytest.mark.parametrize("link", ["tanh", "rough"])
+def test_the_gradient_vanishes_at_the_minimum(link):
+    federation = UnitCube(**CUBE, labels=1).federate(4, 1, None)
+    found = optimum(Task(Glm(link=link, ridge=0.02, smoothness=2.0, roughness=0.5), federation, 0))
+    x, y = stacked(federation)
+    theta = weights(found)[0]
+    u, j = np.tanh(x @ theta), np.arange(27)
+    share = 0.5 * 4.0**-j / (4.0**-j).sum() if link == "rough" else np.zeros(27)
+    waves = np.pi * 2.0**j * u[:, None]
+    outputs, slopes = u + (np.sin(waves) / (np.pi * 2.0**j)) @ share, 1 + np.cos(waves) @ share
+    gradient = (2 * (outputs - y) * slopes * (1 - u * u)) @ x / len(y) + 0.02 * theta
+    assert np.linalg.norm(gradient) < 1e-11
+    assert found.gradient < 1e-11
+    assert found.value == pytest.approx(np.square(outputs - y).mean() + 0.01 * theta @ theta, rel=1e-12)
+
+
+def test_without_a_penalty_two_classes_by_one_score_or_by_two_have_one_minimum():
+    """The softmax's is not unique: directions in which nothing changes are left alone."""
+    federation = UnitCube(**CUBE).federate(4, 1, None)
+    one, two = (optimum(Task(Glm(link=link), federation, 0)) for link in ("logistic", "softmax"))
+    assert two.value == pytest.approx(one.value, rel=1e-12)
+    np.testing.assert_allclose(np.diff(weights(two), axis=0), weights(one), atol=1e-8)
+
+
+def test_what_has_no_minimum_is_refused():
+    federation = Reduced(dimension=30).federate(3, 0, None)  # separable
+    with pytest.raises(RunError, match=r"^there is no minimum: .* separable data .*; nearest: model.ridge = 1e-6$"):
+        optimum(Task(Glm(), federation, 0), starts=1)
+
+
+def test_a_descent_that_does_not_come_to_its_end_is_refused(monkeypatch):
+    monkeypatch.setattr("hpcfl.optimum.NEWTON", 0)
+    federation = UnitCube(**CUBE, labels=1).federate(4, 1, None)
+    with pytest.raises(RunError, match=r"^no minimum found: the gradient's norm is .*e-0\d, expected at most 1e-09"):
+        optimum(Task(Glm(link="tanh", ridge=0.01), federation, 0), starts=1)
+
+
+def test_models_that_are_too_large_or_not_one_are_refused():
+    assert refused(optimum, Task(Mlp(hidden=(200,)), Digits().federate(3, 0, None), 0)) == (
+        "model: expected at most 2000 parameters for a minimum to be found, got 15010"
+    )
+    assert "features of different shapes" in refused(
+        optimum, Task(Glm(link="softmax"), NoisyFeatures(samples_per_class=40).federate(6, 0, None), 0)
+    )
+
+
+CONFIG = """
+rounds = 1
+clients = 3
+algorithm = {name = "fedavg", lr = 0.1}
+data = {name = "unit_cube", server = 5}
+model = {name = "glm"}
+"""
+
+
+def test_the_command_prints_the_minimum(tmp_path, capsys):
+    (tmp_path / "problem.toml").write_text(CONFIG)
+    assert main(["optimum", str(tmp_path / "problem.toml"), "--set", "model.ridge=0.1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    task = Task(Glm(ridge=0.1), UnitCube(server=5).federate(3, 0, None), 0)
+    assert found == pytest.approx(optimum(task).facts(), rel=1e-12, abs=1e-12)
+    assert (found["n"], found["p"]) == (155, 3)
