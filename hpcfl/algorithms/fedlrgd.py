@@ -84,7 +84,7 @@ class FedLrgd(Algorithm):
     growth: float = Field(100.0, gt=1)
     scale: float = Field(1.0, ge=0)
     penalty: Literal["reweighted", "exact"] = "reweighted"
-    truncation: float = Field(1e-12, ge=0, lt=1)
+    truncation: float = Field(1e-8, ge=0, lt=1)
     damping: float = Field(0.0, ge=0)
     solve_at: Literal["server", "client"] = "server"
     pipelined: bool = False
