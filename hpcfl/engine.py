@@ -13,6 +13,7 @@ from hpcfl.message import Sums
 from hpcfl.plan import Floats, Plan
 from hpcfl.record import Record, Recorder
 from hpcfl.stopping import Stop
+from hpcfl.task import SERVER
 from hpcfl.transport import Saved
 
 
@@ -69,9 +70,11 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
             raise Stopped(now.round, early.wish) from None
         if rounds.serves:
             before = now.shared
+            job.task.counted()
             with record.timed("server_seconds"):
                 now.shared = job.algorithm.server(job.task, now.shared, sums)
-            record.signal = job.signal(before, now.shared, sums)
+            record.server_gradients = job.task.counted().get(SERVER, 0)
+            record.signal = job.signal(before, now.shared, sums, plan.round)
             del before  # as large as the model, and the next round may last
             record.figures = job.algorithm.measured(job.task, now.shared)
         now.round += 1

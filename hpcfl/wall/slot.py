@@ -46,6 +46,10 @@ class Slot:
         """Return the seconds that a rank's visit had taken when it sent the last group that arrived."""
         return max((float(signs[1, seat]) for signs in self.signs[: len(self.times)]), default=0.0)
 
+    def gradients(self, seat: int, groups: int) -> int:
+        """Return how many gradients a rank's visit had computed for the first `groups` groups."""
+        return max((int(signs[2:, seat].astype(np.float64).sum()) for signs in self.signs[:groups]), default=0)
+
 
 def real(clients: list[int]) -> int:
     """Return how many of a slot's places are somebody's visit."""
