@@ -62,6 +62,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
     config, saved = job.config, now.round
     while now.round < config.rounds:
         record = Record.open()
+        job.task.counted()  # what tests and figures have computed is no part of a round
         try:
             plan, sums = rounds.exchange(now, record)
         except Interrupted as early:
@@ -70,7 +71,6 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
             raise Stopped(now.round, early.wish) from None
         if rounds.serves:
             before = now.shared
-            job.task.counted()
             with record.timed("server_seconds"):
                 now.shared = job.algorithm.server(job.task, now.shared, sums)
             record.server_gradients = job.task.counted().get(SERVER, 0)

@@ -39,7 +39,6 @@ class Simulated(Rounds):
         now.shared = self.transport.invite(now.shared)
         sums = Deposits(self.job.layout, len(plan.cohort), plan.missing)
         kept: list[Message] = []
-        self.job.task.counted()  # what tests have computed is no part of a round
         with record.timed("compute_seconds"):
             for chunk in self.mine:
                 record.visits += visit(self.job, plan, chunk, now, sums, kept)

@@ -102,6 +102,11 @@ def _parts(number: float) -> tuple[float, float]:
     return high, number - high
 
 
+def computed(signs: NDArray[np.floating], seat: int) -> int:
+    """Return how many gradients a seat has signed with."""
+    return int(signs[2, seat]) + int(signs[3, seat])
+
+
 def wire(layout: Layout, width: int) -> list[Group]:
     """Return the formats of a layout's groups, in the order in which they leave."""
     return [Group(blocks, width) for blocks in layout]

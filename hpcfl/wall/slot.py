@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcfl.plan import Ints
-from hpcfl.wall.group import Parcel
+from hpcfl.wall.group import Parcel, computed
 
 if TYPE_CHECKING:
     from hpcfl.wall.lane import Lane
@@ -48,7 +48,7 @@ class Slot:
 
     def gradients(self, seat: int, groups: int) -> int:
         """Return how many gradients a rank's visit had computed for the first `groups` groups."""
-        return max((int(signs[2:, seat].astype(np.float64).sum()) for signs in self.signs[:groups]), default=0)
+        return max((computed(signs, seat) for signs in self.signs[:groups]), default=0)
 
 
 def real(clients: list[int]) -> int:
