@@ -70,13 +70,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
                 save(job, rounds, recorder, now)
             raise Stopped(now.round, early.wish) from None
         if rounds.serves:
-            before = now.shared
-            with record.timed("server_seconds"):
-                now.shared = job.algorithm.server(job.task, now.shared, sums)
-            record.server_gradients = job.task.counted().get(SERVER, 0)
-            record.signal = job.signal(before, now.shared, sums, plan.round)
-            del before  # as large as the model, and the next round may last
-            record.figures = job.algorithm.measured(job.task, now.shared)
+            step(job, now, record, sums)
         now.round += 1
         if config.evaluate.due(now.round, config.rounds):
             record.scores = evaluate(job, rounds, now)
@@ -92,6 +86,16 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         if wish and now.round < config.rounds:
             raise Stopped(now.round, wish)
     return now
+
+
+def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
+    """Take the server's step at the end of round ``now.round``, and note what is known of it."""
+    before = now.shared
+    with record.timed("server_seconds"):
+        now.shared = job.algorithm.server(job.task, now.shared, sums)
+    record.server_gradients = job.task.counted().get(SERVER, 0)
+    record.signal = job.signal(before, now.shared, sums, now.round)
+    record.figures = job.algorithm.measured(job.task, now.shared)
 
 
 def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | float]:
