@@ -13,6 +13,7 @@ from hpcfl.message import Sums
 from hpcfl.plan import Floats, Plan
 from hpcfl.record import Record, Recorder
 from hpcfl.stopping import Stop
+from hpcfl.task import SERVER
 from hpcfl.transport import Saved
 
 
@@ -61,6 +62,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
     config, saved = job.config, now.round
     while now.round < config.rounds:
         record = Record.open()
+        job.task.counted()  # what tests and figures have computed is no part of a round
         try:
             plan, sums = rounds.exchange(now, record)
         except Interrupted as early:
@@ -68,12 +70,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
                 save(job, rounds, recorder, now)
             raise Stopped(now.round, early.wish) from None
         if rounds.serves:
-            before = now.shared
-            with record.timed("server_seconds"):
-                now.shared = job.algorithm.server(job.task, now.shared, sums)
-            record.signal = job.signal(before, now.shared, sums)
-            del before  # as large as the model, and the next round may last
-            record.measure(job.algorithm, job.task, now.shared)
+            step(job, now, record, sums)
         now.round += 1
         if config.evaluate.due(now.round, config.rounds):
             record.scores = evaluate(job, rounds, now)
@@ -89,6 +86,16 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         if wish and now.round < config.rounds:
             raise Stopped(now.round, wish)
     return now
+
+
+def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
+    """Take the server's step at the end of round ``now.round``, and note what is known of it."""
+    before = now.shared
+    with record.timed("server_seconds"):
+        now.shared = job.algorithm.server(job.task, now.shared, sums)
+    record.server_gradients = job.task.counted().get(SERVER, 0)
+    record.signal = job.signal(before, now.shared, sums, now.round)
+    record.measure(job.algorithm, job.task, now.shared)
 
 
 def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | float]:

@@ -89,6 +89,10 @@ class Algorithm(Section):
         """The learning rate: an update divided by it is taken for the averaged gradient."""
         return 1.0
 
+    def rate_in(self, round: int) -> float:
+        """Return the learning rate in a round; by default the same in all."""
+        return self.rate
+
     @property
     def alike(self) -> bool:
         """Whether clients predict with what is shared as it is: only then is a test of it one of the method."""

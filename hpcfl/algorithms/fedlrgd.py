@@ -136,7 +136,7 @@ class FedLrgd(Algorithm):
         if drawing or task.federation.augment is not None:
             what = f"dropout in {', '.join(drawing)}" if drawing else "data.augment = true"
             raise UsageError(f"algorithm.name = 'fedlrgd' needs a loss that draws nothing, but there is {what}")
-        p, bound = _size(task), self.memory * MEGABYTE // 8
+        p, bound = task.parameters, self.memory * MEGABYTE // 8
         client = self.solve_at == "client"
         fits = int((bound / p) ** 0.5) if client else bound // p
         if self.rank > fits or bound < 2 * COPIES * p:
@@ -179,7 +179,7 @@ class FedLrgd(Algorithm):
         from hpcfl.message import Block
 
         self._check_task(task)
-        p = _size(task)
+        p = task.parameters
         shape = (p,) if self.pipelined else (self.rank, p)
         groups = [{name: Block(shape, torch.float64) for name in names} for names in reversed(self.layers(task))]
         return ({"loss": Block((), torch.float64)}, *groups)
@@ -221,12 +221,13 @@ class FedLrgd(Algorithm):
         """Return the mean gradient of each client's samples, ``[c, p]``, and their mean loss, ``[c]``."""
         from hpcfl.reweighting import flat, shaped
 
-        at, held = task.spread(shaped(point, task.initial()), visits), visits.sizes(len(visits.clients))
-        gradient, loss = 0.0 * flat(at, 1), 0.0 * held
+        at = task.spread(shaped(point, task.initial()), visits)
+        gradient = 0.0 * flat(at, 1)
+        loss, held = gradient[:, 0], gradient.new_tensor(visits.samples)
         for batch in task.batches(visits, self.batch, epochs=1):
             found, each = task.gradients(at, batch)
-            share = batch.sizes() / held.to(task.device)
-            gradient, loss = gradient + share[:, None] * flat(found, 1), loss + (share * each).cpu()
+            share = gradient.new_tensor(batch.samples()) / held
+            gradient, loss = gradient + share[:, None] * flat(found, 1), loss + share * each
         return gradient, loss
 
     # what the server does
@@ -299,7 +300,7 @@ class FedLrgd(Algorithm):
         """Return the samples of the server that stand in for all others."""
         from hpcfl.reweighting import Bound, StandIns
 
-        bound = Bound.of(self.memory * MEGABYTE, _size(task), self.rank, task.dtype.itemsize)
+        bound = Bound.of(self.memory * MEGABYTE, task.parameters, self.rank, task.dtype.itemsize)
         return StandIns(self._reweighted(task), _held(task), self.rank, bound)
 
     def _least(self, task: Task) -> float:
@@ -327,17 +328,12 @@ class FedLrgd(Algorithm):
         cut, worst = (float(shared[f"server.{name}"]) for name in ("truncated", "worst_condition"))
         if cut:
             found["singular"] = (
-                f"the server's gradients are linearly dependent to working precision in {cut:.0f} of {_size(task)} "
+                f"the server's gradients are linearly dependent to working precision in {cut:.0f} of {task.parameters} "
                 f"coordinates (worst condition number {worst:.3g}): singular values were left out"
             )
         if float(shared["server.halted"]):
             found["halted"] = "the inexact gradient grew too much: the descent went back to where it was least"
         return found
-
-
-def _size(task: Task) -> int:
-    """Return p."""
-    return sum(value.numel() for value in task.initial().values())
 
 
 def _held(task: Task) -> Batch:
