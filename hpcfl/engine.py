@@ -39,7 +39,7 @@ class Rounds(ABC):
 
     @abstractmethod
     def scores(self, now: Progress) -> Floats:
-        """Return loss sums and correct answers on the clients' own test parts, ``[2, clients]``; NaN: not known."""
+        """Return the clients' scores, ``[scores, clients]``, see `Job.scores`; NaN: not known."""
 
     @abstractmethod
     def together(self, record: Record, wish: str) -> str:
@@ -102,7 +102,18 @@ def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | floa
     if together is not None:
         loss, correct, size = together
         scores |= {"test_loss": loss / size, "accuracy": correct / size}
+    if job.config.evaluate.objective:
+        scores["objective"] = objective(job, now, found[2])
     return scores
+
+
+def objective(job: Job, now: Progress, sums: Floats) -> float:
+    """Return the mean of loss and penalty over all training samples from the clients' `sums` [clients]; NaN: unknown.
+
+    What is added, and in which order, does not depend on who has computed it.
+    """
+    own, count = job.task.server_objective(now.shared)
+    return float(np.append(sums, own).sum()) / (count + int(job.task.federation.train_sizes.sum()))
 
 
 def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> None:

@@ -62,7 +62,7 @@ class Simulated(Rounds):
     def scores(self, now: Progress) -> Floats:
         """Let every rank test its own clients' models."""
         now.shared = self.transport.invite(now.shared)
-        found = np.zeros((2, self.job.config.clients))
+        found = np.zeros((self.job.scores, self.job.config.clients))
         for chunk in self.mine:
             found[:, chunk.clients] = self.job.scored(now.round, now.shared, now.personal[chunk.number], chunk.clients)
         return self.transport.reduce(found)

@@ -195,7 +195,7 @@ class Member:
         """Test the clients' models on their own test parts."""
         self._wait(*self._expect_state())
         shared = self.host.placed(self.views)
-        answer = Scoring(len(self.bench.clients))
+        answer = Scoring(self.job.scores, len(self.bench.clients))
         self.worker.start(lambda put: put(self.host.scores(call.round, shared)))
         answer.data[:, self.bench.places(self.seat)] = self._rested()
         self._wait([answer.send(self.data)])

@@ -142,13 +142,13 @@ class Server:
     # everything else that is asked of the lanes
 
     def scores(self, round_: int, shared: State) -> Floats:
-        """Return loss sums and correct answers of every client's own test part, ``[2, clients]``; NaN: no answer."""
+        """Return every client's scores, ``[scores, clients]``, see `Job.scores`; NaN: no answer."""
         self.fleet.caught_up()
-        found = np.full((2, self.job.config.clients), np.nan)
+        found = np.full((self.job.scores, self.job.config.clients), np.nan)
         state, asked = self._state(shared), self.fleet.those("idle")
         replies = {}
         for lane in asked:
-            replies[lane] = Scoring(len(lane.hosted))
+            replies[lane] = Scoring(self.job.scores, len(lane.hosted))
             lane.ask(Call(Op.SCORE, round_, counted=lane.counted), state, replies[lane].receive)
         self.fleet.answered(asked)
         for lane in asked:
