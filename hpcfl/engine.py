@@ -28,6 +28,13 @@ class Rounds(ABC):
     serves: bool
 
     @abstractmethod
+    def release(self, now: Progress, record: Record) -> bool:
+        """Let the clients' ranks go where clients are needed no more; return whether this rank's rounds are over so.
+
+        Asked before each round. From then on the server runs the rounds by itself.
+        """
+
+    @abstractmethod
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Sums]:
         """Carry out the next round up to its closing; return who counted and how far, and the sums.
 
@@ -51,16 +58,19 @@ class Rounds(ABC):
 
 
 def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop: Stop) -> Progress:
-    """Run the rounds that are left. `recorder` is the server's; None elsewhere.
+    """Run the rounds that are left, or those in which this rank is needed. `recorder` is the server's; None elsewhere.
 
     Raises
     ------
     Stopped
-        On every rank after the same round, once a checkpoint is written, if any rank wishes to `stop`.
+        On every rank after the same round, once a checkpoint is written, if any rank wishes to `stop`; not on those
+        that were released.
     """
     config, saved = job.config, now.round
     while now.round < config.rounds:
         record = Record.open()
+        if rounds.release(now, record):
+            return now
         try:
             plan, sums = rounds.exchange(now, record)
         except Interrupted as early:
@@ -68,12 +78,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
                 save(job, rounds, recorder, now)
             raise Stopped(now.round, early.wish) from None
         if rounds.serves:
-            before = now.shared
-            with record.timed("server_seconds"):
-                now.shared = job.algorithm.server(job.task, now.shared, sums)
-            record.signal = job.signal(before, now.shared, sums)
-            del before  # as large as the model, and the next round may last
-            record.figures = job.algorithm.measured(job.task, now.shared)
+            step(job, now, record, sums)
         now.round += 1
         if config.evaluate.due(now.round, config.rounds):
             record.scores = evaluate(job, rounds, now)
@@ -89,6 +94,15 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         if wish and now.round < config.rounds:
             raise Stopped(now.round, wish)
     return now
+
+
+def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
+    """Take the server's step."""
+    before = now.shared
+    with record.timed("server_seconds"):
+        now.shared = job.algorithm.server(job.task, now.shared, sums)
+    record.signal = job.signal(before, now.shared, sums)
+    record.figures = job.algorithm.measured(job.task, now.shared)
 
 
 def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | float]:

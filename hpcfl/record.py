@@ -123,6 +123,11 @@ class Record:
         return wish or meant(together[-1])
 
 
+def released(ranks: int) -> tuple[str, int, str]:
+    """Return the news that clients are needed no more."""
+    return "released", -1, f"clients are needed no more: {ranks} rank{'s' * (ranks > 1)} released"
+
+
 class Recorder:
     """The server's pen: metrics segment, checkpoints, and what is said on the terminal.
 

@@ -5,6 +5,7 @@ Everything is batched over a chunk of clients: parameters ``[c, …]``, batches 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from typing import Literal
@@ -313,6 +314,14 @@ class Task:
             parts = own.train_features, own.train_labels, own.test_features, own.test_labels
             self._data[client] = tuple(self._typed(p).to(self.device) for p in parts)  # type: ignore[assignment]
         return self._data[client]
+
+    def forget(self) -> None:
+        """Let go of all samples: nothing is asked of this task any more."""
+        self._data = {}
+        del self.federation
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _typed(self, part: Features | Labels) -> Tensor:
         """Return features, labels or targets in the task's type, where they are real numbers."""

@@ -113,6 +113,11 @@ class Host:
             found[:, [column]] = self.job.scored(round_, shared, personal, np.array([client]))
         return found
 
+    def forget(self) -> None:
+        """Let go of the clients, their state and their samples."""
+        self.states, self._new = {}, {}
+        self.job.task.forget()
+
     def personal(self) -> dict[int, State]:
         """Return the acknowledged personal state, ``{client: {name: […]}}``."""
         return {client: {name: value[0] for name, value in state.items()} for client, state in self.states.items()}

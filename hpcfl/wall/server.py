@@ -170,6 +170,24 @@ class Server:
             for client, state in last(lane.hosted).items():
                 yield alone(client, state)
 
+    def release(self, last: Callable[[Ints], dict[int, Arrays]]) -> tuple[list[Saved], int]:
+        """Fetch the personal state for good; let the ranks that are free forget all and sleep until they leave.
+
+        Returns
+        -------
+        kept : list of Saved
+            As `personal` yields it.
+        ranks : int
+            How many were free.
+        """
+        self.fleet.settled(SAVE_SECONDS)
+        kept = list(self.personal(last)) if self.job.personal_bytes else []
+        asked = self.fleet.those("idle")
+        for lane in asked:
+            lane.ask(Call(Op.RELEASE, counted=lane.counted), [], lambda data: data.Ibarrier())
+        self.fleet.answered(asked, SAVE_SECONDS)
+        return kept, sum(len(lane.bench.ranks) for lane in asked)
+
     def leave(self, round_: int, stopped: bool, bereft: bool) -> tuple[list[Lane], bool]:
         """Dismiss all ranks at once, when the late ones are back: MPI's own farewell spins until everybody is there.
 
