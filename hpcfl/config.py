@@ -28,10 +28,21 @@ S = TypeVar("S", bound=Section)
 
 
 class Evaluate(Section):
-    """When models are evaluated: every `every` rounds, and in each of the `last` rounds of the run."""
+    """When models are evaluated, and what else is computed then.
+
+    Attributes
+    ----------
+    every, last : int
+        After every `every` rounds, and after each of the `last` rounds of the run.
+    objective : bool
+        Whether the objective is recorded too: the mean loss over all training samples, the clients' under the models
+        that they predict with, the server's own (if it holds any) under the shared one, each with the penalty. Nothing
+        is drawn for it: no dropout, no augmentation. In real time it is not known where a client did not answer.
+    """
 
     every: int = Field(10, ge=1)
     last: int = Field(10, ge=1)
+    objective: bool = False
 
     def due(self, done: int, rounds: int) -> bool:
         """Return whether the state after `done` of `rounds` rounds is evaluated."""

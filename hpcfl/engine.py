@@ -29,6 +29,13 @@ class Rounds(ABC):
     serves: bool
 
     @abstractmethod
+    def release(self, now: Progress, record: Record) -> bool:
+        """Let the clients' ranks go where clients are needed no more; return whether this rank's rounds are over so.
+
+        Asked before each round. From then on the server runs the rounds by itself.
+        """
+
+    @abstractmethod
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Sums]:
         """Carry out the next round up to its closing; return who counted and how far, and the sums.
 
@@ -40,7 +47,7 @@ class Rounds(ABC):
 
     @abstractmethod
     def scores(self, now: Progress) -> Floats:
-        """Return loss sums and correct answers on the clients' own test parts, ``[2, clients]``; NaN: not known."""
+        """Return the clients' scores, ``[scores, clients]``, see `Job.scores`; NaN: not known."""
 
     @abstractmethod
     def together(self, record: Record, wish: str) -> str:
@@ -52,16 +59,19 @@ class Rounds(ABC):
 
 
 def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop: Stop) -> Progress:
-    """Run the rounds that are left. `recorder` is the server's; None elsewhere.
+    """Run the rounds that are left, or those in which this rank is needed. `recorder` is the server's; None elsewhere.
 
     Raises
     ------
     Stopped
-        On every rank after the same round, once a checkpoint is written, if any rank wishes to `stop`.
+        On every rank after the same round, once a checkpoint is written, if any rank wishes to `stop`; not on those
+        that were released.
     """
     config, saved = job.config, now.round
     while now.round < config.rounds:
         record = Record.open()
+        if rounds.release(now, record):
+            return now
         job.task.counted()  # what tests and figures have computed is no part of a round
         try:
             plan, sums = rounds.exchange(now, record)
@@ -109,7 +119,18 @@ def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | floa
     if together is not None:
         loss, correct, size = together
         scores |= {"test_loss": loss / size, "accuracy": correct / size}
+    if job.config.evaluate.objective:
+        scores["objective"] = objective(job, now, found[2])
     return scores
+
+
+def objective(job: Job, now: Progress, sums: Floats) -> float:
+    """Return the mean of loss and penalty over all training samples from the clients' `sums` [clients]; NaN: unknown.
+
+    What is added, and in which order, does not depend on who has computed it.
+    """
+    own, count = job.task.server_objective(now.shared)
+    return float(np.append(sums, own).sum()) / (count + int(job.task.federation.train_sizes.sum()))
 
 
 def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> None:

@@ -93,14 +93,19 @@ def _check_mpi(config: Config, comm: Any) -> None:
 
 
 def _in_step(job: Job, order: Order, now: Progress, comm: Any, hosts: list[str]) -> Stopped | None:
-    """Run in simulated time: all ranks in step."""
+    """Run in simulated time: all ranks in step, until those of the clients are released."""
     from hpcfl.simulated import Simulated
 
-    transport = _transport(comm)
-    stop = stopping.Stop(Path(order.run_dir), transport.serves)
-    stopped = _led(job, order, Simulated(job, transport, now.round), now, transport.size, stop)
-    transport.leave()
-    return stopped
+    folder, transport = Path(order.run_dir), _transport(comm)
+    stop = stopping.Stop(folder, transport.serves)
+    rounds = Simulated(job, transport, now.round)
+
+    def rest() -> None:
+        if rounds.released:
+            stopping.hand_on(stop, folder)
+
+    stopped = _led(job, order, rounds, now, transport.size, stop)
+    return transport.leave(stopped, rest)
 
 
 def _transport(comm: Any) -> Transport:

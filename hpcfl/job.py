@@ -235,9 +235,18 @@ class Job:
         return Visits(plan.round, clients, plan.depth[rows], sizes, plan.reach[rows])
 
     def scored(self, round: int, shared: State, personal: State, clients: Ints) -> Floats:
-        """Return loss sums and correct answers of a chunk's clients on their own test parts, ``[2, c]``."""
+        """Return the `scores` of a chunk's clients, ``[scores, c]``."""
         params = self.algorithm.model(self.task, shared, personal, Visits.tested(round, clients))
-        return np.array(self.task.tested(params, clients))
+        tested = self.task.tested(params, clients)
+        return np.array([*tested, self.task.objectives(params, clients)] if self.scores > len(tested) else tested)
+
+    @property
+    def scores(self) -> int:
+        """How many sums an evaluation finds per client.
+
+        Losses and correct answers on its own test part; if the objective is wanted, that on its training samples.
+        """
+        return 2 + self.config.evaluate.objective
 
     @property
     def whole(self) -> bool:

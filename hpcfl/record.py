@@ -33,6 +33,7 @@ COLUMNS = (
     Column("loss", (), "float64", "mean training loss over the visits that counted"),
     Column("accuracy", (), "float64", "accuracy of the shared model on the global test set"),
     Column("test_loss", (), "float64", "cross-entropy of the shared model on the global test set"),
+    Column("objective", (), "float64", "mean loss over all training samples, the server's included, penalty included"),
     Column("client_accuracy", ("client",), "float64", "accuracy of the client's model on its own test part"),
     Column("client_test_loss", ("client",), "float64", "cross-entropy of the client's model on its own test part"),
     Column("cohort", ("client",), "bool", "client was invited"),
@@ -147,6 +148,11 @@ class Record:
         self.by_rank, self.signal = together[:-3], float(together[-2].sum())
         self.gradients = int(together[-3].max())
         return wish or meant(together[-1])
+
+
+def released(ranks: int) -> tuple[str, int, str]:
+    """Return the news that clients are needed no more."""
+    return "released", -1, f"clients are needed no more: {ranks} rank{'s' * (ranks > 1)} released"
 
 
 class Recorder:

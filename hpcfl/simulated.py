@@ -15,21 +15,56 @@ from hpcfl.job import Job, Progress
 from hpcfl.message import Deposits, Message, State
 from hpcfl.plan import Floats, Plan
 from hpcfl.ranks import Chunk
-from hpcfl.record import Record
-from hpcfl.transport import Saved, Transport
+from hpcfl.record import Record, released
+from hpcfl.transport import Alone, Personal, Saved, Transport
 
 R = TypeVar("R")
 
 
 class Simulated(Rounds):
-    """Each rank computes its own clients' visits; the transport carries state down and sums up."""
+    """Each rank computes its own clients' visits; the transport carries state down and sums up.
+
+    Where clients are needed no more, the server takes over all of them with their personal state: it reads the same
+    federation, so it can test them as their ranks did. Those forget what they hold and wait for the end.
+
+    Attributes
+    ----------
+    released : bool
+        Whether this rank has been released.
+    """
 
     def __init__(self, job: Job, transport: Transport, first: int) -> None:
         self.job, self.transport = job, transport
-        self.serves = transport.serves
+        self.serves, self.released = transport.serves, False
+        self.alone = transport.size == 1
         self.plans: Iterator[Plan] | None = None
         self.first = first
         self.mine = job.hosted(transport.rank)
+
+    def release(self, now: Progress, record: Record) -> bool:
+        """Let the server take over, once; all ranks decide alike."""
+        if self.alone or not self.job.algorithm.over(now.round):
+            return False
+        taken = self._taken(now)
+        self.released = not self.serves
+        if self.released:
+            now.shared, now.personal, self.mine = {}, {}, []
+            self.job.task.forget()
+            return True
+        record.news.append(released(self.transport.size - 1))
+        self.alone, self.transport = True, Alone(self.transport.size)
+        now.personal, self.mine = taken, self.job.chunks
+        return False
+
+    def _taken(self, now: Progress) -> Personal:
+        """Return all chunks' personal state at the server, none elsewhere."""
+        if not self.job.personal_bytes:
+            return {chunk.number: {} for chunk in self.job.chunks}
+        taken = {}
+        for (clients, state), chunk in zip(self.personal(now), self.job.chunks):
+            like = self.job.like(int(clients[0]))
+            taken[chunk.number] = {name: torch.from_numpy(state[name]).to(like[name], copy=True) for name in state}
+        return taken
 
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Deposits]:
         """Carry out the next round: who counts, and how far, was decided before."""
@@ -63,7 +98,7 @@ class Simulated(Rounds):
     def scores(self, now: Progress) -> Floats:
         """Let every rank test its own clients' models."""
         now.shared = self.transport.invite(now.shared)
-        found = np.zeros((2, self.job.config.clients))
+        found = np.zeros((self.job.scores, self.job.config.clients))
         for chunk in self.mine:
             found[:, chunk.clients] = self.job.scored(now.round, now.shared, now.personal[chunk.number], chunk.clients)
         return self.transport.reduce(found)

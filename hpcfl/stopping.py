@@ -142,7 +142,10 @@ def request(folder: Path, reason: str = ASKED) -> None:
 
 
 def hand_on(stop: Stop, folder: Path) -> None:
-    """Ask the server to stop because this rank was told to: in real time ranks do not agree round by round."""
+    """Ask the server to stop because this rank was told to.
+
+    In real time, and where the rank was released, ranks do not agree round by round.
+    """
     wish = stop.wished()
     if wish and not stop.handed_on:
         request(folder, wish)

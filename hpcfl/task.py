@@ -5,6 +5,7 @@ Everything is batched over a chunk of clients: parameters ``[c, …]``, batches 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from typing import Literal
@@ -351,6 +352,14 @@ class Task:
             self._data[client] = tuple(self._typed(p).to(self.device) for p in parts)  # type: ignore[assignment]
         return self._data[client]
 
+    def forget(self) -> None:
+        """Let go of all samples: nothing is asked of this task any more."""
+        self._data = {}
+        del self.federation
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _typed(self, part: Features | Labels) -> Tensor:
         """Return features, labels or targets in the task's type, where they are real numbers."""
         found = torch.from_numpy(part)
@@ -377,12 +386,45 @@ class Task:
         return self._scores(self.forward(params, x), y, valid)
 
     @torch.no_grad()
+    def objectives(self, params: State, clients: Ints) -> Floats:
+        """Return each client's sum of losses over its training samples, each with the penalty, float64 ``[c]``."""
+        own = ({name: value[row : row + 1] for name, value in params.items()} for row in range(len(clients)))
+        return np.array([self._summed(one, *self._held(client)[:2]) for one, client in zip(own, clients)])
+
+    @torch.no_grad()
+    def server_objective(self, shared: State) -> tuple[float, int]:
+        """Return the same of the server's own samples under the shared model, and how many they are.
+
+        Both are 0 where it holds none, or where no whole model is shared.
+        """
+        held = self.server_batch() if self._whole(shared) else None
+        if held is None:
+            return 0.0, 0
+        params = {name: value.unsqueeze(0) for name, value in shared.items()}
+        return self._summed(params, held.x.squeeze(0), held.y.squeeze(0)), held.y.shape[1]
+
+    def _summed(self, params: State, x: Tensor, y: Tensor) -> float:
+        """Return the sum over one client's samples of loss and penalty; `params` are ``{name: [1, …]}``."""
+        total = 0.0
+        for start in range(0, len(y), TEST_BATCH):
+            # cloned: how memory is aligned, and with it the last bits, is then the same whoever read the samples
+            rows, own = (part[start : start + TEST_BATCH].unsqueeze(0).clone() for part in (x, y))
+            total += float(losses(self.forward(params, rows), own).double().sum())
+        if self.penalty:
+            total += len(y) * float(self.penalties({name: value.double() for name, value in params.items()}))
+        return total
+
+    def _whole(self, shared: State) -> bool:
+        """Whether all layers of the model are shared."""
+        return {name for names in self.layers() for name in names} <= shared.keys()
+
+    @torch.no_grad()
     def server_tested(self, shared: State) -> tuple[float, float, int] | None:
         """Return loss sum, correct answers and size of the global test set.
 
         None where there is no such set, none in it, or no whole model that all clients share.
         """
-        if not {name for names in self.layers() for name in names} <= shared.keys():
+        if not self._whole(shared):
             return None
         if not hasattr(self, "_server_test"):
             found = self.federation.server_test()

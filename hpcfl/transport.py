@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfl.errors import Stopped
 from hpcfl.message import Deposits, State
 from hpcfl.plan import Floats, Ints
 from hpcfl.ranks import Chunk
@@ -26,6 +27,10 @@ Saved = tuple[Ints, Arrays]
 
 Like = Callable[[int], State]
 """Gives the names, shapes and types of a client's personal state."""
+
+
+def idle() -> None:
+    """Do nothing while waiting."""
 
 
 class Transport(ABC):
@@ -82,12 +87,35 @@ class Transport(ABC):
         Every rank must exhaust the iterator.
         """
 
-    def leave(self) -> None:  # noqa: B027
-        """Part from the other ranks; nothing can be sent afterwards."""
+    def leave(self, stopped: Stopped | None = None, rest: Callable[[], None] = idle) -> Stopped | None:
+        """Part from the other ranks; nothing can be sent afterwards.
+
+        Parameters
+        ----------
+        stopped : Stopped, optional
+            Why this rank has not done all rounds; a rank that was released does not know.
+        rest : callable
+            Called now and then while the server is waited for, as long as it may take.
+
+        Returns
+        -------
+        Stopped or None
+            How the rounds ended, on every rank.
+        """
+        return stopped
 
 
 class Alone(Transport):
-    """One process that is server and clients at once."""
+    """One process that is server and clients at once.
+
+    Parameters
+    ----------
+    size : int
+        Ranks of which figures are kept: others may have been released.
+    """
+
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
 
     def invite(self, shared: State) -> State:
         """Return the state as it is."""

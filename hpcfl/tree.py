@@ -6,18 +6,19 @@ of real time.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from hpcfl.errors import Stopped
 from hpcfl.message import Deposits, State
 from hpcfl.plan import Floats
 from hpcfl.ranks import Chunk
-from hpcfl.transport import Like, Personal, Saved, Transport
-from hpcfl.wire import wait
+from hpcfl.transport import Like, Personal, Saved, Transport, idle
+from hpcfl.wire import doze, wait
 
 Bytes = NDArray[np.uint8]
 
@@ -132,7 +133,10 @@ class Tree(Transport):
         wait([self.comm.Irecv(data, source=chunk.rank)])
         return unpack(data, whole)
 
-    def leave(self) -> None:
-        """Meet at a polled barrier: MPI_Finalize spins while it waits for the others."""
+    def leave(self, stopped: Stopped | None = None, rest: Callable[[], None] = idle) -> Stopped | None:
+        """Hear the server's last word, asleep, and meet at a polled barrier: MPI_Finalize spins while it waits."""
+        word = np.array([-1 if stopped is None else stopped.round], dtype=np.int64)
+        doze(self.comm.Ibcast(word, root=0), rest)
         wait([self.comm.Ibarrier()])
         self.comm.Free()
+        return stopped or (Stopped(int(word[0]), "the server says so") if word[0] >= 0 else None)

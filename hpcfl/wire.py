@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from math import inf
 from typing import ClassVar
 
@@ -18,6 +19,8 @@ LONG_SECONDS = 0.002
 NAPS = 50  # a nap takes this part of the waiting so far, times ranks per core: what is awaited is noticed as much later
 MOVED_SECONDS = 2e-5  # of computing: what copying some bytes takes
 COMING = 1e10  # bytes per second that come or leave on one host: where so many are on their way, nobody sleeps
+DOZE_SECONDS = 0.1  # longest nap of a rank that has nothing more to do
+DOZE_GROWTH = 1.05  # from nap to nap
 COLD_SECONDS = 5e-6  # more of it for a first look after a sleep, times ranks per core: others have used the caches
 
 
@@ -71,6 +74,15 @@ def wait(requests: list[MPI.Request]) -> None:
     patience = Patience()
     while not MPI.Request.Testall(requests):
         patience.pause()
+
+
+def doze(request: MPI.Request, rest: Callable[[], None]) -> None:
+    """Complete a request that may take hours and is in no hurry: sleep ever longer, call `rest` in between."""
+    nap = LONG_SECONDS
+    while not any(request.Test() for _ in range(STEPS)):
+        rest()
+        time.sleep(nap)
+        nap = min(DOZE_GROWTH * nap, DOZE_SECONDS)
 
 
 def tell(comm: MPI.Intracomm, text: str) -> str:

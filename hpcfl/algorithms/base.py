@@ -109,10 +109,13 @@ class Algorithm(Section):
 
     def invites(self, round: int) -> bool:
         """Return whether anybody is invited in this round."""
-        return True
+        return not self.over(round)
 
     def over(self, round: int) -> bool:
-        """Return whether nobody is invited from this round on, so that clients are needed no more."""
+        """Return whether nobody is invited from this round on, so that clients are needed no more.
+
+        Once true it stays so. The ranks of the clients are then released, and the server goes on alone.
+        """
         return False
 
     def everyone(self, round: int) -> bool:

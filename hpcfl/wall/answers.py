@@ -17,10 +17,10 @@ from hpcfl.wall.roster import Bench
 
 
 class Scoring:
-    """Loss sums and correct answers of a lane's clients, ``[2, h]``; each rank fills in its own."""
+    """The scores of a lane's clients, ``[scores, h]``, see `Job.scores`; each rank fills in its own."""
 
-    def __init__(self, hosted: int) -> None:
-        self.data: Floats = np.zeros((2, hosted))
+    def __init__(self, scores: int, hosted: int) -> None:
+        self.data: Floats = np.zeros((scores, hosted))
 
     def receive(self, comm: Any) -> Any:
         """Begin to receive at the server."""

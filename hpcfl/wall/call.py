@@ -20,7 +20,8 @@ class Op(IntEnum):
     CLOSE = 2
     SCORE = 3
     SAVE = 4
-    LEAVE = 5
+    RELEASE = 5
+    LEAVE = 6
 
 
 @dataclass(frozen=True)

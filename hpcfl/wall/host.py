@@ -114,11 +114,16 @@ class Host:
                     value.copy_(new[name])
 
     def scores(self, round_: int, shared: State) -> Floats:
-        """Return loss sums and correct answers on the clients' own test parts, ``[2, h]``."""
-        found = np.zeros((2, len(self.states)))
+        """Return the clients' scores, ``[scores, h]``, see `Job.scores`."""
+        found = np.zeros((self.job.scores, len(self.states)))
         for column, (client, personal) in enumerate(self.states.items()):
             found[:, [column]] = self.job.scored(round_, shared, personal, np.array([client]))
         return found
+
+    def forget(self) -> None:
+        """Let go of the clients, their state and their samples."""
+        self.states, self._new = {}, {}
+        self.job.task.forget()
 
     def personal(self) -> dict[int, State]:
         """Return the acknowledged personal state, ``{client: {name: […]}}``."""

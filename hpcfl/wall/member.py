@@ -19,7 +19,7 @@ from hpcfl.wall.host import Host
 from hpcfl.wall.roster import Bench
 from hpcfl.wall.ship import Shipment
 from hpcfl.wall.worker import Worker
-from hpcfl.wire import Patience
+from hpcfl.wire import Patience, doze
 
 if TYPE_CHECKING:
     from hpcfl.job import Job
@@ -63,6 +63,7 @@ class Member:
         state = packing.empty()
         self.parts, self.views = packing.received(state), packing.views(state)
         self._posted = self._total = 0
+        self.released = False
         self._over = threading.Event()
         self._sit(bench, seat, connected)
         self._rested()
@@ -108,9 +109,10 @@ class Member:
 
     def _served(self) -> Call:
         done = {Op.VISIT: self._visit, Op.CLOSE: self._close, Op.SCORE: self._score, Op.SAVE: self._save}
+        done[Op.RELEASE] = self._release
         self._listen()
         while True:
-            self._wait([self._heard])
+            doze(self._heard, self._progress) if self.released else self._wait([self._heard])
             call = Call.unpacked(self._call.copy(), len(self.bench.clients))
             self.host.acknowledge(dict(zip(self.bench.clients.tolist(), call.counted.tolist())))
             if call.op is Op.LEAVE:
@@ -195,7 +197,7 @@ class Member:
         """Test the clients' models on their own test parts."""
         self._wait(*self._expect_state())
         shared = self.host.placed(self.views)
-        answer = Scoring(len(self.bench.clients))
+        answer = Scoring(self.job.scores, len(self.bench.clients))
         self.worker.start(lambda put: put(self.host.scores(call.round, shared)))
         answer.data[:, self.bench.places(self.seat)] = self._rested()
         self._wait([answer.send(self.data)])
@@ -204,6 +206,13 @@ class Member:
         """Hand over the acknowledged personal state."""
         answer = Saving(self.bench, self.job.like)
         self._wait([answer.send(self.data, self.seat, self.host.personal())])
+
+    def _release(self, call: Call) -> None:
+        """Forget everything: all that is still to come is the server's last word."""
+        self._rested()
+        self.host.forget()
+        self.parts, self.views, self.released = [], {}, True
+        self._wait([self.data.Ibarrier()])
 
     # waiting
 

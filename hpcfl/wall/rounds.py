@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from hpcfl.engine import Rounds
 from hpcfl.errors import Interrupted
 from hpcfl.further import found
 from hpcfl.job import Job, Progress
 from hpcfl.plan import Floats, Ints, Plan
-from hpcfl.record import Record
+from hpcfl.record import Record, released
 from hpcfl.transport import Arrays, Saved
 from hpcfl.wall.held import Held
 from hpcfl.wall.server import Server
@@ -17,6 +19,9 @@ from hpcfl.wall.server import Server
 
 class RealTime(Rounds):
     """The server's rounds over lanes.
+
+    Where clients are needed no more, their ranks forget what they hold and sleep until the end, and the server keeps
+    the personal state for checkpoints. Nobody tests the clients' models then: their scores are not known.
 
     Parameters
     ----------
@@ -29,6 +34,14 @@ class RealTime(Rounds):
     def __init__(self, job: Job, server: Server, last: Callable[[Ints], dict[int, Arrays]]) -> None:
         self.job, self.server, self.last = job, server, last
         self.told = 0
+        self.kept: list[Saved] | None = None
+
+    def release(self, now: Progress, record: Record) -> bool:
+        """Let the client ranks sleep, once; who is late then goes on, and is not asked again."""
+        if self.kept is None and self.job.algorithm.over(now.round):
+            self.kept, ranks = self.server.release(self.last)
+            record.news.append(released(ranks))
+        return False
 
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Held]:
         """Run the next round until its rule closes it; what more is asked of its messages, the server answers alone."""
@@ -54,6 +67,8 @@ class RealTime(Rounds):
 
     def scores(self, now: Progress) -> Floats:
         """Ask the ranks that are free; the others' scores are NaN."""
+        if self.kept is not None:
+            return np.full((self.job.scores, self.job.config.clients), np.nan)
         return self.server.scores(now.round, now.shared)
 
     def together(self, record: Record, wish: str) -> str:
@@ -68,6 +83,8 @@ class RealTime(Rounds):
 
     def personal(self, now: Progress) -> Iterator[Saved]:
         """Ask the ranks that are free for the acknowledged state; of the others, repeat what was saved last."""
+        if self.kept is not None:
+            return iter(self.kept)
         return self.server.personal(self.last)
 
 

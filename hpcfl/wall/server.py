@@ -142,13 +142,13 @@ class Server:
     # everything else that is asked of the lanes
 
     def scores(self, round_: int, shared: State) -> Floats:
-        """Return loss sums and correct answers of every client's own test part, ``[2, clients]``; NaN: no answer."""
+        """Return every client's scores, ``[scores, clients]``, see `Job.scores`; NaN: no answer."""
         self.fleet.caught_up()
-        found = np.full((2, self.job.config.clients), np.nan)
+        found = np.full((self.job.scores, self.job.config.clients), np.nan)
         state, asked = self._state(shared), self.fleet.those("idle")
         replies = {}
         for lane in asked:
-            replies[lane] = Scoring(len(lane.hosted))
+            replies[lane] = Scoring(self.job.scores, len(lane.hosted))
             lane.ask(Call(Op.SCORE, round_, counted=lane.counted), state, replies[lane].receive)
         self.fleet.answered(asked)
         for lane in asked:
@@ -169,6 +169,24 @@ class Server:
                     continue
             for client, state in last(lane.hosted).items():
                 yield alone(client, state)
+
+    def release(self, last: Callable[[Ints], dict[int, Arrays]]) -> tuple[list[Saved], int]:
+        """Fetch the personal state for good; let the ranks that are free forget all and sleep until they leave.
+
+        Returns
+        -------
+        kept : list of Saved
+            As `personal` yields it.
+        ranks : int
+            How many were free.
+        """
+        self.fleet.settled(SAVE_SECONDS)
+        kept = list(self.personal(last)) if self.job.personal_bytes else []
+        asked = self.fleet.those("idle")
+        for lane in asked:
+            lane.ask(Call(Op.RELEASE, counted=lane.counted), [], lambda data: data.Ibarrier())
+        self.fleet.answered(asked, SAVE_SECONDS)
+        return kept, sum(len(lane.bench.ranks) for lane in asked)
 
     def leave(self, round_: int, stopped: bool, bereft: bool) -> tuple[list[Lane], bool]:
         """Dismiss all ranks at once, when the late ones are back: MPI's own farewell spins until everybody is there.
