@@ -181,6 +181,7 @@ def test_a_signal_to_a_rank_that_was_released_stops_all(
     status = store.read_status(folder)
     assert (status.state, status.reason) == ("stopped", "signal USR1")
     assert not (folder / "stop").exists()
+    world.meet()
     resume(world, folder, 4, world.comm)
     single = play(world, values("fedrep"), shared_dir / "single", None)
     if world.rank == 0:
