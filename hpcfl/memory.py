@@ -31,6 +31,14 @@ def give_back() -> None:
     _set(PIECE_BYTES, PIECE_BYTES)
 
 
+def let_go() -> None:
+    """Give all memory that is free by now back to the system, whatever `keep_freed` has said."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def freeze() -> None:
     """Let Python's collector pass over what is there now: looking through all of torch costs a round milliseconds."""
     gc.collect()

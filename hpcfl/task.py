@@ -5,7 +5,6 @@ Everything is batched over a chunk of clients: parameters ``[c, …]``, batches 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from typing import Literal
@@ -19,6 +18,7 @@ from hpcfl.augment import augmented
 from hpcfl.data import Federation
 from hpcfl.data.base import Features, Labels, Shape
 from hpcfl.layers import Place, Stage, Trace
+from hpcfl.memory import let_go
 from hpcfl.message import State
 from hpcfl.models import Model
 from hpcfl.plan import Floats, Ints
@@ -356,7 +356,7 @@ class Task:
         """Let go of all samples: nothing is asked of this task any more."""
         self._data = {}
         del self.federation
-        gc.collect()
+        let_go()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -18,7 +18,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.salf import Salf
 from hpcfl.config import from_table
-from hpcfl.data import Federation
+from hpcfl.data.pooled import PooledFederation
 from hpcfl.engine import objective
 from hpcfl.errors import Stopped
 from hpcfl.job import Job
@@ -50,7 +50,7 @@ def _over(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Model, "penalty", property(lambda self: 0.01))
     rng = np.random.default_rng(0)
     own = rng.random((5, 1, 8, 8), dtype=np.float32), rng.integers(10, size=5)
-    monkeypatch.setattr(Federation, "server_train", lambda self: own)
+    monkeypatch.setattr(PooledFederation, "server_train", lambda self: own)
     yield
     stopping.uninstall()
 
@@ -181,6 +181,7 @@ def test_a_signal_to_a_rank_that_was_released_stops_all(
     status = store.read_status(folder)
     assert (status.state, status.reason) == ("stopped", "signal USR1")
     assert not (folder / "stop").exists()
+    world.meet()
     resume(world, folder, 4, world.comm)
     single = play(world, values("fedrep"), shared_dir / "single", None)
     if world.rank == 0:
