@@ -285,5 +285,5 @@ def approximate_ranks(singular: Array, share: float = SHARE) -> Array:
 
 
 def tensor(values: Array) -> Tensor:
-    """Return an array as a tensor of the same memory."""
-    return torch.from_numpy(np.ascontiguousarray(values))
+    """Return an array as a tensor, of the same memory where that may be written."""
+    return torch.from_numpy(np.require(values, requirements=["C", "W"]))
