@@ -17,15 +17,17 @@ networks  mnist: dense layers 784-784-10 (p = 623,290). cifar10: two convolution
           padding, 2 x 2 max-pooling, dense layers 150 and 10 (p = 1,553,220). digits (scikit-learn's, needs no files,
           for a try): 64-64-10. Initial weights are Glorot uniform, biases zero; Adam and RMSprop have Keras' constants
           (learning rate 1e-3, epsilon 1e-7, rho 0.9): what the paper leaves open is as Keras has it.
-output    The HDF5 file holds slices [q, i, j], singular_values [q, k], approximate_ranks [q] (0: zero matrix), weights
-          [q] (places in theta) and their names, samples [k] (places in the test set), theta [p], and the settings and
-          accuracies as attributes. Any such file serves as --theta. Derivatives are computed and kept in float64:
-          where a sample is well classified they are differences of nearly equal numbers.
+output    The HDF5 file holds slices [q, i, j], singular_values [q, k], approximate_ranks and rows_needed [q]
+          (0: zero matrix), weights [q] (places in theta) and their names, samples [k] (places in the test set),
+          theta [p], and the settings and accuracies as attributes. Any such file serves as --theta. Derivatives are
+          computed and kept in float64: for well classified samples they are differences of nearly equal numbers.
 ranks     Under mpirun, rank 0 trains while the others sleep; then each rank takes a share of the k perturbations.
           The answer is the same to the bit on any number of ranks.
-costs     On 2 cores some 3 minutes of training for mnist with 784 nodes, then seconds.
+costs     On 2 cores a minute of training for mnist with 784 nodes, then seconds.
 
-Prints one JSON line last: at_most_5 and at_most_10 are shares of the non-zero matrices.
+Prints one JSON line last: at_most_5 and at_most_10 are shares of the non-zero matrices, median and most of their
+approximate ranks. rows_median is that of the rows (samples) that hold 90 % of a matrix by themselves, rank_is_rows the
+share of matrices whose approximate rank is no less than that: of low rank because few samples have a large gradient.
 """
 
 from __future__ import annotations
@@ -36,83 +38,34 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from math import ceil, isfinite
+from dataclasses import asdict
+from math import ceil, inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
-import numpy.typing as npt
 
 from hpcfl.agreement import first, settled
-from hpcfl.data import source_class
-from hpcfl.data.hdf5_file import dataset, opened
+from hpcfl.data.cifar10 import Cifar10
+from hpcfl.data.digits import Digits
+from hpcfl.data.mnist import Mnist
 from hpcfl.data.pooled import Pool, Pooled
 from hpcfl.errors import Elsewhere, Told, UsageError, nearest
 from hpcfl.failure import fail
+from hpcfl.gradient_rank import files
+from hpcfl.gradient_rank.files import Array, Case, Setting, Trained
 from hpcfl.store.atomic import replace
 from hpcfl.world import world
 
 if TYPE_CHECKING:
-    from hpcfl.gradient_rank import Network
+    from hpcfl.gradient_rank.network import Network
+    from hpcfl.gradient_rank.sharing import Draw
 
-Array = npt.NDArray[Any]
-BOUNDS = (5, 10)
+SOURCES: dict[str, Pooled] = {"mnist": Mnist(), "cifar10": Cifar10(), "digits": Digits()}
 FILTERS: dict[str, tuple[int, ...]] = {"mnist": (), "cifar10": (40, 40), "digits": ()}
 HIDDEN = {"mnist": (784,), "cifar10": (150,), "digits": (64,)}
 EPOCHS = {"mnist": 25, "cifar10": 15, "digits": 25}
-CHOICES = {"data": tuple(FILTERS), "activation": ("logistic", "relu"), "optimizer": ("adam", "rmsprop")}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What theta* depends on."""
-
-    data: str
-    hidden: tuple[int, ...]
-    activation: str
-    optimizer: str
-    epochs: int
-    batch: int
-    lr: float
-    training_seed: int
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained network: theta* float32 ``[p]``, its accuracies, and the seconds that training took."""
-
-    setting: Setting
-    theta: Array
-    train_accuracy: float
-    test_accuracy: float
-    training_seconds: float
-
-
-@dataclass(frozen=True)
-class Draw:
-    """What a rank has to know to compute derivatives.
-
-    Attributes
-    ----------
-    facts : dict
-        setting; shape (of a sample); classes; peak (what pixels are divided by); seed (of the perturbations).
-    arrays : dict
-        theta float32 ``[p]``; pixels ``[k, channels, height, width]`` and labels int64 ``[k]`` of the test samples;
-        samples int64 ``[k]``, their places in the test set; weights int64 ``[q]``, places in theta.
-    """
-
-    facts: dict[str, Any]
-    arrays: dict[str, Array]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One study: its attributes as in the file, and the approximate ranks int64 ``[q]``."""
-
-    attributes: dict[str, Any]
-    ranks: Array
+CHOICES = {"data": tuple(SOURCES), "activation": ("logistic", "relu"), "optimizer": ("adam", "rmsprop")}
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -130,6 +83,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--samples", type=int, default=60, metavar="K", help="test samples, and perturbations (default %(default)s)")
     add("--weights", type=int, default=500, metavar="N", help="weights to be drawn (default %(default)s)")
     add("--all-weights", action="store_true", help="draw among all weights, those near zero too")
+    add("--perturbation", type=float, default=1.0, metavar="TIMES", help="of |theta*|_1 / p (default: once)")
     add("--seed", type=int, default=1, help="of training and of all that is drawn (default %(default)s)")
     add("--data-dir", type=Path, help="folder of the data sets (default: HPCFL_DATA)")
     add("--out", type=Path, metavar="FILE.h5", help="where to write what was found")
@@ -157,7 +111,7 @@ def setting(options: argparse.Namespace) -> Setting:
     for name in ("epochs", "batch"):
         if getattr(found, name) < 1:
             raise UsageError(f"--{name} {getattr(found, name)}: expected at least 1")
-    if not 0 < found.lr < float("inf"):
+    if not 0 < found.lr < inf:
         raise UsageError(f"--lr {found.lr}: expected a number above 0")
     return found
 
@@ -176,6 +130,8 @@ def check(options: argparse.Namespace) -> None:
     for name in ("samples", "weights"):
         if getattr(options, name) < 1:
             raise UsageError(f"--{name} {getattr(options, name)}: expected at least 1")
+    if not 0 <= options.perturbation < inf:
+        raise UsageError(f"--perturbation {options.perturbation}: expected a number, at least 0")
     if not 0 <= options.seed < 2**64:
         raise UsageError(f"--seed {options.seed}: expected at least 0 and below 2**64")
     for name in ("out", "picture"):
@@ -194,27 +150,18 @@ def check(options: argparse.Namespace) -> None:
 
 def pool(data: str, folder: Path | None) -> tuple[Pool, list[int], int]:
     """Return all samples, the shape of one, and the number of classes."""
-    source = source_class(data)(name=data)
-    assert isinstance(source, Pooled)
+    source = SOURCES[data]
     folder = folder or (Path(os.environ["HPCFL_DATA"]) if os.environ.get("HPCFL_DATA") else None)
     header = source.pool_header(folder)
     return source.load(0, folder), list(header.shapes[0]), header.classes
 
 
-def network(how: Setting, shape: Sequence[int], classes: int) -> Network:
-    """Return the network of a setting."""
-    from hpcfl.gradient_rank import Network
-
-    return Network(shape, FILTERS[how.data], how.hidden, classes, how.activation)
-
-
 def learned(how: Setting, net: Network, samples: Pool) -> Trained:
     """Train, and tell of every epoch on standard error; UsageError where it diverges."""
-    from hpcfl.gradient_rank import Training, accuracy, trained
+    from hpcfl.gradient_rank.training import accuracy, trained
 
     begun, theta = time.perf_counter(), np.empty(0)
-    plan = Training(how.optimizer, how.epochs, how.batch, how.lr, how.training_seed)
-    steps = trained(net, samples.train_pixels, samples.train_labels, samples.peak, plan)
+    steps = trained(net, samples.train_pixels, samples.train_labels, samples.peak, how)
     for epoch, (loss, theta) in enumerate(steps, start=1):
         print(f"epoch {epoch} of {how.epochs}: training loss {loss:.5f}", file=sys.stderr, flush=True)
         if not isfinite(loss) or not np.isfinite(theta).all():
@@ -227,36 +174,32 @@ def learned(how: Setting, net: Network, samples: Pool) -> Trained:
 
 def reused(options: argparse.Namespace) -> Trained:
     """Return theta* of an output file; UsageError where an option says that it is to be trained otherwise."""
-    path = options.theta
-    with opened(path) as file:
-        theta, found = dataset(file, "theta")[()], attributes(file)
-    try:
-        how = Setting(**{field.name: found[field.name] for field in fields(Setting)})
-        trained = Trained(
-            how, theta, *(found[name] for name in ("train_accuracy", "test_accuracy", "training_seconds"))
-        )
-    except KeyError as error:
-        raise UsageError(f"--theta {path}: {error} is missing; expected a file that --out has written") from None
+    found = files.trained(options.theta)
     for name in ("data", "hidden", "activation", "optimizer", "epochs", "batch", "lr"):
         given = widths(options.hidden) or None if name == "hidden" else getattr(options, name)
-        if given not in (None, getattr(how, name)):
-            raise UsageError(f"--{name} {given}: {path} was trained with {getattr(how, name)}; leave one of them out")
-    return trained
+        was = getattr(found.setting, name)
+        if given not in (None, was):
+            raise UsageError(f"--{name} {given}: {options.theta} was trained with {was}; leave one of them out")
+    return found
 
 
 def drawn(options: argparse.Namespace) -> tuple[Draw, dict[str, Any]]:
     """Train or read theta*, draw samples and weights; return them and the study's attributes."""
     check(options)
-    asked = reused(options) if options.theta else setting(options)
-    how = asked.setting if isinstance(asked, Trained) else asked
+    old = reused(options) if options.theta else None
+    how = old.setting if old else setting(options)
     samples, shape, classes = pool(how.data, options.data_dir)
     k, there = options.samples, len(samples.test_labels)
     if k > there:
         raise UsageError(f"--samples {k}: there are {there} test samples; nearest: {there}")
-    from hpcfl.gradient_rank import SHARE, TRIVIAL, drawn_samples, drawn_weights, spread
+    from hpcfl.gradient_rank.network import Network
+    from hpcfl.gradient_rank.sharing import Draw
+    from hpcfl.gradient_rank.slices import SHARE, TRIVIAL, drawn_samples, drawn_weights, spread
 
-    net = network(how, shape, classes)
-    found = asked if isinstance(asked, Trained) else learned(how, net, samples)
+    form: dict[str, Any] = {"shape": shape, "filters": FILTERS[how.data], "hidden": how.hidden, "classes": classes}
+    form |= {"activation": how.activation}
+    net = Network(**form)
+    found = old or learned(how, net, samples)
     if len(found.theta) != net.size:
         raise UsageError(f"--theta {options.theta}: {len(found.theta)} weights; expected {net.size} for {how.data}")
     least = 0.0 if options.all_weights else TRIVIAL
@@ -265,7 +208,7 @@ def drawn(options: argparse.Namespace) -> tuple[Draw, dict[str, Any]]:
         raise UsageError(f"all weights are below {least}: nothing to draw; nearest: --all-weights")
     rows = drawn_samples(options.seed, there, k)
     arrays = {"theta": found.theta, "pixels": samples.test_pixels[rows], "labels": samples.test_labels[rows]}
-    facts = {"setting": asdict(how), "shape": shape, "classes": classes, "peak": samples.peak, "seed": options.seed}
+    arrays |= {"samples": rows, "weights": weights}
     told = {name: getattr(found, name) for name in ("train_accuracy", "test_accuracy", "training_seconds")}
     told |= {
         "parameters": net.size,
@@ -274,83 +217,30 @@ def drawn(options: argparse.Namespace) -> tuple[Draw, dict[str, Any]]:
         "share": SHARE,
         "spread": spread(found.theta),
     }
-    told |= {"all_weights": options.all_weights, "samples": k, "weights": len(weights), "seed": options.seed}
-    return Draw(facts, arrays | {"samples": rows, "weights": weights}), asdict(how) | told
-
-
-def shared(comm: Any, draw: Draw | None) -> Draw:
-    """Return rank 0's draw on every rank, as buffers."""
-    if comm is None:
-        assert draw is not None
-        return draw
-    from hpcfl.wire import tell, wait
-
-    kinds = {name: [str(a.dtype), a.shape] for name, a in draw.arrays.items()} if draw else {}
-    facts, kinds = json.loads(tell(comm, json.dumps([draw.facts if draw else {}, kinds])))
-    own = {name: np.ascontiguousarray(a) for name, a in draw.arrays.items()} if draw else {}
-    arrays = {name: own.get(name, np.empty(shape, kind)) for name, (kind, shape) in kinds.items()}
-    wait([comm.Ibcast(values, root=0) for values in arrays.values()])
-    return Draw(facts, arrays)
-
-
-def columns(draw: Draw, own: Sequence[int]) -> Array:
-    """Return columns `own` of all slices, float64 ``[len(own), q, k]``.
-
-    In a single thread: how many share a matrix product may change its last digits.
-    """
-    import torch
-
-    from hpcfl.gradient_rank import derivatives, perturbed
-
-    facts, arrays, threads = draw.facts, draw.arrays, torch.get_num_threads()
-    net = network(Setting(**facts["setting"]), facts["shape"], facts["classes"])
-    x, y, weights = arrays["pixels"] / np.float64(facts["peak"]), arrays["labels"], arrays["weights"]
-    found = np.empty((len(own), len(weights), len(y)))
-    torch.set_num_threads(1)
-    for row, j in enumerate(own):
-        found[row] = derivatives(net, perturbed(facts["seed"], arrays["theta"], j), x, y, weights)
-    torch.set_num_threads(threads)
-    return found
-
-
-def slices(comm: Any, draw: Draw) -> Array:
-    """Return all matrices ``[q, i, j]`` on rank 0, each rank having computed its share of the columns."""
-    k, q = len(draw.arrays["labels"]), len(draw.arrays["weights"])
-    size, rank = (1, 0) if comm is None else (comm.Get_size(), comm.Get_rank())
-    shares = np.array_split(np.arange(k), size)
-    found = columns(draw, shares[rank].tolist())
-    if comm is not None:
-        from mpi4py import MPI
-
-        from hpcfl.wire import wait
-
-        whole, counts = np.empty((k if rank == 0 else 0, q, k)), [len(share) * q * k for share in shares]
-        wait([comm.Igatherv([found, MPI.DOUBLE], [whole, counts, MPI.DOUBLE] if rank == 0 else None, root=0)])
-        found = whole
-    return np.ascontiguousarray(found.transpose(1, 2, 0))
+    told |= {name: getattr(options, name) for name in ("all_weights", "samples", "seed", "perturbation")}
+    facts = {"network": form, "peak": samples.peak, "seed": options.seed, "perturbation": options.perturbation}
+    return Draw(facts, arrays), asdict(how) | told | {"weights": len(weights)}
 
 
 def finished(options: argparse.Namespace, told: dict[str, Any], draw: Draw, found: Array) -> Case:
     """Return the approximate ranks of the slices ``[q, i, j]``; write the file if one is wished for."""
-    from hpcfl.gradient_rank import approximate_ranks
+    from hpcfl.gradient_rank.network import Network
+    from hpcfl.gradient_rank.slices import approximate_ranks, rows_needed
 
     singular = np.linalg.svd(found, compute_uv=False)
-    ranks = approximate_ranks(singular)
+    case = Case(told, approximate_ranks(singular), rows_needed(found))
     if options.out:
-        facts, arrays = draw.facts, draw.arrays
-        names = network(Setting(**facts["setting"]), facts["shape"], facts["classes"]).names(arrays["weights"])
-        with replace(options.out) as new, h5py.File(new, "w") as file:
-            file.attrs.update(told)
-            file["slices"], file["singular_values"], file["approximate_ranks"] = found, singular, ranks
-            for name in ("theta", "samples", "weights"):
-                file[name] = arrays[name]
-            file.create_dataset("names", data=names, dtype=h5py.string_dtype())
-    return Case(told, ranks)
+        arrays = {name: draw.arrays[name] for name in ("theta", "samples", "weights")}
+        names = Network(**draw.facts["network"]).names(arrays["weights"])
+        files.write(options.out, case, arrays | {"slices": found, "singular_values": singular}, names)
+    return case
 
 
 def study(options: argparse.Namespace, comm: Any) -> Case | None:
     """Carry out a study on all ranks; rank 0 returns what was found."""
     prepared = settled(comm, lambda: drawn(options) if first(comm) else None)
+    from hpcfl.gradient_rank.sharing import shared, slices
+
     begun = time.perf_counter()
     draw = shared(comm, prepared[0] if prepared else None)
     found = slices(comm, draw)
@@ -361,34 +251,11 @@ def study(options: argparse.Namespace, comm: Any) -> Case | None:
     return finished(options, told, draw, found)
 
 
-def attributes(file: h5py.File) -> dict[str, Any]:
-    """Return a file's attributes as Python's own values, lists as tuples."""
-    found = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in file.attrs.items()}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-
-
-def read(path: Path) -> Case:
-    """Return the study in an output file."""
-    with opened(path) as file:
-        return Case(attributes(file), dataset(file, "approximate_ranks")[()])
-
-
-def summary(case: Case) -> dict[str, Any]:
-    """Return the attributes, and how many ranks are small; null: all matrices are zero."""
-    ranks = case.ranks[case.ranks > 0]
-    figures: dict[str, Any] = {"zero": len(case.ranks) - len(ranks)}
-    for bound in BOUNDS:
-        figures[f"at_most_{bound}"] = float((ranks <= bound).mean()) if len(ranks) else None
-    most = (
-        {"median": float(np.median(ranks)), "most": int(ranks.max())} if len(ranks) else {"median": None, "most": None}
-    )
-    return case.attributes | figures | most
-
-
 def title(told: dict[str, Any]) -> str:
     """Return what sets a study apart."""
     words = [told["data"], f"K = {', '.join(map(str, told['hidden']))}", f"k = {told['samples']}"]
     words += [word for word, usual in ((told["activation"], "logistic"), (told["optimizer"], "adam")) if word != usual]
+    words += [f"perturbation x {told['perturbation']:g}"] if told["perturbation"] != 1 else []
     return ", ".join([*words, *(["all weights"] if told["all_weights"] else [])])
 
 
@@ -420,7 +287,7 @@ def shown(options: argparse.Namespace, cases: Sequence[Case]) -> None:
     """Draw the picture if one is wished for, and print the JSON line."""
     if options.picture:
         draw_histograms(cases, options.picture)
-    found = [summary(case) for case in cases]
+    found = [files.summary(case) for case in cases]
     print(json.dumps({"studies": found} if options.files else found[0]))
 
 
@@ -431,7 +298,7 @@ def carried_out(options: argparse.Namespace, comm: Any) -> None:
         cases = [case] if case else []
     else:
         settled(comm, lambda: check(options))
-        cases = [read(path) for path in options.files] if first(comm) else []
+        cases = [files.read(path) for path in options.files] if first(comm) else []
     settled(comm, lambda: shown(options, cases) if cases else None)
 
 
