@@ -298,7 +298,7 @@ def carried_out(options: argparse.Namespace, comm: Any) -> None:
         cases = [case] if case else []
     else:
         settled(comm, lambda: check(options))
-        cases = [files.read(path) for path in options.files] if first(comm) else []
+        cases = settled(comm, lambda: [files.read(path) for path in options.files] if first(comm) else [])
     settled(comm, lambda: shown(options, cases) if cases else None)
 
 
@@ -308,10 +308,12 @@ def main() -> None:
     try:
         comm = world()
         carried_out(options, comm)
-    except Told as error:
-        raise SystemExit(str(error)) from None
-    except Elsewhere as error:
-        raise SystemExit(error.code) from None
+    except (Told, Elsewhere) as error:
+        if comm is not None:  # before leaving, or the launcher kills the others
+            from mpi4py import MPI
+
+            MPI.Finalize()
+        raise SystemExit(str(error) if isinstance(error, Told) else 1) from None
     except Exception as error:
         fail(comm, None, error)
 
