@@ -275,6 +275,7 @@ def draw_histograms(cases: Sequence[Case], picture: Path) -> None:
         panel.hist(case.ranks[case.ranks > 0], bins=np.arange(0.5, most + 1))
         panel.set_title(title(case.attributes), fontsize="small")
         panel.set(xlabel="approximate rank", ylabel="weights")
+        panel.tick_params(labelbottom=True)
     for panel in list(panels.flat)[len(cases) :]:
         panel.remove()
     figure.tight_layout()
