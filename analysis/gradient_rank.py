@@ -238,6 +238,8 @@ def finished(options: argparse.Namespace, told: dict[str, Any], draw: Draw, foun
 
 def study(options: argparse.Namespace, comm: Any) -> Case | None:
     """Carry out a study on all ranks; rank 0 returns what was found."""
+    if not first(comm):
+        import torch  # noqa: F401 - takes seconds, while rank 0 trains and not after
     prepared = settled(comm, lambda: drawn(options) if first(comm) else None)
     from hpcfl.gradient_rank.sharing import shared, slices
 
