@@ -21,7 +21,8 @@ output    The HDF5 file holds slices [q, i, j], singular_values [q, k], approxim
           (0: zero matrix), weights [q] (places in theta) and their names, samples [k] (places in the test set),
           theta [p], and the settings and accuracies as attributes. Any such file serves as --theta. Derivatives are
           computed and kept in float64: for well classified samples they are differences of nearly equal numbers.
-ranks     Under mpirun, rank 0 trains while the others sleep; then each rank takes a share of the k perturbations.
+ranks     Under mpirun, rank 0 trains while the others sleep; then each rank takes a share of the weights, and of the
+          work: it computes a share of all matrices' columns, which change hands before singular values are found.
           The answer is the same to the bit on any number of ranks.
 costs     On 2 cores a minute of training for mnist with 784 nodes, then seconds.
 
@@ -222,12 +223,11 @@ def drawn(options: argparse.Namespace) -> tuple[Draw, dict[str, Any]]:
     return Draw(facts, arrays), asdict(how) | told | {"weights": len(weights)}
 
 
-def finished(options: argparse.Namespace, told: dict[str, Any], draw: Draw, found: Array) -> Case:
+def finished(options: argparse.Namespace, told: dict[str, Any], draw: Draw, found: Array, singular: Array) -> Case:
     """Return the approximate ranks of the slices ``[q, i, j]``; write the file if one is wished for."""
     from hpcfl.gradient_rank.network import Network
     from hpcfl.gradient_rank.slices import approximate_ranks, rows_needed
 
-    singular = np.linalg.svd(found, compute_uv=False)
     case = Case(told, approximate_ranks(singular), rows_needed(found))
     if options.out:
         arrays = {name: draw.arrays[name] for name in ("theta", "samples", "weights")}
@@ -241,16 +241,18 @@ def study(options: argparse.Namespace, comm: Any) -> Case | None:
     if not first(comm):
         import torch  # noqa: F401 - takes seconds, while rank 0 trains and not after
     prepared = settled(comm, lambda: drawn(options) if first(comm) else None)
-    from hpcfl.gradient_rank.sharing import shared, slices
+    from hpcfl.gradient_rank.sharing import gathered, shared, slices
 
     begun = time.perf_counter()
     draw = shared(comm, prepared[0] if prepared else None)
-    found = slices(comm, draw)
+    own, count = slices(comm, draw), len(draw.arrays["weights"])
+    singular = gathered(comm, np.linalg.svd(own, compute_uv=False), count)
+    found = gathered(comm, own, count)
     if prepared is None:
         return None
     size = 1 if comm is None else comm.Get_size()
     told = prepared[1] | {"processes": size, "seconds": time.perf_counter() - begun}
-    return finished(options, told, draw, found)
+    return finished(options, told, draw, found, singular)
 
 
 def title(told: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
-"""The columns of all slices, shared out among ranks: a rank has the whole network but only some parameter vectors.
+"""The study shared out among ranks: each takes a share of the weights, and forms and decomposes their slices.
 
-Sharing out the weights instead would spare nothing: nearly all weights are in one layer, so that every rank would have
-to go forward and back through all of it with every parameter vector.
+Derivatives are computed by columns, each rank having some of the parameter vectors, and change hands afterwards: nearly
+all weights are in one layer, so that whoever computed those of its own weights alone would have to go forward and back
+through all of it with every parameter vector.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -69,17 +71,38 @@ def columns(draw: Draw, own: Sequence[int]) -> Array:
 
 
 def slices(comm: Any, draw: Draw) -> Array:
-    """Return all matrices ``[q, i, j]`` on rank 0, each rank having computed its share of the columns."""
+    """Return the matrices ``[q_own, i, j]`` of this rank's share of the weights.
+
+    Each rank computes its share of the columns, of all weights; then they change hands.
+    """
     k, q = len(draw.arrays["labels"]), len(draw.arrays["weights"])
     size, rank = (1, 0) if comm is None else (comm.Get_size(), comm.Get_rank())
-    shares = np.array_split(np.arange(k), size)
-    found = columns(draw, shares[rank].tolist())
+    mine = [len(part) for part in np.array_split(np.arange(k), size)]
+    own = [len(part) for part in np.array_split(np.arange(q), size)]
+    first = sum(mine[:rank])
+    found = columns(draw, range(first, first + mine[rank]))
     if comm is not None:
         from mpi4py import MPI
 
         from hpcfl.wire import wait
 
-        whole, counts = np.empty((k if rank == 0 else 0, q, k)), [len(share) * q * k for share in shares]
-        wait([comm.Igatherv([found, MPI.DOUBLE], [whole, counts, MPI.DOUBLE] if rank == 0 else None, root=0)])
-        found = whole
+        sent = np.concatenate([part.ravel() for part in np.split(found, np.cumsum(own)[:-1], axis=1)])
+        found = np.empty((k, own[rank], k))  # those of rank 0 first, as the columns are
+        counts = [mine[rank] * each * k for each in own], [each * own[rank] * k for each in mine]
+        wait([comm.Ialltoallv([sent, counts[0], MPI.DOUBLE], [found, counts[1], MPI.DOUBLE])])
     return np.ascontiguousarray(found.transpose(1, 2, 0))
+
+
+def gathered(comm: Any, own: Array, count: int) -> Array:
+    """Return all ranks' float64 ``[q_own, …]`` as ``[count, …]`` on rank 0, nothing elsewhere."""
+    if comm is None:
+        return own
+    from mpi4py import MPI
+
+    from hpcfl.wire import wait
+
+    shape, size, serves = own.shape[1:], comm.Get_size(), comm.Get_rank() == 0
+    counts = [len(part) * prod(shape) for part in np.array_split(np.arange(count), size)]
+    whole = np.empty((count if serves else 0, *shape))
+    wait([comm.Igatherv([own, MPI.DOUBLE], [whole, counts, MPI.DOUBLE] if serves else None, root=0)])
+    return whole
