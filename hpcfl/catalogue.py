@@ -11,6 +11,7 @@ from pydantic_core import PydanticUndefined
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.data import source_class, sources
 from hpcfl.models import model_class, models
+from hpcfl.oracle import Oracle
 from hpcfl.participation import Participation
 from hpcfl.presets import presets, read
 from hpcfl.section import Section
@@ -29,6 +30,7 @@ def lines() -> Iterator[str]:
         "model": [model_class(name) for name in models()],
         "speed": [speed_class(name) for name in speeds()],
         "participation": [Participation],
+        "oracle": [Oracle],
     }
     for section, classes in chosen.items():
         yield f"\n[{section}]"

@@ -162,6 +162,18 @@ def check(config: str, settings: tuple[str, ...], data_dir: Path | None, ranks: 
 
 
 @cli.command()
+@click.argument("config")
+@SETTINGS
+@DATA_DIR
+def optimum(config: str, settings: tuple[str, ...], data_dir: Path | None) -> None:
+    """Find the minimum of CONFIG's objective over all training samples, and print it as one JSON object."""
+    from hpcfl import optimum as optima
+    from hpcfl.config import load
+
+    click.echo(json.dumps(optima.of(load(config, settings), data_dir).facts()))
+
+
+@cli.command()
 @click.argument("folders", nargs=-1, required=True, type=RUN)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
 def show(folders: tuple[Path, ...], as_json: bool) -> None:

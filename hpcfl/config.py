@@ -17,6 +17,7 @@ from hpcfl.data import Header, Source, source_class
 from hpcfl.doubling import Doubling
 from hpcfl.errors import UsageError, nearest
 from hpcfl.models import Model, model_class
+from hpcfl.oracle import Oracle
 from hpcfl.participation import Participation
 from hpcfl.presets import Table, apply, read
 from hpcfl.section import Section
@@ -99,6 +100,7 @@ class Config(Section):
     algorithm: SerializeAsAny[Algorithm]
     participation: Participation = Participation()
     doubling: Doubling = Doubling()
+    oracle: Oracle = Oracle()
     speed: SerializeAsAny[Speed]
     data: SerializeAsAny[Source]
     model: SerializeAsAny[Model]
@@ -213,6 +215,7 @@ def from_table(table: Table) -> Config:
         "checkpoint": Checkpoints,
         "participation": Participation,
         "doubling": Doubling,
+        "oracle": Oracle,
     }
     for key, cls in plain.items():
         if key in table:

@@ -13,6 +13,7 @@ from hpcfl.message import Sums
 from hpcfl.plan import Floats, Plan
 from hpcfl.record import Record, Recorder
 from hpcfl.stopping import Stop
+from hpcfl.task import SERVER
 from hpcfl.transport import Saved
 
 
@@ -71,6 +72,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         record = Record.open()
         if rounds.release(now, record):
             return now
+        job.task.counted()  # what tests and figures have computed is no part of a round
         try:
             plan, sums = rounds.exchange(now, record)
         except Interrupted as early:
@@ -97,12 +99,13 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
 
 
 def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
-    """Take the server's step."""
+    """Take the server's step at the end of round ``now.round``, and note what is known of it."""
     before = now.shared
     with record.timed("server_seconds"):
         now.shared = job.algorithm.server(job.task, now.shared, sums)
-    record.signal = job.signal(before, now.shared, sums)
-    record.figures = job.algorithm.measured(job.task, now.shared)
+    record.server_gradients = job.task.counted().get(SERVER, 0)
+    record.signal = job.signal(before, now.shared, sums, now.round)
+    record.measure(job.algorithm, job.task, now.shared)
 
 
 def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | float]:

@@ -184,7 +184,7 @@ class Job:
         theory = Theory(times, rules.first, doubling.contraction, self.config.speed.communication, doubling.distance)
         return [*map(float, theory.rounds_with_skips() if doubling.skip else theory.rounds())]
 
-    def signal(self, before: State, after: State, sums: Sums) -> float:
+    def signal(self, before: State, after: State, sums: Sums, round: int = 0) -> float:
         """Return what a stage of doubling participant sets may end by, at least 0; −1: the round says nothing of it."""
         when = self.config.doubling.when
         if when == "plateau" and "loss" in sums and sums.weight("loss"):
@@ -192,7 +192,7 @@ class Job:
         sent = [name for name in before if name in sums and sums.weight(name)]
         if when == "gradient" and sent:
             moved = sum(float((after[name] - before[name]).double().square().sum()) for name in sent)
-            return moved / self.algorithm.rate**2
+            return moved / self.algorithm.rate_in(round) ** 2
         return -1.0
 
     def after(self, round: int, stage: Stage, signal: float) -> Stage:
@@ -298,7 +298,13 @@ class Job:
 
     def layer_bytes(self) -> Ints:
         """Return the bytes of one visit's layers 1 … L as the method sends them, int64 [L]."""
-        blocks = {name: block.bytes for group in self.layout for name, block in group.items()}
+        return self._by_layer({name: block.bytes for group in self.layout for name, block in group.items()})
+
+    def layer_numbers(self) -> Ints:
+        """Return how many numbers one visit's layers 1 … L have as the method sends them, int64 [L]."""
+        return self._by_layer({name: prod(block.shape) for group in self.layout for name, block in group.items()})
+
+    def _by_layer(self, blocks: dict[str, int]) -> Ints:
         return np.array([sum(blocks[name] for name in names) for names in self.algorithm.layers(self.task)])
 
 

@@ -15,6 +15,7 @@ from torch.func import functional_call, vmap
 from hpcfl.message import State
 from hpcfl.rng import key_as_seed, keyed
 
+KINKED = nn.ReLU, nn.LeakyReLU, nn.Hardtanh, nn.MaxPool1d, nn.MaxPool2d
 Place = tuple[int, int, "list[int]", int]
 """Where random numbers belong: seed, round, client ids of the chunk's rows, step."""
 
@@ -61,6 +62,11 @@ class Stage:
     def foreign(self) -> bool:
         """Whether the stage has a dropout that cannot be batched."""
         return any(isinstance(module, nn.modules.dropout._DropoutNd) for module in self.modules)
+
+    @property
+    def kinks(self) -> list[str]:
+        """Kinds of modules that are continuous, but not smooth."""
+        return [type(module).__name__ for module in self.modules if isinstance(module, KINKED)]
 
     @property
     def draws(self) -> bool:

@@ -41,6 +41,13 @@ class Speaker:
         elif not self.quiet and "client_accuracy" in row:
             print(f"round {done}/{self.rounds}  {self.text}", flush=True)
 
+    def warn(self, kind: str, text: str) -> None:
+        """Say something that the user should know, in one line."""
+        if self.bar is not None:
+            self.bar.console.print(f"hpcfl: warning: {kind}: {text}", markup=False, soft_wrap=True)
+        elif not self.quiet:
+            print(f"hpcfl: warning: {kind}: {text}", file=sys.stderr, flush=True)
+
     def close(self) -> None:
         """Take the bar away."""
         if self.bar is not None:

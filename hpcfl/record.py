@@ -13,6 +13,7 @@ import numpy as np
 
 from hpcfl import store
 from hpcfl.message import Sums
+from hpcfl.oracle import Spent
 from hpcfl.plan import Floats, Ints, Plan
 from hpcfl.stopping import meant, number_of
 from hpcfl.store import Column, Fact
@@ -21,9 +22,12 @@ from hpcfl.transport import Saved, Transport
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hpcfl.algorithms import Algorithm
     from hpcfl.data import Federation
     from hpcfl.job import Job
+    from hpcfl.message import State
     from hpcfl.progress import Speaker
+    from hpcfl.task import Task
 
 COLUMNS = (
     Column("loss", (), "float64", "mean training loss over the visits that counted"),
@@ -48,6 +52,14 @@ COLUMNS = (
     Column("wall_seconds", (), "float64", "wall-clock seconds since the start", "s"),
     Column("server_seconds", (), "float64", "wall-clock seconds of the server's step", "s"),
     Column("message_bytes", (), "int64", "bytes of the layers that counted, as the method sends them", "bytes"),
+    Column("gradients", (), "int64", "gradients of single samples, the most that a visit that counted has computed"),
+    Column("server_gradients", (), "int64", "gradients of single samples that the server's step has computed"),
+    Column("vectors", (), "float64", "numbers that clients sent and that counted, over those of one client's model"),
+    Column("epochs_a", (), "int64", "epochs in which clients computed gradients and sent"),
+    Column("epochs_b", (), "int64", "epochs in which the server computed gradients"),
+    Column("epochs_c", (), "int64", "epochs in which clients only sent"),
+    Column("oracle", (), "float64", "federated oracle complexity of the round: gradients plus phi times vectors"),
+    Column("running_time", (), "float64", "expected running time of the round's epochs, in gradients"),
     Column("visits", ("rank",), "int64", "visits computed"),
     Column("compute_seconds", ("rank",), "float64", "wall-clock seconds of computing", "s"),
     Column("wait_seconds", ("rank",), "float64", "wall-clock seconds of sending and waiting", "s"),
@@ -71,14 +83,23 @@ def about_clients(federation: Federation) -> list[Fact]:
 
 @dataclass
 class Record:
-    """One round as it is measured on one rank; `ranks` brings the ranks' figures together on the server."""
+    """One round as it is measured on one rank; `ranks` brings the ranks' figures together on the server.
+
+    Attributes
+    ----------
+    gradients, server_gradients : int
+        The most gradients that a visit has computed, and those of the server's step.
+    """
 
     start: float
     visits: int = 0
+    gradients: int = 0
+    server_gradients: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     wire: tuple[int, int] = (0, 0)
     scores: Mapping[str, Floats | float] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
     by_rank: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     signal: float = 0.0
     stage: int = 0
@@ -96,6 +117,11 @@ class Record:
         yield
         within = sum(self.seconds.values()) - known
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start - within
+
+    def measure(self, algorithm: Algorithm, task: Task, shared: State) -> None:
+        """Note what the algorithm has to say of the state after the round."""
+        self.figures = algorithm.measured(task, shared)
+        self.remarks = algorithm.remarks(task, shared)
 
     def elapsed(self) -> float:
         """Return wall-clock seconds since the round began."""
@@ -115,11 +141,12 @@ class Record:
             Why the run is to stop after this round: this rank's own `wish`, or somebody's; "" if nobody's. It is empty
             on all ranks or on none.
         """
-        own = np.zeros((len(PER_RANK) + 2, transport.size))
+        own = np.zeros((len(PER_RANK) + 3, transport.size))
         timed = self.seconds.get("compute_seconds", 0.0), self.seconds.get("wait_seconds", 0.0)
-        own[:, transport.rank] = self.visits, *timed, *self.wire, self.signal, number_of(wish)
+        own[:, transport.rank] = self.visits, *timed, *self.wire, self.gradients, self.signal, number_of(wish)
         together = transport.agree(own)
-        self.by_rank, self.signal = together[:-2], float(together[-2].sum())
+        self.by_rank, self.signal = together[:-3], float(together[-2].sum())
+        self.gradients = int(together[-3].max())
         return wish or meant(together[-1])
 
 
@@ -141,8 +168,9 @@ class Recorder:
 
     def __init__(self, run_dir: Path, job: Job, ranks: int, first: int, speaker: Speaker) -> None:
         self.run_dir, self.job, self.speaker = run_dir, job, speaker
+        self.said: set[str] = set()
         self.layer_names = job.algorithm.layers(job.task)
-        self.layer_bytes = job.layer_bytes()
+        self.layer_bytes, self.layer_numbers = job.layer_bytes(), job.layer_numbers()
         names = [names[0].rpartition(".")[0] if len(names) > 1 else names[0] for names in self.layer_names]
         coords: dict[str, Sequence[int | str]] = {
             "client": range(job.config.clients),
@@ -154,7 +182,8 @@ class Recorder:
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
         """Write one round; only then is it spoken of."""
-        row: dict[str, Any] = self._of_plan(plan) | dict(record.scores) | dict(record.figures) | dict(clock)
+        row: dict[str, Any] = self._of_plan(plan) | self._spent(plan, record)
+        row |= dict(record.scores) | dict(record.figures) | dict(clock)
         row["layer_weight"] = [sums.weight(names[0]) for names in self.layer_names]
         if "loss" in sums and sums.weight("loss"):
             row["loss"] = float(sums.mean("loss"))
@@ -164,13 +193,16 @@ class Recorder:
         row["server_seconds"] = record.seconds.get("server_seconds", 0.0)
         for kind, rank, text in record.news:
             self.segment.event(plan.round, kind, rank, text)
+        for kind in record.remarks.keys() - self.said:
+            self.segment.event(plan.round, kind, -1, record.remarks[kind])
+            self.speaker.warn(kind, record.remarks[kind])
+        self.said |= record.remarks.keys()
         self.segment.write(plan.round, row)
         self.speaker.round(plan.round + 1, row)
 
     def _of_plan(self, plan: Plan) -> dict[str, Any]:
         """Return the columns that follow from the plan alone."""
         counted = plan.layers + 1 - plan.depth
-        sent = [int((plan.depth <= number).sum()) for number in range(1, plan.layers + 1)]
         return {
             "cohort": self._by_client(plan, 1, 0),
             "arrived": self._by_client(plan, plan.counted, 0),
@@ -182,7 +214,21 @@ class Recorder:
             "repeats": plan.repeats,
             "deadline": plan.deadline,
             "round_seconds": plan.closes,
-            "message_bytes": int(np.dot(sent, self.layer_bytes)),
+            "message_bytes": int(np.dot(_sent(plan), self.layer_bytes)),
+        }
+
+    def _spent(self, plan: Plan, record: Record) -> dict[str, Any]:
+        """Return the columns of federated oracle complexity."""
+        numbers, phi = int(np.dot(_sent(plan), self.layer_numbers)), self.job.config.oracle.phi
+        counted, size = int(plan.counted.sum()), self.job.task.parameters
+        spent = Spent(record.gradients, record.server_gradients, counted, numbers, size)
+        epochs = {f"epochs_{kind}": number for kind, number in zip("abc", spent.epochs)}
+        return epochs | {
+            "gradients": spent.gradients,
+            "server_gradients": spent.server_gradients,
+            "vectors": spent.vectors,
+            "oracle": spent.complexity(phi),
+            "running_time": spent.running_time(phi),
         }
 
     def _by_client(self, plan: Plan, values: Any, fill: float) -> Floats | Ints:
@@ -201,3 +247,8 @@ class Recorder:
         """End the segment and make the run folder readable by any HDF5 reader."""
         self.segment.close()
         self.speaker.close()
+
+
+def _sent(plan: Plan) -> list[int]:
+    """Return how many visits' layers 1 … L counted, [L]."""
+    return [int((plan.depth <= number).sum()) for number in range(1, plan.layers + 1)]

@@ -45,8 +45,8 @@ def summary(path: Path) -> dict[str, Any]:
     dict
         run, status, rounds, accuracy (last evaluation), accuracy_last (mean of the last 10 evaluations),
         client_accuracy (mean over clients, last evaluation), arrived (share of the invited), void (rounds),
-        repeats (void attempts), sim_seconds, wall_seconds, lost (clients, and how), state_sha256 (of the newest
-        checkpoint).
+        repeats (void attempts), sim_seconds, wall_seconds, oracle (federated oracle complexity so far; None where it
+        was not recorded), lost (clients, and how), state_sha256 (of the newest checkpoint).
     """
     folder = store.run_folder(path)
     data = store.open_run(folder)
@@ -56,6 +56,7 @@ def summary(path: Path) -> dict[str, Any]:
             "run": str(folder),
             "status": store.read_status(folder).state,
             **missing,
+            "oracle": None,
             **dict.fromkeys(COUNTED, 0),
             "lost": [],
         }
@@ -75,6 +76,7 @@ def summary(path: Path) -> dict[str, Any]:
         "repeats": int(data["repeats"].clip(min=0).sum()) if "repeats" in data else 0,
         "sim_seconds": _last(data["sim_seconds"].values, 1),
         "wall_seconds": _last(data["wall_seconds"].values, 1),
+        "oracle": float(data["oracle"].sum()) if "oracle" in data else None,
         "lost": sorted(lost(folder).items()),
         "state_sha256": digest(store.load(newest, personal=False).shared) if newest else None,
     }

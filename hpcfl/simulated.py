@@ -77,6 +77,7 @@ class Simulated(Rounds):
         with record.timed("compute_seconds"):
             for chunk in self.mine:
                 record.visits += visit(self.job, plan, chunk, now, sums, kept)
+        record.gradients = max(self.job.task.counted().values(), default=0)
         with record.timed("wait_seconds"):
             sums = self.transport.close(sums)
         if self.job.keeps:

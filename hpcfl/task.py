@@ -5,7 +5,7 @@ Everything is batched over a chunk of clients: parameters ``[c, …]``, batches 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from typing import Literal
 
@@ -52,6 +52,9 @@ class Task:
     ----------
     penalty : float
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
+    computed : dict of int to int
+        How many gradients of one sample's objective each client (or the `SERVER`) has computed since `counted` was
+        last called; those by some of the parameters count like those by all. Shared with the tasks `above`.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Task:
         self._first = {shape: client for client, shape in reversed(list(enumerate(federation.shapes)))}
         self._own = {shape: _values(self._made(model, shape)) for shape in self._first}
         self._data: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self.computed: dict[int, int] = {}
 
     def _made(self, model: Model, shape: Shape) -> list[Stage]:
         """Return the stages for features of this shape, the same values each time."""
@@ -84,6 +88,25 @@ class Task:
     def nbytes(self) -> int:
         """Bytes of the largest client's model."""
         return max(sum(value.nbytes for value in own.values()) for own in self._own.values())
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the largest client's model, p."""
+        return max(sum(value.numel() for value in own.values()) for own in self._own.values())
+
+    def count(self, clients: Iterable[int], numbers: Iterable[int]) -> None:
+        """Note gradients of single samples that `clients` (or the `SERVER`) have computed, so many each.
+
+        For algorithms that compute gradients in ways of their own: what this class computes, it counts itself.
+        """
+        for client, number in zip(clients, numbers):
+            self.computed[client] = self.computed.get(client, 0) + number
+
+    def counted(self) -> dict[int, int]:
+        """Return and reset how many gradients each client (or the `SERVER`) has computed."""
+        found = dict(self.computed)
+        self.computed.clear()
+        return found
 
     def initial(self, client: int = 0) -> State:
         """Return the initial parameters of a client's model, first layer first."""
@@ -140,7 +163,8 @@ class Task:
             row[: order.shape[0], : order.shape[1]] = order
         clients = [int(client) for client in visits.clients]
         real = torch.from_numpy(index >= 0).to(self.device)
-        full = [bool((index[:, step] >= 0).all()) for step in range(count)]
+        sizes = (index >= 0).sum(2).T.tolist()
+        full = [min(of_step) == width for of_step in sizes]
         rows = torch.from_numpy(index).clamp(min=0).to(self.device)
         picks = [_picker([data[part] for data in held], count * width) for part in (0, 1)]
         for step in range(count):
@@ -149,7 +173,7 @@ class Task:
             place = (self.seed, visits.round, clients, step + PHASE * phase)
             if self.federation.augment is not None:
                 x = augmented(x, place, self.federation.augment)
-            yield Batch(x, y, None if full[step] else real[:, step], place)
+            yield Batch(x, y, None if full[step] else real[:, step], place, sizes[step])
 
     def _order(self, round_: int, client: int, phase: int, size: int, epochs: int, steps: int) -> Ints:
         """Return sample indices ``[steps, size]`` for one client's visit, −1 where a last batch is not full."""
@@ -199,8 +223,9 @@ class Task:
         """Return each client's gradient of its mean loss, ``{name: [c, …]}``, and the losses ``[c]``.
 
         By `names` only, if given: nothing is computed for layers below the first of them. Of another `objective`, if
-        there is one.
+        there is one. One gradient for each sample, whatever it is of.
         """
+        self.count(batch.place[2], batch.samples())
         wanted = params if names is None else names
         leaves = {name: params[name].detach().requires_grad_() for name in wanted}
         losses = (objective or self.losses)(params | leaves, batch)
@@ -224,9 +249,16 @@ class Task:
             one = {name: value.unsqueeze(0) for name, value in params.items()}
             return self.losses(one, Batch(x[None, None], y[None, None], None, batch.place)).squeeze(0)
 
+        self.count(batch.place[2], batch.samples())
         each = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=rows)
         found: State = each(params, batch.x.squeeze(0), batch.y.squeeze(0))
         return found
+
+    def unpenalised(self) -> Task:
+        """Return the task without its penalty."""
+        bare = copy(self)
+        bare.penalty = 0.0
+        return bare
 
     def above(self, params: State, visits: Visits, names: Collection[str]) -> Task:
         """Return the task of the layers from the first that holds one of `names` on, those below being fixed.
@@ -260,7 +292,11 @@ class Task:
         return torch.cat(found)
 
     def curvature(self, params: State, batch: Batch, along: State) -> State:
-        """Return the product of each client's Hessian with a vector, ``{name: [c, …]}``, by double backpropagation."""
+        """Return the product of each client's Hessian with a vector, ``{name: [c, …]}``, by double backpropagation.
+
+        It counts as two gradients for each sample: of the loss, and of that gradient's part along the vector.
+        """
+        self.count(batch.place[2], [2 * number for number in batch.samples()])
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         losses = self.losses(leaves, batch)
         first = torch.autograd.grad(losses.sum(), list(leaves.values()), create_graph=True)
@@ -286,6 +322,7 @@ class Task:
         losses : Tensor
             ``[rows[L-1]]``, the clients' mean losses.
         """
+        self.count(batch.place[2][: rows[-1]], batch.samples())
         traces, x = [], batch.x
         for stage, count in zip(self.stages, rows):
             traces.append(Trace.of(stage, params, x, count, batch.place))

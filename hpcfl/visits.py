@@ -77,12 +77,25 @@ class Visits:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's samples: features ``[c, B, …]``, labels ``[c, B]``, which rows are real (None: all)."""
+    """One step's samples: features ``[c, B, …]``, labels ``[c, B]``, which rows are real (None: all).
+
+    Attributes
+    ----------
+    sizes : list of int, optional
+        How many rows of each client are real, known without asking the device; None: `valid` tells.
+    """
 
     x: Tensor
     y: Tensor
     valid: Tensor | None
     place: Place
+    sizes: list[int] | None = None
+
+    def samples(self) -> list[int]:
+        """Return how many samples of each client there are, [c]."""
+        if self.sizes is None:
+            return [self.x.shape[1]] * len(self.x) if self.valid is None else self.valid.sum(1).tolist()
+        return self.sizes
 
     def active(self) -> Tensor | None:
         """Return which clients have any sample in this step, bool ``[c]``; None for all of them."""

@@ -25,6 +25,14 @@ FORBIDDEN = (
 
 OWN = {  # problems of those that need one of their own, and less work than by default
     "fedhenn": {"algorithm": {"name": "fedhenn", "alignment": 12}},
+    "fedlrgd": {  # as the paper prints it: inverses go to the clients, sums come back one by one
+        "precision": "double",
+        "data": {"name": "unit_cube", "samples": 12, "server": 5, "heterogeneity": 0.5},
+        "model": {"name": "glm", "ridge": 0.1},
+        "algorithm": {
+            **{"name": "fedlrgd", "rank": 4, "lr": 0.7, "steps": 3, "solve_at": "client", "pipelined": True},
+        },
+    },
     "fedrep": {"algorithm": {"name": "fedrep", "head_epochs": 2}},
     "flic": {  # clients in chunks of one width and of several, embeddings that align before a first visit
         "data": {

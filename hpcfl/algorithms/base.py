@@ -89,6 +89,10 @@ class Algorithm(Section):
         """The learning rate: an update divided by it is taken for the averaged gradient."""
         return 1.0
 
+    def rate_in(self, round: int) -> float:
+        """Return the learning rate in a round; by default the same in all."""
+        return self.rate
+
     @property
     def alike(self) -> bool:
         """Whether clients predict with what is shared as it is: only then is a test of it one of the method."""
@@ -184,6 +188,10 @@ class Algorithm(Section):
 
     def measured(self, task: Task, shared: State) -> dict[str, float]:
         """Return the `figures` of the shared state."""
+        return {}
+
+    def remarks(self, task: Task, shared: State) -> dict[str, str]:
+        """Return what is worth a word to the user now, by name: each is said and recorded once, by the server."""
         return {}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:

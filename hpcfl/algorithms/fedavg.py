@@ -1,10 +1,15 @@
 """FedAvg: local SGD, then the mean of the models (McMahan et al., AISTATS 2017).
 
 With ``participation.partial = "discard"`` and a deadline this is drop-stragglers FedAvg (SALF, eq. 4).
+
+With ``epochs = 0``, ``steps = b``, ``batch = 1``, ``weights = "uniform"``, ``lr = 4/μ`` and ``decay = b`` this is
+FedPAQ without quantisation (Reisizadeh et al., AISTATS 2020), with its step size η_k = 4/(μ(kb + 1)) in round k of b
+local steps. FedLRGD's authors compare themselves with it by the name FedAve (Jadbabaie, Makur & Shah, Theorem 3).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -30,6 +35,8 @@ class FedAvg(Tuned):
         Local passes over a client's data per visit; 0 where `steps` counts instead.
     steps : int
         Local steps per visit; 0 where `epochs` counts instead.
+    decay : float
+        The local step size of round k, counted from 0, is ``lr / (1 + decay·k)``; what learns before a test takes `lr`.
     momentum : float
         Heavy-ball momentum of the local optimiser.
     persist_optimizer : bool
@@ -42,6 +49,7 @@ class FedAvg(Tuned):
     name: Literal["fedavg"] = "fedavg"
     epochs: int = Field(1, ge=0)
     steps: int = Field(0, ge=0)
+    decay: float = Field(0.0, ge=0)
     momentum: float = Field(0.0, ge=0, lt=1)
     persist_optimizer: bool = False
     evaluation: Literal["shared", "fine-tune"] = "shared"
@@ -53,10 +61,14 @@ class FedAvg(Tuned):
 
     @property
     def sgd(self) -> Sgd:
-        """The local optimiser."""
+        """The optimiser of the layers that learn before the test."""
         from hpcfl.descent import Sgd
 
         return Sgd(self.lr, momentum=self.momentum)
+
+    def rate_in(self, round: int) -> float:
+        """Return the local step size in a round."""
+        return self.lr / (1 + self.decay * round)
 
     def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse local work of nothing, or counted in two ways."""
@@ -76,9 +88,10 @@ class FedAvg(Tuned):
         """Train locally; when done, send the change of each layer, last layer first."""
         start = task.spread(shared, visits)
         params = {name: value.clone() for name, value in start.items()}
-        velocity = personal or self.sgd.begin(params)
+        sgd = replace(self.sgd, lr=self.rate_in(visits.round))
+        velocity = personal or sgd.begin(params)
         batches = task.batches(visits, self.batch, self.epochs, self.steps)
-        loss = self.sgd.train(task, params, batches, velocity)
+        loss = sgd.train(task, params, batches, velocity)
         weight = visits.weights(self.weights)
         yield {"loss": (loss, weight)}
         for names in reversed(self.layers(task)):

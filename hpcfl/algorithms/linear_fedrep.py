@@ -137,6 +137,7 @@ class LinearFedRep(Algorithm):
             return personal
         low = x @ shared[B].T
         # by QR, for full rank: the default driver's last bits depend on where its workspace lies
+        task.count(visits.clients.tolist(), [count] * len(y))
         head = torch.linalg.lstsq(low, y.unsqueeze(2), driver="gels").solution
         rest = low @ head - y.unsqueeze(2)
         step = head @ (rest.transpose(1, 2) @ x) * (-self.lr / count)

@@ -38,7 +38,7 @@ class Header:
     fresh : bool
         Whether clients may draw new samples of a linear model in each round.
     server : int
-        Training samples that the server itself holds.
+        Training samples that the server itself holds; they are not among `train`.
     """
 
     clients: int | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hpcfl.data.base import ClientData, Features, Federation, Header, Integers, Source
+from hpcfl.data.base import ClientData, Features, Federation, Header, Integers
 from hpcfl.data.partition import Parts, dirichlet, follow, grouped, iid, thin
+from hpcfl.data.server import Served, dealt, turns
 from hpcfl.errors import UsageError
 from hpcfl.rng import keyed
 
@@ -34,12 +35,13 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class PooledFederation(Federation):
-    """Clients as index lists into a pool, which stays in its own dtype."""
+    """Clients, and the server's own samples, as index lists into a pool, which stays in its own dtype."""
 
     pool: Pool
     train_parts: list[Integers]
     test_parts: list[Integers]
     scale: Scale
+    server_part: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64), kw_only=True)
 
     def client(self, i: int) -> ClientData:
         """Return the samples of client `i`."""
@@ -55,6 +57,11 @@ class PooledFederation(Federation):
         """Return the whole test pool."""
         return self._scaled(self.pool.test_pixels), self.pool.test_labels
 
+    def server_train(self) -> tuple[Features, Integers] | None:
+        """Return the server's own samples, in the order in which classes take turns; None where it has none."""
+        own, pool = self.server_part, self.pool
+        return (self._scaled(pool.train_pixels[own]), pool.train_labels[own]) if len(own) else None
+
     def _scaled(self, pixels: Pixels) -> Features:
         scaled: Features = pixels.astype(np.float32)
         scaled /= self.pool.peak
@@ -64,12 +71,13 @@ class PooledFederation(Federation):
         return scaled
 
 
-class Pooled(Source):
+class Pooled(Served):
     """Keys of all sources that are cut from a pool.
 
     The client's test part follows the law of its training part: equal shares (``iid``), the same classes
     (``shards``), the same proportions (``dirichlet``). It may be empty where there are fewer test samples
-    than clients; the global test set is the whole test pool.
+    than clients; the global test set is the whole test pool. The server's own samples, if it has any, are drawn from
+    the pool before it is partitioned.
     """
 
     partition: Literal["iid", "shards", "dirichlet"] = Field("iid", description="how clients share the pool")
@@ -107,7 +115,8 @@ class Pooled(Source):
         used = header.train if self.train_samples is None else self.train_samples
         if used > header.train:
             raise UsageError(f"data.train_samples = {used}, but there are {header.train}; nearest: {header.train}")
-        return replace(header, train=used)
+        self.check_server(used)
+        return replace(header, train=used - self.keeps, server=self.keeps)
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         """Return the header after reading all files and checking that the partition exists."""
@@ -117,10 +126,10 @@ class Pooled(Source):
         return header
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> PooledFederation:
-        """Return the pool cut into `clients` clients."""
-        return self.deal(clients, seed, data_dir)
+        """Return the pool cut into `clients` clients, less what the server holds."""
+        return self.cut(clients, seed, data_dir)
 
-    def deal(self, clients: int, seed: int, data_dir: Path | None, place: int = 0) -> PooledFederation:
+    def cut(self, clients: int, seed: int, data_dir: Path | None, place: int = 0) -> PooledFederation:
         """Return the pool cut into `clients` clients, where it is one of several pools that are cut by the same seed.
 
         Parameters
@@ -132,10 +141,11 @@ class Pooled(Source):
         """
         header = super().check(clients, data_dir)
         self._check_partition(clients, header)
-        pool = self._subset(header.train, self.load(seed, data_dir), seed)
-        train, test = self._cut(pool, clients, seed, place)
-        if self.sizes != "equal":
-            train = thin(pool.train_labels, train, self.sizes, self.spread or 0.0, keyed(seed, "sizes", place))
+        pool = self._subset(header.train + header.server, self.load(seed, data_dir), seed)
+        own = turns(pool.train_labels, self.server, keyed(seed, "server samples", place))
+        train, test = self._parts(pool, np.delete(np.arange(len(pool.train_labels)), own), clients, seed, place)
+        if self.deal:
+            train, own = dealt(train, own), own[:0]
         return PooledFederation(
             classes=header.classes,
             train_sizes=np.array([len(part) for part in train], dtype=np.int64),
@@ -146,6 +156,7 @@ class Pooled(Source):
             test_parts=test,
             scale=self.scale,
             augment=BLACK[self.scale] if self.augment else None,
+            server_part=own,
         )
 
     def _subset(self, used: int, pool: Pool, seed: int) -> Pool:
@@ -154,16 +165,23 @@ class Pooled(Source):
         kept = np.sort(keyed(seed, "subset").permutation(len(pool.train_labels))[:used])
         return replace(pool, train_pixels=pool.train_pixels[kept], train_labels=pool.train_labels[kept])
 
-    def _cut(self, pool: Pool, clients: int, seed: int, place: int) -> tuple[Parts, Parts]:
+    def _parts(self, pool: Pool, rest: Integers, clients: int, seed: int, place: int) -> tuple[Parts, Parts]:
+        """Return the clients' training samples, out of `rest`, and their test samples."""
+        labels = pool.train_labels[rest]
+        train, test = self._cut(labels, pool.test_labels, clients, seed, place)
+        if self.sizes != "equal":
+            train = thin(labels, train, self.sizes, self.spread or 0.0, keyed(seed, "sizes", place))
+        return [rest[part] for part in train], test
+
+    def _cut(self, labels: Integers, tests: Integers, clients: int, seed: int, place: int) -> tuple[Parts, Parts]:
         rng, test_rng = keyed(seed, "partition", place), keyed(seed, "partition", place, step=1)
-        labels = pool.train_labels
         if self.partition == "iid":
-            return iid(labels, clients, rng), iid(pool.test_labels, clients, test_rng)
+            return iid(labels, clients, rng), iid(tests, clients, test_rng)
         if self.partition == "shards":
             train = grouped(labels, clients, self.classes or 1, self.label_groups, rng)
         else:
             train = dirichlet(labels, clients, self.alpha, rng)
-        return train, follow(pool.test_labels, [labels[part] for part in train], test_rng)
+        return train, follow(tests, [labels[part] for part in train], test_rng)
 
     def _check_sizes(self) -> None:
         if self.sizes == "equal" and self.spread is not None:
@@ -178,6 +196,8 @@ class Pooled(Source):
 
     def _check_partition(self, clients: int, header: Header) -> None:
         self._check_sizes()
+        # dealt out or not, the server's samples are not partitioned
+        header = replace(header, train=header.train + header.server - self.server)
         if clients > header.train:
             raise UsageError(
                 f"clients = {clients}, but there are {header.train} training samples; nearest: {header.train}"

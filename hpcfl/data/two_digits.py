@@ -85,7 +85,7 @@ class TwoDigits(Source):
         dealt = []
         for at, number in enumerate(self._numbers(clients)):
             with self._named(at):
-                dealt.append(self._pool(at).deal(number, seed, data_dir, at))
+                dealt.append(self._pool(at).cut(number, seed, data_dir, at))
         domains, sizes = self._domains(clients), np.zeros((2, clients), dtype=np.int64)
         for at, own in enumerate(dealt):
             sizes[:, domains == at] = own.train_sizes, own.test_sizes

@@ -1,7 +1,8 @@
 """How a group of blocks travels: a head, and then each of its large blocks.
 
-The head is ``[sent, seconds, weights, values of the small blocks]``. Each client rank of the lane has a seat, and
-writes its flag, its seconds and its weights at that seat only: after a sum over ranks they can still be told apart.
+The head is ``[sent, seconds, gradients, weights, values of the small blocks]``. Each client rank of the lane has a
+seat, and writes its flag, its seconds, its gradients and its weights at that seat only: after a sum over ranks they can
+still be told apart.
 Large blocks are sent from where they are. A rank alone on its lane sends values as they are, and the server multiplies
 them by their weights in float64, as in simulated time. Ranks that share a lane send ``weight·value``, since MPI adds
 them up on the way; there the sum is rounded at the blocks' precision.
@@ -23,6 +24,7 @@ from hpcfl.plan import Floats
 Array = NDArray[np.generic]
 Parcel = list[Tensor]
 """One group: its head, then its large blocks, all of them flat."""
+SIGNS = 4  # what a seat signs with: its flag, its seconds, and its gradients in two parts
 
 
 class Group:
@@ -42,7 +44,7 @@ class Group:
         double = any(block.dtype == torch.float64 for block in small.values())
         self.dtype = torch.float64 if double else torch.float32
         self.starts: dict[str, int] = {}
-        self.size = 2 * width * (1 + len(blocks))
+        self.size = width * (SIGNS + 2 * len(blocks))
         for name, block in small.items():
             self.starts[name] = self.size
             self.size += prod(block.shape)
@@ -60,20 +62,21 @@ class Group:
         large = (self.blocks[name] for name in self.large)
         return [(self.size, self.dtype), *((prod(block.shape), block.dtype) for block in large)]
 
-    def sign(self, parcel: Parcel, seat: int, seconds: float) -> None:
-        """Mark the parcel as sent by `seat`, `seconds` after its visit began."""
-        self.signs(parcel)[:, seat] = 1.0, seconds
+    def sign(self, parcel: Parcel, seat: int, seconds: float, gradients: int = 0) -> None:
+        """Mark the parcel as sent by `seat`, `seconds` after its visit began, which has computed so many gradients."""
+        self.signs(parcel)[:, seat] = 1.0, seconds, *_parts(gradients)
 
     def weigh(self, parcel: Parcel, seat: int, name: str, weight: float) -> None:
         """Write down the weight of a block."""
         start = self._weights(name)[seat]
-        high = np.float32(weight)
-        # in two parts: 48 bits are enough for numbers of samples
-        parcel[0].numpy()[[start, start + self.width]] = high, weight - float(high)
+        parcel[0].numpy()[[start, start + self.width]] = _parts(weight)
 
     def signs(self, parcel: Parcel) -> NDArray[np.floating]:
-        """Return where seats sign: above 0 who has sent this group, then its visit's seconds by then, [2, width]."""
-        signs: NDArray[np.floating] = parcel[0].numpy()[: 2 * self.width].reshape(2, self.width)
+        """Return where seats sign, [4, width].
+
+        Above 0 who has sent this group, then its visit's seconds and gradients by then, the latter in two parts.
+        """
+        signs: NDArray[np.floating] = parcel[0].numpy()[: SIGNS * self.width].reshape(SIGNS, self.width)
         return signs
 
     def weights(self, parcel: Parcel, name: str) -> Floats:
@@ -89,8 +92,19 @@ class Group:
         return parcel[0][self.starts[name] : self.starts[name] + prod(self.blocks[name].shape)]
 
     def _weights(self, name: str) -> range:
-        first = 2 * self.width * (1 + list(self.blocks).index(name))
+        first = self.width * (SIGNS + 2 * list(self.blocks).index(name))
         return range(first, first + self.width)
+
+
+def _parts(number: float) -> tuple[float, float]:
+    """Return a number in two parts: as float32 they have 48 bits, enough for numbers of samples."""
+    high = float(np.float32(number))
+    return high, number - high
+
+
+def computed(signs: NDArray[np.floating], seat: int) -> int:
+    """Return how many gradients a seat has signed with."""
+    return int(signs[2, seat]) + int(signs[3, seat])
 
 
 def wire(layout: Layout, width: int) -> list[Group]:

@@ -32,6 +32,11 @@ class Held(Sums):
         Sums over slots that are not kept any more; None where there are none.
     copied : sequence of Message
         What of those slots is kept for further sums.
+
+    Attributes
+    ----------
+    gradients : int
+        The most gradients that a visit that counted has computed.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class Held(Sums):
     ) -> None:
         super().__init__(layout, invited, missing)
         self.kept, self.folded, self.copied = kept, folded, copied
+        self.gradients = 0
         self._group = {name: number for number, blocks in enumerate(layout) for name in blocks}
 
     def weight(self, name: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING
 
@@ -77,11 +78,17 @@ class Host:
             row = int(np.searchsorted(asked.cohort, client))
             visits = self.job.visits_of(asked.round, client, plan.reach[row], over)
             pace = Pace(self.job, float(seconds[row]), over, start)
-            self._visit(client, state, visits, Sender(wire, seat, self.dock, pace, put, self.job.whole))
+            sender = Sender(wire, seat, self.dock, pace, put, self.job.whole, partial(self.computed, client))
+            self._visit(client, state, visits, sender)
             start = time.monotonic()
+
+    def computed(self, client: int) -> int:
+        """Return how many gradients a client's visit has computed so far."""
+        return self.job.task.computed.get(client, 0)
 
     def _visit(self, client: int, shared: State, visits: Visits, sender: Sender) -> None:
         own = {name: value.clone() for name, value in self.states[client].items()}
+        self.job.task.counted()
         work = self.job.algorithm.client(self.job.task, shared, own, visits)
         try:
             while True:
@@ -159,10 +166,25 @@ class Sender:
 
     Where a visit is whole or nothing, all groups wait until the visit has ended: by then the client's new state is
     there for the acknowledgement, which may come as soon as the last group has left.
+
+    Parameters
+    ----------
+    gradients : callable
+        Returns how many gradients the visit has computed so far.
     """
 
-    def __init__(self, wire: Sequence[Group], seat: int, dock: Dock, pace: Pace, put: Put, whole: bool) -> None:
+    def __init__(
+        self,
+        wire: Sequence[Group],
+        seat: int,
+        dock: Dock,
+        pace: Pace,
+        put: Put,
+        whole: bool,
+        gradients: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.wire, self.seat, self.dock, self.pace, self.put, self.whole = wire, seat, dock, pace, put, whole
+        self.gradients = gradients
         self.place = {name: number for number, group in enumerate(wire) for name in group.blocks}
         self.number = 0
         self.held: list[Shipment] = []
@@ -210,7 +232,7 @@ class Sender:
 
     def _leave(self) -> None:
         self.pace.wait(self.number)
-        self.wire[self.number].sign(self.shipment.parcel, self.seat, self.pace.seconds())
+        self.wire[self.number].sign(self.shipment.parcel, self.seat, self.pace.seconds(), self.gradients())
         self.held.append(self.dock.close(self.wire[self.number], self.shipment))
         self.number += 1
         if self.number < len(self.wire):

@@ -46,6 +46,7 @@ class RealTime(Rounds):
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Held]:
         """Run the next round until its rule closes it; what more is asked of its messages, the server answers alone."""
         plan, sums = self._closed(now, record)
+        record.gradients = sums.gradients
         if self.job.keeps:
             with record.timed("server_seconds"):
                 messages = sums.messages(self.job.keeps, self.job.task.device)

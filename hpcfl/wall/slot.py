@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcfl.plan import Ints
-from hpcfl.wall.group import Parcel
+from hpcfl.wall.group import Parcel, computed
 
 if TYPE_CHECKING:
     from hpcfl.wall.lane import Lane
@@ -45,6 +45,10 @@ class Slot:
     def seconds(self, seat: int) -> float:
         """Return the seconds that a rank's visit had taken when it sent the last group that arrived."""
         return max((float(signs[1, seat]) for signs in self.signs[: len(self.times)]), default=0.0)
+
+    def gradients(self, seat: int, groups: int) -> int:
+        """Return how many gradients a rank's visit had computed for the first `groups` groups."""
+        return max((computed(signs, seat) for signs in self.signs[:groups]), default=0)
 
 
 def real(clients: list[int]) -> int:

@@ -41,7 +41,7 @@ class Tally:
         self.kept: list[tuple[Slot, int]] = []
         self.folded: Deposits | None = None
         self.copied: list[Message] = []
-        self.early = 0
+        self.early = self.gradients = 0
 
     def progress(self) -> tuple[int, int]:
         """Return how many visits are complete, or their samples, and how many more visits may still come."""
@@ -92,7 +92,9 @@ class Tally:
 
     def sums(self, plan: Plan) -> Held:
         """Return the sums over what counted."""
-        return Held(self.job.layout, len(self.asked.cohort), plan.missing, self.kept, self.folded, self.copied)
+        held = Held(self.job.layout, len(self.asked.cohort), plan.missing, self.kept, self.folded, self.copied)
+        held.gradients = self.gradients
+        return held
 
     def _looked_at(self) -> list[tuple[Lane, Slot]]:
         """Return the current slots; where n visits are enough, those of the first ones only."""
@@ -121,6 +123,8 @@ class Tally:
             lane.worked[:, seat] += 1, slot.seconds(seat)
             row = np.searchsorted(self.asked.cohort, client)
             self.depth[row] = self.reached[count]
+            if self.reached[count] <= self.asked.layers:
+                self.gradients = max(self.gradients, slot.gradients(seat, groups))
             if count == self.groups:
                 self.seconds[row] = slot.times[-1] - self.start
 

@@ -1,0 +1,384 @@
+"""FedLRGD: federated low-rank gradient descent (Jadbabaie, Makur & Shah, Algorithm 1).
+
+The server draws r parameter vectors ϑ_k; each client sends the sums of its samples' gradients there, once; the server
+solves for weights under which the gradients of r samples of its own add up to those of all samples at every ϑ_k, and so
+nearly everywhere if the loss is smooth in the data; then it descends alone, and nobody is invited any more.
+
+The paper lets each client solve (eq. 35), for which the server sends p inverses; since weights are linear in the sums,
+solving once at the server is the same algorithm without them (`solve_at`). Samples that the server holds beyond r
+count like a client's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.errors import UsageError
+from hpcfl.rng import keyed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.algorithms.base import Client
+    from hpcfl.data import Header
+    from hpcfl.message import Layout, State, Sums
+    from hpcfl.models import Model
+    from hpcfl.participation import Participation
+    from hpcfl.reweighting import Inverse, StandIns
+    from hpcfl.task import Task
+    from hpcfl.visits import Batch, Visits
+
+POINTS, INVERSE, SUMS = "points", "inverse", "sums"  # ϑ [r, p]; (G^(i))⁻ᵀ [p, r, r]; of a visit [r, p]
+WEIGHTS, BEST = "server.weights", "server.best"  # (1 + Σ v)/n [r, p]; θ of the least norm so far [p]
+MEGABYTE = 2**20
+
+
+class FedLrgd(Algorithm):
+    """Federated low-rank gradient descent.
+
+    Attributes
+    ----------
+    rank : int
+        Samples of the server that stand in for all others, and parameter vectors ϑ, r.
+    lr : float
+        Step size of the server's descent, 1/L1 in the paper: L1 is the Lipschitz constant of the loss's gradient.
+    steps : int
+        Steps of inexact gradient descent per round; S of the paper is this times the rounds without clients.
+    tolerance : float
+        Descend no more once the norm of the inexact gradient is at most this.
+    growth : float
+        Go back to where the norm was least, and stay there, once it has grown by this factor: weights may be negative,
+        and descent on them may diverge.
+    scale : float
+        Standard deviation of ϑ around the initial parameters: as far as the descent may lead.
+    penalty : {"reweighted", "exact"}
+        The gradient of the model's penalty is part of what is re-weighted (the paper), or added as it is.
+    truncation : float
+        Singular values of G^(i) of at most this times the largest are left out, and what precision does not resolve.
+    damping : float
+        Tikhonov regularisation of the solution, relative to the largest singular value; 0: none.
+    solve_at : {"server", "client"}
+        Who solves for the weights: the server, once, or each client (the paper), for which a round before theirs sends
+        them p inverses of r × r numbers.
+    pipelined : bool
+        Sums leave as r messages of p numbers, as printed, instead of one of r·p.
+    batch : int
+        Samples of a client in one pass; 0: all of them. It changes memory and last bits.
+    memory : int
+        Megabytes that matrices G^(i), their factors and gradients may take at a time at the server. G is computed and
+        solved for so many coordinates at a time; where that takes several passes, gradients are computed again.
+    theory : bool
+        Insist on the theory's assumptions: features in [0, 1]^d, a penalty, smooth layers, all clients in time.
+    """
+
+    name: Literal["fedlrgd"] = "fedlrgd"
+    rank: int = Field(8, ge=1)
+    lr: float = Field(0.1, gt=0)
+    steps: int = Field(10, ge=1)
+    tolerance: float = Field(0.0, ge=0)
+    growth: float = Field(100.0, gt=1)
+    scale: float = Field(1.0, ge=0)
+    penalty: Literal["reweighted", "exact"] = "reweighted"
+    truncation: float = Field(1e-8, ge=0, lt=1)
+    damping: float = Field(0.0, ge=0)
+    solve_at: Literal["server", "client"] = "server"
+    pipelined: bool = False
+    batch: int = Field(0, ge=0)
+    memory: int = Field(1024, ge=1)
+    theory: bool = False
+    figures: ClassVar[dict[str, str]] = {
+        "condition": "median condition number of G^(i) over the coordinates",
+        "worst_condition": "largest condition number of G^(i), inf where one is singular",
+        "truncated": "coordinates in which singular values were left out",
+        "norm": "norm of the inexact gradient where it was last computed",
+        "taken": "steps of inexact gradient descent since the start",
+        "halted": "1 where the inexact gradient had grown too much, and the descent went back and ended",
+    }
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.lr
+
+    # what is refused
+
+    def check(self, participation: Participation, known: bool = True) -> None:
+        """Refuse clients that may be missing, where the theory is insisted on."""
+        if self.theory and (participation.invite, participation.close) != ("all", "all"):
+            raise UsageError(
+                "algorithm.theory = true needs every client's sums: expected participation.invite = 'all' and "
+                f"close = 'all', got '{participation.invite}' and '{participation.close}'"
+            )
+
+    def suits(self, model: Model, header: Header) -> None:
+        """Refuse more samples than the server has, and a loss that is not strongly convex where it has to be."""
+        if header.server < self.rank:
+            raise UsageError(
+                f"algorithm.rank: expected at most the samples of the server, data.server = {header.server}, "
+                f"got {self.rank}; nearest: data.server = {self.rank}"
+            )
+        if self.theory and model.penalty <= 0:
+            raise UsageError(
+                "algorithm.theory = true needs a strongly convex objective: expected a model with a penalty above 0; "
+                "nearest: model.name = 'glm', model.ridge = 0.01"
+            )
+
+    def _check_task(self, task: Task) -> None:
+        """Refuse a loss that draws something, more than memory may hold, and what the theory does not cover."""
+        from hpcfl.reweighting import COPIES
+
+        drawing = [stage.name for stage in task.stages if stage.draws]
+        if drawing or task.federation.augment is not None:
+            what = f"dropout in {', '.join(drawing)}" if drawing else "data.augment = true"
+            raise UsageError(f"algorithm.name = 'fedlrgd' needs a loss that draws nothing, but there is {what}")
+        p, bound = task.parameters, self.memory * MEGABYTE // 8
+        client = self.solve_at == "client"
+        fits = int((bound / p) ** 0.5) if client else bound // p
+        if self.rank > fits or bound < 2 * COPIES * p:
+            what = "p r² numbers (inverses)" if client else "p r numbers (weights)"
+            needed = max(p * self.rank ** (1 + client), 2 * COPIES * p) * 8
+            nearest = f"rank = {fits}" if bound >= 2 * COPIES * p and fits else f"memory = {-(-needed // MEGABYTE)}"
+            raise UsageError(
+                f"algorithm.memory = {self.memory} MB: expected room for {what} with p = {p} and "
+                f"algorithm.rank = {self.rank}, {needed / MEGABYTE:.3g} MB; nearest: {nearest}"
+            )
+        if self.theory:
+            _check_theory(task)
+
+    # what is exchanged
+
+    def invites(self, round: int) -> bool:
+        """Return whether this is the clients' only round."""
+        return round == (self.solve_at == "client")
+
+    def over(self, round: int) -> bool:
+        """Return whether the clients' only round is over."""
+        return round > (self.solve_at == "client")
+
+    def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
+        """Return the sums as one layer; pipelined: of each ϑ, the first last, since the last layer leaves first."""
+        if not self.pipelined:
+            return ((SUMS,),)
+        return tuple((f"{SUMS}{k}",) for k in reversed(range(self.rank)))
+
+    def layout(self, task: Task) -> Layout:
+        """Return the loss, then r·p numbers, or r times p.
+
+        Raises
+        ------
+        UsageError
+            Where the loss is random, what has to be held exceeds the bound, or the theory does not apply.
+        """
+        import torch
+
+        from hpcfl.message import Block
+
+        self._check_task(task)
+        p = task.parameters
+        shape = (p,) if self.pipelined else (self.rank, p)
+        groups = [{name: Block(shape, torch.float64) for name in names} for names in reversed(self.layers(task))]
+        return ({"loss": Block((), torch.float64)}, *groups)
+
+    def start(self, task: Task) -> State:
+        """Return θ, the points ϑ, and room for what the server is to find."""
+        import torch
+
+        from hpcfl.reweighting import flat
+
+        theta, r = flat(task.initial()), self.rank
+        drawn = keyed(task.seed, "points").standard_normal((r, len(theta)))
+        state = task.initial() | {POINTS: theta + self.scale * torch.from_numpy(drawn).to(theta)}
+        if self.solve_at == "client":
+            state[INVERSE] = torch.zeros(len(theta), r, r, dtype=torch.float64, device=task.device)
+        weights = torch.zeros(r, len(theta), dtype=torch.float64, device=task.device)
+        facts = dict.fromkeys((*self.figures, "heard"), 0.0)
+        return state | {WEIGHTS: weights, BEST: theta.clone()} | _numbers(weights, **facts, least=inf)
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        """Send the mean gradient of its samples at each ϑ, or with `solve_at` = "client" the weights in its place."""
+        import torch
+
+        from hpcfl.reweighting import solved
+
+        task, weight = self._reweighted(task), visits.sizes(len(visits.clients))
+        found = [self._mean(task, point, visits) for point in shared[POINTS]]
+        sums = torch.stack([gradient for gradient, _ in found], 1).double()
+        if self.solve_at == "client":
+            sums = solved(shared[INVERSE], sums)
+        yield {"loss": (torch.stack([loss for _, loss in found]).mean(0), weight)}
+        if not self.pipelined:
+            yield {SUMS: (sums, weight)}
+        for k in range(self.rank if self.pipelined else 0):
+            yield {f"{SUMS}{k}": (sums[:, k], weight)}
+        return {}
+
+    def _mean(self, task: Task, point: Tensor, visits: Visits) -> tuple[Tensor, Tensor]:
+        """Return the mean gradient of each client's samples, ``[c, p]``, and their mean loss, ``[c]``."""
+        from hpcfl.reweighting import flat, shaped
+
+        at = task.spread(shaped(point, task.initial()), visits)
+        gradient = 0.0 * flat(at, 1)
+        loss, held = gradient[:, 0], gradient.new_tensor(visits.samples)
+        for batch in task.batches(visits, self.batch, epochs=1):
+            found, each = task.gradients(at, batch)
+            share = gradient.new_tensor(batch.samples()) / held
+            gradient, loss = gradient + share[:, None] * flat(found, 1), loss + share * each
+        return gradient, loss
+
+    # what the server does
+
+    def server(self, task: Task, shared: State, sums: Sums) -> State:
+        """Invert, solve for the weights, or descend: whatever is next."""
+        if sums.invited:
+            return self._weighted(task, shared, sums)
+        if float(shared["server.heard"]):
+            return self._descended(task, shared)
+        if self.solve_at == "client" and not shared[INVERSE].any():
+            return self._inverted(task, shared)
+        return shared
+
+    def _inverted(self, task: Task, shared: State) -> State:
+        """Return the state with the inverses for the clients."""
+        import torch
+
+        found = [each for _, each in self._stand_ins(task).inverses(shared[POINTS], self._least(task), self.damping)]
+        return shared | {INVERSE: torch.cat([each.values for each in found])} | _facts(shared, found)
+
+    def _weighted(self, task: Task, shared: State, sums: Sums) -> State:
+        """Return the state with the weights that follow from what was sent; who is missing is taken for like the rest.
+
+        Where nobody has sent anything, nothing follows.
+        """
+        import torch
+
+        from hpcfl.reweighting import solved
+
+        names = [name for layer in reversed(self.layers(task)) for name in layer]
+        if not all(sums.weight(name) for name in names):
+            return shared
+        clients, own = int(task.federation.train_sizes.sum()), self._stand_ins(task)
+        sent = clients * torch.stack([sums.mean(name) for name in names]).to(shared[WEIGHTS]).view_as(shared[WEIGHTS])
+        rest, seen = own.rest(shared[POINTS]), []
+        if self.solve_at == "client":
+            more = sent + solved(shared[INVERSE], rest)
+        else:
+            more = torch.empty_like(sent)
+            for columns, inverse in own.inverses(shared[POINTS], self._least(task), self.damping):
+                more[:, columns] = solved(inverse.values, (sent + rest)[:, columns])
+                seen.append(replace(inverse, values=inverse.values[:0]))
+        weights, facts = (1 + more) / (clients + own.held.y.shape[1]), _facts(shared, seen) if seen else {}
+        return shared | facts | {WEIGHTS: weights} | _numbers(weights, heard=1.0)
+
+    def _descended(self, task: Task, shared: State) -> State:
+        """Return the state some steps further down (eq. 42)."""
+        from hpcfl.inexact import Descent
+        from hpcfl.reweighting import flat, shaped
+
+        own, like = self._stand_ins(task), task.initial()
+        apart = task.penalty - own.task.penalty
+
+        def gradient(at: Tensor) -> Tensor:
+            return own.gradient(at, shared[WEIGHTS]) + apart * at
+
+        least, taken, halted = (shared[f"server.{name}"].item() for name in ("least", "taken", "halted"))
+        descent = Descent(flat({name: shared[name] for name in like}), shared[BEST], least, int(taken), bool(halted))
+        descent.go(gradient, self.steps, self.lr, self.tolerance, self.growth)
+        reached = {name: value.clone() for name, value in shaped(descent.theta, like).items()}
+        facts = {"least": descent.least, "norm": descent.norm, "taken": descent.taken, "halted": descent.halted}
+        return shared | reached | {BEST: descent.best} | _numbers(shared[WEIGHTS], **facts)
+
+    def _reweighted(self, task: Task) -> Task:
+        """Return the task whose gradients are re-weighted."""
+        return task.unpenalised() if self.penalty == "exact" else task
+
+    def _stand_ins(self, task: Task) -> StandIns:
+        """Return the samples of the server that stand in for all others."""
+        from hpcfl.reweighting import Bound, StandIns
+
+        bound = Bound.of(self.memory * MEGABYTE, task.parameters, self.rank, task.dtype.itemsize)
+        return StandIns(self._reweighted(task), _held(task), self.rank, bound)
+
+    def _least(self, task: Task) -> float:
+        """Return the threshold of singular values, relative to the largest."""
+        import torch
+
+        return max(self.truncation, 10 * float(torch.finfo(task.dtype).eps))
+
+    # what is said of it
+
+    def measured(self, task: Task, shared: State) -> dict[str, float]:
+        """Return the `figures`."""
+        return {name: float(shared[f"server.{name}"]) for name in self.figures}
+
+    def remarks(self, task: Task, shared: State) -> dict[str, str]:
+        """Say what the theory does not cover, where matrices are singular, and that a descent has ended early."""
+        found = {}
+        kinks = sorted({kind for stage in task.stages for kind in stage.kinks})
+        if kinks:
+            found["not-smooth"] = (
+                f"{', '.join(kinks)}: the loss is not smooth in the data, the theory does not cover it"
+            )
+        if missing := _missing(task, self.rank):
+            found["missing-classes"] = f"none of the server's {self.rank} samples is of class {missing}: expected all"
+        cut, worst = (float(shared[f"server.{name}"]) for name in ("truncated", "worst_condition"))
+        if cut:
+            found["singular"] = (
+                f"the server's gradients are linearly dependent to working precision in {cut:.0f} of {task.parameters} "
+                f"coordinates (worst condition number {worst:.3g}): singular values were left out"
+            )
+        if float(shared["server.halted"]):
+            found["halted"] = "the inexact gradient grew too much: the descent went back to where it was least"
+        return found
+
+
+def _held(task: Task) -> Batch:
+    """Return the server's samples, ``[1, n, …]``."""
+    own = task.server_batch()
+    if own is None:
+        raise UsageError("algorithm.name = 'fedlrgd' needs samples at the server: expected data.server above 0")
+    return own
+
+
+def _missing(task: Task, count: int) -> list[int]:
+    """Return the classes that none of the server's first samples is of; none for targets."""
+    labels = _held(task).y[:, :count]
+    there = set() if labels.is_floating_point() else set(labels.flatten().tolist())
+    return sorted(set(range(task.federation.classes)) - there) if there else []
+
+
+def _numbers(like: Tensor, **values: float) -> State:
+    """Return numbers as tensors that never leave the server, float64."""
+    return {f"server.{name}": like.new_tensor(value) for name, value in values.items()}
+
+
+def _facts(shared: State, inverses: list[Inverse]) -> State:
+    """Return what is recorded of the inverses of all coordinates."""
+    import torch
+
+    condition = torch.cat([each.condition for each in inverses])
+    cut = sum(int(each.cut.sum()) for each in inverses)
+    median, worst = float(condition.median()), float(condition.max())
+    return _numbers(shared[WEIGHTS], condition=median, worst_condition=worst, truncated=cut)
+
+
+def _check_theory(task: Task) -> None:
+    """Refuse layers that are not smooth, and features outside [0, 1]^d."""
+    kinks = sorted({kind for stage in task.stages for kind in stage.kinks})
+    if kinks:
+        raise UsageError(f"algorithm.theory = true needs a loss that is smooth in the data, but there is {kinks[0]}")
+    parts = {
+        f"client {client}": task.federation.client(client).train_features for client in range(task.federation.clients)
+    }
+    parts["the server"] = _held(task).x.numpy(force=True)
+    for whose, x in parts.items():
+        least, most = float(x.min()), float(x.max())
+        if least < 0 or most > 1:
+            raise UsageError(
+                f"algorithm.theory = true needs features in [0, 1]^d, but those of {whose} reach from {least:.3g} to "
+                f"{most:.3g}; nearest: data scaled to [0, 1], such as data.name = 'reduced' or 'unit_cube'"
+            )
