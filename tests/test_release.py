@@ -18,7 +18,6 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.salf import Salf
 from hpcfl.config import from_table
-from hpcfl.data.pooled import PooledFederation
 from hpcfl.engine import objective
 from hpcfl.errors import Stopped
 from hpcfl.job import Job
@@ -35,7 +34,7 @@ from runs import play, recorded, resume, same, table, toml
 from toys import federation, same_bits
 
 ROUNDS, OVER = 5, 2
-KEPT = {"momentum": 0.5, "persist_optimizer": True}
+DATA = {"name": "digits", "partition": "dirichlet", "alpha": 5.0, "server": 10}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg", "batch": 32},
     "fedrep": {"name": "fedrep", "batch": 32, "head_epochs": 2},
@@ -44,13 +43,10 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _over(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let methods need no clients from round 2 on, models have a penalty, and the server samples of digits."""
+    """Let methods need no clients from round 2 on, and models have a penalty."""
     for cls in (FedAvg, FedRep, Salf):
         monkeypatch.setattr(cls, "over", lambda self, round_: round_ >= OVER)
     monkeypatch.setattr(Model, "penalty", property(lambda self: 0.01))
-    rng = np.random.default_rng(0)
-    own = rng.random((5, 1, 8, 8), dtype=np.float32), rng.integers(10, size=5)
-    monkeypatch.setattr(PooledFederation, "server_train", lambda self: own)
     yield
     stopping.uninstall()
 
@@ -58,7 +54,7 @@ def _over(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def values(method: str, **more: Any) -> dict[str, Any]:
     """A small run of 7 clients that is evaluated and saved after each round."""
     often = {"evaluate": {"every": 1, "objective": True}, "checkpoint": {"every": 1, "keep": 9}}
-    plain = {"rounds": ROUNDS, "seed": 11, "algorithm": METHODS.get(method), **often}
+    plain = {"rounds": ROUNDS, "seed": 11, "algorithm": METHODS.get(method), "data": DATA, **often}
     return table("fedavg", "mlp", True, **{**plain, **more})
 
 
@@ -274,8 +270,8 @@ def test_the_objective_is_recorded_where_it_is_wanted(solo: Any, tmp_path: Path)
     shared = {name: torch.from_numpy(value) for name, value in store.load(newest, personal=False).shared.items()}
     sums = [job.task.objectives({n: v[None] for n, v in shared.items()}, np.array([c]))[0] for c in range(7)]
     server, count = job.task.server_objective(shared)
-    assert (server > 0, count) == (True, 5)
-    total = (sum(sums) + server) / (job.task.federation.train_sizes.sum() + 5)
+    assert (server > 0, count) == (True, 10)
+    total = (sum(sums) + server) / (job.task.federation.train_sizes.sum() + 10)
     np.testing.assert_allclose(store.open_run(run)["objective"].values, [np.nan, total], rtol=1e-6)
     off = play(solo, {**asked, "evaluate": {"every": 2, "last": 1}}, tmp_path / "off", None)
     mine, theirs = recorded(run), recorded(off)
