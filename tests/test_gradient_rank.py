@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from hpcfl.gradient_rank.network import Network
-from hpcfl.gradient_rank.sharing import Draw, shared, slices
+from hpcfl.gradient_rank.sharing import Draw, gathered, shared, slices
 from hpcfl.gradient_rank.slices import (
     approximate_ranks,
     derivatives,
@@ -129,9 +129,11 @@ def test_slices_are_the_same_however_many_ranks_share_them(world: Any) -> None:
     arrays = {"theta": theta, "pixels": pixels, "labels": np.arange(7) % 3, "weights": weights}
     draw = Draw({"network": form, "peak": 255, "seed": 1, "perturbation": 1.0}, arrays)
     told = shared(world.comm, draw if world.rank == 0 else None)
-    found, alone = slices(world.comm, told), slices(None, draw)
+    own, alone = slices(world.comm, told), slices(None, draw)
     assert alone.shape == (len(weights), 7, 7)
-    np.testing.assert_array_equal(found, alone if world.rank == 0 else alone[:, :, :0])
+    np.testing.assert_array_equal(own, np.array_split(alone, world.size)[world.rank])
+    whole = gathered(world.comm, own, len(weights))
+    np.testing.assert_array_equal(whole, alone if world.rank == 0 else alone[:0])
     column = derivatives(Network(**form), perturbed(1, theta, 2), pixels / 255, arrays["labels"], weights)
     np.testing.assert_array_equal(alone[:, :, 2], column)
 

@@ -13,7 +13,11 @@ from launcher import ROOT, job, mpis
 from runs import SINGLES
 
 LAUNCHES = [*(("openmpi", ranks) for ranks in (1, 2, 3, 4)), ("mpich", 2), ("mpich", 4)]
-ARITHMETIC = ("test_algorithms", "test_adapt")  # the same whatever the MPI, and trivial on one rank
+ARITHMETIC = (
+    "test_algorithms",
+    "test_adapt",
+    "test_gradient_rank",
+)  # the same whatever the MPI, and trivial on one rank
 LIMIT = 300.0
 MODULES = [str(path) for path in sorted((ROOT / "tests").glob("test_*.py")) if "mark.mpi" in path.read_text()]
 seen: dict[tuple[str, int], dict[str, Any]] = {}
