@@ -65,6 +65,9 @@ def describe(row: Mapping[str, Any]) -> str:
     """Return a row's headline figures."""
     accuracy = accuracy_of(row)
     tested = "" if np.isnan(accuracy) else f"accuracy {accuracy:.4f}  "
-    arrived = f"{int(np.sum(row['arrived']))}/{int(np.sum(row['cohort']))} arrived"
-    loss = f"loss {row['loss']:.4f}" if "loss" in row else "void"
-    return f"{tested}{loss}  {arrived}  simulated {row['sim_seconds']:.1f} s"
+    invited = int(np.sum(row["cohort"]))
+    if "objective" in row:
+        tested += f"objective {row['objective']:.6g}  "
+    loss = f"loss {row['loss']:.4f}  " if "loss" in row else "void  " if invited else ""
+    arrived = f"{int(np.sum(row['arrived']))}/{invited} arrived" if invited else "nobody invited"
+    return f"{tested}{loss}{arrived}  simulated {row['sim_seconds']:.1f} s"

@@ -7,7 +7,7 @@ Section III-B). Gradients are vectors here, all p coordinates of a model one aft
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from hpcfl.visits import Batch
 
 COPIES = 4
-"""What a decomposition needs beside its matrix, and a pass beside its gradients, in their own size."""
+"""What a pass needs with its gradients, in their own size."""
+PARTS = 16
+"""In so many parts are the matrices decomposed that are held."""
+FACTORS = 8
+"""What a decomposition needs beside its part, in the part's own size."""
 
 
 def flat(state: State, lead: int = 0) -> Tensor:
@@ -41,7 +45,7 @@ class Bound:
     Attributes
     ----------
     coordinates : int
-        Matrices ``G^(i)`` that are held and decomposed together.
+        Matrices ``G^(i)`` that are held together.
     samples : int
         Samples whose gradients are held together.
     """
@@ -51,9 +55,11 @@ class Bound:
 
     @classmethod
     def of(cls, nbytes: int, p: int, r: int, itemsize: int) -> Bound:
-        """Share `nbytes` out: one half for matrices and their factors, one for gradients of p numbers each."""
-        half = nbytes // 2
-        return cls(max(1, half // (COPIES * 8 * r * r)), max(1, half // (COPIES * itemsize * p)))
+        """Share `nbytes` out: up to a half for gradients of p numbers each, the rest for matrices and their factors."""
+        each = COPIES * itemsize * p
+        samples = min(r, max(1, nbytes // (2 * each)))
+        matrices = (nbytes - samples * each) * PARTS // (PARTS + FACTORS)
+        return cls(max(1, matrices // (8 * r * r)), samples)
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,30 @@ class Inverse:
         return cls(values, torch.where(s[:, -1] > 0, s[:, 0] / s[:, -1], torch.inf), ~kept.all(1))
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What is recorded of the inverses of all coordinates.
+
+    Attributes
+    ----------
+    condition, worst_condition : float
+        Median and largest condition number.
+    truncated : int
+        Coordinates in which singular values were left out.
+    """
+
+    condition: float
+    worst_condition: float
+    truncated: int
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[Tensor, Tensor]]) -> Seen:
+        """Sum up condition numbers and where values were cut, some coordinates at a time."""
+        condition = torch.cat([part for part, _ in parts])
+        cut = sum(int(part.sum()) for _, part in parts)
+        return cls(float(condition.median()), float(condition.max()), cut)
+
+
 def solved(inverse: Tensor, sums: Tensor) -> Tensor:
     """Return the weights under which samples add up to `sums`, both ``[…, r, p]``; `inverse` is ``[p, r, r]``."""
     return torch.einsum("ijk,...ki->...ji", inverse, sums)
@@ -114,17 +144,34 @@ class StandIns:
     rank: int
     bound: Bound
 
+    @property
+    def standing(self) -> Batch:
+        """The samples that stand in, ``[1, r, …]``."""
+        return self._some(slice(0, self.rank))
+
     def inverses(self, points: Tensor, truncation: float, damping: float) -> Iterator[tuple[slice, Inverse]]:
-        """Yield the pseudo-inverses of ``(G^(i))ᵀ`` for as many coordinates at a time as the bound allows.
+        """Yield the pseudo-inverses of ``(G^(i))ᵀ`` for some coordinates i at a time, within the bound.
 
         Parameters
         ----------
         points : Tensor [r, p]
             ϑ_1 … ϑ_r.
         """
-        for start in range(0, points.shape[1], self.bound.coordinates):
-            columns = slice(start, start + self.bound.coordinates)
-            yield columns, Inverse.of(self.matrices(points, columns), truncation, damping)
+        most = self.bound.coordinates
+        for start in range(0, points.shape[1], most):
+            held = self.matrices(points, slice(start, start + most))
+            for part in torch.split(held, max(1, most // PARTS)):
+                yield slice(start, start + len(part)), Inverse.of(part, truncation, damping)
+                start += len(part)
+            del held, part
+
+    def solve(self, points: Tensor, sums: Tensor, truncation: float, damping: float) -> Seen:
+        """Replace `sums`, float64 ``[r, p]``, by the weights under which the samples add up to them, in place."""
+        seen = []
+        for columns, inverse in self.inverses(points, truncation, damping):
+            sums[:, columns] = solved(inverse.values, sums[:, columns])
+            seen.append((inverse.condition, inverse.cut))
+        return Seen.of(seen)
 
     def matrices(self, points: Tensor, columns: slice) -> Tensor:
         """Return ``g_i(x_j; ϑ_k)`` for some coordinates i, float64 ``[i, k, j]``: the transposes of G^(i)."""

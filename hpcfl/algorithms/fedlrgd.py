@@ -11,7 +11,7 @@ count like a client's.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hpcfl.message import Layout, State, Sums
     from hpcfl.models import Model
     from hpcfl.participation import Participation
-    from hpcfl.reweighting import Inverse, StandIns
+    from hpcfl.reweighting import StandIns
     from hpcfl.task import Task
     from hpcfl.visits import Batch, Visits
 
@@ -130,12 +130,10 @@ class FedLrgd(Algorithm):
 
     def _check_task(self, task: Task) -> None:
         """Refuse a loss that draws something, more than memory may hold, and what the theory does not cover."""
+        from hpcfl import assumptions
         from hpcfl.reweighting import COPIES
 
-        drawing = [stage.name for stage in task.stages if stage.draws]
-        if drawing or task.federation.augment is not None:
-            what = f"dropout in {', '.join(drawing)}" if drawing else "data.augment = true"
-            raise UsageError(f"algorithm.name = 'fedlrgd' needs a loss that draws nothing, but there is {what}")
+        assumptions.check_still(task, "algorithm.name = 'fedlrgd'")
         p, bound = task.parameters, self.memory * MEGABYTE // 8
         client = self.solve_at == "client"
         fits = int((bound / p) ** 0.5) if client else bound // p
@@ -148,7 +146,8 @@ class FedLrgd(Algorithm):
                 f"algorithm.rank = {self.rank}, {needed / MEGABYTE:.3g} MB; nearest: {nearest}"
             )
         if self.theory:
-            _check_theory(task)
+            assumptions.check_smooth(task, "algorithm.theory = true")
+            assumptions.check_unit_cube(task, _held(task), "algorithm.theory = true")
 
     # what is exchanged
 
@@ -195,9 +194,8 @@ class FedLrgd(Algorithm):
         state = task.initial() | {POINTS: theta + self.scale * torch.from_numpy(drawn).to(theta)}
         if self.solve_at == "client":
             state[INVERSE] = torch.zeros(len(theta), r, r, dtype=torch.float64, device=task.device)
-        weights = torch.zeros(r, len(theta), dtype=torch.float64, device=task.device)
-        facts = dict.fromkeys((*self.figures, "heard"), 0.0)
-        return state | {WEIGHTS: weights, BEST: theta.clone()} | _numbers(weights, **facts, least=inf)
+        state |= {WEIGHTS: torch.zeros(r, len(theta), dtype=torch.float64, device=task.device), BEST: theta.clone()}
+        return state | _numbers(state, **dict.fromkeys((*self.figures, "heard"), 0.0), least=inf)
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Send the mean gradient of its samples at each ϑ, or with `solve_at` = "client" the weights in its place."""
@@ -246,13 +244,16 @@ class FedLrgd(Algorithm):
         """Return the state with the inverses for the clients."""
         import torch
 
-        found = [each for _, each in self._stand_ins(task).inverses(shared[POINTS], self._least(task), self.damping)]
-        return shared | {INVERSE: torch.cat([each.values for each in found])} | _facts(shared, found)
+        from hpcfl.reweighting import Seen
+
+        found = [each for _, each in self._stand_ins(task).inverses(shared[POINTS], *self._cut(task))]
+        seen = Seen.of([(each.condition, each.cut) for each in found])
+        return shared | {INVERSE: torch.cat([each.values for each in found])} | _numbers(shared, **asdict(seen))
 
     def _weighted(self, task: Task, shared: State, sums: Sums) -> State:
         """Return the state with the weights that follow from what was sent; who is missing is taken for like the rest.
 
-        Where nobody has sent anything, nothing follows.
+        Where nobody has sent anything, nothing follows. Arrays of r·p numbers are large: they are worked on in place.
         """
         import torch
 
@@ -261,18 +262,20 @@ class FedLrgd(Algorithm):
         names = [name for layer in reversed(self.layers(task)) for name in layer]
         if not all(sums.weight(name) for name in names):
             return shared
-        clients, own = int(task.federation.train_sizes.sum()), self._stand_ins(task)
-        sent = clients * torch.stack([sums.mean(name) for name in names]).to(shared[WEIGHTS]).view_as(shared[WEIGHTS])
-        rest, seen = own.rest(shared[POINTS]), []
+        clients, own, points = int(task.federation.train_sizes.sum()), self._stand_ins(task), shared[POINTS]
+        weights, facts = torch.empty_like(shared[WEIGHTS]), {"heard": 1.0}
+        for row, name in zip(weights.view(len(names), -1), names):
+            row.copy_(sums.mean(name).flatten())
+        weights *= clients
+        rest = own.rest(points)
         if self.solve_at == "client":
-            more = sent + solved(shared[INVERSE], rest)
+            weights += solved(shared[INVERSE], rest)
         else:
-            more = torch.empty_like(sent)
-            for columns, inverse in own.inverses(shared[POINTS], self._least(task), self.damping):
-                more[:, columns] = solved(inverse.values, (sent + rest)[:, columns])
-                seen.append(replace(inverse, values=inverse.values[:0]))
-        weights, facts = (1 + more) / (clients + own.held.y.shape[1]), _facts(shared, seen) if seen else {}
-        return shared | facts | {WEIGHTS: weights} | _numbers(weights, heard=1.0)
+            weights += rest
+            facts |= asdict(own.solve(points, weights, *self._cut(task)))
+        weights += 1
+        weights /= clients + own.held.y.shape[1]
+        return shared | {WEIGHTS: weights} | _numbers(shared, **facts)
 
     def _descended(self, task: Task, shared: State) -> State:
         """Return the state some steps further down (eq. 42)."""
@@ -290,7 +293,7 @@ class FedLrgd(Algorithm):
         descent.go(gradient, self.steps, self.lr, self.tolerance, self.growth)
         reached = {name: value.clone() for name, value in shaped(descent.theta, like).items()}
         facts = {"least": descent.least, "norm": descent.norm, "taken": descent.taken, "halted": descent.halted}
-        return shared | reached | {BEST: descent.best} | _numbers(shared[WEIGHTS], **facts)
+        return shared | reached | {BEST: descent.best} | _numbers(shared, **facts)
 
     def _reweighted(self, task: Task) -> Task:
         """Return the task whose gradients are re-weighted."""
@@ -303,11 +306,11 @@ class FedLrgd(Algorithm):
         bound = Bound.of(self.memory * MEGABYTE, task.parameters, self.rank, task.dtype.itemsize)
         return StandIns(self._reweighted(task), _held(task), self.rank, bound)
 
-    def _least(self, task: Task) -> float:
-        """Return the threshold of singular values, relative to the largest."""
+    def _cut(self, task: Task) -> tuple[float, float]:
+        """Return the threshold of singular values, relative to the largest, and the damping."""
         import torch
 
-        return max(self.truncation, 10 * float(torch.finfo(task.dtype).eps))
+        return max(self.truncation, 10 * float(torch.finfo(task.dtype).eps)), self.damping
 
     # what is said of it
 
@@ -317,68 +320,32 @@ class FedLrgd(Algorithm):
 
     def remarks(self, task: Task, shared: State) -> dict[str, str]:
         """Say what the theory does not cover, where matrices are singular, and that a descent has ended early."""
-        found = {}
-        kinks = sorted({kind for stage in task.stages for kind in stage.kinks})
-        if kinks:
-            found["not-smooth"] = (
-                f"{', '.join(kinks)}: the loss is not smooth in the data, the theory does not cover it"
-            )
-        if missing := _missing(task, self.rank):
+        from hpcfl.assumptions import kinks, missing_classes
+
+        found, own = {}, self._stand_ins(task)
+        if bent := kinks(task):
+            found["not-smooth"] = f"{', '.join(bent)}: the loss is not smooth in the data, the theory does not cover it"
+        if missing := missing_classes(task, own.standing):
             found["missing-classes"] = f"none of the server's {self.rank} samples is of class {missing}: expected all"
         cut, worst = (float(shared[f"server.{name}"]) for name in ("truncated", "worst_condition"))
         if cut:
             found["singular"] = (
-                f"the server's gradients are linearly dependent to working precision in {cut:.0f} of {task.parameters} "
-                f"coordinates (worst condition number {worst:.3g}): singular values were left out"
+                f"the server's gradients are linearly dependent in {cut:.0f} of {task.parameters} coordinates: "
+                f"singular values below {self._cut(task)[0]:.1g} of the largest were left out "
+                f"(worst condition number {worst:.3g})"
             )
         if float(shared["server.halted"]):
             found["halted"] = "the inexact gradient grew too much: the descent went back to where it was least"
         return found
 
 
-def _held(task: Task) -> Batch:
-    """Return the server's samples, ``[1, n, …]``."""
-    own = task.server_batch()
-    if own is None:
-        raise UsageError("algorithm.name = 'fedlrgd' needs samples at the server: expected data.server above 0")
-    return own
-
-
-def _missing(task: Task, count: int) -> list[int]:
-    """Return the classes that none of the server's first samples is of; none for targets."""
-    labels = _held(task).y[:, :count]
-    there = set() if labels.is_floating_point() else set(labels.flatten().tolist())
-    return sorted(set(range(task.federation.classes)) - there) if there else []
-
-
-def _numbers(like: Tensor, **values: float) -> State:
+def _numbers(shared: State, **values: float) -> State:
     """Return numbers as tensors that never leave the server, float64."""
-    return {f"server.{name}": like.new_tensor(value) for name, value in values.items()}
+    return {f"server.{name}": shared[WEIGHTS].new_tensor(value) for name, value in values.items()}
 
 
-def _facts(shared: State, inverses: list[Inverse]) -> State:
-    """Return what is recorded of the inverses of all coordinates."""
-    import torch
+def _held(task: Task) -> Batch:
+    """Return the server's samples."""
+    from hpcfl.assumptions import server_samples
 
-    condition = torch.cat([each.condition for each in inverses])
-    cut = sum(int(each.cut.sum()) for each in inverses)
-    median, worst = float(condition.median()), float(condition.max())
-    return _numbers(shared[WEIGHTS], condition=median, worst_condition=worst, truncated=cut)
-
-
-def _check_theory(task: Task) -> None:
-    """Refuse layers that are not smooth, and features outside [0, 1]^d."""
-    kinks = sorted({kind for stage in task.stages for kind in stage.kinks})
-    if kinks:
-        raise UsageError(f"algorithm.theory = true needs a loss that is smooth in the data, but there is {kinks[0]}")
-    parts = {
-        f"client {client}": task.federation.client(client).train_features for client in range(task.federation.clients)
-    }
-    parts["the server"] = _held(task).x.numpy(force=True)
-    for whose, x in parts.items():
-        least, most = float(x.min()), float(x.max())
-        if least < 0 or most > 1:
-            raise UsageError(
-                f"algorithm.theory = true needs features in [0, 1]^d, but those of {whose} reach from {least:.3g} to "
-                f"{most:.3g}; nearest: data scaled to [0, 1], such as data.name = 'reduced' or 'unit_cube'"
-            )
+    return server_samples(task, "algorithm.name = 'fedlrgd'")
