@@ -1,4 +1,4 @@
-"""The error of FedLRGD's re-weighted gradient by the rank r, beside the law r^(-η/d) (Jadbabaie, Makur & Shah, Theorem 1).
+"""The error of FedLRGD's re-weighted gradient by the rank r, beside r^(-η/d) (Jadbabaie, Makur & Shah, Theorem 1).
 
     hpcfl sweep fedlrgd-rough --grid algorithm.rank=2,4,8,16,32,64,128 --grid data.dimension=1,2,3 \
         --grid model.smoothness=1,2,4 --seeds 1-3 --out runs/error
@@ -24,6 +24,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from math import ceil, e, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,8 @@ RESOLVED = 1e-13
 """What float64 resolves of singular values, relative to gradients of order 1."""
 FREE = ("algorithm.rank", "data.dimension", "data.labels", "model.link", "model.smoothness", "seed")
 MEMORY = 2**28
+LEAST = 1e-9
+"""Least value in the picture."""
 Array = npt.NDArray[np.float64]
 
 
@@ -87,13 +90,8 @@ class Row:
 def read(folder: Path, data_dir: Path | None) -> Models:
     """Return what a run left; UsageError where it has no weights of FedLRGD's, or its loss is of unknown smoothness."""
     models = hpcfl.open_models(folder, data_dir)
-    config = models.config
-    for key, got, expected in (
-        ("algorithm.name", config.algorithm.name, "fedlrgd"),
-        ("data.name", config.data.name, "unit_cube"),
-        ("model.name", config.model.name, "glm"),
-    ):
-        if got != expected:
+    for key, expected in (("algorithm.name", "fedlrgd"), ("data.name", "unit_cube"), ("model.name", "glm")):
+        if (got := settings(models)[key]) != expected:
             raise UsageError(f"{folder}: {key} = '{got}': expected '{expected}'")
     if not float(models.shared["server.heard"]):
         raise UsageError(f"{folder}: has no weights yet: expected a run that is past its clients' round")
@@ -135,7 +133,7 @@ def gradients(models: Models, points: Tensor) -> Tensor:
     assert held is not None  # no run of FedLRGD's begins without
     every, p = Objective(task), task.parameters
     batch = replace(held, x=every.x[None].to(held.x), y=every.y[None].to(held.y))
-    bare = task.unpenalised() if models.config.algorithm.penalty == "exact" else task
+    bare = task.unpenalised() if settings(models)["algorithm.penalty"] == "exact" else task
     bound = Bound.of(MEMORY, p, 1, held.x.itemsize)
     return StandIns(bare, batch, len(every.y), bound).matrices(points, slice(None))
 
@@ -148,7 +146,8 @@ def fresh(models: Models, count: int) -> Tensor:
 
     theta = flat(models.task.initial())
     drawn = keyed(models.config.seed, "error by rank").standard_normal((count, len(theta)))
-    return theta + models.config.algorithm.scale * torch.from_numpy(drawn).to(theta)
+    points: Tensor = theta + settings(models)["algorithm.scale"] * torch.from_numpy(drawn).to(theta)
+    return points
 
 
 def errors(matrices: Tensor, weights: Tensor, server: int) -> tuple[Array, Array]:
@@ -181,19 +180,18 @@ def measured(members: Sequence[Models], count: int) -> list[Row]:
     """Return what was measured of runs that differ in their rank alone."""
     import torch
 
-    first = members[0]
+    first, of = members[0], settings(members[0])
     matrices = gradients(first, fresh(first, count)).cpu()
-    held = len(first.task.federation.server_train()[1])
-    ranks = [models.config.algorithm.rank for models in members]
-    model, (width,) = first.config.model, first.task.federation.shapes[0]
-    eta = model.smoothness if model.link == "rough" else None
-    law = model.link if eta is None else f"rough {eta:g}"
+    ranks = [settings(models)["algorithm.rank"] for models in members]
+    eta = of["model.smoothness"] if of["model.link"] == "rough" else None
+    law = of["model.link"] if eta is None else f"rough, η = {eta:g}"
+    head = law, eta, of["data.dimension"], of["seed"]
     found = []
     for models, rank, best in zip(members, ranks, tails(matrices, ranks)):
-        error, exact = errors(matrices, torch.from_numpy(models.shared["server.weights"]), held)
+        error, exact = errors(matrices, torch.from_numpy(models.shared["server.weights"]), of["data.server"])
         sizes = float(np.median(error)), float(np.sqrt(np.square(error).mean())), float(np.median(error / exact))
         condition, cut = (float(models.shared[f"server.{name}"]) for name in ("worst_condition", "truncated"))
-        found.append(Row(law, eta, width, first.config.seed, rank, *sizes, best, condition, int(cut)))
+        found.append(Row(*head, rank, *sizes, best, condition, int(cut)))
     return found
 
 
@@ -218,7 +216,8 @@ def line(ranks: Sequence[int], values: Sequence[float], floor: float) -> dict[st
 
 def needed(dimension: int, smoothness: float) -> int:
     """Return the least rank of which Theorem 1 speaks, ``e √d 2^d (l + d)^d`` with ``l = ⌈η⌉ - 1``."""
-    return ceil(e * sqrt(dimension) * 2**dimension * (ceil(smoothness) - 1 + dimension) ** dimension)
+    per_axis = 2 * (ceil(smoothness) - 1 + dimension)
+    return ceil(e * sqrt(dimension) * float(per_axis**dimension))
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float | None]:
@@ -252,7 +251,7 @@ def slopes(rows: Sequence[Row], floor: float) -> list[dict[str, Any]]:
 def steepening(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return by how much slopes change from each link to the next smoother one, seed by seed: negative is steeper."""
     found = []
-    for one, other in zip(cases, cases[1:]):
+    for one, other in pairwise(cases):
         if one["dimension"] != other["dimension"] or one["theory"] is None:
             continue
         pair = {"dimension": one["dimension"], "from": one["law"], "to": other["law"]}
@@ -319,9 +318,10 @@ def draw(rows: Sequence[Row], cases: Sequence[dict[str, Any]], picture: Path) ->
             if case["theory"]:
                 guide = [values[0] * (rank / ranks[0]) ** case["theory"] for rank in ranks]
                 panel.plot(ranks, guide, f"{colour}--", linewidth=0.8, alpha=0.6)
-        panel.set(title=f"d = {dimension}", xlabel="rank r", xscale="log", yscale="log", ylim=(1e-9, None))
+        panel.set(title=f"d = {dimension}", xlabel="rank r", xscale="log", yscale="log")
         panel.set_xticks(ranks, [str(rank) for rank in ranks])
         panel.grid(alpha=0.3)
+    panels[0][0].set_ylim(bottom=LEAST)
     panels[0][0].set_ylabel("error of the gradient")
     for style, label in (("-", "re-weighted"), (":", "best of rank r"), ("--", r"$r^{-\eta/d}$")):
         panels[0][-1].plot([], [], f"k{style}", linewidth=1, label=label)
@@ -346,7 +346,7 @@ def main() -> None:
     for models in runs:
         groups[json.dumps(settings(models) | {"algorithm.rank": None})].append(models)
     rows = [row for members in groups.values() for row in measured(members, options.points)]
-    cases = slopes(rows, runs[0].config.algorithm.truncation)
+    cases = slopes(rows, settings(runs[0])["algorithm.truncation"])
     for table in shown(rows, cases):
         Console(width=150).print(table)
     if options.output:
