@@ -24,7 +24,6 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from math import ceil, e, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,7 +227,7 @@ def spread(values: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def slopes(rows: Sequence[Row], floor: float) -> list[dict[str, Any]]:
-    """Return slopes and bends of each dimension and link, and whether the mean slope is at most -η/d."""
+    """Return slopes and bends of each dimension and link, and whether mean slopes are at most -η/d."""
     cases: dict[tuple[int, float, str], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         cases[row.dimension, row.smoothness or np.inf, row.law][row.seed].append(row)
@@ -241,25 +240,30 @@ def slopes(rows: Sequence[Row], floor: float) -> list[dict[str, Any]]:
             members = [seeds[seed] for seed in case["seeds"]]
             lines = [line([row.rank for row in own], [getattr(row, name) for row in own], least) for own in members]
             case[name] = {key: spread([each[key] for each in lines]) for key in ("slope", "late", "bend")}
-            mean = case[name]["slope"]["mean"]
-            case[name] |= {"as_fast": None if exponent is None or mean is None else mean <= exponent}
+            means = {key: case[name][key]["mean"] for key in ("slope", "late")}
+            fast = {key: None if mean is None or exponent is None else mean <= exponent for key, mean in means.items()}
+            case[name] |= {"as_fast": fast}
             case[name] |= {"slopes": [each["slope"] for each in lines]}
         found.append(case)
     return found
 
 
 def steepening(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return by how much slopes change from each link to the next smoother one, seed by seed: negative is steeper."""
+    """Return by how much slopes change from each rough link to the next smoother one, or to the analytic ones.
+
+    Differences are taken seed by seed; negative is steeper.
+    """
     found = []
-    for one, other in pairwise(cases):
-        if one["dimension"] != other["dimension"] or one["theory"] is None:
-            continue
-        pair = {"dimension": one["dimension"], "from": one["law"], "to": other["law"]}
-        for name in ("error", "rms", "best"):
-            left, right = (dict(zip(case["seeds"], case[name]["slopes"])) for case in (one, other))
-            both = [seed for seed in left if left[seed] is not None and right.get(seed) is not None]
-            pair[name] = spread([right[seed] - left[seed] for seed in both])
-        found.append(pair)
+    for place, one in enumerate(cases):
+        later = [case for case in cases[place + 1 :] if case["dimension"] == one["dimension"]]
+        following = later[:1] if later and later[0]["theory"] is not None else later
+        for other in following if one["theory"] is not None else ():
+            pair = {"dimension": one["dimension"], "from": one["law"], "to": other["law"]}
+            for name in ("error", "rms", "best"):
+                left, right = (dict(zip(case["seeds"], case[name]["slopes"])) for case in (one, other))
+                both = [seed for seed in left if left[seed] is not None and right.get(seed) is not None]
+                pair[name] = spread([right[seed] - left[seed] for seed in both])
+            found.append(pair)
     return found
 
 
@@ -326,7 +330,7 @@ def draw(rows: Sequence[Row], cases: Sequence[dict[str, Any]], picture: Path) ->
     for style, label in (("-", "re-weighted"), (":", "best of rank r"), ("--", r"$r^{-\eta/d}$")):
         panels[0][-1].plot([], [], f"k{style}", linewidth=1, label=label)
     panels[0][-1].legend(fontsize="x-small", loc="lower left")
-    image.savefig(picture, dpi=100)
+    image.savefig(picture, dpi=90)
 
 
 def main() -> None:

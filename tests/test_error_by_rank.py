@@ -85,7 +85,8 @@ def row(law: str, smoothness: float | None, seed: int, rank: int, error: float) 
 
 
 def test_slopes_are_means_over_seeds_and_compared_seed_by_seed() -> None:
-    exponents = {("rough", 1.0): (-0.4, -0.6, -0.8), ("rougher", 0.8): (-0.3, -0.3, -0.3), ("tanh", None): (-2, -3, -5)}
+    exponents = {("rough", 1.0): (-0.4, -0.6, -0.8), ("rougher", 0.8): (-0.3, -0.3, -0.3)}
+    exponents |= {("tanh", None): (-2, -3, -5), ("softmax", None): (-1, -1, -1)}
     rows = [
         row(*law, seed, rank, rank**exponent)
         for law, own in exponents.items()
@@ -93,15 +94,16 @@ def test_slopes_are_means_over_seeds_and_compared_seed_by_seed() -> None:
         for rank in RANKS
     ]
     cases = error_by_rank.slopes(rows, 0.0)
-    assert [case["law"] for case in cases] == ["rougher", "rough", "tanh"]  # by smoothness
-    assert [case["theory"] for case in cases] == [-0.4, -0.5, None]
-    assert [case["error"]["as_fast"] for case in cases] == [False, True, None]
-    assert [case["best"]["as_fast"] for case in cases] == [True, True, None]  # twice the exponent
+    assert [case["law"] for case in cases] == ["rougher", "rough", "softmax", "tanh"]  # by smoothness
+    assert [case["theory"] for case in cases] == [-0.4, -0.5, None, None]
+    assert [case["error"]["as_fast"]["slope"] for case in cases] == [False, True, None, None]
+    assert [case["best"]["as_fast"]["late"] for case in cases] == [True, True, None, None]  # twice the exponent
     rough = cases[1]["error"]
     assert rough["slope"] == {"mean": pytest.approx(-0.6), "error": pytest.approx(0.2 / sqrt(3))}
     assert rough["slopes"] == pytest.approx([-0.4, -0.6, -0.8])
-    first, second = error_by_rank.steepening(cases)
-    assert (first["from"], first["to"], second["to"]) == ("rougher", "rough", "tanh")
+    first, _, second = pairs = error_by_rank.steepening(cases)
+    known = [(pair["from"], pair["to"]) for pair in pairs]
+    assert known == [("rougher", "rough"), ("rough", "softmax"), ("rough", "tanh")]
     assert first["error"]["mean"] == pytest.approx(-0.3)
     assert second["error"]["mean"] == pytest.approx(-(1.6 + 2.4 + 4.2) / 3)
 
