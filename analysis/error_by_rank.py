@@ -8,7 +8,8 @@
 its ϑ: the median, and the root of the mean square (*rms*), which few θ far out decide. *best* is the left side of
 Theorem 1: what the best matrices of rank r leave of the gradients of all n samples at these θ, as the root of the mean
 over samples and θ of the squared Euclidean norm over coordinates. It depends on no weights, and the theorem bounds it
-by a constant times r^(-η/d); of the error there is no such bound without one of the inverse of G^(i).
+by a constant times r^(-η/d); of the error there is no such bound without one of the inverse of G^(i). Of few θ or
+samples less is left than of many once r is no small part of their number, and *best* ends too steeply: see --points.
 
 Slopes are of straight lines through log error against log r, a line for each seed, over the ranks up to the first error
 below a floor: `algorithm.truncation`, and 1e-13 for *best*; *late* ones are of the last three of these ranks. *bend* is
@@ -344,6 +345,9 @@ def main() -> None:
     try:
         runs = [read(folder, options.data_dir) for folder in sorted(options.runs)]
         check_alike(runs)
+        most = max(settings(models)["algorithm.rank"] for models in runs)
+        if options.points <= most:
+            raise UsageError(f"--points {options.points}: expected more than the largest rank, {most}")
     except UsageError as error:
         raise SystemExit(str(error)) from None
     groups: dict[str, list[Models]] = defaultdict(list)

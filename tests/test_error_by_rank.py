@@ -184,3 +184,9 @@ def test_other_runs_are_refused_in_one_line(
         error_by_rank.main()
     (line,) = str(caught.value).splitlines()
     assert line.endswith(expected)
+
+
+def test_as_many_points_as_ranks_are_too_few(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["error_by_rank", str(runs / "rank-4"), "--points", "4"])
+    with pytest.raises(SystemExit, match="--points 4: expected more than the largest rank, 4"):
+        error_by_rank.main()
