@@ -115,6 +115,8 @@ def test_ranges_begin_at_the_crossover_and_end_at_the_floor(script: ModuleType, 
     assert script.ranges(methods, 1, tried) == [(1e-6, 1e-6)]
     assert script.ranges(methods, 10, tried) == [(0.0009, 1e-6)]
     assert script.ranges(methods, 0, tried) == []
+    assert script.won(10, [(0.0009, 1e-6)])["crossover"] == 0.0009
+    assert script.won(10, [])["crossover"] is None
     assert script.said([], tried) == "never"
     assert script.said([(0.1, 1e-8)], tried) == "always"
     assert script.said([(0.0009, 1e-6)], tried) == "9.0e-04 to 1.0e-06"
@@ -142,7 +144,7 @@ def test_winners_and_ratios(script: ModuleType, methods: dict[str, Any]) -> None
     assert first["ratio"] == 355 / 303
     assert first["time_ratio"] == 370 / 306
     assert (second["winner"], second["FedLRGD"]["S"], second["FedAve"]["T"]) == ("FedLRGD", 4, 4)
-    assert (third["winner"], third["FedLRGD"], third["ratio"]) == ("FedAve", None, inf)
+    assert (third["winner"], third["FedLRGD"], third["ratio"]) == ("FedAve", None, None)
     assert (last["winner"], last["FedAve"], last["ratio"]) == ("neither", None, None)
 
 
