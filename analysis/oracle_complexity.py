@@ -5,9 +5,9 @@
 Runs with ``evaluate.objective = true`` are grouped by problem (data, model and clients, whoever holds the server's
 samples), and within one by method and setting; runs of a group differ in the seed alone. Γ(ε) of a setting is what it
 had cost when F - F* was first at most ε: gradients, of clients and server, and φ times the vectors sent (median over
-seeds; never counts as inf). Γ(ε) of a method is the least over the settings that were run: each is tuned for every ε and
-φ, the rank of FedLRGD and its number of steps like FedAve's b, batch, step size and number of epochs. A gap that passes
-through ε by chance, or on the way to a biased limit, counts as well, but not with --kept. F* is computed here.
+seeds; never counts as inf). Γ(ε) of a method is the least over the settings that were run: each is tuned for every ε
+and φ, the rank of FedLRGD and its number of steps like FedAve's b, batch, step size and number of epochs. A gap that
+passes through ε by chance, or on the way to a biased limit, counts as well, but not with --kept. F* is computed here.
 
 Per problem and φ: Γ of both with the settings that win, their ratio (below 1: FedLRGD wins), that of the expected
 running times (eq. 25), each tuned for the time, and the ranges of ε in which FedLRGD wins. Costs seconds to minutes.
