@@ -200,7 +200,13 @@ def cases(runs: Iterable[Run]) -> dict[str, dict[str, Case]]:
         seeds = {tuple(sorted(run.seed for run in each)) for settings in methods.values() for each in settings.values()}
         if len(seeds) > 1:
             raise SystemExit(f"seeds {' and '.join(map(str, sorted(seeds)))} on {problem}; expected the same of each")
-    return dict(found)
+    return dict(sorted(found.items(), key=lambda item: position(item[0])))
+
+
+def position(problem: str) -> tuple[str, int, int]:
+    """Return what problems are sorted by: the name of the data, the dimension, the number of clients."""
+    table = json.loads(problem)
+    return table["data"]["name"], table["data"].get("dimension", 0), table["clients"]
 
 
 def check(runs: Sequence[Run]) -> None:
