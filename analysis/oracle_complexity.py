@@ -39,8 +39,10 @@ from hpcfl.optimum import Objective, optimum
 from hpcfl.task import Task
 
 REPEAT = """\
-How the runs of docs/oracle_complexity.png were made, here for m = 50 (others with --set clients=10, or --set
-clients=200 --set batch_clients=200, or --set data.dimension=5 --set data.server=64 and other ranks and step sizes):
+How the runs of docs/oracle_complexity.png were made, here for m = 50. The others: m = 10 with --set clients=10; m = 200
+with --set clients=200 --set batch_clients=200 and seed 2; d = 5 with --set data.dimension=5 --set data.server=64 and
+seed 2, FedLRGD's lr = 0.66 and ranks 4,8,16,32,48,64, exact descent's lr = 1.32,2.64,5.28; fedlrgd-breast-cancer and
+fedave-breast-cancer with seeds 1,2,3, ranks 2,4,8,16,24,35 and 1.98,3.96,7.92. Exact descent is the second line.
   study() { hpcfl sweep "$@" --seeds 2,3,5 --out runs/gamma; }
   study fedlrgd-logistic --set rounds=120 --grid algorithm.rank=2,4,8,12,16,24,32 --grid algorithm.scale=1,2 \\
     --grid algorithm.penalty=reweighted,exact
@@ -375,7 +377,7 @@ def draw(runs: Sequence[Run], phis: Sequence[float], gaps: Sequence[float], pict
             for high, low in ranges(methods, phi, tried):
                 panel.axvspan(high, low, color="C0", alpha=0.12, linewidth=0)
             panel.set(xscale="log", yscale="log", xlim=(tried[0], tried[-1]))
-            panel.set_title(f"{label(problem, problems)}, φ = {phi:g}", fontsize="x-small")
+            panel.set_title(f"{label(problem, problems)}, φ = {phi:g}", fontsize=6.5)
             panel.tick_params(labelsize="x-small")
     for panel in panels[-1]:
         panel.set_xlabel("ε", fontsize="small")
