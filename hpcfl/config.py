@@ -167,6 +167,11 @@ class Config(Section):
                 f"algorithm.name = '{self.algorithm.name}' begins with a round that waits for everybody, but the times "
                 f"of speed.model = '{self.speed.model}' follow from the deadline; nearest: speed.model = 'exponential'"
             )
+        if self.doubling.when != "never" and self.algorithm.over(2):
+            raise UsageError(
+                f"doubling.when = '{self.doubling.when}': algorithm.name = '{self.algorithm.name}' invites clients "
+                "once, so that nothing can double; nearest: doubling.when = 'never'"
+            )
         if self.doubling.when == "theory" and not self.speed.known("wall"):
             raise UsageError(
                 "doubling.when = 'theory' needs to know how long the first n visits take, which speed.model = "

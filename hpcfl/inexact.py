@@ -11,6 +11,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(frozen=True)
+class Leash:
+    """Where a descent goes back for good.
+
+    Attributes
+    ----------
+    growth : float
+        The gradient's norm has grown by more than this factor, or is no number.
+    start : Tensor [p]
+    reach : float
+        It is farther from there than this.
+    """
+
+    growth: float
+    start: Tensor
+    reach: float
+
+
 @dataclass
 class Descent:
     """How far a descent has come.
@@ -38,7 +56,7 @@ class Descent:
     halted: bool = False
     norm: float = 0.0
 
-    def go(self, gradient: Callable[[Tensor], Tensor], steps: int, lr: float, tolerance: float, growth: float) -> None:
+    def go(self, gradient: Callable[[Tensor], Tensor], steps: int, lr: float, tolerance: float, leash: Leash) -> None:
         """Take up to so many steps.
 
         Parameters
@@ -49,17 +67,18 @@ class Descent:
             Step size.
         tolerance : float
             No step is taken where the norm is at most this.
-        growth : float
-            The descent goes back and ends where the norm has grown by more than this factor, or is no number.
+        leash : Leash
+            Where it goes back to `best` and ends.
         """
         for _ in range(steps):
             if self.halted:
                 return
             slope = gradient(self.theta)
             self.norm = float(slope.norm())
-            if self.norm <= self.least:
+            far = float((self.theta - leash.start).norm()) > leash.reach
+            if self.norm <= self.least and not far:
                 self.best, self.least = self.theta, self.norm
-            if not self.norm <= growth * self.least:
+            if far or not self.norm <= leash.growth * self.least:
                 self.theta, self.norm, self.halted = self.best, self.least, True
             elif self.norm <= tolerance:
                 return

@@ -6,6 +6,7 @@ Everything here has a leading client axis: parameters ``[c, …]``, activations 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import torch
 import torch.nn.functional as F
@@ -65,8 +66,12 @@ class Stage:
 
     @property
     def kinks(self) -> list[str]:
-        """Kinds of modules that are continuous, but not smooth."""
-        return [type(module).__name__ for module in self.modules if isinstance(module, KINKED)]
+        """Kinds of modules that are continuous, but whose gradients are not Lipschitz."""
+        return [
+            type(module).__name__
+            for module in self.modules
+            if isinstance(module, KINKED) or getattr(module, "smoothness", inf) <= 1
+        ]
 
     @property
     def draws(self) -> bool:

@@ -193,7 +193,7 @@ class Recorder:
         row["server_seconds"] = record.seconds.get("server_seconds", 0.0)
         for kind, rank, text in record.news:
             self.segment.event(plan.round, kind, rank, text)
-        for kind in record.remarks.keys() - self.said:
+        for kind in sorted(record.remarks.keys() - self.said):
             self.segment.event(plan.round, kind, -1, record.remarks[kind])
             self.speaker.warn(kind, record.remarks[kind])
         self.said |= record.remarks.keys()

@@ -191,7 +191,7 @@ class Algorithm(Section):
         return {}
 
     def remarks(self, task: Task, shared: State) -> dict[str, str]:
-        """Return what is worth a word to the user now, by name: each is said and recorded once, by the server."""
+        """Return what is worth a word to the user now, by name: said and recorded once per start of a run."""
         return {}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:

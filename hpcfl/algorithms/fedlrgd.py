@@ -51,9 +51,10 @@ class FedLrgd(Algorithm):
         Steps of inexact gradient descent per round; S of the paper is this times the rounds without clients.
     tolerance : float
         Descend no more once the norm of the inexact gradient is at most this.
-    growth : float
-        Go back to where the norm was least, and stay there, once it has grown by this factor: weights may be negative,
-        and descent on them may diverge.
+    growth, reach : float
+        Go back to where the norm was least, and stay there, once it has grown by the factor `growth`, or θ is farther
+        from the initial parameters than `reach` times ``scale·√p``, the distance of ϑ: weights may be negative, and
+        descent on them may diverge, or lead where they mean nothing.
     scale : float
         Standard deviation of ϑ around the initial parameters: as far as the descent may lead.
     penalty : {"reweighted", "exact"}
@@ -82,6 +83,7 @@ class FedLrgd(Algorithm):
     steps: int = Field(10, ge=1)
     tolerance: float = Field(0.0, ge=0)
     growth: float = Field(100.0, gt=1)
+    reach: float = Field(30.0, gt=0)
     scale: float = Field(1.0, ge=0)
     penalty: Literal["reweighted", "exact"] = "reweighted"
     truncation: float = Field(1e-8, ge=0, lt=1)
@@ -97,7 +99,7 @@ class FedLrgd(Algorithm):
         "truncated": "coordinates in which singular values were left out",
         "norm": "norm of the inexact gradient where it was last computed",
         "taken": "steps of inexact gradient descent since the start",
-        "halted": "1 where the inexact gradient had grown too much, and the descent went back and ended",
+        "halted": "1 where the inexact gradient had grown too much, or led too far: the descent went back and ended",
     }
 
     @property
@@ -118,9 +120,10 @@ class FedLrgd(Algorithm):
     def suits(self, model: Model, header: Header) -> None:
         """Refuse more samples than the server has, and a loss that is not strongly convex where it has to be."""
         if header.server < self.rank:
+            near = header.server or f"data.server = {self.rank} with data.deal = false, where the data have these keys"
             raise UsageError(
-                f"algorithm.rank: expected at most the samples of the server, data.server = {header.server}, "
-                f"got {self.rank}; nearest: data.server = {self.rank}"
+                f"algorithm.rank: expected at most {header.server}, the training samples that the server holds, "
+                f"got {self.rank}; nearest: {near}"
             )
         if self.theory and model.penalty <= 0:
             raise UsageError(
@@ -136,10 +139,10 @@ class FedLrgd(Algorithm):
         assumptions.check_still(task, "algorithm.name = 'fedlrgd'")
         p, bound = task.parameters, self.memory * MEGABYTE // 8
         client = self.solve_at == "client"
-        fits = int((bound / p) ** 0.5) if client else bound // p
+        fits = int((bound / p / 2) ** 0.5) if client else bound // p
         if self.rank > fits or bound < 2 * COPIES * p:
-            what = "p r² numbers (inverses)" if client else "p r numbers (weights)"
-            needed = max(p * self.rank ** (1 + client), 2 * COPIES * p) * 8
+            what = "twice p r² numbers (inverses)" if client else "p r numbers (weights)"
+            needed = max(p * self.rank * (2 * self.rank if client else 1), 2 * COPIES * p) * 8
             nearest = f"rank = {fits}" if bound >= 2 * COPIES * p and fits else f"memory = {-(-needed // MEGABYTE)}"
             raise UsageError(
                 f"algorithm.memory = {self.memory} MB: expected room for {what} with p = {p} and "
@@ -234,7 +237,7 @@ class FedLrgd(Algorithm):
         """Invert, solve for the weights, or descend: whatever is next."""
         if sums.invited:
             return self._weighted(task, shared, sums)
-        if float(shared["server.heard"]):
+        if float(shared["server.heard"]) > 0:
             return self._descended(task, shared)
         if self.solve_at == "client" and not shared[INVERSE].any():
             return self._inverted(task, shared)
@@ -246,14 +249,17 @@ class FedLrgd(Algorithm):
 
         from hpcfl.reweighting import Seen
 
-        found = [each for _, each in self._stand_ins(task).inverses(shared[POINTS], *self._cut(task))]
-        seen = Seen.of([(each.condition, each.cut) for each in found])
-        return shared | {INVERSE: torch.cat([each.values for each in found])} | _numbers(shared, **asdict(seen))
+        inverse, seen = torch.empty_like(shared[INVERSE]), []
+        for columns, found in self._stand_ins(task).inverses(shared[POINTS], *self._cut(task)):
+            inverse[columns] = found.values
+            seen.append((found.condition, found.cut))
+        return shared | {INVERSE: inverse} | _numbers(shared, **asdict(Seen.of(seen)))
 
     def _weighted(self, task: Task, shared: State, sums: Sums) -> State:
         """Return the state with the weights that follow from what was sent; who is missing is taken for like the rest.
 
-        Where nobody has sent anything, nothing follows. Arrays of r·p numbers are large: they are worked on in place.
+        Where nobody has sent anything, nothing follows, and nothing will. Arrays of r·p numbers are large: they are
+        worked on in place.
         """
         import torch
 
@@ -261,7 +267,7 @@ class FedLrgd(Algorithm):
 
         names = [name for layer in reversed(self.layers(task)) for name in layer]
         if not all(sums.weight(name) for name in names):
-            return shared
+            return shared | _numbers(shared, heard=-1.0)
         clients, own, points = int(task.federation.train_sizes.sum()), self._stand_ins(task), shared[POINTS]
         weights, facts = torch.empty_like(shared[WEIGHTS]), {"heard": 1.0}
         for row, name in zip(weights.view(len(names), -1), names):
@@ -279,7 +285,7 @@ class FedLrgd(Algorithm):
 
     def _descended(self, task: Task, shared: State) -> State:
         """Return the state some steps further down (eq. 42)."""
-        from hpcfl.inexact import Descent
+        from hpcfl.inexact import Descent, Leash
         from hpcfl.reweighting import flat, shaped
 
         own, like = self._stand_ins(task), task.initial()
@@ -288,9 +294,11 @@ class FedLrgd(Algorithm):
         def gradient(at: Tensor) -> Tensor:
             return own.gradient(at, shared[WEIGHTS]) + apart * at
 
-        least, taken, halted = (shared[f"server.{name}"].item() for name in ("least", "taken", "halted"))
-        descent = Descent(flat({name: shared[name] for name in like}), shared[BEST], least, int(taken), bool(halted))
-        descent.go(gradient, self.steps, self.lr, self.tolerance, self.growth)
+        least, taken, halted, norm = (float(shared[f"server.{name}"]) for name in ("least", "taken", "halted", "norm"))
+        theta = flat({name: shared[name] for name in like})
+        descent = Descent(theta, shared[BEST], least, int(taken), bool(halted), norm)
+        leash = Leash(self.growth, flat(like), self.reach * self.scale * task.parameters**0.5)
+        descent.go(gradient, self.steps, self.lr, self.tolerance, leash)
         reached = {name: value.clone() for name, value in shaped(descent.theta, like).items()}
         facts = {"least": descent.least, "norm": descent.norm, "taken": descent.taken, "halted": descent.halted}
         return shared | reached | {BEST: descent.best} | _numbers(shared, **facts)
@@ -303,7 +311,8 @@ class FedLrgd(Algorithm):
         """Return the samples of the server that stand in for all others."""
         from hpcfl.reweighting import Bound, StandIns
 
-        bound = Bound.of(self.memory * MEGABYTE, task.parameters, self.rank, task.dtype.itemsize)
+        shared = 1 + (self.solve_at == "client")  # inverses are held whole then
+        bound = Bound.of(self.memory * MEGABYTE // shared, task.parameters, self.rank, task.dtype.itemsize)
         return StandIns(self._reweighted(task), _held(task), self.rank, bound)
 
     def _cut(self, task: Task) -> tuple[float, float]:
@@ -327,6 +336,8 @@ class FedLrgd(Algorithm):
             found["not-smooth"] = f"{', '.join(bent)}: the loss is not smooth in the data, the theory does not cover it"
         if missing := missing_classes(task, own.standing):
             found["missing-classes"] = f"none of the server's {self.rank} samples is of class {missing}: expected all"
+        if float(shared["server.heard"]) < 0:
+            found["unheard"] = "no client's sums arrived in the only round that is for them: nothing can be learnt"
         cut, worst = (float(shared[f"server.{name}"]) for name in ("truncated", "worst_condition"))
         if cut:
             found["singular"] = (
@@ -335,7 +346,7 @@ class FedLrgd(Algorithm):
                 f"(worst condition number {worst:.3g})"
             )
         if float(shared["server.halted"]):
-            found["halted"] = "the inexact gradient grew too much: the descent went back to where it was least"
+            found["halted"] = "the inexact gradient grew or led too far: the descent went back to where it was least"
         return found
 
 
