@@ -200,8 +200,8 @@ def descend(
         Clients that take the step; None for all.
     """
     for name, gradient in gradients.items():
-        if active is not None:
-            gradient = gradient * active.view(-1, *[1] * (gradient.dim() - 1))
+        if active is not None:  # a client that rests may have any gradient, and 0 · ∞ is no number
+            gradient = torch.where(active.view(-1, *[1] * (gradient.dim() - 1)), gradient, 0.0)
         if velocity:
             gradient = _pushed(velocity[name], gradient, momentum, active)
         params[name].add_(gradient, alpha=-lr)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.descent import Adam, Optimizer, Sgd
+from hpcfl.descent import Adam, Optimizer, Sgd, descend, zeros
 from toys import full_batch, mlp_task, plain, read, visits_of
 
 EPOCHS = 3
@@ -70,3 +70,11 @@ def test_an_objective_counts_only_where_a_client_takes_a_step() -> None:
         objective=lambda p, batch: p["fc1.bias"].sum(1) * 0 + 1,
     )
     assert found.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_who_rests_does_not_move_whatever_its_gradient(momentum: float) -> None:
+    params, gradient = {"w": torch.zeros(2, 3)}, torch.tensor([[1.0] * 3, [torch.nan] * 3])
+    velocity = zeros(params) if momentum else {}
+    descend(params, {"w": gradient}, velocity, 0.5, momentum, torch.tensor([True, False]))
+    np.testing.assert_array_equal(params["w"], [[-0.5] * 3, [0.0] * 3])

@@ -136,8 +136,8 @@ class LinearFedRep(Algorithm):
             yield {"loss": (y.square().mean(1), weight), MOMENT: (seen.transpose(1, 2) @ seen / count, weight)}
             return personal
         low = x @ shared[B].T
-        # by QR, for full rank: the default driver's last bits depend on where its workspace lies
         task.count(visits.clients.tolist(), [count] * len(y))
+        # by QR, for full rank: the default driver's last bits depend on where its workspace lies
         head = torch.linalg.lstsq(low, y.unsqueeze(2), driver="gels").solution
         rest = low @ head - y.unsqueeze(2)
         step = head @ (rest.transpose(1, 2) @ x) * (-self.lr / count)
