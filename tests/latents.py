@@ -61,7 +61,7 @@ def learner(keys: Flic, task: Task, clients: Sequence[int], round_: int = 0, mov
     found = keys._learner(task, shared, personal, visits_of(task, clients, round_=round_))
     if moved:
         noise = torch.Generator().manual_seed(4)
-        for name in found.params.keys() - {"pretrained"}:
+        for name in sorted(found.params.keys() - {"pretrained"}):  # a set's order differs from process to process
             found.params[name] += 0.3 * torch.randn(found.params[name].shape, generator=noise)
     return found
 
