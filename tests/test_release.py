@@ -170,12 +170,14 @@ def test_a_signal_to_a_rank_that_was_released_stops_all(
         with pytest.raises(Stopped) as caught:
             launch(lambda: ordered_run(str(file), (), folder, None, quiet=True), world.comm)
         stopping.uninstall()
-    assert (caught.value.round, caught.value.code) == (4, 85)
+    stopped = caught.value
+    assert stopped.code == 85
+    assert stopped.round in (3, 4)  # the server may hear of it while it is in the round of the release, or after it
     status = store.read_status(folder)
     assert (status.state, status.reason) == ("stopped", "signal USR1")
     assert not (folder / "stop").exists()
     world.meet()
-    resume(world, folder, 4, world.comm)
+    resume(world, folder, stopped.round, world.comm)
     single = play(world, values("fedrep"), shared_dir / "single", None)
     if world.rank == 0:
         same(folder, single)
