@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 import hpcfl
+from hpcfl import presets
 from hpcfl.errors import UsageError
 from hpcfl.rng import keyed
 
@@ -93,8 +94,8 @@ def read(folder: Path, data_dir: Path | None) -> Models:
     for key, expected in (("algorithm.name", "fedlrgd"), ("data.name", "unit_cube"), ("model.name", "glm")):
         if (got := settings(models)[key]) != expected:
             raise UsageError(f"{folder}: {key} = '{got}': expected '{expected}'")
-    if not float(models.shared["server.heard"]):
-        raise UsageError(f"{folder}: has no weights yet: expected a run that is past its clients' round")
+    if float(models.shared["server.heard"]) <= 0:
+        raise UsageError(f"{folder}: has no weights: expected a run in which clients' sums have arrived")
     return models
 
 
@@ -109,10 +110,7 @@ def check_alike(runs: Sequence[Models]) -> None:
 
 def settings(models: Models) -> dict[str, Any]:
     """Return a run's config by dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in models.config.model_dump(mode="json").items():
-        found |= {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
-    return found
+    return dict(presets.flat(models.config.model_dump(mode="json")))
 
 
 # what is measured

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, prod
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from torch.func import grad, vmap
 from hpcfl.errors import RunError, UsageError
 from hpcfl.message import State
 from hpcfl.plan import Floats
+from hpcfl.reweighting import flat, shaped
 from hpcfl.rng import keyed
 from hpcfl.task import Task
 from hpcfl.visits import losses
@@ -93,8 +94,9 @@ def optimum(task: Task, starts: int = 4) -> Optimum:
     others = [keyed(task.seed, "optimum", client=i).standard_normal(len(first)) for i in range(1, starts)]
     found = [objective.descended(start) for start in (first, *others)]
     theta = objective.polished(min(found, key=objective.value))
-    parameters = {name: value.squeeze(0) for name, value in objective.shaped(torch.from_numpy(theta)).items()}
-    return Optimum(objective.value(theta), parameters, objective.norm(theta), len(objective.y))
+    return Optimum(
+        objective.value(theta), shaped(torch.from_numpy(theta), objective.like), objective.norm(theta), len(objective.y)
+    )
 
 
 def of(config: Config, data_dir: Path | None) -> Optimum:
@@ -109,24 +111,20 @@ class Objective:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.shapes = {name: value.shape for name, value in task.initial().items()}
-        size = sum(prod(shape) for shape in self.shapes.values())
-        if size > MOST:
-            raise UsageError(f"model: expected at most {MOST} parameters for a minimum to be found, got {size}")
+        self.like = task.initial()
+        if task.parameters > MOST:
+            got = task.parameters
+            raise UsageError(f"model: expected at most {MOST} parameters for a minimum to be found, got {got}")
         self.x, self.y = _samples(task)
 
     def flat(self, parameters: State) -> Floats:
         """Return parameters as one vector."""
-        return np.concatenate([parameters[name].double().cpu().numpy().ravel() for name in self.shapes])
-
-    def shaped(self, theta: Tensor) -> State:
-        """Return a vector as parameters with a client axis, ``{name: [1, …]}``."""
-        parts = torch.split(theta, [prod(shape) for shape in self.shapes.values()])
-        return {name: part.view(1, *shape) for (name, shape), part in zip(self.shapes.items(), parts)}
+        found: Floats = flat({name: parameters[name] for name in self.like}).double().cpu().numpy()
+        return found
 
     def __call__(self, theta: Tensor) -> Tensor:
         """Return F, differentiable as often as wanted."""
-        outputs = self.task.forward(self.shaped(theta), self.x.unsqueeze(0))
+        outputs = self.task.forward(shaped(theta.unsqueeze(0), self.like), self.x.unsqueeze(0))
         return losses(outputs, self.y.unsqueeze(0)).mean() + self.task.penalty / 2 * theta.square().sum()
 
     def value(self, theta: Floats) -> float:

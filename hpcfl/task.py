@@ -232,7 +232,7 @@ class Task:
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         return dict(zip(leaves, gradients)), losses.detach()
 
-    def each_gradient(self, params: State, batch: Batch, rows: int | None = None) -> State:
+    def each_gradient(self, params: State, batch: Batch) -> State:
         """Return the gradient of every sample's own loss at one set of parameters, ``{name: [n, …]}``.
 
         Parameters
@@ -240,9 +240,7 @@ class Task:
         params : State
             ``{name: […]}``, without a client axis.
         batch : Batch
-            One client's samples ``[1, n, …]``, or the server's.
-        rows : int, optional
-            So many samples at a time: memory is needed for their gradients, and the passes' own; None: all.
+            One client's samples ``[1, n, …]``, or the server's; all their gradients are held together.
         """
 
         def loss(params: State, x: Tensor, y: Tensor) -> Tensor:
@@ -250,7 +248,7 @@ class Task:
             return self.losses(one, Batch(x[None, None], y[None, None], None, batch.place)).squeeze(0)
 
         self.count(batch.place[2], batch.samples())
-        each = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=rows)
+        each = vmap(grad(loss), in_dims=(None, 0, 0))
         found: State = each(params, batch.x.squeeze(0), batch.y.squeeze(0))
         return found
 

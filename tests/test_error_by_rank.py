@@ -172,6 +172,10 @@ def test_errors_are_those_of_the_runs_weights(
     ("more", "expected"),
     [
         ({"algorithm": {"name": "fedavg"}}, "algorithm.name = 'fedavg': expected 'fedlrgd'"),
+        (
+            {"participation": {"close": "deadline", "deadline": 1e-9}, "speed": {"model": "exponential"}},
+            "has no weights: expected a run in which clients' sums have arrived",
+        ),
         ({"algorithm": {**METHOD, "scale": 2.0}}, "algorithm.scale: the runs have 1.0, 2.0; expected one of them only"),
     ],
 )

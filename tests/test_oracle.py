@@ -284,7 +284,7 @@ def test_each_way_to_a_gradient_counts() -> None:
 def test_sample_by_sample_and_at_the_server() -> None:
     task = mlp_task([3, 9, 5])
     own = next(task.batches(visits_of(task, [1]), 6, steps=1))
-    task.each_gradient(task.initial(), own, rows=4)
+    task.each_gradient(task.initial(), own)
     held = Batch(own.x, own.y, None, (0, 0, [SERVER], 0))
     task.each_gradient(task.initial(), held)
     task.gradients({name: value[None] for name, value in task.initial().items()}, held)
