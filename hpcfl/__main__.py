@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from hpcfl import stopping
@@ -18,6 +19,10 @@ def main() -> None:
         if MPI.Is_initialized():  # not where the launch was refused before
             MPI.Finalize()
     stopping.disregard()
+    if code == 1:  # not by way of Python's own end: HDF5 crashes there when it closes a file that it cannot write
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

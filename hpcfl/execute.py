@@ -14,7 +14,7 @@ from hpcfl.agreement import first, settled
 from hpcfl.cores import cores, share_of_cores
 from hpcfl.doubling import Stage
 from hpcfl.errors import Stopped, Told, UsageError
-from hpcfl.failure import fail, forget
+from hpcfl.failure import fail, forget, note
 from hpcfl.fitting import check_personal, check_shared
 from hpcfl.memory import prefer_large_pages
 from hpcfl.orders import Order
@@ -64,7 +64,7 @@ def carry_out(order: Order, comm: Any) -> None:
         stopped = carry(job, order, now, comm, hosts)
     except Told as error:
         if comm is None:
-            store.write_status(folder, "failed", str(error))
+            note(folder, str(error))
             raise
         fail(comm, folder, error)  # on this rank only: the others are in the middle of a round
     if stopped is not None:
