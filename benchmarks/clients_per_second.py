@@ -26,10 +26,11 @@ from hpcfl.config import Config, from_table
 from hpcfl.data import ClientData, Federation
 from hpcfl.job import Job
 from hpcfl.memory import keep_freed
-from hpcfl.message import Deposits
 from hpcfl.ranks import chunk_size, cut
-from hpcfl.simulated import visit
+from hpcfl.record import Record
+from hpcfl.simulated import Simulated
 from hpcfl.task import Task
+from hpcfl.transport import Alone
 
 CLIENTS, SAMPLES, BATCH, LR = 100, 100, 10, 0.1
 
@@ -67,13 +68,10 @@ def ours(federation: Federation, settings: Config) -> Callable[[], None]:
     size = chunk_size(settings.batch_clients, CLIENTS, sum(v.nbytes for v in task.initial().values()))
     chunks = cut(size, np.ones(CLIENTS), 1)
     job = Job(settings, task, settings.algorithm, chunks, settings.algorithm.layout(task), np.array([1.0, 0.5]))
-    now, plans = job.begin(0), job.plans(0)
+    now, rounds = job.begin(0), Simulated(job, Alone(), 0)
 
     def one_round() -> None:
-        plan = next(plans)
-        sums = Deposits(job.layout, len(plan.cohort), plan.missing)
-        for chunk in chunks:
-            visit(job, plan, chunk, now, sums)
+        _, sums = rounds.exchange(now, Record.open())
         now.shared = job.algorithm.server(task, now.shared, sums)
 
     return one_round

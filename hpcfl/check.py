@@ -49,7 +49,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     foreign = [stage.name for stage in job.task.stages if stage.foreign]
     if foreign:
         yield f"note          {', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"
-    for kind, text in job.algorithm.remarks(job.task, job.algorithm.start(job.task)).items():
+    for kind, text in (config.remarks() | job.algorithm.remarks(job.task, job.algorithm.start(job.task))).items():
         yield f"warning       {kind}: {text}"
     if config.clock == "wall":
         server, client = bounds(job, ranks)

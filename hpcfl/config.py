@@ -16,6 +16,7 @@ from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.data import Header, Source, source_class
 from hpcfl.doubling import Doubling
 from hpcfl.errors import UsageError, nearest
+from hpcfl.guard import Guard
 from hpcfl.models import Model, model_class
 from hpcfl.oracle import Oracle
 from hpcfl.participation import Participation
@@ -100,6 +101,7 @@ class Config(Section):
     algorithm: SerializeAsAny[Algorithm]
     participation: Participation = Participation()
     doubling: Doubling = Doubling()
+    guard: Guard = Guard()
     oracle: Oracle = Oracle()
     speed: SerializeAsAny[Speed]
     data: SerializeAsAny[Source]
@@ -118,6 +120,13 @@ class Config(Section):
         """Whether clients are computed one at a time unless the config says otherwise."""
         return self.clock == "wall" or self.speed.replays
 
+    @property
+    def singles(self) -> str:
+        """Which key looks at single messages in real time, and how; "" where none does."""
+        if self.algorithm.asks:
+            return f"algorithm.name = '{self.algorithm.name}' asks for further sums over"
+        return f"guard.max_norm = {self.guard.max_norm:g} measures" if self.guard.max_norm else ""
+
     def check(self, data_dir: Path | None) -> Header:
         """Raise UsageError where values do not go together or with the data's headers; return the headers."""
         self.check_values()
@@ -132,8 +141,8 @@ class Config(Section):
                 "batch_clients: clock = 'wall' computes visit by visit: expected 'auto', false or 1, "
                 f"got {self.batch_clients}; nearest: 1"
             )
-        if self.clock == "wall" and self.algorithm.asks:
-            check_single(self.algorithm.name, self.lane_width)
+        if self.clock == "wall" and self.singles:
+            check_single(self.singles, self.lane_width)
         self.participation.check(self.clients)
         self.doubling.check(self.participation)
         self.speed.check(self.participation, self.clock)
@@ -178,6 +187,15 @@ class Config(Section):
                 f"'{self.speed.model}' does not tell; nearest: doubling.when = 'plateau'"
             )
 
+    def remarks(self) -> dict[str, str]:
+        """Return what the user should know before the run, by name."""
+        if self.participation.close != "first" or self.participation.whole(self.algorithm.layerwise):
+            return {}
+        return {
+            "partial": "participation.close = 'first' counts whole visits only: layers of a visit that is not complete "
+            "when the round closes do not count, although participation.partial = 'keep'"
+        }
+
     def text(self) -> str:
         """Return the whole config as JSON, defaults included."""
         return self.model_dump_json(indent=1)
@@ -220,6 +238,7 @@ def from_table(table: Table) -> Config:
         "checkpoint": Checkpoints,
         "participation": Participation,
         "doubling": Doubling,
+        "guard": Guard,
         "oracle": Oracle,
     }
     for key, cls in plain.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hpcfl.errors import Interrupted, Stopped
+from hpcfl.errors import Diverged, Interrupted, Stopped
 from hpcfl.job import Job, Progress
 from hpcfl.message import Sums
 from hpcfl.plan import Floats, Plan
@@ -66,6 +66,8 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
     Stopped
         On every rank after the same round, once a checkpoint is written, if any rank wishes to `stop`; not on those
         that were released.
+    Diverged
+        On every rank after the same round, which has no checkpoint.
     """
     config, saved = job.config, now.round
     while now.round < config.rounds:
@@ -84,12 +86,11 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         now.round += 1
         if config.evaluate.due(now.round, config.rounds):
             record.scores = evaluate(job, rounds, now)
-        now.clock["sim_seconds"] += plan.closes
-        now.clock["wall_seconds"] += record.elapsed()
-        wish = rounds.together(record, stop.wished())
-        record.stage, now.stage = now.stage.number, job.after(plan.round, now.stage, record.signal)
+        wish = close(job, rounds, now, record, plan, stop.wished())
         if recorder is not None:
             recorder.row(plan, record, sums, now.clock)
+        if fault := job.fault(plan, record.rejected, record.broken):
+            raise Diverged(now.round, fault)
         if wish or config.checkpoint.due(now.round, config.rounds):
             save(job, rounds, recorder, now)
             saved = now.round
@@ -106,6 +107,17 @@ def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
     record.server_gradients = job.task.counted().get(SERVER, 0)
     record.signal = job.signal(before, now.shared, sums, now.round)
     record.measure(job.algorithm, job.task, now.shared)
+    record.broken = job.broken(before, now.shared)
+
+
+def close(job: Job, rounds: Rounds, now: Progress, record: Record, plan: Plan, wish: str) -> str:
+    """Bring the ranks' figures together and note what of them matters later; return why the run is to stop, if so."""
+    now.clock["sim_seconds"] += plan.closes
+    now.clock["wall_seconds"] += record.elapsed()
+    wish = rounds.together(record, wish)
+    record.stage, now.stage = now.stage.number, job.after(plan.round, now.stage, record.signal)
+    now.norms.saw(record.norms)
+    return wish
 
 
 def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | float]:
@@ -138,6 +150,6 @@ def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> 
     parts = rounds.personal(now) if job.personal_bytes else iter(())
     if recorder is not None:
         shared = {name: value.cpu().numpy() for name, value in now.shared.items()}
-        recorder.checkpoint(now.round, shared, parts, now.clock | now.stage.numbers())
+        recorder.checkpoint(now.round, shared, parts, now.clock | now.stage.numbers(), now.norms.saved())
     for _ in parts:
         pass

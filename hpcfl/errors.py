@@ -52,6 +52,21 @@ class Stopped(Exception):  # noqa: N818
         self.round, self.reason = round, reason
 
 
+class Diverged(Stopped):
+    """A run whose numbers have left the finite, or of which too much was rejected: it ended on every rank.
+
+    No checkpoint was written of that round; `round` counts those that are done, `reason` names round and layer.
+    """
+
+    code = 1
+
+
+def ended(round: int, code: int) -> Stopped | None:
+    """Return how the server says that a run has ended: by the exit code that all ranks leave with."""
+    kinds = {kind.code: kind for kind in (Stopped, Diverged)}
+    return kinds[code](round, "the server says so") if code else None
+
+
 class Interrupted(Exception):  # noqa: N818
     """A round in real time is given up because the run is to stop; `wish` says why."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ from hpcfl import stopping, store
 from hpcfl.agreement import first, settled
 from hpcfl.cores import cores, share_of_cores
 from hpcfl.doubling import Stage
-from hpcfl.errors import Stopped, Told, UsageError
+from hpcfl.errors import Diverged, Stopped, Told, UsageError
 from hpcfl.failure import fail, forget, note
 from hpcfl.fitting import check_personal, check_shared
+from hpcfl.guard import Norms
 from hpcfl.memory import prefer_large_pages
 from hpcfl.orders import Order
 from hpcfl.provenance import git_commit, versions
@@ -54,9 +56,9 @@ def carry_out(order: Order, comm: Any) -> None:
     job = settled(comm, lambda: Job.of(config, order.data, size, _device(here), threads))
     processes = _processes(comm)
     hosts = [host for host, _ in processes]
-    if config.clock == "wall" and job.keeps:
+    if config.clock == "wall" and config.singles:
         rows = benches(config.lane_width, hosts, job.chunks)
-        settled(comm, lambda: check_single(config.algorithm.name, config.lane_width, rows))
+        settled(comm, lambda: check_single(config.singles, config.lane_width, rows))
     now = settled(comm, lambda: _begun(job, order, rank))
     settled(comm, lambda: _open(order, processes, job) if first(comm) else None)
     carry = _in_real_time if config.clock == "wall" else _in_step
@@ -165,6 +167,11 @@ def _over(folder: Path, stopped: Stopped | None) -> None:
     if stopped is None:
         store.write_status(folder, "done")
         store.seal(folder)
+    elif isinstance(stopped, Diverged):
+        store.seal(folder)
+        store.write_status(folder, "diverged", stopped.reason)
+        remedy = "try a smaller algorithm.lr, or scaled features (hpcfl check looks at their range)"
+        print(f"hpcfl: '{folder}' has diverged: {stopped.reason}; {remedy}", file=sys.stderr, flush=True)
     else:
         store.seal(folder)  # before the status: once it says so, somebody else may go on with the run
         store.write_status(folder, "stopped", stopped.reason)
@@ -182,6 +189,7 @@ def _begun(job: Job, order: Order, rank: int) -> Progress:
     saved = store.load(path, personal=False)
     now.round, now.stage = saved.round, Stage.of(saved.clock)
     now.clock = {name: saved.clock[name] for name in now.clock}
+    now.norms = Norms.restored(saved.memory)
     check_shared(saved.shared, now.shared)
     hosted = [client for chunk in job.hosted(rank) for client in chunk.clients.tolist()]
     check_personal(path, hosted, job.like, job.task.federation.shapes)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from math import ceil, inf, prod
+from math import ceil, hypot, inf, isfinite, isnan, prod
 from pathlib import Path
 from threading import Event
 
@@ -19,8 +20,10 @@ from hpcfl.data.base import Shape
 from hpcfl.deadlines import Deadlines
 from hpcfl.doubling import Stage, Theory, entered, stages
 from hpcfl.errors import RunError, UsageError
+from hpcfl.guard import GROWTH, REASONS, Norms, Rejection, Sieve, norms
 from hpcfl.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.message import Block, Layout, State, Sums
+from hpcfl.packing import public
 from hpcfl.plan import Floats, Ints, Invitation, Plan
 from hpcfl.ranks import Chunk, chunk_size, cut
 from hpcfl.task import Task
@@ -41,6 +44,7 @@ class Progress:
     personal: Personal
     clock: dict[str, float] = field(default_factory=lambda: {"sim_seconds": 0.0, "wall_seconds": 0.0})
     stage: Stage = field(default_factory=Stage)
+    norms: Norms = field(default_factory=Norms)
 
 
 @dataclass(frozen=True)
@@ -253,6 +257,57 @@ class Job:
         """Whether a visit counts as a whole or not at all."""
         return self.config.participation.whole(self.algorithm.layerwise)
 
+    def limits(self, seen: Norms) -> Floats | None:
+        """Return the largest norms that are accepted: of each group, or of a visit; None: any will do."""
+        factor = self.config.guard.max_norm
+        return None if factor is None else seen.limits(factor, 1 if self.whole else len(self.layout))
+
+    def fault(self, plan: Plan, rejected: Mapping[int, Rejection], broken: str) -> str:
+        """Return why the run has diverged in this round, "" where it has not; the same on every rank that knows all."""
+        arrived = int((plan.counted | np.isin(plan.cohort, list(rejected))).sum())
+        if broken:
+            return f"round {plan.round}: {broken}"
+        if len(rejected) <= self.config.guard.most * arrived:
+            return ""
+        first = rejected[min(rejected)]
+        return f"round {plan.round}: {len(rejected)} of {arrived} visits that arrived were rejected: {self.told(first)}"
+
+    def rejections(self, clients: Ints, sieve: Sieve) -> dict[int, Rejection]:
+        """Return whose visits a sieve has rejected, its rows being those of `clients`."""
+        found = {}
+        for client, group, reason in zip(clients.tolist(), sieve.first.tolist(), sieve.reason.tolist()):
+            if reason:
+                found[client] = Rejection(self.reached(0 if self.whole else group), group, reason)
+        return found
+
+    @cached_property
+    def levels(self) -> dict[str, int]:
+        """The layer (1 … L) of each tensor that is in one."""
+        layers = self.algorithm.layers(self.task)
+        return {name: number for number, names in enumerate(layers, start=1) for name in names}
+
+    def told(self, rejection: Rejection) -> str:
+        """Return in words why a visit was rejected."""
+        return f"layer '{self.layer_names[self.group_layers[rejection.group] - 1]}' {REASONS[rejection.reason]}"
+
+    def broken(self, before: State, after: State) -> str:
+        """Return in words how a round's step has led the shared state out of all bounds, "" where it has not."""
+        old = hypot(*(norms(value)[0] for value in public(before).values()))
+        new = {name: norms(value)[0] for name, value in public(after).items()}
+        most = GROWTH * old if old >= 1.0 else sys.float_info.max  # from nothing, any norm may be right
+        if hypot(*new.values()) <= most:
+            return ""
+        worst = max(new, key=lambda name: inf if isnan(new[name]) else new[name])
+        layer = self.layer_names[self.levels[worst] - 1] if worst in self.levels else worst
+        if not isfinite(new[worst]):
+            return f"layer '{layer}' of the shared state is not finite"
+        return f"the shared state's norm rose from {old:.3g} to {hypot(*new.values()):.3g}, most in layer '{layer}'"
+
+    @cached_property
+    def layer_names(self) -> list[str]:
+        """The names of layers 1 … L."""
+        return [layer_name(names) for names in self.algorithm.layers(self.task)]
+
     @cached_property
     def keeps(self) -> dict[str, Block]:
         """The blocks that are held for further sums, once sent.
@@ -276,10 +331,7 @@ class Job:
     @cached_property
     def group_layers(self) -> Ints:
         """Return for each group of the layout the lowest layer (1 … L) in it; L for what is no layer's, int64 [G]."""
-        level = {
-            name: number for number, names in enumerate(self.algorithm.layers(self.task), start=1) for name in names
-        }
-        count = len(self.shares)
+        level, count = self.levels, len(self.shares)
         return np.array([min((level.get(name, count) for name in group), default=count) for group in self.layout])
 
     def reached(self, groups: int) -> int:
@@ -306,6 +358,11 @@ class Job:
 
     def _by_layer(self, blocks: dict[str, int]) -> Ints:
         return np.array([sum(blocks[name] for name in names) for names in self.algorithm.layers(self.task)])
+
+
+def layer_name(tensors: Sequence[str]) -> str:
+    """Return the name of a layer of these tensors."""
+    return tensors[0].rpartition(".")[0] if len(tensors) > 1 else tensors[0]
 
 
 def too_few(plan: Plan, needed: int) -> RunError:

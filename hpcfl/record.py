@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpcfl import store
+from hpcfl.guard import Rejection
 from hpcfl.message import Sums
 from hpcfl.oracle import Spent
 from hpcfl.plan import Floats, Ints, Plan
@@ -38,6 +39,9 @@ COLUMNS = (
     Column("client_test_loss", ("client",), "float64", "cross-entropy of the client's model on its own test part"),
     Column("cohort", ("client",), "bool", "client was invited"),
     Column("arrived", ("client",), "bool", "something of the client's visit counted"),
+    Column(
+        "rejected", ("client",), "bool", "the visit, or layers of it, was not finite or too large and did not count"
+    ),
     Column("version", ("client",), "int64", "round whose state the client was served, -1 if not invited"),
     Column("depth", ("client",), "int64", "first layer that counted, L + 1 for none, -1 if not invited"),
     Column("blocks", ("client",), "int64", "layers of the client that counted"),
@@ -66,6 +70,7 @@ COLUMNS = (
     Column("wire_bytes_in", ("rank",), "int64", "bytes received by MPI calls, evaluation excluded", "bytes"),
     Column("wire_bytes_out", ("rank",), "int64", "bytes sent by MPI calls, evaluation excluded", "bytes"),
 )
+MOST_LOGGED = 1000  # rejections that are events too: the log has room for ten times as many of all kinds
 PER_RANK = ("visits", "compute_seconds", "wait_seconds", "wire_bytes_in", "wire_bytes_out")
 WALL = ("wall_seconds", "server_seconds", "compute_seconds", "wait_seconds")
 """Columns that differ from run to run."""
@@ -89,6 +94,14 @@ class Record:
     ----------
     gradients, server_gradients : int
         The most gradients that a visit has computed, and those of the server's step.
+    rejected : dict of int to Rejection
+        The clients whose visits were rejected.
+    limits : float64 [units]
+        The largest norms that are accepted, see `Job.limits`; None: they are not measured.
+    norms : float64 [clients, units]
+        Norms of the messages that were accepted, 0 elsewhere; empty where they are not measured.
+    broken : str
+        What of the server's state is not finite.
     """
 
     start: float
@@ -104,11 +117,20 @@ class Record:
     signal: float = 0.0
     stage: int = 0
     news: list[tuple[str, int, str]] = field(default_factory=list)
+    rejected: dict[int, Rejection] = field(default_factory=dict)
+    limits: Floats | None = None
+    norms: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    broken: str = ""
 
     @classmethod
     def open(cls) -> Record:
         """Start measuring a round."""
         return cls(time.perf_counter())
+
+    def measures(self, clients: int, limits: Floats | None) -> None:
+        """Measure the messages' norms, if there are limits to them."""
+        if limits is not None:
+            self.limits, self.norms = limits, np.zeros((clients, len(limits)))
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -132,8 +154,8 @@ class Record:
         sent, received = transport.count()
         self.wire = received, sent
 
-    def ranks(self, transport: Transport, wish: str = "") -> str:
-        """Bring every rank's figures together, float64 ``[5, ranks]`` in the order of `PER_RANK`.
+    def ranks(self, transport: Transport, wish: str = "", clients: int = 0) -> str:
+        """Bring every rank's figures together, float64 ``[5, ranks]`` in the order of `PER_RANK`, and what it rejected.
 
         Returns
         -------
@@ -141,13 +163,31 @@ class Record:
             Why the run is to stop after this round: this rank's own `wish`, or somebody's; "" if nobody's. It is empty
             on all ranks or on none.
         """
-        own = np.zeros((len(PER_RANK) + 3, transport.size))
         timed = self.seconds.get("compute_seconds", 0.0), self.seconds.get("wait_seconds", 0.0)
-        own[:, transport.rank] = self.visits, *timed, *self.wire, self.gradients, self.signal, number_of(wish)
+        figures = self.gradients, self.signal, number_of(wish), bool(self.broken), len(self.rejected)
+        own = np.zeros((len(PER_RANK) + len(figures), transport.size))
+        own[:, transport.rank] = self.visits, *timed, *self.wire, *figures
         together = transport.agree(own)
-        self.by_rank, self.signal = together[:-3], float(together[-2].sum())
-        self.gradients = int(together[-3].max())
-        return wish or meant(together[-1])
+        self.by_rank, (gradients, signal, wishes, broken, rejected) = (
+            together[: -len(figures)],
+            together[-len(figures) :],
+        )
+        self.gradients, self.signal = int(gradients.max()), float(signal.sum())
+        if broken.any() and not self.broken:
+            self.broken = "the server's state is not finite"
+        if rejected.any():
+            self._share_rejections(transport, clients)
+        if self.norms.size:
+            self.norms = transport.agree(self.norms)
+        return wish or meant(wishes)
+
+    def _share_rejections(self, transport: Transport, clients: int) -> None:
+        table = np.zeros((clients, 3))
+        for client, found in self.rejected.items():
+            table[client] = found.depth, found.group, found.reason
+        table = transport.agree(table)
+        told = np.flatnonzero(table[:, 2])
+        self.rejected = {client: Rejection(*map(int, table[client])) for client in told.tolist()}
 
 
 def released(ranks: int) -> tuple[str, int, str]:
@@ -169,12 +209,12 @@ class Recorder:
     def __init__(self, run_dir: Path, job: Job, ranks: int, first: int, speaker: Speaker) -> None:
         self.run_dir, self.job, self.speaker = run_dir, job, speaker
         self.said: set[str] = set()
+        self.rejections = 0
         self.layer_names = job.algorithm.layers(job.task)
         self.layer_bytes, self.layer_numbers = job.layer_bytes(), job.layer_numbers()
-        names = [names[0].rpartition(".")[0] if len(names) > 1 else names[0] for names in self.layer_names]
         coords: dict[str, Sequence[int | str]] = {
             "client": range(job.config.clients),
-            "layer": names,
+            "layer": job.layer_names,
             "rank": range(ranks),
         }
         figures = [Column(name, (), "float64", text) for name, text in job.algorithm.figures.items()]
@@ -182,6 +222,7 @@ class Recorder:
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
         """Write one round; only then is it spoken of."""
+        plan = self._counted(plan, record.rejected)
         row: dict[str, Any] = self._of_plan(plan) | self._spent(plan, record)
         row |= dict(record.scores) | dict(record.figures) | dict(clock)
         row["layer_weight"] = [sums.weight(names[0]) for names in self.layer_names]
@@ -193,12 +234,31 @@ class Recorder:
         row["server_seconds"] = record.seconds.get("server_seconds", 0.0)
         for kind, rank, text in record.news:
             self.segment.event(plan.round, kind, rank, text)
-        for kind in sorted(record.remarks.keys() - self.said):
-            self.segment.event(plan.round, kind, -1, record.remarks[kind])
-            self.speaker.warn(kind, record.remarks[kind])
-        self.said |= record.remarks.keys()
+        row["rejected"] = np.isin(np.arange(self.job.config.clients), list(record.rejected))
+        for client, rejection in sorted(record.rejected.items()):
+            self._rejected(plan.round, client, self.job.told(rejection))
+        remarks = self.job.config.remarks() | dict(record.remarks)
+        for kind in sorted(remarks.keys() - self.said):
+            self.segment.event(plan.round, kind, -1, remarks[kind])
+            self.speaker.warn(kind, remarks[kind])
+        self.said |= remarks.keys()
         self.segment.write(plan.round, row)
         self.speaker.round(plan.round + 1, row)
+
+    def _counted(self, plan: Plan, rejected: Mapping[int, Rejection]) -> Plan:
+        """Return the plan with the depths that are left of visits that were rejected."""
+        depth = plan.depth.copy()
+        for client, rejection in rejected.items():
+            depth[np.searchsorted(plan.cohort, client)] = rejection.depth
+        return replace(plan, depth=depth)
+
+    def _rejected(self, round: int, client: int, why: str) -> None:
+        """Log a rejection, and say the first one; a client that is always rejected must not fill the log."""
+        self.rejections += 1
+        if self.rejections == 1:
+            self.speaker.warn("rejected", f"round {round}: client {client}: {why}; more of it is only recorded")
+        if self.rejections <= MOST_LOGGED:
+            self.segment.event(round, "rejected", client, why)
 
     def _of_plan(self, plan: Plan) -> dict[str, Any]:
         """Return the columns that follow from the plan alone."""
@@ -221,7 +281,7 @@ class Recorder:
         """Return the columns of federated oracle complexity."""
         numbers, phi = int(np.dot(_sent(plan), self.layer_numbers)), self.job.config.oracle.phi
         counted, size = int(plan.counted.sum()), self.job.task.parameters
-        spent = Spent(record.gradients, record.server_gradients, counted, numbers, size)
+        spent = Spent(record.gradients if counted else 0, record.server_gradients, counted, numbers, size)
         epochs = {f"epochs_{kind}": number for kind, number in zip("abc", spent.epochs)}
         return epochs | {
             "gradients": spent.gradients,
@@ -238,10 +298,15 @@ class Recorder:
         return whole
 
     def checkpoint(
-        self, done: int, shared: Mapping[str, Any], personal: Iterable[Saved], clock: Mapping[str, float]
+        self,
+        done: int,
+        shared: Mapping[str, Any],
+        personal: Iterable[Saved],
+        clock: Mapping[str, float],
+        memory: Mapping[str, Any],
     ) -> None:
         """Write a checkpoint of the state after `done` rounds."""
-        store.save(self.run_dir, done, shared, personal, clock, self.job.config.checkpoint.keep)
+        store.save(self.run_dir, done, shared, personal, clock, self.job.config.checkpoint.keep, memory)
 
     def close(self) -> None:
         """End the segment and make the run folder readable by any HDF5 reader."""

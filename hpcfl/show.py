@@ -46,7 +46,8 @@ def summary(path: Path) -> dict[str, Any]:
         run, status, rounds, accuracy (last evaluation), accuracy_last (mean of the last 10 evaluations),
         client_accuracy (mean over clients, last evaluation), arrived (share of the invited), void (rounds),
         repeats (void attempts), sim_seconds, wall_seconds, oracle (federated oracle complexity so far; None where it
-        was not recorded), lost (clients, and how), state_sha256 (of the newest checkpoint).
+        was not recorded), lost (clients, and how), rejected (visits, in whole or part), state_sha256 (of the newest
+        checkpoint).
     """
     folder = store.run_folder(path)
     data = store.open_run(folder)
@@ -59,6 +60,7 @@ def summary(path: Path) -> dict[str, Any]:
             "oracle": None,
             **dict.fromkeys(COUNTED, 0),
             "lost": [],
+            "rejected": 0,
         }
     clients = data["client_accuracy"].mean("client").dropna("round").values
     scores = data["accuracy"].dropna("round").values
@@ -78,6 +80,7 @@ def summary(path: Path) -> dict[str, Any]:
         "wall_seconds": _last(data["wall_seconds"].values, 1),
         "oracle": float(data["oracle"].sum()) if "oracle" in data else None,
         "lost": sorted(lost(folder).items()),
+        "rejected": int((data["rejected"] == 1).sum()) if "rejected" in data else 0,
         "state_sha256": digest(store.load(newest, personal=False).shared) if newest else None,
     }
 
@@ -111,10 +114,12 @@ def printed(table: Any) -> None:
 
 
 def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what does not fit into a table: who was lost on the way."""
+    """Yield what does not fit into a table: who was lost on the way, and how much was rejected."""
     for row in rows:
         for client, how in row["lost"]:
             yield f"{Path(row['run']).name}: client {client} was lost {how}"
+        if row["rejected"]:
+            yield f"{Path(row['run']).name}: {row['rejected']} visits were rejected, in whole or in part"
 
 
 def _cell(key: str, value: Any) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from hpcfl.engine import Rounds
 from hpcfl.further import blank, found, keep
+from hpcfl.guard import Sieve
 from hpcfl.job import Job, Progress
 from hpcfl.message import Deposits, Message, State
 from hpcfl.plan import Floats, Plan
@@ -74,9 +75,10 @@ class Simulated(Rounds):
         now.shared = self.transport.invite(now.shared)
         sums = Deposits(self.job.layout, len(plan.cohort), plan.missing)
         kept: list[Message] = []
+        record.measures(self.job.config.clients, self.job.limits(now.norms))
         with record.timed("compute_seconds"):
             for chunk in self.mine:
-                record.visits += visit(self.job, plan, chunk, now, sums, kept)
+                record.visits += visit(self.job, plan, chunk, now, sums, kept, record)
         record.gradients = max(self.job.task.counted().values(), default=0)
         with record.timed("wait_seconds"):
             sums = self.transport.close(sums)
@@ -105,31 +107,47 @@ class Simulated(Rounds):
 
     def together(self, record: Record, wish: str) -> str:
         """Bring every rank's figures together, and its wish to stop."""
-        return record.ranks(self.transport, wish)
+        return record.ranks(self.transport, wish, self.job.config.clients)
 
     def personal(self, now: Progress) -> Iterator[Saved]:
         """Let every rank hand over the state that it hosts."""
         return self.transport.collect(self.job.chunks, now.personal, self.job.like)
 
 
-def visit(job: Job, plan: Plan, chunk: Chunk, now: Progress, sums: Deposits, kept: list[Message] | None = None) -> int:
+def visit(
+    job: Job,
+    plan: Plan,
+    chunk: Chunk,
+    now: Progress,
+    sums: Deposits,
+    kept: list[Message] | None = None,
+    record: Record | None = None,
+) -> int:
     """Do a chunk's visits that count, add their messages to `sums`, keep the personal state; return how many.
 
-    What the algorithm keeps of the messages is put into `kept`.
+    What the algorithm keeps of the messages is put into `kept`, what was rejected is noted in `record`.
     """
     rows = plan.rows(chunk.clients)
     if not len(rows):
         return 0
-    places = torch.from_numpy(chunk.places(plan.cohort[rows]))
+    clients, record = plan.cohort[rows], record or Record.open()
+    places = torch.from_numpy(chunk.places(clients))
     personal = now.personal[chunk.number]
     own = {name: value[places] for name, value in personal.items()}
-    client = job.algorithm.client(job.task, now.shared, own, job.visits(plan, rows))
+    sieve = Sieve(len(rows), job.layout, job.whole, record.limits)
+    client = sieve.through(job.algorithm.client(job.task, now.shared, own, job.visits(plan, rows)))
     take = sums.add
     if kept is not None and job.keeps:
         kept.append(blank(job.keeps, len(rows), job.task.device))
         take = partial(_take, sums, kept[-1])
-    for name, value in drained(client, take).items():
-        personal[name][places] = value
+    after, rejected = drained(client, take), job.rejections(clients, sieve)
+    depth = np.array([rejected[client].depth if client in rejected else 0 for client in clients.tolist()])
+    for name, value in after.items():
+        advances = torch.from_numpy(job.levels.get(name, 1) >= depth)
+        personal[name][places[advances]] = value[advances]
+    record.rejected |= rejected
+    if record.limits is not None:
+        record.norms[clients] = sieve.norms
     return len(rows)
 
 

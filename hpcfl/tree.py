@@ -13,7 +13,7 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from hpcfl.errors import Stopped
+from hpcfl.errors import Stopped, ended
 from hpcfl.message import Deposits, State
 from hpcfl.plan import Floats
 from hpcfl.ranks import Chunk
@@ -135,8 +135,8 @@ class Tree(Transport):
 
     def leave(self, stopped: Stopped | None = None, rest: Callable[[], None] = idle) -> Stopped | None:
         """Hear the server's last word, asleep, and meet at a polled barrier: MPI_Finalize spins while it waits."""
-        word = np.array([-1 if stopped is None else stopped.round], dtype=np.int64)
+        word = np.array([0, 0] if stopped is None else [stopped.round, stopped.code], dtype=np.int64)
         doze(self.comm.Ibcast(word, root=0), rest)
         wait([self.comm.Ibarrier()])
         self.comm.Free()
-        return stopped or (Stopped(int(word[0]), "the server says so") if word[0] >= 0 else None)
+        return stopped or ended(*word.tolist())

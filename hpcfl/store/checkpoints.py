@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Checkpoint:
     shared: dict[str, Array]
     personal: list[tuple[Array, dict[str, Array]]]
     clock: dict[str, float]
+    memory: dict[str, Array] = field(default_factory=dict)
 
 
 def save(
@@ -42,6 +43,7 @@ def save(
     personal: Iterable[tuple[Any, Tensors]],
     clock: Mapping[str, float],
     keep: int,
+    memory: Mapping[str, Array] | None = None,
 ) -> Path:
     """Write the checkpoint after `round` rounds, then delete all but the last `keep` up to this one.
 
@@ -60,6 +62,8 @@ def save(
         times and counts to go on from.
     keep : int
         how many checkpoints stay, at least 1.
+    memory : mapping
+        what the server remembers of earlier rounds beside its state.
 
     Raises
     ------
@@ -75,6 +79,7 @@ def save(
         file.attrs["round"] = round
         file.create_group("clock").attrs.update({name: float(value) for name, value in clock.items()})
         _write_shared(file.create_group("shared"), shared)
+        _write_shared(file.create_group("memory"), memory or {})
         fault.reach("checkpoint")
         write_chunks(file.create_group("personal"), personal)
     older = [old for old in numbered(path.parent, "round") if number_of(old) < round]
@@ -110,6 +115,7 @@ def load(path: Path, personal: bool = True) -> Checkpoint:
             shared={name: np.asarray(item[()]) for name, item in file["shared"].items()},
             personal=read_chunks(file["personal"]) if personal else [],
             clock={name: float(value) for name, value in file["clock"].attrs.items()},
+            memory={name: np.asarray(item[()]) for name, item in file.get("memory", {}).items()},
         )
 
 

@@ -1,7 +1,7 @@
 """How a run stands: a text file for people, whose first line is one word.
 
-``running``, ``done``, ``stopped`` and ``failed`` are written; ``killed`` is what a reader on the same host
-concludes from ``running`` and a process that is no more; ``unknown`` stands for a folder without a status.
+``running``, ``done``, ``stopped``, ``failed`` and ``diverged`` are written; ``killed`` is what a reader on the same
+host concludes from ``running`` and a process that is no more; ``unknown`` stands for a folder without a status.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpcfl.store.atomic import write_text
 
-STATES = ("running", "done", "stopped", "failed")
+STATES = ("running", "done", "stopped", "failed", "diverged")
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,10 @@ class Call:
         Seconds from the round's start.
     stage : int
         The stage of doubling participant sets.
-    stopped, hard : bool
-        When leaving: whether the run was stopped, and whether to end without MPI's farewell, which the dead would
-        have to take part in.
+    stopped : int
+        When leaving: the exit code of a run that did not come to its end, else 0.
+    hard : bool
+        When leaving: whether to end without MPI's farewell, which the dead would have to take part in.
     counted : int64 [h]
         For each client that the lane hosts: the first layer of its last visit that counted (L + 1: none);
         0 where there is nothing to acknowledge.
@@ -52,7 +53,7 @@ class Call:
     attempt: int = 0
     deadline: float = 0.0
     stage: int = 0
-    stopped: bool = False
+    stopped: int = 0
     hard: bool = False
     counted: Ints = field(default_factory=lambda: NONE)
     cohort: Ints = field(default_factory=lambda: NONE)
@@ -75,7 +76,7 @@ class Call:
         deadline = float(data[3:4].view(np.float64)[0])
         bits = np.unpackbits(data[HEAD + hosted :].view(np.uint8))
         counted, cohort = data[HEAD : HEAD + hosted], np.flatnonzero(bits)
-        return cls(Op(op), round_, attempt, deadline, stage, bool(stopped), bool(hard), counted, cohort)
+        return cls(Op(op), round_, attempt, deadline, stage, stopped, bool(hard), counted, cohort)
 
 
 def length(hosted: int, clients: int) -> int:

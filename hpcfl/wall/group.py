@@ -24,6 +24,7 @@ from hpcfl.plan import Floats
 Array = NDArray[np.generic]
 Parcel = list[Tensor]
 """One group: its head, then its large blocks, all of them flat."""
+SENT, REJECTED = 1.0, -1.0
 SIGNS = 4  # what a seat signs with: its flag, its seconds, and its gradients in two parts
 
 
@@ -62,9 +63,9 @@ class Group:
         large = (self.blocks[name] for name in self.large)
         return [(self.size, self.dtype), *((prod(block.shape), block.dtype) for block in large)]
 
-    def sign(self, parcel: Parcel, seat: int, seconds: float, gradients: int = 0) -> None:
+    def sign(self, parcel: Parcel, seat: int, seconds: float, gradients: int = 0, flag: float = SENT) -> None:
         """Mark the parcel as sent by `seat`, `seconds` after its visit began, which has computed so many gradients."""
-        self.signs(parcel)[:, seat] = 1.0, seconds, *_parts(gradients)
+        self.signs(parcel)[:, seat] = flag, seconds, *_parts(gradients)
 
     def weigh(self, parcel: Parcel, seat: int, name: str, weight: float) -> None:
         """Write down the weight of a block."""
@@ -74,7 +75,8 @@ class Group:
     def signs(self, parcel: Parcel) -> NDArray[np.floating]:
         """Return where seats sign, [4, width].
 
-        Above 0 who has sent this group, then its visit's seconds and gradients by then, the latter in two parts.
+        `SENT` who has sent this group, `REJECTED` whose visit was rejected by it, 0 else; then the visit's seconds and
+        gradients by then, the latter in two parts.
         """
         signs: NDArray[np.floating] = parcel[0].numpy()[: SIGNS * self.width].reshape(SIGNS, self.width)
         return signs

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.further import blank, keep
+from hpcfl.guard import Rejection
 from hpcfl.message import PIECE, Block, Deposits, Layout, Message, Sums, deposit
 from hpcfl.plan import Floats
 
@@ -37,6 +38,8 @@ class Held(Sums):
     ----------
     gradients : int
         The most gradients that a visit that counted has computed.
+    rejected, norms
+        As the round's outcome has them.
     """
 
     def __init__(
@@ -51,6 +54,8 @@ class Held(Sums):
         super().__init__(layout, invited, missing)
         self.kept, self.folded, self.copied = kept, folded, copied
         self.gradients = 0
+        self.rejected: dict[int, Rejection] = {}
+        self.norms: Floats = np.zeros((0, 0))
         self._group = {name: number for number, blocks in enumerate(layout) for name in blocks}
 
     def weight(self, name: str) -> float:
@@ -113,9 +118,9 @@ def scaled(value: Tensor, weight: float | None, product: Floats) -> Floats:
     return product
 
 
-def fold(slot: Slot, sums: Deposits) -> None:
-    """Add a complete slot to exact running sums."""
-    for number, group in enumerate(slot.wire):
+def fold(slot: Slot, sums: Deposits, groups: int | None = None) -> None:
+    """Add the first groups of a slot (None: all) to exact running sums."""
+    for number, group in enumerate(slot.wire[:groups]):
         for name in group.blocks:
             value, weight = contribution(slot, number, name)
             total = scaled(value, weight, np.empty(len(value)))

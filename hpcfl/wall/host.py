@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfl.guard import METRIC, NOBODY, norms
 from hpcfl.message import Message, State
 from hpcfl.plan import Floats, Invitation
 from hpcfl.visits import OutOfTime, Visits
-from hpcfl.wall.group import Group
+from hpcfl.wall.group import REJECTED, Group
 from hpcfl.wall.ship import Dock, Shipment
 
 if TYPE_CHECKING:
@@ -186,10 +187,15 @@ class Sender:
         self.wire, self.seat, self.dock, self.pace, self.put, self.whole = wire, seat, dock, pace, put, whole
         self.gradients = gradients
         self.place = {name: number for number, group in enumerate(wire) for name in group.blocks}
-        self.number = 0
+        self.number, self.bad = 0, NOBODY
         self.held: list[Shipment] = []
         self.versions: dict[str, tuple[Tensor, int]] = {}
         self._begin()
+
+    def _reject(self, name: str) -> None:
+        """Let the visit count no more, from this block's group on or as a whole; the loss is named last."""
+        if self.bad == NOBODY or (self.whole and self.bad == self.place.get(METRIC) and name != METRIC):
+            self.bad = self.place[name]
 
     def take(self, message: Message) -> None:
         """Put the blocks of a message into their groups; a group leaves when all of it is there.
@@ -207,6 +213,8 @@ class Sender:
                 self._leave()
             self.dock.write(self.wire[self.number], self.shipment, self.seat, name, value[0], float(weight[0]))
             self.missing.discard(name)
+            if not np.isfinite(norms(value[:1])[0]):
+                self._reject(name)
             if not self.missing:
                 self._leave()
 
@@ -223,6 +231,8 @@ class Sender:
                 raise ValueError(f"block '{name}' was changed after it was yielded: yield a tensor that stays as it is")
         while self.number < len(self.wire):
             self._leave()
+        if self.whole and self.bad != NOBODY:
+            self.held = [self._rejected(number) for number in range(len(self.wire))]
         if self.whole:
             self._put()
 
@@ -232,13 +242,24 @@ class Sender:
 
     def _leave(self) -> None:
         self.pace.wait(self.number)
-        self.wire[self.number].sign(self.shipment.parcel, self.seat, self.pace.seconds(), self.gradients())
-        self.held.append(self.dock.close(self.wire[self.number], self.shipment))
+        if self.bad == NOBODY:
+            self.wire[self.number].sign(self.shipment.parcel, self.seat, self.pace.seconds(), self.gradients())
+            self.held.append(self.dock.close(self.wire[self.number], self.shipment))
+        else:
+            self.held.append(self._rejected(self.number))
         self.number += 1
         if self.number < len(self.wire):
             self._begin()
         if not self.whole:
             self._put()
+
+    def _rejected(self, number: int) -> Shipment:
+        """Return a group of which nothing counts; that by which the visit was rejected says so."""
+        group = self.wire[number]
+        shipment = self.dock.open(group)
+        if number == self.bad:
+            group.sign(shipment.parcel, self.seat, self.pace.seconds(), self.gradients(), REJECTED)
+        return self.dock.close(group, shipment)
 
     def _put(self) -> None:
         """Let what is held leave, unless the round is over."""

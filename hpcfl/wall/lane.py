@@ -88,7 +88,7 @@ class Lane:
         if self.state == "active":
             self._fall_behind()
 
-    def dismiss(self, round_: int, stopped: bool, hard: bool) -> None:
+    def dismiss(self, round_: int, stopped: int, hard: bool) -> None:
         """Tell the lane that the run is over; it is idle again when all its ranks are about to leave."""
         call = Call(Op.LEAVE, round_, stopped=stopped, hard=hard, counted=self.counted)
         self.ask(call, [], lambda data: data.Ibarrier())

@@ -86,18 +86,20 @@ def check_width(width: int | str, ranks: int) -> None:
         )
 
 
-def check_single(name: str, width: int | str, rows: Sequence[Bench] = ()) -> None:
-    """Raise UsageError where ranks would share a lane although algorithm `name` asks for further sums.
+def check_single(who: str, width: int | str, rows: Sequence[Bench] = ()) -> None:
+    """Raise UsageError where ranks would share a lane although single messages are looked at.
 
     Parameters
     ----------
+    who : str
+        Which key looks at them, and how.
     rows : sequence of Bench
         The lanes, once they are known.
     """
     if width == "all" or (isinstance(width, int) and width > 1) or any(len(bench.ranks) > 1 for bench in rows):
         raise UsageError(
-            f"lane_width: algorithm.name = '{name}' asks for further sums over single messages, which ranks that share "
-            f"a lane add up on the way: expected 1, got {width!r}; nearest: 1"
+            f"lane_width: {who} single messages, which ranks that share a lane add up on the way: "
+            f"expected 1, got {width!r}; nearest: 1"
         )
 
 

@@ -46,7 +46,7 @@ class RealTime(Rounds):
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Held]:
         """Run the next round until its rule closes it; what more is asked of its messages, the server answers alone."""
         plan, sums = self._closed(now, record)
-        record.gradients = sums.gradients
+        record.gradients, record.rejected, record.norms = sums.gradients, sums.rejected, sums.norms
         if self.job.keeps:
             with record.timed("server_seconds"):
                 messages = sums.messages(self.job.keeps, self.job.task.device)
@@ -60,7 +60,7 @@ class RealTime(Rounds):
             return plan, Held(self.job.layout, 0, plan.missing, [])
         with record.timed("wait_seconds"):
             try:
-                return self.server.exchange(now.round, now.shared, now.stage.number)
+                return self.server.exchange(now.round, now.shared, now.stage.number, self.job.limits(now.norms))
             except Interrupted:
                 self.server.abandon()
                 raise

@@ -47,6 +47,7 @@ class Server:
         self.participation = job.config.participation
         self.deadlines = Deadlines(self.participation)
         self.packing = Packing(public(job.algorithm.start(job.task)))
+        self.limits: Floats | None = None
         self.size = 1 + sum(len(lane.bench.ranks) for lane in fleet.lanes)
 
     def gather(self) -> None:
@@ -58,12 +59,12 @@ class Server:
 
     # rounds
 
-    def exchange(self, round_: int, shared: State, stage: int = 0) -> tuple[Plan, Held]:
+    def exchange(self, round_: int, shared: State, stage: int = 0, limits: Floats | None = None) -> tuple[Plan, Held]:
         """Run one round: invite, wait until the rule says that it is over, return what happened and the sums.
 
-        A round in which fewer than ``min_clients`` visits counted is void, and repeated.
+        A round in which fewer than ``min_clients`` visits counted is void, and repeated; `limits` as `Job.limits`.
         """
-        began, attempt = time.monotonic(), 0
+        began, attempt, self.limits = time.monotonic(), 0, limits
         while True:
             tally = self._attempt(round_, attempt, shared, stage)
             self.deadlines.saw(tally.seconds, tally.asked.deadline)
@@ -82,7 +83,7 @@ class Server:
         start = time.monotonic()
         for lane in invited:
             lane.invite(self._call(Op.VISIT, lane, asked), state)
-        tally = Tally(self.job, asked, invited, start)
+        tally = Tally(self.job, asked, invited, start, self.limits)
         self._until_over(tally)
         self.fleet.poll()
         closed = time.monotonic()
@@ -188,11 +189,13 @@ class Server:
         self.fleet.answered(asked, SAVE_SECONDS)
         return kept, sum(len(lane.bench.ranks) for lane in asked)
 
-    def leave(self, round_: int, stopped: bool, bereft: bool) -> tuple[list[Lane], bool]:
+    def leave(self, round_: int, stopped: int, bereft: bool) -> tuple[list[Lane], bool]:
         """Dismiss all ranks at once, when the late ones are back: MPI's own farewell spins until everybody is there.
 
         Parameters
         ----------
+        stopped : int
+            The exit code of a run that did not come to its end, else 0.
         bereft : bool
             Whether MPI cannot take its farewell without the dead.
 

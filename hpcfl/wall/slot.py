@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from mpi4py import MPI
 
+from hpcfl.guard import NOBODY
 from hpcfl.plan import Ints
-from hpcfl.wall.group import Parcel, computed
+from hpcfl.wall.group import REJECTED, Parcel, computed
 
 if TYPE_CHECKING:
     from hpcfl.wall.lane import Lane
@@ -41,6 +42,12 @@ class Slot:
         flags = np.array([*(signs[0] for signs in self.signs[:groups]), np.zeros(len(self.ranks))])
         count: Ints = np.argmin(flags > 0, axis=0)
         return count
+
+    def rejected(self, groups: int) -> Ints:
+        """Return by which of the first `groups` groups each visit was rejected, int64 [width]; `NOBODY`: by none."""
+        flags = np.array([*(signs[0] for signs in self.signs[:groups]), np.full(len(self.ranks), REJECTED)])
+        first: Ints = np.argmax(flags == REJECTED, axis=0)
+        return np.where(first < groups, first, NOBODY)
 
     def seconds(self, seat: int) -> float:
         """Return the seconds that a rank's visit had taken when it sent the last group that arrived."""

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from hpcfl import store
 from hpcfl.deadlines import Deadlines
-from hpcfl.errors import Interrupted, Stopped
+from hpcfl.errors import Diverged, Interrupted, Stopped, ended
 from hpcfl.job import Job, Progress
 from hpcfl.stopping import Stop
 from hpcfl.transport import Arrays
@@ -83,8 +83,9 @@ def served(
         call = member.serve()
     except Parted as parted:
         print(f"hpcfl: rank {rank}: {parted}", file=sys.stderr, flush=True)
-        _drop(None if parted.state == "done" else Stopped(now.round, parted.state))
-    stopped = Stopped(call.round, "the server says so") if call.stopped else None
+        codes = {"done": 0, "diverged": Diverged.code}
+        _drop(ended(now.round, codes.get(parted.state, Stopped.code)))
+    stopped = ended(call.round, call.stopped)
     if call.hard:
         _drop(stopped)
     return stopped
@@ -92,7 +93,7 @@ def served(
 
 def dismissed(rounds: RealTime, comm: MPI.Intracomm, done: int, stopped: Stopped | None) -> None:
     """Let all ranks leave at once; end the job where some do not come back."""
-    missing, hard = rounds.server.leave(done, stopped is not None, not has_ulfm(comm))
+    missing, hard = rounds.server.leave(done, stopped.code if stopped else 0, not has_ulfm(comm))
     if missing:
         ranks = ", ".join(str(rank) for lane in missing for rank in lane.bench.ranks)
         print(f"hpcfl: the run is recorded, but rank {ranks} did not come back to leave", file=sys.stderr, flush=True)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
+from hpcfl.guard import NOBODY, NOT_FINITE, Rejection, Sieve
 from hpcfl.message import Deposits, Message
 from hpcfl.plan import Floats, Ints, Invitation, Plan
 from hpcfl.wall.held import Held, fold, message
@@ -28,10 +31,23 @@ class Tally:
         The lanes that take part.
     start : float
         When they were invited (seconds of the monotonic clock).
+    limits : float64 [units], optional
+        The largest norms that are accepted, see `Job.limits`; lanes are of one rank each then.
+
+    Attributes
+    ----------
+    rejected : dict of int to Rejection
+        The clients whose visits, or layers of them, were rejected.
+    norms : float64 [clients, units]
+        Norms of the messages that were accepted; empty where there are no limits.
     """
 
-    def __init__(self, job: Job, asked: Invitation, lanes: list[Lane], start: float) -> None:
-        self.job, self.asked, self.lanes, self.start = job, asked, lanes, start
+    def __init__(
+        self, job: Job, asked: Invitation, lanes: list[Lane], start: float, limits: Floats | None = None
+    ) -> None:
+        self.job, self.asked, self.lanes, self.start, self.limits = job, asked, lanes, start, limits
+        self.rejected: dict[int, Rejection] = {}
+        self.norms: Floats = np.zeros((asked.clients, 0 if limits is None else len(limits)))
         self.whole = job.whole
         self.worth = None if asked.worth is None else dict(zip(asked.cohort.tolist(), asked.worth.tolist()))
         self.groups = len(job.layout)
@@ -54,10 +70,11 @@ class Tally:
         assert slot is not None
         self.folded = self.folded or Deposits(self.job.layout)
         self.early += self._value(lane)
-        self._note(lane, slot, self.groups)
-        fold(slot, self.folded)
+        accepted = self._accepted(slot, self.groups)
+        self._note(lane, slot, accepted)
+        fold(slot, self.folded, accepted)
         if self.job.keeps:
-            self.copied.append(message(slot, self.groups, self.job.keeps, self.job.task.device))
+            self.copied.append(message(slot, accepted, self.job.keeps, self.job.task.device))
         lane.open_next()
 
     def finish(self, closed: float) -> None:
@@ -70,6 +87,7 @@ class Tally:
             single = len(lane.bench.ranks) == 1
             groups = sum(when <= closed for when in slot.times) if single else len(slot.times)
             if groups == self.groups or not self.whole:
+                groups = self._accepted(slot, groups)
                 self._note(lane, slot, groups)
                 if self.reached[groups] <= self.asked.layers:  # a loss without any layer does not count
                     self.kept.append((slot, groups))
@@ -82,8 +100,9 @@ class Tally:
 
     @property
     def count(self) -> int:
-        """How many visits counted at all."""
-        return int((self.depth <= self.asked.layers).sum())
+        """How many visits counted, or would have, had they not been rejected."""
+        arrived = (self.depth <= self.asked.layers) | np.isin(self.asked.cohort, list(self.rejected))
+        return int(arrived.sum())
 
     def plan(self, seconds: float, repeats: int) -> Plan:
         """Return the round as it was."""
@@ -93,7 +112,7 @@ class Tally:
     def sums(self, plan: Plan) -> Held:
         """Return the sums over what counted."""
         held = Held(self.job.layout, len(self.asked.cohort), plan.missing, self.kept, self.folded, self.copied)
-        held.gradients = self.gradients
+        held.gradients, held.rejected, held.norms = self.gradients, self.rejected, self.norms
         return held
 
     def _looked_at(self) -> list[tuple[Lane, Slot]]:
@@ -109,6 +128,23 @@ class Tally:
             count += self._value(lane)
         return taken
 
+    def _accepted(self, slot: Slot, groups: int) -> int:
+        """Return how many of the first `groups` groups of a single rank's visit count, as far as their norms say."""
+        client = slot.clients[0]
+        if self.limits is None or client < 0 or not groups or slot.rejected(groups)[0] != NOBODY:
+            return groups
+        sieve = Sieve(1, self.job.layout, self.whole, self.limits)
+        weight = torch.ones(1)
+        parts = [
+            [(name, group.value(data, name)[None], weight) for name in group.blocks]
+            for group, data in zip(slot.wire[:groups], slot.data)
+        ]
+        for held in [list(chain(*parts))] if self.whole else parts:
+            sieve.judge(held)
+        self.norms[client] = sieve.norms[0]
+        self.rejected |= self.job.rejections(np.array([client]), sieve)
+        return groups if sieve.first[0] == NOBODY else 0 if self.whole else int(sieve.first[0])
+
     def _value(self, lane: Lane) -> int:
         """Return the visits of a lane's current slot if it is complete, or their samples where these are counted."""
         if self.worth is None or not lane.arrived or lane.slot is None:
@@ -117,15 +153,18 @@ class Tally:
 
     def _note(self, lane: Lane, slot: Slot, groups: int) -> None:
         """Note whose visits are in a slot, and how far each had come within its first `groups` groups."""
+        rejected = slot.rejected(groups).tolist()
         for seat, (client, count) in enumerate(zip(slot.clients, slot.sent(groups).tolist())):
             if client < 0:
                 continue
+            if rejected[seat] != NOBODY:
+                self.rejected[client] = Rejection(self.reached[count], rejected[seat], NOT_FINITE)
             lane.worked[:, seat] += 1, slot.seconds(seat)
             row = np.searchsorted(self.asked.cohort, client)
             self.depth[row] = self.reached[count]
             if self.reached[count] <= self.asked.layers:
                 self.gradients = max(self.gradients, slot.gradients(seat, groups))
-            if count == self.groups:
+            if count == self.groups or (client in self.rejected and slot.complete):
                 self.seconds[row] = slot.times[-1] - self.start
 
     def _acknowledge(self) -> None:
