@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from math import inf, isnan, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hpcfl.config import Config
-from hpcfl.data import Header
+from hpcfl.data import Federation, Header
+from hpcfl.data.base import Range
 from hpcfl.doubling import entered
 from hpcfl.wall.roster import benches
 
@@ -17,6 +21,15 @@ if TYPE_CHECKING:
     from hpcfl.plan import Plan
 
 PREVIEW = 200  # rounds over which the plan is averaged
+LOOKED_AT = 256 << 20
+"""Bytes of samples, as float32, up to which clients' features are looked at."""
+FARTHEST = 100.0
+"""Largest magnitude of a feature that raises no doubt.
+
+The curvature along a weight grows with the square of its feature, and the step that is stable falls with it: at 100 it
+is 10⁴ times shorter than for features of order 1, which usual step sizes suit. Pixels of 0 to 255 are beyond it. No
+standardised feature is in fewer than 10⁴ samples: it is at most √n in n of them.
+"""
 
 
 def report(config: Config, header: Header, data_dir: Path | None, ranks: int) -> Iterator[str]:
@@ -51,6 +64,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
         yield f"note          {', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"
     for kind, text in (config.remarks() | job.algorithm.remarks(job.task, job.algorithm.start(job.task))).items():
         yield f"warning       {kind}: {text}"
+    yield from _features(config, header.ranges, job.task.federation)
     if config.clock == "wall":
         server, client = bounds(job, ranks)
         yield f"lanes         {_lanes(job, ranks)} on {ranks} ranks of one host"
@@ -118,6 +132,34 @@ def _planned(job: Job, rounds: int) -> list[Plan]:
         found.append(next(plans))
         stage = job.after(round_, stage, -1.0)
     return found
+
+
+def _features(config: Config, known: tuple[Range, ...], federation: Federation) -> Iterator[str]:
+    """Warn of clients whose training features are too large; say of how many clients that is known, if not of all."""
+    ranges = known or tuple(_ranges(federation))
+    farthest = [max(both, key=abs) for both in ranges]
+    beyond = [client for client, value in enumerate(farthest) if not abs(value) <= FARTHEST]
+    clients = f"{federation.clients} clients"
+    seen = clients if len(ranges) == federation.clients else f"the first {len(ranges)} of {clients}"
+    if beyond:
+        pixels = all(least >= 0 and most <= 255 for least, most in ranges)
+        unscaled = getattr(config.data, "scale", "no such key") is None
+        remedy = "data.scale = 'unit'" if pixels and unscaled else "features standardised to mean 0 and deviation 1"
+        yield (
+            f"warning       features: client {beyond[0]} holds {farthest[beyond[0]]:g}: beyond ±{FARTHEST:g}, as in "
+            f"{len(beyond)} of {seen}, training by gradients may diverge; nearest: {remedy}"
+        )
+    elif seen != clients:
+        yield f"note          features: those of {seen} were looked at"
+
+
+def _ranges(federation: Federation) -> Iterator[Range]:
+    """Yield the least and the largest training feature of each client, as long as they come in `LOOKED_AT` bytes."""
+    samples = (federation.train_sizes + federation.test_sizes).tolist()  # a client's are read together
+    sizes = accumulate(4 * count * prod(shape) for count, shape in zip(samples, federation.shapes))
+    for client in range(sum(size <= LOOKED_AT for size in sizes)):
+        features = federation.client(client).train_features
+        yield float(np.min(features, initial=0)), float(np.max(features, initial=0))
 
 
 def _stages(job: Job) -> Iterator[str]:

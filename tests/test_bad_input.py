@@ -342,6 +342,18 @@ CASES = {
     "hdf5-without-test": own(without("clients/2/test"), "", "own.h5", "clients/2/test", "missing"),
     "hdf5-of-3-clients": own(nothing, "clients=4", "clients = 4", "own.h5", "clients = 3"),
     "hdf5-of-unequal-shapes": own(wider, "", "(6,)", "(5,)"),
+    "hdf5-of-two-files": own(
+        lambda file: file.update({"clients/3": h5py.ExternalLink("other.h5", "/clients/3")}),
+        "clients=4",
+        "own.h5: clients/3 is an external link",
+        "expected the data themselves",
+    ),
+    "hdf5-of-no-pixels": own(
+        lambda file: file["clients/1/train/features"].write_direct(np.full((4, 5), 256, np.float32)),
+        "data.scale=unit",
+        "own.h5: clients/1/train/features: sample 0 holds 256.0, expected 0 to 255 as data.scale = 'unit'",
+    ),
+    "hdf5-scale": own(nothing, "data.scale=units", "data.scale", "'unit'", "'units'"),
     "hdf5-is-text": Case(
         "run fedavg-digits --set data.name=hdf5 --set data.file=own.h5 --data-dir {here} --out {here}/out",
         ("own.h5", "HDF5"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from hpcfl.data import hdf5, hdf5_file
 from hpcfl.data.hdf5 import Hdf5
+from hpcfl.data.usps import Usps
 from test_data import refused, sound, store
 from test_data_files import refused_by_all
 
@@ -177,3 +179,138 @@ def test_pruning_needs_features_of_one_axis_and_no_global_test_set(tmp_path):
     refused_by_all(section(prune=0.1), tmp_path, "data.prune = 0.1", said)
     store(tmp_path, sound({"0": 4, "1": 4}) | {"test/features": np.ones((2, 4)), "test/labels": [0, 1]})
     refused_by_all(section(prune=0.1), tmp_path, "data.prune = 0.1", "global test set", "nearest: 0.0")
+
+
+# --- data that are not in the file itself ---------------------------------------------------------------------
+
+ALIEN = "other.h5"
+
+
+def linked(name: str, link: h5py.SoftLink | h5py.ExternalLink) -> Callable[[h5py.File], None]:
+    """Move what is there to another name, and put a link in its place."""
+
+    def change(file: h5py.File) -> None:
+        file.move(name, "moved")
+        file[name] = link
+
+    return change
+
+
+Rows = slice | list[int]
+
+
+def virtual(*sources: tuple[str, str, Rows], name: str = f"{GROUP}/features") -> Callable[[h5py.File], None]:
+    """Map rows of 4 from the first rows of sources (file, name, where to), after the data set was moved."""
+
+    def change(file: h5py.File) -> None:
+        if name in file:
+            file.move(name, "moved")
+        layout = h5py.VirtualLayout((4, 5), "f8")
+        for path, source, rows in sources:
+            count = len(np.arange(4)[rows])
+            layout[rows] = h5py.VirtualSource(path, source, (count + 1, 5))[:count]
+        file.create_virtual_dataset(name, layout, fillvalue=0)
+
+    return change
+
+
+ALL = slice(4)
+
+
+def raw(file: h5py.File) -> None:
+    del file[f"{GROUP}/labels"]
+    file.create_dataset(f"{GROUP}/labels", (4,), "i1", external=[("labels.bin", 0, 4)])
+
+
+def nested(file: h5py.File) -> None:
+    virtual((ALIEN, f"{GROUP}/features", ALL), name="half")(file)
+    virtual((".", "half", ALL))(file)
+
+
+FEATURES = f"{GROUP}/features"
+PLACES = [
+    (linked("clients", h5py.SoftLink("/moved")), "mine.h5: clients is a soft link"),
+    (linked("clients/a10", h5py.ExternalLink(ALIEN, "clients/a10")), "mine.h5: clients/a10 is an external link"),
+    (linked(GROUP, h5py.SoftLink("/moved")), f"mine.h5: {GROUP} is a soft link"),
+    (linked(FEATURES, h5py.ExternalLink(ALIEN, FEATURES)), f"mine.h5: {FEATURES} is an external link"),
+    (lambda file: file.update({"test": h5py.SoftLink("/none")}), "mine.h5: test is a soft link"),
+    (raw, f"mine.h5: {GROUP}/labels keeps its numbers in 'labels.bin'"),
+    (virtual((ALIEN, FEATURES, ALL)), f"mine.h5: {FEATURES} is virtual and maps '{FEATURES}' of '{ALIEN}'"),
+    (nested, f"mine.h5: half is virtual and maps '{FEATURES}' of '{ALIEN}'"),
+    (virtual((".", "moved", slice(2)), (".", "none", slice(2, 4))), f"{FEATURES} is virtual, but its source 'none' is"),
+    (virtual((".", "clients/a2/test/features", ALL)), "source clients/a2/test/features is (2, 3), not what is mapped"),
+    (virtual((".", FEATURES, ALL)), f"mine.h5: {FEATURES} is virtual, but its source '{FEATURES}' is missing or the"),
+    (
+        virtual((".", "moved", slice(3)), (".", "moved", [0, 2])),
+        f"mine.h5: {FEATURES} is virtual, but no source is mapped to 5 of its 20 numbers",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), PLACES, ids=[said.split(":")[-1] for _, said in PLACES])
+def test_data_that_are_not_in_the_file_itself_are_refused(change, said, tmp_path):
+    (store(tmp_path, sound()) / "mine.h5").rename(tmp_path / ALIEN)
+    store(tmp_path, sound())
+    (tmp_path / "labels.bin").write_bytes(bytes(4))
+    federation = section().federate(3, 0, tmp_path)
+    with h5py.File(tmp_path / "mine.h5", "r+") as file:
+        change(file)
+    refused_by_all(section(), tmp_path, said, clients=3)
+    if GROUP in said:
+        assert said in refused(federation.client, 2)  # when read, too
+
+
+def test_a_virtual_data_set_of_the_same_file_is_read(tmp_path):
+    store(tmp_path, sound() | {"one": np.full((3, 5), 7.0), "100%": np.arange(45.0).reshape(9, 5)})
+    with h5py.File(tmp_path / "mine.h5", "r+") as file:
+        virtual((".", "one", slice(0, 4, 2)), (".", "100%%", slice(1, 4, 2)), name="both")(file)
+        layout = h5py.VirtualLayout((4, 5), "f8")
+        layout[...] = h5py.VirtualSource(".", "/both", (4, 5))
+        del file[FEATURES]
+        file.create_virtual_dataset(FEATURES, layout)
+    assert section().check(3, tmp_path).train == 12
+    assert section().federate(3, 0, tmp_path).client(2).train_features[:, 0].tolist() == [7, 0, 7, 5]
+
+
+def test_links_in_the_file_of_usps_are_refused_too(tmp_path):
+    (tmp_path / "usps").mkdir()
+    with h5py.File(tmp_path / "usps" / "usps.h5", "w") as file:
+        file["elsewhere/data"], file["elsewhere/target"] = np.zeros((9, 256)), np.arange(9)
+        file["train"], file["test"] = file["elsewhere"], h5py.SoftLink("/elsewhere")
+    assert refused(Usps().check, 2, tmp_path) == (
+        f"{tmp_path / 'usps' / 'usps.h5'}: test is a soft link, expected the data themselves"
+    )
+
+
+# --- pixels ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("scale", "expected"), [("unit", [0, 0.2, 1]), ("centred", [-1, -0.6, 1])])
+@pytest.mark.parametrize("dtype", ["u1", "f8"])
+def test_pixels_are_scaled_as_those_of_other_sources(scale, expected, dtype, tmp_path):
+    rows = {name: np.array([[0, 51, 255]] * len(v), dtype) for name, v in sound({"0": 3}).items() if "features" in name}
+    content = sound({"0": 3}) | rows
+    store(tmp_path, content | {"test/features": rows["clients/0/test/features"], "test/labels": [0, 1]})
+    federation = section(scale=scale).federate(1, 0, tmp_path)
+    client, whole = federation.client(0), federation.server_test()
+    for features in (client.train_features, client.test_features, whole[0]):
+        assert features.dtype == np.float32
+        np.testing.assert_array_equal(features, np.tile(np.float32(expected), (len(features), 1)))
+    assert section(scale=scale).check(1, tmp_path).ranges == ((expected[0], expected[-1]),)
+    assert section().check(1, tmp_path).ranges == ((0, 255),)
+    store(tmp_path, content)
+    pruned = section(scale=scale, prune=0.5)
+    assert pruned.check(1, tmp_path).ranges == ()
+    kept = {tuple(pruned.federate(1, seed, tmp_path).client(0).train_features[0]) for seed in range(9)}
+    assert len(kept) > 1
+    assert all(set(row) <= set(np.float32(expected)) for row in kept)
+
+
+@pytest.mark.parametrize("value", [-1.0, 256.0, np.nan])
+def test_numbers_that_are_no_pixels_are_refused_with_a_scale(value, tmp_path, monkeypatch):
+    store(tmp_path, sound({"0": 3, "1": 3}) | {"test/features": [[0.0, 1, 2], [3, value, 5]], "test/labels": [0, 1]})
+    line = f"{tmp_path / 'mine.h5'}: test/features: sample 1 holds {value}, expected 0 to 255 as data.scale = 'unit'"
+    assert refused(section(scale="unit").check, 2, tmp_path) == line
+    monkeypatch.setattr(hdf5, "VERIFIED", 0)
+    assert section(scale="unit").check(2, tmp_path).ranges == ()
+    assert refused(section(scale="unit").federate(2, 0, tmp_path).server_test) == line

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
+from hpcfl import check
 from hpcfl.check import report
 from hpcfl.config import load
 from hpcfl.job import Job
@@ -129,6 +130,13 @@ def test_every_preset_is_valid(name: str, folder: Path) -> None:
     ranks = 1 + config.clients if config.clock == "wall" else 1
     lines = list(report(config, config.check(folder), folder, ranks))
     assert lines[0].startswith(f"config        valid: {config.algorithm.name}, ")
+
+
+def test_no_preset_has_features_that_a_check_warns_of(folder: Path) -> None:
+    configs = {(config.data, config.clients): config for config in (load(name, fewer(name)) for name in NAMES)}
+    for config in configs.values():
+        header, federation = config.data.check(config.clients, folder), config.data.federate(config.clients, 0, folder)
+        assert list(check._features(config, header.ranges, federation)) == []
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * slow(n)) for n in PAPER])

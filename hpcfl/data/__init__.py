@@ -4,8 +4,8 @@ A module that defines a named `Source` is a source: digits, mnist, usps, cifar10
 hdf5, linear, unit_cube, reduced, and those whose clients have feature spaces of their own: two_digits,
 noisy_features, linear_mapping, linear_spaces. The others are what sources are made of: promises and bases (base,
 pooled, cifar, gaussians), readers of file formats (idx, pickles, leaf, glove, libsvm, hdf5_file, folder), how samples
-are dealt to clients (partition) and which the server keeps (server), and how features of known moments are whitened
-(whitening).
+are dealt to clients (partition) and which the server keeps (server), how pixels become features (pixels), and how
+features of known moments are whitened (whitening).
 """
 
 from hpcfl.data.base import ClientData, Federation, Header, Source

@@ -16,6 +16,7 @@ Features = NDArray[np.float32]
 Integers = NDArray[np.int64]
 Labels = Integers | Features
 Shape = tuple[int, ...]
+Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Header:
         Whether clients may draw new samples of a linear model in each round.
     server : int
         Training samples that the server itself holds; they are not among `train`.
+    ranges : tuple of (float, float)
+        Least and largest training feature of each client, where a source's `check` has read them all; else empty.
     """
 
     clients: int | None
@@ -49,6 +52,7 @@ class Header:
     targets: bool = False
     fresh: bool = False
     server: int = 0
+    ranges: tuple[Range, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

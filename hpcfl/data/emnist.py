@@ -11,7 +11,8 @@ from pydantic import Field
 from hpcfl.data import idx
 from hpcfl.data.base import Header, Integers
 from hpcfl.data.folder import folder
-from hpcfl.data.pooled import Pixels, Pool, Pooled
+from hpcfl.data.pixels import Pixels
+from hpcfl.data.pooled import Pool, Pooled
 from hpcfl.errors import UsageError
 
 CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}

@@ -13,7 +13,8 @@ from hpcfl.data.base import Header, Integers, Source
 from hpcfl.data.folder import folder
 from hpcfl.data.leaf import User
 from hpcfl.data.partition import Parts, follow, iid, keep, shards
-from hpcfl.data.pooled import Pool, PooledFederation, Scale
+from hpcfl.data.pixels import Scale
+from hpcfl.data.pooled import Pool, PooledFederation
 from hpcfl.errors import UsageError
 from hpcfl.rng import keyed
 

@@ -2,22 +2,25 @@
 
 The file holds ``clients/<id>/{train,test}/{features,labels}`` and, if there is a global test set,
 ``test/{features,labels}``. Features are finite numbers ``[n, ...]``; labels are integers ``[n]`` from 0 in the whole
-file, or floating-point numbers ``[n]`` in the whole file: targets of a regression.
+file, or floating-point numbers ``[n]`` in the whole file: targets of a regression. All of it is in the file itself:
+links to other names, external storage and virtual data sets of other files are refused.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 from pathlib import Path
 from typing import Literal
 
+import h5py
 import numpy as np
 from pydantic import Field
 
 from hpcfl.data import hdf5_file
 from hpcfl.data.base import ClientData, Features, Federation, Header, Integers, Labels, Shape, Source
-from hpcfl.data.hdf5_file import Survey
+from hpcfl.data.hdf5_file import Part, Survey
+from hpcfl.data.pixels import Scale
 from hpcfl.errors import UsageError
 from hpcfl.rng import keyed
 
@@ -35,11 +38,14 @@ class Hdf5Federation(Federation):
         What was in the file when it was looked at.
     kept : list of int64 [k_i], or None
         Which features of each client are kept; None: all.
+    scale : {"unit", "centred"} or None
+        How features are scaled that are pixels.
     """
 
     path: Path
     found: Survey
     kept: list[Integers] | None
+    scale: Scale | None
 
     def client(self, i: int) -> ClientData:
         """Return the samples of client `i`, reading no others.
@@ -47,12 +53,12 @@ class Hdf5Federation(Federation):
         Raises
         ------
         UsageError
-            If a feature is not finite, or the client is no more what it was.
+            If a feature is not finite, or no pixel, or the client is no more what it was.
         """
         kept = None if self.kept is None else self.kept[i]
         with hdf5_file.opened(self.path) as file:
             parts = self.found.train[i], self.found.test[i]
-            train, test = (hdf5_file.read(file, hdf5_file.unchanged(file, part).group, kept) for part in parts)
+            train, test = (self._read(file, part, kept) for part in parts)
         return ClientData(*train, *test)
 
     def server_test(self) -> tuple[Features, Labels] | None:
@@ -60,7 +66,10 @@ class Hdf5Federation(Federation):
         if self.found.server is None:
             return None
         with hdf5_file.opened(self.path) as file:
-            return hdf5_file.read(file, hdf5_file.unchanged(file, self.found.server).group)
+            return self._read(file, self.found.server, None)
+
+    def _read(self, file: h5py.File, part: Part, kept: Integers | None) -> tuple[Features, Labels]:
+        return hdf5_file.read(file, hdf5_file.unchanged(file, part).group, kept, self.scale)
 
 
 class Hdf5(Source):
@@ -73,6 +82,9 @@ class Hdf5(Source):
     )
     prune: float = Field(
         0.0, ge=0, lt=1, description="up to this share of a client's features, drawn by key, is removed (FLIC: 0.1)"
+    )
+    scale: Scale | None = Field(
+        None, description="pixels of 0 to 255 to [0, 1] (unit) or [-1, 1] (centred); none: features as they are"
     )
 
     def header(self, data_dir: Path | None) -> Header:
@@ -87,9 +99,11 @@ class Hdf5(Source):
         """Return the header after checking that the file holds so many clients; reads small files to their ends."""
         found = self._survey(data_dir)
         self._check_clients(clients, len(found.ids))
-        if 4 * found.features <= VERIFIED:
-            hdf5_file.verify(self._path(data_dir), found)
-        return self._header(found)
+        header = self._header(found)
+        if 4 * found.features > VERIFIED:
+            return header
+        ranges = hdf5_file.verify(self._path(data_dir), found, self.scale)
+        return header if self.prune else replace(header, ranges=ranges)  # which features are left, the seed decides
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> Hdf5Federation:
         """Return the clients of the file in natural order of their ids; `seed` decides which features are pruned."""
@@ -104,6 +118,7 @@ class Hdf5(Source):
             path=self._path(data_dir),
             found=found,
             kept=kept,
+            scale=self.scale,
         )
 
     def _header(self, found: Survey) -> Header:

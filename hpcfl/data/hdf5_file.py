@@ -7,15 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 
-from hpcfl.data.base import Features, Integers, Labels, Shape
+from hpcfl.data.base import Features, Integers, Labels, Range, Shape
+from hpcfl.data.pixels import Scale, scaled
 from hpcfl.errors import UsageError
 
 PIECE = 16 << 20
 """Bytes of features that are read at a time."""
+PEAK = 255
+"""Largest pixel."""
+LINKS = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "an external link"}
 
 
 @dataclass(frozen=True)
@@ -95,11 +100,86 @@ def opened(path: Path) -> Iterator[h5py.File]:
 
 
 def dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    """Return the data set of that name; UsageError where there is none."""
-    found = file.get(name)
+    """Return the data set of that name, all of whose numbers are in this very file.
+
+    Raises
+    ------
+    UsageError
+        If there is none, if a link leads to it, or if a part of it is elsewhere or nowhere.
+    """
+    found = _linked(file, name)
     if not isinstance(found, h5py.Dataset):
         raise UsageError(f"{file.filename}: {name} is missing")
+    _check_place(file, found)
     return found
+
+
+def _linked(file: h5py.File, name: str) -> Any:
+    """Return the object of that name, or None; UsageError where any part of the name is a link to another name."""
+    way = ""
+    for part in (part for part in name.split("/") if part not in ("", ".")):
+        way += f"/{part}"
+        try:
+            kind = file.id.links.get_info(way.encode(errors="surrogateescape")).type
+        except (KeyError, RuntimeError):  # the latter below a data set
+            return None
+        if kind != h5py.h5l.TYPE_HARD:
+            what = LINKS.get(kind, "a user-defined link")
+            raise UsageError(f"{file.filename}: {way[1:]} is {what}, expected the data themselves")
+    return file.get(way)
+
+
+def _check_place(file: h5py.File, found: h5py.Dataset, above: tuple[h5py.Dataset, ...] = ()) -> None:
+    """Refuse a data set that keeps numbers in other files, or maps what is not there.
+
+    Parameters
+    ----------
+    above : tuple of h5py.Dataset
+        The virtual data sets that it is a source of. HDF5 would follow a circle of them until the process dies.
+    """
+    where = f"{file.filename}: {found.name[1:]}"
+    if found.external:
+        raise UsageError(f"{where} keeps its numbers in {found.external[0][0]!r}, expected them in the file itself")
+    if not found.is_virtual:
+        return
+    covered = found.id.get_space()
+    covered.select_none()
+    for target, path, name, taken in found.virtual_sources():
+        if path != ".":
+            raise UsageError(f"{where} is virtual and maps {name!r} of {path!r}, expected sources in the file itself")
+        source = _linked(file, name.replace("%%", "%"))  # HDF5's escape
+        if not isinstance(source, h5py.Dataset) or source in (*above, found):
+            raise UsageError(f"{where} is virtual, but its source {name!r} is missing or the data set itself")
+        _check_place(file, source, (*above, found))
+        _check_mapping(where, source, target, taken)
+        _cover(covered, target)
+    if missing := found.size - covered.get_select_npoints():
+        raise UsageError(f"{where} is virtual, but no source is mapped to {missing} of its {found.size} numbers")
+
+
+def _check_mapping(where: str, source: h5py.Dataset, target: Any, taken: Any) -> None:
+    """Refuse a mapping of more than the source has: HDF5 would return anything for it."""
+    try:
+        count = target.get_select_npoints()
+        whole = taken.get_select_type() == h5py.h5s.SEL_ALL
+        ends = () if whole else taken.get_select_bounds()[1]
+    except RuntimeError:
+        raise UsageError(f"{where} is virtual and maps {source.name[1:]} without limit, expected a limit") from None
+    there = source.size == count if whole else source.ndim == len(ends) and all(np.array(ends) < source.shape)
+    if not there:
+        raise UsageError(f"{where} is virtual, but its source {source.name[1:]} is {source.shape}, not what is mapped")
+
+
+def _cover(space: Any, target: Any) -> None:
+    """Add to the selection of a data space that of another of the same shape."""
+    if target.get_select_type() == h5py.h5s.SEL_ALL:
+        space.select_all()
+    elif target.is_regular_hyperslab():
+        start, stride, count, block = target.get_regular_hyperslab()
+        space.select_hyperslab(start, count, stride, block, op=h5py.h5s.SELECT_OR)
+    else:
+        for first, last in target.get_select_hyper_blocklist():
+            space.select_hyperslab(tuple(first), tuple(last - first + 1), op=h5py.h5s.SELECT_OR)
 
 
 def survey(path: Path) -> Survey:
@@ -111,7 +191,7 @@ def survey(path: Path) -> Survey:
         If the file cannot be read, or if something is missing or not as it should be.
     """
     with opened(path) as file:
-        clients = file.get("clients")
+        clients = _linked(file, "clients")
         if not isinstance(clients, h5py.Group) or len(clients) == 0:
             raise UsageError(f"{path}: no clients, expected groups clients/<id>/train and clients/<id>/test")
         ids = sorted(clients, key=_natural)
@@ -140,49 +220,71 @@ def unchanged(file: h5py.File, part: Part) -> Part:
     return now
 
 
-def read(file: h5py.File, group: str, kept: Integers | None = None) -> tuple[Features, Labels]:
+def read(
+    file: h5py.File, group: str, kept: Integers | None = None, scale: Scale | None = None
+) -> tuple[Features, Labels]:
     """Return the features and labels of a group, float32 ``[n, ...]`` and int64 (or float32) ``[n]``.
 
     Parameters
     ----------
     kept : int64 [k], optional
         Which features of one axis are returned; None: all.
+    scale : {"unit", "centred"}, optional
+        The features are pixels of 0 to `PEAK`, to be scaled; None: they are numbers, returned as they are.
 
     Raises
     ------
     UsageError
-        If a feature is not finite.
+        If a feature is not finite, or no pixel.
     """
     found, labels = dataset(file, f"{group}/features"), dataset(file, f"{group}/labels")
     shape = found.shape[1:] if kept is None else (len(kept),)
     features = np.empty((len(found), *shape), dtype=np.float32)
-    for start, piece in pieces(found):
+    for start, piece in pieces(found, scale):
         features[start : start + len(piece)] = piece if kept is None else piece[:, kept]
     return features, labels[()].astype(np.float32 if labels.dtype.kind == "f" else np.int64)
 
 
-def pieces(features: h5py.Dataset) -> Iterator[tuple[int, Features]]:
-    """Yield first row and float32 rows of a data set, a few at a time; UsageError where a number is not finite."""
+def pieces(features: h5py.Dataset, scale: Scale | None = None) -> Iterator[tuple[int, Features]]:
+    """Yield first row and float32 rows of a data set, a few at a time, scaled if they are pixels.
+
+    Raises
+    ------
+    UsageError
+        If a number is not finite, or no pixel.
+    """
     rows = max(1, PIECE // max(1, 4 * int(np.prod(features.shape[1:]))))
     numbers = features.astype(np.float32)
     for start in range(0, len(features), rows):
         piece = numbers[start : start + rows]
-        finite = np.isfinite(piece)
-        if not finite.all():
-            where = np.argwhere(~finite)[0]
+        right = np.isfinite(piece) if scale is None else (piece >= 0) & (piece <= PEAK)
+        if not right.all():
+            where = np.argwhere(~right)[0]
+            expected = "finite 32-bit numbers" if scale is None else f"0 to {PEAK} as data.scale = '{scale}'"
             raise UsageError(
                 f"{features.file.filename}: {features.name[1:]}: sample {start + where[0]} holds "
-                f"{piece[tuple(where)]}, expected finite 32-bit numbers"
+                f"{piece[tuple(where)]}, expected {expected}"
             )
-        yield start, piece
+        yield start, piece if scale is None else scaled(piece, PEAK, scale)
 
 
-def verify(path: Path, found: Survey) -> None:
-    """Read all features; UsageError where one is not finite."""
+def verify(path: Path, found: Survey, scale: Scale | None = None) -> tuple[Range, ...]:
+    """Read all features; return the range of each client's training features, as they are trained on.
+
+    Raises
+    ------
+    UsageError
+        If a number is not finite, or no pixel.
+    """
     with opened(path) as file:
-        for part in found.parts:
-            for _ in pieces(dataset(file, f"{part.group}/features")):
-                pass
+        ranges = {part.group: _range(dataset(file, f"{part.group}/features"), scale) for part in found.parts}
+    return tuple(ranges[part.group] for part in found.train)
+
+
+def _range(features: h5py.Dataset, scale: Scale | None) -> Range:
+    """Return the least and the largest number, as scaled; 0 and 0 where there are none."""
+    found = [(float(piece.min()), float(piece.max())) for _, piece in pieces(features, scale)]
+    return min((least for least, _ in found), default=0.0), max((most for _, most in found), default=0.0)
 
 
 def _part(file: h5py.File, group: str) -> Part:

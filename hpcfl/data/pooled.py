@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from hpcfl.data.base import ClientData, Features, Federation, Header, Integers
 from hpcfl.data.partition import Parts, dirichlet, follow, grouped, iid, thin
+from hpcfl.data.pixels import BLACK, Pixels, Scale, scaled
 from hpcfl.data.server import Served, dealt, turns
 from hpcfl.errors import UsageError
 from hpcfl.rng import keyed
-
-Pixels = NDArray[np.uint8] | Features
-Scale = Literal["unit", "centred"]
-BLACK: dict[Scale, float] = {"unit": 0.0, "centred": -1.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +59,7 @@ class PooledFederation(Federation):
         return (self._scaled(pool.train_pixels[own]), pool.train_labels[own]) if len(own) else None
 
     def _scaled(self, pixels: Pixels) -> Features:
-        scaled: Features = pixels.astype(np.float32)
-        scaled /= self.pool.peak
-        if self.scale == "centred":
-            scaled -= 0.5
-            scaled /= 0.5
-        return scaled
+        return scaled(pixels, self.pool.peak, self.scale)
 
 
 class Pooled(Served):

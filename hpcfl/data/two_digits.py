@@ -16,7 +16,8 @@ from pydantic import Field
 from hpcfl.data.base import ClientData, Federation, Header, Integers, Source
 from hpcfl.data.digits import Digits
 from hpcfl.data.mnist import Mnist
-from hpcfl.data.pooled import Pooled, PooledFederation, Scale
+from hpcfl.data.pixels import Scale
+from hpcfl.data.pooled import Pooled, PooledFederation
 from hpcfl.data.usps import Usps
 from hpcfl.errors import UsageError
 
