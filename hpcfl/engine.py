@@ -138,6 +138,6 @@ def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> 
     parts = rounds.personal(now) if job.personal_bytes else iter(())
     if recorder is not None:
         shared = {name: value.cpu().numpy() for name, value in now.shared.items()}
-        recorder.checkpoint(now.round, shared, parts, now.clock | now.stage.numbers())
+        now.saved = recorder.checkpoint(now.round, shared, parts, now.clock | now.stage.numbers())
     for _ in parts:
         pass

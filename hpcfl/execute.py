@@ -132,7 +132,7 @@ def _in_real_time(job: Job, order: Order, now: Progress, comm: Any, hosts: list[
 
     if not first(comm):
         return start.served(job, comm, hosts, now, rest)
-    rounds = start.led(job, comm, hosts, folder, stop, now.round)
+    rounds = start.led(job, comm, hosts, folder, stop, now)
     stopped = _led(job, order, rounds, now, comm.Get_size(), stop)
     start.dismissed(rounds, comm, now.round, stopped)
     return stopped
@@ -178,7 +178,7 @@ def _begun(job: Job, order: Order, rank: int) -> Progress:
         return now
     import torch
 
-    path = Path(order.checkpoint)
+    now.saved = path = Path(order.checkpoint)
     saved = store.load(path, personal=False)
     now.round, now.stage = saved.round, Stage.of(saved.clock)
     now.clock = {name: saved.clock[name] for name in now.clock}

@@ -239,9 +239,9 @@ class Recorder:
 
     def checkpoint(
         self, done: int, shared: Mapping[str, Any], personal: Iterable[Saved], clock: Mapping[str, float]
-    ) -> None:
+    ) -> Path:
         """Write a checkpoint of the state after `done` rounds."""
-        store.save(self.run_dir, done, shared, personal, clock, self.job.config.checkpoint.keep)
+        return store.save(self.run_dir, done, shared, personal, clock, self.job.config.checkpoint.keep)
 
     def close(self) -> None:
         """End the segment and make the run folder readable by any HDF5 reader."""
