@@ -169,6 +169,7 @@ def _over(folder: Path, stopped: Stopped | None) -> None:
         store.seal(folder)  # before the status: once it says so, somebody else may go on with the run
         store.write_status(folder, "stopped", stopped.reason)
         print(f"stopped after round {stopped.round} ({stopped.reason}); hpcfl resume {folder} goes on", flush=True)
+    store.release(folder)  # now: whoever has waited for the status need not wait for the last rank to leave
 
 
 def _begun(job: Job, order: Order, rank: int) -> Progress:
@@ -205,6 +206,8 @@ def _open(order: Order, processes: list[tuple[str, str]], job: Job) -> None:
         attributes = {"config": order.config, "data_dir": order.data_dir or "", "hosts": json.dumps(hosts)}
         attributes |= {"versions": json.dumps(versions()), "git_commit": git_commit()}
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            store.take(folder, order.force)
             store.create(folder, attributes, about_clients(job.task.federation))
         except OSError as error:
             raise UsageError(f"'{folder}' cannot be written: {error.strerror}") from None
