@@ -137,7 +137,7 @@ class Timed(Server):
 
 def server(job: Job, comm: MPI.Intracomm) -> Timed:
     """Return the server's side; every client rank calls `serve` or `member` meanwhile."""
-    made = start.led(job, comm, _here(comm), NOWHERE, Stop(NOWHERE, True), 0).server
+    made = start.led(job, comm, _here(comm), NOWHERE, Stop(NOWHERE, True), job.begin(0)).server
     return Timed(job, made.fleet, made.rest)
 
 

@@ -30,7 +30,7 @@ class Wish:
     Attributes
     ----------
     newest : Path
-        The run's last checkpoint.
+        The run's newest whole checkpoint.
     saved : hpcfl.store.Checkpoint
         What it holds, without personal state.
     clients : int64 [n]
@@ -89,6 +89,8 @@ def judged(path: Path, chosen: str | None, epochs: int | None, data_dir: Path | 
     UsageError
         If there is no run or no checkpoint, its algorithm cannot adapt, a client is not known or nobody is left, the
         file is there or cannot be written, or the data are not there.
+    RunError
+        If no checkpoint can be read whole.
     """
     folder = store.run_folder(path)
     attributes = store.run_attributes(folder)

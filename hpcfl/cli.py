@@ -17,7 +17,7 @@ DATA_DIR = click.option(
     "--data-dir", type=RUN, envvar="HPCFL_DATA", help="Folder of the data sets, one folder each (or HPCFL_DATA)."
 )
 SETTINGS = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of the config.")
-FORCE = click.option("--force", is_flag=True, help="Go on even if the run seems to be running, on a host that is gone.")
+FORCE = click.option("--force", is_flag=True, help="Go on even if the run seems to be running on a host that is gone.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress.")
 
 
@@ -35,7 +35,7 @@ def cli(context: click.Context, debug: bool) -> None:
 @SETTINGS
 @click.option("--out", type=RUN, help="Run folder (default: runs/<name of the config>).")
 @DATA_DIR
-@click.option("--resume", "again", is_flag=True, help="Go on if the folder already holds this run.")
+@click.option("--resume", "again", is_flag=True, help="Go on if the folder already holds a run of this config.")
 @QUIET
 @FORCE
 def run(
@@ -62,7 +62,7 @@ def run(
 @QUIET
 @FORCE
 def resume(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -> None:
-    """Go on with a run after its last checkpoint, on any number of ranks."""
+    """Go on with a run after its newest checkpoint that can be read whole, on any number of ranks."""
     stopping.install()
     from hpcfl.launch import launch
     from hpcfl.orders import ordered_resume
@@ -227,7 +227,7 @@ def plot(folders: tuple[Path, ...], output: Path) -> None:
 
 @cli.command()
 @click.argument("folders", nargs=-1, required=True, type=RUN)
-@click.option("--force", is_flag=True, help="Even if the run seems to be running.")
+@click.option("--force", is_flag=True, help="Even if the run seems to be running on another host.")
 def seal(folders: tuple[Path, ...], force: bool) -> None:
     """Make run folders readable by any HDF5 or netCDF-4 program, also after a kill."""
     from hpcfl import store

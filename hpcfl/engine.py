@@ -150,6 +150,7 @@ def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> 
     parts = rounds.personal(now) if job.personal_bytes else iter(())
     if recorder is not None:
         shared = {name: value.cpu().numpy() for name, value in now.shared.items()}
-        recorder.checkpoint(now.round, shared, parts, now.clock | now.stage.numbers(), now.norms.saved())
+        memory = now.norms.saved()
+        now.saved = recorder.checkpoint(now.round, shared, parts, now.clock | now.stage.numbers(), memory)
     for _ in parts:
         pass

@@ -134,7 +134,7 @@ def _in_real_time(job: Job, order: Order, now: Progress, comm: Any, hosts: list[
 
     if not first(comm):
         return start.served(job, comm, hosts, now, rest)
-    rounds = start.led(job, comm, hosts, folder, stop, now.round)
+    rounds = start.led(job, comm, hosts, folder, stop, now)
     stopped = _led(job, order, rounds, now, comm.Get_size(), stop)
     start.dismissed(rounds, comm, now.round, stopped)
     return stopped
@@ -176,6 +176,7 @@ def _over(folder: Path, stopped: Stopped | None) -> None:
         store.seal(folder)  # before the status: once it says so, somebody else may go on with the run
         store.write_status(folder, "stopped", stopped.reason)
         print(f"stopped after round {stopped.round} ({stopped.reason}); hpcfl resume {folder} goes on", flush=True)
+    store.release(folder)  # now: whoever has waited for the status need not wait for the last rank to leave
 
 
 def _begun(job: Job, order: Order, rank: int) -> Progress:
@@ -185,7 +186,7 @@ def _begun(job: Job, order: Order, rank: int) -> Progress:
         return now
     import torch
 
-    path = Path(order.checkpoint)
+    now.saved = path = Path(order.checkpoint)
     saved = store.load(path, personal=False)
     now.round, now.stage = saved.round, Stage.of(saved.clock)
     now.clock = {name: saved.clock[name] for name in now.clock}
@@ -213,6 +214,8 @@ def _open(order: Order, processes: list[tuple[str, str]], job: Job) -> None:
         attributes = {"config": order.config, "data_dir": order.data_dir or "", "hosts": json.dumps(hosts)}
         attributes |= {"versions": json.dumps(versions()), "git_commit": git_commit()}
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            store.take(folder, order.force)
             store.create(folder, attributes, about_clients(job.task.federation))
         except OSError as error:
             raise UsageError(f"'{folder}' cannot be written: {error.strerror}") from None

@@ -37,7 +37,13 @@ MOST_ATTEMPTS = 1000
 
 @dataclass
 class Progress:
-    """How far a run has come: what a checkpoint holds, on each rank its own part of it."""
+    """How far a run has come: what a checkpoint holds, on each rank its own part of it.
+
+    Attributes
+    ----------
+    saved : Path, optional
+        The checkpoint that was last written by this start, or from which it goes on; at the server.
+    """
 
     round: int
     shared: State
@@ -45,6 +51,7 @@ class Progress:
     clock: dict[str, float] = field(default_factory=lambda: {"sim_seconds": 0.0, "wall_seconds": 0.0})
     stage: Stage = field(default_factory=Stage)
     norms: Norms = field(default_factory=Norms)
+    saved: Path | None = None
 
 
 @dataclass(frozen=True)

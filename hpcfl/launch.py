@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hpcfl import store
 from hpcfl.agreement import told
 from hpcfl.errors import Elsewhere, Stopped, Told
 from hpcfl.execute import carry_out
@@ -32,3 +33,6 @@ def launch(judge: Callable[[], Order | None], comm: Any) -> None:
         raise
     except BaseException as error:
         fail(comm, Path(order.run_dir) if order else None, error)
+    finally:
+        if order is not None:
+            store.release(Path(order.run_dir))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfl import config as configs
 from hpcfl import store
+from hpcfl.config import Config
 from hpcfl.errors import UsageError
+from hpcfl.presets import flat
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Order:
     checkpoint: str | None = None
     new: bool = True
     quiet: bool = False
+    force: bool = False
 
     @property
     def data(self) -> Path | None:
@@ -44,10 +48,24 @@ def ordered_run(
     if (run_dir / "run.h5").exists():
         if not resume:
             raise UsageError(f"'{run_dir}' already holds a run: choose another --out, or hpcfl resume {run_dir}")
+        check_same(run_dir, config)
         return ordered_resume(run_dir, data_dir, quiet, force)
     config.check(data_dir)
     check_writable(run_dir)
-    return Order(str(run_dir), config.text(), str(data_dir.resolve()) if data_dir else None, quiet=quiet)
+    place = str(data_dir.resolve()) if data_dir else None
+    return Order(str(run_dir), config.text(), place, quiet=quiet, force=force)
+
+
+def check_same(run_dir: Path, config: Config) -> None:
+    """Raise UsageError where the folder holds a run of another config: it would be gone on with in silence."""
+    held = configs.from_text(store.run_attributes(run_dir)["config"])
+    there, here = (dict(flat(each.model_dump(mode="json"))) for each in (held, config))
+    for key in sorted(there.keys() | here.keys()):
+        if there.get(key) != here.get(key):
+            raise UsageError(
+                f"'{run_dir}' holds a run with {key} = {there.get(key)!r}, expected {here.get(key)!r}; "
+                "choose another --out"
+            )
 
 
 def check_writable(run_dir: Path) -> None:
@@ -64,15 +82,30 @@ def data_folder(attributes: Mapping[str, str], data_dir: Path | None) -> Path | 
 
 
 def ordered_resume(run_dir: Path, data_dir: Path | None, quiet: bool = False, force: bool = False) -> Order | None:
-    """Judge a resumption; a finished run says so and gives None. `force` passes over a run that seems to go on."""
+    """Judge a resumption; a finished run says so and gives None. `force` passes over an owner on another host.
+
+    With an order this process owns the folder, until `hpcfl.store.release`.
+    """
     folder = store.run_folder(run_dir)
+    store.take(folder, force)
+    with ExitStack() as stack:
+        stack.callback(store.release, folder)
+        order = _resumption(folder, data_dir, quiet)
+        if order is not None:
+            stack.pop_all()
+        return order
+
+
+def _resumption(folder: Path, data_dir: Path | None, quiet: bool) -> Order | None:
+    """Judge the resumption of a run whose folder is owned."""
     status = store.read_status(folder)
     if status.state == "done":
         print(f"'{folder}' is done already")
         return None
-    if status.state == "running" and not force:
+    if status.state == "diverged":
         raise UsageError(
-            f"'{folder}' is running on {status.host} (pid {status.pid}); if that is no more so, add --force"
+            f"'{folder}' has diverged: {status.reason}; its last finite checkpoint is kept; expected another run, "
+            "nearest: one with a smaller step size"
         )
     attributes = store.run_attributes(folder)
     data = data_folder(attributes, data_dir)

@@ -304,9 +304,9 @@ class Recorder:
         personal: Iterable[Saved],
         clock: Mapping[str, float],
         memory: Mapping[str, Any],
-    ) -> None:
+    ) -> Path:
         """Write a checkpoint of the state after `done` rounds."""
-        store.save(self.run_dir, done, shared, personal, clock, self.job.config.checkpoint.keep, memory)
+        return store.save(self.run_dir, done, shared, personal, clock, self.job.config.checkpoint.keep, memory)
 
     def close(self) -> None:
         """End the segment and make the run folder readable by any HDF5 reader."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcfl import store
+from hpcfl.errors import RunError
 
 LAST = 10  # evaluations that the mean accuracy at the end is taken over
 COUNTED = ("rounds", "void", "repeats")
@@ -47,7 +48,7 @@ def summary(path: Path) -> dict[str, Any]:
         client_accuracy (mean over clients, last evaluation), arrived (share of the invited), void (rounds),
         repeats (void attempts), sim_seconds, wall_seconds, oracle (federated oracle complexity so far; None where it
         was not recorded), lost (clients, and how), rejected (visits, in whole or part), state_sha256 (of the newest
-        checkpoint).
+        whole checkpoint).
     """
     folder = store.run_folder(path)
     data = store.open_run(folder)
@@ -65,7 +66,6 @@ def summary(path: Path) -> dict[str, Any]:
     clients = data["client_accuracy"].mean("client").dropna("round").values
     scores = data["accuracy"].dropna("round").values
     invited = float((data["cohort"] == 1).sum())
-    newest = store.latest(folder)
     return {
         "run": str(folder),
         "status": store.read_status(folder).state,
@@ -81,8 +81,18 @@ def summary(path: Path) -> dict[str, Any]:
         "oracle": float(data["oracle"].sum()) if "oracle" in data else None,
         "lost": sorted(lost(folder).items()),
         "rejected": int((data["rejected"] == 1).sum()) if "rejected" in data else 0,
-        "state_sha256": digest(store.load(newest, personal=False).shared) if newest else None,
+        "state_sha256": _state(folder),
     }
+
+
+def _state(folder: Path) -> str | None:
+    """Return the digest of the newest whole checkpoint, None where there is none."""
+    try:
+        newest = store.latest(folder)
+    except RunError as error:  # the other figures are there all the same
+        print(f"hpcfl: {error}", file=sys.stderr, flush=True)
+        return None
+    return digest(store.load(newest, personal=False).shared) if newest else None
 
 
 def lost(folder: Path) -> dict[int, str]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfl import store
-from hpcfl.config import Config, from_text, load
+from hpcfl.config import Config, load
 from hpcfl.data import Header
 from hpcfl.errors import UsageError
-from hpcfl.presets import flat
+from hpcfl.orders import check_same
 
 LONGEST = 200
 """Characters of a run's name; file systems take 255 bytes, and a log's name is longer."""
@@ -175,7 +175,8 @@ def judge(chosen: Sequence[Run], data_dir: Path | None) -> None:
         try:
             config = load(run.config, run.settings)
             _check(config, data_dir, headers)
-            _held(run, config)
+            if run.state != "new":
+                check_same(run.folder, config)
         except UsageError as error:
             raise UsageError(f"run {run.index} ({run.name}): {error}") from None
 
@@ -187,17 +188,3 @@ def _check(config: Config, data_dir: Path | None, headers: Headers) -> None:
     if key not in headers:
         headers[key] = config.data.check(config.clients, data_dir)
     config.check_shapes(headers[key])
-
-
-def _held(run: Run, config: Config) -> None:
-    """Refuse to take another config's run for this one: it would be skipped, or gone on with, in silence."""
-    if not (run.folder / "run.h5").exists():
-        return
-    held = from_text(store.run_attributes(run.folder)["config"])
-    there, here = (dict(flat(each.model_dump(mode="json"))) for each in (held, config))
-    for key in sorted(there.keys() | here.keys()):
-        if there.get(key) != here.get(key):
-            raise UsageError(
-                f"'{run.folder}' holds a run with {key} = {there.get(key)!r}, expected {here.get(key)!r}; "
-                "choose another --out"
-            )

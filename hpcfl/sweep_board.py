@@ -16,13 +16,13 @@ class Board:
 
     Parameters
     ----------
-    runs, skipped : int
-        How many there are, and how many of them were done before.
+    runs, skipped, diverged : int
+        How many there are, how many of them were done before, and how many had diverged.
     """
 
-    def __init__(self, runs: int, skipped: int) -> None:
+    def __init__(self, runs: int, skipped: int, diverged: int = 0) -> None:
         self.runs = runs
-        self.counts = Counter(skipped=skipped)
+        self.counts = Counter(skipped=skipped, diverged=diverged)
         self.failures: list[str] = []
         self.bar: Progress | None = None
         if sys.stderr.isatty():
@@ -30,7 +30,7 @@ class Board:
             columns = TextColumn("runs"), BarColumn(20), MofNCompleteColumn(), running
             # refreshed by hand: a thread of its own would make it unsafe to start processes
             self.bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, expand=True)
-            self.task = self.bar.add_task("", total=runs, completed=skipped)
+            self.task = self.bar.add_task("", total=runs, completed=skipped + diverged)
             self.bar.start()
 
     def running(self, names: Sequence[str]) -> None:
@@ -58,7 +58,7 @@ class Board:
         for line in self.failures:
             print(f"hpcfl: {line}", file=sys.stderr, flush=True)
         found = {word: self.counts[word] for word in ("done", "skipped", "failed")}
-        rare = {"stopped": self.counts["stopped"], "not started": waiting}
+        rare = {"diverged": self.counts["diverged"], "stopped": self.counts["stopped"], "not started": waiting}
         found |= {word: count for word, count in rare.items() if count}
         said = ", ".join(f"{count} {word}" for word, count in found.items())
         print(f"{self.runs} run{'s' * (self.runs != 1)}: {said}", flush=True)

@@ -26,6 +26,8 @@ from hpcfl.world import world
 PROGRAM = (sys.executable, "-m", "hpcfl")
 POLL_SECONDS = 0.1
 TAIL_BYTES = 4096
+FINISHED = ("done", "diverged")
+"""States of a run that is not started again."""
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 _prctl = getattr(ctypes.CDLL(None), "prctl", None)
@@ -130,10 +132,11 @@ def signals() -> Iterator[list[int]]:
 
 
 def carry_out(runs: Sequence[Run], jobs: int = 1, launcher: Sequence[str] = ()) -> int:
-    """Run what is not done yet, `jobs` at a time; say how all ended, and return the exit code."""
+    """Run what is not finished yet, `jobs` at a time; say how all ended, and return the exit code."""
     _make(runs[0].folder.parent)
-    waiting = [run for run in runs if run.state != "done"]
-    crew, board = Crew(launcher), Board(len(runs), len(runs) - len(waiting))
+    states = [run.state for run in runs]
+    waiting = [run for run, state in zip(runs, states) if state not in FINISHED]
+    crew, board = Crew(launcher), Board(len(runs), states.count("done"), states.count("diverged"))
     with signals() as noted:
         try:
             while crew.children or (waiting and not crew.asked):
@@ -173,6 +176,8 @@ def outcome(code: int, asked: bool, state: str = "new") -> str:
 
     Some launchers return a code of their own when they are told to end: the `state` of the run folder counts then.
     """
+    if state == "diverged":
+        return "diverged"
     if code == 0:
         return "done"
     if asked and state == "stopped":

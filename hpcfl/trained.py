@@ -33,7 +33,7 @@ STORED = ("stored", "shared")
 
 
 def open_models(run: Path | str, data_dir: Path | str | None = None, stored: bool = False) -> Models:
-    """Return the models of all clients at the newest checkpoint of a run that has finished or was stopped.
+    """Return the models of all clients at the newest whole checkpoint of a run that has finished or was stopped.
 
     Parameters
     ----------
@@ -48,6 +48,8 @@ def open_models(run: Path | str, data_dir: Path | str | None = None, stored: boo
     ------
     UsageError
         If there is no run or no checkpoint, or the data are not there or not those of the run.
+    RunError
+        If no checkpoint can be read whole.
     """
     from hpcfl import config as configs
     from hpcfl.orders import data_folder
@@ -68,7 +70,7 @@ def open_models(run: Path | str, data_dir: Path | str | None = None, stored: boo
 
 
 def newest(folder: Path) -> Path:
-    """Return a run's newest checkpoint; UsageError where there is none."""
+    """Return a run's newest whole checkpoint; UsageError where there is none at all, RunError where none is whole."""
     found = store.latest(folder)
     if found is None:
         raise UsageError(f"'{folder}' has no checkpoint: expected a run that has finished or was stopped")

@@ -60,6 +60,29 @@ def test_run_again_with_resume_does_nothing(capsys: pytest.CaptureFixture[str]) 
     assert shown(capsys, "one") == before
 
 
+def test_run_again_with_another_config_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "fedavg-digits", *FEW, "--out", "one", "--quiet"]) == 0
+    before = shown(capsys, "one")
+    other = ["run", "fedavg-digits", *FEW, "--set", "algorithm.lr=0.3", "--set", "seed=9", "--out", "one", "--resume"]
+    assert main(other) == 2
+    line = "hpcfl: 'one' holds a run with algorithm.lr = 0.2, expected 0.3; choose another --out\n"
+    assert capsys.readouterr().err == line
+    assert shown(capsys, "one") == before
+
+
+def test_a_diverged_run_is_not_gone_on_with(capsys: pytest.CaptureFixture[str]) -> None:
+    from hpcfl import store
+
+    assert main(["run", "fedavg-digits", *FEW, "--out", "one", "--quiet"]) == 0
+    store.write_status(Path("one"), "diverged", "round 2: layer1.weight is not finite")
+    for words in (["resume", "one"], ["run", "fedavg-digits", *FEW, "--out", "one", "--resume"]):
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("hpcfl: 'one' has diverged: round 2: layer1.weight is not finite; its last finite check")
+    assert shown(capsys, "one")[0]["status"] == "diverged"
+    assert not Path("one/lock").exists()
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, where: str, error: Exception) -> None:
     """Let the function at `where` raise; waiting for another rank to speak would never end."""
 

@@ -517,6 +517,39 @@ def test_finished_runs_are_skipped_and_others_end_as_if_nothing_had_happened(cap
     assert logs == {stopped: ["3/4", "4/4"], killed: ["1/4", "2/4", "3/4", "4/4"], new: ["1/4", "2/4", "3/4", "4/4"]}
 
 
+@pytest.mark.launch
+def test_a_diverged_run_is_finished_and_no_failure(stub: list[str], capfd: Any) -> None:
+    """One had diverged before, one does so now, whatever code its process returns; both are told of."""
+    from hpcfl.config import load
+
+    for seed in (1, 2, 4):
+        config = load("fedavg-digits", [f"seed={seed}"])
+        store.create(runs_of("s", seed), {"config": config.text(), "data_dir": ""})
+    for seed, state in ((1, "diverged"), (2, "stopped"), (4, "done")):
+        store.write_status(runs_of("s", seed), state, "round 3: the loss is not finite")
+    ends: Any = sweep_run.Crew.ended
+
+    def diverges(crew: sweep_run.Crew) -> list[sweep_run.Child]:
+        over: list[sweep_run.Child] = ends(crew)
+        for child in over:
+            if child.run.index == 1:
+                assert child.process.returncode == 3
+                store.write_status(child.run.folder, "diverged", "round 3: the loss is not finite")
+        return over
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_run.Crew, "ended", diverges)
+        assert swept("--seeds", "1,2,4,5") == 0
+    assert sorted(facts("begun")) == ["2", "5"]
+    said, complained = capfd.readouterr()
+    assert complained == ""
+    assert said.splitlines() == [
+        "3/4  diverged  fedavg-digits_seed=2",
+        "4/4  done  fedavg-digits_seed=5",
+        "4 runs: 1 done, 1 skipped, 0 failed, 2 diverged",
+    ]
+
+
 def log(seed: int) -> str:
     path = Path(f"s/fedavg-digits_seed={seed}.log")
     return path.read_text() if path.exists() else ""

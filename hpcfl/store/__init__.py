@@ -7,6 +7,7 @@ Written by one process only; readable while it is written, and after a kill. See
 from hpcfl.store.checkpoints import Checkpoint, latest, load, load_personal, personal_shapes, save
 from hpcfl.store.columns import Column, Fact
 from hpcfl.store.metrics import Segment
+from hpcfl.store.owner import release, take
 from hpcfl.store.reading import events, open_run
 from hpcfl.store.seal import begin, seal
 from hpcfl.store.segments import read_facts, run_attributes, run_folder
@@ -30,9 +31,11 @@ __all__ = [
     "read_facts",
     "read_status",
     "rebuild",
+    "release",
     "run_attributes",
     "run_folder",
     "save",
     "seal",
+    "take",
     "write_status",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from hpcfl.errors import RunError
 from hpcfl.store import fault
 from hpcfl.store.atomic import number_of, numbered, replace
 from hpcfl.store.columns import Array
+from hpcfl.store.integrity import USER_BLOCK, damage, stamp, told
 from hpcfl.store.personal import Tensors, checked_name, read_chunks, read_clients, read_shapes, write_chunks
 
 _log = logging.getLogger(__name__)
@@ -75,13 +77,15 @@ def save(
         raise ValueError(f"at least one checkpoint must be kept, not {keep}")
     path = run_dir / "checkpoints" / f"round-{round:06d}.h5"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replace(path) as new, h5py.File(new, "w") as file:
-        file.attrs["round"] = round
-        file.create_group("clock").attrs.update({name: float(value) for name, value in clock.items()})
-        _write_shared(file.create_group("shared"), shared)
-        _write_shared(file.create_group("memory"), memory or {})
-        fault.reach("checkpoint")
-        write_chunks(file.create_group("personal"), personal)
+    with replace(path) as new:
+        with h5py.File(new, "w", userblock_size=USER_BLOCK) as file:
+            file.attrs["round"] = round
+            file.create_group("clock").attrs.update({name: float(value) for name, value in clock.items()})
+            _write_shared(file.create_group("shared"), shared)
+            _write_shared(file.create_group("memory"), memory or {})
+            fault.reach("checkpoint")
+            write_chunks(file.create_group("personal"), personal)
+        stamp(new)
     older = [old for old in numbered(path.parent, "round") if number_of(old) < round]
     for old in older[: 1 - keep or None]:
         old.unlink(missing_ok=True)
@@ -89,15 +93,31 @@ def save(
 
 
 def latest(run_dir: Path) -> Path | None:
-    """Return the newest checkpoint that can be opened, None if there is none; warn of those that cannot."""
+    """Return the newest checkpoint that is whole, None where there is none at all; warn of those passed over.
+
+    Every byte of it is read, as long as that may take.
+
+    Raises
+    ------
+    RunError
+        if there are checkpoints, and none of them is whole.
+    """
+    passed: list[tuple[Path, str]] = []
     for path in reversed(numbered(run_dir / "checkpoints", "round")):
-        try:
-            with h5py.File(path, "r") as file:
-                int(file.attrs["round"])
-        except (OSError, KeyError) as error:
-            _log.warning("checkpoint %s cannot be read and is passed over: %s", path, error)
-        else:
+        reason = damage(path)
+        if not reason:
+            for other, why in passed:
+                _log.warning("hpcfl: checkpoint %s cannot be read whole and is passed over: %s", other, why)
             return path
+        if not os.path.lexists(path):  # the run goes on: a newer one is there, and this one is no more
+            return latest(run_dir)
+        passed.append((path, reason))
+    if passed:
+        newest, why = passed[0]
+        raise RunError(
+            f"'{run_dir}': none of its checkpoints can be read whole, the newest is {newest.name} ({why}); nothing was "
+            "changed: put a copy of one back, or move them elsewhere to begin at round 0"
+        )
     return None
 
 
@@ -150,8 +170,8 @@ def _opened(path: Path) -> Iterator[h5py.File]:
     try:
         with h5py.File(path, "r") as file:
             yield file
-    except (OSError, KeyError) as error:
-        raise RunError(f"checkpoint {path} cannot be read: {error}") from error
+    except Exception as error:  # h5py raises almost anything on a damaged file
+        raise RunError(f"checkpoint {path} cannot be read: {told(error)}") from error
 
 
 def _write_shared(group: h5py.Group, shared: Tensors) -> None:

@@ -5,7 +5,6 @@ A segment that is being written, or was left by a kill, opens only in SWMR mode;
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from hpcfl.store.atomic import clean, number_of, replace
 from hpcfl.store.columns import Array, Column, add_column, add_scales, make_scale, name_axes
 from hpcfl.store.events import copy_log
 from hpcfl.store.metrics import Segment
+from hpcfl.store.owner import owned, running
 from hpcfl.store.segments import Part, open_segment, read_part, run_folder, segment_paths
-from hpcfl.store.status import read_status
 from hpcfl.store.table import is_sealed, rebuild
 
 _BLOCK_BYTES = 1 << 26
@@ -55,27 +54,21 @@ def seal(run_dir: Path, force: bool = False) -> None:
     run_dir : Path
         the folder of a run that is over; its last segment may have been left by a kill.
     force : bool
-        seal even if the run seems to be running: rows that it writes from then on are lost.
+        seal even if the run seems to be running on another host: rows that it writes from then on are lost.
 
     Raises
     ------
     UsageError
-        if the run is running, or runs on another host for all that is known here.
+        if another process owns the folder or is running the run: a segment replaced under it would take its rows along.
     """
     run_dir = run_folder(run_dir)
-    if not force:
-        _refuse_running(run_dir)
-    changed = [seal_segment(path) for path in segment_paths(run_dir)]
-    if any(changed) or not is_sealed(run_dir):
-        rebuild(run_dir)
-
-
-def _refuse_running(run_dir: Path) -> None:
-    """Raise if another process may be writing: a segment replaced under it would take its rows along."""
-    status = read_status(run_dir)
-    if status.state == "running" and not (status.here and status.pid == os.getpid()):
-        doubt = "" if status.here else ", or was killed there"
-        raise UsageError(f"'{run_dir}' is still running as process {status.pid} on {status.host}{doubt}")
+    if other := running(run_dir, force):
+        doubt = "" if other.here else ", or was killed there"
+        raise UsageError(f"'{run_dir}' is still running as process {other.pid} on {other.host}{doubt}")
+    with owned(run_dir, force):
+        changed = [seal_segment(path) for path in segment_paths(run_dir)]
+        if any(changed) or not is_sealed(run_dir):
+            rebuild(run_dir)
 
 
 def seal_segment(path: Path) -> bool:

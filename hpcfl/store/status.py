@@ -1,7 +1,8 @@
 """How a run stands: a text file for people, whose first line is one word.
 
 ``running``, ``done``, ``stopped``, ``failed`` and ``diverged`` are written; ``killed`` is what a reader on the same
-host concludes from ``running`` and a process that is no more; ``unknown`` stands for a folder without a status.
+host concludes from ``running`` and a process that is no more; ``unknown`` stands for a folder without a status. The
+reason of ``diverged`` names the round in which it did; the last checkpoint before it is kept.
 """
 
 from __future__ import annotations
@@ -49,6 +50,12 @@ def write_status(run_dir: Path, state: str, reason: str = "", ranks: Sequence[st
     """
     if state not in STATES:
         raise ValueError(f"a run is one of {', '.join(STATES)}, not '{state}'")
+    lines = [f"rank {rank}: {process}\n" for rank, process in enumerate(ranks)]
+    write_text(run_dir / "status", signed(state, reason) + "".join(lines))
+
+
+def signed(state: str, reason: str) -> str:
+    """Return the text that says so, in the name of this process."""
     fields = {
         "reason": " ".join(reason.split()),
         "host": socket.gethostname(),
@@ -56,17 +63,20 @@ def write_status(run_dir: Path, state: str, reason: str = "", ranks: Sequence[st
         "started": _started(os.getpid()),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    lines = [state, *(f"{key}: {value}" for key, value in fields.items())]
-    lines += [f"rank {rank}: {process}" for rank, process in enumerate(ranks)]
-    write_text(run_dir / "status", "\n".join(lines) + "\n")
+    return "\n".join([state, *(f"{key}: {value}" for key, value in fields.items())]) + "\n"
 
 
 def read_status(run_dir: Path) -> Status:
     """Read how the run stands; ``running`` reads as ``killed`` when its process on this host is no more."""
     try:
-        lines = (run_dir / "status").read_text(encoding="utf-8").splitlines()
+        return parsed((run_dir / "status").read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return Status("unknown")
+
+
+def parsed(text: str) -> Status:
+    """Return what a text of `signed` says, or what follows from it."""
+    lines = text.splitlines()
     fields = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
     state = lines[0].strip() if lines else "unknown"
     number = fields.get("pid", "")

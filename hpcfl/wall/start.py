@@ -27,8 +27,8 @@ from hpcfl.wall.watch import Parted
 from hpcfl.world import has_cuda, has_ulfm
 
 
-def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop: Stop, first: int) -> RealTime:
-    """Return the server's rounds over lanes, from round `first` on; the client ranks call `served` meanwhile."""
+def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop: Stop, now: Progress) -> RealTime:
+    """Return the server's rounds over lanes, from `now` on; the client ranks call `served` meanwhile."""
 
     def lane(bench: Bench, number: int) -> Lane:
         return Lane(bench, *_connected(comm, bench, number), job.layout, job.config.clients)
@@ -47,13 +47,12 @@ def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop:
             raise Interrupted(wish)
 
     def load(clients: list[int]) -> dict[int, Arrays]:
-        newest = store.latest(folder)
-        return store.load_personal(newest, clients) if newest else {}
+        return store.load_personal(now.saved, clients) if now.saved else {}
 
     server = Server(job, Fleet(lanes, spare, job.config.lost_after), rest)
     server.gather()
-    if first and server.deadlines.adaptive:
-        _recall(server.deadlines, folder, first)
+    if now.round and server.deadlines.adaptive:
+        _recall(server.deadlines, folder, now.round)
     return RealTime(job, server, last_saved(job, load))
 
 
