@@ -1,0 +1,74 @@
+"""What presets gave when they were frozen (tests/golden/freeze.py), they give still: on one rank, and on three."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from golden.freeze import FILE, MNIST, RUNS, kind, play, record
+
+FROZEN = json.loads(FILE.read_text())
+SAME_KIND = FROZEN["kind"] == kind()
+ROUNDING = {"accuracy": 1e-6, "client_accuracy": 1e-6}
+NORM = 1e-5  # relative: norms are written with six digits
+if not SAME_KIND:
+    warnings.warn(f"digests are not compared: frozen on {FROZEN['kind']}, this is {kind()}", stacklevel=1)
+
+
+def has_data(name: str) -> bool:
+    return name not in MNIST or (Path(os.environ.get("HPCFL_DATA", "")) / "mnist").is_dir()
+
+
+def changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """Yield what differs between two records, what tells most first."""
+    for column in ("sim_seconds", "message_bytes", "arrived", "depth", "accuracy", "client_accuracy"):
+        for number, (before, after) in enumerate(zip_longest(then[column], now[column])):
+            if not near(before, after, absolute=ROUNDING.get(column, 0.0)):
+                yield f"{column} of round {number} was {before}, is {after}"
+    for norms in ("shared_norms", "personal_norms"):
+        for name in sorted(then[norms].keys() | now[norms].keys()):
+            before, after = then[norms].get(name), now[norms].get(name)
+            if not near(before, after, relative=NORM):
+                yield f"{norms} of {name} was {before}, is {after}"
+    for digest in ("state_sha256", "personal_sha256", "server_sha256"):
+        if SAME_KIND and then[digest] != now[digest]:
+            yield f"{digest} was {then[digest][:12]}, is {now[digest][:12]}"
+
+
+def near(before: Any, after: Any, relative: float = 0.0, absolute: float = 0.0) -> bool:
+    if before == after:
+        return True
+    numbers = isinstance(before, float) and isinstance(after, float)
+    return numbers and math.isclose(before, after, rel_tol=relative, abs_tol=absolute)
+
+
+def difference(name: str, run: Path) -> str:
+    """Return in one line what has changed of a preset, "" if nothing."""
+    found = list(changes(FROZEN["runs"][name], record(run)))
+    more = f"; and {len(found) - 1} more" if found[1:] else ""
+    return f"{name}: {found[0]}{more}" if found else ""
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_one_rank_gives_what_is_frozen(name: str, tmp_path: Path) -> None:
+    if not has_data(name):
+        pytest.skip("needs MNIST in HPCFL_DATA")
+    if changed := difference(name, play(name, tmp_path / name)):
+        pytest.fail(changed, pytrace=False)
+
+
+@pytest.mark.mpi
+def test_three_ranks_give_what_is_frozen(world: Any, shared_dir: Path) -> None:
+    if world.size != 3:
+        pytest.skip("needs three ranks")
+    runs = {name: play(name, shared_dir / name) for name in RUNS if has_data(name)}
+    if world.rank == 0 and (changed := [line for name, run in runs.items() if (line := difference(name, run))]):
+        pytest.fail("\n".join(changed), pytrace=False)
