@@ -10,6 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.data import source_class, sources
+from hpcfl.guard import Guard
 from hpcfl.models import model_class, models
 from hpcfl.oracle import Oracle
 from hpcfl.participation import Participation
@@ -30,6 +31,7 @@ def lines() -> Iterator[str]:
         "model": [model_class(name) for name in models()],
         "speed": [speed_class(name) for name in speeds()],
         "participation": [Participation],
+        "guard": [Guard],
         "oracle": [Oracle],
     }
     for section, classes in chosen.items():
