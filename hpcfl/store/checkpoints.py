@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,15 @@ class Checkpoint:
     """A run after `round` rounds.
 
     `personal` has an entry ``(client_ids [c], tensors {name: [c, ...]})`` for each set of clients whose
-    tensors have equal names, shapes and dtypes.
+    tensors have equal names, shapes and dtypes. `stale` has the clients whose personal state is older than the rest,
+    and the rounds after which it was theirs (0: before the first visit).
     """
 
     round: int
     shared: dict[str, Array]
     personal: list[tuple[Array, dict[str, Array]]]
     clock: dict[str, float]
+    stale: dict[int, int] = field(default_factory=dict)
 
 
 def save(
@@ -42,6 +44,7 @@ def save(
     personal: Iterable[tuple[Any, Tensors]],
     clock: Mapping[str, float],
     keep: int,
+    stale: Callable[[], Mapping[int, int]] = dict,
 ) -> Path:
     """Write the checkpoint after `round` rounds, then delete all but the last `keep` up to this one.
 
@@ -60,6 +63,8 @@ def save(
         times and counts to go on from.
     keep : int
         how many checkpoints stay, at least 1.
+    stale : callable
+        returns, when `personal` is exhausted, the clients whose state is older, and the rounds it is from.
 
     Raises
     ------
@@ -77,6 +82,8 @@ def save(
         _write_shared(file.create_group("shared"), shared)
         fault.reach("checkpoint")
         write_chunks(file.create_group("personal"), personal)
+        if found := stale():
+            file.create_group("stale").update({"ids": [*found], "rounds": [*found.values()]})
     older = [old for old in numbered(path.parent, "round") if number_of(old) < round]
     for old in older[: 1 - keep or None]:
         old.unlink(missing_ok=True)
@@ -110,6 +117,7 @@ def load(path: Path, personal: bool = True) -> Checkpoint:
             shared={name: np.asarray(item[()]) for name, item in file["shared"].items()},
             personal=read_chunks(file["personal"]) if personal else [],
             clock={name: float(value) for name, value in file["clock"].attrs.items()},
+            stale=_read_stale(file),
         )
 
 
@@ -125,6 +133,19 @@ def load_personal(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str, 
     """
     with _opened(path) as file:
         return read_clients(file["personal"], client_ids)
+
+
+def personal_rounds(path: Path, client_ids: Iterable[int]) -> dict[int, int]:
+    """Return how many rounds were done when the personal state of some clients was as the checkpoint has it.
+
+    Raises
+    ------
+    RunError
+        if the checkpoint is not there or damaged.
+    """
+    with _opened(path) as file:
+        stale, done = _read_stale(file), int(file.attrs["round"])
+    return {client: stale.get(client, done) for client in client_ids}
 
 
 def personal_shapes(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str, tuple[int, ...]]]:
@@ -146,6 +167,12 @@ def _opened(path: Path) -> Iterator[h5py.File]:
             yield file
     except (OSError, KeyError) as error:
         raise RunError(f"checkpoint {path} cannot be read: {error}") from error
+
+
+def _read_stale(file: h5py.File) -> dict[int, int]:
+    """Return the clients with older state, and its rounds; none where nothing was late."""
+    group = file.get("stale")
+    return {} if group is None else dict(zip(group["ids"][:].tolist(), group["rounds"][:].tolist()))
 
 
 def _write_shared(group: h5py.Group, shared: Tensors) -> None:
