@@ -6,11 +6,16 @@ import os
 import sys
 
 from hpcfl import stopping
-from hpcfl.cli import carry_out
+
+NOTED = ("run", "resume")  # the commands that end in an orderly way when they are signalled; others are interrupted
 
 
 def main() -> None:
     """Carry out the command line and leave with its exit code."""
+    if next((word for word in sys.argv[1:] if not word.startswith("-")), "") in NOTED:
+        stopping.install()
+    from hpcfl.cli import carry_out  # only now: this takes a good part of a second
+
     code = carry_out()
     if code and "mpi4py.MPI" in sys.modules:
         # a planned non-zero exit must come after MPI_Finalize on every rank, or the launcher kills the others

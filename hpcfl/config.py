@@ -82,6 +82,9 @@ class Config(Section):
     lost_after : float
         Wall clock: seconds of silence after which a rank that owes an answer counts as dead; for MPIs that do not
         tell. By default never.
+    patience : float
+        Wall clock: seconds for which the server waits for ranks before it says on stderr for whom; it says so again
+        every 5 minutes.
     fault_tolerance : {"auto", "ulfm"}
         Wall clock: go on without dead ranks where the MPI tells of them (``auto``), or refuse to run where it does not.
     """
@@ -95,6 +98,7 @@ class Config(Section):
     threads: Literal["auto"] | int = "auto"
     lane_width: Literal["auto", "node", "all"] | int = "auto"
     lost_after: float | None = Field(None, gt=0)
+    patience: float = Field(30.0, gt=0)
     fault_tolerance: Literal["auto", "ulfm"] = "auto"
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoints = Checkpoints()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -24,9 +25,13 @@ class Rounds(ABC):
     ----------
     serves : bool
         Whether this rank is the server; what is returned elsewhere has no meaning.
+    stale : dict of int to int
+        Clients whose state `personal` had to take from an earlier checkpoint, since it did not come in time, and the
+        rounds after which it was theirs. Known once the iterator is exhausted.
     """
 
     serves: bool
+    stale: Mapping[int, int] = MappingProxyType({})
 
     @abstractmethod
     def release(self, now: Progress, record: Record) -> bool:
@@ -150,7 +155,7 @@ def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> 
     parts = rounds.personal(now) if job.personal_bytes else iter(())
     if recorder is not None:
         shared = {name: value.cpu().numpy() for name, value in now.shared.items()}
-        memory = now.norms.saved()
-        now.saved = recorder.checkpoint(now.round, shared, parts, now.clock | now.stage.numbers(), memory)
+        clock, memory = now.clock | now.stage.numbers(), now.norms.saved()
+        now.saved = recorder.checkpoint(now.round, shared, parts, clock, memory, lambda: rounds.stale)
     for _ in parts:
         pass

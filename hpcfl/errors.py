@@ -75,6 +75,13 @@ class Interrupted(Exception):  # noqa: N818
         self.wish = wish
 
 
+def listed(numbers: Iterable[int], most: int = 8) -> str:
+    """Return ``"1, 2, 3"``; of a long list its first `most` numbers, and how many more there are."""
+    found = list(numbers)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(map(str, found[:most])) + more
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the choice nearest to `word`, or all choices where none is near."""
     known = sorted(choices)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfl import store
+from hpcfl.errors import listed
 from hpcfl.guard import Rejection
 from hpcfl.message import Sums
 from hpcfl.oracle import Spent
@@ -304,14 +306,29 @@ class Recorder:
         personal: Iterable[Saved],
         clock: Mapping[str, float],
         memory: Mapping[str, Any],
+        stale: Callable[[], Mapping[int, int]] = dict,
     ) -> Path:
-        """Write a checkpoint of the state after `done` rounds."""
-        return store.save(self.run_dir, done, shared, personal, clock, self.job.config.checkpoint.keep, memory)
+        """Write a checkpoint of the state after `done` rounds, and say whose personal state in it is `stale`."""
+        keep = self.job.config.checkpoint.keep
+        path = store.save(self.run_dir, done, shared, personal, clock, keep, memory, stale)
+        for client, round_ in stale().items():
+            text = f"the checkpoint after round {done} holds the client's personal state after round {round_}"
+            self.segment.event(done - 1, "stale", client, text)
+        if stale():
+            print(f"hpcfl: checkpoint after round {done}: {_older(stale())}", file=sys.stderr, flush=True)
+        return path
 
     def close(self) -> None:
         """End the segment and make the run folder readable by any HDF5 reader."""
         self.segment.close()
         self.speaker.close()
+
+
+def _older(stale: Mapping[int, int]) -> str:
+    """Return whose personal state did not come in time."""
+    clients, oldest = sorted(stale), min(stale.values())
+    rounds = f"round {oldest}" if oldest == max(stale.values()) else f"rounds {oldest} to {max(stale.values())}"
+    return f"no personal state in time from client{'s' * (len(stale) > 1)} {listed(clients)}; kept is that of {rounds}"
 
 
 def _sent(plan: Plan) -> list[int]:

@@ -1,7 +1,7 @@
 """Leaving early when asked to: signals, which are noted, and the file ``stop`` in a run folder, which asks.
 
 Neither interrupts anything. Whoever runs the rounds looks for wishes where a round ends, so that what is left behind
-is whole and can be gone on with.
+is whole and can be gone on with. Nothing heavy is imported with this module: until `install`, signals kill.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpcfl import store
 from hpcfl.errors import UsageError
-from hpcfl.plan import Floats
-from hpcfl.store.atomic import write_text
+
+if TYPE_CHECKING:
+    from hpcfl.plan import Floats
 
 FILE = "stop"
 ASKED = "hpcfl stop"
@@ -32,7 +32,7 @@ _before: dict[int, Any] = {}
 
 
 def install() -> None:
-    """Note TERM, INT and USR1 from now on; to be called before MPI and torch are imported, in the main thread.
+    """Note TERM, INT and USR1 from now on; to be called before anything large is imported, in the main thread.
 
     A signal that comes while these are loaded is then not lost, nor deadly. One that is ignored stays so: whoever
     started this process wanted it. In another thread nothing is done.
@@ -131,6 +131,8 @@ def request(folder: Path, reason: str = ASKED) -> None:
     UsageError
         If the folder cannot be written.
     """
+    from hpcfl.store.atomic import write_text
+
     text = reason + "\n"
     try:
         try:
@@ -165,6 +167,8 @@ def running(path: Path) -> Path:
     UsageError
         If there is no run, or it is not running.
     """
+    from hpcfl import store
+
     folder = store.run_folder(path)
     state = store.read_status(folder).state
     if state != "running":
@@ -174,6 +178,8 @@ def running(path: Path) -> Path:
 
 def outcome(folder: Path) -> str:
     """Wait until a run is no longer running; return the first word of its status then."""
+    from hpcfl import store
+
     while (state := store.read_status(folder).state) == "running":
         time.sleep(WAIT_SECONDS)
     return state

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from math import inf
+from statistics import median
 from typing import ClassVar
 
 import numpy as np
@@ -22,6 +24,9 @@ COMING = 1e10  # bytes per second that come or leave on one host: where so many 
 DOZE_SECONDS = 0.1  # longest nap of a rank that has nothing more to do
 DOZE_GROWTH = 1.05  # from nap to nap
 COLD_SECONDS = 5e-6  # more of it for a first look after a sleep, times ranks per core: others have used the caches
+UNKNOWN = 1e8  # bytes per second that are counted on before anything is known: those of gigabit Ethernet
+SLACK = 3.0  # how many times as long as expected bytes may take before nobody waits for them any longer
+TELLING = 2**20  # bytes of a transfer that says something: less takes no longer than the pause between two looks
 
 
 class Patience:
@@ -67,6 +72,38 @@ class Patience:
             time.sleep(max(0.0, min(most, max(nap, 4 * STEPS * self.least * self.crowd))))
             self.cold = COLD_SECONDS * self.crowd
         self.used = time.thread_time()
+
+
+class Bandwidth:
+    """How fast bytes move between the server and its lanes, and so how long those that are under way may take.
+
+    What comes decides: a sum over ranks may be many times slower than a broadcast. The median of its last transfers
+    counts, since one of them may have met a rank that was suspended. Until there is one, no more is counted on than
+    the fastest broadcast has shown.
+    """
+
+    def __init__(self) -> None:
+        self.incoming: deque[float] = deque(maxlen=9)
+        self.outgoing = 0.0
+
+    def came(self, nbytes: int, start: float) -> None:
+        """Note a transfer to the server in which nobody computed, now over; `start` is of the monotonic clock."""
+        if nbytes >= TELLING:
+            self.incoming.append(nbytes / (time.monotonic() - start + 1e-6))
+
+    def went(self, nbytes: int, start: float) -> None:
+        """Note a broadcast, now over."""
+        if nbytes >= TELLING:
+            self.outgoing = max(self.outgoing, nbytes / (time.monotonic() - start + 1e-6))
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second on which to count."""
+        return median(self.incoming) if self.incoming else min(UNKNOWN, self.outgoing or UNKNOWN)
+
+    def allows(self, nbytes: int) -> float:
+        """Return the seconds that bytes under way may take."""
+        return SLACK * nbytes / self.rate
 
 
 def wait(requests: list[MPI.Request]) -> None:

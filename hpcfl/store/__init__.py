@@ -4,7 +4,7 @@ Written by one process only; readable while it is written, and after a kill. See
 `open_run` for reading.
 """
 
-from hpcfl.store.checkpoints import Checkpoint, latest, load, load_personal, personal_shapes, save
+from hpcfl.store.checkpoints import Checkpoint, latest, load, load_personal, personal_rounds, personal_shapes, save
 from hpcfl.store.columns import Column, Fact
 from hpcfl.store.metrics import Segment
 from hpcfl.store.owner import release, take
@@ -27,6 +27,7 @@ __all__ = [
     "load",
     "load_personal",
     "open_run",
+    "personal_rounds",
     "personal_shapes",
     "read_facts",
     "read_status",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +28,8 @@ class Checkpoint:
     """A run after `round` rounds.
 
     `personal` has an entry ``(client_ids [c], tensors {name: [c, ...]})`` for each set of clients whose
-    tensors have equal names, shapes and dtypes.
+    tensors have equal names, shapes and dtypes. `stale` has the clients whose personal state is older than the rest,
+    and the rounds after which it was theirs (0: before the first visit).
     """
 
     round: int
@@ -36,6 +37,7 @@ class Checkpoint:
     personal: list[tuple[Array, dict[str, Array]]]
     clock: dict[str, float]
     memory: dict[str, Array] = field(default_factory=dict)
+    stale: dict[int, int] = field(default_factory=dict)
 
 
 def save(
@@ -46,6 +48,7 @@ def save(
     clock: Mapping[str, float],
     keep: int,
     memory: Mapping[str, Array] | None = None,
+    stale: Callable[[], Mapping[int, int]] = dict,
 ) -> Path:
     """Write the checkpoint after `round` rounds, then delete all but the last `keep` up to this one.
 
@@ -66,6 +69,8 @@ def save(
         how many checkpoints stay, at least 1.
     memory : mapping
         what the server remembers of earlier rounds beside its state.
+    stale : callable
+        returns, when `personal` is exhausted, the clients whose state is older, and the rounds it is from.
 
     Raises
     ------
@@ -85,6 +90,8 @@ def save(
             _write_shared(file.create_group("memory"), memory or {})
             fault.reach("checkpoint")
             write_chunks(file.create_group("personal"), personal)
+            if found := stale():
+                file.create_group("stale").update({"ids": [*found], "rounds": [*found.values()]})
         stamp(new)
     older = [old for old in numbered(path.parent, "round") if number_of(old) < round]
     for old in older[: 1 - keep or None]:
@@ -136,6 +143,7 @@ def load(path: Path, personal: bool = True) -> Checkpoint:
             personal=read_chunks(file["personal"]) if personal else [],
             clock={name: float(value) for name, value in file["clock"].attrs.items()},
             memory={name: np.asarray(item[()]) for name, item in file.get("memory", {}).items()},
+            stale=_read_stale(file),
         )
 
 
@@ -151,6 +159,19 @@ def load_personal(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str, 
     """
     with _opened(path) as file:
         return read_clients(file["personal"], client_ids)
+
+
+def personal_rounds(path: Path, client_ids: Iterable[int]) -> dict[int, int]:
+    """Return how many rounds were done when the personal state of some clients was as the checkpoint has it.
+
+    Raises
+    ------
+    RunError
+        if the checkpoint is not there or damaged.
+    """
+    with _opened(path) as file:
+        stale, done = _read_stale(file), int(file.attrs["round"])
+    return {client: stale.get(client, done) for client in client_ids}
 
 
 def personal_shapes(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str, tuple[int, ...]]]:
@@ -172,6 +193,12 @@ def _opened(path: Path) -> Iterator[h5py.File]:
             yield file
     except Exception as error:  # h5py raises almost anything on a damaged file
         raise RunError(f"checkpoint {path} cannot be read: {told(error)}") from error
+
+
+def _read_stale(file: h5py.File) -> dict[int, int]:
+    """Return the clients with older state, and its rounds; none where nothing was late."""
+    group = file.get("stale")
+    return {} if group is None else dict(zip(group["ids"][:].tolist(), group["rounds"][:].tolist()))
 
 
 def _write_shared(group: h5py.Group, shared: Tensors) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
+from hpcfl.errors import Interrupted, listed
 from hpcfl.plan import Ints
+from hpcfl.transport import idle
 from hpcfl.wall.lane import Lane
-from hpcfl.wire import Patience
+from hpcfl.wire import Bandwidth, Patience
 
-GRACE_SECONDS = 0.05  # after a closing, for lanes to hand in what they have and to become free again
+GRACE_SECONDS = 0.05  # for lanes to become free after a closing, beyond what the bytes under way may take
 ANSWER_SECONDS = 1.0  # least time for answers other than visits
+REPEAT_SECONDS = 300.0  # from one line about a wait to the next
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,10 @@ class Fleet:
         apart into these.
     lost_after : float
         Seconds of silence after which a lane that owes something counts as dead; None: never.
+    patience : float
+        Seconds of waiting after which a line says for whom.
+    bandwidth : Bandwidth
+        What the lanes have measured.
 
     Attributes
     ----------
@@ -50,10 +58,49 @@ class Fleet:
     """
 
     def __init__(
-        self, lanes: list[Lane], spare: Mapping[int, Lane] | None = None, lost_after: float | None = None
+        self,
+        lanes: list[Lane],
+        spare: Mapping[int, Lane] | None = None,
+        lost_after: float | None = None,
+        patience: float = inf,
+        bandwidth: Bandwidth | None = None,
     ) -> None:
-        self.lanes, self.spare, self.lost_after = lanes, spare or {}, lost_after
+        self.lanes, self.spare, self.lost_after, self.patience = lanes, spare or {}, lost_after, patience
+        self.bandwidth = bandwidth or Bandwidth()
         self.lost: list[Loss] = []
+
+    def looks(
+        self,
+        what: str,
+        owing: Callable[[], Sequence[Lane]],
+        rest: Callable[[], None] = idle,
+        ends: float = inf,
+        patience: float | None = None,
+    ) -> Iterator[float]:
+        """Wait for `what`: yield the seconds so far, again and again, and look at all lanes in between.
+
+        Parameters
+        ----------
+        owing : callable
+            Returns the lanes that are waited for; the wait is over when there are none. After `patience` seconds, and
+            every 5 minutes from then on, a line says who they are.
+        rest : callable
+            Called each time; it may raise to end the wait.
+        ends : float
+            Seconds after which somebody wants to look again at the latest.
+        """
+        pause, start = Patience(), time.monotonic()
+        due = self.patience if patience is None else patience
+        while True:
+            seconds = time.monotonic() - start
+            yield seconds
+            if not owing():
+                return
+            if seconds >= due:
+                due = seconds + REPEAT_SECONDS
+                _say(f"still waiting ({seconds:.1f} s) for {what}: {_named(owing())}")
+            rest()
+            self.look(pause, ends - seconds)
 
     def look(self, patience: Patience, most: float = 1.0) -> None:
         """Move everything on, then pause for a moment."""
@@ -90,7 +137,7 @@ class Fleet:
         """Say which ranks and clients are lost."""
         for rank, clients in zip(lane.bench.ranks, lane.bench.hosted):
             self.lost.append(Loss(rank, clients, lane.reason))
-            print(f"hpcfl: {self.lost[-1]}", file=sys.stderr, flush=True)
+            _say(str(self.lost[-1]))
 
     def those(self, *states: str) -> list[Lane]:
         """Return the lanes in these states."""
@@ -101,27 +148,63 @@ class Fleet:
         found = [lane.hosted for lane in self.those(*states)]
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
-    def caught_up(self, lanes: Sequence[Lane] | None = None) -> None:
-        """Give lanes that have just been closed a moment to become free: most of them do in a few milliseconds."""
-        patience = Patience()
-        while any(lane.late_for() < GRACE_SECONDS for lane in (self.lanes if lanes is None else lanes)):
-            self.look(patience, GRACE_SECONDS)
+    def handed_in(self, lanes: Sequence[Lane]) -> None:
+        """Wait for what was under way on lanes that have just been closed, for as long as that may take."""
 
-    def answered(self, lanes: Sequence[Lane], limit: float = inf) -> None:
-        """Wait for answers: at most `limit` seconds, or three times as long as half of the lanes took."""
-        patience, start = Patience(), time.monotonic()
-        while waiting := [lane for lane in lanes if lane.state == "active"]:
-            seconds = time.monotonic() - start
-            if limit == inf and len(waiting) <= len(lanes) / 2:
-                limit = max(ANSWER_SECONDS, 3 * seconds)
-            if seconds > limit:
-                break
-            self.look(patience)
-        for lane in waiting:
+        def owing() -> list[Lane]:
+            return [lane for lane in lanes if lane.coming and lane.late_for() < GRACE_SECONDS]
+
+        for _ in self.looks("what was under way", owing):
+            pass
+
+    def caught_up(self) -> None:
+        """Give lanes that are late the time to become free: most of them do in a few milliseconds."""
+
+        def owing() -> list[Lane]:
+            return [lane for lane in self.lanes if lane.late_for() < GRACE_SECONDS]
+
+        for _ in self.looks("lanes to be free", owing):
+            pass
+
+    def answered(
+        self, lanes: Sequence[Lane], limit: float = inf, what: str = "answers", rest: Callable[[], None] = idle
+    ) -> None:
+        """Wait for answers: at most `limit` seconds, or three times as long as half of the lanes took.
+
+        Where `rest` raises Interrupted, who has had `ANSWER_SECONDS` is waited for no longer.
+        """
+
+        def owing() -> list[Lane]:
+            return [lane for lane in lanes if lane.state == "active"]
+
+        with suppress(Interrupted):
+            for seconds in self.looks(what, owing):
+                if limit == inf and len(owing()) <= len(lanes) / 2:
+                    limit = max(ANSWER_SECONDS, 3 * seconds)
+                if seconds > limit:
+                    break
+                if seconds > ANSWER_SECONDS:
+                    rest()
+        for lane in owing():
             lane.give_up()
 
-    def settled(self, limit: float) -> None:
-        """Wait at most `limit` seconds until no lane has anything under way."""
-        patience, start = Patience(), time.monotonic()
-        while (self.those("active") or self.those("late")) and time.monotonic() - start < limit:
-            self.look(patience)
+    def settled(self, limit: float, what: str = "ranks to be free", rest: Callable[[], None] = idle) -> None:
+        """Wait at most `limit` seconds until no lane has anything under way; `rest` may raise to end it."""
+
+        def owing() -> list[Lane]:
+            return self.those("active", "late")
+
+        for seconds in self.looks(what, owing, rest):
+            if seconds >= limit:
+                return
+
+
+def _say(line: str) -> None:
+    print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+
+
+def _named(lanes: Sequence[Lane]) -> str:
+    """Return whom lanes stand for."""
+    ranks = sorted(rank for lane in lanes for rank in lane.bench.ranks)
+    clients = sorted(int(client) for lane in lanes for client in lane.hosted)
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} with client{'s' * (len(clients) > 1)} {listed(clients)}"

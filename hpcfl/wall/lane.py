@@ -22,6 +22,7 @@ from hpcfl.wall.call import Call, Op
 from hpcfl.wall.group import Group, Parcel, room, wire
 from hpcfl.wall.roster import Bench
 from hpcfl.wall.slot import Slot, real
+from hpcfl.wire import Bandwidth
 
 
 class Lane:
@@ -35,10 +36,15 @@ class Lane:
         Communicators of the server (rank 0) and the client ranks, one for calls and one for everything large.
     clients : int
         How many clients the run has.
+    bandwidth : Bandwidth
+        What is known of all lanes; this one adds to it.
     """
 
-    def __init__(self, bench: Bench, control: Any, data: Any, layout: Layout, clients: int) -> None:
+    def __init__(
+        self, bench: Bench, control: Any, data: Any, layout: Layout, clients: int, bandwidth: Bandwidth
+    ) -> None:
         self.bench, self.control, self.data, self.run_clients = bench, control, data, clients
+        self.bandwidth = bandwidth
         self.wire: list[Group] = wire(layout, len(bench.ranks))
         self.hosted = bench.clients
         self.state, self.reason = "idle", ""
@@ -47,6 +53,8 @@ class Lane:
         self.sent = self.received = 0
         self.worked: Floats = np.zeros((2, len(bench.ranks)))
         self._sends: list[tuple[Any, Any]] = []
+        self._leaving: tuple[int, float] | None = None  # bytes of the state, and since when
+        self._draining: tuple[int, float] | None = None  # bytes that come after a closing, and since when
         self._plan: list[list[int]] = []
         self._opened = self._ahead = self._clear = 0
         self._buffers: list[Parcel] = []
@@ -73,8 +81,8 @@ class Lane:
         opened = np.array([self._opened * len(self.wire)], dtype=np.int64)
         self._closing = [self.control.Iallreduce(opened, self._target, MPI.MAX), None]
         self._sends.append((self._closing[0], opened))
-        self._drained, self._late_from = [], int(opened[0])
-        self._fall_behind()
+        self._drained, self._late_from, self._leaving = [], int(opened[0]), None
+        self._fall_behind(self.sending + self.coming)
 
     def ask(self, call: Call, state: Sequence[Bytes], reply: Callable[[Any], Any]) -> None:
         """Ask for figures or saved state: `reply` starts to receive them, on the data communicator."""
@@ -119,7 +127,10 @@ class Lane:
         return moved
 
     def late_for(self) -> float:
-        """Return for how many seconds the lane has been late; inf where it is not."""
+        """Return for how many seconds the lane has been late, less those that bytes under way may take.
+
+        They are below 0 while such bytes may still come, and inf where the lane is not late.
+        """
         return time.monotonic() - self.since if self.state == "late" else inf
 
     def silent(self) -> float:
@@ -148,6 +159,11 @@ class Lane:
         """Bytes that are being sent to the lane."""
         return sum(kept.nbytes for _, kept in self._sends)
 
+    @property
+    def coming(self) -> int:
+        """Bytes of the current slot that have not arrived."""
+        return 0 if self.slot is None else sum(map(_nbytes, self.slot.data[len(self.slot.times) :]))
+
     def receive(self, parcel: Parcel) -> list[Any]:
         """Start to receive one group: from one rank as it is, from several added on the way to what is there."""
         return [self._received(data) for data in parcel]
@@ -162,6 +178,9 @@ class Lane:
 
     def _advance(self) -> None:
         self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
+        if self._leaving and not self._sends:
+            self.bandwidth.went(*self._leaving)
+            self._leaving = None
         if self._reply is not None:
             if self._reply.Test():
                 self._reply, self.state = None, "idle"
@@ -210,14 +229,28 @@ class Lane:
             self.slot.poll()
         if not agreed.Test():
             return
-        for index in range(self._late_from + len(self._drained), int(self._target[0])):
+        if free is None:
+            self._drain()
+        elif self._all_there() and free.Test():
+            self._closing, self._drained, self.state = [], [], "idle"
+
+    def _drain(self) -> None:
+        """Begin to receive what goes beyond the current slot, and to wait until the ranks are free."""
+        for index in range(self._late_from, int(self._target[0])):
             parcel = self.wire[index % len(self.wire)].empty()
             self._drained.append((self.receive(parcel), parcel))
-        if free is None:
-            self._closing[1] = free = self.control.Ibarrier()
+        self._closing[1] = self.control.Ibarrier()
+        self._draining = self.coming + sum(_nbytes(parcel) for _, parcel in self._drained), time.monotonic()
+
+    def _all_there(self) -> bool:
+        """Return whether all that was under way has come; from the closing's agreement on nobody computes for it."""
         whole = self.slot is None or self.slot.complete
-        if whole and all(MPI.Request.Testall(requests) for requests, _ in self._drained) and free.Test():
-            self._closing, self._drained, self.state = [], [], "idle"
+        if not whole or not all(MPI.Request.Testall(requests) for requests, _ in self._drained):
+            return False
+        if self._draining:
+            self.bandwidth.came(*self._draining)
+            self._draining, self.since = None, min(self.since, time.monotonic())
+        return True
 
     def _call(self, call: Call) -> None:
         if self.state == "idle":
@@ -228,11 +261,18 @@ class Lane:
         self.counted = np.zeros_like(self.counted)
 
     def _broadcast(self, state: Sequence[Bytes]) -> None:
+        nbytes = sum(part.nbytes for part in state)
+        self._leaving = nbytes, time.monotonic()
         self._sends += [(self.data.Ibcast(part, root=0), part) for part in state]
-        self.sent += sum(part.nbytes for part in state)
+        self.sent += nbytes
 
-    def _fall_behind(self) -> None:
-        self.state, self.since = "late", time.monotonic()
+    def _fall_behind(self, under_way: int = 0) -> None:
+        """Be late, from when bytes that are under way should be there at the latest."""
+        self.state, self.since = "late", time.monotonic() + self.bandwidth.allows(under_way)
 
     def _stand(self) -> tuple[str, int, int]:
         return self.state, self._opened, len(self.slot.times) if self.slot is not None else 0
+
+
+def _nbytes(parcel: Parcel) -> int:
+    return sum(data.nbytes for data in parcel)

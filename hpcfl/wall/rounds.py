@@ -27,12 +27,20 @@ class RealTime(Rounds):
     ----------
     last : callable
         Returns the personal state of some clients as it was last saved.
+    since : callable
+        Returns the rounds after which that was.
     """
 
     serves = True
 
-    def __init__(self, job: Job, server: Server, last: Callable[[Ints], dict[int, Arrays]]) -> None:
-        self.job, self.server, self.last = job, server, last
+    def __init__(
+        self,
+        job: Job,
+        server: Server,
+        last: Callable[[Ints], dict[int, Arrays]],
+        since: Callable[[list[int]], dict[int, int]] = lambda clients: dict.fromkeys(clients, 0),
+    ) -> None:
+        self.job, self.server, self.last, self.since = job, server, last, since
         self.told = 0
         self.kept: list[Saved] | None = None
 
@@ -83,9 +91,8 @@ class RealTime(Rounds):
 
     def personal(self, now: Progress) -> Iterator[Saved]:
         """Ask the ranks that are free for the acknowledged state; of the others, repeat what was saved last."""
-        if self.kept is not None:
-            return iter(self.kept)
-        return self.server.personal(self.last)
+        yield from self.server.personal(self.last) if self.kept is None else self.kept
+        self.stale = self.since(self.server.missed)
 
 
 def last_saved(job: Job, load: Callable[[list[int]], dict[int, Arrays]]) -> Callable[[Ints], dict[int, Arrays]]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcfl.deadlines import Deadlines
-from hpcfl.errors import RunError
+from hpcfl.errors import Interrupted, RunError
 from hpcfl.memory import freeze
 from hpcfl.message import State
 from hpcfl.packing import Bytes, Packing, public
 from hpcfl.plan import Floats, Ints, Invitation, Plan
-from hpcfl.transport import Arrays, Saved
+from hpcfl.transport import Arrays, Saved, idle
 from hpcfl.wall.answers import Saving, Scoring, alone
 from hpcfl.wall.call import Call, Op
 from hpcfl.wall.closing import Closing
@@ -24,12 +25,11 @@ from hpcfl.wall.held import Held
 from hpcfl.wall.lane import Lane
 from hpcfl.wall.tally import Tally
 from hpcfl.wall.watch import LEAVE_SECONDS
-from hpcfl.wire import Patience
 
 if TYPE_CHECKING:
     from hpcfl.job import Job
 
-SAVE_SECONDS = 5.0
+SAVE_SECONDS = 5.0  # for personal state to begin to come, beyond what its bytes may take
 
 
 class Server:
@@ -39,11 +39,18 @@ class Server:
     ----------
     fleet : Fleet
     rest : callable
-        Called while the server waits; it may raise to end the run.
+        Called while the server waits; it raises Interrupted where the run is to stop.
+
+    Attributes
+    ----------
+    missed : list of int
+        The clients of whom `personal` had to repeat what was saved before.
     """
 
-    def __init__(self, job: Job, fleet: Fleet, rest: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, job: Job, fleet: Fleet, rest: Callable[[], None] = idle) -> None:
         self.job, self.fleet, self.rest = job, fleet, rest
+        self.missed: list[int] = []
+        self.lasted = 0.0
         self.participation = job.config.participation
         self.deadlines = Deadlines(self.participation)
         self.packing = Packing(public(job.algorithm.start(job.task)))
@@ -51,10 +58,16 @@ class Server:
         self.size = 1 + sum(len(lane.bench.ranks) for lane in fleet.lanes)
 
     def gather(self) -> None:
-        """Wait until every rank is there: they start at different speeds, and the first round is for all."""
+        """Wait until every rank is there: they start at different speeds, and the first round is for all.
+
+        Raises
+        ------
+        Interrupted
+            If the run is to stop before.
+        """
         for lane in self.fleet.lanes:
             lane.expect(lane.counted)
-        self.fleet.settled(inf)
+        self.fleet.settled(inf, "ranks to start", self.rest)
         freeze()
 
     # rounds
@@ -78,8 +91,7 @@ class Server:
     def _attempt(self, round_: int, attempt: int, shared: State, stage: int) -> Tally:
         asked = self._asked(round_, attempt, stage)
         state = self._state(shared)
-        cohort = set(asked.cohort.tolist())
-        invited = [lane for lane in self.fleet.those("idle") if not cohort.isdisjoint(lane.hosted.tolist())]
+        invited = self._hosting(asked.cohort, "idle")
         start = time.monotonic()
         for lane in invited:
             lane.invite(self._call(Op.VISIT, lane, asked), state)
@@ -95,13 +107,14 @@ class Server:
         """Return the invitation of whoever is drawn and free; wait until there are enough of them."""
         deadline = self.deadlines.seconds(round_)
         drawn = self.job.asked(round_, None, deadline, attempt, stage)
-        need, patience = max(1, self.participation.min_clients), Patience()
+        need = max(1, self.participation.min_clients)
         self.fleet.caught_up()
-        while True:
+        what = f"{need} free client{'s' * (need > 1)} for round {round_}"
+        for _ in self.fleet.looks(what, lambda: self._hosting(drawn.cohort, "active", "late"), self.rest):
             self.fleet.reform()
             free = np.intersect1d(drawn.cohort, self.fleet.hosted("idle"), assume_unique=True)
             if len(free) >= need:
-                return self.job.asked(round_, free, deadline, attempt, stage)
+                break
             left = np.intersect1d(drawn.cohort, self.fleet.hosted("idle", "active", "late"), assume_unique=True)
             if len(left) < need:
                 ranks = ", ".join(str(loss.rank) for loss in self.fleet.lost)
@@ -109,28 +122,40 @@ class Server:
                     f"round {round_}: expected at least {need} of the {len(drawn.cohort)} clients invited, "
                     f"but only {len(left)} are left; lost ranks: {ranks}"
                 )
-            self.rest()
-            self.fleet.look(patience)
+        return self.job.asked(round_, free, deadline, attempt, stage)
+
+    def _hosting(self, cohort: Ints, *states: str) -> list[Lane]:
+        """Return the lanes in these states that host anybody of a cohort."""
+        wanted = set(cohort.tolist())
+        return [lane for lane in self.fleet.those(*states) if not wanted.isdisjoint(lane.hosted.tolist())]
 
     def _until_over(self, tally: Tally) -> None:
-        """Wait until the round's rule says that it is over."""
-        closing, patience = Closing.of(self.participation, tally.asked), Patience()
-        while True:
+        """Wait until the round's rule says that it is over.
+
+        Where no timer ends it, a round that lasts much longer than the one before is spoken of.
+        """
+        closing = Closing.of(self.participation, tally.asked)
+        ends = closing.ends - (time.monotonic() - tally.start)
+        patience = max(self.fleet.patience, 3 * self.lasted) if ends == inf else inf
+
+        def owing() -> list[Lane]:
+            return [lane for lane in tally.lanes if lane.state == "active"]
+
+        for _ in self.fleet.looks(f"visits of round {tally.asked.round}", owing, self.rest, ends, patience):
             seconds = time.monotonic() - tally.start
             if closing.over(*tally.progress(), seconds):
-                return
+                break
             for lane in tally.lanes:
                 if lane.turns:
                     tally.turn(lane)
-            self.rest()
-            self.fleet.look(patience, closing.ends - seconds)
+        self.lasted = seconds
 
     def _close(self, asked: Invitation) -> None:
-        """Tell the lanes that are not complete; those of several ranks get a moment to hand in what they have."""
+        """Tell the lanes that are not complete; those of several ranks get the time to hand in what they have."""
         unfinished = self.fleet.those("active")
         for lane in unfinished:
             lane.close(self._call(Op.CLOSE, lane, asked))
-        self.fleet.caught_up([lane for lane in unfinished if len(lane.bench.ranks) > 1])
+        self.fleet.handed_in([lane for lane in unfinished if len(lane.bench.ranks) > 1])
 
     def _call(self, op: Op, lane: Lane, asked: Invitation) -> Call:
         head = op, asked.round, asked.attempt, asked.deadline, asked.stage
@@ -151,7 +176,7 @@ class Server:
         for lane in asked:
             replies[lane] = Scoring(self.job.scores, len(lane.hosted))
             lane.ask(Call(Op.SCORE, round_, counted=lane.counted), state, replies[lane].receive)
-        self.fleet.answered(asked)
+        self.fleet.answered(asked, what="scores", rest=self.rest)
         for lane in asked:
             if lane.state == "idle":
                 found[:, lane.hosted] = replies[lane].data
@@ -160,14 +185,17 @@ class Server:
     def personal(self, last: Callable[[Ints], dict[int, Arrays]]) -> Iterator[Saved]:
         """Yield the acknowledged personal state lane by lane; of a lane that does not answer, what `last` knows."""
         self.fleet.caught_up()
+        self.missed = []
         for lane in self.fleet.lanes:
             reply = Saving(lane.bench, self.job.like)
             if lane.state == "idle":
                 lane.ask(Call(Op.SAVE, counted=lane.counted), [], reply.receive)
-                self.fleet.answered([lane], SAVE_SECONDS)
+                limit = SAVE_SECONDS + self.fleet.bandwidth.allows(sum(reply.counts))
+                self.fleet.answered([lane], limit, "personal state")
                 if lane.state == "idle":
                     yield from reply.saved()
                     continue
+            self.missed += lane.hosted.tolist()
             for client, state in last(lane.hosted).items():
                 yield alone(client, state)
 
@@ -181,16 +209,18 @@ class Server:
         ranks : int
             How many were free.
         """
-        self.fleet.settled(SAVE_SECONDS)
+        self.fleet.settled(SAVE_SECONDS, "ranks to be released")
         kept = list(self.personal(last)) if self.job.personal_bytes else []
         asked = self.fleet.those("idle")
         for lane in asked:
             lane.ask(Call(Op.RELEASE, counted=lane.counted), [], lambda data: data.Ibarrier())
-        self.fleet.answered(asked, SAVE_SECONDS)
+        self.fleet.answered(asked, SAVE_SECONDS, "ranks to be released")
         return kept, sum(len(lane.bench.ranks) for lane in asked)
 
     def leave(self, round_: int, stopped: int, bereft: bool) -> tuple[list[Lane], bool]:
         """Dismiss all ranks at once, when the late ones are back: MPI's own farewell spins until everybody is there.
+
+        A wish to stop that comes meanwhile ends the waiting.
 
         Parameters
         ----------
@@ -207,12 +237,22 @@ class Server:
             Whether all ranks are to end without MPI's farewell.
         """
         self.fleet.reform()
-        self.fleet.settled(LEAVE_SECONDS)
+        rest = self._rest_anew()
+        with suppress(Interrupted):
+            self.fleet.settled(LEAVE_SECONDS, "ranks to come back and leave", rest)
         hard, asked = bereft and bool(self.fleet.lost), self.fleet.those("idle")
         for lane in asked:
             lane.dismiss(round_, stopped, hard)
-        self.fleet.answered(asked, LEAVE_SECONDS)
+        self.fleet.answered(asked, LEAVE_SECONDS, "ranks to leave", rest)
         return self.fleet.those("active", "late"), hard
+
+    def _rest_anew(self) -> Callable[[], None]:
+        """Return what to call while ranks leave: a wish that was there before has been obeyed, or came too late."""
+        try:
+            self.rest()
+        except Interrupted:
+            return idle
+        return self.rest
 
     def abandon(self) -> None:
         """Give up the round that is under way; lanes that are free soon will take part in what follows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,14 +25,16 @@ from hpcfl.wall.roster import Bench, benches
 from hpcfl.wall.rounds import RealTime, last_saved
 from hpcfl.wall.server import Server
 from hpcfl.wall.watch import Parted
+from hpcfl.wire import Bandwidth
 from hpcfl.world import has_cuda, has_ulfm
 
 
 def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop: Stop, now: Progress) -> RealTime:
     """Return the server's rounds over lanes, from `now` on; the client ranks call `served` meanwhile."""
+    bandwidth = Bandwidth()
 
     def lane(bench: Bench, number: int) -> Lane:
-        return Lane(bench, *_connected(comm, bench, number), job.layout, job.config.clients)
+        return Lane(bench, *_connected(comm, bench, number), job.layout, job.config.clients, bandwidth)
 
     rows = benches(job.config.lane_width, hosts, job.chunks)
     lanes = [lane(bench, number) for number, bench in enumerate(rows)]
@@ -49,11 +52,16 @@ def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop:
     def load(clients: list[int]) -> dict[int, Arrays]:
         return store.load_personal(now.saved, clients) if now.saved else {}
 
-    server = Server(job, Fleet(lanes, spare, job.config.lost_after), rest)
-    server.gather()
+    def since(clients: list[int]) -> dict[int, int]:
+        return store.personal_rounds(now.saved, clients) if now.saved else dict.fromkeys(clients, 0)
+
+    fleet = Fleet(lanes, spare, job.config.lost_after, job.config.patience, bandwidth)
+    server = Server(job, fleet, rest)
+    with suppress(Interrupted):  # the wish lasts: the first round hears of it
+        server.gather()
     if now.round and server.deadlines.adaptive:
         _recall(server.deadlines, folder, now.round)
-    return RealTime(job, server, last_saved(job, load))
+    return RealTime(job, server, last_saved(job, load), since)
 
 
 def _recall(deadlines: Deadlines, folder: Path, rounds: int) -> None:
@@ -96,7 +104,7 @@ def dismissed(rounds: RealTime, comm: MPI.Intracomm, done: int, stopped: Stopped
     if missing:
         ranks = ", ".join(str(rank) for lane in missing for rank in lane.bench.ranks)
         print(f"hpcfl: the run is recorded, but rank {ranks} did not come back to leave", file=sys.stderr, flush=True)
-        comm.Abort(1)
+        comm.Abort(1 if stopped is None else stopped.code)
     if hard:
         _drop(stopped)
 
