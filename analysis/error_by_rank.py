@@ -36,13 +36,13 @@ from rich.table import Table
 
 import hpcfl
 from hpcfl import presets
-from hpcfl.errors import UsageError
-from hpcfl.rng import keyed
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.trained import Models
+    from hpcfl.engine.trained import Models
 
 POINTS = 384
 """Parameters θ at which errors are measured: more than the largest rank, or nothing is left of the matrices."""
@@ -124,8 +124,8 @@ def gradients(models: Models, points: Tensor) -> Tensor:
     points : Tensor [k, p]
         θ.
     """
-    from hpcfl.optimum import Objective
-    from hpcfl.reweighting import Bound, StandIns
+    from hpcfl.algorithms.fedlrgd.reweighting import Bound, StandIns
+    from hpcfl.commands.optimum import Objective
 
     task, held = models.task, models.task.server_batch()
     assert held is not None  # no run of FedLRGD's begins without
@@ -140,7 +140,7 @@ def fresh(models: Models, count: int) -> Tensor:
     """Return parameters of the law of ϑ that are not among them, ``[k, p]``."""
     import torch
 
-    from hpcfl.reweighting import flat
+    from hpcfl.algorithms.fedlrgd.reweighting import flat
 
     theta = flat(models.task.initial())
     drawn = keyed(models.config.seed, "error by rank").standard_normal((count, len(theta)))

@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 import hpcfl
-from hpcfl.errors import UsageError
-from hpcfl.trained import Models
+from hpcfl.base.errors import UsageError
+from hpcfl.engine.trained import Models
 
 MARKERS = "o^sDvPX<>p"
 DRAWN = 4000

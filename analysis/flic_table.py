@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 import hpcfl
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 from hpcfl.presets import flat
 
 METHODS = {"local": "Local", "fedhenn": "FedHeNN"}

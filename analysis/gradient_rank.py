@@ -45,22 +45,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gradient_ranks import files
+from gradient_ranks.files import Array, Case, Setting, Trained
 
-from hpcfl.agreement import first, settled
+from hpcfl.base.errors import Elsewhere, Told, UsageError, nearest
+from hpcfl.comm.launcher import world
 from hpcfl.data.cifar10 import Cifar10
 from hpcfl.data.digits import Digits
 from hpcfl.data.mnist import Mnist
 from hpcfl.data.pooled import Pool, Pooled
-from hpcfl.errors import Elsewhere, Told, UsageError, nearest
-from hpcfl.failure import fail
-from hpcfl.gradient_rank import files
-from hpcfl.gradient_rank.files import Array, Case, Setting, Trained
+from hpcfl.launch.consensus import first, settled
+from hpcfl.launch.failure import fail
 from hpcfl.store.atomic import replace
-from hpcfl.world import world
 
 if TYPE_CHECKING:
-    from hpcfl.gradient_rank.network import Network
-    from hpcfl.gradient_rank.sharing import Draw
+    from gradient_ranks.network import Network
+    from gradient_ranks.sharing import Draw
 
 SOURCES: dict[str, Pooled] = {"mnist": Mnist(), "cifar10": Cifar10(), "digits": Digits()}
 FILTERS: dict[str, tuple[int, ...]] = {"mnist": (), "cifar10": (40, 40), "digits": ()}
@@ -159,7 +159,7 @@ def pool(data: str, folder: Path | None) -> tuple[Pool, list[int], int]:
 
 def learned(how: Setting, net: Network, samples: Pool) -> Trained:
     """Train, and tell of every epoch on standard error; UsageError where it diverges."""
-    from hpcfl.gradient_rank.training import accuracy, trained
+    from gradient_ranks.training import accuracy, trained
 
     begun, theta = time.perf_counter(), np.empty(0)
     steps = trained(net, samples.train_pixels, samples.train_labels, samples.peak, how)
@@ -193,9 +193,9 @@ def drawn(options: argparse.Namespace) -> tuple[Draw, dict[str, Any]]:
     k, there = options.samples, len(samples.test_labels)
     if k > there:
         raise UsageError(f"--samples {k}: there are {there} test samples; nearest: {there}")
-    from hpcfl.gradient_rank.network import Network
-    from hpcfl.gradient_rank.sharing import Draw
-    from hpcfl.gradient_rank.slices import SHARE, TRIVIAL, drawn_samples, drawn_weights, spread
+    from gradient_ranks.network import Network
+    from gradient_ranks.sharing import Draw
+    from gradient_ranks.slices import SHARE, TRIVIAL, drawn_samples, drawn_weights, spread
 
     form: dict[str, Any] = {"shape": shape, "filters": FILTERS[how.data], "hidden": how.hidden, "classes": classes}
     form |= {"activation": how.activation}
@@ -225,8 +225,8 @@ def drawn(options: argparse.Namespace) -> tuple[Draw, dict[str, Any]]:
 
 def finished(options: argparse.Namespace, told: dict[str, Any], draw: Draw, found: Array, singular: Array) -> Case:
     """Return the approximate ranks of the slices ``[q, i, j]``; write the file if one is wished for."""
-    from hpcfl.gradient_rank.network import Network
-    from hpcfl.gradient_rank.slices import approximate_ranks, rows_needed
+    from gradient_ranks.network import Network
+    from gradient_ranks.slices import approximate_ranks, rows_needed
 
     case = Case(told, approximate_ranks(singular), rows_needed(found))
     if options.out:
@@ -241,7 +241,7 @@ def study(options: argparse.Namespace, comm: Any) -> Case | None:
     if not first(comm):
         import torch  # noqa: F401 - takes seconds, while rank 0 trains and not after
     prepared = settled(comm, lambda: drawn(options) if first(comm) else None)
-    from hpcfl.gradient_rank.sharing import gathered, shared, slices
+    from gradient_ranks.sharing import gathered, shared, slices
 
     begun = time.perf_counter()
     draw = shared(comm, prepared[0] if prepared else None)

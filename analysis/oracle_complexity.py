@@ -33,10 +33,10 @@ from rich.console import Console
 from rich.table import Table
 
 import hpcfl
+from hpcfl.base.errors import RunError, UsageError
+from hpcfl.commands.optimum import Objective, optimum
 from hpcfl.config import from_table
-from hpcfl.errors import RunError, UsageError
-from hpcfl.optimum import Objective, optimum
-from hpcfl.task import Task
+from hpcfl.learning.task import Task
 
 REPEAT = """\
 How the runs of docs/oracle_complexity.png were made, here for m = 50. The others: m = 10 with --set clients=10; m = 200

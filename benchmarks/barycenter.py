@@ -27,22 +27,22 @@ import launching
 import numpy as np
 
 if TYPE_CHECKING:
-    from hpcfl.message import Deposits, Message
-    from hpcfl.plan import Floats
-    from hpcfl.task import Task
+    from hpcfl.base.types import Floats
+    from hpcfl.comm.message import Deposits, Message
+    from hpcfl.learning.task import Task
 
 if launching.inside():
     import torch
     from mpi4py import MPI
 
-    from hpcfl.algorithms.flic import Flic
-    from hpcfl.cores import cores
-    from hpcfl.further import found
-    from hpcfl.latent.anchors import FACTORS
-    from hpcfl.latent.reduction import sent
-    from hpcfl.rng import keyed
-    from hpcfl.tree import Tree
-    from hpcfl.wire import Patience
+    from hpcfl.algorithms.flic.algorithm import Flic
+    from hpcfl.algorithms.flic.anchors import FACTORS
+    from hpcfl.algorithms.flic.barycenters import sent
+    from hpcfl.base.rng import keyed
+    from hpcfl.comm.collective import Tree
+    from hpcfl.comm.mpi import Patience
+    from hpcfl.comm.placement import cores
+    from hpcfl.engine.iterated import found
 
     class Few(Flic):
         """The reduction alone, of so many anchors, whatever the data."""

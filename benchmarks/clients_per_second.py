@@ -22,15 +22,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hpcfl.base.memory import keep_freed
+from hpcfl.comm.placement import chunk_size, cut
+from hpcfl.comm.transport import Alone
 from hpcfl.config import Config, from_table
 from hpcfl.data import ClientData, Federation
-from hpcfl.job import Job
-from hpcfl.memory import keep_freed
-from hpcfl.ranks import chunk_size, cut
-from hpcfl.record import Record
-from hpcfl.simulated import Simulated
-from hpcfl.task import Task
-from hpcfl.transport import Alone
+from hpcfl.engine.job import Job
+from hpcfl.engine.record import Record
+from hpcfl.engine.simulated import Simulated
+from hpcfl.learning.task import Task
 
 CLIENTS, SAMPLES, BATCH, LR = 100, 100, 10, 0.1
 

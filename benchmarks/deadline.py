@@ -28,10 +28,10 @@ import launching
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
-    from hpcfl.message import State
-    from hpcfl.plan import Plan
-    from hpcfl.task import Task
-    from hpcfl.visits import Visits
+    from hpcfl.comm.message import State
+    from hpcfl.learning.task import Task
+    from hpcfl.learning.visits import Visits
+    from hpcfl.schedule.plan import Plan
 
 CASES = ("none", "slow", "stuck", "busy", "stopped", "killed")
 DEADLINE, LAYER_SECONDS, BEFORE, AFTER, VICTIM = 0.6, 0.02, 3, 6, 0

@@ -32,17 +32,18 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
-    from hpcfl.task import Task
-    from hpcfl.visits import Visits
+    from hpcfl.learning.task import Task
+    from hpcfl.learning.visits import Visits
 
 if launching.inside():
     import wall_rounds
     from mpi4py import MPI
 
-    from hpcfl.job import Job
-    from hpcfl.message import State
-    from hpcfl.plan import Floats, Invitation
-    from hpcfl.speeds.equal import Equal
+    from hpcfl.base.types import Floats
+    from hpcfl.comm.message import State
+    from hpcfl.engine.job import Job
+    from hpcfl.schedule.plan import Invitation
+    from hpcfl.schedule.speeds.equal import Equal
 
     class Sleeps(Equal):
         """Each client's visit takes the seconds that are drawn for it."""

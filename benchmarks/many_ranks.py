@@ -31,16 +31,16 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
-    from hpcfl.message import State
-    from hpcfl.task import Task
-    from hpcfl.visits import Visits
+    from hpcfl.comm.message import State
+    from hpcfl.learning.task import Task
+    from hpcfl.learning.visits import Visits
 
 if launching.inside():
     import torch
     import wall_rounds
     from mpi4py import MPI
 
-    from hpcfl.job import Job
+    from hpcfl.engine.job import Job
 
     class Uneven(wall_rounds.Layers):
         """One client computes, the others have nothing to do.

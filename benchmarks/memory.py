@@ -36,8 +36,8 @@ if launching.inside():
 
     from hpcfl.algorithms.fedavg import FedAvg
     from hpcfl.algorithms.salf import Salf
-    from hpcfl.check import bounds
-    from hpcfl.job import Job
+    from hpcfl.commands.check import bounds
+    from hpcfl.engine.job import Job
 
 ALGORITHMS = ("salf", "fedavg", "layers")
 HIDDEN = [1600] * 6

@@ -30,12 +30,12 @@ import numpy as np
 import torch
 from memory import peak, settled
 
-from hpcfl.algorithms.fedlrgd import POINTS, FedLrgd
+from hpcfl.algorithms.fedlrgd.algorithm import POINTS, FedLrgd
+from hpcfl.algorithms.fedlrgd.reweighting import shaped
+from hpcfl.base.memory import give_back
+from hpcfl.comm.message import Deposits
 from hpcfl.config import from_table
-from hpcfl.job import Job
-from hpcfl.memory import give_back
-from hpcfl.message import Deposits
-from hpcfl.reweighting import shaped
+from hpcfl.engine.job import Job
 
 DIMENSION, CLASSES = 10, 10
 

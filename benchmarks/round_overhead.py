@@ -34,13 +34,13 @@ if launching.inside():
     import wall_rounds
     from mpi4py import MPI
 
-    from hpcfl.job import Job
-    from hpcfl.packing import Bytes
-    from hpcfl.wall.group import Group, room
-    from hpcfl.wall.lane import Lane
-    from hpcfl.wall.member import Member
-    from hpcfl.wall.ship import Shipment
-    from hpcfl.wire import wait
+    from hpcfl.comm.mpi import wait
+    from hpcfl.comm.packing import Bytes
+    from hpcfl.engine.job import Job
+    from hpcfl.engine.wall.client import Member
+    from hpcfl.engine.wall.framing import Group, room
+    from hpcfl.engine.wall.lane import Lane
+    from hpcfl.engine.wall.staging import Shipment
 
 WIDTHS: tuple[int | str, ...] = ("all", 1)
 WARM = 3

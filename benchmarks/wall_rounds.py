@@ -18,25 +18,24 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcfl.algorithms import Algorithm
+from hpcfl.base.memory import LEAN_BYTES, give_back
+from hpcfl.comm.message import Block, Layout, State
+from hpcfl.comm.mpi import Patience
+from hpcfl.comm.placement import benches, cores
 from hpcfl.config import from_table
-from hpcfl.cores import cores
-from hpcfl.job import Job
-from hpcfl.memory import LEAN_BYTES, give_back
-from hpcfl.message import Block, Layout, State
-from hpcfl.plan import Invitation
-from hpcfl.stopping import Stop
-from hpcfl.wall import start
-from hpcfl.wall.host import Host
-from hpcfl.wall.member import Member
-from hpcfl.wall.roster import benches
-from hpcfl.wall.server import Server
-from hpcfl.wall.tally import Tally
-from hpcfl.wire import Patience
+from hpcfl.engine.job import Job
+from hpcfl.engine.stopping import Stop
+from hpcfl.engine.wall import start
+from hpcfl.engine.wall.client import Member
+from hpcfl.engine.wall.executor import Host
+from hpcfl.engine.wall.outcome import Tally
+from hpcfl.engine.wall.server import Server
+from hpcfl.schedule.plan import Invitation
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
-    from hpcfl.task import Task
-    from hpcfl.visits import Visits
+    from hpcfl.learning.task import Task
+    from hpcfl.learning.visits import Visits
 
 
 NOWHERE = Path("no run folder")

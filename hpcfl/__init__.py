@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpcfl.engine.trained import open_models
     from hpcfl.store import open_run
-    from hpcfl.trained import open_models
 
 __all__ = ["open_models", "open_run"]
 
@@ -18,7 +18,7 @@ def __getattr__(name: str) -> Any:
 
         return open_run
     if name == "open_models":
-        from hpcfl.trained import open_models
+        from hpcfl.engine.trained import open_models
 
         return open_models
     raise AttributeError(f"module 'hpcfl' has no attribute '{name}'")

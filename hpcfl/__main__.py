@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from hpcfl import stopping
+from hpcfl.engine import stopping
 
 NOTED = ("run", "resume")  # the commands that end in an orderly way when they are signalled; others are interrupted
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from hpcfl import stopping
-from hpcfl.errors import Elsewhere, RunError, Stopped, Told, UsageError
+from hpcfl.base.errors import Elsewhere, RunError, Stopped, Told, UsageError
+from hpcfl.engine import stopping
 
 RUN = click.Path(path_type=Path)
 DATA_DIR = click.option(
@@ -49,9 +49,9 @@ def run(
 ) -> None:
     """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""
     stopping.install()
-    from hpcfl.launch import launch
-    from hpcfl.orders import ordered_run
-    from hpcfl.world import world
+    from hpcfl.comm.launcher import world
+    from hpcfl.launch.request import ordered_run
+    from hpcfl.launch.run import launch
 
     launch(lambda: ordered_run(config, settings, out, data_dir, again, quiet, force), world())
 
@@ -64,9 +64,9 @@ def run(
 def resume(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -> None:
     """Go on with a run after its newest checkpoint that can be read whole, on any number of ranks."""
     stopping.install()
-    from hpcfl.launch import launch
-    from hpcfl.orders import ordered_resume
-    from hpcfl.world import world
+    from hpcfl.comm.launcher import world
+    from hpcfl.launch.request import ordered_resume
+    from hpcfl.launch.run import launch
 
     launch(lambda: ordered_resume(folder, data_dir, quiet, force), world())
 
@@ -99,8 +99,8 @@ def sweep(
     force: bool,
 ) -> None:
     """Run every CONFIG with every value of --grid and --seeds: finished runs are skipped, others gone on with."""
-    from hpcfl import sweep as sweeps
-    from hpcfl import sweep_run
+    from hpcfl.commands import sweep as sweeps
+    from hpcfl.commands import sweep_run
 
     sweep_run.check_alone()
     before = sweep_run.launcher_words(launcher)
@@ -130,8 +130,8 @@ def stop(folders: tuple[Path, ...], wait: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def doctor(as_json: bool) -> None:
     """Print what a launch looks like from the inside, and the traps in it; alone, under mpirun and under srun."""
-    from hpcfl import doctor as doctors
-    from hpcfl.world import world
+    from hpcfl.comm.launcher import world
+    from hpcfl.commands import doctor as doctors
 
     facts = doctors.examine(world())
     if facts is not None:
@@ -150,7 +150,7 @@ def doctor(as_json: bool) -> None:
 )
 def check(config: str, settings: tuple[str, ...], data_dir: Path | None, ranks: int | None) -> None:
     """Validate CONFIG and print what it would do; nothing runs."""
-    from hpcfl import check as checking
+    from hpcfl.commands import check as checking
     from hpcfl.config import load
 
     loaded = load(config, settings)
@@ -167,7 +167,7 @@ def check(config: str, settings: tuple[str, ...], data_dir: Path | None, ranks: 
 @DATA_DIR
 def optimum(config: str, settings: tuple[str, ...], data_dir: Path | None) -> None:
     """Find the minimum of CONFIG's objective over all training samples, and print it as one JSON object."""
-    from hpcfl import optimum as optima
+    from hpcfl.commands import optimum as optima
     from hpcfl.config import load
 
     click.echo(json.dumps(optima.of(load(config, settings), data_dir).facts()))
@@ -178,7 +178,7 @@ def optimum(config: str, settings: tuple[str, ...], data_dir: Path | None) -> No
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
 def show(folders: tuple[Path, ...], as_json: bool) -> None:
     """Print what runs came to: rounds, accuracy, times, who arrived, digest of the state."""
-    from hpcfl.show import printed, remarks, summary, table
+    from hpcfl.commands.show import printed, remarks, summary, table
 
     rows = [summary(folder) for folder in folders]
     if as_json:
@@ -201,9 +201,9 @@ def adapt(
     folder: Path, chosen: str | None, epochs: int | None, data_dir: Path | None, as_json: bool, out: Path | None
 ) -> None:
     """Let clients that never took part in a run learn their personal layers on its shared ones, and test them."""
-    from hpcfl import adapt as adapting
-    from hpcfl import adapt_wish
-    from hpcfl.show import printed
+    from hpcfl.commands import adapt as adapting
+    from hpcfl.commands import adapt_request as adapt_wish
+    from hpcfl.commands.show import printed
 
     adapt_wish.check_alone()
     found = adapting.adapted(adapt_wish.judged(folder, chosen, epochs, data_dir, out))
@@ -219,7 +219,7 @@ def adapt(
 @click.option("-o", "--output", type=RUN, default=Path("accuracy.png"), show_default=True, help="The picture.")
 def plot(folders: tuple[Path, ...], output: Path) -> None:
     """Draw accuracy against rounds and simulated time."""
-    from hpcfl.plot import plot as draw
+    from hpcfl.commands.plot import plot as draw
 
     draw(folders, output)
     click.echo(str(output))
@@ -239,7 +239,7 @@ def seal(folders: tuple[Path, ...], force: bool) -> None:
 @cli.command("list")
 def list_() -> None:
     """Print the presets, and every section of the config with its keys."""
-    from hpcfl.catalogue import lines
+    from hpcfl.commands.list import lines
 
     for line in lines():
         click.echo(line)
@@ -264,7 +264,7 @@ def carry_out(arguments: list[str] | None = None) -> int:
     try:
         _run(arguments)
     except Told as error:
-        from hpcfl.agreement import speaks
+        from hpcfl.launch.consensus import speaks
 
         if speaks(error):
             if "--debug" in (arguments or sys.argv):

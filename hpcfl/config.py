@@ -13,17 +13,17 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
+from hpcfl.base.errors import UsageError, nearest
+from hpcfl.base.section import Section
+from hpcfl.comm.guard import Guard
+from hpcfl.comm.placement import check_single
 from hpcfl.data import Header, Source, source_class
-from hpcfl.doubling import Doubling
-from hpcfl.errors import UsageError, nearest
-from hpcfl.guard import Guard
 from hpcfl.models import Model, model_class
-from hpcfl.oracle import Oracle
-from hpcfl.participation import Participation
 from hpcfl.presets import Table, apply, read
-from hpcfl.section import Section
-from hpcfl.speeds import Speed, speed_class
-from hpcfl.wall.roster import check_single
+from hpcfl.schedule.complexity import Oracle
+from hpcfl.schedule.doubling import Doubling
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.speeds import Speed, speed_class
 
 S = TypeVar("S", bound=Section)
 

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from hpcfl.errors import UsageError, nearest
+from hpcfl.base.errors import UsageError, nearest
 
 if sys.version_info >= (3, 11):
     import tomllib

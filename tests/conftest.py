@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parent.parent
 RESULTS = "HPCFL_TEST_RESULTS"  # folder for rank-<n>.json where a launching test wants to read them
 
-from hpcfl.world import launched  # noqa: E402
+from hpcfl.comm.launcher import launched  # noqa: E402
 
 
 def readme_example() -> str:
@@ -58,14 +58,14 @@ class World:
         """Return rank 0's text on all ranks."""
         if self.comm is None:
             return text
-        from hpcfl.wire import tell
+        from hpcfl.comm.mpi import tell
 
         return tell(self.comm, text)
 
     def meet(self) -> None:
         """Wait for all ranks without spinning."""
         if self.comm is not None:
-            from hpcfl.wire import wait
+            from hpcfl.comm.mpi import wait
 
             wait([self.comm.Ibarrier()])
 

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hpcfl.algorithms.flic import Flic
+from hpcfl.algorithms.flic.algorithm import Flic
+from hpcfl.algorithms.flic.phases import Learner
+from hpcfl.comm.message import State
 from hpcfl.data import ClientData
-from hpcfl.job import stacked
-from hpcfl.latent.learner import Learner
-from hpcfl.message import State
+from hpcfl.engine.job import stacked
+from hpcfl.learning.task import Task
+from hpcfl.learning.visits import Batch
 from hpcfl.models.latent import Latent
-from hpcfl.task import Task
-from hpcfl.visits import Batch
 from toys import Rounds, Toy, plain, visits_of
 
 HELD = ((0, 1), (1, 2), (2, 0))

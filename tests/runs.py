@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from hpcfl import store
+from hpcfl.commands.show import summary
 from hpcfl.config import from_table
-from hpcfl.job import Job
-from hpcfl.launch import launch
-from hpcfl.orders import ordered_resume, ordered_run
-from hpcfl.record import PER_RANK, WALL
-from hpcfl.show import summary
+from hpcfl.engine.job import Job
+from hpcfl.engine.record import PER_RANK, WALL
+from hpcfl.launch.request import ordered_resume, ordered_run
+from hpcfl.launch.run import launch
 
 SINGLES = "HPCFL_TEST_SINGLES"  # folder where launches leave runs of one rank for each other
 

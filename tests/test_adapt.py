@@ -14,17 +14,17 @@ import torch
 from torch.nn import functional
 
 from hpcfl import store
-from hpcfl.adapt import adapted
-from hpcfl.adapt_wish import judged
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.lg_fedavg import LgFedAvg
 from hpcfl.cli import main
+from hpcfl.comm.launcher import launched
+from hpcfl.commands.adapt import adapted
+from hpcfl.commands.adapt_request import judged
+from hpcfl.commands.show import summary
 from hpcfl.config import from_table
-from hpcfl.descent import TUNING
-from hpcfl.record import COLUMNS
-from hpcfl.show import summary
-from hpcfl.task import Task
-from hpcfl.world import launched
+from hpcfl.engine.record import COLUMNS
+from hpcfl.learning.optim import TUNING
+from hpcfl.learning.task import Task
 from launcher import alone
 from runs import play, resume, table
 from test_personal import Plain, assert_close

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcfl import catalogue, store
 from hpcfl import config as configs
+from hpcfl import store
 from hpcfl.algorithms import algorithm_class, algorithms
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
+from hpcfl.commands import list as catalogue
 from runs import play, resume, same, table
 
 NAMES = sorted(algorithms())
 FORBIDDEN = (
     *("mpi4py", "h5py", "time", "os", "pathlib"),
-    *("hpcfl.store", "hpcfl.tree", "hpcfl.wall", "hpcfl.wire", "hpcfl.engine"),
+    *("hpcfl.store", "hpcfl.comm.collective", "hpcfl.engine.wall", "hpcfl.comm.mpi", "hpcfl.engine.loop"),
 )
 
 OWN = {  # problems of those that need one of their own, and less work than by default

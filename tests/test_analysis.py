@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpcfl.launch import launch
-from hpcfl.orders import ordered_run
+from hpcfl.launch.request import ordered_run
+from hpcfl.launch.run import launch
 
 ANALYSIS = Path(__file__).parents[1] / "analysis"
 

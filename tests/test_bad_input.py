@@ -22,10 +22,10 @@ import pytest
 from conftest import World
 from hpcfl import cli, store
 from hpcfl import config as configs
-from hpcfl.errors import Elsewhere
-from hpcfl.launch import launch
-from hpcfl.orders import ordered_run
-from hpcfl.world import launched
+from hpcfl.base.errors import Elsewhere
+from hpcfl.comm.launcher import launched
+from hpcfl.launch.request import ordered_run
+from hpcfl.launch.run import launch
 from launcher import alone, job, mpis
 
 LIMIT = 180.0
@@ -147,7 +147,7 @@ def with_a_row(here: Path) -> None:
 
 def of_five_clients(here: Path) -> None:
     """Two recorded rounds of 5 clients, and a config of 8."""
-    from hpcfl.record import COLUMNS
+    from hpcfl.engine.record import COLUMNS
 
     (here / "my.toml").write_text(FEDAVG)
     store.create(here / "run", {"config": configs.load(str(here / "my.toml"), ["clients=5"]).text(), "data_dir": ""})
@@ -403,7 +403,7 @@ def brought_together(world: World, counts: list[int]) -> Array:
         return own
     from mpi4py import MPI
 
-    from hpcfl.wire import wait
+    from hpcfl.comm.mpi import wait
 
     whole = np.empty_like(own)
     wait([world.comm.Iallreduce(own, whole, MPI.SUM)])
@@ -516,7 +516,7 @@ def test_an_error_on_one_rank_ends_the_job(mpi: str, clock: str, tmp_path: Path)
 
 @pytest.mark.mpi
 def test_an_error_on_all_ranks_is_told_by_one(world: World, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpcfl.job import Job
+    from hpcfl.engine.job import Job
 
     def unlucky(*_: Any) -> Job:
         raise ArithmeticError("no luck")
@@ -526,7 +526,7 @@ def test_an_error_on_all_ranks_is_told_by_one(world: World, shared_dir: Path, mo
         raise SystemExit(1)
 
     monkeypatch.setattr(Job, "of", unlucky)
-    monkeypatch.setattr("hpcfl.launch.fail", fail)
+    monkeypatch.setattr("hpcfl.launch.run.fail", fail)
     (shared_dir / f"{world.rank}.toml").write_text(FEDAVG)
     with pytest.raises((SystemExit, Elsewhere)) as caught:
         launch(lambda: ordered_run(str(shared_dir / "0.toml"), (), shared_dir / "out", None), world.comm)

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.algorithms.flic import Flic
-from hpcfl.barycenter import Barycenter, barycenter
-from hpcfl.further import found
-from hpcfl.latent.anchors import FACTORS, MEANS
-from hpcfl.latent.reduction import sent
-from hpcfl.message import Block, Deposits
+from hpcfl.algorithms.flic.algorithm import Flic
+from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
+from hpcfl.algorithms.flic.barycenters import sent
+from hpcfl.base.rng import keyed
+from hpcfl.comm.message import Block, Deposits
+from hpcfl.engine.iterated import found
+from hpcfl.engine.simulated import drained
+from hpcfl.learning.task import Task
+from hpcfl.math.barycenter import Barycenter, barycenter
 from hpcfl.models.latent import Latent
-from hpcfl.rng import keyed
-from hpcfl.simulated import drained
-from hpcfl.task import Task
 from toys import Rounds, federation, planned, same_bits, visits_of
 
 CLIENTS, C, K = 7, 3, 4
@@ -226,7 +226,7 @@ def test_any_number_of_ranks_finds_the_same_to_the_bit_whoever_holds_which_messa
     keys = {"tolerance": 1e-2, "iterations": 3}
     alone = reduced([message([client]) for client in EVERYBODY], **keys)
     if world.comm is not None:
-        from hpcfl.tree import Tree
+        from hpcfl.comm.collective import Tree
 
         tree = Tree(world.comm)
         own = EVERYBODY[::-1][world.rank :: world.size]  # another deal, in another order, on each number of ranks

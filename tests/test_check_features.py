@@ -9,11 +9,12 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfl import check
-from hpcfl.check import report
 from hpcfl.cli import main
+from hpcfl.commands import check
+from hpcfl.commands.check import report
 from hpcfl.config import from_table
-from hpcfl.data import hdf5, hdf5_file
+from hpcfl.data import hdf5
+from hpcfl.data.formats import hdf5_file
 from runs import toml
 
 CLIENTS, ROWS, WIDTH = 20, 4, 3

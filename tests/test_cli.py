@@ -23,7 +23,7 @@ FEW = ["--set", "rounds=3", "--set", "evaluate.every=1"]
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in an empty folder, as a process alone, whoever else runs the tests."""
     monkeypatch.chdir(tmp_path)
-    for module in ("hpcfl.agreement", "hpcfl.world"):
+    for module in ("hpcfl.launch.consensus", "hpcfl.comm.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
 
 
@@ -89,7 +89,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, where: str, error: Exception) -> No
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("hpcfl.failure.GIVE_UP_SECONDS", 1e9)
+    monkeypatch.setattr("hpcfl.launch.failure.GIVE_UP_SECONDS", 1e9)
     monkeypatch.setattr(where, fail)
 
 
@@ -97,11 +97,11 @@ def test_a_second_failure_is_told_of_like_the_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        failing(patch, "hpcfl.engine.evaluate", ArithmeticError("in a round"))
+        failing(patch, "hpcfl.engine.loop.evaluate", ArithmeticError("in a round"))
         assert main(["run", "salf-digits", *FEW, "--out", "one"]) == 1
         assert capsys.readouterr().err.count("ArithmeticError: in a round\n") == 2  # the line, the traceback's end
     with monkeypatch.context() as patch:
-        failing(patch, "hpcfl.engine.Job.of", ArithmeticError("before the rounds"))
+        failing(patch, "hpcfl.engine.loop.Job.of", ArithmeticError("before the rounds"))
         assert main(["resume", "one"]) == 1
         assert capsys.readouterr().err.count("ArithmeticError: before the rounds\n") == 2
     assert main(["resume", "one", "--quiet"]) == 0
@@ -110,9 +110,9 @@ def test_a_second_failure_is_told_of_like_the_first(
 def test_an_error_of_one_line_in_a_round_stays_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpcfl.errors import RunError
+    from hpcfl.base.errors import RunError
 
-    failing(monkeypatch, "hpcfl.engine.evaluate", RunError("no more of this"))
+    failing(monkeypatch, "hpcfl.engine.loop.evaluate", RunError("no more of this"))
     assert main(["run", "salf-digits", *FEW, "--out", "one"]) == 1
     assert capsys.readouterr().err == "hpcfl: no more of this\n"
     assert shown(capsys, "one")[0]["status"] == "failed"

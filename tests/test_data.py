@@ -15,11 +15,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hpcfl.data import idx, partition, source_class, sources
+from hpcfl.base.errors import UsageError
+from hpcfl.data import partition, source_class, sources
 from hpcfl.data.digits import Digits
+from hpcfl.data.formats import idx
 from hpcfl.data.hdf5 import Hdf5
 from hpcfl.data.mnist import Mnist
-from hpcfl.errors import UsageError
 
 
 def refused(call: Callable[..., Any], *args: Any) -> str:

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfl.data import partition, pickles, source_class, sources
+from hpcfl.data import partition, source_class, sources
 from hpcfl.data.cifar10 import Cifar10
 from hpcfl.data.cifar100 import Cifar100
 from hpcfl.data.digits import Digits
 from hpcfl.data.emnist import Emnist
 from hpcfl.data.femnist import Femnist
+from hpcfl.data.formats import pickles
 from hpcfl.data.sent140 import Sent140, words
 from test_data import idx_bytes, refused, rng, seeds, write
 
@@ -461,8 +462,8 @@ def test_merged_users_without_training_samples_of_the_first_classes_test_the_oth
 
 
 def test_a_global_test_set_without_samples_is_none(tmp_path):
+    from hpcfl.learning.task import Task
     from hpcfl.models.mlp import Mlp
-    from hpcfl.task import Task
 
     leaf_file(tmp_path / "femnist" / "train" / "0.json", {"f0": written("f0", [0, 1])})
     leaf_file(tmp_path / "femnist" / "test" / "0.json", {"f0": written("f0", [50])})

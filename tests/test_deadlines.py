@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from hpcfl import store
+from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table, load, typed
-from hpcfl.deadlines import Deadlines
-from hpcfl.errors import UsageError
-from hpcfl.job import Job
-from hpcfl.participation import Participation
-from hpcfl.speeds.equal import Equal
-from hpcfl.speeds.exponential import Exponential
-from hpcfl.speeds.uniform_depth import UniformDepth
+from hpcfl.engine.job import Job
+from hpcfl.schedule.deadlines import Deadlines
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.speeds.equal import Equal
+from hpcfl.schedule.speeds.exponential import Exponential
+from hpcfl.schedule.speeds.uniform_depth import UniformDepth
 from runs import play, resume, same, table
 
 ADAPTIVE = {"close": "deadline", "deadline": "adaptive"}

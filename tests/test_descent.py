@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.descent import Adam, Optimizer, Sgd, descend, zeros
+from hpcfl.learning.optim import Adam, Optimizer, Sgd, descend, zeros
 from toys import full_batch, mlp_task, plain, read, visits_of
 
 EPOCHS = 3

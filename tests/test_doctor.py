@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from hpcfl import doctor
-from hpcfl import world as worlds
 from hpcfl.cli import main
-from hpcfl.cores import cores
-from hpcfl.doctor import as_json, examine, gathered, report
-from hpcfl.traps import Facts, Rank, traps
+from hpcfl.comm import launcher as worlds
+from hpcfl.comm.placement import cores
+from hpcfl.commands import doctor
+from hpcfl.commands.diagnostics import Facts, Rank, traps
+from hpcfl.commands.doctor import as_json, examine, gathered, report
 
 ONE = Rank("n1", "cpu", "", [0, 1, 2, 3], 4, 1, settings={"OMP_NUM_THREADS": "1"})
 

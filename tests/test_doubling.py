@@ -7,7 +7,7 @@ from math import log, sqrt
 import numpy as np
 import pytest
 
-from hpcfl.doubling import Stage, Theory, stages, wanted
+from hpcfl.schedule.doubling import Stage, Theory, stages, wanted
 
 
 def harmonic(clients: int) -> np.ndarray:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpcfl import store
-from hpcfl.launch import launch
-from hpcfl.orders import ordered_resume
+from hpcfl.launch.request import ordered_resume
+from hpcfl.launch.run import launch
 from launcher import descendants, mpis
 from live import Live, live
 from runs import table, toml

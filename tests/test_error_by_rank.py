@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from hpcfl import store
-from hpcfl.algorithms.fedlrgd import WEIGHTS
-from hpcfl.optimum import Objective
-from hpcfl.reweighting import Bound, Inverse, StandIns, solved
-from hpcfl.trained import open_models
+from hpcfl.algorithms.fedlrgd.algorithm import WEIGHTS
+from hpcfl.algorithms.fedlrgd.reweighting import Bound, Inverse, StandIns, solved
+from hpcfl.commands.optimum import Objective
+from hpcfl.engine.trained import open_models
 from runs import alone, toml
 from test_flic_analysis import script
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcfl import store
-from hpcfl.failure import refused
+from hpcfl.launch.failure import refused
 from launcher import alone, job, mpis
 from runs import table, toml
 

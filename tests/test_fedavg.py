@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.base.errors import UsageError
 from hpcfl.config import typed
-from hpcfl.errors import UsageError
-from hpcfl.participation import Participation
-from hpcfl.speeds.equal import Equal
-from hpcfl.speeds.uniform_depth import UniformDepth
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.speeds.equal import Equal
+from hpcfl.schedule.speeds.uniform_depth import UniformDepth
 from toys import Rounds, cnn_task, load, mlp_task, plain, planned, read, same_bits, visits_of
 
 SIZES = [3, 20, 8, 11, 4]

@@ -10,12 +10,12 @@ import torch
 
 from hpcfl.algorithms.fedhenn import FedHeNN, represented
 from hpcfl.algorithms.local import Local
+from hpcfl.base.errors import UsageError
 from hpcfl.data.noisy_features import NoisyFeatures
-from hpcfl.errors import UsageError
-from hpcfl.kernels import alignment, entries, packed, unit
+from hpcfl.learning.task import Task
+from hpcfl.math.cka import alignment, entries, packed, unit
 from hpcfl.models.latent import Latent
 from hpcfl.models.mlp import Mlp
-from hpcfl.task import Task
 from toys import Rounds, Toy, federation, mlp_task, plain, planned, read, same_bits, visits_of
 
 KEYS: dict[str, Any] = {"lr": 0.1, "batch": 4, "momentum": 0.5}

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl import reweighting, store
-from hpcfl.algorithms.fedlrgd import INVERSE, POINTS, WEIGHTS, FedLrgd
+from hpcfl import store
+from hpcfl.algorithms.fedlrgd import reweighting
+from hpcfl.algorithms.fedlrgd.algorithm import INVERSE, POINTS, WEIGHTS, FedLrgd
+from hpcfl.algorithms.fedlrgd.reweighting import Bound, Inverse, flat, shaped
+from hpcfl.algorithms.fedlrgd.safeguard import Descent, Leash
+from hpcfl.base.errors import UsageError
+from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.data import ClientData
-from hpcfl.errors import UsageError
-from hpcfl.inexact import Descent, Leash
+from hpcfl.learning.task import Task
 from hpcfl.models.glm import Glm
 from hpcfl.models.mlp import Mlp
-from hpcfl.plan import Plan
-from hpcfl.reweighting import Bound, Inverse, flat, shaped
-from hpcfl.show import summary
-from hpcfl.task import Task
+from hpcfl.schedule.plan import Plan
 from runs import play, recorded, same
 from toys import Rounds, Toy, planned
 

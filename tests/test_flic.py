@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from hpcfl.algorithms.fedrep import FedRep
-from hpcfl.algorithms.flic import Flic
+from hpcfl.algorithms.flic.algorithm import Flic
+from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
+from hpcfl.algorithms.flic.phases import PRETRAINING, REALIGNING, Learner
+from hpcfl.comm.message import State
 from hpcfl.data.linear_mapping import LinearMapping
-from hpcfl.latent.anchors import FACTORS, MEANS
-from hpcfl.latent.learner import PRETRAINING, REALIGNING, Learner
-from hpcfl.message import State
+from hpcfl.learning.task import Task
 from hpcfl.models.latent import Latent
-from hpcfl.task import Task
 from latents import HELD, changed, copied, everybody, federation, flic, latent_task
 from toys import Rounds, planned, same_bits, visits_of
 

@@ -17,7 +17,7 @@ import pytest
 
 import hpcfl
 from hpcfl import store
-from hpcfl.trained import ClientModel
+from hpcfl.engine.trained import ClientModel
 from runs import alone, toml
 
 ROOT = Path(__file__).parents[1]

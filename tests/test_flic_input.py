@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from hpcfl import store
-from hpcfl.barycenter import barycenter
+from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
+from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.data.hdf5 import Hdf5
-from hpcfl.errors import UsageError
-from hpcfl.gaussian import w2_squared
-from hpcfl.show import summary
+from hpcfl.math.barycenter import barycenter
+from hpcfl.math.gaussian import w2_squared
 from launcher import alone
 from runs import cut_back, play, toml
 from test_bad_input import SEVERAL
@@ -181,7 +181,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in an empty folder, as a process alone, whoever else runs the tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HPCFL_DATA", raising=False)
-    for module in ("hpcfl.agreement", "hpcfl.world"):
+    for module in ("hpcfl.launch.consensus", "hpcfl.comm.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
 
 

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from hpcfl.algorithms.flic import Flic
+from hpcfl.algorithms.flic.algorithm import Flic
+from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
+from hpcfl.algorithms.flic.parts import OWN
+from hpcfl.algorithms.flic.phases import PRETRAINING, REALIGNING, Learner
+from hpcfl.base.errors import UsageError
+from hpcfl.comm.message import State
 from hpcfl.data import Header
-from hpcfl.descent import TUNING
-from hpcfl.errors import UsageError
-from hpcfl.job import stacked
-from hpcfl.latent.anchors import FACTORS, MEANS
-from hpcfl.latent.learner import PRETRAINING, REALIGNING, Learner
-from hpcfl.latent.parts import OWN
-from hpcfl.message import State
+from hpcfl.engine.job import stacked
+from hpcfl.learning.optim import TUNING
 from hpcfl.models.latent import Latent
 from hpcfl.models.mlp import Mlp
-from hpcfl.participation import Participation
+from hpcfl.schedule.participation import Participation
 from latents import changed, copied, everybody, flic, latent_task
 from toys import Rounds, planned, same_bits, visits_of
 

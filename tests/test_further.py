@@ -11,20 +11,19 @@ import torch
 
 from hpcfl.algorithms import Algorithm
 from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
+from hpcfl.comm.message import Block
+from hpcfl.comm.packing import ALONE
+from hpcfl.comm.placement import Bench, check_single, cut
+from hpcfl.comm.transport import Alone
 from hpcfl.config import from_table
-from hpcfl.errors import UsageError
-from hpcfl.further import blank, found, keep
-from hpcfl.job import Job, Progress
-from hpcfl.message import Block
-from hpcfl.packing import ALONE
-from hpcfl.ranks import cut
-from hpcfl.record import Record
-from hpcfl.rng import keyed
-from hpcfl.simulated import Simulated
-from hpcfl.transport import Alone
-from hpcfl.wall.group import wire
-from hpcfl.wall.held import Held, message
-from hpcfl.wall.roster import Bench, check_single
+from hpcfl.engine.iterated import blank, found, keep
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.record import Record
+from hpcfl.engine.simulated import Simulated
+from hpcfl.engine.wall.framing import wire
+from hpcfl.engine.wall.sums import Held, message
 from runs import table
 from test_wall_sums import Messages
 from toys import Rounds, mlp_task, planned, same_bits
@@ -173,7 +172,7 @@ def played(job: Job, transport: Any) -> tuple[list[dict[str, torch.Tensor]], Pro
 
 @pytest.mark.mpi
 def test_any_number_of_ranks_finds_the_same_to_the_bit(world: Any) -> None:
-    from hpcfl.tree import Tree
+    from hpcfl.comm.collective import Tree
 
     alone, last, _ = played(in_step(1), Alone())
     assert all(each.keys() == {"centre"} for each in alone)
@@ -258,7 +257,7 @@ START = np.array([0.3, 0.4, 0.5])
 @pytest.mark.mpi
 def test_void_and_late_visits_are_not_asked() -> None:
     """Client 1 alone is complete at first, which is too few; then 0 and 1 are, and the point of 2 is late."""
-    from hpcfl.wall.rounds import RealTime
+    from hpcfl.engine.wall.rounds import RealTime
     from test_wall_server import SOON, lanes_of, server_of
 
     job = in_real_time(participation=SOON)
@@ -274,7 +273,7 @@ def test_void_and_late_visits_are_not_asked() -> None:
 @pytest.mark.mpi
 def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
     """A lane uses its buffers again once a slot is summed up."""
-    from hpcfl.wall.tally import Tally
+    from hpcfl.engine.wall.outcome import Tally
     from test_wall_server import lanes_of
 
     job = in_real_time()
@@ -301,7 +300,7 @@ def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
 
 @pytest.mark.mpi
 def test_where_nobody_is_invited_the_sums_have_weight_0() -> None:
-    from hpcfl.wall.rounds import RealTime
+    from hpcfl.engine.wall.rounds import RealTime
     from test_wall_server import server_of
 
     class Quiet(Median):

@@ -9,11 +9,11 @@ import ot
 import pytest
 import torch
 
-from hpcfl import barycenter as bary
-from hpcfl import gaussian
-from hpcfl.errors import UsageError
-from hpcfl.gaussian import bures_factor_squared, bures_squared, nuclear_norm, transport_map, w2_squared
-from hpcfl.roots import check_psd, root
+from hpcfl.base.errors import UsageError
+from hpcfl.math import barycenter as bary
+from hpcfl.math import gaussian
+from hpcfl.math.gaussian import bures_factor_squared, bures_squared, nuclear_norm, transport_map, w2_squared
+from hpcfl.math.psd import check_psd, root
 
 
 def normal(*shape, seed=0):

@@ -14,11 +14,9 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from torch import nn
-
-from hpcfl.gradient_rank.network import Network
-from hpcfl.gradient_rank.sharing import Draw, gathered, shared, slices
-from hpcfl.gradient_rank.slices import (
+from gradient_ranks.network import Network
+from gradient_ranks.sharing import Draw, gathered, shared, slices
+from gradient_ranks.slices import (
     approximate_ranks,
     derivatives,
     drawn_samples,
@@ -26,6 +24,7 @@ from hpcfl.gradient_rank.slices import (
     perturbed,
     rows_needed,
 )
+from torch import nn
 
 ROOT = Path(__file__).parents[1]
 

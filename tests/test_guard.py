@@ -12,10 +12,10 @@ import torch
 from sklearn.datasets import load_digits
 
 from hpcfl import store
-from hpcfl.errors import Diverged
-from hpcfl.guard import NOBODY, NOT_FINITE, TOO_LARGE, Norms, Sieve
-from hpcfl.message import Block
-from hpcfl.show import summary
+from hpcfl.base.errors import Diverged
+from hpcfl.comm.guard import NOBODY, NOT_FINITE, TOO_LARGE, Norms, Sieve
+from hpcfl.comm.message import Block
+from hpcfl.commands.show import summary
 from runs import play
 
 pytestmark = pytest.mark.filterwarnings("ignore:Mean of empty slice")

@@ -8,7 +8,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfl.data import hdf5, hdf5_file
+from hpcfl.data import hdf5
+from hpcfl.data.formats import hdf5_file
 from hpcfl.data.hdf5 import Hdf5
 from hpcfl.data.usps import Usps
 from test_data import refused, sound, store

@@ -16,11 +16,11 @@ import pytest
 
 import hpcfl
 from hpcfl import store
+from hpcfl.base.errors import RunError
 from hpcfl.cli import main
-from hpcfl.errors import RunError
-from hpcfl.launch import launch
-from hpcfl.orders import ordered_resume
-from hpcfl.show import digest, summary
+from hpcfl.commands.show import digest, summary
+from hpcfl.launch.request import ordered_resume
+from hpcfl.launch.run import launch
 from hpcfl.store.integrity import USER_BLOCK, damage
 from launcher import alone
 from runs import cut_back, play, table
@@ -33,7 +33,7 @@ BEFORE, NEWEST, ROUNDS = "round-000002.h5", "round-000004.h5", 6
 def _alone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("mpi") is not None:
         return
-    for module in ("hpcfl.agreement", "hpcfl.world"):
+    for module in ("hpcfl.launch.consensus", "hpcfl.comm.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
 
 
@@ -180,7 +180,7 @@ def test_of_clients_that_do_not_answer_the_last_checkpoint_is_repeated(
     """In real time: that from which the run goes on, not the damaged one, then the one that it has written."""
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.wall.server import Server, alone
+    from hpcfl.engine.wall.server import Server, alone
 
     real = {"clock": "wall", "speed": {"model": "none"}, "participation": {"close": "all"}}
     folder = play(world, table("salf", "mlp", False, rounds=ROUNDS, **real), shared_dir / "run", world.comm)

@@ -24,7 +24,7 @@ import pytest
 import xarray
 
 from hpcfl import open_run, store
-from hpcfl.record import PER_RANK, WALL
+from hpcfl.engine.record import PER_RANK, WALL
 from launcher import LIBRARIES, PREFIXES, ROOT, alive, descendants, kill_one, mpis
 from warm import Started, Warm
 

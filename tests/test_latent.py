@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from hpcfl.gaussian import transport_map, w2_squared
-from hpcfl.latent.anchors import FACTORS, MEANS
-from hpcfl.latent.learner import ANCHORING, LOCAL, SHARED, Learner
-from hpcfl.message import State
-from hpcfl.rng import keyed
-from hpcfl.task import PHASE
-from hpcfl.visits import Batch
+from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
+from hpcfl.algorithms.flic.phases import ANCHORING, LOCAL, SHARED, Learner
+from hpcfl.base.rng import keyed
+from hpcfl.comm.message import State
+from hpcfl.learning.task import PHASE
+from hpcfl.learning.visits import Batch
+from hpcfl.math.gaussian import transport_map, w2_squared
 from latents import changed, copied, flic, halves, latent_task, learner, real
 
 SIZES = (9, 3, 6, 5)  # with four at a time: batches that are not full, and clients that rest

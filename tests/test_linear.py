@@ -12,12 +12,12 @@ import torch
 
 from hpcfl import store
 from hpcfl.algorithms.linear_fedrep import HEAD, B, LinearFedRep
+from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
 from hpcfl.data.linear import Linear
-from hpcfl.errors import UsageError
-from hpcfl.job import Job
+from hpcfl.engine.job import Job
+from hpcfl.learning.task import Task
 from hpcfl.models import linear as models
-from hpcfl.task import Task
 from runs import play, resume, same
 from toys import Rounds, planned
 

@@ -13,13 +13,13 @@ import torch
 
 from hpcfl import store
 from hpcfl.algorithms.linear_fedrep import BIAS, WEIGHT, B, LinearFedRep
+from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
 from hpcfl.data.linear_spaces import LinearSpaces, SpacesFederation
 from hpcfl.data.whitening import whitening
-from hpcfl.errors import UsageError
-from hpcfl.job import Job
+from hpcfl.engine.job import Job
+from hpcfl.learning.task import Task
 from hpcfl.models.linear import Linear
-from hpcfl.task import Task
 from runs import play, resume, same
 from toys import Rounds, planned, visits_of
 

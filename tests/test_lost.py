@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hpcfl import store
-from hpcfl.show import summary
+from hpcfl.commands.show import summary
 from launcher import ROOT, Ended, alive, job, mpis
 
 pytestmark = pytest.mark.launch

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfl.message import Block, Deposits, deposit, moved
+from hpcfl.comm.message import Block, Deposits, deposit, moved
 
 WIDTH = 3
 GRIDS = (2.0**12, 2.0**46, 2.0**80)  # as documented

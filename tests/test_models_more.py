@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfl.augment import augmented
+from hpcfl.base.errors import UsageError
 from hpcfl.data.digits import Digits
-from hpcfl.errors import UsageError
-from hpcfl.layers import Dropout
+from hpcfl.learning.task import Task
 from hpcfl.models.bilstm import BiLstm
 from hpcfl.models.cnn import Cnn
 from hpcfl.models.latent import Latent
 from hpcfl.models.mlp import Mlp
-from hpcfl.task import Task
+from hpcfl.models.modules.augment import augmented
+from hpcfl.models.modules.layers import Dropout
 from toys import federation, full_batch, load, mlp_task, plain, plain_gradients, visits_of
 
 SIZES = [3, 7, 5]

@@ -12,24 +12,26 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl import catalogue, engine, store
+from hpcfl import store
 from hpcfl.algorithms import algorithms
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
-from hpcfl.check import report
+from hpcfl.base.errors import UsageError
+from hpcfl.comm.message import Block, Sums
+from hpcfl.comm.transport import Alone
+from hpcfl.commands import list as catalogue
+from hpcfl.commands.check import report
+from hpcfl.commands.show import summary
 from hpcfl.config import Config, from_table
-from hpcfl.errors import UsageError
-from hpcfl.job import Job
-from hpcfl.message import Block, Sums
-from hpcfl.oracle import Oracle, Spent
-from hpcfl.plan import Plan
-from hpcfl.record import Record, Recorder
-from hpcfl.show import summary
-from hpcfl.simulated import Simulated
-from hpcfl.task import SERVER, Task
-from hpcfl.transport import Alone
-from hpcfl.visits import Batch
-from hpcfl.wall.group import Group, computed
+from hpcfl.engine import loop as engine
+from hpcfl.engine.job import Job
+from hpcfl.engine.record import Record, Recorder
+from hpcfl.engine.simulated import Simulated
+from hpcfl.engine.wall.framing import Group, computed
+from hpcfl.learning.task import SERVER, Task
+from hpcfl.learning.visits import Batch
+from hpcfl.schedule.complexity import Oracle, Spent
+from hpcfl.schedule.plan import Plan
 from runs import play, table
 from test_algorithms import values
 from toys import mlp_task, visits_of

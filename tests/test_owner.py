@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from hpcfl import store
+from hpcfl.base.errors import RunError, UsageError
 from hpcfl.cli import main
-from hpcfl.errors import RunError, UsageError
-from hpcfl.show import summary
+from hpcfl.commands.show import summary
 from hpcfl.store import owner
 from hpcfl.store.status import parsed, signed
 from runs import cut_back, play, table, toml
@@ -196,7 +196,7 @@ HOLD = "import sys, pathlib; from hpcfl import store; store.take(pathlib.Path(sy
 CONTEND = """
 import os, pathlib, sys, time
 from hpcfl import store
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 folder, inside = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[1] + ".inside")
 won, end = 0, time.monotonic() + 60
 while won < 200 and time.monotonic() < end:
@@ -334,12 +334,12 @@ def test_a_run_owns_its_folder_and_gives_it_back(tmp_path: Path, monkeypatch: py
         seen.append(parsed(lock(folder).read_text()).pid)
         failing()
 
-    monkeypatch.setattr("hpcfl.engine.evaluate", looked)
+    monkeypatch.setattr("hpcfl.engine.loop.evaluate", looked)
     for words in (["run", str(config), "--out", str(folder)], ["resume", str(folder)]):
         assert main(words) == 1
         assert not lock(folder).exists()
     assert seen == [os.getpid()] * 2
-    monkeypatch.setattr("hpcfl.orders.store.latest", failing)
+    monkeypatch.setattr("hpcfl.launch.request.store.latest", failing)
     assert main(["resume", str(folder)]) == 1  # refused by rank 0 before anything starts
     assert not lock(folder).exists()
 

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from hpcfl.pages import CHUNK_BYTES, Shelf
+from hpcfl.comm.pool import CHUNK_BYTES, Shelf
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

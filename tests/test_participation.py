@@ -10,16 +10,16 @@ import pytest
 from scipy import stats
 
 from hpcfl import store
+from hpcfl.base.errors import RunError, UsageError
+from hpcfl.commands.show import summary
 from hpcfl.config import from_table
-from hpcfl.errors import RunError, UsageError
-from hpcfl.job import Job
-from hpcfl.participation import Participation
-from hpcfl.plan import Invitation
-from hpcfl.show import summary
-from hpcfl.speeds import Speed
-from hpcfl.speeds.equal import Equal
-from hpcfl.speeds.exponential import Exponential
-from hpcfl.speeds.uniform_depth import UniformDepth
+from hpcfl.engine.job import Job
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.plan import Invitation
+from hpcfl.schedule.speeds import Speed
+from hpcfl.schedule.speeds.equal import Equal
+from hpcfl.schedule.speeds.exponential import Exponential
+from hpcfl.schedule.speeds.uniform_depth import UniformDepth
 from runs import play, resume, same, table
 from toys import invitation
 

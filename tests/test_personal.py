@@ -15,9 +15,9 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.lg_fedavg import LgFedAvg
 from hpcfl.algorithms.local import Local
-from hpcfl.descent import TUNING
-from hpcfl.errors import UsageError
-from hpcfl.participation import Participation
+from hpcfl.base.errors import UsageError
+from hpcfl.learning.optim import TUNING
+from hpcfl.schedule.participation import Participation
 from runs import play, same, table
 from toys import Rounds, mlp_task, plain, planned, read, same_bits, visits_of
 

@@ -10,17 +10,17 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfl import check
-from hpcfl.check import report
+from hpcfl.comm.transport import Alone
+from hpcfl.commands import check
+from hpcfl.commands.check import report
 from hpcfl.config import load
-from hpcfl.job import Job
-from hpcfl.launch import launch
-from hpcfl.orders import ordered_run
+from hpcfl.engine.job import Job
+from hpcfl.engine.record import Record
+from hpcfl.engine.simulated import Simulated
+from hpcfl.launch.request import ordered_run
+from hpcfl.launch.run import launch
 from hpcfl.presets import presets, read
-from hpcfl.record import Record
-from hpcfl.simulated import Simulated
 from hpcfl.store import open_run
-from hpcfl.transport import Alone
 from test_data import idx_bytes, refused
 
 NAMES = sorted(presets())

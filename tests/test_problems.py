@@ -13,20 +13,20 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch.func import functional_call, grad, vmap
 
+from hpcfl.base.errors import RunError, UsageError
 from hpcfl.cli import main
+from hpcfl.commands.optimum import Optimum, optimum
 from hpcfl.data.base import Federation
 from hpcfl.data.digits import Digits
 from hpcfl.data.noisy_features import NoisyFeatures
 from hpcfl.data.reduced import Reduced, reduced
 from hpcfl.data.server import turns
 from hpcfl.data.unit_cube import UnitCube
-from hpcfl.errors import RunError, UsageError
-from hpcfl.layers import Stage
-from hpcfl.links import Rough
+from hpcfl.learning.task import Task
 from hpcfl.models.glm import Glm
 from hpcfl.models.mlp import Mlp
-from hpcfl.optimum import Optimum, optimum
-from hpcfl.task import Task
+from hpcfl.models.modules.layers import Stage
+from hpcfl.models.modules.links import Rough
 
 
 def refused(call: Callable[..., Any], *args: Any) -> str:
@@ -375,7 +375,7 @@ def test_what_has_no_minimum_is_refused():
 
 
 def test_a_descent_that_does_not_come_to_its_end_is_refused(monkeypatch):
-    monkeypatch.setattr("hpcfl.optimum.NEWTON", 0)
+    monkeypatch.setattr("hpcfl.commands.optimum.NEWTON", 0)
     federation = UnitCube(**CUBE, labels=1).federate(4, 1, None)
     with pytest.raises(RunError, match=r"^no minimum found: the gradient's norm is .*e-0\d, expected at most 1e-09"):
         optimum(Task(Glm(link="tanh", ridge=0.01), federation, 0), starts=1)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from hpcfl import config as configs
-from hpcfl import ranks, store
-from hpcfl.show import summary
+from hpcfl import store
+from hpcfl.comm import placement as ranks
+from hpcfl.commands.show import summary
 from runs import METHODS, MODELS, play, resume, same, table
 from toys import invitation
 
@@ -87,8 +88,8 @@ def test_bytes_into_the_server_do_not_grow_with_the_clients(world: Any, shared_d
 def test_an_error_on_one_rank_is_everybodys(world: Any) -> None:
     if world.size == 1:
         pytest.skip("needs two ranks")
-    from hpcfl.errors import Elsewhere, UsageError
-    from hpcfl.wire import settle
+    from hpcfl.base.errors import Elsewhere, UsageError
+    from hpcfl.comm.mpi import settle
 
     settle(world.comm, None)
     own = UsageError("only here") if world.rank == world.size - 1 else None
@@ -104,7 +105,7 @@ def test_the_transport_carries_any_type(world: Any) -> None:
 
     if world.comm is None:
         pytest.skip("needs MPI")
-    from hpcfl.tree import Tree
+    from hpcfl.comm.collective import Tree
 
     mine = {"a": torch.arange(3.0), "b": torch.tensor([[1, 2]]), "c": torch.tensor(2.5, dtype=torch.float64)}
     start = mine if world.rank == 0 else {name: torch.zeros_like(value) for name, value in mine.items()}
@@ -117,7 +118,7 @@ def test_the_transport_carries_any_type(world: Any) -> None:
 def test_the_loop_names_no_algorithm() -> None:
     import inspect
 
-    from hpcfl import engine
+    from hpcfl.engine import loop as engine
 
     assert len(inspect.getsource(engine.run).splitlines()) < 40
     source = inspect.getsource(engine).lower()
@@ -143,7 +144,7 @@ def test_the_demo_runs_the_headline_formula() -> None:
 def test_every_rank_knows_every_host(world: Any) -> None:
     if world.comm is None:
         pytest.skip("needs MPI")
-    from hpcfl.wire import names
+    from hpcfl.comm.mpi import names
 
     assert names(world.comm, f"host{world.rank}") == [f"host{rank}" for rank in range(world.size)]
 

@@ -13,23 +13,24 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl import stopping, store
+from hpcfl import store
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.salf import Salf
+from hpcfl.base.errors import Stopped
+from hpcfl.comm.transport import Alone
 from hpcfl.config import from_table
-from hpcfl.engine import objective
-from hpcfl.errors import Stopped
-from hpcfl.job import Job
-from hpcfl.launch import launch
+from hpcfl.engine import stopping
+from hpcfl.engine.job import Job
+from hpcfl.engine.loop import objective
+from hpcfl.engine.progress import Speaker
+from hpcfl.engine.record import Record
+from hpcfl.engine.simulated import Simulated
+from hpcfl.launch.request import ordered_run
+from hpcfl.launch.run import launch
+from hpcfl.learning.task import Task
 from hpcfl.models import Model
 from hpcfl.models.mlp import Mlp
-from hpcfl.orders import ordered_run
-from hpcfl.progress import Speaker
-from hpcfl.record import Record
-from hpcfl.simulated import Simulated
-from hpcfl.task import Task
-from hpcfl.transport import Alone
 from runs import play, recorded, resume, same, table, toml
 from toys import federation, same_bits
 
@@ -192,7 +193,8 @@ def test_in_real_time_ranks_sleep_and_nobody_tests_clients(
 ) -> None:
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.wall import fleet, server
+    from hpcfl.engine.wall import lanes as fleet
+    from hpcfl.engine.wall import server
 
     for module, name in ((fleet, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (server, "LEAVE_SECONDS")):
         monkeypatch.setattr(module, name, 1e6)
@@ -228,7 +230,7 @@ def by_hand(task: Task, x: Any, y: Any, params: dict[str, Any], mu: float) -> fl
 @pytest.mark.parametrize("holds", [0, 9])
 def test_the_objective_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch, holds: int) -> None:
     """In passes of 4 rows; clients predict with models of their own, the server with the shared one."""
-    monkeypatch.setattr("hpcfl.task.TEST_BATCH", 4)
+    monkeypatch.setattr("hpcfl.learning.task.TEST_BATCH", 4)
     rng, sizes = np.random.default_rng(1), [3, 11, 8]
     found = federation(sizes)
     own = rng.normal(size=(holds, 5)).astype(np.float32), rng.integers(3, size=holds)

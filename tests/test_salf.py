@@ -10,13 +10,13 @@ from scipy import stats
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
+from hpcfl.base.errors import UsageError
+from hpcfl.comm.message import Deposits
 from hpcfl.config import typed
-from hpcfl.errors import UsageError
-from hpcfl.message import Deposits
-from hpcfl.participation import Participation
-from hpcfl.speeds.equal import Equal
-from hpcfl.speeds.exponential import Exponential
-from hpcfl.speeds.uniform_depth import UniformDepth
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.speeds.equal import Equal
+from hpcfl.schedule.speeds.exponential import Exponential
+from hpcfl.schedule.speeds.uniform_depth import UniformDepth
 from toys import (
     Rounds,
     cnn_task,

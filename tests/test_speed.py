@@ -9,16 +9,16 @@ from scipy import stats
 
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
+from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
-from hpcfl.errors import UsageError
-from hpcfl.job import Job
-from hpcfl.participation import Participation
-from hpcfl.plan import Invitation, Plan
-from hpcfl.speeds import Speed, speed_class
-from hpcfl.speeds.equal import Equal
-from hpcfl.speeds.exponential import Exponential
-from hpcfl.speeds.groups import Groups
-from hpcfl.speeds.uniform_depth import UniformDepth
+from hpcfl.engine.job import Job
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.plan import Invitation, Plan
+from hpcfl.schedule.speeds import Speed, speed_class
+from hpcfl.schedule.speeds.equal import Equal
+from hpcfl.schedule.speeds.exponential import Exponential
+from hpcfl.schedule.speeds.groups import Groups
+from hpcfl.schedule.speeds.uniform_depth import UniformDepth
 from toys import Rounds, invitation, mlp_task
 
 ALPHA = 1e-4  # chance of a false alarm per comparison; the seeds are fixed, so it is drawn once for all

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from hpcfl import store
-from hpcfl.check import report
+from hpcfl.base.errors import UsageError
+from hpcfl.comm.message import Deposits
+from hpcfl.comm.transport import Alone
+from hpcfl.commands.check import report
+from hpcfl.commands.show import summary
 from hpcfl.config import from_table
-from hpcfl.doubling import Doubling, Stage, Theory
-from hpcfl.errors import UsageError
-from hpcfl.job import Job
-from hpcfl.message import Deposits
-from hpcfl.record import Record
-from hpcfl.show import summary
-from hpcfl.simulated import Simulated
-from hpcfl.transport import Alone
+from hpcfl.engine.job import Job
+from hpcfl.engine.record import Record
+from hpcfl.engine.simulated import Simulated
+from hpcfl.schedule.doubling import Doubling, Stage, Theory
 from runs import play, recorded, resume, same, table
 from test_wall import is_exact
 from toys import full_batch, plain

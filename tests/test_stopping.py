@@ -13,13 +13,14 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfl import stopping, store
+from hpcfl import store
+from hpcfl.base.errors import Stopped, UsageError
 from hpcfl.cli import carry_out, main
-from hpcfl.errors import Stopped, UsageError
-from hpcfl.launch import launch
-from hpcfl.orders import ordered_resume, ordered_run
-from hpcfl.progress import Speaker
-from hpcfl.record import Recorder
+from hpcfl.engine import stopping
+from hpcfl.engine.progress import Speaker
+from hpcfl.engine.record import Recorder
+from hpcfl.launch.request import ordered_resume, ordered_run
+from hpcfl.launch.run import launch
 from hpcfl.store import atomic, fault
 from runs import play, same, table, toml
 
@@ -47,7 +48,7 @@ def _as_it_was() -> Iterator[None]:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a config to stand in, as a process alone."""
     monkeypatch.chdir(tmp_path)
-    for module in ("hpcfl.agreement", "hpcfl.world"):
+    for module in ("hpcfl.launch.consensus", "hpcfl.comm.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
     toml(small(), tmp_path / "small.toml")
@@ -140,7 +141,7 @@ def test_a_checkpoint_that_is_due_anyway_is_written_once(here: Path, monkeypatch
 
 
 def test_a_signal_before_the_rounds_is_not_lost(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from hpcfl.job import Job
+    from hpcfl.engine.job import Job
 
     put_together = Job.of
 
@@ -237,7 +238,7 @@ def test_the_file_is_looked_at_now_and_then_and_by_the_server_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("hpcfl.stopping.time.monotonic", lambda: now)
+    monkeypatch.setattr("hpcfl.engine.stopping.time.monotonic", lambda: now)
     server, client = stopping.Stop(tmp_path, True), stopping.Stop(tmp_path, False)
     assert server.wished() == ""
     stopping.request(tmp_path, "signal USR1")
@@ -301,7 +302,7 @@ def test_the_first_signal_counts_and_an_impatient_user_is_heard(tmp_path: Path, 
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     again: list[int] = []
-    monkeypatch.setattr("hpcfl.stopping.signal.raise_signal", again.append)
+    monkeypatch.setattr("hpcfl.engine.stopping.signal.raise_signal", again.append)
     os.kill(os.getpid(), signal.SIGTERM)
     assert again == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -421,12 +422,12 @@ def test_ranks_that_wish_at_different_times_stop_at_the_first_and_go_on(world: A
 
 @pytest.mark.mpi
 def test_what_ranks_agree_on_is_the_same_everywhere(world: Any) -> None:
-    from hpcfl.transport import Alone
+    from hpcfl.comm.transport import Alone
 
     if world.comm is None:
         transport: Any = Alone()
     else:
-        from hpcfl.tree import Tree
+        from hpcfl.comm.collective import Tree
 
         transport = Tree(world.comm)
     own = np.zeros((2, world.size))

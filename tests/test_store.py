@@ -16,7 +16,7 @@ import pytest
 import xarray
 
 from hpcfl import store
-from hpcfl.errors import RunError, UsageError
+from hpcfl.base.errors import RunError, UsageError
 from hpcfl.store import atomic, fault
 from hpcfl.store.events import Log, read_log
 from hpcfl.store.metrics import Segment

@@ -17,14 +17,15 @@ from typing import Any
 
 import pytest
 
-from hpcfl import store, sweep, sweep_run
+from hpcfl import store
+from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
+from hpcfl.comm.launcher import launched
+from hpcfl.commands import sweep, sweep_run
+from hpcfl.commands.show import summary
+from hpcfl.commands.sweep_board import Board
 from hpcfl.data import Header
 from hpcfl.data.digits import Digits
-from hpcfl.errors import UsageError
-from hpcfl.show import summary
-from hpcfl.sweep_board import Board
-from hpcfl.world import launched
 from launcher import alive, descendants
 from runs import cut_back
 
@@ -76,7 +77,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HPCFL_DATA", raising=False)
     if request.node.get_closest_marker("mpi") is None:
-        for module in ("hpcfl.agreement", "hpcfl.world"):
+        for module in ("hpcfl.launch.consensus", "hpcfl.comm.launcher"):
             monkeypatch.setattr(f"{module}.launched", lambda: False)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpcfl.layers import Dropout, Stage
+from hpcfl.learning.task import Task
 from hpcfl.models.mlp import Mlp
-from hpcfl.task import Task
+from hpcfl.models.modules.layers import Dropout, Stage
 from toys import cnn_task, full_batch, mlp_task, plain, plain_gradients, same_bits, visits_of
 
 SIZES = [3, 9, 5, 12]
@@ -367,7 +367,7 @@ def test_the_servers_test_set_is_scored_whole(monkeypatch):
     assert task.server_tested(task.initial()) is None
     task = mlp_task([40])
     monkeypatch.setattr(type(task.federation), "server_test", lambda _self: (x.numpy(), y.numpy()))
-    monkeypatch.setattr("hpcfl.task.TEST_BATCH", 7)
+    monkeypatch.setattr("hpcfl.learning.task.TEST_BATCH", 7)
     loss, correct, size = task.server_tested(task.initial())
     logits = plain(task, task.initial())(x)
     assert loss == pytest.approx(nn.functional.cross_entropy(logits, y, reduction="sum").item(), rel=1e-5)
@@ -409,7 +409,7 @@ def test_layers_that_draw_are_not_computed_once():
 
 @pytest.mark.parametrize("sizes", [[5, 9, 7], [40, 3, 8]])
 def test_samples_that_are_copied_together_are_the_same(sizes, monkeypatch):
-    import hpcfl.task as module
+    import hpcfl.learning.task as module
 
     task, visits = mlp_task(sizes), visits_of(mlp_task(sizes), [0, 1, 2])
     together = list(task.batches(visits, 4, 2))

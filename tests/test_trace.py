@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from hpcfl import store
-from hpcfl.check import report
+from hpcfl.base.errors import RunError, UsageError
+from hpcfl.commands.check import report
 from hpcfl.config import Config, from_table
-from hpcfl.errors import RunError, UsageError
-from hpcfl.job import Job
-from hpcfl.plan import Plan
-from hpcfl.record import Recorder
-from hpcfl.speeds import speed_class
-from hpcfl.speeds.trace import Trace
+from hpcfl.engine.job import Job
+from hpcfl.engine.record import Recorder
+from hpcfl.schedule.plan import Plan
+from hpcfl.schedule.speeds import speed_class
+from hpcfl.schedule.speeds.trace import Trace
 from runs import play, recorded, resume, same, table
 
 DYNAMIC = {"model": "exponential", "kind": "dynamic-rate"}

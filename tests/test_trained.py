@@ -15,7 +15,7 @@ import torch
 
 import hpcfl
 from hpcfl import store
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 from runs import alone, table, toml
 
 CHEAP = {"epochs": 1, "batch": 50}

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 import hpcfl.algorithms
-from hpcfl import stopping, store
+from hpcfl import store
+from hpcfl.base.errors import Stopped, UsageError
+from hpcfl.comm.placement import cut
 from hpcfl.config import from_table
-from hpcfl.errors import Stopped, UsageError
-from hpcfl.launch import launch
-from hpcfl.orders import ordered_resume
-from hpcfl.progress import Speaker
-from hpcfl.ranks import cut
+from hpcfl.engine import stopping
+from hpcfl.engine.progress import Speaker
+from hpcfl.launch.request import ordered_resume
+from hpcfl.launch.run import launch
 from runs import play, recorded, resume, table
 
 pytestmark = pytest.mark.mpi
@@ -61,7 +62,8 @@ def _unhurried(world: Any, request: pytest.FixtureRequest, monkeypatch: pytest.M
             pytest.skip("needs a server and a client")
         yield
         return
-    from hpcfl.wall import fleet, server
+    from hpcfl.engine.wall import lanes as fleet
+    from hpcfl.engine.wall import server
 
     for module, name in ((fleet, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (server, "LEAVE_SECONDS")):
         monkeypatch.setattr(module, name, 1e6)
@@ -173,7 +175,7 @@ def test_a_replay_ends_in_the_same_state(
     With one rule, blocks of 1 kB already travel by themselves, as large ones do.
     """
     if rule == "drawn":
-        for module in ("hpcfl.packing", "hpcfl.wall.group"):
+        for module in ("hpcfl.comm.packing", "hpcfl.engine.wall.framing"):
             monkeypatch.setattr(f"{module}.ALONE", 1000)
     values = real(fitting(world, width), **RULES[rule])
     run = play(world, values, shared_dir / "run", world.comm)
@@ -204,7 +206,7 @@ def rounds_are_sound(run: Path) -> None:
 
 
 def scores_are_missing_on_late_lanes_only(world: Any, values: dict[str, Any], run: Path) -> None:
-    from hpcfl.wall.roster import benches
+    from hpcfl.comm.placement import benches
 
     config, data = from_table(values), store.open_run(run)
     chunks = cut(1, config.speed.paces(config.seed, CLIENTS), world.size)
@@ -326,7 +328,7 @@ def test_a_run_goes_on_after_its_checkpoint(world: Any, shared_dir: Path, width:
 def test_one_rank_is_signalled_and_all_stop(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
-    from hpcfl.wall.member import Member
+    from hpcfl.engine.wall.client import Member
 
     values = real(1, rounds=8, algorithm=SALF)
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import hpcfl.algorithms
-from hpcfl import stopping, store
-from hpcfl.errors import Stopped
-from hpcfl.progress import Speaker
+from hpcfl import store
+from hpcfl.base.errors import Stopped
+from hpcfl.engine import stopping
+from hpcfl.engine.progress import Speaker
 from runs import play, table
 
 pytestmark = pytest.mark.mpi
@@ -27,7 +28,7 @@ def strange(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the algorithms of ``tests/strange`` be found; wait for those who leave however long they take."""
     if world.size < 3:
         pytest.skip("needs two clients on ranks of their own")
-    from hpcfl.wall import server
+    from hpcfl.engine.wall import server
 
     monkeypatch.setattr(hpcfl.algorithms, "__path__", [*hpcfl.algorithms.__path__, str(STRANGE)])
     monkeypatch.setattr(server, "LEAVE_SECONDS", 1e6)
@@ -56,7 +57,9 @@ def once_told(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, Any], Any]) -
 @pytest.fixture
 def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a round close when all ranks but the first client's have begun to send their last group."""
-    from hpcfl.wall import closing, member, server
+    from hpcfl.engine.wall import client as member
+    from hpcfl.engine.wall import close_rule as closing
+    from hpcfl.engine.wall import server
 
     names = ["" for _ in range(world.size)]
     visit, post, attempt = member.Member._visit, member.Member._post, server.Server._attempt
@@ -88,8 +91,8 @@ def test_layers_under_way_count_where_another_rank_of_the_lane_is_slow(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No group can have arrived when a round closes; that bytes are under way is all that gives them time, minutes."""
-    from hpcfl import wire
-    from hpcfl.wall import fleet
+    from hpcfl.comm import mpi as wire
+    from hpcfl.engine.wall import lanes as fleet
 
     monkeypatch.setattr(fleet, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(wire, "TELLING", 2**60)
@@ -111,7 +114,7 @@ def test_layers_under_way_count_where_another_rank_of_the_lane_is_slow(
 
 def test_how_long_bytes_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the median of what has come; before, by what has left, but on no more than gigabit Ethernet is counted."""
-    from hpcfl import wire
+    from hpcfl.comm import mpi as wire
 
     monkeypatch.setattr(wire.time, "monotonic", lambda: 10.0)
     bandwidth, size = wire.Bandwidth(), 10**8
@@ -135,7 +138,7 @@ def test_older_personal_state_is_told_of(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Client 1 is stuck in round 0 until the others are in round 3; the run stops when a visit of its has counted."""
-    from hpcfl.wall import server
+    from hpcfl.engine.wall import server
 
     monkeypatch.setattr(server, "SAVE_SECONDS", 1e6)  # for whoever is free; who is late is not asked
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)

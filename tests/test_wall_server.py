@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcfl.errors import RunError
-from hpcfl.job import Job
-from hpcfl.wall.call import Call, Op
-from hpcfl.wall.group import wire
-from hpcfl.wall.roster import Bench
+from hpcfl.base.errors import RunError
+from hpcfl.comm.placement import Bench
+from hpcfl.engine.job import Job
+from hpcfl.engine.wall.framing import wire
+from hpcfl.engine.wall.protocol import Call, Op
 from runs import job_in_real_time
 
 pytestmark = pytest.mark.mpi
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.mpi
 
 def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
     """Lanes of one client each; per invitation so many groups arrive at the next look, and no more later."""
-    from hpcfl.wall.slot import Slot
+    from hpcfl.engine.wall.slot import Slot
 
     class Seen(Slot):
         def __init__(self, lane: Any, clients: list[int]) -> None:
@@ -100,8 +100,8 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
 
 
 def server_of(job: Job, lanes: list[Any]) -> Any:
-    from hpcfl.wall.fleet import Fleet
-    from hpcfl.wall.server import Server
+    from hpcfl.engine.wall.lanes import Fleet
+    from hpcfl.engine.wall.server import Server
 
     return Server(job, Fleet(lanes))
 
@@ -196,7 +196,7 @@ def test_with_too_few_left_the_run_ends(capfd: pytest.CaptureFixture[str]) -> No
 
 def test_scores_and_state_of_who_does_not_answer() -> None:
     """Scores are NaN, and personal state is that which was saved last: no checkpoint waits for anybody."""
-    from hpcfl.wall.rounds import last_saved
+    from hpcfl.engine.wall.rounds import last_saved
 
     class Answer:
         """What a lane answers: its client's number in every entry."""

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.message import PIECE, Block, Deposits
-from hpcfl.packing import ALIGNED, ALONE, Packing, public
-from hpcfl.wall.group import Group, wire
-from hpcfl.wall.held import Held, fold
+from hpcfl.comm.message import PIECE, Block, Deposits
+from hpcfl.comm.packing import ALIGNED, ALONE, Packing, public
+from hpcfl.engine.wall.framing import Group, wire
+from hpcfl.engine.wall.sums import Held, fold
 
 LARGE = max(PIECE, ALONE // 4) + 7
 LAYOUT = (

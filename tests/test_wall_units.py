@@ -14,20 +14,19 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfl.base.errors import UsageError
+from hpcfl.comm.message import Block, Deposits
+from hpcfl.comm.placement import Bench, benches, check_width, cut
 from hpcfl.config import from_table
-from hpcfl.errors import UsageError
-from hpcfl.job import Job
-from hpcfl.message import Block, Deposits
-from hpcfl.plan import Invitation
-from hpcfl.ranks import cut
-from hpcfl.simulated import visit
-from hpcfl.wall.call import HEAD, Call, Op, length
-from hpcfl.wall.closing import Closing
-from hpcfl.wall.group import Group, wire
-from hpcfl.wall.host import Host, Pace, Sender
-from hpcfl.wall.roster import Bench, benches, check_width
-from hpcfl.wall.ship import Dock, Shipment
-from hpcfl.wall.worker import Worker
+from hpcfl.engine.job import Job
+from hpcfl.engine.simulated import visit
+from hpcfl.engine.wall.close_rule import Closing
+from hpcfl.engine.wall.executor import Host, Pace, Sender
+from hpcfl.engine.wall.framing import Group, wire
+from hpcfl.engine.wall.protocol import HEAD, Call, Op, length
+from hpcfl.engine.wall.staging import Dock, Shipment
+from hpcfl.engine.wall.worker import Worker
+from hpcfl.schedule.plan import Invitation
 from runs import job_in_real_time, table
 
 PATIENCE = 60.0  # seconds that a thread is given to end; no thread needs them
@@ -227,7 +226,7 @@ LAYOUT = (
 @pytest.fixture(params=[2**20, 12], ids=["in the head", "large blocks apart"])
 def _size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let blocks of so many bytes travel by themselves."""
-    monkeypatch.setattr("hpcfl.wall.group.ALONE", request.param)
+    monkeypatch.setattr("hpcfl.engine.wall.framing.ALONE", request.param)
 
 
 def sealed(group: Group, seat: int, blocks: dict[str, tuple[Any, float]]) -> Shipment:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl import stopping, store
+from hpcfl import store
+from hpcfl.engine import stopping
 from launcher import ROOT, mpis
 from live import Live, live
 

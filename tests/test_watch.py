@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpcfl import store
-from hpcfl.errors import RunError
-from hpcfl.wall import watch
-from hpcfl.wall.watch import Parted, Watch
+from hpcfl.base.errors import RunError
+from hpcfl.engine.wall import watchdog as watch
+from hpcfl.engine.wall.watchdog import Parted, Watch
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcfl import cores, mpi_settings
-from hpcfl import world as worlds
+from hpcfl.base.errors import Elsewhere, RunError, UsageError
 from hpcfl.cli import main
-from hpcfl.errors import Elsewhere, RunError, UsageError
+from hpcfl.comm import launcher as worlds
+from hpcfl.comm import mpi_settings, placement
 
 OPENMPI = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11"
 MPICH = "MPICH Version:      5.0.2\nMPICH configure:    --with-device=ch4:ucx,ofi --with-pm=hydra:gforker\n"
@@ -59,7 +59,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Library:
-    """An MPI as `hpcfl.world` sees it; made of a version text and the size of its world."""
+    """An MPI as `hpcfl.comm.launcher` sees it; made of a version text and the size of its world."""
 
     def __init__(self, text: str, size: int, running: bool = False) -> None:
         self.text, self.running = text, running
@@ -284,19 +284,19 @@ def test_cuda_is_unknown_where_it_cannot_be_asked(monkeypatch: pytest.MonkeyPatc
 
 
 def test_shares_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cores.shares([[0, 1, 2, 3]] * 2) == [2, 2]
-    assert cores.shares([[0, 1, 2, 3]] * 3) == [1, 1, 1]
-    assert cores.shares([[0, 1, 2]] * 3) == [1, 1, 1]  # three thirds are one
-    assert cores.shares([[0, 1]] * 5) == [1] * 5  # never none
-    assert cores.shares([[0, 1], [2, 3]]) == [2, 2]  # bound: each has its own
-    assert cores.shares([[0, 1, 2, 3], [2, 3]]) == [3, 1]
-    monkeypatch.setattr(cores, "cores", lambda: list(range(8)))
-    assert [cores.share_of_cores(size) for size in (1, 3, 8, 9)] == [8, 2, 1, 1]
+    assert placement.shares([[0, 1, 2, 3]] * 2) == [2, 2]
+    assert placement.shares([[0, 1, 2, 3]] * 3) == [1, 1, 1]
+    assert placement.shares([[0, 1, 2]] * 3) == [1, 1, 1]  # three thirds are one
+    assert placement.shares([[0, 1]] * 5) == [1] * 5  # never none
+    assert placement.shares([[0, 1], [2, 3]]) == [2, 2]  # bound: each has its own
+    assert placement.shares([[0, 1, 2, 3], [2, 3]]) == [3, 1]
+    monkeypatch.setattr(placement, "cores", lambda: list(range(8)))
+    assert [placement.share_of_cores(size) for size in (1, 3, 8, 9)] == [8, 2, 1, 1]
 
 
 @pytest.mark.mpi
 def test_numbers_on_the_host(world: Any) -> None:
-    from hpcfl.wire import names, wait
+    from hpcfl.comm.mpi import names, wait
 
     found = np.empty((world.size, 2), dtype=np.int64)
     wait([world.comm.Iallgather(np.array(worlds.local(world.comm), dtype=np.int64), found)])
@@ -317,4 +317,4 @@ def test_the_launch_of_these_tests_is_right(world: Any) -> None:
 
 def test_one_process_needs_no_world() -> None:
     assert worlds.local(None) == (0, 1)
-    assert 1 <= cores.share_of_cores(1) == len(cores.cores())
+    assert 1 <= placement.share_of_cores(1) == len(placement.cores())

@@ -11,20 +11,20 @@ import torch
 from torch import nn
 
 from hpcfl.algorithms import Algorithm
+from hpcfl.comm.message import Deposits
+from hpcfl.comm.placement import cut
 from hpcfl.data import ClientData, Federation
-from hpcfl.deadlines import Deadlines
-from hpcfl.doubling import Doubling
-from hpcfl.further import found
-from hpcfl.job import Job, Progress
-from hpcfl.message import Deposits
+from hpcfl.engine.iterated import found
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.simulated import visit
+from hpcfl.learning.task import Task
+from hpcfl.learning.visits import Visits
 from hpcfl.models.cnn import Cnn
 from hpcfl.models.mlp import Mlp
-from hpcfl.participation import Participation
-from hpcfl.plan import Invitation, Plan
-from hpcfl.ranks import cut
-from hpcfl.simulated import visit
-from hpcfl.task import Task
-from hpcfl.visits import Visits
+from hpcfl.schedule.deadlines import Deadlines
+from hpcfl.schedule.doubling import Doubling
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.plan import Invitation, Plan
 
 UNSTAGED = SimpleNamespace(doubling=Doubling(), participation=Participation())  # all of a config that a job looks at
 

@@ -88,11 +88,6 @@ def serve() -> int:
     import torch
     import xarray  # noqa: F401
 
-    import hpcfl.cli
-    import hpcfl.engine
-    import hpcfl.launch
-    import hpcfl.progress
-    import hpcfl.show  # noqa: F401
     from hpcfl.algorithms import algorithms
     from hpcfl.data import sources
     from hpcfl.models import models

@@ -1,7 +1,7 @@
 """Federated learning algorithms: one paper, one file. A new file is found by itself."""
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.find import section, sections
+from hpcfl.base.registry import section, sections
 
 __all__ = ["Algorithm", "algorithm_class", "algorithms"]
 

@@ -1,8 +1,8 @@
 """The protocol between an algorithm and the engine. The defaults are FedAvg's; only `client` must be written.
 
 An algorithm is one file in this folder with one class, a frozen and strict section: its fields become the keys
-of ``[algorithm]``. It imports what a learner needs (`hpcfl.task`, `hpcfl.message`) and nothing that knows MPI,
-files, clocks or other algorithms.
+of ``[algorithm]``. It imports what a learner needs (`hpcfl.learning.task`, `hpcfl.comm.message`) and nothing that knows
+MPI, files, clocks or other algorithms.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, ClassVar
 
-from hpcfl.section import Section
+from hpcfl.base.section import Section
 
 if TYPE_CHECKING:
+    from hpcfl.comm.message import Layout, Message, State, Sums
     from hpcfl.data import Header
-    from hpcfl.message import Layout, Message, State, Sums
+    from hpcfl.learning.task import Task
+    from hpcfl.learning.visits import Visits
     from hpcfl.models import Model
-    from hpcfl.participation import Participation
-    from hpcfl.task import Task
-    from hpcfl.visits import Visits
+    from hpcfl.schedule.participation import Participation
 
     Client = Generator[Message, None, State]
     """Yields messages as they become ready, returns the rows' new personal state."""
@@ -67,7 +67,7 @@ class Algorithm(Section):
 
     def layout(self, task: Task) -> Layout:
         """Return the groups of blocks a visit sends, in the order they leave: the loss, then layers L … 1."""
-        from hpcfl.message import Block
+        from hpcfl.comm.message import Block
 
         shapes = task.initial()
         groups = [
@@ -136,7 +136,7 @@ class Algorithm(Section):
 
         In new tensors: those of `shared` may still be on their way to a client that is late.
         """
-        from hpcfl.message import moved
+        from hpcfl.comm.message import moved
 
         return {name: moved(value, sums.mean(name)) if name in sums else value for name, value in shared.items()}
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.tuned import Tuned
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
-    from hpcfl.descent import Sgd
-    from hpcfl.message import State
-    from hpcfl.participation import Participation
-    from hpcfl.task import Task
-    from hpcfl.visits import Visits
+    from hpcfl.comm.message import State
+    from hpcfl.learning.optim import Sgd
+    from hpcfl.learning.task import Task
+    from hpcfl.learning.visits import Visits
+    from hpcfl.schedule.participation import Participation
 
 
 class FedAvg(Tuned):
@@ -62,7 +62,7 @@ class FedAvg(Tuned):
     @property
     def sgd(self) -> Sgd:
         """The optimiser of the layers that learn before the test."""
-        from hpcfl.descent import Sgd
+        from hpcfl.learning.optim import Sgd
 
         return Sgd(self.lr, momentum=self.momentum)
 
@@ -80,7 +80,7 @@ class FedAvg(Tuned):
 
     def enter(self, task: Task, client: int) -> State:
         """Return zero momentum where it persists, else nothing."""
-        from hpcfl.descent import zeros
+        from hpcfl.learning.optim import zeros
 
         return zeros(task.initial()) if self.momentum and self.persist_optimizer else {}
 

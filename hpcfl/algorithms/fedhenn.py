@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.whole import Whole
-from hpcfl.errors import UsageError
-from hpcfl.rng import keyed
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.message import Layout, Message, State, Sums
-    from hpcfl.task import Objective, Task
-    from hpcfl.visits import Batch, Visits
+    from hpcfl.comm.message import Layout, Message, State, Sums
+    from hpcfl.learning.task import Objective, Task
+    from hpcfl.learning.visits import Batch, Visits
 
 KERNEL = "kernel"
 ROUND = "round"
@@ -58,8 +58,8 @@ class FedHeNN(Whole):
         """Return the loss, then the kernel."""
         import torch
 
-        from hpcfl.kernels import entries
-        from hpcfl.message import Block
+        from hpcfl.comm.message import Block
+        from hpcfl.math.cka import entries
 
         return (*super().layout(task), {KERNEL: Block((entries(self.alignment),)), ROUND: Block((), torch.float64)})
 
@@ -73,7 +73,7 @@ class FedHeNN(Whole):
         """
         import torch
 
-        from hpcfl.kernels import entries
+        from hpcfl.math.cka import entries
 
         if len(task.layers()) < 2:
             raise UsageError(
@@ -95,7 +95,7 @@ class FedHeNN(Whole):
 
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
         """Return the loss with the alignment; None where nothing is to be aligned."""
-        from hpcfl.kernels import alignment, unit
+        from hpcfl.math.cka import alignment, unit
 
         of = int(shared[ROUND])
         strength = self.strength(visits.round)
@@ -114,7 +114,7 @@ class FedHeNN(Whole):
         """Return the kernels of this round's samples; all clients count alike."""
         import torch
 
-        from hpcfl.kernels import packed
+        from hpcfl.math.cka import packed
 
         with torch.no_grad():
             kernels = packed(represented(task, params, self.samples(task, visits.round, visits)))

@@ -14,9 +14,9 @@ from hpcfl.algorithms.split import Split, refuse
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.message import State
-    from hpcfl.task import Task
-    from hpcfl.visits import Visits
+    from hpcfl.comm.message import State
+    from hpcfl.learning.task import Task
+    from hpcfl.learning.visits import Visits
 
 
 class FedRep(Split):

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client
-    from hpcfl.message import State
-    from hpcfl.task import Task
-    from hpcfl.visits import Batch, Visits
+    from hpcfl.comm.message import State
+    from hpcfl.learning.task import Task
+    from hpcfl.learning.visits import Batch, Visits
 
 
 class HfMaml(Tuned):

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
+from hpcfl.base.errors import UsageError
 from hpcfl.data.whitening import whitening
-from hpcfl.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client
+    from hpcfl.comm.message import Layout, State, Sums
     from hpcfl.data import Header
     from hpcfl.data.linear import LinearFederation
     from hpcfl.data.linear_spaces import SpacesFederation
-    from hpcfl.message import Layout, State, Sums
+    from hpcfl.learning.task import Task
+    from hpcfl.learning.visits import Visits
     from hpcfl.models import Model
-    from hpcfl.task import Task
-    from hpcfl.visits import Visits
 
 B, HEAD, MOMENT = "representation.weight", "head.weight", "moment"  # Bᵀ [k, d], w [1, k], mean of y² x xᵀ [d, d]
 WEIGHT, BIAS = "embedding.weight", "embedding.bias"  # where features are embedded in d coordinates: [d, d_i], [d]
@@ -86,7 +86,7 @@ class LinearFedRep(Algorithm):
         """
         import torch
 
-        from hpcfl.message import Block
+        from hpcfl.comm.message import Block
 
         rank, dimension = self._shape(task)
         exact = torch.float64

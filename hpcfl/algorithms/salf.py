@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client
-    from hpcfl.message import State, Sums
-    from hpcfl.participation import Participation
-    from hpcfl.task import Task
-    from hpcfl.visits import Visits
+    from hpcfl.comm.message import State, Sums
+    from hpcfl.learning.task import Task
+    from hpcfl.learning.visits import Visits
+    from hpcfl.schedule.participation import Participation
 
 
 class Salf(Algorithm):
@@ -102,13 +102,13 @@ class Salf(Algorithm):
 
     def enter(self, task: Task, client: int) -> State:
         """Return zero momentum where it persists, else nothing."""
-        from hpcfl.descent import zeros
+        from hpcfl.learning.optim import zeros
 
         return zeros(task.initial()) if self.momentum and self.persist_optimizer else {}
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Take one local step; send the change of each layer as backpropagation reaches it."""
-        from hpcfl.descent import descend
+        from hpcfl.learning.optim import descend
 
         level = {name: number for number, names in enumerate(self.layers(task), start=1) for name in names}
         start = task.spread(shared, visits)
@@ -138,7 +138,7 @@ class Salf(Algorithm):
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
         """Move each layer by the sum of what arrived over the rule's denominator; an empty layer stays."""
-        from hpcfl.message import moved
+        from hpcfl.comm.message import moved
 
         layers = self.layers(task)
         chances = self._nobody(shared, sums, len(layers))

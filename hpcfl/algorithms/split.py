@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client
-    from hpcfl.descent import Optimizer
-    from hpcfl.message import State
-    from hpcfl.participation import Participation
-    from hpcfl.task import Task
-    from hpcfl.visits import Visits
+    from hpcfl.comm.message import State
+    from hpcfl.learning.optim import Optimizer
+    from hpcfl.learning.task import Task
+    from hpcfl.learning.visits import Visits
+    from hpcfl.schedule.participation import Participation
 
 
 class Split(Algorithm):
@@ -96,7 +96,7 @@ class Split(Algorithm):
     @property
     def optimiser(self) -> Optimizer:
         """The local optimiser."""
-        from hpcfl.descent import Adam, Sgd
+        from hpcfl.learning.optim import Adam, Sgd
 
         if self.optimizer == "adam":
             return Adam(self.lr, decay=self.weight_decay)

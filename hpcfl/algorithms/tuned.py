@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from hpcfl.descent import Sgd
-    from hpcfl.message import State
-    from hpcfl.task import Task
-    from hpcfl.visits import Visits
+    from hpcfl.comm.message import State
+    from hpcfl.learning.optim import Sgd
+    from hpcfl.learning.task import Task
+    from hpcfl.learning.visits import Visits
 
 
 class Tuned(Algorithm):
@@ -52,7 +52,7 @@ class Tuned(Algorithm):
     @property
     def sgd(self) -> Sgd:
         """The optimiser of the layers that learn before the test."""
-        from hpcfl.descent import Sgd
+        from hpcfl.learning.optim import Sgd
 
         return Sgd(self.lr)
 

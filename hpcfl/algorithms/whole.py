@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfl.algorithms.split import Split
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
-    from hpcfl.message import Layout, Message, State
-    from hpcfl.participation import Participation
-    from hpcfl.task import Objective, Task
-    from hpcfl.visits import Visits
+    from hpcfl.comm.message import Layout, Message, State
+    from hpcfl.learning.task import Objective, Task
+    from hpcfl.learning.visits import Visits
+    from hpcfl.schedule.participation import Participation
 
 
 class Whole(Split):
@@ -57,7 +57,7 @@ class Whole(Split):
 
     def layout(self, task: Task) -> Layout:
         """Return the loss alone."""
-        from hpcfl.message import Block
+        from hpcfl.comm.message import Block
 
         return ({"loss": Block(())},)
 

@@ -8,8 +8,8 @@ are dealt to clients (partition) and which the server keeps (server), how pixels
 features of known moments are whitened (whitening).
 """
 
+from hpcfl.base.registry import section, sections
 from hpcfl.data.base import ClientData, Federation, Header, Source
-from hpcfl.find import section, sections
 
 __all__ = ["ClientData", "Federation", "Header", "Source", "source_class", "sources"]
 

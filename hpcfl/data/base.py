@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.errors import UsageError
-from hpcfl.section import Section
+from hpcfl.base.errors import UsageError
+from hpcfl.base.section import Section
+from hpcfl.base.types import Shape
 
 Features = NDArray[np.float32]
 Integers = NDArray[np.int64]
 Labels = Integers | Features
-Shape = tuple[int, ...]
 Range = tuple[float, float]
 
 

@@ -13,11 +13,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.data import pickles
+from hpcfl.base.errors import UsageError
 from hpcfl.data.base import Header, Integers
-from hpcfl.data.folder import folder
+from hpcfl.data.formats import pickles
+from hpcfl.data.formats.folder import folder
 from hpcfl.data.pooled import Pool, Pooled
-from hpcfl.errors import UsageError
 
 SHAPE, PIXELS, PEAK = (3, 32, 32), 3072, 255
 Samples = tuple[NDArray[np.uint8], Integers]

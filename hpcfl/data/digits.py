@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
 from hpcfl.data.base import Header
 from hpcfl.data.pooled import Pool, Pooled
-from hpcfl.errors import UsageError
-from hpcfl.rng import keyed
 
 SAMPLES, TRAIN, CLASSES, PEAK = 1797, 1437, 10, 16
 SHAPE = (1, 8, 8)

@@ -8,12 +8,12 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from hpcfl.data import idx
+from hpcfl.base.errors import UsageError
 from hpcfl.data.base import Header, Integers
-from hpcfl.data.folder import folder
+from hpcfl.data.formats import idx
+from hpcfl.data.formats.folder import folder
 from hpcfl.data.pixels import Pixels
 from hpcfl.data.pooled import Pool, Pooled
-from hpcfl.errors import UsageError
 
 CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
 SIDE, PEAK = 28, 255

@@ -8,15 +8,15 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from hpcfl.data import leaf
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
 from hpcfl.data.base import Header, Integers, Source
-from hpcfl.data.folder import folder
-from hpcfl.data.leaf import User
+from hpcfl.data.formats import leaf
+from hpcfl.data.formats.folder import folder
+from hpcfl.data.formats.leaf import User
 from hpcfl.data.partition import Parts, follow, iid, keep, shards
 from hpcfl.data.pixels import Scale
 from hpcfl.data.pooled import Pool, PooledFederation
-from hpcfl.errors import UsageError
-from hpcfl.rng import keyed
 
 CLASSES, SIDE = 62, 28
 Users = list[tuple[User, User]]

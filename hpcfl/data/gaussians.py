@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from hpcfl.data.base import ClientData, Federation, Header, Integers, Shape, Source
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
+from hpcfl.base.types import Floats, Shape
+from hpcfl.data.base import ClientData, Federation, Header, Integers, Source
 from hpcfl.data.partition import holders
-from hpcfl.errors import UsageError
-from hpcfl.plan import Floats
-from hpcfl.rng import keyed
 
 WIDE, NARROW = (0.05, 1.0), (0.15, 0.35)  # shares of their training samples that clients keep, each for half of them
 

@@ -17,12 +17,13 @@ import h5py
 import numpy as np
 from pydantic import Field
 
-from hpcfl.data import hdf5_file
-from hpcfl.data.base import ClientData, Features, Federation, Header, Integers, Labels, Shape, Source
-from hpcfl.data.hdf5_file import Part, Survey
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
+from hpcfl.base.types import Shape
+from hpcfl.data.base import ClientData, Features, Federation, Header, Integers, Labels, Source
+from hpcfl.data.formats import hdf5_file
+from hpcfl.data.formats.hdf5_file import Part, Survey
 from hpcfl.data.pixels import Scale
-from hpcfl.errors import UsageError
-from hpcfl.rng import keyed
 
 VERIFIED = 256 << 20
 """Bytes of features, as float32, up to which `Hdf5.check` reads them all."""

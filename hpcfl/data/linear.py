@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
+from hpcfl.base.types import Floats
 from hpcfl.data.base import ClientData, Federation, Header, Source
-from hpcfl.errors import UsageError
-from hpcfl.plan import Floats
-from hpcfl.rng import keyed
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
+from hpcfl.base.types import Floats
 from hpcfl.data.base import Header, Source
 from hpcfl.data.gaussians import drawn_width, extremes, ordered
 from hpcfl.data.linear import LinearFederation, check_rank, representation
 from hpcfl.data.whitening import spectrum
-from hpcfl.errors import UsageError
-from hpcfl.plan import Floats
-from hpcfl.rng import keyed
 
 
 class Space(NamedTuple):

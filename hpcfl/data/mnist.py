@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from hpcfl.data import idx
+from hpcfl.base.errors import UsageError
 from hpcfl.data.base import Header
+from hpcfl.data.formats import idx
 from hpcfl.data.pooled import Pool, Pooled
-from hpcfl.errors import UsageError
 
 CLASSES, SIDE, PEAK = 10, 28, 255
 

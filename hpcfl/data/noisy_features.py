@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from hpcfl.base.rng import keyed
+from hpcfl.base.types import Floats
 from hpcfl.data.gaussians import Gaussians, ordered
-from hpcfl.plan import Floats
-from hpcfl.rng import keyed
 
 
 class NoisyFeatures(Gaussians):

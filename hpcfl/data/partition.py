@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfl.base.errors import UsageError
 from hpcfl.data.base import Integers
-from hpcfl.errors import UsageError
 
 Parts = list[Integers]
 Weights = NDArray[np.float64]

@@ -10,12 +10,12 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
 from hpcfl.data.base import ClientData, Features, Federation, Header, Integers
 from hpcfl.data.partition import Parts, dirichlet, follow, grouped, iid, thin
 from hpcfl.data.pixels import BLACK, Pixels, Scale, scaled
 from hpcfl.data.server import Served, dealt, turns
-from hpcfl.errors import UsageError
-from hpcfl.rng import keyed
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
+from hpcfl.base.types import Floats
 from hpcfl.data.base import Header, Integers
 from hpcfl.data.pooled import Pool, Pooled
-from hpcfl.errors import UsageError
-from hpcfl.plan import Floats
-from hpcfl.rng import keyed
 
 MOST = 30
 """Most dimensions that are offered: what breast_cancer has."""

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hpcfl.data import glove
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
 from hpcfl.data.base import ClientData, Features, Federation, Header, Integers, Source
-from hpcfl.data.folder import check_last_line, folder
-from hpcfl.errors import UsageError
-from hpcfl.rng import keyed
+from hpcfl.data.formats import glove
+from hpcfl.data.formats.folder import check_last_line, folder
 
 COLUMNS = "polarity, id, date, query, user, text"
 POLARITY = {"0": 0, "2": None, "4": 1}

@@ -7,9 +7,9 @@ from abc import ABC
 import numpy as np
 from pydantic import Field
 
+from hpcfl.base.errors import UsageError
 from hpcfl.data.base import Integers, Source
 from hpcfl.data.partition import Parts
-from hpcfl.errors import UsageError
 
 
 class Served(Source, ABC):

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from hpcfl.base.errors import UsageError
 from hpcfl.data.base import ClientData, Federation, Header, Integers, Source
 from hpcfl.data.digits import Digits
 from hpcfl.data.mnist import Mnist
 from hpcfl.data.pixels import Scale
 from hpcfl.data.pooled import Pooled, PooledFederation
 from hpcfl.data.usps import Usps
-from hpcfl.errors import UsageError
 
 Domain = Literal["mnist", "usps", "digits", "digits-4x4"]
 CLASSES = 10

@@ -9,11 +9,11 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
+from hpcfl.base.types import Floats
 from hpcfl.data.base import ClientData, Features, Federation, Header, Labels
 from hpcfl.data.server import Served, turns
-from hpcfl.errors import UsageError
-from hpcfl.plan import Floats
-from hpcfl.rng import keyed
 
 NARROWEST = 0.2
 """Side of a client's box at heterogeneity 1."""

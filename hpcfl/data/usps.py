@@ -8,12 +8,12 @@ from typing import Literal
 import h5py
 import numpy as np
 
-from hpcfl.data import libsvm
+from hpcfl.base.errors import UsageError
 from hpcfl.data.base import Features, Header, Integers
-from hpcfl.data.folder import folder
-from hpcfl.data.hdf5_file import dataset, opened
+from hpcfl.data.formats import libsvm
+from hpcfl.data.formats.folder import folder
+from hpcfl.data.formats.hdf5_file import dataset, opened
 from hpcfl.data.pooled import Pool, Pooled
-from hpcfl.errors import UsageError
 
 CLASSES, SIDE, PIXELS = 10, 16, 256
 SHAPE = (1, SIDE, SIDE)

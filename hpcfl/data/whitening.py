@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcfl.plan import Floats
+from hpcfl.base.types import Floats
 
 
 def spectrum(covariance: Floats) -> tuple[Floats, Floats]:

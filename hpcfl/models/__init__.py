@@ -1,6 +1,6 @@
 """Model families, one per file."""
 
-from hpcfl.find import section, sections
+from hpcfl.base.registry import section, sections
 from hpcfl.models.base import Model
 
 __all__ = ["Model", "model_class", "models"]

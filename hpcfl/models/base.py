@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcfl.section import Section
+from hpcfl.base.section import Section
 
 if TYPE_CHECKING:
     from torch import nn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 from hpcfl.models.base import Model
 from hpcfl.models.mlp import check_dropout, dense
 
@@ -45,8 +45,8 @@ class BiLstm(Model):
         """Return lstm1 … lstmn, then fc1 and, after a bottleneck, fc2."""
         from torch import nn
 
-        from hpcfl import lstm
-        from hpcfl.layers import Dropout
+        from hpcfl.models.modules import lstm
+        from hpcfl.models.modules.layers import Dropout
 
         stages, inputs = [], shape[1]
         for number in range(1, self.layers + 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 from hpcfl.models.base import Model
 from hpcfl.models.mlp import check_dropout, dense
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 from hpcfl.models.base import Model
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Glm(Model):
     ----------
     link : {"logistic", "softmax", "tanh", "rough"}
         What outputs are made of z. ``logistic``: two classes by one z, logits (0, z). ``softmax``: a z for each class.
-        ``tanh``: a target, tanh(z). ``rough``: a target, the link of `hpcfl.links.Rough`, as smooth as
+        ``tanh``: a target, tanh(z). ``rough``: a target, the link of `hpcfl.models.modules.links.Rough`, as smooth as
         `smoothness` says. Objectives of the first two are convex.
     bias : bool
         Whether z has a constant term.
@@ -64,7 +64,7 @@ class Glm(Model):
         """Return the one layer with its link."""
         from torch import nn
 
-        from hpcfl import links
+        from hpcfl.models.modules import links
 
         linear = nn.Linear(prod(shape), classes if self.link == "softmax" else 1, bias=self.bias)
         for tensor in linear.parameters():

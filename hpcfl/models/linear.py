@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 from hpcfl.models.base import Model
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 from hpcfl.models.base import Model
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def dense(widths: list[int], dropout: float) -> list[tuple[str, nn.Sequential]]:
     """Return linear stages fc1 … fcn for these widths, the input flattened, ReLU between them."""
     from torch import nn
 
-    from hpcfl.layers import Dropout
+    from hpcfl.models.modules.layers import Dropout
 
     stages = []
     for number, (inputs, outputs) in enumerate(pairwise(widths), start=1):

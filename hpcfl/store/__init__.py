@@ -10,7 +10,7 @@ from hpcfl.store.metrics import Segment
 from hpcfl.store.owner import release, take
 from hpcfl.store.reading import events, open_run
 from hpcfl.store.seal import begin, seal
-from hpcfl.store.segments import read_facts, run_attributes, run_folder
+from hpcfl.store.segments import data_folder, read_facts, run_attributes, run_folder
 from hpcfl.store.status import Status, read_status, write_status
 from hpcfl.store.table import create, rebuild
 
@@ -22,6 +22,7 @@ __all__ = [
     "Status",
     "begin",
     "create",
+    "data_folder",
     "events",
     "latest",
     "load",

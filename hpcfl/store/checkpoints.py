@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfl.errors import RunError
+from hpcfl.base.errors import RunError
 from hpcfl.store import fault
 from hpcfl.store.atomic import number_of, numbered, replace
 from hpcfl.store.columns import Array

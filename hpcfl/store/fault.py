@@ -13,7 +13,7 @@ import signal
 import time
 from collections import Counter
 
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 
 VARIABLE = "HPCFL_FAULT"
 KINDS = ("metrics", "checkpoint", "table")

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 from hpcfl.store.status import Status, parsed, read_status, signed
 
 FILE = "lock"

@@ -11,7 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 from hpcfl.store.atomic import clean, number_of, replace
 from hpcfl.store.columns import Array, Column, add_column, add_scales, make_scale, name_axes
 from hpcfl.store.events import copy_log

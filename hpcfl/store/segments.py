@@ -7,7 +7,7 @@ after the checkpoint that was resumed belongs to a past that was given up.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 from hpcfl.store.atomic import numbered
 from hpcfl.store.columns import CLIENT, LABELS, Array, Column, Fact, columns_of, facts_of
 
@@ -59,6 +59,11 @@ def run_attributes(run_dir: Path) -> dict[str, Any]:
     if "config" not in found or "segments" not in found:
         raise UsageError(f"{run_dir / 'run.h5'} cannot be read: it is no run's table")
     return found
+
+
+def data_folder(attributes: Mapping[str, str], data_dir: Path | None) -> Path | None:
+    """Return the folder of the data sets that is asked for, or where the run with these attributes found them."""
+    return data_dir or (Path(attributes["data_dir"]) if attributes["data_dir"] else None)
 
 
 def read_facts(run_dir: Path) -> list[Fact]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from hpcfl.errors import UsageError
+from hpcfl.base.errors import UsageError
 from hpcfl.store.atomic import replace
 from hpcfl.store.columns import (
     Array,

@@ -1,0 +1,362 @@
+"""FedLRGD: federated low-rank gradient descent (Jadbabaie, Makur & Shah, Algorithm 1).
+
+The server draws r parameter vectors ϑ_k; each client sends the sums of its samples' gradients there, once; the server
+solves for weights under which the gradients of r samples of its own add up to those of all samples at every ϑ_k, and so
+nearly everywhere if the loss is smooth in the data; then it descends alone, and nobody is invited any more.
+
+The paper lets each client solve (eq. 35), for which the server sends p inverses; since weights are linear in the sums,
+solving once at the server is the same algorithm without them (`solve_at`). Samples that the server holds beyond r
+count like a client's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from math import inf
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.algorithms.base import Client
+    from hpcfl.algorithms.fedlrgd.reweighting import StandIns
+    from hpcfl.comm.message import Layout, State, Sums
+    from hpcfl.data import Header
+    from hpcfl.learning.task import Task
+    from hpcfl.learning.visits import Batch, Visits
+    from hpcfl.models import Model
+    from hpcfl.schedule.participation import Participation
+
+POINTS, INVERSE, SUMS = "points", "inverse", "sums"  # ϑ [r, p]; (G^(i))⁻ᵀ [p, r, r]; of a visit [r, p]
+WEIGHTS, BEST = "server.weights", "server.best"  # (1 + Σ v)/n [r, p]; θ of the least norm so far [p]
+MEGABYTE = 2**20
+
+
+class FedLrgd(Algorithm):
+    """Federated low-rank gradient descent.
+
+    Attributes
+    ----------
+    rank : int
+        Samples of the server that stand in for all others, and parameter vectors ϑ, r.
+    lr : float
+        Step size of the server's descent, 1/L1 in the paper: L1 is the Lipschitz constant of the loss's gradient.
+    steps : int
+        Steps of inexact gradient descent per round; S of the paper is this times the rounds without clients.
+    tolerance : float
+        Descend no more once the norm of the inexact gradient is at most this.
+    growth, reach : float
+        Go back to where the norm was least, and stay there, once it has grown by the factor `growth`, or θ is farther
+        from the initial parameters than `reach` times ``scale·√p``, the distance of ϑ: weights may be negative, and
+        descent on them may diverge, or lead where they mean nothing.
+    scale : float
+        Standard deviation of ϑ around the initial parameters: as far as the descent may lead.
+    penalty : {"reweighted", "exact"}
+        The gradient of the model's penalty is part of what is re-weighted (the paper), or added as it is.
+    truncation : float
+        Singular values of G^(i) of at most this times the largest are left out, and what precision does not resolve.
+    damping : float
+        Tikhonov regularisation of the solution, relative to the largest singular value; 0: none.
+    solve_at : {"server", "client"}
+        Who solves for the weights: the server, once, or each client (the paper), for which a round before theirs sends
+        them p inverses of r × r numbers.
+    pipelined : bool
+        Sums leave as r messages of p numbers, as printed, instead of one of r·p.
+    batch : int
+        Samples of a client in one pass; 0: all of them. It changes memory and last bits.
+    memory : int
+        Megabytes that matrices G^(i), their factors and gradients may take at a time at the server. G is computed and
+        solved for so many coordinates at a time; where that takes several passes, gradients are computed again.
+    theory : bool
+        Insist on the theory's assumptions: features in [0, 1]^d, a penalty, smooth layers, all clients in time.
+    """
+
+    name: Literal["fedlrgd"] = "fedlrgd"
+    rank: int = Field(8, ge=1)
+    lr: float = Field(0.1, gt=0)
+    steps: int = Field(10, ge=1)
+    tolerance: float = Field(0.0, ge=0)
+    growth: float = Field(100.0, gt=1)
+    reach: float = Field(30.0, gt=0)
+    scale: float = Field(1.0, ge=0)
+    penalty: Literal["reweighted", "exact"] = "reweighted"
+    truncation: float = Field(1e-8, ge=0, lt=1)
+    damping: float = Field(0.0, ge=0)
+    solve_at: Literal["server", "client"] = "server"
+    pipelined: bool = False
+    batch: int = Field(0, ge=0)
+    memory: int = Field(1024, ge=1)
+    theory: bool = False
+    figures: ClassVar[dict[str, str]] = {
+        "condition": "median condition number of G^(i) over the coordinates",
+        "worst_condition": "largest condition number of G^(i), inf where one is singular",
+        "truncated": "coordinates in which singular values were left out",
+        "norm": "norm of the inexact gradient where it was last computed",
+        "taken": "steps of inexact gradient descent since the start",
+        "halted": "1 where the inexact gradient had grown too much, or led too far: the descent went back and ended",
+    }
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.lr
+
+    # what is refused
+
+    def check(self, participation: Participation, known: bool = True) -> None:
+        """Refuse clients that may be missing, where the theory is insisted on."""
+        if self.theory and (participation.invite, participation.close) != ("all", "all"):
+            raise UsageError(
+                "algorithm.theory = true needs every client's sums: expected participation.invite = 'all' and "
+                f"close = 'all', got '{participation.invite}' and '{participation.close}'"
+            )
+
+    def suits(self, model: Model, header: Header) -> None:
+        """Refuse more samples than the server has, and a loss that is not strongly convex where it has to be."""
+        if header.server < self.rank:
+            near = header.server or f"data.server = {self.rank} with data.deal = false, where the data have these keys"
+            raise UsageError(
+                f"algorithm.rank: expected at most {header.server}, the training samples that the server holds, "
+                f"got {self.rank}; nearest: {near}"
+            )
+        if self.theory and model.penalty <= 0:
+            raise UsageError(
+                "algorithm.theory = true needs a strongly convex objective: expected a model with a penalty above 0; "
+                "nearest: model.name = 'glm', model.ridge = 0.01"
+            )
+
+    def _check_task(self, task: Task) -> None:
+        """Refuse a loss that draws something, more than memory may hold, and what the theory does not cover."""
+        from hpcfl.algorithms.fedlrgd import smoothness as assumptions
+        from hpcfl.algorithms.fedlrgd.reweighting import COPIES
+
+        assumptions.check_still(task, "algorithm.name = 'fedlrgd'")
+        p, bound = task.parameters, self.memory * MEGABYTE // 8
+        client = self.solve_at == "client"
+        fits = int((bound / p / 2) ** 0.5) if client else bound // p
+        if self.rank > fits or bound < 2 * COPIES * p:
+            what = "twice p r² numbers (inverses)" if client else "p r numbers (weights)"
+            needed = max(p * self.rank * (2 * self.rank if client else 1), 2 * COPIES * p) * 8
+            nearest = f"rank = {fits}" if bound >= 2 * COPIES * p and fits else f"memory = {-(-needed // MEGABYTE)}"
+            raise UsageError(
+                f"algorithm.memory = {self.memory} MB: expected room for {what} with p = {p} and "
+                f"algorithm.rank = {self.rank}, {needed / MEGABYTE:.3g} MB; nearest: {nearest}"
+            )
+        if self.theory:
+            assumptions.check_smooth(task, "algorithm.theory = true")
+            assumptions.check_unit_cube(task, _held(task), "algorithm.theory = true")
+
+    # what is exchanged
+
+    def invites(self, round: int) -> bool:
+        """Return whether this is the clients' only round."""
+        return round == (self.solve_at == "client")
+
+    def over(self, round: int) -> bool:
+        """Return whether the clients' only round is over."""
+        return round > (self.solve_at == "client")
+
+    def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
+        """Return the sums as one layer; pipelined: of each ϑ, the first last, since the last layer leaves first."""
+        if not self.pipelined:
+            return ((SUMS,),)
+        return tuple((f"{SUMS}{k}",) for k in reversed(range(self.rank)))
+
+    def layout(self, task: Task) -> Layout:
+        """Return the loss, then r·p numbers, or r times p.
+
+        Raises
+        ------
+        UsageError
+            Where the loss is random, what has to be held exceeds the bound, or the theory does not apply.
+        """
+        import torch
+
+        from hpcfl.comm.message import Block
+
+        self._check_task(task)
+        p = task.parameters
+        shape = (p,) if self.pipelined else (self.rank, p)
+        groups = [{name: Block(shape, torch.float64) for name in names} for names in reversed(self.layers(task))]
+        return ({"loss": Block((), torch.float64)}, *groups)
+
+    def start(self, task: Task) -> State:
+        """Return θ, the points ϑ, and room for what the server is to find."""
+        import torch
+
+        from hpcfl.algorithms.fedlrgd.reweighting import flat
+
+        theta, r = flat(task.initial()), self.rank
+        drawn = keyed(task.seed, "points").standard_normal((r, len(theta)))
+        state = task.initial() | {POINTS: theta + self.scale * torch.from_numpy(drawn).to(theta)}
+        if self.solve_at == "client":
+            state[INVERSE] = torch.zeros(len(theta), r, r, dtype=torch.float64, device=task.device)
+        state |= {WEIGHTS: torch.zeros(r, len(theta), dtype=torch.float64, device=task.device), BEST: theta.clone()}
+        return state | _numbers(state, **dict.fromkeys((*self.figures, "heard"), 0.0), least=inf)
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        """Send the mean gradient of its samples at each ϑ, or with `solve_at` = "client" the weights in its place."""
+        import torch
+
+        from hpcfl.algorithms.fedlrgd.reweighting import solved
+
+        task, weight = self._reweighted(task), visits.sizes(len(visits.clients))
+        found = [self._mean(task, point, visits) for point in shared[POINTS]]
+        sums = torch.stack([gradient for gradient, _ in found], 1).double()
+        if self.solve_at == "client":
+            sums = solved(shared[INVERSE], sums)
+        yield {"loss": (torch.stack([loss for _, loss in found]).mean(0), weight)}
+        if not self.pipelined:
+            yield {SUMS: (sums, weight)}
+        for k in range(self.rank if self.pipelined else 0):
+            yield {f"{SUMS}{k}": (sums[:, k], weight)}
+        return {}
+
+    def _mean(self, task: Task, point: Tensor, visits: Visits) -> tuple[Tensor, Tensor]:
+        """Return the mean gradient of each client's samples, ``[c, p]``, and their mean loss, ``[c]``."""
+        from hpcfl.algorithms.fedlrgd.reweighting import flat, shaped
+
+        at = task.spread(shaped(point, task.initial()), visits)
+        gradient = 0.0 * flat(at, 1)
+        loss, held = gradient[:, 0], gradient.new_tensor(visits.samples)
+        for batch in task.batches(visits, self.batch, epochs=1):
+            found, each = task.gradients(at, batch)
+            share = gradient.new_tensor(batch.samples()) / held
+            gradient, loss = gradient + share[:, None] * flat(found, 1), loss + share * each
+        return gradient, loss
+
+    # what the server does
+
+    def server(self, task: Task, shared: State, sums: Sums) -> State:
+        """Invert, solve for the weights, or descend: whatever is next."""
+        if sums.invited:
+            return self._weighted(task, shared, sums)
+        if float(shared["server.heard"]) > 0:
+            return self._descended(task, shared)
+        if self.solve_at == "client" and not shared[INVERSE].any():
+            return self._inverted(task, shared)
+        return shared
+
+    def _inverted(self, task: Task, shared: State) -> State:
+        """Return the state with the inverses for the clients."""
+        import torch
+
+        from hpcfl.algorithms.fedlrgd.reweighting import Seen
+
+        inverse, seen = torch.empty_like(shared[INVERSE]), []
+        for columns, found in self._stand_ins(task).inverses(shared[POINTS], *self._cut(task)):
+            inverse[columns] = found.values
+            seen.append((found.condition, found.cut))
+        return shared | {INVERSE: inverse} | _numbers(shared, **asdict(Seen.of(seen)))
+
+    def _weighted(self, task: Task, shared: State, sums: Sums) -> State:
+        """Return the state with the weights that follow from what was sent; who is missing is taken for like the rest.
+
+        Where nobody has sent anything, nothing follows, and nothing will. Arrays of r·p numbers are large: they are
+        worked on in place.
+        """
+        import torch
+
+        from hpcfl.algorithms.fedlrgd.reweighting import solved
+
+        names = [name for layer in reversed(self.layers(task)) for name in layer]
+        if not all(sums.weight(name) for name in names):
+            return shared | _numbers(shared, heard=-1.0)
+        clients, own, points = int(task.federation.train_sizes.sum()), self._stand_ins(task), shared[POINTS]
+        weights, facts = torch.empty_like(shared[WEIGHTS]), {"heard": 1.0}
+        for row, name in zip(weights.view(len(names), -1), names):
+            row.copy_(sums.mean(name).flatten())
+        weights *= clients
+        rest = own.rest(points)
+        if self.solve_at == "client":
+            weights += solved(shared[INVERSE], rest)
+        else:
+            weights += rest
+            facts |= asdict(own.solve(points, weights, *self._cut(task)))
+        weights += 1
+        weights /= clients + own.held.y.shape[1]
+        return shared | {WEIGHTS: weights} | _numbers(shared, **facts)
+
+    def _descended(self, task: Task, shared: State) -> State:
+        """Return the state some steps further down (eq. 42)."""
+        from hpcfl.algorithms.fedlrgd.reweighting import flat, shaped
+        from hpcfl.algorithms.fedlrgd.safeguard import Descent, Leash
+
+        own, like = self._stand_ins(task), task.initial()
+        apart = task.penalty - own.task.penalty
+
+        def gradient(at: Tensor) -> Tensor:
+            return own.gradient(at, shared[WEIGHTS]) + apart * at
+
+        least, taken, halted, norm = (float(shared[f"server.{name}"]) for name in ("least", "taken", "halted", "norm"))
+        theta = flat({name: shared[name] for name in like})
+        descent = Descent(theta, shared[BEST], least, int(taken), bool(halted), norm)
+        leash = Leash(self.growth, flat(like), self.reach * self.scale * task.parameters**0.5)
+        descent.go(gradient, self.steps, self.lr, self.tolerance, leash)
+        reached = {name: value.clone() for name, value in shaped(descent.theta, like).items()}
+        facts = {"least": descent.least, "norm": descent.norm, "taken": descent.taken, "halted": descent.halted}
+        return shared | reached | {BEST: descent.best} | _numbers(shared, **facts)
+
+    def _reweighted(self, task: Task) -> Task:
+        """Return the task whose gradients are re-weighted."""
+        return task.unpenalised() if self.penalty == "exact" else task
+
+    def _stand_ins(self, task: Task) -> StandIns:
+        """Return the samples of the server that stand in for all others."""
+        from hpcfl.algorithms.fedlrgd.reweighting import Bound, StandIns
+
+        shared = 1 + (self.solve_at == "client")  # inverses are held whole then
+        bound = Bound.of(self.memory * MEGABYTE // shared, task.parameters, self.rank, task.dtype.itemsize)
+        return StandIns(self._reweighted(task), _held(task), self.rank, bound)
+
+    def _cut(self, task: Task) -> tuple[float, float]:
+        """Return the threshold of singular values, relative to the largest, and the damping."""
+        import torch
+
+        return max(self.truncation, 10 * float(torch.finfo(task.dtype).eps)), self.damping
+
+    # what is said of it
+
+    def measured(self, task: Task, shared: State) -> dict[str, float]:
+        """Return the `figures`."""
+        return {name: float(shared[f"server.{name}"]) for name in self.figures}
+
+    def remarks(self, task: Task, shared: State) -> dict[str, str]:
+        """Say what the theory does not cover, where matrices are singular, and that a descent has ended early."""
+        from hpcfl.algorithms.fedlrgd.smoothness import kinks, missing_classes
+
+        found, own = {}, self._stand_ins(task)
+        if bent := kinks(task):
+            found["not-smooth"] = f"{', '.join(bent)}: the loss is not smooth in the data, the theory does not cover it"
+        if missing := missing_classes(task, own.standing):
+            found["missing-classes"] = f"none of the server's {self.rank} samples is of class {missing}: expected all"
+        if float(shared["server.heard"]) < 0:
+            found["unheard"] = "no client's sums arrived in the only round that is for them: nothing can be learnt"
+        cut, worst = (float(shared[f"server.{name}"]) for name in ("truncated", "worst_condition"))
+        if cut:
+            found["singular"] = (
+                f"the server's gradients are linearly dependent in {cut:.0f} of {task.parameters} coordinates: "
+                f"singular values below {self._cut(task)[0]:.1g} of the largest were left out "
+                f"(worst condition number {worst:.3g})"
+            )
+        if float(shared["server.halted"]):
+            found["halted"] = "the inexact gradient grew or led too far: the descent went back to where it was least"
+        return found
+
+
+def _numbers(shared: State, **values: float) -> State:
+    """Return numbers as tensors that never leave the server, float64."""
+    return {f"server.{name}": shared[WEIGHTS].new_tensor(value) for name, value in values.items()}
+
+
+def _held(task: Task) -> Batch:
+    """Return the server's samples."""
+    from hpcfl.algorithms.fedlrgd.smoothness import server_samples
+
+    return server_samples(task, "algorithm.name = 'fedlrgd'")

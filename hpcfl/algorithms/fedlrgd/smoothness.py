@@ -1,0 +1,59 @@
+"""What theories of descent ask of a problem: smoothness, features on the unit cube, samples of all classes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpcfl.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from hpcfl.learning.task import Task
+    from hpcfl.learning.visits import Batch
+
+
+def server_samples(task: Task, who: str) -> Batch:
+    """Return the server's training samples, ``[1, n, …]``; UsageError where it has none."""
+    found = task.server_batch()
+    if found is None:
+        raise UsageError(f"{who} needs samples at the server: expected data.server above 0")
+    return found
+
+
+def kinks(task: Task) -> list[str]:
+    """Return the kinds of modules that are continuous but not smooth."""
+    return sorted({kind for stage in task.stages for kind in stage.kinks})
+
+
+def missing_classes(task: Task, samples: Batch) -> list[int]:
+    """Return the classes of which there is no sample; none where labels are targets."""
+    if samples.y.is_floating_point():
+        return []
+    return sorted(set(range(task.federation.classes)) - set(samples.y.flatten().tolist()))
+
+
+def check_still(task: Task, who: str) -> None:
+    """Raise UsageError where the loss draws something: dropout, or images that are cropped at random."""
+    drawing = [stage.name for stage in task.stages if stage.draws]
+    if drawing or task.federation.augment is not None:
+        what = f"dropout in {', '.join(drawing)}" if drawing else "data.augment = true"
+        raise UsageError(f"{who} needs a loss that draws nothing, but there is {what}")
+
+
+def check_smooth(task: Task, who: str) -> None:
+    """Raise UsageError where a module is not smooth."""
+    if found := kinks(task):
+        raise UsageError(f"{who} needs a loss that is smooth in the data, but there is {found[0]}")
+
+
+def check_unit_cube(task: Task, samples: Batch, who: str) -> None:
+    """Raise UsageError where features of a client's training samples, or of the server's, are outside [0, 1]^d."""
+    clients = range(task.federation.clients)
+    parts = {f"client {client}": task.federation.client(client).train_features for client in clients}
+    parts["the server"] = samples.x.numpy(force=True)
+    for whose, x in parts.items():
+        least, most = float(x.min()), float(x.max())
+        if least < 0 or most > 1:
+            raise UsageError(
+                f"{who} needs features in [0, 1]^d, but those of {whose} reach from {least:.3g} to {most:.3g}; "
+                "nearest: data scaled to [0, 1], as data.scale = 'unit' does, or data.name = 'reduced' or 'unit_cube'"
+            )

@@ -1,0 +1,188 @@
+"""FLIC's anchors ``μ_c = N(v_c, L_c L_cᵀ)``: who holds which, how far samples are from them, samples of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpcfl.base.rng import keyed
+from hpcfl.base.types import Ints
+from hpcfl.comm.message import State
+from hpcfl.learning.task import Task
+from hpcfl.learning.visits import Batch
+from hpcfl.math.gaussian import bures_factor_squared, moments
+from hpcfl.models.modules.layers import Place
+
+MEANS, FACTORS = "anchor.means", "anchor.factors"
+"""Names of v ``[C, k]`` and L ``[C, k, k]`` in the shared state."""
+
+Distance = Literal["closed", "samples"]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Samples of anchors: points ``[c, s, k]``, the anchor of each ``[c, s]``, its weight in the loss ``[c, s]``."""
+
+    points: Tensor
+    anchors: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """Anchors of classes, or of groups of classes, as the clients of a chunk see them.
+
+    Attributes
+    ----------
+    slots : int64 [c, h]
+        The anchors that each client holds samples of, Y_i; −1 where it has fewer than others.
+    groups : int64 [classes]
+        The anchor of each class.
+    dimension : int
+        k.
+    scale : float
+        s of fixed covariances ``s² I``, where no factors are given.
+    distance : {"closed", "samples"}
+        W2² to the anchor, or to as many samples of it as the batch has of the class.
+    ddof : int
+        Of the empirical covariance: 0 or 1.
+    """
+
+    slots: Tensor
+    groups: Tensor
+    dimension: int
+    scale: float = 1.0
+    distance: Distance = "closed"
+    ddof: int = 0
+
+    @cached_property
+    def real(self) -> Tensor:
+        """Whether a slot has an anchor, bool ``[c, h]``."""
+        return self.slots >= 0
+
+    def of(self, rows: Tensor) -> Anchors:
+        """Return them as some of the clients see them."""
+        return replace(self, slots=self.slots[rows])
+
+    def apart(self, params: State, z: Tensor, batch: Batch) -> Tensor:
+        """Return ``Σ_c W2²(μ_c, ν̂_c)`` over the classes in the batch, ``[c]``.
+
+        Parameters
+        ----------
+        z : Tensor [c, B, k]
+            The embedded samples.
+        """
+        points, mask = gathered(z, self.groups[batch.y], batch.valid, self.slots)
+        found = moments(points, mask)
+        means, factor = self._of(params[MEANS]), self._factors(params)
+        if self.distance == "samples":
+            means, factor = self._sampled(means, factor, mask, batch.place)
+        covariance = bures_factor_squared(factor, found.centred, found.count, self.ddof)
+        each = (means - found.mean).square().sum(-1) + covariance
+        return torch.where(found.count > 0, each, 0.0).sum(1)
+
+    def drawn(self, params: State, place: Place, count: int) -> Drawn:
+        """Return `count` samples of each anchor that a client holds, ``Z = v + L ξ``."""
+        noise = self._noise(place, [count] * len(self.slots))
+        means, factor = self._of(params[MEANS]), self._factors(params)
+        points = means.unsqueeze(2) + _times(noise, factor)
+        labels = self.slots.clamp(min=0).unsqueeze(2).expand(noise.shape[:3])
+        weights = (self.real.to(points.dtype) / count).unsqueeze(2).expand(noise.shape[:3])
+        return Drawn(points.flatten(1, 2), labels.flatten(1), weights.flatten(1))
+
+    def misread(self, outputs: Tensor, drawn: Drawn) -> Tensor:
+        """Return ``Σ_c 1/J Σ_j ℓ(c, g(Z))``, ``[c]``, from ``outputs [c, s, classes]``; ℓ of a group's probability."""
+        chances = F.log_softmax(outputs, -1)
+        inside = self.groups == drawn.anchors.unsqueeze(-1)
+        # the chance of a group of one class is that class's, to the last bit
+        each = torch.logsumexp(chances.masked_fill(~inside, -torch.inf), -1)
+        return -(each * drawn.weights).sum(1)
+
+    def _of(self, values: Tensor) -> Tensor:
+        """Return the rows of ``[c, C, …]`` that the slots name, ``[c, h, …]``."""
+        rows = torch.arange(len(self.slots), device=values.device)[:, None]
+        return values[rows, self.slots.clamp(min=0)]
+
+    def _factors(self, params: State) -> Tensor | float:
+        return self._of(params[FACTORS]) if FACTORS in params else self.scale
+
+    def _noise(self, place: Place, counts: list[int], purpose: str = "draws of anchors") -> Tensor:
+        """Return standard normal numbers ``[c, h, n, k]``, a function of seed, round, client and step.
+
+        Each client has as many as it needs, whoever else is in the chunk; the rest is zero.
+        """
+        seed, round_, clients, step = place
+        found = np.zeros((*self.slots.shape, max(counts), self.dimension), dtype=np.float32)
+        for row, client, slots, count in zip(found, clients, self.real.sum(1).tolist(), counts):
+            shape = slots, count, self.dimension
+            row[:slots, :count] = keyed(seed, purpose, round_, client, step).standard_normal(shape, dtype="float32")
+        return torch.from_numpy(found).to(self.slots.device)
+
+    def _sampled(self, means: Tensor, factor: Tensor | float, mask: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        """Return mean and factor of the moments of as many samples as `mask` ``[c, h, n]`` has rows."""
+        counts = mask.sum(-1).amax(-1).tolist()
+        noise = _times(self._noise(place, counts, "samples of anchors"), factor)
+        found = moments(noise, mask)
+        spread = (found.count - self.ddof).clamp(min=1).rsqrt()[..., None, None].to(noise.dtype)
+        return means + found.mean, (found.centred * spread).mT
+
+
+def held(task: Task, clients: Ints, groups: Tensor) -> Tensor:
+    """Return the anchors of the clients' training labels, ascending, −1 where one has fewer, int64 ``[c, h]``."""
+    own = [torch.unique(groups[task.labels(int(client))]) for client in clients]
+    return torch.nn.utils.rnn.pad_sequence(own, batch_first=True, padding_value=-1)
+
+
+def gathered(z: Tensor, groups: Tensor, valid: Tensor | None, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the samples of each slot's anchor one after the other, ``[c, h, n, k]``, and which rows are real.
+
+    A nuclear norm costs the cube of the number of rows: the other classes' are left out, not masked.
+
+    Parameters
+    ----------
+    z : Tensor [c, B, k]
+    groups : int64 [c, B]
+        The anchor of each sample.
+    valid : bool [c, B], optional
+        Which samples are real; None: all.
+    slots : int64 [c, h]
+    """
+    mask = groups.unsqueeze(1) == slots.unsqueeze(2)
+    if valid is not None:
+        mask = mask & valid.unsqueeze(1)
+    most = max(1, int(mask.sum(-1).max()))
+    rows = mask.to(torch.uint8).sort(dim=-1, descending=True, stable=True).indices[..., :most]
+    clients = torch.arange(len(z), device=z.device)[:, None, None]
+    return z[clients, rows], mask.gather(-1, rows)
+
+
+def _times(noise: Tensor, factor: Tensor | float) -> Tensor:
+    """Return ``L ξ`` for rows ξ."""
+    return noise @ factor.mT if isinstance(factor, Tensor) else noise * factor
+
+
+def changes(params: State, served: State, weight: Tensor, holders: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return what clients send of their anchors: the changes of means and factors, anchor by anchor.
+
+    Parameters
+    ----------
+    params : State
+        Means ``[c, C, k]``, factors ``[c, C, k, k]`` if there are any.
+    served : State
+        Those before, without the client axis.
+    weight : float64 [c]
+    holders : bool [c, C], optional
+        Whose change of an anchor counts; None: everybody's.
+    """
+    message = {}
+    for kind in (MEANS, FACTORS):
+        for number in range(len(served[kind]) if kind in served else 0):
+            own = weight if holders is None else weight * holders[:, number]
+            message[f"{kind}.{number}"] = params[kind][:, number] - served[kind][number], own
+    return message

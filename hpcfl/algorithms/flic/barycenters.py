@@ -1,0 +1,145 @@
+"""The clients' anchors reduced to Wasserstein barycenters, by further sums over the messages that counted.
+
+``S ← S^{-½} (Σ_i w_i (S^½ Σ_i S^½)^½)² S^{-½}`` from the weighted mean of the Σ_i on. A visit answers for the anchors
+that it has changed: one eigendecomposition each per iteration. For all others, which are as they were served, whoever
+asks answers once. Products travel as triangles: they are symmetric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from hpcfl.algorithms.flic.anchors import FACTORS
+from hpcfl.comm.message import Block, Layout, Message, State, Sums
+from hpcfl.math.barycenter import change, fixed_point, pulled, rooted
+from hpcfl.math.psd import each, root, symmetric
+
+ROOT, SINCE, COUNTED = "root", "change", "counted"
+"""S^½ and its last change, in a question; the weights of all that counted, in an answer."""
+
+
+def blocks(count: int, dimension: int) -> Layout:
+    """Return the blocks of one further sum: a triangle per anchor, weights, and what tells when to stop."""
+    triangle = Block((dimension * (dimension + 1) // 2,), torch.float64)
+    numbers = Block((count,), torch.float64)
+    return ({sent(number): triangle for number in range(count)} | {SINCE: numbers, COUNTED: numbers},)
+
+
+def sent(number: int) -> str:
+    """Return the name of the block of an anchor's factor."""
+    return f"{FACTORS}.{number}"
+
+
+def asking(factors: Tensor, tolerance: float, iterations: int) -> Generator[State, Sums, State]:
+    """Ask for the barycenters of the anchors.
+
+    All ranks must stop alike, and what they compute may differ in the last bit between processors: so the change that
+    tells when to stop is summed up too, one iteration later.
+
+    Parameters
+    ----------
+    factors : Tensor [C, k, k]
+        L as it was served.
+
+    Returns
+    -------
+    State
+        ``factors`` [C, k, k], symmetric roots; ``iterations`` [C]; ``changed`` bool [C], whether any visit has
+        changed the anchor: only then its factor means anything.
+    """
+    served = _covariance(factors)
+    since = torch.full((len(factors),), max(1.0, 2 * tolerance), dtype=torch.float64)
+    question = {FACTORS: factors, SINCE: since, ROOT: torch.zeros(0, dtype=torch.float64)}
+    first = yield question
+    counted, changed = first.total(COUNTED), _weights(first, len(factors))
+    going, taken = changed > 0, torch.zeros(len(factors), dtype=torch.int64)
+    now = _mean(first, counted, changed, served)
+    roots, inverses = torch.zeros_like(now), torch.zeros_like(now)
+    for _ in range(iterations if bool(going.any()) else 0):
+        roots[going], inverses[going] = rooted(now[going])
+        sums = yield question | {SINCE: since, ROOT: torch.where(going[:, None, None], roots, 0.0)}
+        going = going & (sums.mean(SINCE) > tolerance)
+        if not going.any():
+            break
+        rest = _pulled(roots, served, going & (counted > changed))
+        before, now = now, now.clone()
+        now[going] = fixed_point(inverses[going], _mean(sums, counted, changed, rest)[going])
+        since, taken = change(before, now), taken + going
+    if going.any():
+        roots[going] = root(now[going])
+    return {"factors": roots, "iterations": taken, "changed": changed > 0}
+
+
+def answered(question: State, message: Message) -> Message:
+    """Return what some visits' factors add: their covariances first, then ``(S^½ Σ_i S^½)^½``.
+
+    Parameters
+    ----------
+    message : Message
+        The changes ``L_i − L``, ``(value [c, k, k], weight [c])`` per anchor.
+    """
+    factors, roots = question[FACTORS], question[ROOT]
+    rows, answer = len(message[sent(0)][1]), {}
+    for number, factor in enumerate(factors):
+        value, weight = message[sent(number)]
+        moved = (value != 0).flatten(1).any(1).cpu()
+        if len(roots):
+            moved = moved & bool(roots[number].any())
+        triangles = value.new_zeros(rows, len(factor) * (len(factor) + 1) // 2, dtype=torch.float64)
+        for row in torch.nonzero(moved).flatten().tolist():
+            own = _covariance(factor + value[row])
+            triangles[row] = _triangle(pulled(roots[number], own) if len(roots) else own)
+        answer[sent(number)] = triangles, weight * moved
+    ones = torch.ones(rows, dtype=torch.float64)
+    weights = torch.stack([message[sent(number)][1] for number in range(len(factors))], 1)
+    return answer | {SINCE: (question[SINCE].expand(rows, -1), ones), COUNTED: (weights, ones)}
+
+
+def _covariance(factor: Tensor) -> Tensor:
+    """Return ``L Lᵀ``, float64."""
+    return each(lambda own: (symmetric(own @ own.mT),), factor)[0]
+
+
+def _weights(sums: Sums, count: int) -> Tensor:
+    return torch.tensor([sums.weight(sent(number)) for number in range(count)], dtype=torch.float64)
+
+
+def _mean(sums: Sums, counted: Tensor, changed: Tensor, rest: Tensor) -> Tensor:
+    """Return the mean over all that counted: of the visits that changed an anchor as summed, of the others `rest`."""
+    size = rest.shape[-1]
+    total = torch.stack([_whole(sums.total(sent(number)), size) for number in range(len(rest))])
+    whole = total + (counted - changed)[:, None, None] * rest
+    return whole / torch.where(counted > 0, counted, 1.0)[:, None, None]
+
+
+def _pulled(roots: Tensor, served: Tensor, picked: Tensor) -> Tensor:
+    """Return the visits' part of an iteration where they return the anchors as served; of those picked only."""
+    found = torch.zeros_like(served)
+    if picked.any():
+        found[picked] = pulled(roots[picked], served[picked])
+    return found
+
+
+@cache
+def _lower(size: int) -> Tensor:
+    """Return rows and columns of the entries of a lower triangle, int64 ``[2, k (k + 1) / 2]``."""
+    return torch.tril_indices(size, size)
+
+
+def _triangle(matrix: Tensor) -> Tensor:
+    """Return the lower triangle of a symmetric matrix ``[k, k]``, flat."""
+    rows, columns = _lower(len(matrix))
+    return matrix[rows, columns]
+
+
+def _whole(triangle: Tensor, size: int) -> Tensor:
+    """Return the symmetric matrix of a triangle."""
+    rows, columns = _lower(size)
+    matrix = triangle.new_zeros(size, size)
+    matrix[rows, columns] = triangle
+    matrix[columns, rows] = triangle
+    return matrix

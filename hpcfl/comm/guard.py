@@ -1,0 +1,201 @@
+"""Guarding the shared state: messages that are not finite, or far too large, count for nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hpcfl.base.section import Section
+from hpcfl.base.types import Floats, Ints
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.comm.message import Layout, Message, State
+
+    Part = tuple[str, Tensor, Tensor]
+    """A block as it is sent: name, value and weight."""
+
+WINDOW = 10  # rounds whose accepted messages say what a usual norm is
+GROWTH = 1e3  # in one round no norm of a state that still learns rises so; networks of ReLUs die before they overflow
+METRIC = "loss"  # the block that is no part of a message's norm, and the last to name where others are not finite too
+NOT_FINITE, TOO_LARGE = 1, 2
+REASONS = {NOT_FINITE: "is not finite", TOO_LARGE: "has a norm beyond guard.max_norm"}
+NOBODY = -1
+
+
+class Guard(Section):
+    """The ``[guard]`` section: which messages count for nothing, and when that ends the run.
+
+    What is not finite, or so large that its square is not, never counts: of methods that send layers one by one the
+    layer and all below it, else the whole visit. The client's personal state does not advance then, and nobody takes
+    its place in the round.
+
+    Attributes
+    ----------
+    max_norm : float
+        What is larger than so many times the median Euclidean norm of the messages that were accepted in the last 10
+        rounds (of this layer, where layers are sent one by one) does not count either. By default all sizes do.
+    most : float
+        A round in which more than this share of the visits that arrived was rejected ends the run: it has diverged.
+    """
+
+    max_norm: float | None = Field(None, gt=0)
+    most: float = Field(0.5, ge=0, le=1)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """What of a visit was rejected.
+
+    Attributes
+    ----------
+    depth : int
+        The first layer that counts nevertheless, L + 1 for none.
+    group : int
+        The number of the group by which it was rejected.
+    reason : int
+        `NOT_FINITE` or `TOO_LARGE`.
+    """
+
+    depth: int
+    group: int
+    reason: int
+
+
+class Norms:
+    """Norms of the messages that were accepted in the last rounds: of each visit's layers, or of each whole visit.
+
+    Parameters
+    ----------
+    rounds : iterable of float64 [visits, units]
+        0 for layers that did not count; the newest last.
+    """
+
+    def __init__(self, rounds: Iterable[Floats] = ()) -> None:
+        self.rounds: deque[Floats] = deque(rounds, maxlen=WINDOW)
+
+    def limits(self, factor: float, units: int) -> Floats:
+        """Return `factor` times the median of each unit, float64 [units]; inf where nothing is known yet."""
+        known = np.concatenate([np.empty((0, units)), *self.rounds]).T
+        return np.array([factor * np.median(own[own > 0]) if own.any() else np.inf for own in known])
+
+    def saw(self, table: Floats) -> None:
+        """Take note of a round's norms, [clients, units]; clients whose messages did not count have zeros."""
+        if table.size:
+            self.rounds.append(table[table.any(1)])
+
+    def saved(self) -> dict[str, Floats | Ints]:
+        """Return what `restored` takes, for a checkpoint; nothing where there is nothing to remember."""
+        if not self.rounds:
+            return {}
+        return {"norms": np.concatenate(self.rounds), "norm_counts": np.array([len(each) for each in self.rounds])}
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, NDArray[Any]]) -> Norms:
+        """Return what had been `saved`."""
+        return cls(np.split(saved["norms"], np.cumsum(saved["norm_counts"])[:-1])) if saved else cls()
+
+
+class Sieve:
+    """Takes out of some visits' messages what must not count, before it is summed.
+
+    Parameters
+    ----------
+    rows : int
+        Visits of the chunk.
+    whole : bool
+        Whether a visit counts as a whole or not at all; else each group of the layout is judged by itself.
+    limits : float64 [units], optional
+        The largest norms: of each group of the layout, or of the whole visit. None: any finite norm will do.
+
+    Attributes
+    ----------
+    first : int64 [rows]
+        The number of the group by which a visit was rejected; `NOBODY`: it was not.
+    reason : int64 [rows]
+        `NOT_FINITE`, `TOO_LARGE`, or 0.
+    norms : float64 [rows, units]
+        Those of what was accepted; 0 elsewhere.
+    """
+
+    def __init__(self, rows: int, layout: Layout, whole: bool, limits: Floats | None = None) -> None:
+        self.group = {name: number for number, blocks in enumerate(layout) for name in blocks}
+        self.whole, self.limits = whole, limits
+        self.first: Ints = np.full(rows, NOBODY)
+        self.reason: Ints = np.zeros(rows, dtype=np.int64)
+        self.norms: Floats = np.zeros((rows, 0 if limits is None else len(limits)))
+
+    def through(self, work: Generator[Message, None, State]) -> Generator[Message, None, State]:
+        """Yield what `work` yields, what was rejected being 0 with weight 0; return what it returns.
+
+        What counts together is held until all of it is there.
+        """
+        held: list[Part] = []
+        while True:
+            try:
+                message = next(work)
+            except StopIteration as end:
+                yield from self._passed(held)
+                state: State = end.value
+                return state
+            for name, (value, weight) in message.items():
+                if held and self._unit(name) != self._unit(held[0][0]):
+                    yield from self._passed(held)
+                    held = []
+                held.append((name, value, weight))
+
+    def _unit(self, name: str) -> int:
+        return 0 if self.whole else self.group[name]
+
+    def _passed(self, held: Sequence[Part]) -> Generator[Message, None, None]:
+        if held:
+            self.judge(held)
+        for name, value, weight in held:
+            bad = self.first[: len(weight)] != NOBODY
+            yield {name: without(value, weight, bad) if bad.any() else (value, weight)}
+
+    def judge(self, held: Sequence[Part]) -> None:
+        """Judge what counts together: blocks of one group, or of the whole visit."""
+        unit, rows = self._unit(held[0][0]), max(len(weight) for _, _, weight in held)
+        squares = np.zeros(rows)
+        for name, value, weight in sorted(held, key=lambda part: part[0] == METRIC):
+            sizes = norms(value, len(weight))
+            self._reject(~np.isfinite(sizes), self.group[name], NOT_FINITE)
+            if name != METRIC:
+                squares[: len(sizes)] += sizes**2
+        if self.limits is not None:
+            self._reject(np.sqrt(squares) > self.limits[unit], self.group[held[-1][0]], TOO_LARGE)
+            good = np.flatnonzero(self.first[:rows] == NOBODY)
+            self.norms[good, unit] = np.sqrt(squares[good])
+
+    def _reject(self, which: NDArray[np.bool_], group: int, reason: int) -> None:
+        rows = np.flatnonzero(which & (self.first[: len(which)] == NOBODY))
+        self.first[rows], self.reason[rows] = group, reason
+
+
+def norms(value: Tensor, rows: int = 1) -> Floats:
+    """Return the Euclidean norm of each of so many rows, float64 [rows]: finite where the row is.
+
+    In the tensor's own precision, in which its square overflows beyond 1.8e19 (float32): such numbers are no more use
+    than infinite ones, since gradients are products of them.
+    """
+    import torch
+
+    sizes = torch.linalg.vector_norm(value.detach().reshape(rows, -1), dim=1)
+    found: Floats = sizes.cpu().numpy().astype(np.float64)
+    return found
+
+
+def without(value: Tensor, weight: Tensor, bad: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
+    """Return copies in which the `bad` rows are 0 and have weight 0."""
+    value, weight = value.detach().clone(), weight.clone()
+    for row in np.flatnonzero(bad):
+        value[row], weight[row] = 0, 0
+    return value, weight

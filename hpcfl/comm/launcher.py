@@ -1,0 +1,226 @@
+"""What started this process and as how many ranks: wrong launches are told apart before a run begins."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import socket
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from hpcfl.base.errors import Elsewhere, RunError, UsageError
+from hpcfl.comm import mpi_settings
+
+Environ = Mapping[str, str]
+
+OPENMPI, HYDRA = "Open MPI's mpiexec", "MPICH's mpiexec"
+CONNECTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK")  # a launcher that MPI can talk to
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")  # last: hydra's are proxies
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+PATIENCE = 5.0  # seconds: launchers kill all when the first process leaves, so the one that speaks must be the first
+
+
+def launched() -> bool:
+    """Return whether an MPI launcher started this process (Open MPI, MPICH/hydra, or srun with a PMI)."""
+    return _connected(os.environ)
+
+
+def world() -> Any:
+    """Return the world communicator where a launcher started this process, else None: MPI is not imported then.
+
+    Raises
+    ------
+    UsageError
+        If the launch is wrong, on the first process; `Elsewhere` on the others.
+    RunError
+        If MPI cannot be loaded.
+    """
+    comm, wrong = judged()
+    if wrong:
+        refuse(wrong)
+    return comm
+
+
+def judged() -> tuple[Any, str]:
+    """Return the world communicator or None, and one line on what is wrong with the launch, empty where all is well.
+
+    MPI is asked for its name before it starts: an MPICH under a foreign launcher ends the process while starting.
+    """
+    if not launched():
+        return None, separate(os.environ)
+    MPI = _loaded()
+    text = str(MPI.Get_library_version())
+    if not MPI.Is_initialized():
+        if wrong := foreign(os.environ, text):
+            return None, wrong
+        with warnings.catch_warnings():  # mpi4py's own guess at a wrong launch
+            warnings.simplefilter("ignore", RuntimeWarning)
+            MPI.Init_thread()
+    return MPI.COMM_WORLD, scattered(os.environ, MPI.COMM_WORLD.Get_size(), text)
+
+
+def refuse(wrong: str) -> None:
+    """End a wrong launch: its processes know nothing of each other, the first speaks and the others stay silent.
+
+    Raises
+    ------
+    UsageError, Elsewhere
+    """
+    if position(os.environ) > 0:
+        time.sleep(PATIENCE)
+        raise Elsewhere(2)
+    error = UsageError(wrong)
+    error.settled = True
+    raise error
+
+
+def position(environ: Environ) -> int:
+    """Return the number that the launcher gave this process; 0 without one."""
+    return next((_count(environ, key) for key in RANKS if key in environ), 0)
+
+
+def separate(environ: Environ) -> str:
+    """Return what is wrong where no PMI is offered: Slurm's tasks would each be a job of its own."""
+    tasks = _count(environ, "SLURM_STEP_NUM_TASKS")
+    if _connected(environ) or tasks < 2:
+        return ""
+    return (
+        f"srun started {tasks} tasks without a PMI, so MPI would make {tasks} worlds of 1 rank, not one of {tasks}; "
+        "start with srun --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI), or separate runs with srun -n 1 each"
+    )
+
+
+def foreign(environ: Environ, text: str) -> str:
+    """Return what is wrong where the MPI of this version text cannot start under the launcher at all."""
+    if launcher(environ) != OPENMPI or family(text) != "MPICH" or "PMI_RANK" in environ:
+        return ""
+    if not text.startswith("MPICH") or "pmix" in text.lower():  # built to talk to Open MPI's launcher
+        return ""
+    return f"started by {OPENMPI}, but mpi4py loaded {library(text)}; {remedy(environ, text)}"
+
+
+def scattered(environ: Environ, size: int, text: str) -> str:
+    """Return what is wrong where the launcher started several processes and MPI's world has one rank."""
+    started = next((_count(environ, key) for key in SIZES if key in environ), 1)
+    if size > 1 or started < 2:
+        return ""
+    return (
+        f"{launcher(environ)} started {started} processes, but {library(text)}, which mpi4py loaded, made "
+        f"{started} worlds of 1 rank, not one of {started}; {remedy(environ, text)}"
+    )
+
+
+def mismatch(environ: Environ, text: str) -> str:
+    """Return one line if the launcher and the loaded MPI are of two families, even where one rank works."""
+    theirs = {OPENMPI: "Open MPI", HYDRA: "MPICH"}.get(launcher(environ))
+    if theirs is None or family(text) in ("", theirs):
+        return ""
+    return f"started by {launcher(environ)}, but mpi4py loaded {library(text)}; {remedy(environ, text)}"
+
+
+def remedy(environ: Environ, text: str) -> str:
+    """Return what to start with for the loaded MPI, or which MPI to load for the launcher."""
+    by, own = launcher(environ), family(text)
+    if by == "srun":
+        kind = {"Open MPI": "pmix", "MPICH": "pmi2"}.get(own, "pmi2 or pmix")
+        return f"start with srun --mpi={kind}, or with the mpiexec of {own or 'that MPI'} in the batch script"
+    if by == OPENMPI and own != "Open MPI":
+        folder = environ.get("OMPI_LIBDIR_LOC", "<prefix>/lib")
+        return f"start with the mpiexec of {own or 'that MPI'}, or set MPI4PY_LIBMPI={folder}/libmpi.so.40"
+    if by == HYDRA and own != "MPICH":
+        return f"start with the mpiexec of {own or 'that MPI'}, or set MPI4PY_LIBMPI=<prefix>/lib/libmpi.so.12"
+    return "start with the mpiexec of the same installation, or set MPI4PY_LIBMPI to that mpiexec's libmpi"
+
+
+def launcher(environ: Environ) -> str:
+    """Return who started this process, empty for nobody. Inside a batch job, mpiexec goes before Slurm."""
+    if "OMPI_COMM_WORLD_SIZE" in environ:
+        return OPENMPI
+    if "MPI_LOCALNRANKS" in environ or "HYDI_CONTROL_FD" in environ:
+        return HYDRA
+    if "SLURM_STEP_NUM_TASKS" in environ and (_connected(environ) or _count(environ, "SLURM_STEP_NUM_TASKS") > 1):
+        return "srun"
+    return "a launcher with PMI" if _connected(environ) else ""
+
+
+def family(text: str) -> str:
+    """Return ``"Open MPI"`` or ``"MPICH"`` (with what descends from it) for a library's version text, else empty."""
+    if "Open MPI" in text:
+        return "Open MPI"
+    return "MPICH" if re.search(r"MPICH|MVAPICH|Intel\(R\) MPI", text) else ""
+
+
+def library(text: str) -> str:
+    """Return name and number of a library's version text, shortly."""
+    if found := re.match(r"Open MPI v([\w.]+)|MPICH Version:\s*([\w.]+)", text):
+        return f"Open MPI {found[1]}" if found[1] else f"MPICH {found[2]}"
+    return " ".join(text.split("\n")[0].split())[:60]
+
+
+def has_ulfm(comm: Any) -> bool:
+    """Return whether a dead rank is reported to the others instead of ending the job.
+
+    Open MPI has the calls in any case, and they answer; only ``mpiexec --with-ft ulfm`` switches the reports on and
+    keeps the launcher from killing the rest. MPICH has nothing.
+    """
+    if comm is None:
+        return False
+    found = re.match(r"Open MPI v(\d+)", _loaded().Get_library_version())
+    switched = mpi_settings.ulfm_asked(os.environ)
+    return found is not None and int(found[1]) >= 5 and switched
+
+
+def has_cuda(comm: Any) -> bool | None:
+    """Return whether MPI takes buffers in GPU memory, as it says itself; None where it cannot be asked."""
+    if comm is None:
+        return False
+    try:
+        return bool(ctypes.CDLL(_loaded().__file__).MPIX_Query_cuda_support())
+    except (OSError, AttributeError):
+        return None
+
+
+def local(comm: Any) -> tuple[int, int]:
+    """Return this rank's number among the ranks of its host, and how many these are.
+
+    By host name: under ``srun --mpi=pmix`` Open MPI's shared-memory communicator holds a single rank.
+    """
+    if comm is None:
+        return 0, 1
+    from hpcfl.comm.mpi import names
+
+    hosts, rank = names(comm, socket.gethostname()), comm.Get_rank()
+    return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
+
+
+def _connected(environ: Environ) -> bool:
+    return any(key in environ for key in CONNECTED)
+
+
+def _count(environ: Environ, key: str) -> int:
+    text = environ.get(key, "")
+    return int(text) if text.isdigit() else 0
+
+
+def _loaded() -> Any:
+    """Return MPI, not yet started if nobody has imported it before.
+
+    Raises
+    ------
+    RunError
+        If it cannot be loaded.
+    """
+    mpi_settings.prefer(os.environ)
+    try:
+        import mpi4py
+
+        mpi4py.rc(initialize=False, finalize=True)
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RunError(
+            f"started by an MPI launcher, but MPI cannot be loaded: {' '.join(str(error).split())}"
+        ) from None
+    return MPI

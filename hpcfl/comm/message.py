@@ -1,0 +1,205 @@
+"""Messages: masked weighted sums of named blocks, formed so that the order of summation cannot matter.
+
+A visit's message is ``{block: (value, weight)}``; a missing block has weight zero. The server gets, per block,
+``Σ weight·value`` and ``Σ weight``.
+
+Addition of floating-point numbers is not associative, so a sum over ranks depends on who holds what. Here every
+partial sum (float64, formed within one chunk, always the same chunk) is split on fixed grids: multiples of 2^-12,
+then of 2^-46, then of 2^-80. Sums of such multiples are exact while the totals stay below 2^41 (2^7, 2^-27 for
+the second and third grid: room for 2^20 chunks), and exact sums have no order. float32 blocks use two grids,
+float64 blocks three. The pre-rounding idea is that of Demmel & Nguyen (2013), with grids fixed in advance so
+that no extra reduction is needed. Beyond those ranges (a run that diverges) sums are still sums, but no longer
+the same to the bit on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfl.base.types import Floats
+from hpcfl.comm.pool import Shelf
+
+State = dict[str, Tensor]
+"""Named tensors: the server's shared state, or a chunk's personal state with a leading client axis."""
+
+Message = Mapping[str, tuple[Tensor, Tensor]]
+"""What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
+
+GRIDS = (2.0**12, 2.0**46, 2.0**80)
+ROUNDER = 1.5 * 2.0**52
+SHELF = Shelf()
+PIECE = 65_536  # entries that are worked on at a time: they stay in the caches
+
+
+@dataclass(frozen=True)
+class Block:
+    """Shape and type of one block, known to every rank before anything is sent."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def slabs(self) -> int:
+        """How many grids a sum of this block needs."""
+        return 2 if self.dtype == torch.float32 else 3
+
+    @property
+    def bytes(self) -> int:
+        """Size of one visit's value on the wire, in bytes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+Layout = tuple[dict[str, Block], ...]
+"""The groups of blocks that leave together, in the order in which they leave."""
+
+
+def deposit(total: Floats, slabs: Floats, scratch: Floats) -> None:
+    """Add `total` to the slabs, split into multiples of the grids; `total` is used up.
+
+    Parameters
+    ----------
+    total : float64 [n]
+    slabs : float64 [2 or 3, n]
+        Changed in place.
+    scratch : float64 [at least n]
+        Room to work in: fresh memory for every message cost more than the arithmetic.
+    """
+    part = scratch[: len(total)]
+    for grid, slab in zip(GRIDS, slabs):
+        # adding and subtracting 1.5 * 2^52 grid steps rounds to a multiple of the step
+        np.add(total, ROUNDER / grid, out=part)
+        part -= ROUNDER / grid
+        slab += part
+        total -= part
+
+
+class Sums(ABC):
+    """Weighted sums of blocks over the visits that counted: what the server's step is given.
+
+    Attributes
+    ----------
+    invited : int
+        Visits invited to the round.
+    missing : float64 [L]
+        Chance that nobody's layer l counts, as the speed model has it.
+    found : State
+        What further sums over the messages that counted have led to (`hpcfl.engine.iterated`).
+    """
+
+    def __init__(self, layout: Layout, invited: int = 0, missing: Floats | None = None) -> None:
+        self.layout = layout
+        self.invited = invited
+        self.missing = np.zeros(0) if missing is None else missing
+        self.found: State = {}
+
+    @abstractmethod
+    def total(self, name: str) -> Tensor:
+        """Return ``Σ weight·value``, float64, of the block's shape."""
+
+    @abstractmethod
+    def weight(self, name: str) -> float:
+        """Return ``Σ weight``."""
+
+    def mean(self, name: str) -> Tensor:
+        """Return the weighted mean, float64; zero where nothing was sent."""
+        return self.over(name, self.weight(name))
+
+    def over(self, name: str, denominator: float) -> Tensor:
+        """Return ``Σ weight·value / denominator``, float64; zero where nothing was sent."""
+        total = self.total(name)
+        return total.div_(denominator) if self.weight(name) else total.zero_()
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for group in self.layout for name in group)
+
+    def __contains__(self, name: str) -> bool:
+        return any(name in group for group in self.layout)
+
+
+class Deposits(Sums):
+    """Sums that grow message by message, exactly."""
+
+    def __init__(self, layout: Layout, invited: int = 0, missing: Floats | None = None) -> None:
+        super().__init__(layout, invited, missing)
+        self.buffers = [_Buffer(group) for group in layout]
+        self._place = {name: buffer for buffer in self.buffers for name in buffer.blocks}
+
+    def add(self, message: Message) -> None:
+        """Add the rows of one chunk."""
+        for name, (value, weight) in message.items():
+            self._place[name].add(name, value, weight)
+
+    def deposit(self, name: str, total: Floats, weight: float) -> None:
+        """Add a sum that is already formed, float64 [n], which is used up."""
+        self._place[name].deposit(name, total, weight)
+
+    def slabs(self, name: str) -> Floats:
+        """Return a block's sums on the grids, a view, float64 [2 or 3, n]."""
+        return self._place[name].slabs(name)
+
+    def total(self, name: str) -> Tensor:
+        """Return ``Σ weight·value``, float64, of the block's shape."""
+        return self._place[name].total(name)
+
+    def weight(self, name: str) -> float:
+        """Return ``Σ weight``."""
+        return self._place[name].weight(name)
+
+
+class _Buffer:
+    """One group's sums in one contiguous float64 array, as it goes over the wire: ``[weight, slabs…]`` per block."""
+
+    def __init__(self, blocks: dict[str, Block]) -> None:
+        self.blocks = blocks
+        self.starts: dict[str, int] = {}
+        size = 0
+        for name, block in blocks.items():
+            self.starts[name] = size
+            size += 1 + block.slabs * prod(block.shape)
+        self.data: Floats = np.zeros(size)
+        self.scratch: Floats = np.empty(max(prod(block.shape) for block in blocks.values()))
+
+    def add(self, name: str, value: Tensor, weight: Tensor) -> None:
+        rows = value.detach().cpu().reshape(len(weight), prod(self.blocks[name].shape))
+        total = torch.zeros(rows.shape[1], dtype=torch.float64)
+        for row, factor in zip(rows, weight.tolist()):
+            total.add_(row, alpha=factor)  # converted on the way, in float64
+        self.deposit(name, total.numpy(), float(weight.sum()))
+
+    def deposit(self, name: str, total: Floats, weight: float) -> None:
+        self.data[self.starts[name]] += weight
+        deposit(total, self.slabs(name), self.scratch)
+
+    def total(self, name: str) -> Tensor:
+        slabs = self.slabs(name)[::-1].sum(0)  # smallest first
+        return torch.from_numpy(slabs.reshape(self.blocks[name].shape))
+
+    def weight(self, name: str) -> float:
+        return float(self.data[self.starts[name]])
+
+    def slabs(self, name: str) -> Floats:
+        """Return the block's slabs, a view ``[slabs, n]``."""
+        block, start = self.blocks[name], self.starts[name] + 1
+        size = prod(block.shape)
+        return self.data[start : start + block.slabs * size].reshape(block.slabs, size)
+
+
+def moved(value: Tensor, update: Tensor) -> Tensor:
+    """Return ``value + update``, added in float64 and rounded once to value's type.
+
+    On a CPU piece by piece: whole copies in float64 would cost more than the arithmetic.
+    """
+    update = update.to(value.device).expand_as(value)
+    if value.is_cuda or value.numel() <= PIECE:
+        return (value.double() + update).to(value.dtype)
+    after = SHELF.room(value)
+    for new, old, change in zip(*(torch.split(part.reshape(-1), PIECE) for part in (after, value, update))):
+        new.copy_(old.double() + change)
+    return after

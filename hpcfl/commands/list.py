@@ -1,0 +1,65 @@
+"""What there is to choose from: presets, and the sections of the config with their keys."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+
+from pydantic_core import PydanticUndefined
+
+from hpcfl.algorithms import algorithm_class, algorithms
+from hpcfl.base.section import Section
+from hpcfl.comm.guard import Guard
+from hpcfl.data import source_class, sources
+from hpcfl.models import model_class, models
+from hpcfl.presets import presets, read
+from hpcfl.schedule.complexity import Oracle
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.speeds import speed_class, speeds
+
+
+def lines() -> Iterator[str]:
+    """Yield the catalogue as text."""
+    yield "presets (hpcfl run NAME)"
+    for name, path in presets().items():
+        table = read(str(path))
+        yield f"  {name}: {table['algorithm']['name']} on {table['data']['name']}, {table['rounds']} rounds"
+    chosen: dict[str, list[type[Section]]] = {
+        "algorithm": [algorithm_class(name) for name in algorithms()],
+        "data": [source_class(name) for name in sources()],
+        "model": [model_class(name) for name in models()],
+        "speed": [speed_class(name) for name in speeds()],
+        "participation": [Participation],
+        "guard": [Guard],
+        "oracle": [Oracle],
+    }
+    for section, classes in chosen.items():
+        yield f"\n[{section}]"
+        for cls in classes:
+            yield from _described(cls)
+
+
+def _described(cls: type[Section]) -> Iterator[str]:
+    """Yield a section's name, what it is, and its keys with defaults and meaning."""
+    keys = _documented(cls)
+    head = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+    name = next((str(f.default) for key, f in cls.model_fields.items() if key in ("name", "model")), "")
+    yield f"  {name}: {head}" if name else f"  {head}"
+    for key, field in cls.model_fields.items():
+        if key in ("name", "model"):
+            continue
+        default = "required" if field.default is PydanticUndefined else repr(field.default)
+        yield f"    {key} = {default}  {keys.get(key) or field.description or ''}".rstrip()
+
+
+def _documented(cls: type[Section]) -> dict[str, str]:
+    """Return each key's text from the Attributes sections of the class and its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        document = inspect.cleandoc(vars(base).get("__doc__") or "")
+        _, _, attributes = document.partition("Attributes\n----------\n")
+        for match in re.finditer(r"^(\w[\w, ]*) : .*\n((?: +.*\n?|\n)+)", attributes, re.MULTILINE):
+            text = " ".join(match[2].split())
+            found |= {key.strip(): text for key in match[1].split(",")}
+    return found

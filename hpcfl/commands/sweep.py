@@ -1,0 +1,190 @@
+"""The runs of a sweep: every config with every value of every key, each with a folder and a command of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcfl import store
+from hpcfl.base.errors import UsageError
+from hpcfl.config import Config, load
+from hpcfl.data import Header
+from hpcfl.launch.request import check_same
+
+LONGEST = 200
+"""Characters of a run's name; file systems take 255 bytes, and a log's name is longer."""
+Headers = dict[tuple[str, int], Header]
+"""What is known of data sections for so many clients."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a sweep: what follows ``hpcfl run`` on its command line, and where it lives."""
+
+    index: int
+    config: str
+    settings: tuple[str, ...]
+    folder: Path
+    options: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self.folder.name
+
+    @property
+    def log(self) -> Path:
+        """The file of what the run says."""
+        return self.folder.with_name(f"{self.name}.log")
+
+    @property
+    def state(self) -> str:
+        """How the run stands: ``new``, or what its status says."""
+        return store.read_status(self.folder).state if (self.folder / "run.h5").exists() else "new"
+
+    @property
+    def words(self) -> list[str]:
+        """The command line after ``hpcfl``; it begins the run, goes on with it, or finds that it is done."""
+        pairs = [word for setting in self.settings for word in ("--set", setting)]
+        return ["run", self.config, *pairs, "--out", str(self.folder), "--resume", *self.options]
+
+    def line(self, launcher: Sequence[str] = ()) -> str:
+        """Return index, state, folder and command, separated by tabs."""
+        command = shlex.join([*launcher, "hpcfl", *self.words])
+        return "\t".join([str(self.index), self.state, str(self.folder), command])
+
+
+def runs(
+    configs: Sequence[str],
+    out: Path,
+    settings: Sequence[str] = (),
+    grid: Sequence[str] = (),
+    seeds: str | None = None,
+    data_dir: Path | None = None,
+    force: bool = False,
+) -> list[Run]:
+    """Return the runs of a sweep, in an order that follows from the arguments alone; the last key changes fastest.
+
+    Parameters
+    ----------
+    configs : sequence of str
+        Presets or TOML files.
+    settings, grid : sequence of str
+        ``key=value`` for all runs, and ``key=v1,v2,…`` for as many as there are values.
+    seeds : str, optional
+        ``1,2,5-7``; another axis of the grid.
+    data_dir, force
+        As ``hpcfl run`` takes them.
+
+    Raises
+    ------
+    UsageError
+        If a list cannot be read, a key is set twice, or two runs would share a folder.
+    """
+    given = axes(settings, grid, seeds)
+    options = (*(("--data-dir", str(data_dir)) if data_dir else ()), *(("--force",) if force else ()))
+    found: dict[str, Run] = {}
+    for config, *values in itertools.product(configs, *given.values()):
+        varied = tuple(f"{key}={value}" for key, value in zip(given, values))
+        run = Run(len(found), config, (*settings, *varied), out / name_of(config, varied), options)
+        if (other := found.setdefault(run.name, run)) is not run:
+            both = f"'{_varied(other)}' and '{_varied(run)}'"
+            raise UsageError(f"two runs would share the folder '{run.folder}': {both}; expected each once")
+    return list(found.values())
+
+
+def picked(found: list[Run], only: int | None) -> list[Run]:
+    """Return the one run that is asked for, or all; UsageError where there is no such index."""
+    if only is None:
+        return found
+    if not 0 <= only < len(found):
+        nearest = min(max(only, 0), len(found) - 1)
+        raise UsageError(f"--only: expected 0 to {len(found) - 1}, got {only}; nearest: {nearest}")
+    return [found[only]]
+
+
+def _varied(run: Run) -> str:
+    return " ".join([run.config, *run.settings])
+
+
+def axes(settings: Sequence[str], grid: Sequence[str], seeds: str | None) -> dict[str, list[str]]:
+    """Return the values of each key that varies."""
+    once = {setting.partition("=")[0].strip() for setting in settings}
+    lists = [_axis(text) for text in grid] + ([("seed", seed_list(seeds))] if seeds is not None else [])
+    found: dict[str, list[str]] = {}
+    for key, values in lists:
+        if key in once or key in found:
+            raise UsageError(f"{key}: set twice; expected each key in one of --set, --grid and --seeds")
+        found[key] = values
+    return found
+
+
+def _axis(text: str) -> tuple[str, list[str]]:
+    """Return key and values of ``key=v1,v2,…``; commas within brackets or quotes are part of a value."""
+    key, _, rest = text.partition("=")
+    values, held = [], ""
+    for part in rest.split(","):
+        held += part
+        if _closed(held):
+            values.append(held.strip())
+            held = ""
+        else:
+            held += ","
+    if not key.strip() or held or not all(values):
+        raise UsageError(f"--grid {text}: expected KEY=V1,V2,...")
+    return key.strip(), values
+
+
+def _closed(text: str) -> bool:
+    """Return whether every bracket and quote of a value is closed."""
+    pairs = all(text.count(left) == text.count(right) for left, right in ("[]", "{}"))
+    return pairs and not any(text.count(quote) % 2 for quote in "\"'")
+
+
+def seed_list(text: str) -> list[str]:
+    """Return the seeds of ``1,2,5-7``."""
+    found: list[str] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first:
+            raise UsageError(f"--seeds {text}: expected numbers as in 1,2,3 or 1-3, got '{part.strip()}'")
+        found += [str(seed) for seed in range(first, last + 1)]
+    return found
+
+
+def name_of(config: str, varied: Sequence[str]) -> str:
+    """Return a name that tells what the run differs in, of characters that any file system takes."""
+    bare = [re.sub(r"[\[\]{}\"'\s]", "", text) for text in (Path(config).stem, *varied)]
+    name = "_".join(re.sub(r"[^A-Za-z0-9_.=+-]+", "-", text) for text in bare)
+    if len(name) <= LONGEST:
+        return name
+    mark = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: LONGEST - 1 - len(mark)]}-{mark}"
+
+
+def judge(chosen: Sequence[Run], data_dir: Path | None) -> None:
+    """Raise UsageError for the first run whose config is wrong, or whose folder holds a run of another config."""
+    headers: Headers = {}
+    for run in chosen:
+        try:
+            config = load(run.config, run.settings)
+            _check(config, data_dir, headers)
+            if run.state != "new":
+                check_same(run.folder, config)
+        except UsageError as error:
+            raise UsageError(f"run {run.index} ({run.name}): {error}") from None
+
+
+def _check(config: Config, data_dir: Path | None, headers: Headers) -> None:
+    """Check a config as a run does, but read data that several runs share only once."""
+    config.check_values()
+    key = config.data.model_dump_json(), config.clients
+    if key not in headers:
+        headers[key] = config.data.check(config.clients, data_dir)
+    config.check_shapes(headers[key])

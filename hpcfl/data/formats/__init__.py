@@ -1,0 +1,1 @@
+"""Readers of file formats: what is in a file, checked before it is believed."""

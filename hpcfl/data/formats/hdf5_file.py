@@ -1,0 +1,367 @@
+"""Reader of HDF5 files that hold the clients' samples: what is in them without their features, and then these."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcfl.base.errors import UsageError
+from hpcfl.base.types import Shape
+from hpcfl.data.base import Features, Integers, Labels, Range
+from hpcfl.data.pixels import Scale, scaled
+
+PIECE = 16 << 20
+"""Bytes of features that are read at a time."""
+PEAK = 255
+"""Largest pixel."""
+LINKS = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "an external link"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One pair of features and labels.
+
+    Attributes
+    ----------
+    group : str
+        Where it lies in the file.
+    size : int
+        Number of samples.
+    shape : tuple of int
+        Shape of one sample's features.
+    dtype : numpy.dtype
+        Type of the labels: integers for classes, floating-point numbers for targets.
+    largest : int
+        Largest class; -1 where there are no samples, 0 for targets.
+    """
+
+    group: str
+    size: int
+    shape: Shape
+    dtype: np.dtype[np.generic]
+    largest: int
+
+    @property
+    def real(self) -> bool:
+        """Whether labels are targets."""
+        return self.dtype.kind == "f"
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a file holds: clients in natural order of their ids, and the global test set or None."""
+
+    ids: list[str]
+    train: list[Part]
+    test: list[Part]
+    server: Part | None
+
+    @property
+    def parts(self) -> list[Part]:
+        """All parts, the global test set last."""
+        pairs = [part for pair in zip(self.train, self.test) for part in pair]
+        return pairs + ([self.server] if self.server else [])
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Shape of one sample's features, per client."""
+        return [part.shape for part in self.train]
+
+    @property
+    def classes(self) -> int:
+        """One more than the largest label of all; 1 for targets."""
+        return 1 + max(part.largest for part in self.parts)
+
+    @property
+    def features(self) -> int:
+        """Number of features in the whole file."""
+        return sum(part.size * int(np.prod(part.shape)) for part in self.parts)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[h5py.File]:
+    """Open a file for reading; what goes wrong inside, the file being damaged, becomes a UsageError."""
+    try:
+        # Parallel file systems may offer no locks; for reading, none are needed.
+        file = h5py.File(path, "r", locking="best-effort")
+    except OSError as error:
+        raise UsageError(f"{path}: not a readable HDF5 file ({_first_line(error)})") from error
+    with file:
+        try:
+            yield file
+        except (OSError, RuntimeError) as error:
+            raise UsageError(f"{path}: damaged HDF5 file ({_first_line(error)})") from error
+
+
+def dataset(file: h5py.File, name: str) -> h5py.Dataset:
+    """Return the data set of that name, all of whose numbers are in this very file.
+
+    Raises
+    ------
+    UsageError
+        If there is none, if a link leads to it, or if a part of it is elsewhere or nowhere.
+    """
+    found = _linked(file, name)
+    if not isinstance(found, h5py.Dataset):
+        raise UsageError(f"{file.filename}: {name} is missing")
+    _check_place(file, found)
+    return found
+
+
+def _linked(file: h5py.File, name: str) -> Any:
+    """Return the object of that name, or None; UsageError where any part of the name is a link to another name."""
+    way = ""
+    for part in (part for part in name.split("/") if part not in ("", ".")):
+        way += f"/{part}"
+        try:
+            kind = file.id.links.get_info(way.encode(errors="surrogateescape")).type
+        except (KeyError, RuntimeError):  # the latter below a data set
+            return None
+        if kind != h5py.h5l.TYPE_HARD:
+            what = LINKS.get(kind, "a user-defined link")
+            raise UsageError(f"{file.filename}: {way[1:]} is {what}, expected the data themselves")
+    return file.get(way)
+
+
+def _check_place(file: h5py.File, found: h5py.Dataset, above: tuple[h5py.Dataset, ...] = ()) -> None:
+    """Refuse a data set that keeps numbers in other files, or maps what is not there.
+
+    Parameters
+    ----------
+    above : tuple of h5py.Dataset
+        The virtual data sets that it is a source of. HDF5 would follow a circle of them until the process dies.
+    """
+    where = f"{file.filename}: {found.name[1:]}"
+    if found.external:
+        raise UsageError(f"{where} keeps its numbers in {found.external[0][0]!r}, expected them in the file itself")
+    if not found.is_virtual:
+        return
+    covered = found.id.get_space()
+    covered.select_none()
+    for target, path, name, taken in found.virtual_sources():
+        if path != ".":
+            raise UsageError(f"{where} is virtual and maps {name!r} of {path!r}, expected sources in the file itself")
+        source = _linked(file, name.replace("%%", "%"))  # HDF5's escape
+        if not isinstance(source, h5py.Dataset) or source in (*above, found):
+            raise UsageError(f"{where} is virtual, but its source {name!r} is missing or the data set itself")
+        _check_place(file, source, (*above, found))
+        _check_mapping(where, source, target, taken)
+        _cover(covered, target)
+    if missing := found.size - covered.get_select_npoints():
+        raise UsageError(f"{where} is virtual, but no source is mapped to {missing} of its {found.size} numbers")
+
+
+def _check_mapping(where: str, source: h5py.Dataset, target: Any, taken: Any) -> None:
+    """Refuse a mapping of more than the source has: HDF5 would return anything for it."""
+    try:
+        count = target.get_select_npoints()
+        whole = taken.get_select_type() == h5py.h5s.SEL_ALL
+        ends = () if whole else taken.get_select_bounds()[1]
+    except RuntimeError:
+        raise UsageError(f"{where} is virtual and maps {source.name[1:]} without limit, expected a limit") from None
+    there = source.size == count if whole else source.ndim == len(ends) and all(np.array(ends) < source.shape)
+    if not there:
+        raise UsageError(f"{where} is virtual, but its source {source.name[1:]} is {source.shape}, not what is mapped")
+
+
+def _cover(space: Any, target: Any) -> None:
+    """Add to the selection of a data space that of another of the same shape."""
+    if target.get_select_type() == h5py.h5s.SEL_ALL:
+        space.select_all()
+    elif target.is_regular_hyperslab():
+        start, stride, count, block = target.get_regular_hyperslab()
+        space.select_hyperslab(start, count, stride, block, op=h5py.h5s.SELECT_OR)
+    else:
+        for first, last in target.get_select_hyper_blocklist():
+            space.select_hyperslab(tuple(first), tuple(last - first + 1), op=h5py.h5s.SELECT_OR)
+
+
+def survey(path: Path) -> Survey:
+    """Return what is in a file after looking at all of it but the features.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be read, or if something is missing or not as it should be.
+    """
+    with opened(path) as file:
+        clients = _linked(file, "clients")
+        if not isinstance(clients, h5py.Group) or len(clients) == 0:
+            raise UsageError(f"{path}: no clients, expected groups clients/<id>/train and clients/<id>/test")
+        ids = sorted(clients, key=_natural)
+        train = [_part(file, f"clients/{name}/train") for name in ids]
+        test = [_part(file, f"clients/{name}/test") for name in ids]
+        found = Survey(ids, train, test, _part(file, "test") if "test" in file else None)
+    _check_kinds(path, found)
+    _check_shapes(path, found)
+    return found
+
+
+def unchanged(file: h5py.File, part: Part) -> Part:
+    """Return a part as it was surveyed; UsageError where there are other sizes or other labels by now."""
+    now = _part(file, part.group)
+    for before, after in ((_worded(part.shape), _worded(now.shape)), (f"{part.size} samples", f"{now.size} samples")):
+        if before != after:
+            raise UsageError(
+                f"{file.filename}: {part.group} has {after}, but {before} when it was checked; expected a file that "
+                "stays as it is"
+            )
+    if now.real != part.real or now.largest != part.largest:
+        raise UsageError(
+            f"{file.filename}: {part.group} has other labels than when it was checked; expected a file that stays as "
+            "it is"
+        )
+    return now
+
+
+def read(
+    file: h5py.File, group: str, kept: Integers | None = None, scale: Scale | None = None
+) -> tuple[Features, Labels]:
+    """Return the features and labels of a group, float32 ``[n, ...]`` and int64 (or float32) ``[n]``.
+
+    Parameters
+    ----------
+    kept : int64 [k], optional
+        Which features of one axis are returned; None: all.
+    scale : {"unit", "centred"}, optional
+        The features are pixels of 0 to `PEAK`, to be scaled; None: they are numbers, returned as they are.
+
+    Raises
+    ------
+    UsageError
+        If a feature is not finite, or no pixel.
+    """
+    found, labels = dataset(file, f"{group}/features"), dataset(file, f"{group}/labels")
+    shape = found.shape[1:] if kept is None else (len(kept),)
+    features = np.empty((len(found), *shape), dtype=np.float32)
+    for start, piece in pieces(found, scale):
+        features[start : start + len(piece)] = piece if kept is None else piece[:, kept]
+    return features, labels[()].astype(np.float32 if labels.dtype.kind == "f" else np.int64)
+
+
+def pieces(features: h5py.Dataset, scale: Scale | None = None) -> Iterator[tuple[int, Features]]:
+    """Yield first row and float32 rows of a data set, a few at a time, scaled if they are pixels.
+
+    Raises
+    ------
+    UsageError
+        If a number is not finite, or no pixel.
+    """
+    rows = max(1, PIECE // max(1, 4 * int(np.prod(features.shape[1:]))))
+    numbers = features.astype(np.float32)
+    for start in range(0, len(features), rows):
+        piece = numbers[start : start + rows]
+        right = np.isfinite(piece) if scale is None else (piece >= 0) & (piece <= PEAK)
+        if not right.all():
+            where = np.argwhere(~right)[0]
+            expected = "finite 32-bit numbers" if scale is None else f"0 to {PEAK} as data.scale = '{scale}'"
+            raise UsageError(
+                f"{features.file.filename}: {features.name[1:]}: sample {start + where[0]} holds "
+                f"{piece[tuple(where)]}, expected {expected}"
+            )
+        yield start, piece if scale is None else scaled(piece, PEAK, scale)
+
+
+def verify(path: Path, found: Survey, scale: Scale | None = None) -> tuple[Range, ...]:
+    """Read all features; return the range of each client's training features, as they are trained on.
+
+    Raises
+    ------
+    UsageError
+        If a number is not finite, or no pixel.
+    """
+    with opened(path) as file:
+        ranges = {part.group: _range(dataset(file, f"{part.group}/features"), scale) for part in found.parts}
+    return tuple(ranges[part.group] for part in found.train)
+
+
+def _range(features: h5py.Dataset, scale: Scale | None) -> Range:
+    """Return the least and the largest number, as scaled; 0 and 0 where there are none."""
+    found = [(float(piece.min()), float(piece.max())) for _, piece in pieces(features, scale)]
+    return min((least for least, _ in found), default=0.0), max((most for _, most in found), default=0.0)
+
+
+def _part(file: h5py.File, group: str) -> Part:
+    """Return the sizes of one pair of features and labels, checking them."""
+    features, labels = dataset(file, f"{group}/features"), dataset(file, f"{group}/labels")
+    if features.dtype.kind not in "fiu":
+        raise UsageError(f"{file.filename}: {features.name[1:]} are {features.dtype}, expected numbers")
+    if labels.dtype.kind not in "fiu":
+        raise UsageError(f"{file.filename}: {labels.name[1:]} are {labels.dtype}, expected integers or real targets")
+    if features.ndim < 2 or labels.ndim != 1:
+        raise UsageError(
+            f"{file.filename}: {group} has features {features.shape} and labels {labels.shape}, "
+            "expected [samples, ...] and [samples]"
+        )
+    if 0 in features.shape[1:]:
+        raise UsageError(f"{file.filename}: {features.name[1:]} are {features.shape}, expected at least 1 per sample")
+    if len(features) != len(labels):
+        raise UsageError(f"{file.filename}: {group} has {len(features)} features, but {len(labels)} labels")
+    shape = tuple(int(size) for size in features.shape[1:])
+    return Part(group, len(labels), shape, labels.dtype, _largest(file, labels))
+
+
+def _largest(file: h5py.File, labels: h5py.Dataset) -> int:
+    """Return the largest class, 0 for targets; UsageError where a class is below 0, or a target not finite."""
+    values = labels[()]
+    if labels.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
+            wrong = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
+        if wrong.size:
+            raise UsageError(
+                f"{file.filename}: {labels.name[1:]}: sample {wrong[0]} has {values[wrong[0]]}, "
+                "expected finite 32-bit numbers"
+            )
+        return 0
+    if values.min(initial=0) < 0:
+        raise UsageError(f"{file.filename}: {labels.name[1:]} hold {values.min()}, expected labels from 0")
+    return int(values.max()) if values.size else -1
+
+
+def _check_kinds(path: Path, found: Survey) -> None:
+    """Refuse classes beside targets."""
+    first = found.parts[0]
+    other = next((part for part in found.parts if part.real != first.real), None)
+    if other is not None:
+        raise UsageError(
+            f"{path}: {first.group}/labels are {first.dtype}, but {other.group}/labels {other.dtype}; "
+            "expected integers in all (classes) or floating-point numbers in all (targets)"
+        )
+
+
+def _check_shapes(path: Path, found: Survey) -> None:
+    """Refuse clients without samples, and parts that do not fit together."""
+    for name, train, test in zip(found.ids, found.train, found.test):
+        if train.size == 0:
+            raise UsageError(f"{path}: {train.group} has no samples, expected at least 1")
+        if test.shape != train.shape:
+            raise UsageError(
+                f"{path}: client '{name}' has {_worded(train.shape)} in train and {_worded(test.shape)} in test; "
+                "expected the same in both"
+            )
+        if found.server is not None and found.server.shape != train.shape:
+            raise UsageError(
+                f"{path}: test has {_worded(found.server.shape)}, client '{name}' {_worded(train.shape)}; "
+                "a global test set needs equal shapes"
+            )
+
+
+def _worded(shape: Shape) -> str:
+    return f"{shape[0]} features" if len(shape) == 1 else f"features of shape {shape}"
+
+
+def _natural(name: str) -> tuple[list[str | int], str]:
+    """Sort key under which ``c2`` comes before ``c10``, and numbers come in their order."""
+    pieces = re.split(r"(\d+)", name)
+    return [int(piece) if i % 2 else piece for i, piece in enumerate(pieces)], name
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,1 @@
+"""The round loop, and how rounds are carried out in simulated and in real time."""

@@ -1,0 +1,162 @@
+"""The round loop. Nothing here knows an algorithm, a clock or MPI by name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from hpcfl.base.errors import Diverged, Interrupted, Stopped
+from hpcfl.base.types import Floats
+from hpcfl.comm.message import Sums
+from hpcfl.comm.transport import Saved
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.record import Record, Recorder
+from hpcfl.engine.stopping import Stop
+from hpcfl.learning.task import SERVER
+from hpcfl.schedule.plan import Plan
+
+
+class Rounds(ABC):
+    """How rounds are carried out: in simulated time (`hpcfl.engine.simulated`) or in real time (`hpcfl.engine.wall`).
+
+    Attributes
+    ----------
+    serves : bool
+        Whether this rank is the server; what is returned elsewhere has no meaning.
+    stale : dict of int to int
+        Clients whose state `personal` had to take from an earlier checkpoint, since it did not come in time, and the
+        rounds after which it was theirs. Known once the iterator is exhausted.
+    """
+
+    serves: bool
+    stale: Mapping[int, int] = MappingProxyType({})
+
+    @abstractmethod
+    def release(self, now: Progress, record: Record) -> bool:
+        """Let the clients' ranks go where clients are needed no more; return whether this rank's rounds are over so.
+
+        Asked before each round. From then on the server runs the rounds by itself.
+        """
+
+    @abstractmethod
+    def exchange(self, now: Progress, record: Record) -> tuple[Plan, Sums]:
+        """Carry out the next round up to its closing; return who counted and how far, and the sums.
+
+        Raises
+        ------
+        Interrupted
+            In real time, if the run is to stop before the round has closed.
+        """
+
+    @abstractmethod
+    def scores(self, now: Progress) -> Floats:
+        """Return the clients' scores, ``[scores, clients]``, see `Job.scores`; NaN: not known."""
+
+    @abstractmethod
+    def together(self, record: Record, wish: str) -> str:
+        """Bring the ranks' figures together in `record`; return why the run is to stop, "" where it is not."""
+
+    @abstractmethod
+    def personal(self, now: Progress) -> Iterator[Saved]:
+        """Yield the clients' personal state at the server; every rank that takes part must exhaust the iterator."""
+
+
+def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop: Stop) -> Progress:
+    """Run the rounds that are left, or those in which this rank is needed. `recorder` is the server's; None elsewhere.
+
+    Raises
+    ------
+    Stopped
+        On every rank after the same round, once a checkpoint is written, if any rank wishes to `stop`; not on those
+        that were released.
+    Diverged
+        On every rank after the same round, which has no checkpoint.
+    """
+    config, saved = job.config, now.round
+    while now.round < config.rounds:
+        record = Record.open()
+        if rounds.release(now, record):
+            return now
+        job.task.counted()  # what tests and figures have computed is no part of a round
+        try:
+            plan, sums = rounds.exchange(now, record)
+        except Interrupted as early:
+            if now.round > saved:
+                save(job, rounds, recorder, now)
+            raise Stopped(now.round, early.wish) from None
+        if rounds.serves:
+            step(job, now, record, sums)
+        now.round += 1
+        if config.evaluate.due(now.round, config.rounds):
+            record.scores = evaluate(job, rounds, now)
+        wish = close(job, rounds, now, record, plan, stop.wished())
+        if recorder is not None:
+            recorder.row(plan, record, sums, now.clock)
+        if fault := job.fault(plan, record.rejected, record.broken):
+            raise Diverged(now.round, fault)
+        if wish or config.checkpoint.due(now.round, config.rounds):
+            save(job, rounds, recorder, now)
+            saved = now.round
+        if wish and now.round < config.rounds:
+            raise Stopped(now.round, wish)
+    return now
+
+
+def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
+    """Take the server's step at the end of round ``now.round``, and note what is known of it."""
+    before = now.shared
+    with record.timed("server_seconds"):
+        now.shared = job.algorithm.server(job.task, now.shared, sums)
+    record.server_gradients = job.task.counted().get(SERVER, 0)
+    record.signal = job.signal(before, now.shared, sums, now.round)
+    record.measure(job.algorithm, job.task, now.shared)
+    record.broken = job.broken(before, now.shared)
+
+
+def close(job: Job, rounds: Rounds, now: Progress, record: Record, plan: Plan, wish: str) -> str:
+    """Bring the ranks' figures together and note what of them matters later; return why the run is to stop, if so."""
+    now.clock["sim_seconds"] += plan.closes
+    now.clock["wall_seconds"] += record.elapsed()
+    wish = rounds.together(record, wish)
+    record.stage, now.stage = now.stage.number, job.after(plan.round, now.stage, record.signal)
+    now.norms.saw(record.norms)
+    return wish
+
+
+def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | float]:
+    """Score the new state: at the server on the global test set, at each client on its own test part."""
+    found = rounds.scores(now)
+    if not rounds.serves:
+        return {}
+    sizes = np.where(job.task.federation.test_sizes > 0, job.task.federation.test_sizes, np.nan)
+    scores: dict[str, Floats | float] = {"client_test_loss": found[0] / sizes, "client_accuracy": found[1] / sizes}
+    together = job.task.server_tested(now.shared) if job.algorithm.alike else None
+    if together is not None:
+        loss, correct, size = together
+        scores |= {"test_loss": loss / size, "accuracy": correct / size}
+    if job.config.evaluate.objective:
+        scores["objective"] = objective(job, now, found[2])
+    return scores
+
+
+def objective(job: Job, now: Progress, sums: Floats) -> float:
+    """Return the mean of loss and penalty over all training samples from the clients' `sums` [clients]; NaN: unknown.
+
+    What is added, and in which order, does not depend on who has computed it.
+    """
+    own, count = job.task.server_objective(now.shared)
+    return float(np.append(sums, own).sum()) / (count + int(job.task.federation.train_sizes.sum()))
+
+
+def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> None:
+    """Write a checkpoint: the server writes, every rank hands over the personal state that it hosts."""
+    parts = rounds.personal(now) if job.personal_bytes else iter(())
+    if recorder is not None:
+        shared = {name: value.cpu().numpy() for name, value in now.shared.items()}
+        clock, memory = now.clock | now.stage.numbers(), now.norms.saved()
+        now.saved = recorder.checkpoint(now.round, shared, parts, clock, memory, lambda: rounds.stale)
+    for _ in parts:
+        pass

@@ -1,0 +1,337 @@
+"""What is recorded of a round, and the server's recorder that writes it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcfl import store
+from hpcfl.base.errors import listed
+from hpcfl.base.types import Floats, Ints
+from hpcfl.comm.guard import Rejection
+from hpcfl.comm.message import Sums
+from hpcfl.comm.transport import Saved, Transport
+from hpcfl.engine.stopping import meant, number_of
+from hpcfl.schedule.complexity import Spent
+from hpcfl.schedule.plan import Plan
+from hpcfl.store import Column, Fact
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpcfl.algorithms import Algorithm
+    from hpcfl.comm.message import State
+    from hpcfl.data import Federation
+    from hpcfl.engine.job import Job
+    from hpcfl.engine.progress import Speaker
+    from hpcfl.learning.task import Task
+
+COLUMNS = (
+    Column("loss", (), "float64", "mean training loss over the visits that counted"),
+    Column("accuracy", (), "float64", "accuracy of the shared model on the global test set"),
+    Column("test_loss", (), "float64", "cross-entropy of the shared model on the global test set"),
+    Column("objective", (), "float64", "mean loss over all training samples, the server's included, penalty included"),
+    Column("client_accuracy", ("client",), "float64", "accuracy of the client's model on its own test part"),
+    Column("client_test_loss", ("client",), "float64", "cross-entropy of the client's model on its own test part"),
+    Column("cohort", ("client",), "bool", "client was invited"),
+    Column("arrived", ("client",), "bool", "something of the client's visit counted"),
+    Column(
+        "rejected", ("client",), "bool", "the visit, or layers of it, was not finite or too large and did not count"
+    ),
+    Column("version", ("client",), "int64", "round whose state the client was served, -1 if not invited"),
+    Column("depth", ("client",), "int64", "first layer that counted, L + 1 for none, -1 if not invited"),
+    Column("blocks", ("client",), "int64", "layers of the client that counted"),
+    Column("visit_seconds", ("client",), "float64", "simulated seconds a whole visit takes, inf if it never ends", "s"),
+    Column("layer_weight", ("layer",), "float64", "sum of weights over the clients that reached the layer"),
+    Column("stage", (), "int64", "stage of doubling participant sets"),
+    Column("void", (), "bool", "no visit counted"),
+    Column("repeats", (), "int64", "void attempts before this round, participation.min_clients not being met"),
+    Column("deadline", (), "float64", "seconds until the round closed at the latest", "s"),
+    Column("round_seconds", (), "float64", "simulated seconds of this round", "s"),
+    Column("sim_seconds", (), "float64", "simulated seconds since the start", "s"),
+    Column("wall_seconds", (), "float64", "wall-clock seconds since the start", "s"),
+    Column("server_seconds", (), "float64", "wall-clock seconds of the server's step", "s"),
+    Column("message_bytes", (), "int64", "bytes of the layers that counted, as the method sends them", "bytes"),
+    Column("gradients", (), "int64", "gradients of single samples, the most that a visit that counted has computed"),
+    Column("server_gradients", (), "int64", "gradients of single samples that the server's step has computed"),
+    Column("vectors", (), "float64", "numbers that clients sent and that counted, over those of one client's model"),
+    Column("epochs_a", (), "int64", "epochs in which clients computed gradients and sent"),
+    Column("epochs_b", (), "int64", "epochs in which the server computed gradients"),
+    Column("epochs_c", (), "int64", "epochs in which clients only sent"),
+    Column("oracle", (), "float64", "federated oracle complexity of the round: gradients plus phi times vectors"),
+    Column("running_time", (), "float64", "expected running time of the round's epochs, in gradients"),
+    Column("visits", ("rank",), "int64", "visits computed"),
+    Column("compute_seconds", ("rank",), "float64", "wall-clock seconds of computing", "s"),
+    Column("wait_seconds", ("rank",), "float64", "wall-clock seconds of sending and waiting", "s"),
+    Column("wire_bytes_in", ("rank",), "int64", "bytes received by MPI calls, evaluation excluded", "bytes"),
+    Column("wire_bytes_out", ("rank",), "int64", "bytes sent by MPI calls, evaluation excluded", "bytes"),
+)
+MOST_LOGGED = 1000  # rejections that are events too: the log has room for ten times as many of all kinds
+PER_RANK = ("visits", "compute_seconds", "wait_seconds", "wire_bytes_in", "wire_bytes_out")
+WALL = ("wall_seconds", "server_seconds", "compute_seconds", "wait_seconds")
+"""Columns that differ from run to run."""
+
+
+def about_clients(federation: Federation) -> list[Fact]:
+    """Return what a run knows of its clients from the start, int64 [clients] each."""
+    features = np.array([prod(shape) for shape in federation.shapes], dtype=np.int64)
+    return [
+        Fact("train_samples", federation.train_sizes.astype(np.int64), "training samples of the client"),
+        Fact("test_samples", federation.test_sizes.astype(np.int64), "samples in the client's own test part"),
+        Fact("features", features, "numbers in one sample's features"),
+    ]
+
+
+@dataclass
+class Record:
+    """One round as it is measured on one rank; `ranks` brings the ranks' figures together on the server.
+
+    Attributes
+    ----------
+    gradients, server_gradients : int
+        The most gradients that a visit has computed, and those of the server's step.
+    rejected : dict of int to Rejection
+        The clients whose visits were rejected.
+    limits : float64 [units]
+        The largest norms that are accepted, see `Job.limits`; None: they are not measured.
+    norms : float64 [clients, units]
+        Norms of the messages that were accepted, 0 elsewhere; empty where they are not measured.
+    broken : str
+        What of the server's state is not finite.
+    """
+
+    start: float
+    visits: int = 0
+    gradients: int = 0
+    server_gradients: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    wire: tuple[int, int] = (0, 0)
+    scores: Mapping[str, Floats | float] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    by_rank: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    signal: float = 0.0
+    stage: int = 0
+    news: list[tuple[str, int, str]] = field(default_factory=list)
+    rejected: dict[int, Rejection] = field(default_factory=dict)
+    limits: Floats | None = None
+    norms: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    broken: str = ""
+
+    @classmethod
+    def open(cls) -> Record:
+        """Start measuring a round."""
+        return cls(time.perf_counter())
+
+    def measures(self, clients: int, limits: Floats | None) -> None:
+        """Measure the messages' norms, if there are limits to them."""
+        if limits is not None:
+            self.limits, self.norms = limits, np.zeros((clients, len(limits)))
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Measure a part of the round, without the parts of it that are measured by themselves."""
+        start, known = time.perf_counter(), sum(self.seconds.values())
+        yield
+        within = sum(self.seconds.values()) - known
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start - within
+
+    def measure(self, algorithm: Algorithm, task: Task, shared: State) -> None:
+        """Note what the algorithm has to say of the state after the round."""
+        self.figures = algorithm.measured(task, shared)
+        self.remarks = algorithm.remarks(task, shared)
+
+    def elapsed(self) -> float:
+        """Return wall-clock seconds since the round began."""
+        return time.perf_counter() - self.start
+
+    def carried(self, transport: Transport) -> None:
+        """Note the bytes that the round itself has moved."""
+        sent, received = transport.count()
+        self.wire = received, sent
+
+    def ranks(self, transport: Transport, wish: str = "", clients: int = 0) -> str:
+        """Bring every rank's figures together, float64 ``[5, ranks]`` in the order of `PER_RANK`, and what it rejected.
+
+        Returns
+        -------
+        str
+            Why the run is to stop after this round: this rank's own `wish`, or somebody's; "" if nobody's. It is empty
+            on all ranks or on none.
+        """
+        timed = self.seconds.get("compute_seconds", 0.0), self.seconds.get("wait_seconds", 0.0)
+        figures = self.gradients, self.signal, number_of(wish), bool(self.broken), len(self.rejected)
+        own = np.zeros((len(PER_RANK) + len(figures), transport.size))
+        own[:, transport.rank] = self.visits, *timed, *self.wire, *figures
+        together = transport.agree(own)
+        self.by_rank, (gradients, signal, wishes, broken, rejected) = (
+            together[: -len(figures)],
+            together[-len(figures) :],
+        )
+        self.gradients, self.signal = int(gradients.max()), float(signal.sum())
+        if broken.any() and not self.broken:
+            self.broken = "the server's state is not finite"
+        if rejected.any():
+            self._share_rejections(transport, clients)
+        if self.norms.size:
+            self.norms = transport.agree(self.norms)
+        return wish or meant(wishes)
+
+    def _share_rejections(self, transport: Transport, clients: int) -> None:
+        table = np.zeros((clients, 3))
+        for client, found in self.rejected.items():
+            table[client] = found.depth, found.group, found.reason
+        table = transport.agree(table)
+        told = np.flatnonzero(table[:, 2])
+        self.rejected = {client: Rejection(*map(int, table[client])) for client in told.tolist()}
+
+
+def released(ranks: int) -> tuple[str, int, str]:
+    """Return the news that clients are needed no more."""
+    return "released", -1, f"clients are needed no more: {ranks} rank{'s' * (ranks > 1)} released"
+
+
+class Recorder:
+    """The server's pen: metrics segment, checkpoints, and what is said on the terminal.
+
+    Parameters
+    ----------
+    run_dir : Path
+        An existing run folder.
+    first : int
+        The round that this start begins with.
+    """
+
+    def __init__(self, run_dir: Path, job: Job, ranks: int, first: int, speaker: Speaker) -> None:
+        self.run_dir, self.job, self.speaker = run_dir, job, speaker
+        self.said: set[str] = set()
+        self.rejections = 0
+        self.layer_names = job.algorithm.layers(job.task)
+        self.layer_bytes, self.layer_numbers = job.layer_bytes(), job.layer_numbers()
+        coords: dict[str, Sequence[int | str]] = {
+            "client": range(job.config.clients),
+            "layer": job.layer_names,
+            "rank": range(ranks),
+        }
+        figures = [Column(name, (), "float64", text) for name, text in job.algorithm.figures.items()]
+        self.segment = store.begin(run_dir, [*COLUMNS, *figures], coords, first, job.config.rounds)
+
+    def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
+        """Write one round; only then is it spoken of."""
+        plan = self._counted(plan, record.rejected)
+        row: dict[str, Any] = self._of_plan(plan) | self._spent(plan, record)
+        row |= dict(record.scores) | dict(record.figures) | dict(clock)
+        row["layer_weight"] = [sums.weight(names[0]) for names in self.layer_names]
+        if "loss" in sums and sums.weight("loss"):
+            row["loss"] = float(sums.mean("loss"))
+        for name, values in zip(PER_RANK, record.by_rank):
+            row[name] = values if name.endswith("seconds") else values.astype(np.int64)
+        row["stage"] = record.stage
+        row["server_seconds"] = record.seconds.get("server_seconds", 0.0)
+        for kind, rank, text in record.news:
+            self.segment.event(plan.round, kind, rank, text)
+        row["rejected"] = np.isin(np.arange(self.job.config.clients), list(record.rejected))
+        for client, rejection in sorted(record.rejected.items()):
+            self._rejected(plan.round, client, self.job.told(rejection))
+        remarks = self.job.config.remarks() | dict(record.remarks)
+        for kind in sorted(remarks.keys() - self.said):
+            self.segment.event(plan.round, kind, -1, remarks[kind])
+            self.speaker.warn(kind, remarks[kind])
+        self.said |= remarks.keys()
+        self.segment.write(plan.round, row)
+        self.speaker.round(plan.round + 1, row)
+
+    def _counted(self, plan: Plan, rejected: Mapping[int, Rejection]) -> Plan:
+        """Return the plan with the depths that are left of visits that were rejected."""
+        depth = plan.depth.copy()
+        for client, rejection in rejected.items():
+            depth[np.searchsorted(plan.cohort, client)] = rejection.depth
+        return replace(plan, depth=depth)
+
+    def _rejected(self, round: int, client: int, why: str) -> None:
+        """Log a rejection, and say the first one; a client that is always rejected must not fill the log."""
+        self.rejections += 1
+        if self.rejections == 1:
+            self.speaker.warn("rejected", f"round {round}: client {client}: {why}; more of it is only recorded")
+        if self.rejections <= MOST_LOGGED:
+            self.segment.event(round, "rejected", client, why)
+
+    def _of_plan(self, plan: Plan) -> dict[str, Any]:
+        """Return the columns that follow from the plan alone."""
+        counted = plan.layers + 1 - plan.depth
+        return {
+            "cohort": self._by_client(plan, 1, 0),
+            "arrived": self._by_client(plan, plan.counted, 0),
+            "version": self._by_client(plan, plan.round, -1),
+            "depth": self._by_client(plan, plan.depth, -1),
+            "blocks": self._by_client(plan, counted, 0),
+            "visit_seconds": self._by_client(plan, plan.seconds, np.nan),
+            "void": not plan.counted.any(),
+            "repeats": plan.repeats,
+            "deadline": plan.deadline,
+            "round_seconds": plan.closes,
+            "message_bytes": int(np.dot(_sent(plan), self.layer_bytes)),
+        }
+
+    def _spent(self, plan: Plan, record: Record) -> dict[str, Any]:
+        """Return the columns of federated oracle complexity."""
+        numbers, phi = int(np.dot(_sent(plan), self.layer_numbers)), self.job.config.oracle.phi
+        counted, size = int(plan.counted.sum()), self.job.task.parameters
+        spent = Spent(record.gradients if counted else 0, record.server_gradients, counted, numbers, size)
+        epochs = {f"epochs_{kind}": number for kind, number in zip("abc", spent.epochs)}
+        return epochs | {
+            "gradients": spent.gradients,
+            "server_gradients": spent.server_gradients,
+            "vectors": spent.vectors,
+            "oracle": spent.complexity(phi),
+            "running_time": spent.running_time(phi),
+        }
+
+    def _by_client(self, plan: Plan, values: Any, fill: float) -> Floats | Ints:
+        """Return the cohort's values over all clients."""
+        whole = np.full(self.job.config.clients, fill, dtype=np.result_type(np.asarray(values), type(fill)))
+        whole[plan.cohort] = values
+        return whole
+
+    def checkpoint(
+        self,
+        done: int,
+        shared: Mapping[str, Any],
+        personal: Iterable[Saved],
+        clock: Mapping[str, float],
+        memory: Mapping[str, Any],
+        stale: Callable[[], Mapping[int, int]] = dict,
+    ) -> Path:
+        """Write a checkpoint of the state after `done` rounds, and say whose personal state in it is `stale`."""
+        keep = self.job.config.checkpoint.keep
+        path = store.save(self.run_dir, done, shared, personal, clock, keep, memory, stale)
+        for client, round_ in stale().items():
+            text = f"the checkpoint after round {done} holds the client's personal state after round {round_}"
+            self.segment.event(done - 1, "stale", client, text)
+        if stale():
+            print(f"hpcfl: checkpoint after round {done}: {_older(stale())}", file=sys.stderr, flush=True)
+        return path
+
+    def close(self) -> None:
+        """End the segment and make the run folder readable by any HDF5 reader."""
+        self.segment.close()
+        self.speaker.close()
+
+
+def _older(stale: Mapping[int, int]) -> str:
+    """Return whose personal state did not come in time."""
+    clients, oldest = sorted(stale), min(stale.values())
+    rounds = f"round {oldest}" if oldest == max(stale.values()) else f"rounds {oldest} to {max(stale.values())}"
+    return f"no personal state in time from client{'s' * (len(stale) > 1)} {listed(clients)}; kept is that of {rounds}"
+
+
+def _sent(plan: Plan) -> list[int]:
+    """Return how many visits' layers 1 … L counted, [L]."""
+    return [int((plan.depth <= number).sum()) for number in range(1, plan.layers + 1)]

@@ -1,0 +1,167 @@
+"""Rounds in simulated time: all ranks carry them out in step, and nothing sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from hpcfl.base.types import Floats
+from hpcfl.comm.guard import Sieve
+from hpcfl.comm.message import Deposits, Message, State
+from hpcfl.comm.placement import Chunk
+from hpcfl.comm.transport import Alone, Personal, Saved, Transport
+from hpcfl.engine.iterated import blank, found, keep
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.loop import Rounds
+from hpcfl.engine.record import Record, released
+from hpcfl.schedule.plan import Plan
+
+R = TypeVar("R")
+
+
+class Simulated(Rounds):
+    """Each rank computes its own clients' visits; the transport carries state down and sums up.
+
+    Where clients are needed no more, the server takes over all of them with their personal state: it reads the same
+    federation, so it can test them as their ranks did. Those forget what they hold and wait for the end.
+
+    Attributes
+    ----------
+    released : bool
+        Whether this rank has been released.
+    """
+
+    def __init__(self, job: Job, transport: Transport, first: int) -> None:
+        self.job, self.transport = job, transport
+        self.serves, self.released = transport.serves, False
+        self.alone = transport.size == 1
+        self.plans: Iterator[Plan] | None = None
+        self.first = first
+        self.mine = job.hosted(transport.rank)
+
+    def release(self, now: Progress, record: Record) -> bool:
+        """Let the server take over, once; all ranks decide alike."""
+        if self.alone or not self.job.algorithm.over(now.round):
+            return False
+        taken = self._taken(now)
+        self.released = not self.serves
+        if self.released:
+            now.shared, now.personal, self.mine = {}, {}, []
+            self.job.task.forget()
+            return True
+        record.news.append(released(self.transport.size - 1))
+        self.alone, self.transport = True, Alone(self.transport.size)
+        now.personal, self.mine = taken, self.job.chunks
+        return False
+
+    def _taken(self, now: Progress) -> Personal:
+        """Return all chunks' personal state at the server, none elsewhere."""
+        if not self.job.personal_bytes:
+            return {chunk.number: {} for chunk in self.job.chunks}
+        taken = {}
+        for (clients, state), chunk in zip(self.personal(now), self.job.chunks):
+            like = self.job.like(int(clients[0]))
+            taken[chunk.number] = {name: torch.from_numpy(state[name]).to(like[name], copy=True) for name in state}
+        return taken
+
+    def exchange(self, now: Progress, record: Record) -> tuple[Plan, Deposits]:
+        """Carry out the next round: who counts, and how far, was decided before."""
+        self.plans = self.plans or self.job.plans(self.first, lambda: now.stage.number)
+        plan = next(self.plans)
+        self.transport.count()
+        now.shared = self.transport.invite(now.shared)
+        sums = Deposits(self.job.layout, len(plan.cohort), plan.missing)
+        kept: list[Message] = []
+        record.measures(self.job.config.clients, self.job.limits(now.norms))
+        with record.timed("compute_seconds"):
+            for chunk in self.mine:
+                record.visits += visit(self.job, plan, chunk, now, sums, kept, record)
+        record.gradients = max(self.job.task.counted().values(), default=0)
+        with record.timed("wait_seconds"):
+            sums = self.transport.close(sums)
+        if self.job.keeps:
+            sums.found = self._found(now.shared, kept, record)
+        record.carried(self.transport)
+        return plan, sums
+
+    def _found(self, shared: State, kept: list[Message], record: Record) -> State:
+        """Return what further sums lead to; all ranks iterate together."""
+
+        def reduce(sums: Deposits) -> Deposits:
+            with record.timed("wait_seconds"):
+                return self.transport.share(sums)
+
+        with record.timed("compute_seconds"):
+            return found(self.job.algorithm, self.job.task, shared, kept, reduce)
+
+    def scores(self, now: Progress) -> Floats:
+        """Let every rank test its own clients' models."""
+        now.shared = self.transport.invite(now.shared)
+        found = np.zeros((self.job.scores, self.job.config.clients))
+        for chunk in self.mine:
+            found[:, chunk.clients] = self.job.scored(now.round, now.shared, now.personal[chunk.number], chunk.clients)
+        return self.transport.reduce(found)
+
+    def together(self, record: Record, wish: str) -> str:
+        """Bring every rank's figures together, and its wish to stop."""
+        return record.ranks(self.transport, wish, self.job.config.clients)
+
+    def personal(self, now: Progress) -> Iterator[Saved]:
+        """Let every rank hand over the state that it hosts."""
+        return self.transport.collect(self.job.chunks, now.personal, self.job.like)
+
+
+def visit(
+    job: Job,
+    plan: Plan,
+    chunk: Chunk,
+    now: Progress,
+    sums: Deposits,
+    kept: list[Message] | None = None,
+    record: Record | None = None,
+) -> int:
+    """Do a chunk's visits that count, add their messages to `sums`, keep the personal state; return how many.
+
+    What the algorithm keeps of the messages is put into `kept`, what was rejected is noted in `record`.
+    """
+    rows = plan.rows(chunk.clients)
+    if not len(rows):
+        return 0
+    clients, record = plan.cohort[rows], record or Record.open()
+    places = torch.from_numpy(chunk.places(clients))
+    personal = now.personal[chunk.number]
+    own = {name: value[places] for name, value in personal.items()}
+    sieve = Sieve(len(rows), job.layout, job.whole, record.limits)
+    client = sieve.through(job.algorithm.client(job.task, now.shared, own, job.visits(plan, rows)))
+    take = sums.add
+    if kept is not None and job.keeps:
+        kept.append(blank(job.keeps, len(rows), job.task.device))
+        take = partial(_take, sums, kept[-1])
+    after, rejected = drained(client, take), job.rejections(clients, sieve)
+    depth = np.array([rejected[client].depth if client in rejected else 0 for client in clients.tolist()])
+    for name, value in after.items():
+        advances = torch.from_numpy(job.levels.get(name, 1) >= depth)
+        personal[name][places[advances]] = value[advances]
+    record.rejected |= rejected
+    if record.limits is not None:
+        record.norms[clients] = sieve.norms
+    return len(rows)
+
+
+def _take(sums: Deposits, kept: Message, message: Message) -> None:
+    sums.add(message)
+    keep(message, kept)
+
+
+def drained(client: Generator[Message, None, R], take: Callable[[Message], None]) -> R:
+    """Hand every message to `take` and return what the generator returns."""
+    while True:
+        try:
+            take(next(client))
+        except StopIteration as end:
+            result: R = end.value
+            return result

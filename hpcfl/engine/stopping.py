@@ -1,0 +1,185 @@
+"""Leaving early when asked to: signals, which are noted, and the file ``stop`` in a run folder, which asks.
+
+Neither interrupts anything. Whoever runs the rounds looks for wishes where a round ends, so that what is left behind
+is whole and can be gone on with. Nothing heavy is imported with this module: until `install`, signals kill.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from hpcfl.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from hpcfl.base.types import Floats
+
+FILE = "stop"
+ASKED = "hpcfl stop"
+NAMES = ("TERM", "INT", "USR1")
+LOOK_SECONDS = 0.2  # a look at a file costs a network file system a message
+REPEAT_SECONDS = 2.0  # schedulers say TERM several times; a person who says it again waits longer
+WAIT_SECONDS = 0.1
+
+_signal = ""
+_since = 0.0
+_before: dict[int, Any] = {}
+
+
+def install() -> None:
+    """Note TERM, INT and USR1 from now on; to be called before anything large is imported, in the main thread.
+
+    A signal that comes while these are loaded is then not lost, nor deadly. One that is ignored stays so: whoever
+    started this process wanted it. In another thread nothing is done.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for name in NAMES:
+        number = signal.Signals[f"SIG{name}"]
+        if number not in _before and signal.getsignal(number) is not signal.SIG_IGN:
+            _before[number] = signal.signal(number, _note)
+
+
+def uninstall() -> None:
+    """Give the signals back to whoever had them before `install`, and forget what was noted."""
+    global _signal
+    for number, handler in _before.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    _before.clear()
+    _signal = ""
+
+
+def disregard() -> None:
+    """Let signals pass unheard from now on, if they were noted until now: all is done but for the exit.
+
+    A launcher ends the others when the first rank has left with other than 0, and their exit code is to be the same.
+    """
+    for number in _before:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _note(number: int, _: FrameType | None) -> None:
+    """Keep the first signal; a second INT or TERM ends the process as if nothing had been installed."""
+    global _signal, _since
+    if not _signal:
+        _signal, _since = signal.Signals(number).name.removeprefix("SIG"), time.monotonic()
+    elif number != signal.SIGUSR1 and time.monotonic() - _since > REPEAT_SECONDS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.raise_signal(number)
+
+
+class Stop:
+    """The wish to stop as one rank knows of it: a signal that it was sent; at the server also the run's stop file.
+
+    Parameters
+    ----------
+    folder : Path
+        The run folder.
+    serves : bool
+        Whether this rank is the server: it alone looks for the file.
+    """
+
+    def __init__(self, folder: Path, serves: bool) -> None:
+        self.path, self.serves = folder / FILE, serves
+        self.found, self.due = "", -math.inf
+        self.handed_on = False
+
+    def wished(self) -> str:
+        """Return why the run is to stop, as ``"signal USR1"`` or ``"hpcfl stop"``; "" where it is not."""
+        if _signal:
+            return f"signal {_signal}"
+        now = time.monotonic()
+        if self.serves and not self.found and now >= self.due:
+            self.found, self.due = _read(self.path), now + LOOK_SECONDS
+        return self.found
+
+
+def _read(path: Path) -> str:
+    """Return the reason that a stop file gives, "" where there is no file; one made by hand may be empty."""
+    try:
+        return " ".join(path.read_text(encoding="utf-8", errors="replace").split()) or ASKED
+    except FileNotFoundError:
+        return ""
+
+
+def number_of(wish: str) -> int:
+    """Return a wish as a number that ranks can exchange: 0 for none, a signal's own, -1 for any other."""
+    if not wish:
+        return 0
+    name = wish.removeprefix("signal ")
+    return int(signal.Signals[f"SIG{name}"]) if name in NAMES else -1
+
+
+def meant(numbers: Floats) -> str:
+    """Return the first rank's wish in words, "" where no rank has one; `numbers` [ranks] are those of `number_of`."""
+    for rank in numbers.nonzero()[0]:
+        number = int(numbers[rank])
+        return ASKED if number < 0 else f"signal {signal.Signals(number).name.removeprefix('SIG')} on rank {rank}"
+    return ""
+
+
+def request(folder: Path, reason: str = ASKED) -> None:
+    """Ask the run in `folder` to stop; any process that sees the folder may.
+
+    Raises
+    ------
+    UsageError
+        If the folder cannot be written.
+    """
+    from hpcfl.store.atomic import write_text
+
+    text = reason + "\n"
+    try:
+        try:
+            write_text(folder / FILE, text)
+        except FileNotFoundError:  # a run that just begins clears temporary files away
+            write_text(folder / FILE, text)
+    except OSError as error:
+        raise UsageError(f"'{folder}' cannot be asked to stop: {FILE} cannot be written: {error.strerror}") from None
+
+
+def hand_on(stop: Stop, folder: Path) -> None:
+    """Ask the server to stop because this rank was told to.
+
+    In real time, and where the rank was released, ranks do not agree round by round.
+    """
+    wish = stop.wished()
+    if wish and not stop.handed_on:
+        request(folder, wish)
+        stop.handed_on = True
+
+
+def withdraw(folder: Path) -> None:
+    """Take a request back: it was honoured, or meant for an earlier start."""
+    (folder / FILE).unlink(missing_ok=True)
+
+
+def running(path: Path) -> Path:
+    """Return the folder of a run that is running.
+
+    Raises
+    ------
+    UsageError
+        If there is no run, or it is not running.
+    """
+    from hpcfl import store
+
+    folder = store.run_folder(path)
+    state = store.read_status(folder).state
+    if state != "running":
+        raise UsageError(f"'{folder}' cannot be stopped: expected a running run, this one is {state}")
+    return folder
+
+
+def outcome(folder: Path) -> str:
+    """Wait until a run is no longer running; return the first word of its status then."""
+    from hpcfl import store
+
+    while (state := store.read_status(folder).state) == "running":
+        time.sleep(WAIT_SECONDS)
+    return state

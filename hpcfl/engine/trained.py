@@ -1,0 +1,291 @@
+"""The clients' models as a run left them, ready to embed and to predict: what studies after a run start from.
+
+Judged from headers and checkpoints; torch is imported only when there are models to be made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from hpcfl import store
+from hpcfl.base.errors import UsageError
+from hpcfl.store.compatibility import check_personal, check_shared
+
+if TYPE_CHECKING:
+    from hpcfl.algorithms import Algorithm
+    from hpcfl.comm.message import State
+    from hpcfl.comm.placement import Chunk
+    from hpcfl.config import Config
+    from hpcfl.data import ClientData, Federation
+    from hpcfl.learning.task import Task
+
+Array = npt.NDArray[Any]
+STORED = ("stored", "shared")
+"""What methods call the protocol of evaluation in which nothing learns before the test."""
+
+
+def open_models(run: Path | str, data_dir: Path | str | None = None, stored: bool = False) -> Models:
+    """Return the models of all clients at the newest whole checkpoint of a run that has finished or was stopped.
+
+    Parameters
+    ----------
+    run : Path or str
+        The run folder, or the run.h5 in it.
+    data_dir : Path or str, optional
+        Folder of the data sets; None: where the run found them.
+    stored : bool
+        Models as they are stored. False: as the run tests them, by ``algorithm.evaluation``: they may learn first.
+
+    Raises
+    ------
+    UsageError
+        If there is no run or no checkpoint, or the data are not there or not those of the run.
+    RunError
+        If no checkpoint can be read whole.
+    """
+    from hpcfl import config as configs
+
+    folder = store.run_folder(run)
+    attributes = store.run_attributes(folder)
+    config, path = configs.from_text(attributes["config"]), newest(folder)
+    data = store.data_folder(attributes, Path(data_dir) if data_dir else None)
+    try:
+        config.check_shapes(config.data.check(config.clients, data))
+    except UsageError as error:
+        raise UsageError(f"data_dir = {str(data)!r}: expected where the run's data are: {error}") from None
+    saved = store.load(path, personal=False)
+    task, shared = loaded(config, data, saved, path, range(config.clients))
+    _check_sizes(folder, data, task.federation)
+    algorithm = as_stored(config.algorithm) if stored else config.algorithm
+    return Models(config, algorithm, saved.round, saved.shared, path, task, shared)
+
+
+def newest(folder: Path) -> Path:
+    """Return a run's newest whole checkpoint; UsageError where there is none at all, RunError where none is whole."""
+    found = store.latest(folder)
+    if found is None:
+        raise UsageError(f"'{folder}' has no checkpoint: expected a run that has finished or was stopped")
+    return found
+
+
+def threads(config: Config) -> int:
+    """Return the threads per operation of a process that takes a run up alone."""
+    return 1 if config.threads == "auto" else config.threads
+
+
+def loaded(
+    config: Config, data: Path | None, saved: store.Checkpoint, path: Path, clients: Iterable[int]
+) -> tuple[Task, State]:
+    """Return a run's task and its shared state; UsageError where the data of some clients are not those of the run."""
+    import torch
+
+    from hpcfl.comm.placement import device
+    from hpcfl.learning.task import Task
+
+    federation = config.data.federate(config.clients, config.seed, data)
+    task = Task(config.model, federation, config.seed, device(0, torch.cuda.device_count()), config.precision)
+    like = config.algorithm.start(task)
+    check_shared(saved.shared, like)
+    check_personal(path, clients, lambda client: config.algorithm.enter(task, client), federation.shapes)
+    return task, _as(like, saved.shared)
+
+
+def as_stored(algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm with the protocol of evaluation in which nothing learns before the test, if it has one."""
+    field = type(algorithm).model_fields.get("evaluation")
+    words = [word for word in STORED if field is not None and word in get_args(field.annotation)]
+    return algorithm.model_copy(update={"evaluation": words[0]}) if words else algorithm
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """The models of a run's clients. Iterating makes them, some clients at a time, in the run's order of computing.
+
+    Attributes
+    ----------
+    config : Config
+    algorithm : Algorithm
+        With the protocol of evaluation that is asked for.
+    round : int
+        How many rounds are done.
+    shared : dict of str to array
+        The server's state by name: FLIC's anchors ``anchor.means`` [C, k], and ``anchor.factors`` [C, k, k] if they
+        learn.
+    """
+
+    config: Config
+    algorithm: Algorithm
+    round: int
+    shared: dict[str, Array]
+    path: Path
+    task: Task
+    state: State
+
+    @property
+    def federation(self) -> Federation:
+        """The clients' data."""
+        return self.task.federation
+
+    def __len__(self) -> int:
+        return self.config.clients
+
+    def __iter__(self) -> Iterator[ClientModel]:
+        from hpcfl.learning.visits import Visits
+
+        for chunk in self._chunks():
+            with _threads(threads(self.config)):
+                seen = Visits.tested(self.round, chunk.clients)
+                params = self.algorithm.model(self.task, self.state, self._personal(chunk.clients.tolist()), seen)
+            for row, client in enumerate(chunk.clients.tolist()):
+                own = {name: params[name][row].detach().clone() for name in self.task.initial(client)}
+                yield ClientModel(client, own, self.task, self._embedding)
+
+    @property
+    def _embedding(self) -> int | None:
+        from hpcfl.models.latent import EMBED
+
+        count = sum(stage.name.startswith(EMBED) for stage in self.task.stages)
+        return count if count or self.config.model.name == "latent" else None
+
+    def _chunks(self) -> list[Chunk]:
+        """Return the clients as the run computes them together: that decides about the last bits."""
+        from hpcfl.comm.placement import chunk_size, cut
+
+        config = self.config
+        size = chunk_size(config.batch_clients, config.clients, self.task.nbytes, config.one_by_one)
+        paces = np.zeros(config.clients) if size == 1 else config.speed.paces(config.seed, config.clients)
+        return cut(size, paces, 1, self.federation.shapes)
+
+    def _personal(self, clients: Iterable[int]) -> State:
+        """Return some clients' personal state, ``{name: [c, …]}``."""
+        from hpcfl.engine.job import stacked
+
+        likes = {client: self.algorithm.enter(self.task, client) for client in clients}
+        held = store.load_personal(self.path, likes)
+        return stacked([_as(like, held.get(client, {})) for client, like in likes.items()])
+
+
+@dataclass(frozen=True, eq=False)
+class ClientModel:
+    """One client's model and data.
+
+    Attributes
+    ----------
+    client : int
+    params : dict of str to Tensor
+        What the method predicts with, by the names of the model's tensors.
+    embedding : int, optional
+        How many of the model's layers are below its latent space; None: it has none.
+    """
+
+    client: int
+    params: State
+    task: Task
+    embedding: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample's features."""
+        return self.task.federation.shapes[self.client]
+
+    @cached_property
+    def data(self) -> ClientData:
+        """The client's training and test features and labels, as the run has them."""
+        return self.task.federation.client(self.client)
+
+    @property
+    def untrained(self) -> ClientModel:
+        """The same client's model before it has learned anything."""
+        return replace(self, params=self.task.initial(self.client))
+
+    def embed(self, x: Array) -> Array:
+        """Return latent coordinates, float32 ``[n, k]``: what all layers below the latent space make of the features.
+
+        Parameters
+        ----------
+        x : array [n, *shape]
+
+        Raises
+        ------
+        UsageError
+            If the model has no latent space, or `x` is of another shape.
+        """
+        if self.embedding is None:
+            first = self.task.stages[0].name
+            raise UsageError(f"model: its first layer is '{first}': expected an embedding; nearest: name = 'latent'")
+        return self._made(x, self.embedding).reshape(len(x), -1)
+
+    def predict(self, x: Array) -> Array:
+        """Return classes, int64 ``[n]``, or values, float32 ``[n]``, where labels are real numbers.
+
+        Raises
+        ------
+        UsageError
+            If `x` is of another shape than ``[n, *shape]``.
+        """
+        outputs = self._made(x, None)
+        if np.issubdtype(self.data.train_labels.dtype, np.floating):
+            values: Array = outputs[:, 0]
+            return values
+        classes: Array = outputs.argmax(1)
+        return classes
+
+    def _made(self, x: Array, last: int | None) -> Array:
+        """Return what the layers before number `last` (None: all) make of features, ``[n, …]``."""
+        import torch
+
+        from hpcfl.learning.task import TEST_BATCH
+
+        if x.shape[1:] != self.shape:
+            raise UsageError(f"x: client {self.client} has features of shape {self.shape}, got {x.shape[1:]}")
+        params = {name: value.unsqueeze(0) for name, value in self.params.items()}
+        rows = torch.from_numpy(np.asarray(x, np.float32)).to(self.task.device)
+        with torch.no_grad():
+            parts = [
+                self.task.forward(params, part.unsqueeze(0), last=last)[0] for part in torch.split(rows, TEST_BATCH)
+            ]
+        found: Array = torch.cat(parts).cpu().numpy()
+        return found
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let torch compute with so many threads within the block."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _as(likes: State, found: Mapping[str, Array]) -> State:
+    """Return what a checkpoint holds as tensors like those of the task."""
+    import torch
+
+    # copied into torch's own memory: the last bits of products may depend on how memory is aligned
+    return {name: torch.from_numpy(np.asarray(found[name])).to(like, copy=True) for name, like in likes.items()}
+
+
+def _check_sizes(folder: Path, data: Path | None, federation: Federation) -> None:
+    """Refuse data of which the clients hold other numbers of samples than those of the run."""
+    from hpcfl.engine.record import about_clients
+
+    now = {fact.name: fact.values for fact in about_clients(federation)}
+    for fact in store.read_facts(folder):
+        differs = np.flatnonzero(fact.values != now[fact.name]) if fact.name in now else ()
+        for client in differs[:1]:
+            raise UsageError(
+                f"data_dir = {str(data)!r}: client {client} has {now[fact.name][client]} as {fact.name}, in the run "
+                f"{fact.values[client]}: expected the data of the run"
+            )

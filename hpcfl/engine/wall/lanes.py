@@ -1,0 +1,210 @@
+"""All lanes together: moving them on while the server waits, and what becomes of those that lose a rank."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from hpcfl.base.errors import Interrupted, listed
+from hpcfl.base.types import Ints
+from hpcfl.comm.mpi import Bandwidth, Patience
+from hpcfl.comm.transport import idle
+from hpcfl.engine.wall.lane import Lane
+
+GRACE_SECONDS = 0.05  # for lanes to become free after a closing, beyond what the bytes under way may take
+ANSWER_SECONDS = 1.0  # least time for answers other than visits
+REPEAT_SECONDS = 300.0  # from one line about a wait to the next
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A rank that is gone, and with it its clients."""
+
+    rank: int
+    clients: tuple[int, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        clients = ", ".join(str(client) for client in self.clients)
+        return f"rank {self.rank} is lost ({self.reason}), and with it client{'s' * (len(self.clients) > 1)} {clients}"
+
+
+class Fleet:
+    """The lanes of a run.
+
+    Parameters
+    ----------
+    lanes : list of Lane
+    spare : mapping of int to Lane
+        A lane of its own for each rank that shares one: where MPI tells of dead ranks, a lane that has lost one falls
+        apart into these.
+    lost_after : float
+        Seconds of silence after which a lane that owes something counts as dead; None: never.
+    patience : float
+        Seconds of waiting after which a line says for whom.
+    bandwidth : Bandwidth
+        What the lanes have measured.
+
+    Attributes
+    ----------
+    lost : list of Loss
+        The dead, in the order in which they were noticed.
+    """
+
+    def __init__(
+        self,
+        lanes: list[Lane],
+        spare: Mapping[int, Lane] | None = None,
+        lost_after: float | None = None,
+        patience: float = inf,
+        bandwidth: Bandwidth | None = None,
+    ) -> None:
+        self.lanes, self.spare, self.lost_after, self.patience = lanes, spare or {}, lost_after, patience
+        self.bandwidth = bandwidth or Bandwidth()
+        self.lost: list[Loss] = []
+
+    def looks(
+        self,
+        what: str,
+        owing: Callable[[], Sequence[Lane]],
+        rest: Callable[[], None] = idle,
+        ends: float = inf,
+        patience: float | None = None,
+    ) -> Iterator[float]:
+        """Wait for `what`: yield the seconds so far, again and again, and look at all lanes in between.
+
+        Parameters
+        ----------
+        owing : callable
+            Returns the lanes that are waited for; the wait is over when there are none. After `patience` seconds, and
+            every 5 minutes from then on, a line says who they are.
+        rest : callable
+            Called each time; it may raise to end the wait.
+        ends : float
+            Seconds after which somebody wants to look again at the latest.
+        """
+        pause, start = Patience(), time.monotonic()
+        due = self.patience if patience is None else patience
+        while True:
+            seconds = time.monotonic() - start
+            yield seconds
+            if not owing():
+                return
+            if seconds >= due:
+                due = seconds + REPEAT_SECONDS
+                _say(f"still waiting ({seconds:.1f} s) for {what}: {_named(owing())}")
+            rest()
+            self.look(pause, ends - seconds)
+
+    def look(self, patience: Patience, most: float = 1.0) -> None:
+        """Move everything on, then pause for a moment."""
+        if self.poll():
+            patience.moved()
+        patience.pause(most, sum(lane.sending for lane in self.lanes))
+
+    def poll(self) -> bool:
+        """Move every lane on; return whether anything has happened."""
+        moved = False
+        for lane in self.lanes:
+            before = lane.state
+            moved |= lane.poll()
+            if self.lost_after is not None and lane.silent() > self.lost_after:
+                lane.die(f"not heard of for {self.lost_after:g} s")
+            if lane.state == "dead" and before != "dead" and not self._divisible(lane):
+                self._mourn(lane)
+        return moved
+
+    def _divisible(self, lane: Lane) -> bool:
+        return len(lane.bench.ranks) > 1 and lane.bench.ranks[0] in self.spare
+
+    def reform(self) -> None:
+        """Let lanes that have lost a rank fall apart into lanes of one rank each: the dead are found there."""
+        for lane in [lane for lane in self.those("dead") if self._divisible(lane)]:
+            lane.control.Revoke()  # those who were not waiting for the dead one hear of it too
+            lane.data.Revoke()
+            for seat, rank in enumerate(lane.bench.ranks):
+                self.spare[rank].expect(lane.counted[lane.bench.places(seat)])
+            self.lanes.remove(lane)
+            self.lanes += [self.spare[rank] for rank in lane.bench.ranks]
+
+    def _mourn(self, lane: Lane) -> None:
+        """Say which ranks and clients are lost."""
+        for rank, clients in zip(lane.bench.ranks, lane.bench.hosted):
+            self.lost.append(Loss(rank, clients, lane.reason))
+            _say(str(self.lost[-1]))
+
+    def those(self, *states: str) -> list[Lane]:
+        """Return the lanes in these states."""
+        return [lane for lane in self.lanes if lane.state in states]
+
+    def hosted(self, *states: str) -> Ints:
+        """Return the clients on lanes in these states."""
+        found = [lane.hosted for lane in self.those(*states)]
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+    def handed_in(self, lanes: Sequence[Lane]) -> None:
+        """Wait for what was under way on lanes that have just been closed, for as long as that may take."""
+
+        def owing() -> list[Lane]:
+            return [lane for lane in lanes if lane.coming and lane.late_for() < GRACE_SECONDS]
+
+        for _ in self.looks("what was under way", owing):
+            pass
+
+    def caught_up(self) -> None:
+        """Give lanes that are late the time to become free: most of them do in a few milliseconds."""
+
+        def owing() -> list[Lane]:
+            return [lane for lane in self.lanes if lane.late_for() < GRACE_SECONDS]
+
+        for _ in self.looks("lanes to be free", owing):
+            pass
+
+    def answered(
+        self, lanes: Sequence[Lane], limit: float = inf, what: str = "answers", rest: Callable[[], None] = idle
+    ) -> None:
+        """Wait for answers: at most `limit` seconds, or three times as long as half of the lanes took.
+
+        Where `rest` raises Interrupted, who has had `ANSWER_SECONDS` is waited for no longer.
+        """
+
+        def owing() -> list[Lane]:
+            return [lane for lane in lanes if lane.state == "active"]
+
+        with suppress(Interrupted):
+            for seconds in self.looks(what, owing):
+                if limit == inf and len(owing()) <= len(lanes) / 2:
+                    limit = max(ANSWER_SECONDS, 3 * seconds)
+                if seconds > limit:
+                    break
+                if seconds > ANSWER_SECONDS:
+                    rest()
+        for lane in owing():
+            lane.give_up()
+
+    def settled(self, limit: float, what: str = "ranks to be free", rest: Callable[[], None] = idle) -> None:
+        """Wait at most `limit` seconds until no lane has anything under way; `rest` may raise to end it."""
+
+        def owing() -> list[Lane]:
+            return self.those("active", "late")
+
+        for seconds in self.looks(what, owing, rest):
+            if seconds >= limit:
+                return
+
+
+def _say(line: str) -> None:
+    print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+
+
+def _named(lanes: Sequence[Lane]) -> str:
+    """Return whom lanes stand for."""
+    ranks = sorted(rank for lane in lanes for rank in lane.bench.ranks)
+    clients = sorted(int(client) for lane in lanes for client in lane.hosted)
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} with client{'s' * (len(clients) > 1)} {listed(clients)}"

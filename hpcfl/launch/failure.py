@@ -1,0 +1,114 @@
+"""Ending the whole job after an error in the middle of it: told once, written down, no rank left."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hpcfl import store
+from hpcfl.base.errors import RunError, Told
+from hpcfl.store.atomic import number_of, numbered
+
+GIVE_UP_SECONDS = 4.0  # how long a failed rank waits for the one that speaks to end the job, or for a disk that hangs
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
+
+_unclosed: list[BaseException] = []  # what they hold open stays so: HDF5 crashes when it closes a file it cannot write
+
+
+def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
+    """Tell of the error, write the status, end all ranks; a foreseen error is one line, another has its traceback.
+
+    Whatever the disk does meanwhile: none of what is written here is needed to end the job, nor may it hold that up.
+    """
+    if comm is not None:
+        late = threading.Timer(GIVE_UP_SECONDS, comm.Abort, (1,))
+        late.daemon = True
+        late.start()
+    _unclosed.append(error)
+    try:
+        _tell(comm, folder, _explained(comm, folder, error))
+    finally:
+        if comm is not None:
+            comm.Abort(1)
+    raise SystemExit(1)
+
+
+def _tell(comm: Any, folder: Path | None, error: BaseException) -> None:
+    who = "" if comm is None else f"rank {comm.Get_rank()} of {comm.Get_size()}: "
+    line = f"{who}{error}" if isinstance(error, Told) else f"{who}{type(error).__name__}: {error}"
+    bare = isinstance(error, Told) and "--debug" not in sys.argv
+    text = "" if bare else "".join(traceback.format_exception(error))
+    if not _claimed(folder, f"{line}\n{text}"):
+        time.sleep(GIVE_UP_SECONDS)  # another rank speaks and is about to end the job
+        return
+    print(f"hpcfl: {line}\n{text}", end="", file=sys.stderr, flush=True)
+    if folder is not None and (folder / "run.h5").exists():
+        note(folder, line)
+
+
+def note(folder: Path, reason: str) -> None:
+    """Write down that the run has failed, if the disk takes it: a full one may still let a word be changed in place."""
+    try:
+        store.write_status(folder, "failed", reason)
+    except OSError:
+        with contextlib.suppress(OSError), (folder / "status").open("r+b") as file:
+            if file.read(8) == b"running\n":
+                file.seek(0)
+                file.write(b"failed \n")
+
+
+def _explained(comm: Any, folder: Path | None, error: BaseException) -> BaseException:
+    """Return the error, or in one line what the disk refuses, or which ranks are dead where that is why MPI failed."""
+    if folder is not None and (found := refused(folder, error)):
+        return found
+    if comm is None or not type(error).__module__.startswith("mpi4py"):
+        return error
+    dead = comm.Get_failed().Translate_ranks(None, comm.Get_group())
+    if not len(dead):
+        return error
+    names = ", ".join(f"rank {rank}" for rank in dead)
+    return RunError(f"{names} {'are' if len(dead) > 1 else 'is'} lost; hpcfl resume goes on after the last checkpoint")
+
+
+def refused(folder: Path, error: BaseException) -> RunError | None:
+    """Return what to say where a disk that is full, broken or read-only is behind an error; None where it is not.
+
+    HDF5 tells of the system's error and of the file in its text alone, and not always as an OSError.
+    """
+    numbers = {getattr(error, "errno", None), *map(int, re.findall(r"errno = (\d+)", str(error)))}
+    number = next((number for number in DISK if number in numbers), None)
+    if number is None:
+        return None
+    file = re.search(r"filename = '([^']+)'", str(error))
+    path = re.sub(r"\.tmp-\d+-", "", file[1] if file else str(getattr(error, "filename", None) or folder))
+    saved = numbered(folder / "checkpoints", "round")
+    safe = f", and the state after {number_of(saved[-1])} of them" if saved else ""
+    text = f"'{path}' cannot be written: {os.strerror(number)}; all rounds reported are safe{safe}"
+    return RunError(f"{text}: hpcfl resume {folder} goes on").with_traceback(error.__traceback__)
+
+
+def _claimed(folder: Path | None, text: str) -> bool:
+    """Return whether this rank is the first to write down an error of the run, if there is a run yet."""
+    if folder is None or not folder.is_dir():
+        return True
+    try:
+        with (folder / "error.txt").open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        return False
+    except OSError:  # nobody can write it down
+        return True
+    return True
+
+
+def forget(folder: Path) -> None:
+    """Remove an earlier start's error: whoever writes one now is the first to fail."""
+    (folder / "error.txt").unlink(missing_ok=True)

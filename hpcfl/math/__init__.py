@@ -1,0 +1,1 @@
+"""Matrices and Gaussians, knowing nothing of learning."""

@@ -1,0 +1,150 @@
+"""The Wasserstein barycenter of Gaussians, as a whole and in the pieces of which a distributed iteration consists.
+
+The barycenter of ``N(m_i, Σ_i)`` with weights w_i has mean ``Σ w_i m_i``; its covariance is the fixed point of
+``S ← S^{-½} (Σ w_i (S^½ Σ_i S^½)^½)² S^{-½}`` (Álvarez-Esteban et al. 2016). An iteration is one sum over i of k × k
+matrices: each holder of a Σ_i gives `pulled`, whoever has the weighted sum makes the next S of it by `fixed_point`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hpcfl.math.psd import check_psd, each, one_pair, one_root, symmetric
+
+
+class Barycenter(NamedTuple):
+    """A Gaussian between Gaussians, and how it was come by.
+
+    Attributes
+    ----------
+    mean : Tensor [..., k]
+    cov : Tensor [..., k, k]
+    iterations : int64 [...]
+        How many were taken.
+    change : float64 [...]
+        Relative change of the covariance in the last of them; above the tolerance where it has not converged.
+    """
+
+    mean: Tensor
+    cov: Tensor
+    iterations: Tensor
+    change: Tensor
+
+
+@torch.no_grad()
+def barycenter(means: Tensor, covs: Tensor, weights: Tensor, tol: float = 1e-12, iterations: int = 200) -> Barycenter:
+    """Return the Wasserstein barycenter of ``N(means[i], covs[i])``.
+
+    The iteration starts from the weighted mean of the covariances, whose range holds all of theirs: a start with a
+    smaller range could never leave it.
+
+    Parameters
+    ----------
+    means : Tensor [m, ..., k]
+    covs : Tensor [m, ..., k, k]
+        They may be singular, or zero.
+    weights : Tensor [m] or [m, ...]
+        At least 0, of a positive sum over i; they are normalised.
+    tol : float
+        The relative change (Frobenius norm) at which the iteration ends.
+    iterations : int
+        At most this many.
+
+    Returns
+    -------
+    Barycenter
+        Mean and covariance in the types that came.
+
+    Raises
+    ------
+    UsageError
+        Where one of `covs` is no covariance.
+    """
+    check_psd(covs, "covs")
+    lead = covs.shape[1:-2]
+    shares = _normalised(weights.double().reshape(*weights.shape, *[1] * (covs.dim() - 2 - weights.dim())))
+    shares = shares.expand(len(covs), *lead)
+    mean = weighted(shares.unsqueeze(-1), means.double())
+    # one by one: each ends when it has converged itself, whatever the others do
+    columns = covs.double().reshape(len(covs), -1, *covs.shape[-2:]).unbind(1)
+    rows = shares.reshape(len(covs), -1).unbind(1)
+    found = [_iterated(own, share, tol, iterations) for own, share in zip(columns, rows)]
+    cov = torch.stack([one for one, _, _ in found]).reshape(covs.shape[1:]).to(covs.dtype)
+    taken = torch.tensor([count for _, count, _ in found]).reshape(lead)
+    last = torch.tensor([moved for _, _, moved in found], dtype=torch.float64).reshape(lead)
+    return Barycenter(mean.to(means.dtype), cov, taken, last)
+
+
+def rooted(cov: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``S^½`` and ``S^{-½}``, float64 ``[..., k, k]``, the inverse on the range of S if it is singular."""
+    root_s, inverse = each(one_pair, cov)
+    return root_s, inverse
+
+
+def pulled(root_s: Tensor, cov: Tensor) -> Tensor:
+    """Return ``(S^½ Σ S^½)^½``, one client's part of an iteration, float64.
+
+    Parameters
+    ----------
+    root_s : Tensor [..., k, k]
+        ``S^½``, from `rooted`.
+    cov : Tensor [..., k, k]
+        Σ. The bits of a result do not depend on what else is in the batch.
+    """
+    return each(lambda half, own: (one_root(half @ own @ half),), root_s, cov)[0]
+
+
+def fixed_point(inverse: Tensor, total: Tensor) -> Tensor:
+    """Return the next S, ``S^{-½} M² S^{-½}``, float64 ``[..., k, k]``.
+
+    Parameters
+    ----------
+    inverse : Tensor [..., k, k]
+        ``S^{-½}``, from `rooted`.
+    total : Tensor [..., k, k]
+        M, the mean of `pulled` with weights that sum to 1.
+    """
+    return each(_next, inverse, total)[0]
+
+
+def change(before: Tensor, after: Tensor) -> Tensor:
+    """Return ``|after − before| / |before|`` (Frobenius norms), float64 ``[...]``; 0 where nothing has changed."""
+    return each(_change, before, after)[0]
+
+
+def weighted(shares: Tensor, values: Tensor) -> Tensor:
+    """Return ``Σ_i shares[i]·values[i]``, added up in the order of i."""
+    total = torch.zeros_like(values[0])
+    for share, value in zip(shares, values):
+        total = total + share * value
+    return total
+
+
+def _next(inverse: Tensor, total: Tensor) -> tuple[Tensor]:
+    half = inverse @ total  # times its transpose: positive semi-definite whatever the rounding
+    return (symmetric(half @ half.mT),)
+
+
+def _change(before: Tensor, after: Tensor) -> tuple[Tensor]:
+    moved, size = (after - before).norm(), before.norm()
+    return (torch.where(moved == 0, 0.0, moved / size),)
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    total = weights.sum(0)
+    if bool((weights < 0).any()) or not bool((total > 0).all()):
+        raise ValueError("weights of a barycenter: expected none below 0 and a sum above 0")
+    return weights / total
+
+
+def _iterated(covs: Tensor, shares: Tensor, tol: float, iterations: int) -> tuple[Tensor, int, float]:
+    """Iterate for one barycenter ``[m, k, k]``; return its covariance, the number of iterations, the last change."""
+    now, moved, count = symmetric(weighted(shares, covs)), torch.inf, 0
+    while count < iterations and not moved <= tol:
+        root_s, inverse = rooted(now)
+        after = fixed_point(inverse, weighted(shares, pulled(root_s, covs)))
+        now, moved, count = after, float(change(now, after)), count + 1
+    return now, count, moved

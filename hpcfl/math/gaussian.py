@@ -1,0 +1,247 @@
+"""Wasserstein distances between Gaussians, with gradients that stay finite where covariances are singular.
+
+``W2²(N(m, A), N(v, B)) = |m − v|² + 𝔅²(A, B)`` with the Bures distance
+``𝔅²(A, B) = tr A + tr B − 2 tr (A^½ B A^½)^½`` (Muzellec & Cuturi 2018). The last trace is the nuclear norm of
+``A^½ B^½``, or of ``Z L/√n`` where ``A = L Lᵀ`` and ``B = ZᵀZ/n``: that form needs neither roots nor inverses, and is
+the one to train with. Everything is computed in float64 and returned in the type that came; leading dimensions are
+batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from hpcfl.math.psd import EPS, check_psd, each, one_root, symmetric
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Empirical moments.
+
+    Attributes
+    ----------
+    mean : Tensor [..., k]
+        Zero where there is no row.
+    centred : Tensor [..., n, k]
+        Rows less their mean; those that do not count are zero.
+    count : int64 [...]
+        How many rows count.
+    """
+
+    mean: Tensor
+    centred: Tensor
+    count: Tensor
+
+
+def moments(points: Tensor, mask: Tensor) -> Moments:
+    """Return mean, centred rows and number of the rows of `points` ``[..., n, k]`` that `mask` ``[..., n]`` picks.
+
+    The cost of a nuclear norm grows with the cube of n: better gather a class than mask all others in a batch.
+    """
+    rows = torch.where(mask.unsqueeze(-1), points.double(), 0)
+    count = mask.expand(rows.shape[:-1]).sum(-1)
+    mean = rows.sum(-2) / count.clamp(min=1).unsqueeze(-1)
+    centred = torch.where(mask.unsqueeze(-1), rows - mean.unsqueeze(-2), 0)
+    return Moments(mean.to(points.dtype), centred.to(points.dtype), count)
+
+
+def _polar(z: Tensor, came: torch.dtype, wanted: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the singular values of ``[..., n, k]``, float64, in no order, and, if wanted, U Vᵀ of those that count.
+
+    From the eigenvectors Q of the smaller Gram matrix, say Z Zᵀ, at less than half the cost of a singular value
+    decomposition. Its eigenvalues are off by eps·σ_max², so that their roots would make √eps·σ_max = 1.5e-8·σ_max of
+    a singular value that is zero (centred points always have one). The rows of QᵀZ have the norms σ_i as well, off
+    by eps·σ_max only, and divided by these they are Vᵀ.
+    """
+    small, large = sorted(z.shape[-2:])
+    wide = z if z.shape[-2] == small else z.mT
+    # LAPACK raises where a number is not finite; such numbers still come through in `rows`
+    vectors = torch.linalg.eigh((wide @ wide.mT).nan_to_num(0.0, 0.0, 0.0))[1]
+    rows = vectors.mT @ wide
+    sigma = rows.norm(dim=-1)
+    if not wanted:
+        return sigma, None
+    negligible = max(large * torch.finfo(came).eps, (small * EPS) ** 0.5)
+    inverse = torch.where(sigma <= negligible * sigma.amax(-1, keepdim=True), 0, 1 / sigma)
+    polar = vectors @ rows.mul_(inverse.unsqueeze(-1))
+    return sigma, polar if wide is z else polar.mT
+
+
+class _NuclearNorm(Function):
+    """Σ σ_i of float64 z, whose numbers are as exact as those of type `came`; the gradient is U Vᵀ."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, came: torch.dtype) -> Tensor:
+        sigma, polar = _polar(z, came, ctx.needs_input_grad[0])
+        ctx.save_for_backward(polar)
+        return sigma.sum(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0] * upstream[..., None, None], None
+
+
+def nuclear_norm(z: Tensor) -> Tensor:
+    """Return ``‖Z‖_*``, the sum of the singular values.
+
+    Its gradient is ``U Vᵀ``, without the directions of singular values that cannot be told from rounding: those
+    below ``max(n, k)·eps`` (of the type that came) or ``√(min(n, k)·eps)`` (of float64, below which the Gram matrix
+    does not separate them) times the largest. That is a subgradient where they are zero.
+
+    Parameters
+    ----------
+    z : Tensor [..., n, k]
+
+    Returns
+    -------
+    Tensor [...]
+    """
+    return _nuclear(z.double(), z.dtype).to(z.dtype)
+
+
+def _nuclear(z: Tensor, came: torch.dtype) -> Tensor:
+    norm: Tensor = _NuclearNorm.apply(z, came)  # type: ignore[no-untyped-call]
+    return norm
+
+
+class _Isotropic(Function):
+    """𝔅²(s²·I, cZᵀZ) for numbers s ≥ 0: ``Σ_j (s − √c σ_j)²`` with σ_j = 0 where Z has less than k.
+
+    One node, for the loss that is trained with most: as several they took longer than the eigenvectors.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, points: Tensor, scale: Tensor, s: float) -> Tensor:
+        scale = scale[..., None, None]
+        z = points.double() * scale
+        sigma, polar = _polar(z, points.dtype, ctx.needs_input_grad[0])
+        if polar is not None:
+            ctx.save_for_backward(z.sub_(polar, alpha=s).mul_(2 * scale))
+        ctx.dtype, ctx.shape = points.dtype, points.shape
+        value = (sigma - s).square().sum(-1) + s * s * (z.shape[-1] - sigma.shape[-1])
+        return value.to(points.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        gradient = ctx.saved_tensors[0] * upstream[..., None, None]
+        return gradient.sum_to_size(ctx.shape).to(ctx.dtype), None, None
+
+
+def bures_factor_squared(factor: Tensor | float | None, points: Tensor, count: Tensor | int, ddof: int = 0) -> Tensor:
+    """Return ``𝔅²(L Lᵀ, ZᵀZ/d) = ‖L‖² + ‖Z‖²/d − 2 ‖Z L‖_*/√d`` with ``d = count − ddof``.
+
+    Parameters
+    ----------
+    factor : Tensor [..., k, k], or a number, optional
+        L; a number s stands for s·I, None for I, both without a k × k product.
+    points : Tensor [..., n, k]
+        Z, centred; rows that do not count are zero.
+    count : int [...]
+        How many rows do. With ``d ≤ 0`` the covariance counts as zero, so that tr L Lᵀ remains.
+    ddof : int
+        0 or 1.
+
+    Returns
+    -------
+    Tensor [...]
+    """
+    divisor = (torch.as_tensor(count, device=points.device) - ddof).double()
+    scale = torch.where(divisor > 0, divisor.clamp(min=1).rsqrt(), 0)
+    if not isinstance(factor, Tensor):
+        s = 1.0 if factor is None else abs(float(factor))
+        found: Tensor = _Isotropic.apply(points, scale, s)  # type: ignore[no-untyped-call]
+        return found
+    z, own = points.double() * scale[..., None, None], factor.double()
+    if factor.dim() == 0:
+        size, norm = own.square() * z.shape[-1], own.abs() * _nuclear(z, points.dtype)
+    else:
+        size, norm = own.square().sum((-2, -1)), _nuclear(z @ own, points.dtype)
+    value = size + z.square().sum((-2, -1)) - 2 * norm
+    # rounding below zero is taken off the value alone: the gradient holds there too
+    value = value + (value.clamp(min=0) - value).detach()
+    return value.to(torch.promote_types(factor.dtype, points.dtype))
+
+
+def _aligned(cov_a: Tensor, cov_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tr (A^½ B A^½)^½ and the transport maps from A to B and back, of one pair ``[k, k]``.
+
+    From ``A^½ B^½ = U Σ Vᵀ``: the map is ``B^½ V Σ⁻¹ Vᵀ B^½``, which for regular A equals the usual formula, needs no
+    inverse of A, and for singular A is still the derivative with respect to a factor of A.
+    """
+    root_a, root_b = one_root(cov_a), one_root(cov_b)
+    product = root_a @ root_b
+    if not product.isfinite().all():
+        return product.new_tensor(torch.nan), product * torch.nan, product * torch.nan
+    u, sigma, vt = torch.linalg.svd(product)
+    inverse = torch.where(sigma > len(sigma) * EPS * sigma[0], sigma.rsqrt(), 0)
+    there, back = (root_b @ vt.mT) * inverse, (root_a @ u) * inverse
+    return sigma.sum(), symmetric(there @ there.mT), symmetric(back @ back.mT)
+
+
+class _Bures(Function):
+    """𝔅² of float64 covariances; the gradients are ``I − T``, T the map from this covariance to the other."""
+
+    @staticmethod
+    def forward(ctx: Any, cov_a: Tensor, cov_b: Tensor) -> Tensor:
+        trace, there, back = each(_aligned, cov_a, cov_b)
+        ctx.save_for_backward(there, back)
+        ctx.shapes = cov_a.shape, cov_b.shape
+        traces = cov_a.diagonal(dim1=-2, dim2=-1).sum(-1) + cov_b.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return (traces - 2 * trace).clamp(min=0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, ...]:
+        eye = torch.eye(ctx.shapes[0][-1], dtype=upstream.dtype, device=upstream.device)
+        return tuple(
+            ((eye - map_) * upstream[..., None, None]).sum_to_size(shape)
+            for map_, shape in zip(ctx.saved_tensors, ctx.shapes)
+        )
+
+
+def bures_squared(cov_a: Tensor, cov_b: Tensor) -> Tensor:
+    """Return the squared Bures distance of covariances ``[..., k, k]``, which may be singular, as ``[...]``."""
+    dtype = torch.promote_types(cov_a.dtype, cov_b.dtype)
+    value: Tensor = _Bures.apply(cov_a.double(), cov_b.double())  # type: ignore[no-untyped-call]
+    return value.to(dtype)
+
+
+def w2_squared(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tensor) -> Tensor:
+    """Return the squared 2-Wasserstein distance of N(mean_a, cov_a) and N(mean_b, cov_b).
+
+    Parameters
+    ----------
+    mean_a, mean_b : Tensor [..., k]
+    cov_a, cov_b : Tensor [..., k, k]
+
+    Returns
+    -------
+    Tensor [...]
+
+    Raises
+    ------
+    UsageError
+        Where `cov_a` or `cov_b` is no covariance; `bures_squared` does not look.
+    """
+    check_psd(cov_a.detach(), "cov_a")
+    check_psd(cov_b.detach(), "cov_b")
+    apart = (mean_a.double() - mean_b.double()).square().sum(-1)
+    value = apart + bures_squared(cov_a.double(), cov_b.double())
+    return value.to(torch.promote_types(mean_a.dtype, cov_a.dtype))
+
+
+def transport_map(cov_a: Tensor, cov_b: Tensor) -> Tensor:
+    """Return ``T = A^{-½} (A^½ B A^½)^½ A^{-½}``, which pushes N(0, A) to N(0, B), for regular A ``[..., k, k]``.
+
+    ``T A T = B``. For singular A the map reaches only what the range of A can be moved to.
+    """
+    dtype = torch.promote_types(cov_a.dtype, cov_b.dtype)
+    return each(_aligned, cov_a, cov_b)[1].to(dtype)

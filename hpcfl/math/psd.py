@@ -1,0 +1,121 @@
+"""Roots of symmetric positive semi-definite matrices, which may be singular.
+
+Everything is computed in float64, one matrix at a time from memory of its own: a batched product may choose another
+kernel, and an unaligned one too, so the last bits of a result would depend on the batch that its matrix is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfl.base.errors import UsageError
+
+EPS = torch.finfo(torch.float64).eps
+SLACK = 1e-6  # relative to the largest entry or eigenvalue: what rounding to float32 may do to a covariance
+
+
+def each(function: Callable[..., tuple[Tensor, ...]], *matrices: Tensor) -> tuple[Tensor, ...]:
+    """Apply a function to matrices one by one, in float64.
+
+    Parameters
+    ----------
+    function : callable
+        Takes one matrix per argument, returns tensors.
+    matrices : Tensor [..., k, k]
+        The leading dimensions are broadcast.
+
+    Returns
+    -------
+    tuple of Tensor
+        What the function returns, with the leading dimensions in front.
+    """
+    lead = np.broadcast_shapes(*(m.shape[:-2] for m in matrices))  # torch's own loads sympy, for a second and more
+    flat = [m.double().expand(*lead, *m.shape[-2:]).reshape(-1, *m.shape[-2:]) for m in matrices]
+    found = [function(*(m.clone(memory_format=torch.contiguous_format) for m in row)) for row in zip(*flat)]
+    return tuple(torch.stack(part).reshape([*lead, *part[0].shape]) for part in zip(*found))
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """Return the symmetric part of ``[..., k, k]``: exactly symmetric, where products are so up to rounding."""
+    return (matrix + matrix.mT).mul_(0.5)
+
+
+def root(cov: Tensor) -> Tensor:
+    """Return the symmetric root ``cov^½``.
+
+    Eigenvalues below ``k·eps`` times the largest count as zero, as do negative ones: they are rounding, and their
+    roots would be 1e-8 of the largest, far above rounding.
+
+    Parameters
+    ----------
+    cov : Tensor [..., k, k]
+
+    Returns
+    -------
+    Tensor [..., k, k]
+        In the type that came. NaN where `cov` has an entry that is not finite.
+    """
+    return each(lambda one: (one_root(one),), cov)[0].to(cov.dtype)
+
+
+def one_root(cov: Tensor) -> Tensor:
+    """Return the symmetric root of one matrix ``[k, k]``, float64."""
+    values, vectors = _spectrum(cov)
+    return symmetric((vectors * values.sqrt()) @ vectors.mT)
+
+
+def one_pair(cov: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the symmetric root of one matrix ``[k, k]`` and its pseudo-inverse, float64, by one decomposition."""
+    values, vectors = _spectrum(cov)
+    inverse = torch.where(values == 0, 0, values.rsqrt())
+    return symmetric((vectors * values.sqrt()) @ vectors.mT), symmetric((vectors * inverse) @ vectors.mT)
+
+
+def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues ``[k]``, zero where they are negligible, and eigenvectors ``[k, k]``."""
+    if not matrix.sum().isfinite():  # LAPACK would raise; a run that diverges is to go on with NaN
+        return matrix.new_full((len(matrix),), torch.nan), torch.full_like(matrix, torch.nan)
+    values, vectors = torch.linalg.eigh(symmetric(matrix))
+    return torch.where(values > len(matrix) * EPS * values[-1].clamp(min=0), values, 0), vectors
+
+
+def check_psd(cov: Tensor, name: str) -> None:
+    """Refuse what is no covariance: not square, not finite, not symmetric, or with an eigenvalue below zero.
+
+    Parameters
+    ----------
+    cov : Tensor [..., k, k]
+        What a user gives.
+    name : str
+        What the error calls it; a matrix among several is given with its index.
+
+    Raises
+    ------
+    UsageError
+    """
+    if cov.dim() < 2 or cov.shape[-1] != cov.shape[-2] or not cov.numel():
+        raise UsageError(f"{name}: expected square matrices [..., k, k], got shape {list(cov.shape)}")
+    cov = cov.double()
+    if not cov.isfinite().all():
+        raise UsageError(f"{name}: expected finite numbers, got {int((~cov.isfinite()).sum())} that are not")
+    lead = cov.shape[:-2]
+    for index, one in zip(product(*map(range, lead)), cov.reshape(-1, *cov.shape[-2:])):
+        _check_one(one, f"{name}{list(index)}" if lead else name)
+
+
+def _check_one(cov: Tensor, name: str) -> None:
+    skew = float((cov - cov.mT).abs().max())
+    if skew > SLACK * float(cov.abs().max()):
+        raise UsageError(f"{name}: expected a symmetric matrix, got entries {skew:.3g} apart from their mirror")
+    values = torch.linalg.eigvalsh(symmetric(cov))
+    least, largest = float(values[0]), float(values[-1])
+    if least < -SLACK * max(largest, 0.0):
+        raise UsageError(
+            f"{name}: expected a covariance, with no eigenvalue below 0, got a smallest of {least:.3g} beside a "
+            f"largest of {largest:.3g} (rounding explains {SLACK:g} of that); nearest: negative eigenvalues set to 0"
+        )

@@ -1,0 +1,220 @@
+"""Doubling participant sets: how many visits a round waits for, stage by stage (SRPFL, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf, log, log2, sqrt
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from hpcfl.base.errors import UsageError
+from hpcfl.base.section import Section
+from hpcfl.base.types import Floats
+
+if TYPE_CHECKING:
+    from hpcfl.schedule.participation import Participation
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where a run stands; a round that is over leads to the next one.
+
+    Attributes
+    ----------
+    number : int
+        The stage, from 0; it waits for ``n0 · 2^number`` visits.
+    rounds : int
+        Rounds that are over in this stage.
+    best : float
+        The smallest training loss seen in it (``plateau``).
+    since : int
+        Rounds since then.
+    """
+
+    number: int = 0
+    rounds: int = 0
+    best: float = inf
+    since: int = 0
+
+    def numbers(self) -> dict[str, float]:
+        """Return what a checkpoint holds."""
+        return {"stage": self.number, "stage_rounds": self.rounds, "stage_best": self.best, "stage_since": self.since}
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, float]) -> Stage:
+        """Return what `numbers` wrote; the first stage where it wrote nothing."""
+        if "stage" not in numbers:
+            return cls()
+        number, rounds, since = (int(numbers[name]) for name in ("stage", "stage_rounds", "stage_since"))
+        return cls(number, rounds, numbers["stage_best"], since)
+
+
+def stages(first: int, clients: int) -> int:
+    """Return how many stages lead from `first` to all `clients`: ``⌈log2(N / n0)⌉ + 1``."""
+    return ceil(log2(clients / first)) + 1
+
+
+def wanted(first: int, clients: int, stage: int) -> int:
+    """Return the visits that a round of this stage waits for: ``min(N, n0 2^r)``."""
+    return int(min(clients, first * 2**stage))
+
+
+class Doubling(Section):
+    """The ``[doubling]`` section: rounds that close with the first visits wait for ever more of them, stage by stage.
+
+    A stage waits for ``min(N, n0 2^r)`` visits, N being how many are invited and n0 ``participation.first``. The last
+    one, which waits for all, does not end.
+
+    Attributes
+    ----------
+    when : {"never", "rounds", "theory", "plateau", "gradient"}
+        What ends a stage: a number of rounds; as many rounds as SRPFL's theory gives it (eq. 203); that the training
+        loss has stopped falling, which needs no constant; or FLANP's criterion, a small averaged gradient.
+    by : {"clients", "samples"}
+        What doubles: the visits, or the samples that they hold together, n0 visits' worth at first (SRPFL, appendix C:
+        for clients of very unequal sizes).
+    rounds : int
+        Rounds per stage (``rounds``).
+    contraction : float
+        a of Theorem 4.7 (``theory``).
+    distance : float
+        Distance at the start, dist(B0, B*) (``theory``).
+    skip : bool
+        Whether the distance is followed, so that stages that are to end above it take no round (``theory``); if not,
+        every stage takes the rounds that the formula gives it.
+    patience : int
+        Rounds without a fall of the training loss after which a stage ends (``plateau``).
+    tolerance : float
+        Relative fall that counts as one (``plateau``).
+    threshold : float
+        A stage ends when the square of the round's averaged gradient is at most ``threshold / 2^r`` (``gradient``):
+        FLANP's bound, which is inversely proportional to the participants. The gradient is the mean update of all that
+        is shared over the learning rate, so where visits take several steps it is the sum over these steps.
+    """
+
+    when: Literal["never", "rounds", "theory", "plateau", "gradient"] = "never"
+    by: Literal["clients", "samples"] = "clients"
+    rounds: int = Field(10, ge=1)
+    contraction: float = Field(0.1, gt=0, le=0.25)
+    distance: float = Field(1.0, gt=0)
+    skip: bool = False
+    patience: int = Field(5, ge=1)
+    tolerance: float = Field(1e-3, ge=0)
+    threshold: float = Field(0.01, gt=0)
+
+    def check(self, participation: Participation) -> None:
+        """Raise UsageError where rounds do not close with the first visits."""
+        if self.when != "never" and participation.close != "first":
+            raise UsageError(
+                f"doubling.when = '{self.when}': expected participation.close = 'first' and participation.first = n0, "
+                f"got close = '{participation.close}'; nearest: participation.close = 'first'"
+            )
+        if self.when != "never" and self.by == "samples" and participation.min_clients > 1:
+            raise UsageError(
+                "participation.min_clients counts visits, and doubling.by = 'samples' waits for samples, which fewer "
+                f"may hold: expected at most 1, got {participation.min_clients}; nearest: 1"
+            )
+
+    def enough(self, participation: Participation, clients: int, stage: int) -> int | None:
+        """Return the visits that a round of this stage waits for; None: all."""
+        if self.when == "never" or participation.first is None:
+            return participation.first
+        return wanted(participation.first, participation.invited(clients), stage)
+
+    def after(self, stage: Stage, limits: Sequence[float], signal: float) -> Stage:
+        """Return where a run stands after one more round.
+
+        Parameters
+        ----------
+        limits : sequence of float
+            Rounds of each stage but the last, at most.
+        signal : float
+            The round's training loss (``plateau``) or the square of its averaged gradient (``gradient``); below 0:
+            nothing is known.
+        """
+        if signal < 0 and self.when in ("plateau", "gradient"):
+            return replace(stage, rounds=stage.rounds + 1)
+        fallen = signal < stage.best - self.tolerance * abs(stage.best) or stage.best == inf
+        best, since = (signal, 0) if fallen else (stage.best, stage.since + 1)
+        now = replace(stage, rounds=stage.rounds + 1, best=best, since=since)
+        if now.number >= len(limits):
+            return now
+        quiet = self.when == "plateau" and now.since >= self.patience
+        small = self.when == "gradient" and signal <= self.threshold / 2**now.number
+        over = quiet or small or now.rounds >= limits[now.number]
+        return entered(now.number + 1, limits) if over else now
+
+
+def entered(number: int, limits: Sequence[float]) -> Stage:
+    """Return the beginning of this stage, or of the next one that takes any round."""
+    while number < len(limits) and limits[number] == 0:
+        number += 1
+    return Stage(number)
+
+
+@dataclass(frozen=True)
+class Theory:
+    """The rounds that each stage takes by the contraction ``dist⁺ ≤ dist √(1−a) + a / √(2^r (1−a))`` (eq. 199).
+
+    Attributes
+    ----------
+    times : float64 [N]
+        Expected seconds until so many of N visits have arrived, ``E[T_(n)]``.
+    first : int
+        Visits of the first stage, n0.
+    a : float
+        Contraction, in (0, 1/4].
+    communication : float
+        Seconds of a round beside its visits, C.
+    distance : float
+        Distance at the start, dist(B0, B*): stage 0 has no formula of its own.
+    """
+
+    times: Floats
+    first: int
+    a: float
+    communication: float = 0.0
+    distance: float = 1.0
+
+    def floor(self, stage: int) -> float:
+        """Return the distance at which a stage does not contract any more."""
+        return self.a / (sqrt(2**stage * (1 - self.a)) * (1 - sqrt(1 - self.a)))
+
+    def leaves_at(self, stage: int) -> float:
+        """Return the distance ``X_{r+1}`` from which on twice as many visits are worth their time (eq. 206)."""
+        now, then = self._time(stage), self._time(stage + 1)
+        if then == now:
+            return inf
+        return self.floor(stage) * (1 + (now + self.communication) * (1 - 1 / sqrt(2)) / (then - now))
+
+    def rounds(self) -> list[int]:
+        """Return the rounds of all stages but the last, as printed: eq. 203, whatever the distance is by then."""
+        count = stages(self.first, len(self.times))
+        return [self._needed(self.distance, 0)] * (count > 1) + [self._printed(stage) for stage in range(1, count - 1)]
+
+    def rounds_with_skips(self) -> list[int]:
+        """Return the same with the distance followed: a stage that is to end above it takes no round."""
+        found, distance = [], self.distance
+        for stage in range(stages(self.first, len(self.times)) - 1):
+            found.append(self._needed(distance, stage))
+            shrunk = sqrt(1 - self.a) ** found[-1]
+            distance = distance * shrunk + self.floor(stage) * (1 - shrunk)
+        return found
+
+    def _needed(self, distance: float, stage: int) -> int:
+        """Return the rounds after which the bound has come down to where the stage ends."""
+        if self.leaves_at(stage) >= distance:
+            return 0
+        floor = self.floor(stage)
+        return ceil(2 * log((distance - floor) / (self.leaves_at(stage) - floor)) / log(1 / (1 - self.a)))
+
+    def _printed(self, stage: int) -> int:
+        before, now, then = (self._time(number) for number in (stage - 1, stage, stage + 1))
+        if then == now or now == before:
+            return 0
+        return max(0, ceil(2 * log(sqrt(2) * (then - now) / (now - before)) / log(1 / (1 - self.a))))
+
+    def _time(self, stage: int) -> float:
+        return float(self.times[wanted(self.first, len(self.times), stage) - 1])

@@ -1,0 +1,229 @@
+"""Rounds as an earlier run recorded them: who was invited, how far each visit came, when each round closed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import SerializeAsAny, field_validator
+
+from hpcfl.base.errors import RunError, UsageError
+from hpcfl.base.registry import section
+from hpcfl.base.section import Section
+from hpcfl.base.types import Floats, Ints
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.plan import Invitation, Plan
+from hpcfl.schedule.speeds.base import Speed
+
+COLUMNS = ("cohort", "version", "depth", "visit_seconds", "round_seconds", "repeats", "deadline")
+
+
+class Rules(Section):
+    """What of a recorded run's config its rounds followed from."""
+
+    seed: int
+    clock: str
+    speed: SerializeAsAny[Speed]
+    participation: Participation
+
+    @classmethod
+    def of(cls, text: str) -> Rules:
+        """Return the rules in a recorded config, JSON.
+
+        Raises
+        ------
+        ValueError, KeyError
+            If it is none.
+        """
+        table = json.loads(text)
+        speed = section("hpcfl.schedule.speeds", Speed, table["speed"]["model"], "speed.model", "model")
+        return cls(
+            seed=table["seed"],
+            clock=table["clock"],
+            speed=speed.model_validate_json(json.dumps(table["speed"])),
+            participation=Participation.model_validate_json(json.dumps(table["participation"])),
+        )
+
+
+@dataclass(frozen=True)
+class Tape:
+    """What a run folder says about its rounds.
+
+    Attributes
+    ----------
+    config : Rules
+        The recorded run's own.
+    layers : int
+        L, the number of layers.
+    cohort, version, depth, seconds : [rounds, clients]
+        The columns of these names; `seconds` is ``visit_seconds``.
+    closes, repeats, deadline : [rounds]
+        ``round_seconds`` and the columns of these names.
+    """
+
+    config: Rules
+    layers: int
+    cohort: NDArray[np.bool_]
+    version: Ints
+    depth: Ints
+    seconds: Floats
+    closes: Floats
+    repeats: Ints
+    deadline: Floats
+
+    @classmethod
+    def read(cls, run: str) -> Tape:
+        """Read a run folder; UsageError where there is none, or nothing in it that could be replayed."""
+        from hpcfl import store
+
+        try:
+            data = store.open_run(run)
+            config = Rules.of(data.attrs["config"])
+        except (UsageError, ValueError, KeyError) as error:
+            raise UsageError(f"speed.run: {error}") from None
+        if not data.sizes["round"]:
+            raise UsageError(f"speed.run: '{run}' has recorded no round yet")
+        lacking = [name for name in COLUMNS if name not in data]
+        if lacking:
+            raise UsageError(f"speed.run: '{run}' did not record {', '.join(lacking)}: run it again")
+        cohort, *rest = (data[name].values for name in COLUMNS)
+        return cls(config, data.sizes["layer"], cohort == 1, *rest)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are recorded; of a run that goes on, those there were when it was read."""
+        return len(self.closes)
+
+    def stale(self, rounds: int) -> Ints:
+        """Return those of the first rounds in which somebody was served an older state."""
+        served = self.version[:rounds]
+        return np.flatnonzero((self.cohort[:rounds] & (served != np.arange(rounds)[:, None])).any(1))
+
+
+class Trace(Speed):
+    """What an earlier run recorded, wall-clock or simulated, replayed in simulated time.
+
+    Cohorts, depths, seconds, closing times and repeats are the recorded ones, whatever ``[participation]`` says; of
+    that only `partial` is obeyed. Chances, and what work is counted by (`costs`), are those of the recorded config.
+
+    Attributes
+    ----------
+    run : str
+        The run folder that is replayed. One that goes on counts with the rounds that it has recorded so far.
+    """
+
+    model: Literal["trace"] = "trace"
+    run: str
+    replays: ClassVar[bool] = True
+
+    @field_validator("run")
+    @classmethod
+    def _absolute(cls, run: str) -> str:
+        """Let a resumption find the folder from wherever it is started."""
+        return str(Path(run).absolute())
+
+    @cached_property
+    def tape(self) -> Tape:
+        """What was recorded, read once."""
+        return Tape.read(self.run)
+
+    def check(self, participation: Participation, clock: str = "simulated") -> None:
+        """Refuse real time: a replay is of simulated time."""
+        if clock != "simulated":
+            raise UsageError(
+                f"speed.model = 'trace' replays in simulated time: expected clock = 'simulated', got '{clock}'"
+            )
+
+    def covers(self, rounds: int, clients: int, layers: int | None = None) -> None:
+        """Refuse a trace of another shape.
+
+        Raises
+        ------
+        UsageError
+            If it has other clients or layers, or fewer rounds.
+        RunError
+            If a visit was served an older state than its round's.
+        """
+        tape = self.tape
+        for name, there, wanted in (("clients", tape.cohort.shape[1], clients), ("rounds", tape.rounds, rounds)):
+            if there < wanted or (there > wanted and name == "clients"):
+                raise UsageError(
+                    f"speed.run: '{self.run}' recorded {there} {name}, got {wanted}; nearest: {name} = {there}"
+                )
+        if layers not in (None, tape.layers):
+            raise UsageError(
+                f"speed.run: '{self.run}' recorded {tape.layers} layers, the model of this config has {layers}"
+            )
+        stale = tape.stale(rounds)
+        if len(stale):
+            raise RunError(
+                f"speed.run: '{self.run}' used visits to older states in round {stale[0]}, which no replay can"
+            )
+
+    def known(self, clock: str) -> bool:
+        """Return whether the recorded run's model gives chances."""
+        return self.tape.config.speed.known(self.tape.config.clock)
+
+    def rules(self, participation: Participation) -> Participation:
+        """Return the recorded rules, with this config's `partial`."""
+        then = self.tape.config.speed.rules(self.tape.config.participation)
+        return then.model_copy(update={"partial": participation.partial})
+
+    def counts(self) -> Literal["equal", "parameters"]:
+        """Return what the recorded run counted work by."""
+        return self.tape.config.speed.counts()
+
+    def plan(self, participation: Participation, asked: Invitation, layerwise: bool) -> Plan:
+        """Return the round as it was recorded; depths above 1 count as nothing where visits are whole or nothing."""
+        asked, rules = self._then(asked), self.rules(participation)
+        plan = rules.plan(self, asked, layerwise)
+        depth = self.depth(asked)
+        if rules.whole(layerwise):
+            depth = np.where(depth > 1, asked.layers + 1, depth)
+        return replace(plan, depth=depth, closes=float(self.tape.closes[asked.round]))
+
+    def paces(self, seed: int, clients: int) -> Floats:
+        """Return the recorded run's expected seconds per visit, float64 [clients]."""
+        return self.tape.config.speed.paces(self.tape.config.seed, clients)
+
+    def order(self, seed: int, clients: int, invited: int) -> Floats:
+        """Return the recorded run's expected seconds until 1 … n visits have arrived, float64 [invited]."""
+        return self.tape.config.speed.order(self.tape.config.seed, clients, invited)
+
+    def seconds(self, asked: Invitation) -> Floats:
+        """Return the recorded seconds, float64 [n]."""
+        seconds: Floats = self.tape.seconds[asked.round, asked.cohort]
+        return seconds
+
+    def depth(self, asked: Invitation) -> Ints:
+        """Return the recorded depths, int64 [n]."""
+        depth: Ints = self.tape.depth[asked.round, asked.cohort]
+        return depth
+
+    def reach(self, asked: Invitation) -> Floats:
+        """Return ``P[d_u <= l]`` as the recorded run's model has it, float64 [n, L]."""
+        return self.tape.config.speed.reach(self._then(asked))
+
+    def missing(self, asked: Invitation) -> Floats:
+        """Return ``P[nobody reaches l]`` as the recorded run's model has it, float64 [L]."""
+        return self.tape.config.speed.missing(self._then(asked))
+
+    def _then(self, asked: Invitation) -> Invitation:
+        """Return the recorded run's invitation to this round."""
+        tape, round_ = self.tape, asked.round
+        given = float(tape.deadline[round_])
+        return replace(
+            asked,
+            seed=tape.config.seed,
+            cohort=np.flatnonzero(tape.cohort[round_]),
+            deadline=np.inf if np.isnan(given) else given,
+            attempt=int(tape.repeats[round_]),
+            clock=tape.config.clock,
+            enough=tape.config.participation.first,
+            worth=None,
+        )
