@@ -29,11 +29,11 @@ def read_toml(path: Path) -> Table:
 
 
 def presets() -> Mapping[str, Path]:
-    """Return the presets by name: package resources where installed from a wheel, else the checkout's ``jobs/``."""
+    """Return the presets by name: package resources where installed from a wheel, else the checkout's."""
     package = Path(str(resources.files("hpcfl")))
-    for folder in (package / "presets", package.parent / "jobs"):
+    for folder in (package / "presets", package.parent / "jobs" / "presets"):
         if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+            return {path.stem: path for path in sorted(folder.glob("*/*.toml"))}
     return {}
 
 

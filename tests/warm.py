@@ -88,6 +88,11 @@ def serve() -> int:
     import torch
     import xarray  # noqa: F401
 
+    import hpcfl.cli
+    import hpcfl.commands.show
+    import hpcfl.engine.loop
+    import hpcfl.engine.progress
+    import hpcfl.launch.run  # noqa: F401
     from hpcfl.algorithms import algorithms
     from hpcfl.data import sources
     from hpcfl.models import models

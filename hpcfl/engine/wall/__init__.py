@@ -1,8 +1,9 @@
 """Rounds in real time: deadlines that hold whatever any client does.
 
-Clients are reached over *lanes*, communicators of the server and one or a few client ranks (`roster`). On a lane
-there are only nonblocking collectives, in a fixed order: a `call` on the control communicator; then, on the data
-communicator, the shared state down and one `group` of blocks after the other up. The server (`server`) polls its
-lanes (`lane`) and closes the round when its rule says so; a lane that has not finished is late, is drained, and is
-invited again. A client rank (`member`) talks MPI in its main thread and computes in a second one (`worker`).
+Clients are reached over *lanes*, communicators of the server and one or a few client ranks (`hpcfl.comm.placement`). On
+a lane there are only nonblocking collectives, in a fixed order: a command on the control communicator (`protocol`);
+then, on the data communicator, the shared state down and one group of blocks after the other up (`framing`). The server
+(`server`) polls its lanes (`lane`) and closes the round when its rule says so (`close_rule`); a lane that has not
+finished is late, is drained, and is invited again. A client rank (`client`) talks MPI in its main thread and computes in
+a second one (`worker`), where its clients live (`executor`).
 """
