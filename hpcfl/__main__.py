@@ -15,7 +15,9 @@ def main() -> None:
     if next((word for word in sys.argv[1:] if not word.startswith("-")), "") in NOTED:
         stopping.install()
     from hpcfl.cli import carry_out  # only now: this takes a good part of a second
+    from hpcfl.launch.failure import hush
 
+    hush()
     code = carry_out()
     if code and "mpi4py.MPI" in sys.modules:
         # a planned non-zero exit must come after MPI_Finalize on every rank, or the launcher kills the others

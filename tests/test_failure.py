@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -43,6 +44,19 @@ def test_a_full_disk_ends_the_job(mpi: str, tmp_path: Path) -> None:
     assert "Traceback" not in ended.err
     assert store.read_status(folder).state == "failed"
     assert store.open_run(folder)["round"].values.tolist() == [0, 1, 2]
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("kilobytes", [10, 30, 60, 100])
+def test_wherever_the_disk_is_full_there_is_one_line(kilobytes: int, tmp_path: Path) -> None:
+    """No file may be larger than so much: the table, the segment or a checkpoint fails, while written or closed."""
+    file = toml(table("salf", "mlp", False, rounds=6, checkpoint={"every": 1}), tmp_path / "my.toml")
+    limit = f"ulimit -f {2 * kilobytes}; exec"  # in blocks of 512 bytes
+    words = [sys.executable, "-m", "hpcfl", "run", str(file), "--out", str(tmp_path / "out")]
+    ended = alone(["sh", "-c", f"{limit} {shlex.join(words)}"], LIMIT)
+    assert ended.code == 1
+    assert ended.err.count("\n") == 1, ended.err
+    assert "cannot be written: File too large; all rounds reported are safe" in ended.said[0]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])

@@ -17,7 +17,7 @@ from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Ints
 from hpcfl.comm.placement import alike, chunk_size
 from hpcfl.commands.adapt_request import Wish
-from hpcfl.store.atomic import replace
+from hpcfl.store.atomic import created, replace
 
 if TYPE_CHECKING:
     from hpcfl.comm.message import State
@@ -98,7 +98,7 @@ def _file(wish: Wish) -> Iterator[h5py.File | None]:
         return
     try:
         wish.out.parent.mkdir(parents=True, exist_ok=True)
-        with replace(wish.out) as new, h5py.File(new, "w") as file:
+        with replace(wish.out) as new, created(new) as file:
             file.attrs.update(wish.facts)
             yield file
     except OSError as error:

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from hpcfl import store
@@ -18,6 +19,7 @@ from hpcfl.base.errors import RunError, Told
 from hpcfl.store.atomic import number_of, numbered
 
 GIVE_UP_SECONDS = 4.0  # how long a failed rank waits for the one that speaks to end the job, or for a disk that hangs
+FREED = "Can't decrement id ref count"
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
 
 _unclosed: list[BaseException] = []  # what they hold open stays so: HDF5 crashes when it closes a file it cannot write
@@ -63,6 +65,24 @@ def note(folder: Path, reason: str) -> None:
             if file.read(8) == b"running\n":
                 file.seek(0)
                 file.write(b"failed \n")
+
+
+def hush() -> None:
+    """Let HDF5's objects go in silence: where a file cannot be written, each says so once more when it is freed.
+
+    The error itself is raised where the file was to be written or closed.
+    """
+    shown, unraised = sys.excepthook, sys.unraisablehook
+
+    def show(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+        if FREED not in str(error):
+            shown(kind, error, frames)
+
+    def ignore(found: sys.UnraisableHookArgs) -> None:
+        if FREED not in str(found.exc_value):
+            unraised(found)
+
+    sys.excepthook, sys.unraisablehook = show, ignore
 
 
 def _explained(comm: Any, folder: Path | None, error: BaseException) -> BaseException:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import h5py
 
 from hpcfl.store import fault
 
@@ -46,6 +50,58 @@ def replace(path: Path, kind: str = "") -> Iterator[Path]:
         new.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+class _Sink(io.FileIO):
+    """A file to which every write succeeds, as far as HDF5 can tell: it crashes where one fails.
+
+    Attributes
+    ----------
+    error : OSError or None
+        The first failure; nothing is written after it.
+    """
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        done = 0
+        while done < len(view) and self.error is None:
+            try:
+                done += super().write(view[done:])
+            except OSError as error:
+                error.filename = self.name
+                self.error = error
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size) if self.error is None else self.tell()
+        except OSError as error:
+            error.filename = self.name
+            self.error = error
+            return self.tell()
+
+
+@contextlib.contextmanager
+def created(path: Path, **options: Any) -> Iterator[h5py.File]:
+    """Yield a new HDF5 file, which is closed after the block.
+
+    Raises
+    ------
+    OSError
+        If the disk refuses any of it.
+    """
+    with _Sink(str(path), "w+") as sink:
+        try:
+            with h5py.File(sink, "w", **options) as file:
+                yield file
+        except Exception:
+            if sink.error is not None:  # what HDF5 makes of it is no news
+                raise sink.error from None
+            raise
+        if sink.error is not None:
+            raise sink.error
 
 
 def write_text(path: Path, text: str) -> None:

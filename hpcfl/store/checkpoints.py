@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcfl.base.errors import RunError
 from hpcfl.store import fault
-from hpcfl.store.atomic import number_of, numbered, replace
+from hpcfl.store.atomic import created, number_of, numbered, replace
 from hpcfl.store.columns import Array
 from hpcfl.store.integrity import USER_BLOCK, damage, stamp, told
 from hpcfl.store.personal import Tensors, checked_name, read_chunks, read_clients, read_shapes, write_chunks
@@ -83,7 +83,7 @@ def save(
     path = run_dir / "checkpoints" / f"round-{round:06d}.h5"
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace(path) as new:
-        with h5py.File(new, "w", userblock_size=USER_BLOCK) as file:
+        with created(new, userblock_size=USER_BLOCK) as file:
             file.attrs["round"] = round
             file.create_group("clock").attrs.update({name: float(value) for name, value in clock.items()})
             _write_shared(file.create_group("shared"), shared)

@@ -19,6 +19,7 @@ from hpcfl.store.events import Log
 
 # The oldest format that knows SWMR: "latest" is unreadable for every HDF5 older than the one that wrote it.
 _FORMAT = ("v110", "v110")
+_unclosed: list[h5py.File] = []  # HDF5 may crash when it closes a file that the disk refuses: these stay open
 
 
 class Segment:
@@ -58,9 +59,12 @@ class Segment:
             self._build(columns, coords)
             self._file.swmr_mode = True
             hidden.replace(path)  # a reader never sees a segment that is half laid out
-        except BaseException:
-            self._file.close()
+        except BaseException as error:
             hidden.unlink(missing_ok=True)
+            if isinstance(error, (OSError, RuntimeError)):
+                _unclosed.append(self._file)
+            else:
+                self._file.close()
             raise
         sync_folder(path.parent)
 

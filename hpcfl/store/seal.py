@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from hpcfl.base.errors import UsageError
-from hpcfl.store.atomic import clean, number_of, replace
+from hpcfl.store.atomic import clean, created, number_of, replace
 from hpcfl.store.columns import Array, Column, add_column, add_scales, make_scale, name_axes
 from hpcfl.store.events import copy_log
 from hpcfl.store.metrics import Segment
@@ -76,7 +76,7 @@ def seal_segment(path: Path) -> bool:
     part = read_part(path)
     if part.sealed:
         return False
-    with open_segment(path) as source, replace(path) as new, h5py.File(new, "w") as target:
+    with open_segment(path) as source, replace(path) as new, created(new) as target:
         _copy(source, target, part)
     return True
 

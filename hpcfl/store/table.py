@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 
 from hpcfl.base.errors import UsageError
-from hpcfl.store.atomic import replace
+from hpcfl.store.atomic import created, replace
 from hpcfl.store.columns import (
     Array,
     Column,
@@ -92,7 +92,7 @@ def is_sealed(run_dir: Path) -> bool:
 
 def _write(path: Path, attributes: Mapping[str, str], facts: Sequence[Fact], parts: Sequence[Part]) -> None:
     """Replace run.h5 at one stroke."""
-    with replace(path, "table") as new, h5py.File(new, "w") as file:
+    with replace(path, "table") as new, created(new) as file:
         file.attrs.update(attributes)
         file.attrs["segments"] = json.dumps([part.path.name for part in parts])
         file.attrs["sealed"] = int(all(part.sealed for part in parts))
