@@ -167,10 +167,16 @@ class Fleet:
             pass
 
     def answered(
-        self, lanes: Sequence[Lane], limit: float = inf, what: str = "answers", rest: Callable[[], None] = idle
+        self,
+        lanes: Sequence[Lane],
+        limit: float = inf,
+        what: str = "answers",
+        rest: Callable[[], None] = idle,
+        most: float = inf,
     ) -> None:
         """Wait for answers: at most `limit` seconds, or three times as long as half of the lanes took.
 
+        Where not even half of them answer, `most` seconds.
         Where `rest` raises Interrupted, who has had `ANSWER_SECONDS` is waited for no longer.
         """
 
@@ -181,7 +187,7 @@ class Fleet:
             for seconds in self.looks(what, owing):
                 if limit == inf and len(owing()) <= len(lanes) / 2:
                     limit = max(ANSWER_SECONDS, 3 * seconds)
-                if seconds > limit:
+                if seconds > min(limit, most):
                     break
                 if seconds > ANSWER_SECONDS:
                     rest()

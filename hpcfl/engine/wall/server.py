@@ -51,7 +51,7 @@ class Server:
     def __init__(self, job: Job, fleet: Fleet, rest: Callable[[], None] = idle) -> None:
         self.job, self.fleet, self.rest = job, fleet, rest
         self.missed: list[int] = []
-        self.lasted = 0.0
+        self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
         self.participation = job.config.participation
         self.deadlines = Deadlines(self.participation)
         self.packing = Packing(public(job.algorithm.start(job.task)))
@@ -177,7 +177,10 @@ class Server:
         for lane in asked:
             replies[lane] = Scoring(self.job.scores, len(lane.hosted))
             lane.ask(Call(Op.SCORE, round_, counted=lane.counted), state, replies[lane].receive)
-        self.fleet.answered(asked, what="scores", rest=self.rest)
+        start = time.monotonic()
+        self.fleet.answered(asked, what="scores", rest=self.rest, most=self.scoring)
+        if asked and all(lane.state == "idle" for lane in asked):
+            self.scoring = max(self.fleet.patience, 3 * (time.monotonic() - start))
         for lane in asked:
             if lane.state == "idle":
                 found[:, lane.hosted] = replies[lane].data
