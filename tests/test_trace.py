@@ -254,7 +254,7 @@ def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^speed\.run: '.*empty' has recorded no round yet$"):
         job_of(replay(values, tmp_path / "empty"))
     store.create(tmp_path / "odd", {"config": "{}", "data_dir": ""})
-    with pytest.raises(UsageError, match=r"^speed\.run: algorithm\.name"):
+    with pytest.raises(UsageError, match=r"^speed\.run: '.*odd' has no config that can be read: 'speed' is missing$"):
         job_of(replay(values, tmp_path / "odd"))
     with pytest.raises(UsageError, match=r"speed\.model: no 'trac'; did you mean 'trace'\?"):
         from_table({**values, "speed": {"model": "trac"}})

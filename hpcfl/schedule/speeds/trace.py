@@ -83,9 +83,13 @@ class Tape:
 
         try:
             data = store.open_run(run)
+        except UsageError as error:
+            raise UsageError(f"speed.run: {error}") from None
+        try:
             config = Rules.of(data.attrs["config"])
         except (UsageError, ValueError, KeyError) as error:
-            raise UsageError(f"speed.run: {error}") from None
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
+            raise UsageError(f"speed.run: '{run}' has no config that can be read: {reason}") from None
         if not data.sizes["round"]:
             raise UsageError(f"speed.run: '{run}' has recorded no round yet")
         lacking = [name for name in COLUMNS if name not in data]
