@@ -276,7 +276,10 @@ CASES = {
     "none": ("none", "'none' is no run folder"),
     "empty": ("empty", "'empty' is no run folder"),
     "no-checkpoint": ("begun", "'begun' has no checkpoint: expected a run that has finished or was stopped"),
-    "salf": ("salf", "'salf' has no layers that a client could adapt; expected a run of fedavg, fedrep, flic, hf_maml"),
+    "salf": (
+        "salf",
+        "'salf' has no layers that a client could adapt; expected a run of fedavg, fedprox, fedrep, flic, hf_maml",
+    ),
     "local": ("local", "algorithm.name = 'local' has no layers"),
     "client-7": ("run --client 7", "--client 7: expected ids 0 … 6, got 7; nearest: 6"),
     "client-below-0": ("run --client=2,-3", "expected ids 0 … 6, got -3; nearest: 0"),

@@ -2,7 +2,8 @@
 
 An algorithm is one file in this folder with one class, a frozen and strict section: its fields become the keys
 of ``[algorithm]``. It imports what a learner needs (`hpcfl.learning.task`, `hpcfl.comm.message`) and nothing that knows
-MPI, files, clocks or other algorithms.
+MPI, files or clocks, nor another algorithm, unless it is that one with something more. Where clients train a model, or
+layers of it, `local_sgd` is what to begin from.
 """
 
 from __future__ import annotations

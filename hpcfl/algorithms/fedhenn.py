@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.whole import Whole
+from hpcfl.algorithms.local import Local
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.comm.message import Layout, Message, State, Sums
+    from hpcfl.algorithms.base import Client
+    from hpcfl.comm.message import Layout, State, Sums
     from hpcfl.learning.task import Objective, Task
     from hpcfl.learning.visits import Batch, Visits
 
@@ -32,7 +33,7 @@ KERNEL = "kernel"
 ROUND = "round"
 
 
-class FedHeNN(Whole):
+class FedHeNN(Local):
     """Models of the clients' own, pulled towards representations that are alike up to rotation and scale.
 
     A client minimises its loss + η_t (1 − CKA(K̄, K_i)), η_t = `eta` · √t in the t-th round: K_i is the centred linear
@@ -46,7 +47,7 @@ class FedHeNN(Whole):
         Samples for the alignment, m; a client sends m(m + 1)/2 numbers.
     """
 
-    name: Literal["fedhenn"] = "fedhenn"
+    name: Literal["fedhenn"] = "fedhenn"  # type: ignore[assignment]
     eta: float = Field(0.01, ge=0)
     alignment: int = Field(1000, ge=2)
 
@@ -110,16 +111,18 @@ class FedHeNN(Whole):
 
         return aligned
 
-    def news(self, task: Task, params: State, visits: Visits) -> Message:
-        """Return the kernels of this round's samples; all clients count alike."""
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        """Train the clients' own models; then send the kernels of this round's samples, all clients counting alike."""
         import torch
 
         from hpcfl.math.cka import packed
 
+        params = yield from super().client(task, shared, personal, visits)
         with torch.no_grad():
             kernels = packed(represented(task, params, self.samples(task, visits.round, visits)))
         weight = visits.ones(len(kernels))
-        return {KERNEL: (kernels, weight), ROUND: (torch.full_like(weight, visits.round), weight)}
+        yield {KERNEL: (kernels, weight), ROUND: (torch.full_like(weight, visits.round), weight)}
+        return params
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
         """Return the mean of the kernels that were sent, and their round; what was before where nobody sent any."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.split import Split, refuse
+from hpcfl.algorithms.local_sgd import LocalSgd, last
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from hpcfl.learning.visits import Visits
 
 
-class FedRep(Split):
+class FedRep(LocalSgd):
     """A shared representation and personal heads, trained in turns.
 
     Attributes
     ----------
     epochs : int
-        Passes over a client's data in which the representation learns, per block.
+        Passes over a client's data in which the representation learns, per block; 0 where `steps` counts instead.
+    steps : int
+        Steps in which the representation learns, per block; 0 where `epochs` counts instead.
     head_epochs : int
         Passes in which the head learns before that, the representation being fixed.
     blocks : int
@@ -36,26 +38,27 @@ class FedRep(Split):
     """
 
     name: Literal["fedrep"] = "fedrep"
+    evaluation: Literal["stored", "fine-tune", "new-client"] = "stored"
     head_epochs: int = Field(10, ge=1)
     blocks: int = Field(1, ge=1)
     head_layers: int = Field(1, ge=0)
 
-    def kept(self, layers: int) -> range:
+    def personal_layers(self, layers: int) -> range:
         """Return the head's layers; at least one layer is the representation."""
-        refuse("head_layers", self.head_layers, 0, layers - 1)
-        return range(layers - self.head_layers, layers)
+        return last("head_layers", self.head_layers, layers, least=0, most=layers - 1)
 
-    def trained(self, task: Task, params: State, own: set[str], visits: Visits) -> Tensor:
+    def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
         """Train head and representation in turns; the loss is that of the representation's steps."""
         import torch
 
-        memory = self.optimiser.begin(params)
+        optimiser, own = self.optimiser_in(visits.round), self.personal(task)
+        memory = optimiser.begin(params)
         losses = []
         for block in range(self.blocks):
             if own:
                 upper = task.above(params, visits, own)
                 batches = upper.batches(visits, self.batch, self.head_epochs, phase=2 * block + 1)
-                self.optimiser.train(upper, params, batches, memory, own)
-            batches = task.batches(visits, self.batch, self.epochs, phase=2 * block)
-            losses.append(self.optimiser.train(task, params, batches, memory, params.keys() - own))
+                optimiser.train(upper, params, batches, memory, own)
+            batches = self.local_steps(task, visits, phase=2 * block)
+            losses.append(optimiser.train(task, params, batches, memory, params.keys() - own))
         return torch.stack(losses).mean(0)

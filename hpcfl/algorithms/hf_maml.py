@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.tuned import Tuned
+from hpcfl.algorithms.local_sgd import LocalTraining, last
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client
     from hpcfl.comm.message import State
     from hpcfl.learning.task import Task
     from hpcfl.learning.visits import Batch, Visits
 
 
-class HfMaml(Tuned):
+class HfMaml(LocalTraining):
     """Personalised FedAvg: a model that is good after one gradient step on a client's own data.
 
     Attributes
@@ -41,6 +40,8 @@ class HfMaml(Tuned):
     evaluation : {"adapted", "shared", "fine-tune"}
         The model that a client is tested with: after one step of size α on all its training data, before it, or after
         `tune_epochs` in which the last `tune_layers` layers learn with step size β.
+    tune_layers : int
+        The last so many layers learn then.
     """
 
     name: Literal["hf_maml"] = "hf_maml"
@@ -49,25 +50,18 @@ class HfMaml(Tuned):
     hessian: Literal["exact", "difference"] = "exact"
     delta: float = Field(1e-3, gt=0)
     evaluation: Literal["adapted", "shared", "fine-tune"] = "adapted"
+    tune_layers: int = Field(1, ge=1)
 
-    @property
-    def alike(self) -> bool:
-        """Whether nothing learns before the test."""
-        return self.evaluation == "shared"
+    def tuned_layers(self, layers: int) -> range:
+        """Return the last `tune_layers`."""
+        return last("tune_layers", self.tune_layers, layers)
 
-    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        """Take the local steps; when done, send the change of each layer, last layer first."""
+    def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
+        """Take the local steps."""
         import torch
 
-        start = task.spread(shared, visits)
-        params = {name: value.clone() for name, value in start.items()}
         threes = [task.batches(visits, self.batch, steps=self.steps, phase=phase) for phase in range(3)]
-        losses = [self._step(task, params, *three) for three in zip(*threes)]
-        weight = visits.weights(self.weights)
-        yield {"loss": (torch.stack(losses).mean(0), weight)}
-        for names in reversed(self.layers(task)):
-            yield {name: (params[name].sub_(start[name]), weight) for name in names}
-        return {}
+        return torch.stack([self._step(task, params, *three) for three in zip(*threes)]).mean(0)
 
     def _step(self, task: Task, params: State, one: Batch, two: Batch, three: Batch) -> Tensor:
         """Take one step in place; return the losses before it, ``[c]``."""
@@ -87,13 +81,11 @@ class HfMaml(Tuned):
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         """Return the parameters that the clients predict with, by the protocol that is asked for."""
-        if self.evaluation == "fine-tune":
-            return self.adapted(task, shared, visits, self.tune_epochs)
+        if self.evaluation != "adapted":
+            return super().model(task, shared, personal, visits)
         params = task.spread(shared, visits)
-        if self.evaluation == "adapted":
-            gradients, _ = task.gradients(params, next(task.batches(visits, 0, steps=1)))
-            return _moved(params, gradients, -self.inner_lr)
-        return params
+        gradients, _ = task.gradients(params, next(task.batches(visits, 0, steps=1)))
+        return _moved(params, gradients, -self.inner_lr)
 
 
 def _moved(params: State, along: State, size: float) -> State:

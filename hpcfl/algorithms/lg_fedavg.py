@@ -9,10 +9,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.split import Split, refuse
+from hpcfl.algorithms.local_sgd import LocalSgd, last
 
 
-class LgFedAvg(Split):
+class LgFedAvg(LocalSgd):
     """Personal representations under shared last layers; all layers learn together.
 
     Attributes
@@ -22,9 +22,9 @@ class LgFedAvg(Split):
     """
 
     name: Literal["lg_fedavg"] = "lg_fedavg"
+    evaluation: Literal["stored", "fine-tune", "new-client"] = "stored"
     shared_layers: int = Field(2, ge=1)
 
-    def kept(self, layers: int) -> range:
+    def personal_layers(self, layers: int) -> range:
         """Return the first layers."""
-        refuse("shared_layers", self.shared_layers, 1, layers)
-        return range(layers - self.shared_layers)
+        return range(last("shared_layers", self.shared_layers, layers).start)

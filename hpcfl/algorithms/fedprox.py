@@ -1,0 +1,47 @@
+"""FedProx: FedAvg with a proximal term that keeps clients near the model they began from (Li et al., MLSys 2020).
+
+The term alone: how much local work a client does is the same for all here, and what comes of stragglers is said by
+``participation``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from hpcfl.algorithms.fedavg import FedAvg
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.comm.message import State
+    from hpcfl.learning.task import Objective, Task
+    from hpcfl.learning.visits import Batch, Visits
+
+
+class FedProx(FedAvg):
+    """Federated averaging of models that minimise ``F_i(w) + μ/2 |w − w_t|²``, w_t being the shared one.
+
+    The loss recorded includes the term.
+
+    Attributes
+    ----------
+    mu : float
+        μ, which the authors tune for each problem; 0: FedAvg.
+    """
+
+    name: Literal["fedprox"] = "fedprox"  # type: ignore[assignment]
+    mu: float = Field(0.01, ge=0)
+
+    def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
+        """Return the loss with the proximal term."""
+        if not self.mu:
+            return None
+        served = task.spread(shared, visits)
+
+        def proximal(params: State, batch: Batch) -> Tensor:
+            apart = sum((params[name] - start).flatten(1).square().sum(1) for name, start in served.items())
+            return task.losses(params, batch) + self.mu / 2 * apart
+
+        return proximal

@@ -1,0 +1,269 @@
+"""Local training: clients begin from what is shared, train on their own data, and send what has changed.
+
+A layer of the model is shared, and averaged by the server, or personal, and kept by each client. A method says which
+(`personal_layers`: none, some or all), what the clients minimise (`objective`), and how they train (`train`).
+
+`evaluation` says what a client is tested with, in the same words for all methods; each has those that it can keep:
+
+============== ======================================================== ==============================================
+``evaluation`` a client's model begins as                               then learns for `tune_epochs` on its own data
+============== ======================================================== ==============================================
+``shared``     the shared model                                         nothing
+``stored``     the shared layers, and its own personal ones             nothing
+``tuned``      the same as ``stored``                                   `tuned_layers`
+``fine-tune``  the shared layers, and the mean of all personal ones     `tuned_layers`
+``new-client`` the shared layers, and personal ones of initial values   `tuned_layers`
+``adapted``    the shared model                                         all, by one step on all its data (HF-MAML only)
+============== ======================================================== ==============================================
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Set
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.algorithms.base import Client
+    from hpcfl.comm.message import Layout, State
+    from hpcfl.learning.optim import Optimizer
+    from hpcfl.learning.task import Objective, Task
+    from hpcfl.learning.visits import Batch, Visits
+    from hpcfl.schedule.participation import Participation
+
+
+class LocalTraining(Algorithm):
+    """Local training of a model whose layers are shared in part, by whatever steps.
+
+    Personal state is the personal layers, and whatever else `enter` returns: the memory that `train` is given.
+
+    Attributes
+    ----------
+    lr : float
+        Local step size.
+    batch : int
+        Samples per local step; 0 for all that a client has.
+    weights : {"samples", "uniform"}
+        Weight of a client in means over clients: its number of samples, or 1.
+    evaluation : {"shared", "stored", "tuned", "fine-tune", "new-client", "adapted"}
+        The model that a client is tested with. ``stored``: the shared layers and its own personal ones. ``fine-tune``:
+        the shared layers and the mean of all personal ones, which then learn for `tune_epochs` on its training data
+        (the SRPFL authors' code); personal layers are sent for that. ``new-client``: the shared layers, and personal
+        ones that learn so from their initial values (SRPFL, remark 4.8).
+    tune_epochs : int
+        Passes over its training data in which a client's own layers learn before the test.
+    """
+
+    lr: float = Field(0.1, gt=0)
+    batch: int = Field(10, ge=0)
+    weights: Literal["samples", "uniform"] = "samples"
+    evaluation: Literal["shared", "stored", "tuned", "fine-tune", "new-client", "adapted"] = "shared"
+    tune_epochs: int = Field(10, ge=1)
+
+    # what a method says
+
+    def personal_layers(self, layers: int) -> range:
+        """Return which of so many layers (0 … L − 1) are personal; by default none."""
+        return range(0)
+
+    def tuned_layers(self, layers: int) -> range:
+        """Return which of so many layers learn before a test; by default the personal ones."""
+        return self.personal_layers(layers)
+
+    @abstractmethod
+    def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
+        """Train in place, `memory` too; return each client's mean objective over its steps, ``[c]``."""
+
+    @property
+    def optimiser(self) -> Optimizer:
+        """The optimiser of what learns before a test."""
+        from hpcfl.learning.optim import Sgd
+
+        return Sgd(self.lr)
+
+    # what follows
+
+    def check(self, participation: Participation, known: bool = True) -> None:
+        """Refuse passes before a test that nobody would make."""
+        idle = self.alike and not self.adapts
+        if idle and self.tune_epochs != type(self).model_fields["tune_epochs"].default:
+            raise UsageError(
+                f"algorithm.tune_epochs = {self.tune_epochs} has no meaning with algorithm.evaluation = "
+                f"'{self.evaluation}': remove it, or set algorithm.evaluation = 'tuned'"
+            )
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.lr
+
+    @property
+    def alike(self) -> bool:
+        """Whether nothing learns before the test."""
+        return self.evaluation in ("shared", "stored")
+
+    @property
+    def adapts(self) -> int:
+        """`tune_epochs`."""
+        return self.tune_epochs
+
+    def own(self, task: Task) -> set[str]:
+        """Return the names of the tensors that learn before a test."""
+        return _names(task, self.tuned_layers(len(task.layers())))
+
+    def personal(self, task: Task) -> set[str]:
+        """Return the names of the personal tensors."""
+        return _names(task, self.personal_layers(len(task.layers())))
+
+    def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
+        """Return the layers that are sent: the shared ones, and for ``fine-tune`` the personal ones too.
+
+        Where there are none it is the loss: a visit has to deliver something to count.
+        """
+        personal = set() if self.evaluation == "fine-tune" else self.personal(task)
+        return tuple(names for names in task.layers() if personal.isdisjoint(names)) or (("loss",),)
+
+    def layout(self, task: Task) -> Layout:
+        """Return the loss, then the layers that are sent."""
+        from hpcfl.comm.message import Block
+
+        if self.personal(task) >= set(task.initial()):
+            return ({"loss": Block(())},)
+        return super().layout(task)
+
+    def start(self, task: Task) -> State:
+        """Return the initial values of what is sent."""
+        return _some(task.initial(), {name for names in self.layers(task) for name in names})
+
+    def enter(self, task: Task, client: int) -> State:
+        """Return the initial values of the personal layers."""
+        return _some(task.initial(client), self.personal(task))
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        """Train locally; when done, send the change of each layer that is sent, last layer first."""
+        own, served = self.personal(task), task.spread(shared, visits)
+        params = {name: value.clone() for name, value in (served | _some(personal, own)).items()}
+        memory = _some(personal, personal.keys() - own)
+        loss = self.train(task, shared, params, memory, visits)
+        weight = visits.weights(self.weights)
+        yield {"loss": (loss, weight)}
+        for names in reversed(task.layers()):
+            if served.keys() >= set(names):
+                yield {name: (params[name] - served[name], weight) for name in names}
+        return {name: params[name] if name in own else memory[name] for name in personal}
+
+    def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        """Return the parameters that the clients predict with, by the protocol that is asked for."""
+        if self.evaluation == "new-client":
+            return self.adapted(task, shared, visits, self.tune_epochs)
+        params = task.spread(shared, visits)
+        if self.evaluation in ("stored", "tuned"):
+            params |= personal
+        return params if self.alike else self._tuned(task, params, visits, self.tune_epochs)
+
+    def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
+        """Return the shared layers, and what learns before a test; personal layers do so from their initial values."""
+        begun = shared | _some(task.initial(int(visits.clients[0])), self.personal(task))
+        return self._tuned(task, task.spread(begun, visits), visits, epochs)
+
+    def _tuned(self, task: Task, params: State, visits: Visits, epochs: int) -> State:
+        own = self.own(task)
+        return self.optimiser.tuned(task, params, visits, self.batch, epochs, own) if own else params
+
+
+class LocalSgd(LocalTraining):
+    """Local training by steps of an optimiser on batches.
+
+    Attributes
+    ----------
+    epochs : int
+        Local passes over a client's data per visit; 0 where `steps` counts instead.
+    steps : int
+        Local steps per visit; 0 where `epochs` counts instead.
+    decay : float
+        The local step size of round k, counted from 0, is ``lr / (1 + decay·k)``; what learns before a test takes `lr`.
+    optimizer : {"sgd", "adam"}
+        The local optimiser; its memory starts anew with each visit, unless the method says otherwise.
+    momentum : float
+        Heavy-ball momentum of ``sgd``.
+    weight_decay : float
+        Penalty on the weights, not on the biases.
+    """
+
+    epochs: int = Field(1, ge=0)
+    steps: int = Field(0, ge=0)
+    decay: float = Field(0.0, ge=0)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+
+    def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
+        """Return what the clients minimise; None: the mean loss."""
+        return None
+
+    def local_steps(self, task: Task, visits: Visits, phase: int = 0) -> Iterator[Batch]:
+        """Yield the batches of a visit's steps; each phase has an order of samples of its own."""
+        return task.batches(visits, self.batch, self.epochs, self.steps, phase)
+
+    def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
+        """Take the local steps, in all layers together."""
+        objective = self.objective(task, shared, visits)
+        batches = self.local_steps(task, visits)
+        return self.optimiser_in(visits.round).train(task, params, batches, memory or None, objective=objective)
+
+    def check(self, participation: Participation, known: bool = True) -> None:
+        """Refuse local work of nothing, or counted in two ways, and a momentum that nothing would use."""
+        super().check(participation, known)
+        if (self.epochs > 0) == (self.steps > 0):
+            raise UsageError(
+                "algorithm: expected one of epochs and steps above 0 and the other 0, "
+                f"got epochs = {self.epochs}, steps = {self.steps}"
+            )
+        if self.optimizer == "adam" and self.momentum:
+            raise UsageError(
+                f"algorithm.momentum = {self.momentum} has no meaning with algorithm.optimizer = 'adam': "
+                "remove it, or set algorithm.optimizer = 'sgd'"
+            )
+
+    def rate_in(self, round: int) -> float:
+        """Return the local step size in a round."""
+        return self.lr / (1 + self.decay * round)
+
+    @property
+    def optimiser(self) -> Optimizer:
+        """The local optimiser, with step size `lr`."""
+        from hpcfl.learning.optim import Adam, Sgd
+
+        if self.optimizer == "adam":
+            return Adam(self.lr, decay=self.weight_decay)
+        return Sgd(self.lr, momentum=self.momentum, decay=self.weight_decay)
+
+    def optimiser_in(self, round: int) -> Optimizer:
+        """Return the local optimiser of a round."""
+        return replace(self.optimiser, lr=self.rate_in(round))
+
+
+def last(key: str, value: int, layers: int, least: int = 1, most: int | None = None) -> range:
+    """Return the last `value` of so many layers; UsageError naming `key` where that is not `least` … `most` of them."""
+    most = layers if most is None else most
+    if not least <= value <= most:
+        near = min(max(value, least), most)
+        raise UsageError(f"algorithm.{key}: expected {least} … {most} for this model, got {value}; nearest: {near}")
+    return range(layers - value, layers)
+
+
+def _names(task: Task, numbers: range) -> set[str]:
+    layers = task.layers()
+    return {name for number in numbers for name in layers[number]}
+
+
+def _some(state: State, names: Set[str]) -> State:
+    return {name: value for name, value in state.items() if name in names}
