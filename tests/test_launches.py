@@ -22,9 +22,10 @@ RULES = {
     "test_participation",
     "test_fedlrgd",
     "test_flic_wall",
-    "test_guard",
 }
 """Left out on one rank, and under MPICH on two: who takes part, and when, is seen on its four."""
+FAULTS = {"test_guard", "test_wall_late", "test_owner", "test_integrity"}
+"""Left out but for three ranks of Open MPI and four of MPICH: what goes wrong does so on any number of ranks."""
 LIMIT = 480.0
 MODULES = [str(path) for path in sorted((ROOT / "tests").glob("test_*.py")) if "mark.mpi" in path.read_text()]
 seen: dict[tuple[str, int], dict[str, Any]] = {}
@@ -45,6 +46,8 @@ def test_on_ranks(mpi: str, ranks: int, singles: Path, tmp_path: Path) -> None:
     left_out: set[str] = set() if mpi == "openmpi" and ranks > 1 else ARITHMETIC
     if (mpi, ranks) in (("openmpi", 1), ("mpich", 2)):
         left_out = left_out | RULES
+    if (mpi, ranks) not in (("openmpi", 3), ("mpich", 4)):
+        left_out = left_out | FAULTS
     modules = [name for name in MODULES if Path(name).stem not in left_out]
     ended = job(mpi, ranks, [*command, *modules], LIMIT, {RESULTS: str(tmp_path), SINGLES: str(singles)})
     assert ended.code == 0, ended.out[-6000:] + ended.err[-3000:]
