@@ -28,7 +28,7 @@ import launching
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
     from hpcfl.learning.task import Task
     from hpcfl.learning.visits import Visits
     from hpcfl.schedule.plan import Plan

@@ -39,8 +39,7 @@ if launching.inside():
     import wall_rounds
     from mpi4py import MPI
 
-    from hpcfl.base.types import Floats
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import Floats, State
     from hpcfl.engine.job import Job
     from hpcfl.schedule.plan import Invitation
     from hpcfl.schedule.speeds.equal import Equal

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
     from hpcfl.learning.task import Task
     from hpcfl.learning.visits import Visits
 

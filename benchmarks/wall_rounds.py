@@ -19,7 +19,8 @@ from torch import Tensor
 
 from hpcfl.algorithms import Algorithm
 from hpcfl.base.memory import LEAN_BYTES, give_back
-from hpcfl.comm.message import Block, Layout, State
+from hpcfl.base.types import State
+from hpcfl.comm.message import Block, Layout
 from hpcfl.comm.mpi import Patience
 from hpcfl.comm.placement import benches, cores
 from hpcfl.config import from_table

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from hpcfl.base.errors import Elsewhere, RunError, Stopped, Told, UsageError
+from hpcfl.base.errors import ErrorOnOtherRank, RunError, Stopped, UsageError, UserError
 from hpcfl.engine import stopping
 
 RUN = click.Path(path_type=Path)
@@ -263,7 +263,7 @@ def carry_out(arguments: list[str] | None = None) -> int:
     """Carry out a command; return its exit code. Errors of usage are one line on stderr, from one rank."""
     try:
         _run(arguments)
-    except Told as error:
+    except UserError as error:
         from hpcfl.launch.consensus import speaks
 
         if speaks(error):
@@ -273,7 +273,7 @@ def carry_out(arguments: list[str] | None = None) -> int:
         return 2 if isinstance(error, UsageError) else 1
     except SystemExit as end:
         return int(end.code or 0)
-    except (Elsewhere, Stopped) as error:
+    except (ErrorOnOtherRank, Stopped) as error:
         return error.code
     return 0
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hpcfl.algorithms.flic.algorithm import Flic
 from hpcfl.algorithms.flic.phases import Learner
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 from hpcfl.data import ClientData
 from hpcfl.engine.job import stacked
 from hpcfl.learning.task import Task

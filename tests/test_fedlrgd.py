@@ -387,7 +387,7 @@ def refused(match: str, **more: Any) -> None:
 
 
 def test_refuses_more_samples_than_the_server_has() -> None:
-    refused(r"algorithm.rank: expected at most 7, .* server holds, got 9; nearest: 7", algorithm={"rank": 9})
+    refused(r"algorithm.rank: expected at most 7, .* server holds, got 9; did you mean 7", algorithm={"rank": 9})
 
 
 def test_theory_needs_its_assumptions() -> None:
@@ -421,16 +421,16 @@ def test_says_which_rank_fits(solve_at: str, fits: int) -> None:
     p = sum(value.numel() for value in task.initial().values())
     bound = 2**20 // 8
     assert fits == (bound // p if solve_at == "server" else int((bound / p / 2) ** 0.5))
-    with pytest.raises(UsageError, match=f"p = {p}.*nearest: rank = {fits}$"):
+    with pytest.raises(UsageError, match=rf"p = {p}.*did you mean rank = {fits}\?$"):
         FedLrgd(rank=30, memory=1, solve_at=solve_at).layout(task)
     FedLrgd(rank=fits, memory=1, solve_at=solve_at).layout(task)
-    with pytest.raises(UsageError, match="nearest: memory = "):
+    with pytest.raises(UsageError, match="did you mean memory = "):
         FedLrgd(rank=2, memory=1).layout(Task(Mlp(hidden=(2000,)), problem(9, dimension=9), 1))
 
 
 def test_refuses_a_random_loss_and_a_server_without_samples() -> None:
     with pytest.raises(UsageError, match="dropout in fc1"):
         FedLrgd(rank=2).layout(Task(Mlp(hidden=(3,), dropout=0.5), problem(), 1))
-    refused("got 5; nearest: data.server = 5 with data.deal = false", data={"deal": True})
+    refused("got 5; did you mean data.server = 5 with data.deal = false", data={"deal": True})
     first = {"close": "first", "first": 2}
     refused("invites clients once", participation=first, doubling={"when": "rounds", "rounds": 1})

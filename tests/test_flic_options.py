@@ -13,7 +13,7 @@ from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
 from hpcfl.algorithms.flic.parts import OWN
 from hpcfl.algorithms.flic.phases import PRETRAINING, REALIGNING, Learner
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 from hpcfl.data import Header
 from hpcfl.engine.job import stacked
 from hpcfl.learning.optim import TUNING
@@ -182,7 +182,7 @@ IDLE: list[tuple[dict[str, Any], str]] = [
     ({"iterations": 5}, "iterations = 5 .* algorithm.reduction = 'bures'"),
     ({"pretrain_batch": 5}, "pretrain_batch = 5 .* algorithm.pretrain above 0"),
     ({"draws": 5, "lambda2": 0.0}, "draws = 5 .* algorithm.lambda2 above 0"),
-    ({"batch": 0}, "draws: expected at least 1 with algorithm.batch = 0, got 0; nearest: 100"),
+    ({"batch": 0}, "draws: expected at least 1 with algorithm.batch = 0, got 0; did you mean 100"),
     *[
         ({**TARGETS, key: value}, f"{key} = .* algorithm.anchors = 'classes'")
         for key, value in {
@@ -236,7 +236,7 @@ HEADER = Header(None, 80, 20, ((5,),), 3)
 @pytest.mark.parametrize(
     ("keys", "model", "line"),
     [
-        ({}, Mlp(), r"model\.name: .* needs an embedding, got 'mlp'; nearest: 'latent'"),
+        ({}, Mlp(), r"model\.name: .* needs an embedding, got 'mlp'; did you mean 'latent'"),
         ({"meta": (0, 1)}, Latent(), r"algorithm\.meta: expected 3 numbers .*, got \[0, 1\]"),
         ({"meta": (0, 2, 2)}, Latent(), r"algorithm\.meta: expected 3 numbers .* without gaps, got \[0, 2, 2\]"),
         ({"meta": (0, -1, 1)}, Latent(), r"algorithm\.meta: expected 3 numbers .* from 0 on"),
@@ -254,5 +254,5 @@ def test_keys_that_do_not_go_with_the_model(keys: dict[str, Any], model: Any, li
 @pytest.mark.parametrize("targets", [True, False])
 def test_anchors_that_do_not_go_with_the_labels(targets: bool) -> None:
     kinds = ["classes", "targets"]
-    with pytest.raises(UsageError, match=rf"^algorithm\.anchors: .*nearest: '{kinds[targets]}'"):
+    with pytest.raises(UsageError, match=rf"^algorithm\.anchors: .*did you mean '{kinds[targets]}'"):
         Flic(anchors=kinds[not targets]).suits(Latent(), replace(HEADER, targets=targets))

@@ -323,7 +323,7 @@ def test_lanes_of_several_ranks_are_refused_by_the_config(width: Any) -> None:
     config = from_table(table("fedavg", "mlp", False, clock="wall", lane_width=width, speed={"model": "none"}))
     config.check_values()
     asking = config.model_copy(update={"algorithm": Median()})
-    with pytest.raises(UsageError, match=rf"^lane_width: .*'median'.* expected 1, got {width!r}; nearest: 1$"):
+    with pytest.raises(UsageError, match=rf"^lane_width: .*'median'.* expected 1, got {width!r}; did you mean 1\?$"):
         asking.check_values()
     asking.model_copy(update={"lane_width": "auto"}).check_values()
     asking.model_copy(update={"clock": "simulated"}).check_values()
@@ -332,5 +332,5 @@ def test_lanes_of_several_ranks_are_refused_by_the_config(width: Any) -> None:
 @pytest.mark.parametrize("width", ["auto", "node"])
 def test_lanes_of_several_ranks_are_refused_once_they_are_known(width: str) -> None:
     check_single("median", width, [Bench((1,), ((0,),)), Bench((2,), ((1,),))])
-    with pytest.raises(UsageError, match=rf"^lane_width: .* expected 1, got '{width}'; nearest: 1$"):
+    with pytest.raises(UsageError, match=rf"^lane_width: .* expected 1, got '{width}'; did you mean 1\?$"):
         check_single("median", width, [Bench((1,), ((0,),)), Bench((2, 3), ((1,), (2,)))])

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
 from hpcfl.algorithms.flic.phases import ANCHORING, LOCAL, SHARED, Learner
 from hpcfl.base.rng import keyed
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 from hpcfl.learning.task import PHASE
 from hpcfl.learning.visits import Batch
 from hpcfl.math.gaussian import transport_map, w2_squared

@@ -220,8 +220,14 @@ def test_it_goes_on_where_it_was(solo: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        ({"data": {"name": "linear", "samples": 1}}, r"data\.samples: expected at least model\.rank = 2.*nearest: 2"),
-        ({"data": {"name": "linear", "rank": 21}}, r"data\.rank: expected at most data\.dimension = 20.*nearest: 20"),
+        (
+            {"data": {"name": "linear", "samples": 1}},
+            r"data\.samples: expected at least model\.rank = 2.*did you mean 2",
+        ),
+        (
+            {"data": {"name": "linear", "rank": 21}},
+            r"data\.rank: expected at most data\.dimension = 20.*did you mean 20",
+        ),
         ({"model": {"name": "linear", "rank": 3}}, r"model\.rank: expected data\.rank = 2, got 3"),
         (
             {
@@ -229,9 +235,9 @@ def test_it_goes_on_where_it_was(solo: Any, tmp_path: Path) -> None:
                 "participation": {"close": "deadline"},
                 "doubling": {"when": "never"},
             },
-            r"begins with a round that waits for everybody.* nearest: speed\.model = 'exponential'",
+            r"begins with a round that waits for everybody.* did you mean speed\.model = 'exponential'",
         ),
-        ({"model": {"name": "linear", "rank": 7}}, r"model\.rank: expected at most 6.*got 7; nearest: 6"),
+        ({"model": {"name": "linear", "rank": 7}}, r"model\.rank: expected at most 6.*got 7; did you mean 6"),
         ({"data": {"name": "digits"}}, r"needs data\.name = 'linear' and model\.name = 'linear'"),
         ({"model": {"name": "mlp"}}, r"needs data\.name = 'linear' and model\.name = 'linear'"),
     ],

@@ -309,9 +309,9 @@ def test_only_the_embedding_depends_on_the_shape(embedding: str) -> None:
 
 def test_an_identity_needs_features_of_the_latent_dimension() -> None:
     Latent(embedding="identity", dimension=5).check((5,), 3)
-    with pytest.raises(UsageError, match=r"model\.dimension.*nearest: 5"):
+    with pytest.raises(UsageError, match=r"model\.dimension.*did you mean 5"):
         Latent(embedding="identity").check((5,), 3)
-    with pytest.raises(UsageError, match=r"model\.embedding.*nearest: 'dense'"):
+    with pytest.raises(UsageError, match=r"model\.embedding.*did you mean 'dense'"):
         Latent(embedding="convolutions").check((5,), 3)
 
 

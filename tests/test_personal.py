@@ -251,8 +251,8 @@ def test_two_phases_of_a_visit_do_not_share_their_order():
 @pytest.mark.parametrize(
     ("algorithm", "line"),
     [
-        (FedRep(head_layers=3), r"algorithm\.head_layers: expected 0 … 2 for this model, got 3; nearest: 2"),
-        (LgFedAvg(shared_layers=4), r"algorithm\.shared_layers: expected 1 … 3 for this model, got 4; nearest: 3"),
+        (FedRep(head_layers=3), r"algorithm\.head_layers: expected 0 … 2 for this model, got 3; did you mean 2"),
+        (LgFedAvg(shared_layers=4), r"algorithm\.shared_layers: expected 1 … 3 for this model, got 4; did you mean 3"),
     ],
 )
 def test_layers_that_are_not_there(algorithm, line):
@@ -266,5 +266,5 @@ def test_passes_before_a_test_that_nobody_makes():
 
 
 def test_no_more_layers_than_there_are_learn_before_a_test():
-    with pytest.raises(UsageError, match=r"algorithm\.tune_layers: expected 1 … 3 .* got 4; nearest: 3"):
+    with pytest.raises(UsageError, match=r"algorithm\.tune_layers: expected 1 … 3 .* got 4; did you mean 3"):
         FedAvg(tune_layers=4).own(mlp_task([3]))

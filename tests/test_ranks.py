@@ -88,12 +88,12 @@ def test_bytes_into_the_server_do_not_grow_with_the_clients(world: Any, shared_d
 def test_an_error_on_one_rank_is_everybodys(world: Any) -> None:
     if world.size == 1:
         pytest.skip("needs two ranks")
-    from hpcfl.base.errors import Elsewhere, UsageError
+    from hpcfl.base.errors import ErrorOnOtherRank, UsageError
     from hpcfl.comm.mpi import settle
 
     settle(world.comm, None)
     own = UsageError("only here") if world.rank == world.size - 1 else None
-    with pytest.raises((UsageError, Elsewhere)) as caught:
+    with pytest.raises((UsageError, ErrorOnOtherRank)) as caught:
         settle(world.comm, own)
     assert isinstance(caught.value, UsageError) == (own is not None)
     assert own is not None or caught.value.code == 2

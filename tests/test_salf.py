@@ -12,7 +12,6 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
 from hpcfl.comm.message import Deposits
-from hpcfl.config import typed
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.equal import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
@@ -508,4 +507,4 @@ def test_inverse_probability_is_refused_where_the_chances_are_not_known():
 
 def test_a_batch_below_zero_is_refused():
     with pytest.raises(UsageError, match="batch"):
-        typed(Salf, {"batch": -1}, "algorithm")
+        Salf.from_table({"batch": -1}, "algorithm")

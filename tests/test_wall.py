@@ -127,7 +127,7 @@ def fitting(world: Any, width: Any) -> Any:
 def test_one_rank_is_refused(world: Any, shared_dir: Path) -> None:
     if world.size > 1:
         pytest.skip("is about one rank")
-    with pytest.raises(UsageError, match=r"^clock = 'wall' needs .* at least 2 ranks, got 1; nearest: mpirun -n 2"):
+    with pytest.raises(UsageError, match=r"^clock = 'wall' needs .* at least 2 ranks, got 1; did you mean mpirun -n 2"):
         play(world, real(1), shared_dir / "run", world.comm)
     assert not (shared_dir / "run").exists()
 

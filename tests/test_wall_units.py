@@ -121,7 +121,7 @@ def test_widths_that_fit(width: int | str, ranks: int) -> None:
 
 
 def test_widths_that_do_not_fit() -> None:
-    with pytest.raises(UsageError, match=r"lane_width: expected 1 … 3 .* got 4; nearest: 3$"):
+    with pytest.raises(UsageError, match=r"lane_width: expected 1 … 3 .* got 4; did you mean 3\?$"):
         check_width(4, 4)
     with pytest.raises(UsageError, match=r"at least 2 ranks, got 1"):
         check_width("auto", 1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcfl.base.errors import Elsewhere, RunError, UsageError
+from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.cli import main
 from hpcfl.comm import launcher as worlds
 from hpcfl.comm import mpi_settings, placement
@@ -230,7 +230,7 @@ def test_refusing(start: Any) -> None:
         worlds.world()
     assert caught.value.settled
     start(STEP)
-    with pytest.raises(Elsewhere) as silent:
+    with pytest.raises(ErrorOnOtherRank) as silent:
         worlds.world()
     assert silent.value.code == 2
     start({})

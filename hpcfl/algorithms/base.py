@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, ClassVar
 
-from hpcfl.base.section import Section
+from hpcfl.base.config import ConfigBase
 
 if TYPE_CHECKING:
-    from hpcfl.comm.message import Layout, Message, State, Sums
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout, Message, Sums
     from hpcfl.data import Header
     from hpcfl.learning.task import Task
     from hpcfl.learning.visits import Visits
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     """Yields questions, is sent the sums over the answers, returns what it has found."""
 
 
-class Algorithm(Section):
+class Algorithm(ConfigBase):
     """Base of all algorithms.
 
     Attributes

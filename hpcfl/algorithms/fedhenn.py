@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import Layout, State, Sums
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout, Sums
     from hpcfl.learning.task import Objective, Task
     from hpcfl.learning.visits import Batch, Visits
 
@@ -79,13 +80,13 @@ class FedHeNN(Local):
         if len(task.layers()) < 2:
             raise UsageError(
                 "algorithm.name = 'fedhenn' aligns what the layers before the last one give: expected a model of at "
-                "least 2 layers, got 1; nearest: algorithm.name = 'local'"
+                "least 2 layers, got 1; did you mean algorithm.name = 'local'?"
             )
         axes = {len(shape) for shape in task.federation.shapes}
         if len(axes) > 1:
             raise UsageError(
                 "algorithm.name = 'fedhenn': expected features with the same number of axes for all clients, got "
-                f"{' and '.join(map(str, sorted(axes)))}; nearest: algorithm.name = 'local'"
+                f"{' and '.join(map(str, sorted(axes)))}; did you mean algorithm.name = 'local'?"
             )
         kernel = torch.zeros(entries(self.alignment), device=task.device)
         return {KERNEL: kernel, ROUND: torch.tensor(-1.0, dtype=torch.float64, device=task.device)}

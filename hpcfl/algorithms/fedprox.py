@@ -15,7 +15,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
     from hpcfl.learning.task import Objective, Task
     from hpcfl.learning.visits import Batch, Visits
 

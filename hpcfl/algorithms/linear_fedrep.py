@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import Layout, State, Sums
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout, Sums
     from hpcfl.data import Header
     from hpcfl.data.linear import LinearFederation
     from hpcfl.data.linear_spaces import SpacesFederation
@@ -98,11 +99,11 @@ class LinearFedRep(Algorithm):
         (rank, dimension), (latent, expected) = task.initial()[B].shape, federation.truth.shape
         _check_embedding(task, latent)
         if rank != expected:
-            raise UsageError(f"model.rank: expected data.rank = {expected}, got {rank}; nearest: {expected}")
+            raise UsageError(f"model.rank: expected data.rank = {expected}, got {rank}; did you mean {expected}?")
         if federation.train_sizes.min() < rank:
             raise UsageError(
                 f"data.samples: expected at least model.rank = {rank}, since heads are solved for, "
-                f"got {federation.train_sizes.min()}; nearest: {rank}"
+                f"got {federation.train_sizes.min()}; did you mean {rank}?"
             )
         return rank, dimension
 
@@ -175,12 +176,12 @@ def _check_embedding(task: Task, latent: int) -> None:
     if spaces and got != latent:
         raise UsageError(
             f"model.dimension: expected data.dimension = {latent}, to which data.name = 'linear_spaces' needs an "
-            f"embedding, got {got}; nearest: {latent}"
+            f"embedding, got {got}; did you mean {latent}?"
         )
     if not spaces and embedding is not None:
         raise UsageError(
             f"model.dimension: expected none, since the clients of data.name = 'linear' share their feature space, "
-            f"got {got}; nearest: none, or data.name = 'linear_spaces'"
+            f"got {got}; did you mean none, or data.name = 'linear_spaces'?"
         )
 
 

@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, check_within
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import Layout, State
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout
     from hpcfl.learning.optim import Optimizer
     from hpcfl.learning.task import Objective, Task
     from hpcfl.learning.visits import Batch, Visits
@@ -254,9 +255,7 @@ class LocalSgd(LocalTraining):
 def last(key: str, value: int, layers: int, least: int = 1, most: int | None = None) -> range:
     """Return the last `value` of so many layers; UsageError naming `key` where that is not `least` … `most` of them."""
     most = layers if most is None else most
-    if not least <= value <= most:
-        near = min(max(value, least), most)
-        raise UsageError(f"algorithm.{key}: expected {least} … {most} for this model, got {value}; nearest: {near}")
+    check_within(f"algorithm.{key}", value, least, most, " for this model")
     return range(layers - value, layers)
 
 

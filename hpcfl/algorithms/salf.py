@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import State, Sums
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Sums
     from hpcfl.learning.task import Task
     from hpcfl.learning.visits import Visits
     from hpcfl.schedule.participation import Participation
@@ -71,21 +72,21 @@ class Salf(Algorithm):
         if self.rule == "inverse-probability" and participation.close == "first":
             raise UsageError(
                 "algorithm.rule = 'inverse-probability' needs the chance that a layer arrives, which is not known "
-                "for participation.close = 'first'; nearest: close = 'deadline'"
+                "for participation.close = 'first'; did you mean close = 'deadline'?"
             )
 
     def _check_unknown(self) -> None:
         """Refuse what needs the chance that a layer arrives by the deadline."""
         because = (
             "needs the chance that a layer arrives by the deadline, which real time with speed.model = 'none' does "
-            "not tell; nearest: "
+            "not tell; did you mean "
         )
         if self.rule == "inverse-probability":
             raise UsageError(
-                f"algorithm.rule = 'inverse-probability' {because}rule = 'paper' with missing = 'empirical'"
+                f"algorithm.rule = 'inverse-probability' {because}rule = 'paper' with missing = 'empirical'?"
             )
         if self.rule == "paper" and self.missing == "exact":
-            raise UsageError(f"algorithm.missing = 'exact' {because}missing = 'empirical' (or 'paper', 'none')")
+            raise UsageError(f"algorithm.missing = 'exact' {because}missing = 'empirical' (or 'paper', 'none')?")
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return layers 1 … L as modules or as tensors."""

@@ -14,8 +14,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpcfl.base.errors import Stopped, ended
-from hpcfl.base.types import Floats
-from hpcfl.comm.message import Deposits, State
+from hpcfl.base.types import Floats, State
+from hpcfl.comm.message import Deposits
 from hpcfl.comm.mpi import doze, wait
 from hpcfl.comm.placement import Chunk
 from hpcfl.comm.transport import Like, Personal, Saved, Transport, idle

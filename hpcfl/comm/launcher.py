@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from hpcfl.base.errors import Elsewhere, RunError, UsageError
+from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.comm import mpi_settings
 
 Environ = Mapping[str, str]
@@ -34,7 +34,7 @@ def world() -> Any:
     Raises
     ------
     UsageError
-        If the launch is wrong, on the first process; `Elsewhere` on the others.
+        If the launch is wrong, on the first process; `ErrorOnOtherRank` on the others.
     RunError
         If MPI cannot be loaded.
     """
@@ -67,11 +67,11 @@ def refuse(wrong: str) -> None:
 
     Raises
     ------
-    UsageError, Elsewhere
+    UsageError, ErrorOnOtherRank
     """
     if position(os.environ) > 0:
         time.sleep(PATIENCE)
-        raise Elsewhere(2)
+        raise ErrorOnOtherRank(2)
     error = UsageError(wrong)
     error.settled = True
     raise error

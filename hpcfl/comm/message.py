@@ -23,11 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.base.types import Floats
+from hpcfl.base.types import Floats, State
 from hpcfl.comm.pool import Shelf
-
-State = dict[str, Tensor]
-"""Named tensors: the server's shared state, or a chunk's personal state with a leading client axis."""
 
 Message = Mapping[str, tuple[Tensor, Tensor]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""

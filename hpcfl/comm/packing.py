@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 from hpcfl.comm.pool import ALIGNED
 
 ALONE = 2**20  # bytes; tensors of this size travel from where they are, smaller ones are put together

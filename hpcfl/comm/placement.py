@@ -160,12 +160,13 @@ def check_width(width: int | str, ranks: int) -> None:
     """Raise UsageError where there is nobody to be on a lane, or a lane would be wider than the world."""
     if ranks < 2:
         raise UsageError(
-            "clock = 'wall' needs a server and client ranks: expected at least 2 ranks, got 1; nearest: mpirun -n 2 …"
+            "clock = 'wall' needs a server and client ranks: expected at least 2 ranks, got 1; "
+            "did you mean mpirun -n 2 …?"
         )
     if isinstance(width, int) and width > ranks - 1:
         raise UsageError(
             f"lane_width: expected 1 … {ranks - 1} (the client ranks of this job), 'node' or 'all', got {width}; "
-            f"nearest: {ranks - 1}"
+            f"did you mean {ranks - 1}?"
         )
 
 
@@ -182,7 +183,7 @@ def check_single(who: str, width: int | str, rows: Sequence[Bench] = ()) -> None
     if width == "all" or (isinstance(width, int) and width > 1) or any(len(bench.ranks) > 1 for bench in rows):
         raise UsageError(
             f"lane_width: {who} single messages, which ranks that share a lane add up on the way: "
-            f"expected 1, got {width!r}; nearest: 1"
+            f"expected 1, got {width!r}; did you mean 1?"
         )
 
 

@@ -20,7 +20,7 @@ from hpcfl.commands.adapt_request import Wish
 from hpcfl.store.atomic import created, replace
 
 if TYPE_CHECKING:
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
     from hpcfl.learning.task import Task
 
 SCORES = ("accuracy_before", "accuracy_after", "loss_before", "loss_after")

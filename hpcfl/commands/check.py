@@ -147,7 +147,7 @@ def _features(config: Config, known: tuple[Range, ...], federation: Federation) 
         remedy = "data.scale = 'unit'" if pixels and unscaled else "features standardised to mean 0 and deviation 1"
         yield (
             f"warning       features: client {beyond[0]} holds {farthest[beyond[0]]:g}: beyond ±{FARTHEST:g}, as in "
-            f"{len(beyond)} of {seen}, training by gradients may diverge; nearest: {remedy}"
+            f"{len(beyond)} of {seen}, training by gradients may diverge: expected {remedy}"
         )
     elif seen != clients:
         yield f"note          features: those of {seen} were looked at"

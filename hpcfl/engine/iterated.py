@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms import Algorithm
-from hpcfl.comm.message import Block, Deposits, Message, State, Sums
+from hpcfl.base.types import State
+from hpcfl.comm.message import Block, Deposits, Message, Sums
 from hpcfl.comm.packing import public
 from hpcfl.learning.task import Task
 

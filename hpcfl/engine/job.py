@@ -17,9 +17,9 @@ import torch
 from hpcfl.algorithms import Algorithm
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
-from hpcfl.base.types import Floats, Ints, Shape
+from hpcfl.base.types import Floats, Ints, Shape, State
 from hpcfl.comm.guard import GROWTH, REASONS, Norms, Rejection, Sieve, norms
-from hpcfl.comm.message import Block, Layout, State, Sums
+from hpcfl.comm.message import Block, Layout, Sums
 from hpcfl.comm.packing import public
 from hpcfl.comm.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.comm.transport import Personal
@@ -93,7 +93,7 @@ class Job:
         if config.doubling.when == "gradient" and algorithm.start(task).keys().isdisjoint(task.initial()):
             raise UsageError(
                 f"doubling.when = 'gradient': algorithm.name = '{algorithm.name}' shares nothing that could move; "
-                "nearest: doubling.when = 'plateau'"
+                "did you mean doubling.when = 'plateau'?"
             )
         size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one)
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks, federation.shapes)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpcfl.algorithms import Algorithm
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
     from hpcfl.data import Federation
     from hpcfl.engine.job import Job
     from hpcfl.engine.progress import Speaker

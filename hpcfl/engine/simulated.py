@@ -9,9 +9,9 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from hpcfl.base.types import Floats
+from hpcfl.base.types import Floats, State
 from hpcfl.comm.guard import Sieve
-from hpcfl.comm.message import Deposits, Message, State
+from hpcfl.comm.message import Deposits, Message
 from hpcfl.comm.placement import Chunk
 from hpcfl.comm.transport import Alone, Personal, Saved, Transport
 from hpcfl.engine.iterated import blank, found, keep

@@ -21,7 +21,7 @@ from hpcfl.store.compatibility import check_personal, check_shared
 
 if TYPE_CHECKING:
     from hpcfl.algorithms import Algorithm
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
     from hpcfl.comm.placement import Chunk
     from hpcfl.config import Config
     from hpcfl.data import ClientData, Federation
@@ -220,7 +220,9 @@ class ClientModel:
         """
         if self.embedding is None:
             first = self.task.stages[0].name
-            raise UsageError(f"model: its first layer is '{first}': expected an embedding; nearest: name = 'latent'")
+            raise UsageError(
+                f"model: its first layer is '{first}': expected an embedding; did you mean name = 'latent'?"
+            )
         return self._made(x, self.embedding).reshape(len(x), -1)
 
     def predict(self, x: Array) -> Array:

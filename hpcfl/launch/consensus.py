@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from hpcfl.base.errors import Elsewhere, Told
+from hpcfl.base.errors import ErrorOnOtherRank, UserError
 from hpcfl.comm.launcher import judged, launched
 from hpcfl.launch.request import Order
 
@@ -46,18 +46,18 @@ def settled(comm: Any, make: Callable[[], T]) -> T:
     return made  # type: ignore[return-value]
 
 
-def speaks(error: Told) -> bool:
+def speaks(error: UserError) -> bool:
     """Return whether this rank is the one to tell of an error; where all ranks had it at once, the first is."""
     if error.settled or not launched():
         return True
     try:
         settled(judged()[0], lambda: _raised(error))
-    except Elsewhere:
+    except ErrorOnOtherRank:
         return False
-    except Told:
+    except UserError:
         return True
     return True
 
 
-def _raised(error: Told) -> None:
+def _raised(error: UserError) -> None:
     raise error

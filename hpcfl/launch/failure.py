@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from hpcfl import store
-from hpcfl.base.errors import RunError, Told
+from hpcfl.base.errors import RunError, UserError
 from hpcfl.store.atomic import number_of, numbered
 
 GIVE_UP_SECONDS = 4.0  # how long a failed rank waits for the one that speaks to end the job, or for a disk that hangs
@@ -45,8 +45,8 @@ def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
 
 def _tell(comm: Any, folder: Path | None, error: BaseException) -> None:
     who = "" if comm is None else f"rank {comm.Get_rank()} of {comm.Get_size()}: "
-    line = f"{who}{error}" if isinstance(error, Told) else f"{who}{type(error).__name__}: {error}"
-    bare = isinstance(error, Told) and "--debug" not in sys.argv
+    line = f"{who}{error}" if isinstance(error, UserError) else f"{who}{type(error).__name__}: {error}"
+    bare = isinstance(error, UserError) and "--debug" not in sys.argv
     text = "" if bare else "".join(traceback.format_exception(error))
     if not _claimed(folder, f"{line}\n{text}"):
         time.sleep(GIVE_UP_SECONDS)  # another rank speaks and is about to end the job

@@ -100,7 +100,7 @@ def _resumption(folder: Path, data_dir: Path | None, quiet: bool) -> Order | Non
     if status.state == "diverged":
         raise UsageError(
             f"'{folder}' has diverged: {status.reason}; its last finite checkpoint is kept; expected another run, "
-            "nearest: one with a smaller step size"
+            "such as one with a smaller step size"
         )
     attributes = store.run_attributes(folder)
     data = store.data_folder(attributes, data_dir)

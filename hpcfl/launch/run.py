@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcfl import config as configs
 from hpcfl import store
-from hpcfl.base.errors import Diverged, Elsewhere, Stopped, Told, UsageError
+from hpcfl.base.errors import Diverged, ErrorOnOtherRank, Stopped, UsageError, UserError
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.comm.guard import Norms
 from hpcfl.comm.launcher import has_ulfm, local
@@ -40,7 +40,7 @@ def launch(judge: Callable[[], Order | None], comm: Any) -> None:
     Raises
     ------
     UsageError, RunError
-        On one rank; on the others `hpcfl.base.errors.Elsewhere`. Any other error ends the job.
+        On one rank; on the others `hpcfl.base.errors.ErrorOnOtherRank`. Any other error ends the job.
     Stopped
         On every rank, if the run was asked to stop.
     """
@@ -49,7 +49,7 @@ def launch(judge: Callable[[], Order | None], comm: Any) -> None:
         order = told(comm, judge)
         if order is not None:
             carry_out(order, comm)
-    except (Told, Elsewhere, Stopped):
+    except (UserError, ErrorOnOtherRank, Stopped):
         raise
     except BaseException as error:
         fail(comm, Path(order.run_dir) if order else None, error)
@@ -90,7 +90,7 @@ def carry_out(order: Order, comm: Any) -> None:
     carry = _in_real_time if config.clock == "wall" else _in_step
     try:
         stopped = carry(job, order, now, comm, hosts)
-    except Told as error:
+    except UserError as error:
         if comm is None:
             note(folder, str(error))
             raise
@@ -116,7 +116,7 @@ def _check_mpi(config: Config, comm: Any) -> None:
     if config.fault_tolerance == "ulfm" and not has_ulfm(comm):
         raise UsageError(
             "fault_tolerance = 'ulfm': this MPI does not tell of dead ranks; expected Open MPI 5 started with "
-            "'mpiexec --with-ft ulfm'; nearest: fault_tolerance = 'auto'"
+            "'mpiexec --with-ft ulfm'; did you mean fault_tolerance = 'auto'?"
         )
 
 

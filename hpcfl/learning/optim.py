@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 
 if TYPE_CHECKING:
     from hpcfl.learning.task import Objective, Task

@@ -16,8 +16,7 @@ from torch.func import grad, vmap
 
 from hpcfl.base.memory import let_go
 from hpcfl.base.rng import key_as_seed, keyed
-from hpcfl.base.types import Floats, Ints, Shape
-from hpcfl.comm.message import State
+from hpcfl.base.types import Floats, Ints, Shape, State
 from hpcfl.data import Federation
 from hpcfl.data.base import Features, Labels
 from hpcfl.learning.visits import Batch, Visits, losses

@@ -117,5 +117,5 @@ def _check_one(cov: Tensor, name: str) -> None:
     if least < -SLACK * max(largest, 0.0):
         raise UsageError(
             f"{name}: expected a covariance, with no eigenvalue below 0, got a smallest of {least:.3g} beside a "
-            f"largest of {largest:.3g} (rounding explains {SLACK:g} of that); nearest: negative eigenvalues set to 0"
+            f"largest of {largest:.3g} (rounding explains {SLACK:g} of that); set negative eigenvalues to 0"
         )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcfl.base.section import Section
+from hpcfl.base.config import ConfigBase
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-class Model(Section):
+class Model(ConfigBase):
     """Base of the ``[model]`` sections. One file in ``hpcfl/models/`` is one family, named by ``model.name``."""
 
     name: str

@@ -57,7 +57,7 @@ class Glm(Model):
             expected = "' or '".join(suited)
             raise UsageError(
                 f"model.link = '{self.link}' does not suit labels that are {held}: expected '{expected}'; "
-                f"nearest: '{suited[0]}'"
+                f"did you mean '{suited[0]}'?"
             )
 
     def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:

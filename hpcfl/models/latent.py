@@ -56,12 +56,12 @@ class Latent(Model):
         if self.embedding == "identity" and prod(shape) != self.dimension:
             raise UsageError(
                 f"model.dimension: embedding = 'identity' keeps the {prod(shape)} features, got {self.dimension}; "
-                f"nearest: {prod(shape)}"
+                f"did you mean {prod(shape)}?"
             )
         if self.embedding == "convolutions" and (len(shape) != 3 or min(shape[1:]) < 4):
             raise UsageError(
                 "model.embedding = 'convolutions' needs features of shape (channels, height, width), both sides at "
-                f"least 4, got {shape}; nearest: 'dense'"
+                f"least 4, got {shape}; did you mean 'dense'?"
             )
 
     def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import Client
     from hpcfl.algorithms.fedlrgd.reweighting import StandIns
-    from hpcfl.comm.message import Layout, State, Sums
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout, Sums
     from hpcfl.data import Header
     from hpcfl.learning.task import Task
     from hpcfl.learning.visits import Batch, Visits
@@ -123,12 +124,12 @@ class FedLrgd(Algorithm):
             near = header.server or f"data.server = {self.rank} with data.deal = false, where the data have these keys"
             raise UsageError(
                 f"algorithm.rank: expected at most {header.server}, the training samples that the server holds, "
-                f"got {self.rank}; nearest: {near}"
+                f"got {self.rank}; did you mean {near}?"
             )
         if self.theory and model.penalty <= 0:
             raise UsageError(
                 "algorithm.theory = true needs a strongly convex objective: expected a model with a penalty above 0; "
-                "nearest: model.name = 'glm', model.ridge = 0.01"
+                "did you mean model.name = 'glm', model.ridge = 0.01?"
             )
 
     def _check_task(self, task: Task) -> None:
@@ -146,7 +147,7 @@ class FedLrgd(Algorithm):
             nearest = f"rank = {fits}" if bound >= 2 * COPIES * p and fits else f"memory = {-(-needed // MEGABYTE)}"
             raise UsageError(
                 f"algorithm.memory = {self.memory} MB: expected room for {what} with p = {p} and "
-                f"algorithm.rank = {self.rank}, {needed / MEGABYTE:.3g} MB; nearest: {nearest}"
+                f"algorithm.rank = {self.rank}, {needed / MEGABYTE:.3g} MB; did you mean {nearest}?"
             )
         if self.theory:
             assumptions.check_smooth(task, "algorithm.theory = true")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
     from hpcfl.learning.task import Task
     from hpcfl.learning.visits import Batch
 

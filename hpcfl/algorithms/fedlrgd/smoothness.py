@@ -55,5 +55,5 @@ def check_unit_cube(task: Task, samples: Batch, who: str) -> None:
         if least < 0 or most > 1:
             raise UsageError(
                 f"{who} needs features in [0, 1]^d, but those of {whose} reach from {least:.3g} to {most:.3g}; "
-                "nearest: data scaled to [0, 1], as data.scale = 'unit' does, or data.name = 'reduced' or 'unit_cube'"
+                "expected data scaled to [0, 1], as data.scale = 'unit' does, or data.name = 'reduced' or 'unit_cube'"
             )

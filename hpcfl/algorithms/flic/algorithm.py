@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.flic.parts import Parts
     from hpcfl.algorithms.flic.phases import Learner
     from hpcfl.algorithms.flic.targets import Targets
-    from hpcfl.comm.message import Layout, Message, State, Sums
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout, Message, Sums
     from hpcfl.learning.task import Task
     from hpcfl.learning.visits import Visits
 

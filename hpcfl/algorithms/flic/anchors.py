@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hpcfl.base.rng import keyed
-from hpcfl.base.types import Ints
-from hpcfl.comm.message import State
+from hpcfl.base.types import Ints, State
 from hpcfl.learning.task import Task
 from hpcfl.learning.visits import Batch
 from hpcfl.math.gaussian import bures_factor_squared, moments

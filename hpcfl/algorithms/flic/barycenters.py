@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms.flic.anchors import FACTORS
-from hpcfl.comm.message import Block, Layout, Message, State, Sums
+from hpcfl.base.types import State
+from hpcfl.comm.message import Block, Layout, Message, Sums
 from hpcfl.math.barycenter import change, fixed_point, pulled, rooted
 from hpcfl.math.psd import each, root, symmetric
 

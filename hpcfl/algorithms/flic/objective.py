@@ -10,7 +10,7 @@ from torch import Tensor
 from hpcfl.algorithms.flic.anchors import MEANS, Anchors
 from hpcfl.algorithms.flic.parts import Parts
 from hpcfl.algorithms.flic.targets import Targets
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 from hpcfl.learning.task import Task
 from hpcfl.learning.visits import Batch
 

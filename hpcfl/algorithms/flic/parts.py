@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 from hpcfl.learning.task import Task
 from hpcfl.models.latent import EMBED
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
 from hpcfl.algorithms.flic.objective import Terms
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 from hpcfl.learning.optim import TUNING, Adam, Optimizer, Sgd, Turn, train
 from hpcfl.learning.task import Task
 from hpcfl.learning.visits import Visits

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hpcfl.algorithms.flic.anchors import MEANS, Drawn
 from hpcfl.base.rng import keyed
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 from hpcfl.learning.visits import Batch
 from hpcfl.models.modules.layers import Place
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.base.types import Floats
+from hpcfl.base.types import Floats, State
 from hpcfl.comm.guard import METRIC, NOBODY, norms
-from hpcfl.comm.message import Message, State
+from hpcfl.comm.message import Message
 from hpcfl.engine.wall.framing import REJECTED, Group
 from hpcfl.engine.wall.staging import Dock, Shipment
 from hpcfl.learning.visits import OutOfTime, Visits

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from hpcfl.base.types import Floats
-from hpcfl.comm.message import State
+from hpcfl.base.types import Floats, State
 from hpcfl.comm.packing import Packing, as_bytes
 from hpcfl.comm.placement import Bench
 from hpcfl.comm.transport import Arrays, Like, Saved

@@ -12,8 +12,7 @@ import numpy as np
 
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.memory import freeze
-from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.message import State
+from hpcfl.base.types import Floats, Ints, State
 from hpcfl.comm.packing import Bytes, Packing, public
 from hpcfl.comm.transport import Arrays, Saved, idle
 from hpcfl.engine.wall.close_rule import Closing

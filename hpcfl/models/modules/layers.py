@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from hpcfl.base.rng import key_as_seed, keyed
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 
 KINKED = nn.ReLU, nn.LeakyReLU, nn.Hardtanh, nn.MaxPool1d, nn.MaxPool2d
 Place = tuple[int, int, "list[int]", int]
