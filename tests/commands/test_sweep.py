@@ -77,7 +77,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HPCFL_DATA", raising=False)
     if request.node.get_closest_marker("mpi") is None:
-        for module in ("hpcfl.launch.consensus", "hpcfl.comm.launcher"):
+        for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
             monkeypatch.setattr(f"{module}.launched", lambda: False)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

@@ -25,7 +25,7 @@ from hpcfl import cli, store
 from hpcfl import config as configs
 from hpcfl.base.errors import ErrorOnOtherRank
 from hpcfl.comm.launcher import launched
-from hpcfl.launch.request import ordered_run
+from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
 
 LIMIT = 180.0
@@ -529,7 +529,7 @@ def test_an_error_on_all_ranks_is_told_by_one(world: World, shared_dir: Path, mo
     monkeypatch.setattr("hpcfl.launch.run.fail", fail)
     (shared_dir / f"{world.rank}.toml").write_text(FEDAVG)
     with pytest.raises((SystemExit, ErrorOnOtherRank)) as caught:
-        launch(lambda: ordered_run(str(shared_dir / "0.toml"), (), shared_dir / "out", None), world.comm)
+        launch(lambda: run_request(str(shared_dir / "0.toml"), (), shared_dir / "out", None), world.comm)
     assert isinstance(caught.value, SystemExit) == (world.rank == 0)
     assert caught.value.code == 1
     assert not (shared_dir / "out").exists()

@@ -21,7 +21,7 @@ from hpcfl import store
 from hpcfl.base.errors import RunError
 from hpcfl.cli import main
 from hpcfl.commands.show import digest, summary
-from hpcfl.launch.request import ordered_resume
+from hpcfl.launch.request import resume_request
 from hpcfl.launch.run import launch
 from hpcfl.store.integrity import USER_BLOCK, damage
 
@@ -33,7 +33,7 @@ BEFORE, NEWEST, ROUNDS = "round-000002.h5", "round-000004.h5", 6
 def _alone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("mpi") is not None:
         return
-    for module in ("hpcfl.launch.consensus", "hpcfl.comm.launcher"):
+    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
 
 
@@ -200,7 +200,7 @@ def test_of_clients_that_do_not_answer_the_last_checkpoint_is_repeated(
 
     monkeypatch.setattr(Server, "personal", answered)
     world.meet()
-    launch(lambda: ordered_resume(folder, None, quiet=True), world.comm)
+    launch(lambda: resume_request(folder, None, quiet=True), world.comm)
     if world.rank == 0:
         found = [store.load_personal(path, range(7)) for path in (two, four, six)]
         first, second, third = ({client: digest(state) for client, state in each.items()} for each in found)

@@ -22,7 +22,7 @@ from hpcfl.comm.placement import cut
 from hpcfl.config import from_table
 from hpcfl.engine import stopping
 from hpcfl.engine.progress import Speaker
-from hpcfl.launch.request import ordered_resume
+from hpcfl.launch.request import resume_request
 from hpcfl.launch.run import launch
 
 pytestmark = pytest.mark.mpi
@@ -206,13 +206,13 @@ def rounds_are_sound(run: Path) -> None:
 
 
 def scores_are_missing_on_late_lanes_only(world: Any, values: dict[str, Any], run: Path) -> None:
-    from hpcfl.comm.placement import benches
+    from hpcfl.comm.placement import lane_topologies
 
     config, data = from_table(values), store.open_run(run)
     chunks = cut(1, config.speed.paces(config.seed, CLIENTS), world.size)
     missing, depth = np.isnan(data["client_test_loss"].values), data["depth"].values
     for round_ in (1, 3):
-        for bench in benches(config.lane_width, ["here"] * world.size, chunks):
+        for bench in lane_topologies(config.lane_width, ["here"] * world.size, chunks):
             if missing[round_, bench.clients].any():
                 assert missing[round_, bench.clients].all()
                 assert (depth[round_, bench.clients] != 1).any()
@@ -359,7 +359,7 @@ def test_one_rank_is_signalled_and_all_stop(
     assert store.load(newest).round == done
     assert store.open_run(shared_dir / "run")["round"].values.tolist() == list(range(done))
     world.meet()
-    launch(lambda: ordered_resume(shared_dir / "run", None, quiet=True), world.comm)
+    launch(lambda: resume_request(shared_dir / "run", None, quiet=True), world.comm)
     twin = play(world, simulated(values), shared_dir / "twin", None)
     if world.rank == 0:
         assert store.read_status(shared_dir / "run").state == "done"

@@ -12,7 +12,7 @@ import pytest
 
 from helpers.runs import job_in_real_time
 from hpcfl.base.errors import RunError
-from hpcfl.comm.placement import Bench
+from hpcfl.comm.placement import Topology
 from hpcfl.engine.job import Job
 from hpcfl.engine.wall.framing import wire
 from hpcfl.engine.wall.protocol import Call, Op
@@ -39,7 +39,7 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
         """A lane as the server uses it."""
 
         def __init__(self, rank: int, script: list[int]) -> None:
-            self.bench = Bench((rank,), ((rank - 1,),))
+            self.bench = Topology((rank,), ((rank - 1,),))
             self.hosted, self.wire, self.script = self.bench.clients, wire(job.layout, 1), list(script)
             self.state, self.reason, self.calls = "idle", "", []
             self.counted, self.slot, self.due = np.zeros(1, np.int64), None, 0

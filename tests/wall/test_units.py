@@ -17,7 +17,7 @@ import torch
 from helpers.runs import job_in_real_time, table
 from hpcfl.base.errors import UsageError
 from hpcfl.comm.message import Block, Deposits
-from hpcfl.comm.placement import Bench, benches, check_width, cut
+from hpcfl.comm.placement import Topology, check_width, cut, lane_topologies
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.simulated import visit
@@ -70,8 +70,8 @@ HOSTS = ["a", "a", "b", "b", "a"]
 HOSTED = ((0, 4), (1, 5), (2, 6), (3,))  # by ranks 1 … 4
 
 
-def seated(width: int | str, hosts: Sequence[str] = HOSTS, clients: int = 7) -> list[Bench]:
-    return benches(width, hosts, cut(1, np.ones(clients), len(hosts)))
+def seated(width: int | str, hosts: Sequence[str] = HOSTS, clients: int = 7) -> list[Topology]:
+    return lane_topologies(width, hosts, cut(1, np.ones(clients), len(hosts)))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_slots_places_and_single_seats() -> None:
     assert bench.slots(np.arange(7)) == [[0, 1, 2], [4, 5, 6]]
     assert bench.slots(np.array([2, 3, 4, 6])) == [[4, -1, 2], [-1, -1, 6]]
     assert bench.slots(np.array([3])) == []
-    assert bench.single(1) == Bench((2,), ((1, 5),))
+    assert bench.single(1) == Topology((2,), ((1, 5),))
 
 
 @pytest.mark.parametrize(("width", "ranks"), [(1, 2), (3, 4), ("all", 2), ("node", 2), ("auto", 2)])
