@@ -18,8 +18,8 @@ from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats
 from hpcfl.comm.message import State
+from hpcfl.learning.batches import losses
 from hpcfl.learning.task import Task
-from hpcfl.learning.visits import losses
 
 if TYPE_CHECKING:
     from hpcfl.config import Config
@@ -112,8 +112,8 @@ class Objective:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.like = task.initial()
-        if task.parameters > MOST:
-            got = task.parameters
+        if task.parameter_count > MOST:
+            got = task.parameter_count
             raise UsageError(f"model: expected at most {MOST} parameters for a minimum to be found, got {got}")
         self.x, self.y = _samples(task)
 

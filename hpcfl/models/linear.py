@@ -36,7 +36,7 @@ class Linear(Model):
         if self.rank > most:
             raise UsageError(f"model.rank: expected at most {most} for this data, got {self.rank}; nearest: {most}")
 
-    def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
         """Return the layers; what does not depend on the shape is drawn first."""
         from torch import nn
 
