@@ -56,8 +56,8 @@ def flic(**keys: Any) -> Flic:
 
 def learner(keys: Flic, task: Task, clients: Sequence[int], round_: int = 0, moved: bool = True) -> Learner:
     """Return what some clients of one width begin a visit with; all values moved, so that none is special."""
-    personal = stacked([keys.enter(task, client) for client in clients])
-    shared = keys.start(task)
+    personal = stacked([keys.init_client(task, client) for client in clients])
+    shared = keys.init_server(task)
     found = keys._learner(task, shared, personal, visits_of(task, clients, round_=round_))
     if moved:
         noise = torch.Generator().manual_seed(4)

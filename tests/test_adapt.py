@@ -60,7 +60,7 @@ def made(folder: Path, algorithm: dict[str, Any], dropout: float = 0.0, **more: 
     segment.close()
     task = Task(config.model, config.data.federate(config.clients, config.seed, None), config.seed)
     rng = np.random.default_rng(1)
-    start = config.algorithm.start(task)
+    start = config.algorithm.init_server(task)
     shared = {name: value.numpy() + rng.normal(0, 0.2, value.shape).astype("f4") for name, value in start.items()}
     store.save(folder, ROUNDS, shared, [], {"sim_seconds": 1.0}, 1)
     return task

@@ -116,7 +116,7 @@ def test_a_round_without_visits_changes_nothing(solo: Any, tmp_path: Path, name:
     nobody = {"model": "exponential", "rate": 1e-6}
     run = play(solo, values(name) | {"speed": nobody}, tmp_path / "void", None)
     data = store.open_run(run)
-    first = int(algorithm_class(name)(name=name).everyone(0))  # such a round waits for everybody
+    first = int(algorithm_class(name)(name=name).invites_all(0))  # such a round waits for everybody
     assert (data["void"].values[first:] == 1).all()
     saved = [store.load(path).shared for path in sorted((run / "checkpoints").iterdir())]
     for key in saved[0]:

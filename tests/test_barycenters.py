@@ -145,7 +145,7 @@ def test_a_round_ends_at_the_barycenters_of_the_visits_that_counted(weights, ave
     sums = rounds.step(planned([1, 2, 1, 1, 1], 1))
     close(covariances(sums.found["factors"]), wanted.cov, 1e-12)
     assert torch.equal(rounds.state[FACTORS], sums.found["factors"].float())
-    assert algorithm.measured(task, rounds.state) == {"barycenter_iterations": float(wanted.iterations.max())}
+    assert algorithm.metrics(task, rounds.state) == {"barycenter_iterations": float(wanted.iterations.max())}
 
 
 # ---- when it ends

@@ -163,9 +163,9 @@ def test_the_momentum_that_is_kept_is_torchs():
 
 def test_nothing_personal_is_kept_without_need():
     task = mlp_task([3])
-    assert FedAvg(momentum=0.9).enter(task, 0) == {}
-    assert FedAvg(persist_optimizer=True).enter(task, 0) == {}
-    assert FedAvg(momentum=0.9, persist_optimizer=True).enter(task, 0).keys() == task.initial().keys()
+    assert FedAvg(momentum=0.9).init_client(task, 0) == {}
+    assert FedAvg(persist_optimizer=True).init_client(task, 0) == {}
+    assert FedAvg(momentum=0.9, persist_optimizer=True).init_client(task, 0).keys() == task.initial().keys()
 
 
 # --- drop-stragglers (SALF, eq. 4) --------------------------------------------------------------------------

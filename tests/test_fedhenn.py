@@ -210,11 +210,11 @@ def test_a_model_needs_a_layer_before_the_last_one() -> None:
     with pytest.raises(
         UsageError, match=r"^algorithm\.name = 'fedhenn' .* at least 2 layers, got 1; nearest: .*'local'$"
     ):
-        FedHeNN().start(mlp_task([3], hidden=()))
+        FedHeNN().init_server(mlp_task([3], hidden=()))
 
 
 def test_features_need_the_same_number_of_axes() -> None:
     held = [federation([4], shape).client(0) for shape in [(4,), (2, 2)]]
     task = Task(Mlp(hidden=(4,)), Toy(3, np.full(2, 4), np.zeros(2, dtype=np.int64), [(4,), (2, 2)], held), 0)
     with pytest.raises(UsageError, match=r"same number of axes for all clients, got 1 and 2; nearest: .*'local'$"):
-        FedHeNN().start(task)
+        FedHeNN().init_server(task)

@@ -153,9 +153,9 @@ def test_sends_r_numbers_per_coordinate_and_no_inverses() -> None:
         groups = algorithm.layout(task)[1:]
         assert len(groups) == messages
         assert sum(np.prod(block.shape) for group in groups for block in group.values()) == 5 * 3
-        served = [value for name, value in algorithm.start(task).items() if not name.startswith("server.")]
+        served = [value for name, value in algorithm.init_server(task).items() if not name.startswith("server.")]
         assert sum(value.numel() for value in served) == 3 + 5 * 3  # θ and r points
-    assert FedLrgd(rank=5, solve_at="client").start(task)[INVERSE].numel() == 3 * 25
+    assert FedLrgd(rank=5, solve_at="client").init_server(task)[INVERSE].numel() == 3 * 25
 
 
 def test_batches_change_nothing_but_last_bits() -> None:
@@ -193,7 +193,7 @@ def test_nobody_answers_and_nothing_moves() -> None:
     rounds.step(planned([2, 2, 2], 1))
     rounds.step(Plan.nobody(1, 1))
     assert all(torch.equal(before[name], rounds.state[name]) for name in before if name != "server.heard")
-    assert "nothing can be learnt" in rounds.job.algorithm.remarks(task, rounds.state)["unheard"]
+    assert "nothing can be learnt" in rounds.job.algorithm.warnings(task, rounds.state)["unheard"]
 
 
 # singular matrices
@@ -217,20 +217,18 @@ def test_singular_matrices_give_a_warning_and_a_finite_answer(alike: str, keys: 
     state = descended(algorithm, task, 4).state
     assert all(torch.isfinite(state[name]).all() for name in task.initial())
     assert torch.isfinite(state[WEIGHTS]).all()
-    figures = algorithm.measured(task, state)
+    figures = algorithm.metrics(task, state)
     assert figures["truncated"] == 3
     assert figures["worst_condition"] > 1e12
-    assert "linearly dependent in 3 of 3" in algorithm.remarks(task, state)["singular"]
+    assert "linearly dependent in 3 of 3" in algorithm.warnings(task, state)["singular"]
 
 
 def test_regular_matrices_give_none() -> None:
     task = logistic()
     algorithm = FedLrgd(rank=4, lr=0.5)
     state = descended(algorithm, task, 3).state
-    assert algorithm.remarks(task, state) == {}
-    assert (
-        1 <= algorithm.measured(task, state)["condition"] <= algorithm.measured(task, state)["worst_condition"] < 1e12
-    )
+    assert algorithm.warnings(task, state) == {}
+    assert 1 <= algorithm.metrics(task, state)["condition"] <= algorithm.metrics(task, state)["worst_condition"] < 1e12
 
 
 def test_pseudo_inverses_by_hand() -> None:
@@ -409,10 +407,10 @@ def test_theory_needs_its_assumptions() -> None:
 def test_tells_of_kinks_and_of_missing_classes() -> None:
     kinked = Task(Mlp(hidden=(3,)), problem(), 1, precision="double")
     algorithm = FedLrgd(rank=2)
-    assert "ReLU" in algorithm.remarks(kinked, algorithm.start(kinked))["not-smooth"]
+    assert "ReLU" in algorithm.warnings(kinked, algorithm.init_server(kinked))["not-smooth"]
     task = logistic()
     task.federation.own[1][:2] = 1
-    assert "[0]" in algorithm.remarks(task, algorithm.start(task))["missing-classes"]
+    assert "[0]" in algorithm.warnings(task, algorithm.init_server(task))["missing-classes"]
 
 
 @pytest.mark.parametrize(("solve_at", "fits"), [("server", 13), ("client", 2)])

@@ -86,7 +86,7 @@ def test_a_class_that_no_visited_client_holds_keeps_its_anchor(reduction: str, a
 def test_an_anchor_is_the_mean_over_those_who_count(average: str, weights: str) -> None:
     task = latent_task(SIZES, WIDTHS)
     keys = flic(factors=True, average=average, weights=weights)
-    first, own = anchors(keys.start(task)), []
+    first, own = anchors(keys.init_server(task)), []
     for client in range(3):  # the fourth is late
         rounds = Rounds(keys, task)
         rounds.step(planned([1 if other == client else LATE for other in range(4)], 1))
@@ -153,7 +153,7 @@ def test_a_client_aligns_to_the_first_anchors_before_its_first_visit(aligned: li
     """Once, whenever that is, and whatever has become of the anchors; to those of the round, in every visit."""
     keys, task = flic(pretrain=2, realign=1, pretrain_batch=2), latent_task(SIZES, [5] * 4)
     rounds = Rounds(keys, task)
-    first, served = keys.start(task)[MEANS], []
+    first, served = keys.init_server(task)[MEANS], []
     depths = [1, LATE, 1, LATE], [1, 1, LATE, LATE], [1, 1, 1, LATE]
     for round_, depth in enumerate(depths):
         served.append(rounds.state[MEANS])
@@ -171,9 +171,11 @@ def test_a_client_aligns_to_the_first_anchors_before_its_first_visit(aligned: li
 def test_alignment_brings_samples_closer_to_the_first_anchors() -> None:
     """Also in a chunk where others aligned before."""
     keys, task = flic(pretrain=20), latent_task(SIZES, [5] * 4)
-    personal = {name: torch.stack([keys.enter(task, i)[name] for i in range(4)]) for name in keys.enter(task, 0)}
+    personal = {
+        name: torch.stack([keys.init_client(task, i)[name] for i in range(4)]) for name in keys.init_client(task, 0)
+    }
     personal["pretrained"][1] = 1.0
-    own = keys._learner(task, keys.start(task), personal, visits_of(task, range(4)))
+    own = keys._learner(task, keys.init_server(task), personal, visits_of(task, range(4)))
     batch = next(task.batches(own.visits, 0, steps=1))
     before, params = own.terms.alignment(own.params, batch), copied(own.params)
     own.pretrain()

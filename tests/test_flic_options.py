@@ -61,11 +61,11 @@ def test_what_is_shared_and_what_is_personal(inside: str, hidden: tuple[int, ...
     keys = flic(inside=inside, factors=True)
     rounds = played(keys, hidden)
     assert rounds.state.keys() == {*shared, MEANS, FACTORS}
-    first = keys.start(rounds.job.task)
+    first = keys.init_server(rounds.job.task)
     assert changed(first, rounds.state) == first.keys()
     for client, own in everybody(rounds).items():
         assert own.keys() == EMBEDDING | personal
-        begun = keys.enter(rounds.job.task, client)
+        begun = keys.init_client(rounds.job.task, client)
         assert begun["embed1.weight"].shape == (4, WIDTHS[client])
         assert changed(begun, own) == own.keys()
     for values in models(rounds).values():
@@ -77,7 +77,7 @@ def test_all_of_l2gd_is_shared_where_mix_is_1() -> None:
     rounds = played(flic(inside="l2gd", mix=1.0))
     task = rounds.job.task
     for client, own in everybody(rounds).items():
-        begun = rounds.job.algorithm.enter(task, client)
+        begun = rounds.job.algorithm.init_client(task, client)
         assert changed(begun, own) == EMBEDDING
     found = models(rounds)
     for name in HIDDEN | HEAD:
@@ -86,7 +86,7 @@ def test_all_of_l2gd_is_shared_where_mix_is_1() -> None:
 
 def test_nothing_of_l2gd_is_shared_where_mix_is_0() -> None:
     rounds = played(flic(inside="l2gd", mix=0.0))
-    first = rounds.job.algorithm.start(rounds.job.task)
+    first = rounds.job.algorithm.init_server(rounds.job.task)
     assert changed(first, rounds.state) == {MEANS}
     found, own = models(rounds), everybody(rounds)
     for name in HIDDEN | HEAD:
@@ -155,7 +155,7 @@ def test_a_newcomer_learns_its_own_parts_alone(inside: str, own: set[str]) -> No
     keys = flic(inside=inside, pretrain=1, lambda1=0.01)
     rounds = played(keys)
     task, shared, seen = rounds.job.task, copied(rounds.state), visits_of(rounds.job.task, (0, 2))
-    begun = stacked([keys.enter(task, client) for client in (0, 2)])
+    begun = stacked([keys.init_client(task, client) for client in (0, 2)])
     params = task.replicate(shared, seen) | begun
     before, after = (keys.adapted(task, shared, seen, epochs) for epochs in (0, 8))
     wanted = keys.parts(task).predicting(params)
@@ -248,11 +248,11 @@ HEADER = Header(None, 80, 20, ((5,),), 3)
 )
 def test_keys_that_do_not_go_with_the_model(keys: dict[str, Any], model: Any, line: str) -> None:
     with pytest.raises(UsageError, match=f"^{line}"):
-        Flic(**keys).suits(model, HEADER)
+        Flic(**keys).check_model(model, HEADER)
 
 
 @pytest.mark.parametrize("targets", [True, False])
 def test_anchors_that_do_not_go_with_the_labels(targets: bool) -> None:
     kinds = ["classes", "targets"]
     with pytest.raises(UsageError, match=rf"^algorithm\.anchors: .*nearest: '{kinds[targets]}'"):
-        Flic(anchors=kinds[not targets]).suits(Latent(), replace(HEADER, targets=targets))
+        Flic(anchors=kinds[not targets]).check_model(Latent(), replace(HEADER, targets=targets))

@@ -93,8 +93,8 @@ def test_only_what_counted_changes_anything(
     assert counted.any(1).all()
     assert not counted.all()
     held, found = holders(values), states(run)
-    entered = {client: begun.algorithm.enter(begun.task, client) for client in range(CLIENTS)}
-    start = {name: value.numpy() for name, value in begun.algorithm.start(begun.task).items()}
+    entered = {client: begun.algorithm.init_client(begun.task, client) for client in range(CLIENTS)}
+    start = {name: value.numpy() for name, value in begun.algorithm.init_server(begun.task).items()}
     own = {client: {name: value.numpy() for name, value in state.items()} for client, state in entered.items()}
     moved = []
     for who, before, after in zip(counted, [(start, own), *found], found):
@@ -256,5 +256,5 @@ def test_it_is_shown_like_any_run(solo: Any, tmp_path: Path) -> None:
     row = summary(run)
     assert (row["status"], row["rounds"], row["accuracy"]) == ("done", 2, None)
     assert 0 < row["client_accuracy"] <= 1
-    assert Flic.figures.keys() == {"barycenter_iterations"}
+    assert Flic.metric_columns.keys() == {"barycenter_iterations"}
     assert (store.open_run(run)["barycenter_iterations"].values > 0).all()

@@ -52,7 +52,7 @@ class Median(Algorithm):
     def layout(self, task):
         return ({"loss": Block(())}, {"point": POINT})
 
-    def start(self, task):
+    def init_server(self, task):
         return {"centre": torch.zeros(3, dtype=torch.float64), "server.own": torch.zeros(2)}
 
     def client(self, task, shared, personal, visits):
@@ -206,7 +206,7 @@ def slot(visits: list[tuple[int, int]]) -> Any:
 
 def test_messages_that_the_server_holds_give_the_bits_of_simulated_time() -> None:
     """Clients 0 to 3 are in slots that were summed up and used again, of client 6 the point came too late."""
-    task, shared, blocks = mlp_task(SIZES), Median().start(None), {"point": POINT}
+    task, shared, blocks = mlp_task(SIZES), Median().init_server(None), {"point": POINT}
     rounds = Rounds(Median(), task, 1)
     rounds.now.shared = shared
     expected = rounds.collect(planned([1] * 6 + [2], 1)).found
@@ -309,7 +309,7 @@ def test_where_nobody_is_invited_the_sums_have_weight_0() -> None:
 
     job = replace(in_real_time(), algorithm=Quiet())
     rounds, record = RealTime(job, server_of(job, []), lambda clients: {}), Record.open()
-    _, sums = rounds.exchange(Progress(0, Median().start(job.task), {}), record)
+    _, sums = rounds.exchange(Progress(0, Median().init_server(job.task), {}), record)
     assert sums.found.keys() == {"nobody"}
     assert rounds.together(record, "") == ""
     assert record.by_rank[2].tolist() == [0.0]  # nobody was waited for

@@ -91,7 +91,7 @@ def test_embeddings_are_the_true_ones_up_to_signs_in_common() -> None:
     task = task_of(9, 4)
     data: Any = task.federation
     for client in range(9):
-        (x, y), own = data.drawn(client, 2), LinearFedRep().enter(task, client)
+        (x, y), own = data.drawn(client, 2), LinearFedRep().init_client(task, client)
         latent = x @ own[WEIGHT].numpy().T + own[BIAS].numpy()
         factors = np.linalg.lstsq(latent * (data.truth @ data.heads[client]), y, rcond=None)[0]
         np.testing.assert_allclose(factors, data.signs, atol=1e-9)
@@ -126,7 +126,7 @@ def distances(task: Task, rate: float, rounds: int, embeddings: Embeddings | Non
     found = []
     for round_ in range(rounds):
         played.step(planned([1] * task.federation.clients, 1, round_))
-        found.append(played.job.algorithm.measured(task, played.state)["distance"])
+        found.append(played.job.algorithm.metrics(task, played.state)["distance"])
     return np.array(found)
 
 

@@ -351,9 +351,9 @@ def test_a_summary_adds_up_the_rounds(solo: Any, tmp_path: Path) -> None:
 def test_the_step_size_of_fedave() -> None:
     mu, b = 0.25, 5
     algorithm = FedAvg(lr=4 / mu, decay=b, epochs=0, steps=b, batch=1)
-    assert [algorithm.rate_in(k) for k in range(4)] == [4 / (mu * (k * b + 1)) for k in range(4)]
-    assert [FedAvg(lr=0.1).rate_in(k) for k in (0, 9)] == [0.1, 0.1]
-    assert Salf(lr=0.2).rate_in(3) == 0.2
+    assert [algorithm.learning_rate(k) for k in range(4)] == [4 / (mu * (k * b + 1)) for k in range(4)]
+    assert [FedAvg(lr=0.1).learning_rate(k) for k in (0, 9)] == [0.1, 0.1]
+    assert Salf(lr=0.2).learning_rate(3) == 0.2
 
 
 def test_decaying_steps_by_hand() -> None:

@@ -155,7 +155,7 @@ def model_of(rounds, clients):
 def test_what_clients_are_tested_with(method, evaluation):
     algorithm = method(**KEYS, evaluation=evaluation, tune_epochs=3)
     task = mlp_task(SIZES)
-    own = algorithm.own(task)
+    own = algorithm.personal_names(task)
     rounds, loop = Rounds(algorithm, task), Plain(algorithm, task, own)
     initial = loop.personal[0]
     for round_ in range(2):
@@ -174,7 +174,7 @@ def test_what_clients_are_tested_with(method, evaluation):
 def test_own_models_learn_before_the_test_even_of_who_never_took_part():
     task = mlp_task(SIZES)
     algorithm = Local(**KEYS, evaluation="tuned", tune_epochs=3)
-    rounds, loop = Rounds(algorithm, task), Plain(algorithm, task, algorithm.own(task))
+    rounds, loop = Rounds(algorithm, task), Plain(algorithm, task, algorithm.personal_names(task))
     rounds.step(planned([1, 1, 2, 1, 1], 1))
     loop.step(0, [0, 1, 3, 4])
     stored = copy.deepcopy(rounds.now.personal[0])
@@ -267,4 +267,4 @@ def test_passes_before_a_test_that_nobody_makes():
 
 def test_no_more_layers_than_there_are_learn_before_a_test():
     with pytest.raises(UsageError, match=r"algorithm\.tune_layers: expected 1 … 3 .* got 4; nearest: 3"):
-        FedAvg(tune_layers=4).own(mlp_task([3]))
+        FedAvg(tune_layers=4).personal_names(mlp_task([3]))

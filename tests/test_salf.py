@@ -286,7 +286,7 @@ def moves(algorithm, task, before, after):
 
 
 def zero_state(algorithm, task):
-    return {name: torch.zeros_like(value) for name, value in algorithm.start(task).items()}
+    return {name: torch.zeros_like(value) for name, value in algorithm.init_server(task).items()}
 
 
 def test_paper_uses_formula_10_with_the_number_invited():
@@ -340,9 +340,9 @@ def test_empirical_counts_past_rounds_only_and_is_smoothed():
 
 def test_empirical_counts_stay_at_the_server():
     task = mlp_task([2])
-    more = salf(missing="empirical").start(task).keys() - task.initial().keys()
+    more = salf(missing="empirical").init_server(task).keys() - task.initial().keys()
     assert more == {"server.empty", "server.rounds"}
-    assert salf().start(task).keys() == task.initial().keys()
+    assert salf().init_server(task).keys() == task.initial().keys()
 
 
 def heavier(base, factor):

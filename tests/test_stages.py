@@ -143,7 +143,7 @@ def test_flanp_ends_a_stage_when_the_averaged_gradient_is_small() -> None:
 
 def test_the_gradient_is_the_update_over_the_learning_rate() -> None:
     job = job_of(staged("gradient", algorithm={"name": "fedavg", "lr": 0.5}))
-    before = job.algorithm.start(job.task)
+    before = job.algorithm.init_server(job.task)
     after = {name: value - 0.5 * 2.0 for name, value in before.items()}
     count = sum(value.numel() for value in before.values())
     sums = Deposits(job.layout)

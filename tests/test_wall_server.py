@@ -118,7 +118,7 @@ def test_a_round_with_too_few_visits_is_void_and_repeated() -> None:
     """Four groups: the loss and layers 3, 2, 1. Client 1 is complete in time, then 0 and 1 are and 2 is not."""
     job = soon()
     lanes = lanes_of(job, [[1, 4], [4, 4], [0, 3]])
-    plan, sums = server_of(job, lanes).exchange(5, job.algorithm.start(job.task))
+    plan, sums = server_of(job, lanes).exchange(5, job.algorithm.init_server(job.task))
     assert (plan.round, plan.repeats, plan.deadline) == (5, 1, 1e-6)
     assert (plan.cohort.tolist(), plan.depth.tolist()) == ([0, 1, 2], [1, 1, 2])
     assert np.isfinite(plan.seconds).tolist() == [True, True, False]
@@ -138,14 +138,14 @@ def test_a_round_with_too_few_visits_is_void_and_repeated() -> None:
 
 def test_a_part_of_a_visit_is_a_visit() -> None:
     job = soon()
-    plan, _ = server_of(job, lanes_of(job, [[1], [4], [3]])).exchange(5, job.algorithm.start(job.task))
+    plan, _ = server_of(job, lanes_of(job, [[1], [4], [3]])).exchange(5, job.algorithm.init_server(job.task))
     assert (plan.repeats, plan.depth.tolist()) == (0, [4, 1, 2])
 
 
 def test_what_is_discarded_does_not_count_nor_is_it_acknowledged() -> None:
     job = soon(participation={**SOON, "partial": "discard", "min_clients": 0})
     lanes = lanes_of(job, [[4], [3], [0]])
-    plan, sums = server_of(job, lanes).exchange(0, job.algorithm.start(job.task))
+    plan, sums = server_of(job, lanes).exchange(0, job.algorithm.init_server(job.task))
     assert plan.depth.tolist() == [1, 4, 4]
     assert [sums.weight(name) for name in sums] == [1.0] * sum(len(group) for group in job.layout)
     assert [lane.counted.tolist() for lane in lanes] == [[1], [4], [4]]
@@ -153,7 +153,7 @@ def test_what_is_discarded_does_not_count_nor_is_it_acknowledged() -> None:
 
 def test_a_loss_without_a_layer_does_not_count() -> None:
     job = soon(participation={**SOON, "min_clients": 0})
-    plan, sums = server_of(job, lanes_of(job, [[1], [4], [2]])).exchange(0, job.algorithm.start(job.task))
+    plan, sums = server_of(job, lanes_of(job, [[1], [4], [2]])).exchange(0, job.algorithm.init_server(job.task))
     assert plan.depth.tolist() == [4, 1, 3]
     assert [sums.weight(next(iter(group))) for group in job.layout] == [2.0, 2.0, 1.0, 1.0]
 
@@ -161,7 +161,7 @@ def test_a_loss_without_a_layer_does_not_count() -> None:
 def test_of_visits_at_once_only_the_first_count() -> None:
     job = job_in_real_time(4, clients=3, participation={"close": "first", "first": 2})
     lanes = lanes_of(job, [[4], [4], [4]])
-    plan, sums = server_of(job, lanes).exchange(0, job.algorithm.start(job.task))
+    plan, sums = server_of(job, lanes).exchange(0, job.algorithm.init_server(job.task))
     assert plan.depth.tolist() == [1, 1, 4]  # the lanes are looked at in their order
     assert sums.weight("loss") == 2.0
     assert np.isfinite(plan.seconds).tolist() == [True, True, False]
@@ -172,7 +172,7 @@ def test_who_is_late_is_not_asked() -> None:
     job = soon(participation={**SOON, "min_clients": 0})
     lanes = lanes_of(job, [[4], [4], [4]])
     lanes[1].state, lanes[1].due = "late", -1
-    plan, _ = server_of(job, lanes).exchange(0, job.algorithm.start(job.task))
+    plan, _ = server_of(job, lanes).exchange(0, job.algorithm.init_server(job.task))
     assert plan.cohort.tolist() == [0, 2]
     assert plan.depth.tolist() == [1, 1]
     assert lanes[1].calls == []
@@ -189,7 +189,7 @@ def test_with_too_few_left_the_run_ends(capfd: pytest.CaptureFixture[str]) -> No
     for lane in lanes[1:]:
         lane.state, lane.poll = "late", lambda lane=lane: dies(lane)
     with pytest.raises(RunError, match=r"expected at least 2 of the 3 clients .* only 1 are left; lost ranks: 2, 3$"):
-        server_of(job, lanes).exchange(0, job.algorithm.start(job.task))
+        server_of(job, lanes).exchange(0, job.algorithm.init_server(job.task))
     told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hpcfl: rank")]
     assert told == [f"hpcfl: rank {rank} is lost (gone), and with it client {rank - 1}" for rank in (2, 3)]
 
@@ -215,9 +215,9 @@ def test_scores_and_state_of_who_does_not_answer() -> None:
     for lane in lanes:
         lane.answer = Answer(int(lane.hosted[0]))
     lanes[1].state, lanes[1].due = "late", -1
-    server, shared = server_of(job, lanes), job.algorithm.start(job.task)
+    server, shared = server_of(job, lanes), job.algorithm.init_server(job.task)
     np.testing.assert_array_equal(server.scores(1, shared), [[0.0, np.nan, 2.0]] * 2)
-    like = job.algorithm.enter(job.task, 0)
+    like = job.algorithm.init_client(job.task, 0)
 
     def load(clients: list[int]) -> dict[int, Any]:
         return {client: {name: np.full(value.shape, 7.0) for name, value in like.items()} for client in clients}

@@ -468,7 +468,7 @@ def hosted(job: Job, rank: int) -> Host:
 def visited(job: Job, host: Host, slots: list[int], over: threading.Event | None = None) -> list[Shipment]:
     put: list[Shipment] = []
     asked, groups = job.asked(1, deadline=inf), wire(job.layout, 1)
-    shared = job.algorithm.start(job.task)
+    shared = job.algorithm.init_server(job.task)
     host.visits(asked, shared, slots, groups, 0, over or threading.Event(), put.append)
     return put
 
@@ -523,7 +523,7 @@ def test_a_visit_ends_at_the_block_after_which_the_round_is_over(salf: Job) -> N
             over.set()
 
     asked, groups = salf.asked(1, deadline=inf), wire(salf.layout, 1)
-    host.visits(asked, salf.algorithm.start(salf.task), [0, 2], groups, 0, over, last)
+    host.visits(asked, salf.algorithm.init_server(salf.task), [0, 2], groups, 0, over, last)
     assert len(put) == 2
     host.acknowledge({0: 3, 2: 0, 4: 0, 6: 0})
     advanced = [name for name, value in host.states[0].items() if value.any()]
@@ -542,7 +542,7 @@ def test_what_has_left_as_a_whole_counts_though_the_round_closes_then(last: int)
             over.set()
         put.append(shipment)
 
-    host.visits(job.asked(1, deadline=inf), job.algorithm.start(job.task), [0, 2], groups, 0, over, close)
+    host.visits(job.asked(1, deadline=inf), job.algorithm.init_server(job.task), [0, 2], groups, 0, over, close)
     assert len(put) == len(groups) == 4
     host.acknowledge({0: 1, 2: 0, 4: 0, 6: 0})
     assert all(value.any() for value in host.states[0].values())

@@ -67,7 +67,7 @@ class FedHeNN(Local):
             {KERNEL: Block((triangle_size(self.alignment),)), ROUND: Block((), torch.float64)},
         )
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return no kernel yet: zero, of round −1.
 
         Raises
