@@ -243,7 +243,7 @@ def test_what_the_server_computes_is_an_epoch_of_its_own(monkeypatch: pytest.Mon
         return step(self, task, shared, sums)
 
     monkeypatch.setattr(FedAvg, "server", server)
-    monkeypatch.setattr(FedAvg, "measured", lambda self, task, shared: task.count([SERVER], [1]) or {})
+    monkeypatch.setattr(FedAvg, "metrics", lambda self, task, shared: task.count([SERVER], [1]) or {})
     data, _ = run(small({"name": "fedavg", "epochs": 0, "steps": 1, "batch": 2}))
     np.testing.assert_array_equal(data["gradients"], 2)
     np.testing.assert_array_equal(data["server_gradients"], 11)
