@@ -54,8 +54,7 @@ from hpcfl.data.cifar10 import Cifar10
 from hpcfl.data.digits import Digits
 from hpcfl.data.mnist import Mnist
 from hpcfl.data.pooled import Pool, Pooled
-from hpcfl.launch.consensus import first, settled
-from hpcfl.launch.failure import fail
+from hpcfl.launch.failure import fail, raise_together
 from hpcfl.store.atomic import replace
 
 if TYPE_CHECKING:
@@ -236,11 +235,16 @@ def finished(options: argparse.Namespace, told: dict[str, Any], draw: Draw, foun
     return case
 
 
+def first(comm: Any) -> bool:
+    """Whether this is rank 0, or the only process."""
+    return comm is None or comm.Get_rank() == 0
+
+
 def study(options: argparse.Namespace, comm: Any) -> Case | None:
     """Carry out a study on all ranks; rank 0 returns what was found."""
     if not first(comm):
         import torch  # noqa: F401 - takes seconds, while rank 0 trains and not after
-    prepared = settled(comm, lambda: drawn(options) if first(comm) else None)
+    prepared = raise_together(comm, lambda: drawn(options) if first(comm) else None)
     from gradient_ranks.sharing import gathered, shared, slices
 
     begun = time.perf_counter()
@@ -302,9 +306,9 @@ def carried_out(options: argparse.Namespace, comm: Any) -> None:
         case = study(options, comm)
         cases = [case] if case else []
     else:
-        settled(comm, lambda: check(options))
-        cases = settled(comm, lambda: [files.read(path) for path in options.files] if first(comm) else [])
-    settled(comm, lambda: shown(options, cases) if cases else None)
+        raise_together(comm, lambda: check(options))
+        cases = raise_together(comm, lambda: [files.read(path) for path in options.files] if first(comm) else [])
+    raise_together(comm, lambda: shown(options, cases) if cases else None)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from hpcfl.algorithms import Algorithm
 from hpcfl.base.memory import LEAN_BYTES, give_back
 from hpcfl.comm.message import Block, Layout, State
 from hpcfl.comm.mpi import Patience
-from hpcfl.comm.placement import benches, cores
+from hpcfl.comm.placement import cores, lane_topologies
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.stopping import Stop
@@ -148,7 +148,7 @@ def serve(job: Job, comm: MPI.Intracomm) -> None:
 def member(job: Job, comm: MPI.Intracomm) -> Member:
     """Return a client rank's side, whose `serve` may be called again after the server's `leave`."""
     rank = comm.Get_rank()
-    rows = benches(job.config.lane_width, _here(comm), job.chunks)
+    rows = lane_topologies(job.config.lane_width, _here(comm), job.chunks)
     number, bench = next((number, bench) for number, bench in enumerate(rows) if rank in bench.ranks)
     host = Host(job, job.hosted(rank), job.begin(rank).personal)
     return Member(job, host, bench, bench.ranks.index(rank), start._connected(comm, bench, number), lambda: None)

@@ -50,10 +50,10 @@ def run(
     """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""
     stopping.install()
     from hpcfl.comm.launcher import world
-    from hpcfl.launch.request import ordered_run
+    from hpcfl.launch.request import run_request
     from hpcfl.launch.run import launch
 
-    launch(lambda: ordered_run(config, settings, out, data_dir, again, quiet, force), world())
+    launch(lambda: run_request(config, settings, out, data_dir, again, quiet, force), world())
 
 
 @cli.command()
@@ -65,10 +65,10 @@ def resume(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -> Non
     """Go on with a run after its newest checkpoint that can be read whole, on any number of ranks."""
     stopping.install()
     from hpcfl.comm.launcher import world
-    from hpcfl.launch.request import ordered_resume
+    from hpcfl.launch.request import resume_request
     from hpcfl.launch.run import launch
 
-    launch(lambda: ordered_resume(folder, data_dir, quiet, force), world())
+    launch(lambda: resume_request(folder, data_dir, quiet, force), world())
 
 
 @cli.command()
@@ -264,7 +264,7 @@ def carry_out(arguments: list[str] | None = None) -> int:
     try:
         _run(arguments)
     except Told as error:
-        from hpcfl.launch.consensus import speaks
+        from hpcfl.launch.failure import speaks
 
         if speaks(error):
             if "--debug" in (arguments or sys.argv):

@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Ints
-from hpcfl.comm.placement import alike, chunk_size
+from hpcfl.comm.placement import chunk_size, cut_by_kind
 from hpcfl.commands.adapt_request import Wish
 from hpcfl.store.atomic import created, replace
 
@@ -52,7 +52,7 @@ def adapted(wish: Wish) -> dict[str, Any]:
     size = chunk_size(wish.config.batch_clients, wish.config.clients, task.nbytes, wish.config.one_by_one)
     rows: list[dict[str, Any]] = []
     with _file(wish) as file:
-        for part in alike(size, wish.clients, task.federation.shapes):
+        for part in cut_by_kind(size, wish.clients, task.federation.shapes):
             found, params = _chunk(wish, task, shared, part)
             rows += found
             if file is not None:

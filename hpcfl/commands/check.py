@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfl.comm.placement import benches
+from hpcfl.comm.placement import lane_topologies
 from hpcfl.config import Config
 from hpcfl.data import Federation, Header
 from hpcfl.data.base import Range
@@ -104,7 +104,7 @@ def _message(job: Job) -> int:
 
 
 def _lanes(job: Job, ranks: int) -> int:
-    return len(benches(job.config.lane_width, ["here"] * ranks, job.chunks))
+    return len(lane_topologies(job.config.lane_width, ["here"] * ranks, job.chunks))
 
 
 def _rounds(job: Job) -> Iterator[str]:
