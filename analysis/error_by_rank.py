@@ -129,9 +129,9 @@ def gradients(models: Models, points: Tensor) -> Tensor:
 
     task, held = models.task, models.task.server_batch()
     assert held is not None  # no run of FedLRGD's begins without
-    every, p = Objective(task), task.parameters
+    every, p = Objective(task), task.parameter_count
     batch = replace(held, x=every.x[None].to(held.x), y=every.y[None].to(held.y))
-    bare = task.unpenalised() if settings(models)["algorithm.penalty"] == "exact" else task
+    bare = task.without_penalty() if settings(models)["algorithm.penalty"] == "exact" else task
     bound = Bound.of(MEMORY, p, 1, held.x.itemsize)
     return StandIns(bare, batch, len(every.y), bound).matrices(points, slice(None))
 

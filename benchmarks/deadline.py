@@ -29,8 +29,8 @@ import launching
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
     from hpcfl.base.types import State
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
     from hpcfl.schedule.plan import Plan
 
 CASES = ("none", "slow", "stuck", "busy", "stopped", "killed")

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
     from hpcfl.base.types import State
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
 
 if launching.inside():
     import torch

@@ -35,8 +35,8 @@ from hpcfl.schedule.plan import Invitation
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
 
 
 NOWHERE = Path("no run folder")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from hpcfl.base.types import State
     from hpcfl.comm.message import Layout, Message, Sums
     from hpcfl.data import Header
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
     from hpcfl.models import Model
     from hpcfl.schedule.participation import Participation
 
@@ -65,7 +65,7 @@ class Algorithm(ConfigBase):
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return the names of the blocks of layers 1 … L, first layer first: what a depth counts in."""
-        return task.layers()
+        return task.layer_names()
 
     def layout(self, task: Task) -> Layout:
         """Return the groups of blocks a visit sends, in the order they leave: the loss, then layers L … 1."""
@@ -193,7 +193,7 @@ class Algorithm(ConfigBase):
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         """Return the parameters ``{name: [c, …]}`` that the clients predict with."""
-        return task.spread(shared, visits)
+        return task.replicate(shared, visits)
 
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
         """Return the parameters ``{name: [c, …]}`` of clients that never took part, where the method `adapts`.

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from hpcfl.data import Header
     from hpcfl.data.linear import LinearFederation
     from hpcfl.data.linear_spaces import SpacesFederation
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
     from hpcfl.models import Model
 
 B, HEAD, MOMENT = "representation.weight", "head.weight", "moment"  # Bᵀ [k, d], w [1, k], mean of y² x xᵀ [d, d]
@@ -163,7 +163,7 @@ class LinearFedRep(Algorithm):
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         """Return the representation, and the clients' heads and embeddings."""
-        return {name: value.float() for name, value in (task.spread(shared, visits) | personal).items()}
+        return {name: value.float() for name, value in (task.replicate(shared, visits) | personal).items()}
 
 
 def _check_embedding(task: Task, latent: int) -> None:

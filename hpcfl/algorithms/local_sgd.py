@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
     from hpcfl.base.types import State
     from hpcfl.comm.message import Layout
+    from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.optim import Optimizer
     from hpcfl.learning.task import Objective, Task
-    from hpcfl.learning.visits import Batch, Visits
     from hpcfl.schedule.participation import Participation
 
 
@@ -113,11 +113,11 @@ class LocalTraining(Algorithm):
 
     def personal_names(self, task: Task) -> set[str]:
         """Return the names of the tensors that learn before a test."""
-        return _names(task, self.tuned_layers(len(task.layers())))
+        return _names(task, self.tuned_layers(len(task.layer_names())))
 
     def personal(self, task: Task) -> set[str]:
         """Return the names of the personal tensors."""
-        return _names(task, self.personal_layers(len(task.layers())))
+        return _names(task, self.personal_layers(len(task.layer_names())))
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return the layers that are sent: the shared ones, and for ``fine-tune`` the personal ones too.
@@ -125,7 +125,7 @@ class LocalTraining(Algorithm):
         Where there are none it is the loss: a visit has to deliver something to count.
         """
         personal = set() if self.evaluation == "fine-tune" else self.personal(task)
-        return tuple(names for names in task.layers() if personal.isdisjoint(names)) or (("loss",),)
+        return tuple(names for names in task.layer_names() if personal.isdisjoint(names)) or (("loss",),)
 
     def layout(self, task: Task) -> Layout:
         """Return the loss, then the layers that are sent."""
@@ -145,13 +145,13 @@ class LocalTraining(Algorithm):
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Train locally; when done, send the change of each layer that is sent, last layer first."""
-        own, served = self.personal(task), task.spread(shared, visits)
+        own, served = self.personal(task), task.replicate(shared, visits)
         params = {name: value.clone() for name, value in (served | _some(personal, own)).items()}
         memory = _some(personal, personal.keys() - own)
         loss = self.train(task, shared, params, memory, visits)
         weight = visits.weights(self.weights)
         yield {"loss": (loss, weight)}
-        for names in reversed(task.layers()):
+        for names in reversed(task.layer_names()):
             if served.keys() >= set(names):
                 yield {name: (params[name] - served[name], weight) for name in names}
         return {name: params[name] if name in own else memory[name] for name in personal}
@@ -160,7 +160,7 @@ class LocalTraining(Algorithm):
         """Return the parameters that the clients predict with, by the protocol that is asked for."""
         if self.evaluation == "new-client":
             return self.adapted(task, shared, visits, self.tune_epochs)
-        params = task.spread(shared, visits)
+        params = task.replicate(shared, visits)
         if self.evaluation in ("stored", "tuned"):
             params |= personal
         return params if self.evaluates_shared else self._tuned(task, params, visits, self.tune_epochs)
@@ -168,11 +168,11 @@ class LocalTraining(Algorithm):
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
         """Return the shared layers, and what learns before a test; personal layers do so from their initial values."""
         begun = shared | _some(task.initial(int(visits.clients[0])), self.personal(task))
-        return self._tuned(task, task.spread(begun, visits), visits, epochs)
+        return self._tuned(task, task.replicate(begun, visits), visits, epochs)
 
     def _tuned(self, task: Task, params: State, visits: Visits, epochs: int) -> State:
         own = self.personal_names(task)
-        return self.optimiser.tuned(task, params, visits, self.batch, epochs, own) if own else params
+        return self.optimiser.fine_tuned(task, params, visits, self.batch, epochs, own) if own else params
 
 
 class LocalSgd(LocalTraining):
@@ -255,7 +255,7 @@ def last(key: str, value: int, layers: int, least: int = 1, most: int | None = N
 
 
 def _names(task: Task, numbers: range) -> set[str]:
-    layers = task.layers()
+    layers = task.layer_names()
     return {name for number in numbers for name in layers[number]}
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
     from hpcfl.base.types import State
     from hpcfl.comm.message import Sums
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
     from hpcfl.schedule.participation import Participation
 
 
@@ -85,7 +85,7 @@ class Salf(Algorithm):
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return layers 1 … L as modules or as tensors."""
-        return task.layers(self.blocks)
+        return task.layer_names(self.blocks)
 
     def init_server(self, task: Task) -> State:
         """Return the model and, for the empirical p_l, how often each layer stayed empty (at the server only)."""
@@ -107,9 +107,9 @@ class Salf(Algorithm):
         from hpcfl.learning.optim import descend
 
         level = {name: number for number, names in enumerate(self.layers(task), start=1) for name in names}
-        start = task.spread(shared, visits)
+        start = task.replicate(shared, visits)
         batch = next(task.batches(visits, self.batch, steps=1))
-        rows = [visits.in_time(max(level[name] for name in names)) for names in task.layers()]
+        rows = [visits.in_time(max(level[name] for name in names)) for names in task.layer_names()]
         velocity = {name: value.clone() for name, value in personal.items()}
         for stage, gradients, losses in task.backprop(start, batch, rows):
             if stage == len(rows) - 1:
@@ -129,7 +129,7 @@ class Salf(Algorithm):
         """Return ``change / π_{u,l}`` for the inverse-probability rule, else the change itself."""
         if self.rule != "inverse-probability":
             return change
-        chance = change.new_tensor(visits.reach[: len(change), layer - 1])
+        chance = change.new_tensor(visits.arrival[: len(change), layer - 1])
         return change / chance.view(-1, *[1] * (change.dim() - 1))
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:

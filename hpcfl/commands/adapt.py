@@ -65,11 +65,11 @@ def adapted(wish: Wish) -> dict[str, Any]:
 
 def _chunk(wish: Wish, task: Task, shared: State, clients: Ints) -> tuple[list[dict[str, Any]], State]:
     """Return the rows of some clients, and their parameters ``{name: [c, …]}``."""
-    from hpcfl.learning.visits import Visits
+    from hpcfl.learning.batches import Visits
 
     federation, algorithm = task.federation, wish.config.algorithm
     sizes = federation.test_sizes[clients]
-    seen = Visits.tested(wish.saved.round, clients)
+    seen = Visits.for_test(wish.saved.round, clients)
     columns = {"client": clients, "train_samples": federation.train_sizes[clients], "test_samples": sizes}
     params: State = {}
     for when, epochs in (("before", 0), ("after", wish.epochs)):

@@ -56,10 +56,10 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     if job.keeps:
         summed = sum(b.slabs * 8 * prod(b.shape) for g in job.algorithm.further_layout(job.task) for b in g.values())
         yield f"further sums  {summed} bytes each; {_kept(job)} bytes of each visit are held for them"
-    phi, share = config.oracle.phi, int(job.layer_numbers().sum()) / job.task.parameters
-    yield f"oracle        p = {job.task.parameters}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit"
+    phi, share = config.oracle.phi, int(job.layer_numbers().sum()) / job.task.parameter_count
+    yield f"oracle        p = {job.task.parameter_count}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit"
     yield f"chunks        {len(job.chunks)} of {size} clients; at most {held} clients per rank on {ranks} ranks"
-    foreign = [stage.name for stage in job.task.stages if stage.foreign]
+    foreign = [layer.name for layer in job.task.layers if layer.unbatched]
     if foreign:
         yield f"note          {', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"
     for kind, text in (

@@ -17,8 +17,8 @@ from hpcfl.algorithms.fedlrgd.reweighting import flat, shaped
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, State
+from hpcfl.learning.batches import losses
 from hpcfl.learning.task import Task
-from hpcfl.learning.visits import losses
 
 if TYPE_CHECKING:
     from hpcfl.config import Config
@@ -111,8 +111,8 @@ class Objective:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.like = task.initial()
-        if task.parameters > MOST:
-            got = task.parameters
+        if task.parameter_count > MOST:
+            got = task.parameter_count
             raise UsageError(f"model: expected at most {MOST} parameters for a minimum to be found, got {got}")
         self.x, self.y = _samples(task)
 

@@ -24,8 +24,8 @@ from hpcfl.comm.packing import public
 from hpcfl.comm.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.comm.transport import Personal
 from hpcfl.config import Config
+from hpcfl.learning.batches import Visits
 from hpcfl.learning.task import Task
-from hpcfl.learning.visits import Visits
 from hpcfl.schedule.deadlines import Deadlines
 from hpcfl.schedule.doubling import Stage, Theory, entered, stages
 from hpcfl.schedule.plan import Invitation, Plan
@@ -246,7 +246,7 @@ class Job:
 
     def scored(self, round: int, shared: State, personal: State, clients: Ints) -> Floats:
         """Return the `scores` of a chunk's clients, ``[scores, c]``."""
-        params = self.algorithm.model(self.task, shared, personal, Visits.tested(round, clients))
+        params = self.algorithm.model(self.task, shared, personal, Visits.for_test(round, clients))
         tested = self.task.tested(params, clients)
         return np.array([*tested, self.task.objectives(params, clients)] if self.scores > len(tested) else tested)
 

@@ -283,7 +283,7 @@ class Recorder:
     def _spent(self, plan: Plan, record: Record) -> dict[str, Any]:
         """Return the columns of federated oracle complexity."""
         numbers, phi = int(np.dot(_sent(plan), self.layer_numbers)), self.job.config.oracle.phi
-        counted, size = int(plan.counted.sum()), self.job.task.parameters
+        counted, size = int(plan.counted.sum()), self.job.task.parameter_count
         spent = Spent(record.gradients if counted else 0, record.server_gradients, counted, numbers, size)
         epochs = {f"epochs_{kind}": number for kind, number in zip("abc", spent.epochs)}
         return epochs | {

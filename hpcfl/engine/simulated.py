@@ -51,7 +51,7 @@ class Simulated(Rounds):
         self.released = not self.serves
         if self.released:
             now.shared, now.personal, self.mine = {}, {}, []
-            self.job.task.forget()
+            self.job.task.release_data()
             return True
         record.news.append(released(self.transport.size - 1))
         self.alone, self.transport = True, Alone(self.transport.size)

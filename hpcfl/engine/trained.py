@@ -138,11 +138,11 @@ class Models:
         return self.config.clients
 
     def __iter__(self) -> Iterator[ClientModel]:
-        from hpcfl.learning.visits import Visits
+        from hpcfl.learning.batches import Visits
 
         for chunk in self._chunks():
             with _threads(threads(self.config)):
-                seen = Visits.tested(self.round, chunk.clients)
+                seen = Visits.for_test(self.round, chunk.clients)
                 params = self.algorithm.model(self.task, self.state, self._personal(chunk.clients.tolist()), seen)
             for row, client in enumerate(chunk.clients.tolist()):
                 own = {name: params[name][row].detach().clone() for name in self.task.initial(client)}
@@ -152,7 +152,7 @@ class Models:
     def _embedding(self) -> int | None:
         from hpcfl.models.latent import EMBED
 
-        count = sum(stage.name.startswith(EMBED) for stage in self.task.stages)
+        count = sum(layer.name.startswith(EMBED) for layer in self.task.layers)
         return count if count or self.config.model.name == "latent" else None
 
     def _chunks(self) -> list[Chunk]:
@@ -219,7 +219,7 @@ class ClientModel:
             If the model has no latent space, or `x` is of another shape.
         """
         if self.embedding is None:
-            first = self.task.stages[0].name
+            first = self.task.layers[0].name
             raise UsageError(
                 f"model: its first layer is '{first}': expected an embedding; did you mean name = 'latent'?"
             )

@@ -60,7 +60,7 @@ class Glm(Model):
                 f"did you mean '{suited[0]}'?"
             )
 
-    def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
         """Return the one layer with its link."""
         from torch import nn
 

@@ -38,7 +38,7 @@ class Linear(Model):
                 f"model.rank: expected at most {most} for this data, got {self.rank}; did you mean {most}?"
             )
 
-    def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
         """Return the layers; what does not depend on the shape is drawn first."""
         from torch import nn
 

@@ -75,7 +75,7 @@ def slope(task: Task, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
     """The exact gradient of the objective over all samples, by one pass."""
     x, y = together(task)
     whole = task.server_batch()
-    batch = type(whole)(x[None], y[None], None, whole.place)
+    batch = type(whole)(x[None], y[None], None, whole.key)
     found, _ = task.gradients({name: value[None] for name, value in state.items()}, batch)
     return {name: value[0] for name, value in found.items()}
 
@@ -116,7 +116,7 @@ def test_weights_reproduce_all_gradients_at_every_point() -> None:
     state = descended(FedLrgd(rank=5), task, 1).state
     like = task.initial()
     for point in state[POINTS]:
-        own = task.each_gradient(shaped(point, like), task.server_batch())
+        own = task.per_sample_gradients(shaped(point, like), task.server_batch())
         found = (flat(own, 1)[:5] * state[WEIGHTS]).sum(0)
         np.testing.assert_allclose(found, flat(slope(task, shaped(point, like))), rtol=1e-9, atol=1e-12)
 
@@ -176,13 +176,13 @@ def test_those_who_are_missing_are_taken_for_like_the_rest() -> None:
                 torch.from_numpy(each.train_features)[None].double(),
                 torch.from_numpy(each.train_labels)[None],
                 None,
-                task.server_batch().place,
+                task.server_batch().key,
             )
             for each in (held[0], held[2])
         ]
-        sums = [flat(task.each_gradient(shaped(point, like), part), 1).sum(0) for part in parts]
+        sums = [flat(task.per_sample_gradients(shaped(point, like), part), 1).sum(0) for part in parts]
         expected = (sums[0] + (sums[1] + sums[2]) * sum(SIZES) / (SIZES[0] + SIZES[2])) / (sum(SIZES) + len(own))
-        gradients = flat(task.each_gradient(shaped(point, like), task.server_batch()), 1)[:5]
+        gradients = flat(task.per_sample_gradients(shaped(point, like), task.server_batch()), 1)[:5]
         np.testing.assert_allclose((gradients * rounds.state[WEIGHTS]).sum(0), expected, rtol=1e-9)
 
 

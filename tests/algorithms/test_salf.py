@@ -453,7 +453,7 @@ def test_momentum_is_torchs_and_advances_only_where_a_layer_was_reached(depths, 
     nets = [plain(task) for _ in range(users)]
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.4, momentum=0.5) for net in nets]
     names = list(task.initial())
-    level = {name: number for number, layer in enumerate(task.layers(), start=1) for name in layer}
+    level = {name: number for number, layer in enumerate(task.layer_names(), start=1) for name in layer}
     state = task.initial()
     for round_, depth in enumerate(depths):
         arrived = {name: [] for name in names}

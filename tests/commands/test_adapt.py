@@ -27,7 +27,7 @@ from hpcfl.commands.adapt_request import judged
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.engine.record import COLUMNS
-from hpcfl.learning.optim import TUNING
+from hpcfl.learning.optim import FINE_TUNING
 from hpcfl.learning.task import Task
 
 ROUNDS = 3
@@ -100,7 +100,7 @@ def test_it_is_the_plain_loop(method: str, tmp_path: Path) -> None:
     assert [row["client"] for row in found["clients"]] == ABSENT
     for row in found["clients"]:
         client = row["client"]
-        wanted = loop.trained(client, start, [(True, False, 2, TUNING)], ROUNDS)
+        wanted = loop.trained(client, start, [(True, False, 2, FINE_TUNING)], ROUNDS)
         there = tensors(tmp_path / "own.h5")[client]
         assert_close(there, {name: wanted[name] for name in own})
         before = row["accuracy_before"], row["loss_before"]

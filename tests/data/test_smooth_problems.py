@@ -25,7 +25,7 @@ from hpcfl.data.unit_cube import UnitCube
 from hpcfl.learning.task import Task
 from hpcfl.models.glm import Glm
 from hpcfl.models.mlp import Mlp
-from hpcfl.models.modules.layers import Stage
+from hpcfl.models.modules.layers import Layer
 from hpcfl.models.modules.links import Rough
 
 
@@ -217,9 +217,9 @@ Z = [0.3 - 1.4 + 0.25, 1.5 - 0.8 + 0.25]
 
 
 def outputs(section: Glm, params: dict[str, torch.Tensor], x: torch.Tensor, classes: int = 1) -> torch.Tensor:
-    """The outputs ``[c, B, …]`` of the one stage."""
-    ((name, modules),) = section.stages(tuple(x.shape[2:]), classes)
-    return Stage(name, modules, 0)(params, x, None)
+    """The outputs ``[c, B, …]`` of the one layer."""
+    ((name, modules),) = section.build(tuple(x.shape[2:]), classes)
+    return Layer(name, modules, 0)(params, x, None)
 
 
 def test_links_by_hand():
@@ -235,7 +235,7 @@ def test_links_by_hand():
 
 
 def test_a_softmax_has_a_row_for_each_class_and_all_begin_at_zero():
-    ((name, modules),) = Glm(link="softmax", bias=False).stages((2, 3), 4)
+    ((name, modules),) = Glm(link="softmax", bias=False).build((2, 3), 4)
     assert {key: tuple(value.shape) for key, value in modules.named_parameters()} == {"1.weight": (4, 6)}
     assert name == "linear"
     assert not modules[1].weight.any()
@@ -254,7 +254,7 @@ def test_clients_batched_or_one_by_one_are_the_same_in_float64(link):
 
 
 def test_gradients_per_sample_are_those_of_the_samples_one_by_one():
-    ((_, modules),) = Glm(link="rough", smoothness=2.5).stages((2,), 1)
+    ((_, modules),) = Glm(link="rough", smoothness=2.5).build((2,), 1)
     modules.double()
 
     def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,8 @@ from hpcfl.data import ClientData, Federation
 from hpcfl.engine.iterated import found
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.simulated import visit
+from hpcfl.learning.batches import Visits
 from hpcfl.learning.task import Task
-from hpcfl.learning.visits import Visits
 from hpcfl.models.cnn import Cnn
 from hpcfl.models.mlp import Mlp
 from hpcfl.schedule.deadlines import Deadlines
@@ -63,7 +63,7 @@ def cnn_task(sizes, dropout=0.0, seed=0):
 
 def visits_of(task, clients, depth=None, round_=0, reach=None):
     clients = np.asarray(clients)
-    layers = len(task.layers())
+    layers = len(task.layer_names())
     depth = np.ones(len(clients), dtype=np.int64) if depth is None else np.asarray(depth)
     reach = np.ones((len(clients), layers)) if reach is None else reach
     return Visits(round_, clients, depth, task.federation.train_sizes[clients], reach)
@@ -125,7 +125,7 @@ class Rounds:
 
 def plain(task, state=None):
     """The same model as one ordinary nn.Sequential with parameters of its own."""
-    net = nn.Sequential(*[copy.deepcopy(module) for stage in task.stages for module in stage.modules])
+    net = nn.Sequential(*[copy.deepcopy(module) for layer in task.layers for module in layer.modules])
     if state is not None:
         load(net, state)
     return net

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hpcfl.base.types import State
     from hpcfl.comm.message import Layout, Sums
     from hpcfl.data import Header
+    from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Batch, Visits
     from hpcfl.models import Model
     from hpcfl.schedule.participation import Participation
 
@@ -133,7 +133,7 @@ class FedLrgd(Algorithm):
         from hpcfl.algorithms.fedlrgd.reweighting import COPIES
 
         assumptions.check_still(task, "algorithm.name = 'fedlrgd'")
-        p, bound = task.parameters, self.memory * MEGABYTE // 8
+        p, bound = task.parameter_count, self.memory * MEGABYTE // 8
         client = self.solve_at == "client"
         fits = int((bound / p / 2) ** 0.5) if client else bound // p
         if self.rank > fits or bound < 2 * COPIES * p:
@@ -177,7 +177,7 @@ class FedLrgd(Algorithm):
         from hpcfl.comm.message import Block
 
         self._check_task(task)
-        p = task.parameters
+        p = task.parameter_count
         shape = (p,) if self.pipelined else (self.rank, p)
         groups = [{name: Block(shape, torch.float64) for name in names} for names in reversed(self.layers(task))]
         return ({"loss": Block((), torch.float64)}, *groups)
@@ -218,12 +218,12 @@ class FedLrgd(Algorithm):
         """Return the mean gradient of each client's samples, ``[c, p]``, and their mean loss, ``[c]``."""
         from hpcfl.algorithms.fedlrgd.reweighting import flat, shaped
 
-        at = task.spread(shaped(point, task.initial()), visits)
+        at = task.replicate(shaped(point, task.initial()), visits)
         gradient = 0.0 * flat(at, 1)
         loss, held = gradient[:, 0], gradient.new_tensor(visits.samples)
         for batch in task.batches(visits, self.batch, epochs=1):
             found, each = task.gradients(at, batch)
-            share = gradient.new_tensor(batch.samples()) / held
+            share = gradient.new_tensor(batch.sample_counts()) / held
             gradient, loss = gradient + share[:, None] * flat(found, 1), loss + share * each
         return gradient, loss
 
@@ -293,7 +293,7 @@ class FedLrgd(Algorithm):
         least, taken, halted, norm = (float(shared[f"server.{name}"]) for name in ("least", "taken", "halted", "norm"))
         theta = flat({name: shared[name] for name in like})
         descent = Descent(theta, shared[BEST], least, int(taken), bool(halted), norm)
-        leash = Leash(self.growth, flat(like), self.reach * self.scale * task.parameters**0.5)
+        leash = Leash(self.growth, flat(like), self.reach * self.scale * task.parameter_count**0.5)
         descent.go(gradient, self.steps, self.lr, self.tolerance, leash)
         reached = {name: value.clone() for name, value in shaped(descent.theta, like).items()}
         facts = {"least": descent.least, "norm": descent.norm, "taken": descent.taken, "halted": descent.halted}
@@ -301,14 +301,14 @@ class FedLrgd(Algorithm):
 
     def _reweighted(self, task: Task) -> Task:
         """Return the task whose gradients are re-weighted."""
-        return task.unpenalised() if self.penalty == "exact" else task
+        return task.without_penalty() if self.penalty == "exact" else task
 
     def _stand_ins(self, task: Task) -> StandIns:
         """Return the samples of the server that stand in for all others."""
         from hpcfl.algorithms.fedlrgd.reweighting import Bound, StandIns
 
         shared = 1 + (self.solve_at == "client")  # inverses are held whole then
-        bound = Bound.of(self.memory * MEGABYTE // shared, task.parameters, self.rank, task.dtype.itemsize)
+        bound = Bound.of(self.memory * MEGABYTE // shared, task.parameter_count, self.rank, task.dtype.itemsize)
         return StandIns(self._reweighted(task), _held(task), self.rank, bound)
 
     def _cut(self, task: Task) -> tuple[float, float]:
@@ -337,7 +337,7 @@ class FedLrgd(Algorithm):
         cut, worst = (float(shared[f"server.{name}"]) for name in ("truncated", "worst_condition"))
         if cut:
             found["singular"] = (
-                f"the server's gradients are linearly dependent in {cut:.0f} of {task.parameters} coordinates: "
+                f"the server's gradients are linearly dependent in {cut:.0f} of {task.parameter_count} coordinates: "
                 f"singular values below {self._cut(task)[0]:.1g} of the largest were left out "
                 f"(worst condition number {worst:.3g})"
             )

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.flic.targets import Targets
     from hpcfl.base.types import State
     from hpcfl.comm.message import Layout, Message, Sums
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
 
 
 class Flic(FlicKeys):
@@ -50,7 +50,7 @@ class Flic(FlicKeys):
 
     def size(self, task: Task) -> tuple[int, int]:
         """Return number C and dimension k of the anchors."""
-        dimension = int(next(iter(task.stages[self.parts(task).first].tensors.values())).shape[1])
+        dimension = int(next(iter(task.layers[self.parts(task).first].tensors.values())).shape[1])
         if self.anchors == "targets":
             return 2, dimension
         return (max(self.meta) + 1 if self.meta else task.federation.classes), dimension
@@ -158,7 +158,7 @@ class Flic(FlicKeys):
 
         rows = len(visits.clients)
         served = {name: shared[name].expand(rows, *shared[name].shape) for name in (MEANS, FACTORS) if name in shared}
-        params = {name: value.clone() for name, value in (task.spread(shared, visits) | served | personal).items()}
+        params = {name: value.clone() for name, value in (task.replicate(shared, visits) | served | personal).items()}
         terms = Terms(
             task, self.parts(task), self._anchors(task, visits), self.lambda1, self.lambda2, self.draws or self.batch
         )

@@ -16,8 +16,8 @@ from torch import Tensor
 from hpcfl.algorithms.flic.anchors import FACTORS
 from hpcfl.base.types import State
 from hpcfl.comm.message import Block, Layout, Message, Sums
-from hpcfl.math.barycenter import change, fixed_point, pulled, rooted
-from hpcfl.math.psd import each, root, symmetric
+from hpcfl.math.barycenter import barycenter_term, fixed_point, relative_change, sqrtm_and_inverse
+from hpcfl.math.psd import per_matrix, sqrtm, symmetric
 
 ROOT, SINCE, COUNTED = "root", "change", "counted"
 """S^½ and its last change, in a question; the weights of all that counted, in an answer."""
@@ -61,7 +61,7 @@ def asking(factors: Tensor, tolerance: float, iterations: int) -> Generator[Stat
     now = _mean(first, counted, changed, served)
     roots, inverses = torch.zeros_like(now), torch.zeros_like(now)
     for _ in range(iterations if bool(going.any()) else 0):
-        roots[going], inverses[going] = rooted(now[going])
+        roots[going], inverses[going] = sqrtm_and_inverse(now[going])
         sums = yield question | {SINCE: since, ROOT: torch.where(going[:, None, None], roots, 0.0)}
         going = going & (sums.mean(SINCE) > tolerance)
         if not going.any():
@@ -69,9 +69,9 @@ def asking(factors: Tensor, tolerance: float, iterations: int) -> Generator[Stat
         rest = _pulled(roots, served, going & (counted > changed))
         before, now = now, now.clone()
         now[going] = fixed_point(inverses[going], _mean(sums, counted, changed, rest)[going])
-        since, taken = change(before, now), taken + going
+        since, taken = relative_change(before, now), taken + going
     if going.any():
-        roots[going] = root(now[going])
+        roots[going] = sqrtm(now[going])
     return {"factors": roots, "iterations": taken, "changed": changed > 0}
 
 
@@ -93,7 +93,7 @@ def answered(question: State, message: Message) -> Message:
         triangles = value.new_zeros(rows, len(factor) * (len(factor) + 1) // 2, dtype=torch.float64)
         for row in torch.nonzero(moved).flatten().tolist():
             own = _covariance(factor + value[row])
-            triangles[row] = _triangle(pulled(roots[number], own) if len(roots) else own)
+            triangles[row] = _triangle(barycenter_term(roots[number], own) if len(roots) else own)
         answer[sent(number)] = triangles, weight * moved
     ones = torch.ones(rows, dtype=torch.float64)
     weights = torch.stack([message[sent(number)][1] for number in range(len(factors))], 1)
@@ -102,7 +102,7 @@ def answered(question: State, message: Message) -> Message:
 
 def _covariance(factor: Tensor) -> Tensor:
     """Return ``L Lᵀ``, float64."""
-    return each(lambda own: (symmetric(own @ own.mT),), factor)[0]
+    return per_matrix(lambda own: (symmetric(own @ own.mT),), factor)[0]
 
 
 def _weights(sums: Sums, count: int) -> Tensor:
@@ -121,7 +121,7 @@ def _pulled(roots: Tensor, served: Tensor, picked: Tensor) -> Tensor:
     """Return the visits' part of an iteration where they return the anchors as served; of those picked only."""
     found = torch.zeros_like(served)
     if picked.any():
-        found[picked] = pulled(roots[picked], served[picked])
+        found[picked] = barycenter_term(roots[picked], served[picked])
     return found
 
 

@@ -17,7 +17,7 @@ from hpcfl.comm.guard import METRIC, NOBODY, norms
 from hpcfl.comm.message import Message
 from hpcfl.engine.wall.framing import REJECTED, Group
 from hpcfl.engine.wall.staging import Dock, Shipment
-from hpcfl.learning.visits import OutOfTime, Visits
+from hpcfl.learning.batches import RoundClosed, Visits
 from hpcfl.schedule.plan import Invitation
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ class Host:
         self._new: dict[int, State] = {}
 
     def warm(self) -> None:
-        """Do one step for nothing, see `Task.warm`."""
+        """Do one step for nothing, see `Task.warm_up`."""
         client = next(iter(self.states))
-        self.job.task.warm(self.job.visits_of(0, client, np.ones(len(self.job.shares)), Event()))
+        self.job.task.warm_up(self.job.visits_of(0, client, np.ones(len(self.job.shares)), Event()))
 
     def placed(self, shared: State) -> State:
         """Return the shared state on the device that computes."""
@@ -99,7 +99,7 @@ class Host:
                     return
         except StopIteration as end:
             self._new[client] = end.value
-        except OutOfTime:
+        except RoundClosed:
             return
         sender.finish()
 
@@ -125,7 +125,7 @@ class Host:
     def forget(self) -> None:
         """Let go of the clients, their state and their samples."""
         self.states, self._new = {}, {}
-        self.job.task.forget()
+        self.job.task.release_data()
 
     def personal(self) -> dict[int, State]:
         """Return the acknowledged personal state, ``{client: {name: […]}}``."""
