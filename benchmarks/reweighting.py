@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from memory import peak, settled
 
+from hpcfl.algorithms import ServerState
 from hpcfl.algorithms.fedlrgd.algorithm import POINTS, FedLrgd
 from hpcfl.algorithms.fedlrgd.reweighting import shaped
 from hpcfl.base.memory import give_back
@@ -93,15 +94,18 @@ def job_of(p: int, rank: int, memory: int) -> Job:
 
 def solved(job: Job) -> float:
     """Return the seconds in which the server solves for the weights, sums being random."""
-    algorithm, state = job.algorithm, job.algorithm.init_server(job.task)
+    algorithm, state = (
+        job.algorithm,
+        ServerState(job.algorithm.init_server(job.task), job.algorithm.init_extras(job.task)),
+    )
     assert isinstance(algorithm, FedLrgd)
     sums = Deposits(job.layout, 1, np.zeros(1))
     shape = algorithm.rank, job.task.parameter_count
     sums.add({"sums": (torch.rand(1, *shape, dtype=torch.float64), torch.ones(1, dtype=torch.float64))})
     begun = time.perf_counter()
-    after = algorithm.server(job.task, state, sums)
+    after = algorithm.step(job.task, state, sums)
     seconds = time.perf_counter() - begun
-    assert torch.isfinite(after["server.weights"]).all()
+    assert torch.isfinite(after.extras["weights"]).all()
     return seconds
 
 

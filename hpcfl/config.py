@@ -125,7 +125,7 @@ class Config(ConfigBase):
     @property
     def singles(self) -> str:
         """Which key looks at single messages in real time, and how; "" where none does."""
-        if self.algorithm.asks:
+        if self.algorithm.iterates:
             return f"algorithm.name = '{self.algorithm.name}' asks for further sums over"
         return f"guard.max_norm = {self.guard.max_norm:g} measures" if self.guard.max_norm else ""
 

@@ -1,9 +1,9 @@
 """Federated learning algorithms: one paper, one file. A new file is found by itself."""
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, IteratedReduction, ServerState
 from hpcfl.base.registry import lookup, registered
 
-__all__ = ["Algorithm", "algorithm_class", "algorithms"]
+__all__ = ["Algorithm", "IteratedReduction", "ServerState", "algorithm_class", "algorithms"]
 
 
 def algorithms() -> dict[str, str]:

@@ -21,7 +21,7 @@ from hpcfl.data.whitening import whitening
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client
+    from hpcfl.algorithms.base import Client, ServerState
     from hpcfl.base.types import State
     from hpcfl.comm.message import Layout, Sums
     from hpcfl.data import Header
@@ -153,12 +153,12 @@ class LinearFedRep(Algorithm):
             return shared
         return {B: _orthonormal(shared[B] + sums.mean(B).view_as(shared[B]).to(shared[B].device))}
 
-    def metrics(self, task: Task, shared: State) -> dict[str, float]:
+    def metrics(self, task: Task, state: ServerState) -> dict[str, float]:
         """Return ``‖(I − B*B*ᵀ) B‖₂``; after an embedding with B* in its coordinates."""
         import torch
 
         federation: LinearFederation = task.federation  # type: ignore[assignment]
-        truth, found = torch.tensor(federation.target), shared[B].T.cpu()
+        truth, found = torch.tensor(federation.target), state.shared[B].T.cpu()
         return {"distance": float(torch.linalg.matrix_norm(found - truth @ (truth.T @ found), 2))}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, ServerState
 from hpcfl.base.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client
+    from hpcfl.algorithms.base import Client, Extras
     from hpcfl.base.types import State
     from hpcfl.comm.message import Sums
     from hpcfl.learning.batches import Visits
@@ -87,14 +87,12 @@ class Salf(Algorithm):
         """Return layers 1 … L as modules or as tensors."""
         return task.layer_names(self.blocks)
 
-    def init_server(self, task: Task) -> State:
-        """Return the model and, for the empirical p_l, how often each layer stayed empty (at the server only)."""
+    def init_extras(self, task: Task) -> Extras:
         import torch
 
         if self.missing != "empirical":
-            return task.initial()
-        count = len(self.layers(task))
-        return task.initial() | {"server.empty": torch.zeros(count), "server.rounds": torch.zeros(1)}
+            return {}
+        return {"empty": torch.zeros(len(self.layers(task))), "rounds": 0.0}
 
     def init_client(self, task: Task, client: int) -> State:
         """Return zero momentum where it persists, else nothing."""
@@ -132,32 +130,28 @@ class Salf(Algorithm):
         chance = change.new_tensor(visits.arrival[: len(change), layer - 1])
         return change / chance.view(-1, *[1] * (change.dim() - 1))
 
-    def server(self, task: Task, shared: State, sums: Sums) -> State:
+    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         """Move each layer by the sum of what arrived over the rule's denominator; an empty layer stays."""
         from hpcfl.comm.message import moved
 
-        layers = self.layers(task)
-        chances = self._nobody(shared, sums, len(layers))
-        after = dict(shared)
-        for chance, names in zip(chances, layers):
+        layers, shared, extras = self.layers(task), dict(state.shared), state.extras
+        for chance, names in zip(self._nobody(extras, sums, len(layers)), layers):
             for name in names:
-                after[name] = moved(shared[name], sums.over(name, self._denominator(name, sums, chance)))
-        if self.missing == "empirical":
+                shared[name] = moved(shared[name], sums.over(name, self._denominator(name, sums, chance)))
+        if extras:
             empty = [float(sums.weight(names[0]) == 0) for names in layers]
-            after["server.empty"] = shared["server.empty"] + shared["server.empty"].new_tensor(empty)
-            after["server.rounds"] = shared["server.rounds"] + 1
-        return after
+            extras = {"empty": extras["empty"] + extras["empty"].new_tensor(empty), "rounds": extras["rounds"] + 1}
+        return ServerState(shared, extras)
 
     def _denominator(self, name: str, sums: Sums, chance: float) -> float:
         return (1.0 - chance) * sums.weight(name) if self.rule == "paper" else float(sums.invited)
 
-    def _nobody(self, shared: State, sums: Sums, count: int) -> list[float]:
+    def _nobody(self, extras: Extras, sums: Sums, count: int) -> list[float]:
         """Return p_l for l = 1 … L."""
         if self.missing == "paper":
             return [(1 - number / (count + 1)) ** sums.invited for number in range(1, count + 1)]
         if self.missing == "exact":
             return [float(chance) for chance in sums.missing]
         if self.missing == "empirical":
-            rounds = float(shared["server.rounds"])
-            return [(float(empty) + 1) / (rounds + 2) for empty in shared["server.empty"]]
+            return [(float(empty) + 1) / (extras["rounds"] + 2) for empty in extras["empty"]]
         return [0.0] * count

@@ -86,15 +86,15 @@ class Sums(ABC):
         Visits invited to the round.
     missing : float64 [L]
         Chance that nobody's layer l counts, as the speed model has it.
-    found : State
-        What further sums over the messages that counted have led to (`hpcfl.engine.iterated`).
+    iterated : State
+        What the iterated reduction over the messages that counted has found (`hpcfl.engine.iterated`).
     """
 
     def __init__(self, layout: Layout, invited: int = 0, missing: Floats | None = None) -> None:
         self.layout = layout
         self.invited = invited
         self.missing = np.zeros(0) if missing is None else missing
-        self.found: State = {}
+        self.iterated: State = {}
 
     @abstractmethod
     def total(self, name: str) -> Tensor:

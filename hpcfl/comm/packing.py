@@ -82,11 +82,6 @@ class Packing:
         return as_bytes(data)
 
 
-def public(shared: State) -> State:
-    """Return the part of the shared state that leaves the server."""
-    return {name: value for name, value in shared.items() if not name.startswith("server.")}
-
-
 def as_bytes(buffer: Tensor) -> Bytes:
     """Return the buffer as MPI takes it."""
     array: Bytes = buffer.numpy()

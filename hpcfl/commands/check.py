@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpcfl.algorithms import ServerState
 from hpcfl.comm.placement import lane_topologies
 from hpcfl.config import Config
 from hpcfl.data import Federation, Header
@@ -53,8 +54,8 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     yield from _rounds(job)
     yield from _stages(job)
     yield f"message       {model} bytes per whole visit; {wire} bytes per reduction and rank"
-    if job.keeps:
-        summed = sum(b.slabs * 8 * prod(b.shape) for g in job.algorithm.further_layout(job.task) for b in g.values())
+    if job.iterated is not None:
+        summed = sum(b.slabs * 8 * prod(b.shape) for group in job.iterated.layout for b in group.values())
         yield f"further sums  {summed} bytes each; {_kept(job)} bytes of each visit are held for them"
     phi, share = config.oracle.phi, int(job.layer_numbers().sum()) / job.task.parameter_count
     yield f"oracle        p = {job.task.parameter_count}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit"
@@ -62,9 +63,8 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     foreign = [layer.name for layer in job.task.layers if layer.unbatched]
     if foreign:
         yield f"note          {', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"
-    for kind, text in (
-        config.remarks() | job.algorithm.warnings(job.task, job.algorithm.init_server(job.task))
-    ).items():
+    state = ServerState(job.algorithm.init_server(job.task), job.algorithm.init_extras(job.task))
+    for kind, text in (config.remarks() | job.algorithm.warnings(job.task, state)).items():
         yield f"warning       {kind}: {text}"
     yield from _features(config, header.ranges, job.task.federation)
     if config.clock == "wall":

@@ -14,13 +14,13 @@ from threading import Event
 import numpy as np
 import torch
 
-from hpcfl.algorithms import Algorithm
+from hpcfl.algorithms import Algorithm, IteratedReduction
+from hpcfl.algorithms.base import Extras
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.base.types import Floats, Ints, Shape, State
 from hpcfl.comm.guard import GROWTH, REASONS, Norms, Rejection, Sieve, norms
 from hpcfl.comm.message import Block, Layout, Sums
-from hpcfl.comm.packing import public
 from hpcfl.comm.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.comm.transport import Personal
 from hpcfl.config import Config
@@ -42,6 +42,8 @@ class Progress:
     ----------
     saved : Path, optional
         The checkpoint that was last written by this start, or from which it goes on; at the server.
+    extras : Extras
+        What never leaves the server; elsewhere empty.
     """
 
     round: int
@@ -51,6 +53,7 @@ class Progress:
     stage: Stage = field(default_factory=Stage)
     norms: Norms = field(default_factory=Norms)
     saved: Path | None = None
+    extras: Extras = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -236,7 +239,11 @@ class Job:
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
-        return Progress(0, self.algorithm.init_server(self.task), personal, stage=entered(0, self.stage_limits))
+        shared, extras = (
+            self.algorithm.init_server(self.task),
+            self.algorithm.init_extras(self.task) if rank == 0 else {},
+        )
+        return Progress(0, shared, personal, stage=entered(0, self.stage_limits), extras=extras)
 
     def visits(self, plan: Plan, rows: Ints) -> Visits:
         """Return what the clients at `rows` of the cohort need to know."""
@@ -298,8 +305,8 @@ class Job:
 
     def broken(self, before: State, after: State) -> str:
         """Return in words how a round's step has led the shared state out of all bounds, "" where it has not."""
-        old = hypot(*(norms(value)[0] for value in public(before).values()))
-        new = {name: norms(value)[0] for name, value in public(after).items()}
+        old = hypot(*(norms(value)[0] for value in before.values()))
+        new = {name: norms(value)[0] for name, value in after.items()}
         most = GROWTH * old if old >= 1.0 else sys.float_info.max  # from nothing, any norm may be right
         if hypot(*new.values()) <= most:
             return ""
@@ -315,6 +322,11 @@ class Job:
         return [layer_name(names) for names in self.algorithm.layers(self.task)]
 
     @cached_property
+    def iterated(self) -> IteratedReduction | None:
+        """The further sums over each round's messages."""
+        return self.algorithm.iterated_reduction(self.task)
+
+    @cached_property
     def keeps(self) -> dict[str, Block]:
         """The blocks that are held for further sums, once sent.
 
@@ -323,10 +335,10 @@ class Job:
         ValueError
             If the algorithm names a block that is not in its layout.
         """
-        names = self.algorithm.keeps(self.task)
+        names = frozenset() if self.iterated is None else self.iterated.kept
         kept = {name: block for group in self.layout for name, block in group.items() if name in names}
         if names - kept.keys():
-            raise ValueError(f"keeps: {sorted(names - kept.keys())} are no blocks of the layout")
+            raise ValueError(f"kept: {sorted(names - kept.keys())} are no blocks of the layout")
         return kept
 
     def visits_of(self, round: int, client: int, reach: Floats, over: Event) -> Visits:

@@ -64,7 +64,7 @@ def open_models(run: Path | str, data_dir: Path | str | None = None, stored: boo
     task, shared = loaded(config, data, saved, path, range(config.clients))
     _check_sizes(folder, data, task.federation)
     algorithm = as_stored(config.algorithm) if stored else config.algorithm
-    return Models(config, algorithm, saved.round, saved.shared, path, task, shared)
+    return Models(config, algorithm, saved.round, saved.shared, saved.extras, path, task, shared)
 
 
 def newest(folder: Path) -> Path:
@@ -94,7 +94,7 @@ def loaded(
     like = config.algorithm.init_server(task)
     store.check_shared(saved.shared, like)
     store.check_personal(path, clients, lambda client: config.algorithm.init_client(task, client), federation.shapes)
-    return task, _as(like, saved.shared)
+    return task, restored(like, saved.shared)
 
 
 def as_stored(algorithm: Algorithm) -> Algorithm:
@@ -118,12 +118,15 @@ class Models:
     shared : dict of str to array
         The server's state by name: FLIC's anchors ``anchor.means`` [C, k], and ``anchor.factors`` [C, k, k] if they
         learn.
+    extras : dict of str to array or str
+        What never left the server: FedLRGD's ``weights`` [r, p].
     """
 
     config: Config
     algorithm: Algorithm
     round: int
     shared: dict[str, Array]
+    extras: dict[str, Any]
     path: Path
     task: Task
     state: State
@@ -169,7 +172,7 @@ class Models:
 
         likes = {client: self.algorithm.init_client(self.task, client) for client in clients}
         held = store.load_personal(self.path, likes)
-        return stacked([_as(like, held.get(client, {})) for client, like in likes.items()])
+        return stacked([restored(like, held.get(client, {})) for client, like in likes.items()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,12 +273,17 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _as(likes: State, found: Mapping[str, Array]) -> State:
-    """Return what a checkpoint holds as tensors like those of the task."""
+def restored(likes: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint holds as tensors, numbers and strings like those given."""
     import torch
 
     # copied into torch's own memory: the last bits of products may depend on how memory is aligned
-    return {name: torch.from_numpy(np.asarray(found[name])).to(like, copy=True) for name, like in likes.items()}
+    return {
+        name: torch.from_numpy(np.asarray(found[name])).to(like, copy=True)
+        if isinstance(like, torch.Tensor)
+        else type(like)(found[name])
+        for name, like in likes.items()
+    }
 
 
 def _check_sizes(folder: Path, data: Path | None, federation: Federation) -> None:

@@ -214,6 +214,8 @@ def _begun(job: Job, request: RunRequest, rank: int) -> Progress:
         return now
     import torch
 
+    from hpcfl.engine.trained import restored
+
     now.saved = path = request.checkpoint
     saved = store.load(path, personal=False)
     now.round, now.stage = saved.round, Stage.of(saved.clock)
@@ -222,8 +224,7 @@ def _begun(job: Job, request: RunRequest, rank: int) -> Progress:
     store.check_shared(saved.shared, now.shared)
     hosted = [client for chunk in job.hosted(rank) for client in chunk.clients.tolist()]
     store.check_personal(path, hosted, job.like, job.task.federation.shapes)
-    # copied into torch's own memory: the last bits of matrix products may depend on how memory is aligned
-    now.shared = {name: torch.from_numpy(saved.shared[name]).to(value, copy=True) for name, value in now.shared.items()}
+    now.shared, now.extras = restored(now.shared, saved.shared), restored(now.extras, saved.extras)
     for chunk in job.hosted(rank):
         state = now.personal[chunk.number]
         held = store.load_personal(path, chunk.clients.tolist()) if state else {}

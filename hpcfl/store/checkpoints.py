@@ -30,6 +30,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 _CHUNK_BYTES = 1 << 20
 _LEAST_BYTES = 1 << 12
+_EARLIER = "server."  # what began the names of `Checkpoint.extras` among the shared state in files of earlier versions
 _log = logging.getLogger(__name__)
 
 
@@ -46,6 +47,8 @@ class Checkpoint:
     stale : dict of int to int
         Clients whose personal state is older than the rest, and the rounds after which it was theirs (0: before the
         first visit).
+    extras : dict
+        What never leaves the server: arrays, numbers (0-d arrays) and strings.
     """
 
     round: int
@@ -54,6 +57,7 @@ class Checkpoint:
     clock: dict[str, float]
     memory: dict[str, Array] = field(default_factory=dict)
     stale: dict[int, int] = field(default_factory=dict)
+    extras: dict[str, Any] = field(default_factory=dict)
 
 
 def save(
@@ -65,11 +69,12 @@ def save(
     keep: int,
     memory: Tensors | None = None,
     stale: Callable[[], Mapping[int, int]] = dict,
+    extras: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the checkpoint after `round` rounds, then delete all but the last `keep` up to this one.
 
-    `shared`, `clock`, `memory` are those of `Checkpoint`; dtypes are kept to the bit. `personal` is taken chunk by
-    chunk, so that memory holds one; then `stale` is asked.
+    `shared`, `clock`, `memory`, `extras` are those of `Checkpoint`; dtypes are kept to the bit. `personal` is taken
+    chunk by chunk, so that memory holds one; then `stale` is asked.
 
     Raises
     ------
@@ -86,6 +91,7 @@ def save(
             file.attrs["round"] = round
             file.create_group("clock").attrs.update({name: float(value) for name, value in clock.items()})
             _write_shared(file.create_group("shared"), shared)
+            _write_shared(file.create_group("extras"), extras or {})
             _write_shared(file.create_group("memory"), memory or {})
             _write_personal(file.create_group("personal"), personal)
             if found := stale():
@@ -130,13 +136,18 @@ def load(path: Path, personal: bool = True) -> Checkpoint:
     """Read a checkpoint, with the clients' personal state or without; RunError if it is not there or damaged."""
     with _opened(path) as file:
         groups = file["personal"].values() if personal else ()
+        shared = {name: np.asarray(item[()]) for name, item in file["shared"].items()}
+        extras = {name: _read(item) for name, item in file.get("extras", {}).items()}
+        for name in [name for name in shared if name.startswith(_EARLIER)]:
+            extras[name.removeprefix(_EARLIER)] = shared.pop(name)
         return Checkpoint(
             round=int(file.attrs["round"]),
-            shared={name: np.asarray(item[()]) for name, item in file["shared"].items()},
+            shared=shared,
             personal=[(same["ids"][:], {name: item[:] for name, item in same["tensors"].items()}) for same in groups],
             clock={name: float(value) for name, value in file["clock"].attrs.items()},
             memory={name: np.asarray(item[()]) for name, item in file.get("memory", {}).items()},
             stale=_read_stale(file),
+            extras=extras,
         )
 
 
@@ -229,10 +240,15 @@ def _read_stale(file: h5py.File) -> dict[int, int]:
     return {} if group is None else dict(zip(group["ids"][:].tolist(), group["rounds"][:].tolist()))
 
 
-def _write_shared(group: h5py.Group, shared: Tensors) -> None:
+def _write_shared(group: h5py.Group, shared: Mapping[str, Any]) -> None:
+    """Write tensors, whatever their shapes, numbers and strings."""
     for name, value in shared.items():
-        data = np.asarray(value)
-        group.create_dataset(_checked_name(name), data=data, fletcher32=data.size > 1)
+        data = value if isinstance(value, str) else np.asarray(value)
+        group.create_dataset(_checked_name(name), data=data, fletcher32=np.size(value) > 1)
+
+
+def _read(item: h5py.Dataset) -> Any:
+    return item.asstr()[()] if h5py.check_string_dtype(item.dtype) else np.asarray(item[()])
 
 
 def _write_personal(group: h5py.Group, personal: Iterable[tuple[Any, Tensors]]) -> None:

@@ -126,7 +126,7 @@ def distances(task: Task, rate: float, rounds: int, embeddings: Embeddings | Non
     found = []
     for round_ in range(rounds):
         played.step(planned([1] * task.federation.clients, 1, round_))
-        found.append(played.job.algorithm.metrics(task, played.state)["distance"])
+        found.append(played.job.algorithm.metrics(task, played.server)["distance"])
     return np.array(found)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from helpers.runs import table
 from helpers.toys import Rounds, mlp_task, planned, same_bits
-from hpcfl.algorithms import Algorithm
+from hpcfl.algorithms import Algorithm, IteratedReduction
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
@@ -20,7 +20,7 @@ from hpcfl.comm.packing import ALONE
 from hpcfl.comm.placement import Topology, check_single, cut
 from hpcfl.comm.transport import Alone
 from hpcfl.config import from_table
-from hpcfl.engine.iterated import blank, found, keep
+from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
@@ -37,39 +37,12 @@ def point(round_: int, client: int) -> np.ndarray:
     return keyed(5, "points", round_, client).normal(size=3)
 
 
-class Median(Algorithm):
-    """Each client sends a point, weighted by its samples; the server moves to their geometric median."""
+class Weiszfeld(IteratedReduction):
+    kept = frozenset({"point"})
+    layout = ({"pull": POINT}, {"inverse": Block((), torch.float64)})
 
-    name: Literal["median"] = "median"
-
-    @property
-    def asks(self):
-        return True
-
-    def layers(self, task):
-        return (("point",),)
-
-    def layout(self, task):
-        return ({"loss": Block(())}, {"point": POINT})
-
-    def init_server(self, task):
-        return {"centre": torch.zeros(3, dtype=torch.float64), "server.own": torch.zeros(2)}
-
-    def client(self, task, shared, personal, visits):
-        points = torch.from_numpy(np.stack([point(visits.round, int(client)) for client in visits.clients]))
-        weight = visits.sizes(len(points))
-        yield {"loss": (points.square().sum(1), weight)}
-        yield {"point": (points, weight)}
-        return personal
-
-    def keeps(self, task):
-        return frozenset({"point"})
-
-    def further_layout(self, task):
-        return ({"pull": POINT}, {"inverse": Block((), torch.float64)})
-
-    def further(self, task, shared):
-        assert shared.keys() == {"centre"}  # what leaves the server, also where the server looks at it
+    def query(self, shared):
+        assert shared.keys() == {"centre"}
         centre = shared["centre"]
         for _ in range(ITERATIONS):
             sums = yield {"centre": centre}
@@ -78,14 +51,43 @@ class Median(Algorithm):
             centre = sums.total("pull") / sums.total("inverse")
         return {"centre": centre}
 
-    def answer(self, task, question, message):
+    def response(self, query, message):
         value, weight = message["point"]
         assert value.shape == (len(weight), 3)
-        inverse = 1 / (value - question["centre"]).norm(dim=1)  # infinite at the first centre: where nothing was sent
+        inverse = 1 / (value - query["centre"]).norm(dim=1)  # infinite at the first centre: where nothing was sent
         return {"pull": (value * inverse.unsqueeze(1), weight), "inverse": (inverse, weight)}
 
+
+class Median(Algorithm):
+    """Each client sends a point, weighted by its samples; the server moves to their geometric median."""
+
+    name: Literal["median"] = "median"
+
+    @property
+    def iterates(self):
+        return True
+
+    def iterated_reduction(self, task):
+        return Weiszfeld()
+
+    def layers(self, task):
+        return (("point",),)
+
+    def layout(self, task):
+        return ({"loss": Block(())}, {"point": POINT})
+
+    def init_server(self, task):
+        return {"centre": torch.zeros(3, dtype=torch.float64)}
+
+    def client(self, task, shared, personal, visits):
+        points = torch.from_numpy(np.stack([point(visits.round, int(client)) for client in visits.clients]))
+        weight = visits.sizes(len(points))
+        yield {"loss": (points.square().sum(1), weight)}
+        yield {"point": (points, weight)}
+        return personal
+
     def server(self, task, shared, sums):
-        return shared | {"centre": sums.found.get("centre", shared["centre"])}
+        return shared | {"centre": sums.iterated.get("centre", shared["centre"])}
 
 
 def weiszfeld(points: np.ndarray, weights: np.ndarray, centre: np.ndarray) -> np.ndarray:
@@ -112,20 +114,22 @@ def test_the_median_of_what_counted_is_found(per_chunk: int) -> None:
 
 def test_where_nobody_counted_the_sums_have_weight_0() -> None:
     sums = Rounds(Median(), mlp_task(SIZES)).step(planned([2] * 7, 1))
-    assert sums.found.keys() == {"nobody"}
+    assert sums.iterated.keys() == {"nobody"}
 
 
 def test_who_keeps_nothing_finds_nothing() -> None:
     rounds = Rounds(FedAvg(), mlp_task(SIZES))
-    assert (rounds.job.keeps, rounds.job.algorithm.asks) == ({}, False)
-    assert rounds.step(planned([1] * 7, 3)).found == {}
-    assert found(FedAvg(), rounds.job.task, rounds.state, [], lambda own: own) == {}
+    assert (rounds.job.keeps, rounds.job.iterated, rounds.job.algorithm.iterates) == ({}, None, False)
+    assert rounds.step(planned([1] * 7, 3)).iterated == {}
 
 
 def test_only_blocks_of_the_layout_are_kept() -> None:
+    class Misspelt(Weiszfeld):
+        kept = frozenset({"point", "pont"})
+
     class Wrong(Median):
-        def keeps(self, task):
-            return frozenset({"point", "pont"})
+        def iterated_reduction(self, task):
+            return Misspelt()
 
     with pytest.raises(ValueError, match=r"\['pont'\] are no blocks"):
         Rounds(Wrong(), mlp_task(SIZES)).collect(planned([1] * 7, 1))
@@ -133,7 +137,7 @@ def test_only_blocks_of_the_layout_are_kept() -> None:
 
 def test_what_was_not_sent_is_0_and_its_answers_do_not_matter() -> None:
     """Of four visits two send points, one says that its own is worth nothing, and one sends none."""
-    task, sent = mlp_task([1]), torch.arange(9.0).reshape(3, 3).t()  # float32, and not as rows lie in memory
+    sent = torch.arange(9.0).reshape(3, 3).t()  # float32, and not as rows lie in memory
     kept = blank({"point": POINT}, 4, CPU)
     keep({"loss": (torch.ones(4), torch.ones(4)), "point": (sent, torch.tensor([2.0, 0.0, 1.0]))}, kept)
     sent.zero_()  # what is kept is a copy
@@ -141,7 +145,7 @@ def test_what_was_not_sent_is_0_and_its_answers_do_not_matter() -> None:
     assert (value.dtype, value.tolist()) == (torch.float64, [[0, 3, 6], [0, 0, 0], [2, 5, 8], [0, 0, 0]])
     assert weight.tolist() == [2, 0, 1, 0]
     shared = {"centre": torch.zeros(3, dtype=torch.float64)}  # where an answer to nothing is infinite
-    centre = found(Median(), task, shared, [kept], lambda own: own)["centre"]
+    centre = iterate(Weiszfeld(), shared, [kept], lambda own: own, CPU)["centre"]
     expected = weiszfeld(np.array([[0.0, 3, 6], [2, 5, 8]]), np.array([2.0, 1.0]), np.zeros(3))
     np.testing.assert_allclose(centre.numpy(), expected, rtol=1e-13, atol=0)
 
@@ -165,7 +169,7 @@ def played(job: Job, transport: Any) -> tuple[list[dict[str, torch.Tensor]], Pro
         _, sums = rounds.exchange(now, record)
         now.shared = job.algorithm.server(job.task, now.shared, sums)
         now.round += 1
-        everything.append(sums.found)
+        everything.append(sums.iterated)
         moved.append(record.wire)
     return everything, now, moved
 
@@ -209,7 +213,7 @@ def test_messages_that_the_server_holds_give_the_bits_of_simulated_time() -> Non
     task, shared, blocks = mlp_task(SIZES), Median().init_server(None), {"point": POINT}
     rounds = Rounds(Median(), task, 1)
     rounds.now.shared = shared
-    expected = rounds.collect(planned([1] * 6 + [2], 1)).found
+    expected = rounds.collect(planned([1] * 6 + [2], 1)).iterated
     copied = []
     for client in range(4):
         passing = slot([(client, SIZES[client])])
@@ -218,7 +222,7 @@ def test_messages_that_the_server_holds_give_the_bits_of_simulated_time() -> Non
             parcel[0].fill_(torch.nan)
     kept = [(slot([(client, SIZES[client])]), 2) for client in (5, 4)] + [(slot([(6, SIZES[6])]), 1)]
     held = Held(Median().layout(None), 7, np.zeros(1), kept, None, copied)
-    assert same_bits(found(Median(), task, shared, held.messages(blocks, CPU), lambda own: own), expected)
+    assert same_bits(iterate(Weiszfeld(), shared, held.messages(blocks, CPU), lambda own: own, CPU), expected)
 
 
 def test_large_and_narrow_blocks_are_kept_as_they_were_sent() -> None:
@@ -262,11 +266,11 @@ def test_void_and_late_visits_are_not_asked() -> None:
 
     job = in_real_time(participation=SOON)
     server = server_of(job, lanes_of(job, [[1, 2], [2, 2], [0, 1]]))
-    now = Progress(5, {"centre": torch.from_numpy(START), "server.own": torch.zeros(2)}, {})
+    now = Progress(5, {"centre": torch.from_numpy(START)}, {})
     record = Record.open()
     plan, sums = RealTime(job, server, lambda clients: {}).exchange(now, record)
     assert (plan.repeats, plan.depth.tolist()) == (1, [1, 1, 2])
-    np.testing.assert_allclose(sums.found["centre"].numpy(), of_clients([(0, 1.0), (1, 1.0)]), rtol=1e-13)
+    np.testing.assert_allclose(sums.iterated["centre"].numpy(), of_clients([(0, 1.0), (1, 1.0)]), rtol=1e-13)
     assert record.seconds.keys() == {"wait_seconds", "server_seconds"}
 
 
@@ -310,7 +314,7 @@ def test_where_nobody_is_invited_the_sums_have_weight_0() -> None:
     job = replace(in_real_time(), algorithm=Quiet())
     rounds, record = RealTime(job, server_of(job, []), lambda clients: {}), Record.open()
     _, sums = rounds.exchange(Progress(0, Median().init_server(job.task), {}), record)
-    assert sums.found.keys() == {"nobody"}
+    assert sums.iterated.keys() == {"nobody"}
     assert rounds.together(record, "") == ""
     assert record.by_rank[2].tolist() == [0.0]  # nobody was waited for
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpcfl.algorithms import Algorithm
+from hpcfl.algorithms import Algorithm, ServerState
 from hpcfl.comm.message import Deposits
 from hpcfl.comm.placement import cut
 from hpcfl.data import ClientData, Federation
-from hpcfl.engine.iterated import found
+from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.simulated import visit
 from hpcfl.learning.batches import Visits
@@ -98,6 +98,10 @@ class Rounds:
         return self.now.shared
 
     @property
+    def server(self):
+        return ServerState(self.now.shared, self.now.extras)
+
+    @property
     def layers(self):
         return self.job.algorithm.layers(self.job.task)
 
@@ -112,13 +116,14 @@ class Rounds:
         kept = []
         for chunk in self.job.chunks:
             visit(self.job, plan, chunk, self.now, sums, kept)
-        if self.job.keeps:
-            sums.found = found(self.job.algorithm, self.job.task, self.now.shared, kept, lambda own: own)
+        if self.job.iterated is not None:
+            sums.iterated = iterate(self.job.iterated, self.now.shared, kept, lambda own: own, self.job.task.device)
         return sums
 
     def step(self, plan):
         sums = self.collect(plan)
-        self.now.shared = self.job.algorithm.server(self.job.task, self.now.shared, sums)
+        after = self.job.algorithm.step(self.job.task, self.server, sums)
+        self.now.shared, self.now.extras = after.shared, after.extras
         self.now.round += 1
         return sums
 
@@ -133,8 +138,7 @@ def plain(task, state=None):
 
 @torch.no_grad()
 def load(net, state):
-    values = [value for name, value in state.items() if not name.startswith("server.")]
-    for parameter, value in zip(net.parameters(), values, strict=True):
+    for parameter, value in zip(net.parameters(), state.values(), strict=True):
         parameter.copy_(value)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpcfl.comm.message import PIECE, Block, Deposits
-from hpcfl.comm.packing import ALIGNED, ALONE, Packing, public
+from hpcfl.comm.packing import ALIGNED, ALONE, Packing
 from hpcfl.engine.wall.framing import Group, wire
 from hpcfl.engine.wall.sums import Held, fold
 
@@ -117,20 +117,19 @@ STATE = {
     "flag": torch.tensor([True, False, True]),
     "large": torch.arange(ALONE // 4, dtype=torch.float32).reshape(2, -1),
     "scale": torch.tensor(2.5, dtype=torch.float64),
-    "server.own": torch.ones(4),
     "nothing": torch.zeros(0),
     "turned": torch.arange(ALONE // 4, dtype=torch.float32).reshape(-1, 4).t(),
 }
 
 
 def test_a_state_arrives_as_it_was_sent() -> None:
-    packing = Packing(public(STATE))
+    packing = Packing(STATE)
     assert packing.parts == [["first", "flag"], ["large"], ["scale", "nothing"], ["turned"]]
-    sent, buffer = packing.sent(public(STATE)), packing.empty()
+    sent, buffer = packing.sent(STATE), packing.empty()
     for place, part in zip(packing.received(buffer), sent, strict=True):
         place[:] = part
     arrived = packing.views(buffer)
-    assert arrived.keys() == STATE.keys() - {"server.own"}
+    assert arrived.keys() == STATE.keys()
     for name, value in arrived.items():
         assert value.dtype == STATE[name].dtype
         assert torch.equal(value, STATE[name])
@@ -138,17 +137,17 @@ def test_a_state_arrives_as_it_was_sent() -> None:
 
 
 def test_large_tensors_are_sent_from_where_they_are() -> None:
-    packing = Packing(public(STATE))
-    addresses = [part.ctypes.data for part in packing.sent(public(STATE))]
+    packing = Packing(STATE)
+    addresses = [part.ctypes.data for part in packing.sent(STATE)]
     assert addresses[1] == STATE["large"].data_ptr()
     assert addresses[3] != STATE["turned"].data_ptr()  # it does not lie in one piece
 
 
 def test_writing_is_the_same_as_sending_and_receiving() -> None:
-    packing = Packing(public(STATE))
+    packing = Packing(STATE)
     one, other = packing.empty(), packing.empty()
-    packing.write(one, public(STATE))
-    for place, part in zip(packing.received(other), packing.sent(public(STATE)), strict=True):
+    packing.write(one, STATE)
+    for place, part in zip(packing.received(other), packing.sent(STATE), strict=True):
         place[:] = part
     assert all(torch.equal(a, b) for a, b in zip(packing.views(one).values(), packing.views(other).values()))
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from hpcfl.base.errors import RunError
 from hpcfl.base.memory import freeze
 from hpcfl.comm.mpi import Patience, doze
-from hpcfl.comm.packing import Packing, public
+from hpcfl.comm.packing import Packing
 from hpcfl.comm.placement import Topology
 from hpcfl.engine.wall.executor import Host
 from hpcfl.engine.wall.framing import wire
@@ -59,7 +59,7 @@ class Member:
         self.job, self.host, self.rest, self.spare = job, host, rest, spare
         self.worker = Worker()
         self.worker.start(lambda put: host.warm())
-        packing = Packing(public(job.algorithm.init_server(job.task)))
+        packing = Packing(job.algorithm.init_server(job.task))
         state = packing.empty()
         self.parts, self.views = packing.received(state), packing.views(state)
         self._posted = self._total = 0

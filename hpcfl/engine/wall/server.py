@@ -13,7 +13,7 @@ import numpy as np
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.memory import freeze
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.comm.packing import Bytes, Packing, public
+from hpcfl.comm.packing import Bytes, Packing
 from hpcfl.comm.transport import Arrays, Saved, idle
 from hpcfl.engine.wall.close_rule import Closing
 from hpcfl.engine.wall.lane import Lane
@@ -53,7 +53,7 @@ class Server:
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
         self.participation = job.config.participation
         self.deadlines = Deadlines(self.participation)
-        self.packing = Packing(public(job.algorithm.init_server(job.task)))
+        self.packing = Packing(job.algorithm.init_server(job.task))
         self.limits: Floats | None = None
         self.size = 1 + sum(len(lane.bench.ranks) for lane in fleet.lanes)
 
@@ -163,7 +163,7 @@ class Server:
 
     def _state(self, shared: State) -> list[Bytes]:
         """Return the shared state as it is sent: the tensors' own memory, so they are never changed in place."""
-        return self.packing.sent(public(shared))
+        return self.packing.sent(shared)
 
     # everything else that is asked of the lanes
 
