@@ -16,7 +16,7 @@ from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.base.errors import UsageError
-from hpcfl.data.whitening import whitening
+from hpcfl.data.linear import whitening
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from hpcfl.base.types import State
     from hpcfl.comm.message import Layout, Sums
     from hpcfl.data import Header
-    from hpcfl.data.linear import LinearFederation
-    from hpcfl.data.linear_spaces import SpacesFederation
+    from hpcfl.data.linear import LinearFederation, SpacesFederation
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
     from hpcfl.models import Model

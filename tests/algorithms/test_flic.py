@@ -15,7 +15,7 @@ from hpcfl.algorithms.flic.algorithm import Flic
 from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
 from hpcfl.algorithms.flic.phases import PRETRAINING, REALIGNING, Learner
 from hpcfl.base.types import State
-from hpcfl.data.linear_mapping import LinearMapping
+from hpcfl.data.gaussians import LinearMapping
 from hpcfl.learning.task import Task
 from hpcfl.models.latent import Latent
 
