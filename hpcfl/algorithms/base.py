@@ -19,7 +19,7 @@ class FedSgd(Algorithm):
     "Step size."
 
     def client(self, task, shared, personal, visits):
-        params = task.spread(shared, visits)  # {name: [c, …]}: a chunk of c clients at a time
+        params = task.replicate(shared, visits)  # {name: [c, …]}: a chunk of c clients at a time
         batch = next(task.batches(visits, 0, steps=1))  # all that each client has
         gradients, losses = task.gradients(params, batch)
         weight = visits.sizes(len(losses))  # whole numbers, so that sums are exact: here the samples

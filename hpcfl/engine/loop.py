@@ -57,7 +57,7 @@ class Rounds(ABC):
         """Return the clients' scores, ``[scores, clients]``, see `Job.scores`; NaN: not known."""
 
     @abstractmethod
-    def together(self, record: Record, wish: str) -> str:
+    def together(self, record: Record, reason: str) -> str:
         """Bring the ranks' figures together in `record`; return why the run is to stop, "" where it is not."""
 
     @abstractmethod
@@ -71,7 +71,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
     Raises
     ------
     Stopped
-        On every rank after the same round, once a checkpoint is written, if any rank wishes to `stop`; not on those
+        On every rank after the same round, once a checkpoint is written, if any rank was asked to `stop`; not on those
         that were released.
     Diverged
         On every rank after the same round, which has no checkpoint.
@@ -87,22 +87,22 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         except Interrupted as early:
             if now.round > saved:
                 save(job, rounds, recorder, now)
-            raise Stopped(now.round, early.wish) from None
+            raise Stopped(now.round, early.reason) from None
         if rounds.serves:
             step(job, now, record, sums)
         now.round += 1
         if config.evaluate.due(now.round, config.rounds):
             record.scores = evaluate(job, rounds, now)
-        wish = close(job, rounds, now, record, plan, stop.wished())
+        reason = close(job, rounds, now, record, plan, stop.requested())
         if recorder is not None:
             recorder.row(plan, record, sums, now.clock)
         if fault := job.fault(plan, record.rejected, record.broken):
             raise Diverged(now.round, fault)
-        if wish or config.checkpoint.due(now.round, config.rounds):
+        if reason or config.checkpoint.due(now.round, config.rounds):
             save(job, rounds, recorder, now)
             saved = now.round
-        if wish and now.round < config.rounds:
-            raise Stopped(now.round, wish)
+        if reason and now.round < config.rounds:
+            raise Stopped(now.round, reason)
     return now
 
 
@@ -114,18 +114,18 @@ def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
     now.shared, now.extras = state.shared, state.extras
     record.server_gradients = job.task.counted().get(SERVER, 0)
     record.signal = job.signal(before, now.shared, sums, now.round)
-    record.measure(job.algorithm, job.task, state)
+    record.note_metrics(job.algorithm, job.task, state)
     record.broken = job.broken(before, now.shared)
 
 
-def close(job: Job, rounds: Rounds, now: Progress, record: Record, plan: Plan, wish: str) -> str:
+def close(job: Job, rounds: Rounds, now: Progress, record: Record, plan: Plan, reason: str) -> str:
     """Bring the ranks' figures together and note what of them matters later; return why the run is to stop, if so."""
     now.clock["sim_seconds"] += plan.closes
     now.clock["wall_seconds"] += record.elapsed()
-    wish = rounds.together(record, wish)
+    reason = rounds.together(record, reason)
     record.stage, now.stage = now.stage.number, job.after(plan.round, now.stage, record.signal)
     now.norms.saw(record.norms)
-    return wish
+    return reason
 
 
 def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | float]:

@@ -27,7 +27,7 @@ from hpcfl.commands import sweep, sweep_run
 from hpcfl.commands.show import summary
 from hpcfl.commands.sweep_board import Board
 from hpcfl.data import Header
-from hpcfl.data.digits import Digits
+from hpcfl.data.bundled import Digits
 
 FEW = ["--set", "rounds=4", "--set", "checkpoint.every=2", "--set", "evaluate.every=1"]
 

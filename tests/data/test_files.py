@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from test_sources import idx_bytes, refused, rng, seeds, write
 
 from hpcfl.data import partition, source_class, sources
-from hpcfl.data.cifar10 import Cifar10
-from hpcfl.data.cifar100 import Cifar100
-from hpcfl.data.digits import Digits
-from hpcfl.data.emnist import Emnist
+from hpcfl.data.bundled import Digits
+from hpcfl.data.cifar import Cifar10, Cifar100
 from hpcfl.data.femnist import Femnist
 from hpcfl.data.formats import pickles
+from hpcfl.data.mnist import Emnist
 from hpcfl.data.sent140 import Sent140, words
 
 

@@ -25,7 +25,7 @@ from hpcfl.config import from_table
 from hpcfl.engine import stopping
 from hpcfl.engine.job import Job
 from hpcfl.engine.loop import objective
-from hpcfl.engine.progress import Speaker
+from hpcfl.engine.progress import Reporter
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.launch.request import run_request
@@ -97,16 +97,16 @@ def test_the_server_takes_over_and_the_others_forget(rank: int) -> None:
     now.round, record = OVER, Record.open()
     assert rounds.release(now, record) == rounds.released == (rank == 1)
     if rank == 1:
-        assert (now.shared, now.personal, rounds.mine, record.news) == ({}, {}, [], [])
+        assert (now.shared, now.personal, rounds.mine, record.events) == ({}, {}, [], [])
         assert not hasattr(job.task, "federation")
         return
-    assert record.news == [("released", -1, "clients are needed no more: 1 rank released")]
+    assert record.events == [("released", -1, "clients are needed no more: 1 rank released")]
     assert [chunk.number for chunk in rounds.mine] == sorted(before)
     assert all(same_bits(now.personal[number], before[number]) for number in before)
     assert np.isfinite(rounds.scores(now)).all()
     again = Record.open()
     assert not rounds.release(now, again)
-    assert again.news == []
+    assert again.events == []
 
 
 @pytest.mark.mpi
@@ -148,9 +148,9 @@ def test_a_signal_to_a_rank_that_was_released_stops_all(
         pytest.skip("nobody is released")
     file, folder = shared_dir / "run.toml", shared_dir / "run"
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
-    speak, release = Speaker.round, Simulated.release
+    speak, release = Reporter.round, Simulated.release
 
-    def spoken(self: Speaker, done: int, row: Any) -> None:
+    def spoken(self: Reporter, done: int, row: Any) -> None:
         speak(self, done, row)
         while done == 3 and not (folder / "stop").exists():
             time.sleep(0.001)
@@ -162,7 +162,7 @@ def test_a_signal_to_a_rank_that_was_released_stops_all(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(Speaker, "round", spoken)
+        patch.setattr(Reporter, "round", spoken)
         patch.setattr(Simulated, "release", signalled)
         if world.rank == 0:
             toml(values("fedrep"), file)

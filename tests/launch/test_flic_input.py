@@ -115,7 +115,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     **{
         f"bures-on-lanes-of-{width}": (
-            {"clock": "wall", "lane_width": width, **flic(reduction="bures", factors=True)},
+            {"clock": "wall", "lane_width": width, **flic(reduction="bures", covariances="mean")},
             f"lane_width: algorithm.name = 'flic' asks for further sums over single messages, which ranks that share a "
             f"lane add up on the way: expected 1, got {width!r}; did you mean 1",
         )

@@ -10,7 +10,7 @@ from torch import nn
 from helpers.toys import federation, full_batch, load, mlp_task, plain, plain_gradients, visits_of
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import StepKey
-from hpcfl.data.digits import Digits
+from hpcfl.data.bundled import Digits
 from hpcfl.learning.task import Task
 from hpcfl.models.bilstm import BiLstm
 from hpcfl.models.cnn import Cnn

@@ -52,7 +52,7 @@ class Notes(Recorder):
         self.rows: list[dict[str, Any]] = []
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
-        self.rows.append(self._of_plan(plan) | self._spent(plan, record))
+        self.rows.append(self.plan_columns(plan) | self.oracle_columns(plan, record))
 
     def checkpoint(self, *given: Any) -> None:
         pass
@@ -64,14 +64,15 @@ def run(values: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     config.check(None)
     job = Job.of(config, None, 1)
     notes, rounds = Notes(job), Simulated(job, Alone(), 0)
-    engine.run(job, rounds, notes, job.begin(0), SimpleNamespace(wished=str))  # type: ignore[arg-type]
+    engine.run(job, rounds, notes, job.begin(0), SimpleNamespace(requested=str))  # type: ignore[arg-type]
     columns = {name: np.array([row[name] for row in notes.rows]) for name in notes.rows[0]}
     return columns, job.task.federation.train_sizes
 
 
 def small(algorithm: dict[str, Any], **more: Any) -> dict[str, Any]:
     """Two rounds of 7 clients of unequal sizes in chunks of 2, all in time, tested after both."""
-    plain = {"rounds": 2, "speed": {"model": "none"}, "participation": {"close": "all"}, "data": UNEQUAL}
+    plain: dict[str, Any] = {"rounds": 2, "speed": {"model": "none"}, "participation": {"close": "all"}}
+    plain |= {"data": UNEQUAL, "oracle": {"phi": PHI}}
     return table("salf", "mlp", True, algorithm=algorithm, **{**plain, **more})
 
 
@@ -142,7 +143,7 @@ HAND: dict[str, tuple[Callable[[int], Counted], int, int]] = {
 
 @pytest.mark.parametrize("name", sorted(algorithms()))
 def test_every_algorithm_is_counted_batched_or_not(name: str) -> None:
-    own = {"rounds": 2, "speed": {"model": "none"}, "participation": {"close": "all"}}
+    own = {"rounds": 2, "speed": {"model": "none"}, "participation": {"close": "all"}, "oracle": {"phi": PHI}}
     found = []
     for batched in (True, False):
         config = values(name, batched) | own
@@ -331,12 +332,12 @@ def test_a_visit_signs_with_its_gradients_to_the_last_one() -> None:
 def test_phi_is_a_key() -> None:
     config = from_table(small({"name": "fedrep"}, oracle={"phi": 7.5}))
     assert config.oracle.phi == 7.5
-    assert Oracle().phi == PHI
+    assert Oracle().phi is None
     with pytest.raises(UsageError, match=r"^oracle\.phi: .*greater than or equal to 0, got -1"):
         from_table(small({"name": "fedavg"}, oracle={"phi": -1}))
     lines = "\n".join(report(config, config.check(None), None, 2))
     assert f"oracle        p = {MLP}, φ = 7.5; 0.8595 vectors of p numbers per whole visit" in lines
-    assert any(line.startswith("    phi = 100.0  φ, the cost") for line in catalogue.lines())
+    assert any(line.startswith("    phi = None  φ, the cost") for line in catalogue.lines())
 
 
 def test_a_summary_adds_up_the_rounds(solo: Any, tmp_path: Path) -> None:
@@ -346,6 +347,17 @@ def test_a_summary_adds_up_the_rounds(solo: Any, tmp_path: Path) -> None:
     for column in COSTS:
         np.testing.assert_array_equal(data[column], costs[column], err_msg=column)
     assert summary(tmp_path / "run")["oracle"] == 3 * (6 + 7 * PHI)
+
+
+def test_costs_are_recorded_only_where_phi_is_given(solo: Any, tmp_path: Path) -> None:
+    config = small({"name": "fedavg", "epochs": 0, "steps": 1}, oracle={})
+    data = store.open_run(play(solo, config, tmp_path / "run", None))
+    assert data["message_bytes"].values.all()
+    assert not set(COSTS) & set(data.variables)
+    assert summary(tmp_path / "run")["oracle"] is None
+    assert not any(
+        line.startswith("oracle") for line in report(from_table(config), from_table(config).check(None), None, 1)
+    )
 
 
 def test_the_step_size_of_fedave() -> None:

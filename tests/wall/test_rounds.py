@@ -21,7 +21,7 @@ from hpcfl.base.errors import Stopped, UsageError
 from hpcfl.comm.placement import cut
 from hpcfl.config import from_table
 from hpcfl.engine import stopping
-from hpcfl.engine.progress import Speaker
+from hpcfl.engine.progress import Reporter
 from hpcfl.launch.request import resume_request
 from hpcfl.launch.run import launch
 
@@ -256,13 +256,13 @@ def stuck(world: Any, shared_dir: Path, width: Any, **keys: Any) -> dict[str, An
 
 def told(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, Any], Any]) -> None:
     """Do something when a round has been told of."""
-    speak = Speaker.round
+    speak = Reporter.round
 
-    def spoken(self: Speaker, done: int, row: Any) -> None:
+    def spoken(self: Reporter, done: int, row: Any) -> None:
         speak(self, done, row)
         act(done, row)
 
-    monkeypatch.setattr(Speaker, "round", spoken)
+    monkeypatch.setattr(Reporter, "round", spoken)
 
 
 @pytest.mark.usefixtures("strange")
