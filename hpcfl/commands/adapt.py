@@ -167,6 +167,7 @@ def adapted(request: AdaptRequest) -> dict[str, Any]:
 def _adapt_chunk(request: AdaptRequest, task: Task, shared: State, clients: Ints) -> tuple[list[dict[str, Any]], State]:
     """Rows of the table, and what was learned, ``{name: [c, …]}``."""
     from hpcfl.learning.batches import Visits
+    from hpcfl.learning.evaluate import client_scores
 
     sizes = task.federation.test_sizes[clients]
     seen = Visits.for_test(request.saved.round, clients)
@@ -174,7 +175,7 @@ def _adapt_chunk(request: AdaptRequest, task: Task, shared: State, clients: Ints
     params: State = {}
     for when, epochs in (("before", 0), ("after", request.epochs)):
         params = request.config.algorithm.adapted(task, shared, seen, epochs)
-        losses, correct = task.tested(params, clients)
+        losses, correct = client_scores(task, params, clients)
         columns |= {f"accuracy_{when}": _per_sample(correct, sizes), f"loss_{when}": _per_sample(losses, sizes)}
     return [dict(zip(columns, row)) for row in zip(*(values.tolist() for values in columns.values()))], params
 

@@ -105,8 +105,10 @@ def _messages(job: Job) -> Facts:
     if job.iterated is not None:
         summed = _reduced(job.iterated.layout)
         yield "further sums", f"{summed} bytes each; {_kept(job)} bytes of each visit are held for them"
-    phi, share = job.config.oracle.phi, int(job.layer_numbers().sum()) / job.task.parameter_count
-    yield "oracle", f"p = {job.task.parameter_count}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit"
+    phi, count = job.config.oracle.phi, job.task.parameter_count
+    if phi is not None:
+        share = int(job.layer_numbers().sum()) / count
+        yield "oracle", f"p = {count}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit"
 
 
 def _reduced(layout: Iterable[Mapping[str, Block]]) -> int:
