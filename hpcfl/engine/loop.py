@@ -16,6 +16,7 @@ from hpcfl.comm.transport import Saved
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, Recorder
 from hpcfl.engine.stopping import Stop
+from hpcfl.learning.evaluate import server_objective, server_scores
 from hpcfl.learning.task import SERVER
 from hpcfl.schedule.plan import Plan
 
@@ -81,7 +82,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         record = Record.open()
         if rounds.release(now, record):
             return now
-        job.task.counted()  # what tests and figures have computed is no part of a round
+        job.task.oracle_calls.clear()  # what tests and figures have computed is no part of a round
         try:
             plan, sums = rounds.exchange(now, record)
         except Interrupted as early:
@@ -112,7 +113,7 @@ def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
     with record.timed("server_seconds"):
         state = job.algorithm.step(job.task, ServerState(now.shared, now.extras), sums)
     now.shared, now.extras = state.shared, state.extras
-    record.server_gradients = job.task.counted().get(SERVER, 0)
+    record.server_gradients = job.task.oracle_calls[SERVER]
     record.signal = job.signal(before, now.shared, sums, now.round)
     record.note_metrics(job.algorithm, job.task, state)
     record.broken = job.broken(before, now.shared)
@@ -135,7 +136,7 @@ def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | floa
         return {}
     sizes = np.where(job.task.federation.test_sizes > 0, job.task.federation.test_sizes, np.nan)
     scores: dict[str, Floats | float] = {"client_test_loss": found[0] / sizes, "client_accuracy": found[1] / sizes}
-    together = job.task.server_tested(now.shared) if job.algorithm.evaluates_shared else None
+    together = server_scores(job.task, now.shared) if job.algorithm.evaluates_shared else None
     if together is not None:
         loss, correct, size = together
         scores |= {"test_loss": loss / size, "accuracy": correct / size}
@@ -149,7 +150,7 @@ def objective(job: Job, now: Progress, sums: Floats) -> float:
 
     What is added, and in which order, does not depend on who has computed it.
     """
-    own, count = job.task.server_objective(now.shared)
+    own, count = server_objective(job.task, now.shared)
     return float(np.append(sums, own).sum()) / (count + int(job.task.federation.train_sizes.sum()))
 
 

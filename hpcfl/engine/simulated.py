@@ -81,7 +81,8 @@ class Simulated(Rounds):
         with record.timed("compute_seconds"):
             for chunk in self.mine:
                 record.visits += visit(self.job, plan, chunk, now, sums, kept, record)
-        record.gradients = max(self.job.task.counted().values(), default=0)
+        record.gradients = max(self.job.task.oracle_calls.values(), default=0)
+        self.job.task.oracle_calls.clear()
         with record.timed("wait_seconds"):
             sums = self.transport.close(sums)
         if self.job.iterated is not None:

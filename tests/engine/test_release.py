@@ -30,6 +30,7 @@ from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
+from hpcfl.learning.evaluate import client_objectives, server_objective
 from hpcfl.learning.task import Task
 from hpcfl.models import Model
 from hpcfl.models.mlp import Mlp
@@ -46,7 +47,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def _over(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let methods need no clients from round 2 on, and models have a penalty."""
     for cls in (FedAvg, FedRep, Salf):
-        monkeypatch.setattr(cls, "over", lambda self, round_: round_ >= OVER)
+        monkeypatch.setattr(cls, "clients_done", lambda self, round_: round_ >= OVER)
     monkeypatch.setattr(Model, "penalty", property(lambda self: 0.01))
     yield
     stopping.uninstall()
@@ -230,7 +231,7 @@ def by_hand(task: Task, x: Any, y: Any, params: dict[str, Any], mu: float) -> fl
 @pytest.mark.parametrize("holds", [0, 9])
 def test_the_objective_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch, holds: int) -> None:
     """In passes of 4 rows; clients predict with models of their own, the server with the shared one."""
-    monkeypatch.setattr("hpcfl.learning.task.TEST_BATCH", 4)
+    monkeypatch.setattr("hpcfl.learning.evaluate.TEST_BATCH", 4)
     rng, sizes = np.random.default_rng(1), [3, 11, 8]
     found = federation(sizes)
     own = rng.normal(size=(holds, 5)).astype(np.float32), rng.integers(3, size=holds)
@@ -239,7 +240,7 @@ def test_the_objective_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch, holds: 
     task.penalty = 0.3
     shared = {name: torch.randn_like(value) for name, value in task.initial().items()}
     params = {name: torch.randn(3, *value.shape, dtype=value.dtype) for name, value in shared.items()}
-    sums = task.objectives(params, np.arange(3))
+    sums = client_objectives(task, params, np.arange(3))
     wanted = [
         by_hand(
             task,
@@ -269,8 +270,8 @@ def test_the_objective_is_recorded_where_it_is_wanted(solo: Any, tmp_path: Path)
     newest = store.latest(run)
     assert newest is not None
     shared = {name: torch.from_numpy(value) for name, value in store.load(newest, personal=False).shared.items()}
-    sums = [job.task.objectives({n: v[None] for n, v in shared.items()}, np.array([c]))[0] for c in range(7)]
-    server, count = job.task.server_objective(shared)
+    sums = [client_objectives(job.task, {n: v[None] for n, v in shared.items()}, np.array([c]))[0] for c in range(7)]
+    server, count = server_objective(job.task, shared)
     assert (server > 0, count) == (True, 10)
     total = (sum(sums) + server) / (job.task.federation.train_sizes.sum() + 10)
     np.testing.assert_allclose(store.open_run(run)["objective"].values, [np.nan, total], rtol=1e-6)

@@ -240,11 +240,11 @@ def test_what_the_server_computes_is_an_epoch_of_its_own(monkeypatch: pytest.Mon
     step = FedAvg.server
 
     def server(self: FedAvg, task: Task, shared: Any, sums: Any) -> Any:
-        task.count([SERVER], [11])
+        task.oracle_calls[SERVER] += 11
         return step(self, task, shared, sums)
 
     monkeypatch.setattr(FedAvg, "server", server)
-    monkeypatch.setattr(FedAvg, "metrics", lambda self, task, shared: task.count([SERVER], [1]) or {})
+    monkeypatch.setattr(FedAvg, "metrics", lambda self, task, shared: task.oracle_calls.update({SERVER: 1}) or {})
     data, _ = run(small({"name": "fedavg", "epochs": 0, "steps": 1, "batch": 2}))
     np.testing.assert_array_equal(data["gradients"], 2)
     np.testing.assert_array_equal(data["server_gradients"], 11)
@@ -256,6 +256,12 @@ def test_what_the_server_computes_is_an_epoch_of_its_own(monkeypatch: pytest.Mon
 # where they are counted
 
 
+def counted(task: Task) -> dict[int, int]:
+    found = dict(task.oracle_calls)
+    task.oracle_calls.clear()
+    return found
+
+
 def test_padding_is_no_sample() -> None:
     task = mlp_task([3, 9, 5])
     visits = visits_of(task, [0, 1, 2])
@@ -263,8 +269,8 @@ def test_padding_is_no_sample() -> None:
     for batch in task.batches(visits, 4, epochs=2):
         task.gradients(params, batch)
         assert batch.sample_counts() == Batch(batch.x, batch.y, batch.valid, batch.key).sample_counts()  # by the mask
-    assert task.counted() == {0: 6, 1: 18, 2: 10}
-    assert task.counted() == {}
+    assert counted(task) == {0: 6, 1: 18, 2: 10}
+    assert counted(task) == {}
 
 
 def test_each_way_to_a_gradient_counts() -> None:
@@ -273,16 +279,13 @@ def test_each_way_to_a_gradient_counts() -> None:
     params = task.replicate(task.initial(), visits)
     batch = next(task.batches(visits, 4, steps=1))
     task.gradients(params, batch, ["fc3.bias"])  # by a part of the parameters
-    assert task.counted() == {1: 4, 2: 4, 0: 3}
+    assert counted(task) == {1: 4, 2: 4, 0: 3}
     list(task.backprop(params, batch, [0, 1, 2]))  # the last client does not even begin
-    assert task.counted() == {1: 4, 2: 4}
+    assert counted(task) == {1: 4, 2: 4}
     list(task.backprop(params, batch, [0, 0, 0]))
-    assert task.counted() == {}
+    assert counted(task) == {}
     task.hessian_vector_product(params, batch, params)
-    assert task.counted() == {1: 8, 2: 8, 0: 6}
-    task.count([1, SERVER], [5, 7])
-    task.count([1], [1])
-    assert task.counted() == {1: 6, SERVER: 7}
+    assert counted(task) == {1: 8, 2: 8, 0: 6}
 
 
 def test_sample_by_sample_and_at_the_server() -> None:
@@ -292,7 +295,7 @@ def test_sample_by_sample_and_at_the_server() -> None:
     held = Batch(own.x, own.y, None, StepKey(0, 0, [SERVER], 0))
     task.per_sample_gradients(task.initial(), held)
     task.gradients({name: value[None] for name, value in task.initial().items()}, held)
-    assert task.counted() == {1: 6, SERVER: 12}
+    assert counted(task) == {1: 6, SERVER: 12}
 
 
 def test_the_task_above_fixed_layers_shares_the_count() -> None:
@@ -303,8 +306,8 @@ def test_the_task_above_fixed_layers_shares_the_count() -> None:
     assert upper is not task
     for batch in upper.batches(visits, 4, epochs=1):
         upper.gradients(params, batch, ["fc3.weight"])
-    assert task.counted() == {0: 4, 1: 6}
-    assert upper.counted() == {}
+    assert counted(task) == {0: 4, 1: 6}
+    assert counted(upper) == {}
 
 
 def test_the_largest_model_gives_p() -> None:
