@@ -39,7 +39,7 @@ class FedRep(LocalSgd):
         import torch
 
         optimiser, own = self.optimiser_in(visits.round), self.personal(task)
-        memory = optimiser.begin(params)
+        memory = optimiser.init(params)
         losses = []
         for block in range(self.blocks):
             if own:

@@ -85,13 +85,14 @@ class Salf(Algorithm):
         return zeros(task.initial()) if self.momentum and self.persist_optimizer else {}
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        from hpcfl.learning.optim import descend
+        from hpcfl.learning.optim import Sgd
 
         level = {name: number for number, names in enumerate(self.layers(task), start=1) for name in names}
         start = task.replicate(shared, visits)
         batch = next(task.batches(visits, self.batch, steps=1))
         rows = [visits.in_time(max(level[name] for name in names)) for names in task.layer_names()]
         velocity = {name: value.clone() for name, value in personal.items()}
+        sgd = Sgd(self.lr, momentum=self.momentum)
         for stage, gradients, losses in task.backprop(start, batch, rows):
             if stage == len(rows) - 1:
                 yield {"loss": (losses, visits.ones(len(losses)))}
@@ -101,7 +102,7 @@ class Salf(Algorithm):
                     return velocity
                 own = {name: start[name][:count].clone()}
                 past = {name: velocity[name][:count]} if velocity else {}
-                descend(own, {name: gradients[name][:count]}, past, self.lr, self.momentum)
+                sgd.apply(own, {name: gradients[name][:count]}, past)
                 change = own[name] - start[name][:count]
                 yield {name: (self._scaled(change, visits, level[name]), visits.ones(count))}
         return velocity

@@ -66,6 +66,7 @@ def adapted(wish: Wish) -> dict[str, Any]:
 def _chunk(wish: Wish, task: Task, shared: State, clients: Ints) -> tuple[list[dict[str, Any]], State]:
     """Return the rows of some clients, and their parameters ``{name: [c, …]}``."""
     from hpcfl.learning.batches import Visits
+    from hpcfl.learning.evaluate import client_scores
 
     federation, algorithm = task.federation, wish.config.algorithm
     sizes = federation.test_sizes[clients]
@@ -74,7 +75,7 @@ def _chunk(wish: Wish, task: Task, shared: State, clients: Ints) -> tuple[list[d
     params: State = {}
     for when, epochs in (("before", 0), ("after", wish.epochs)):
         params = algorithm.adapted(task, shared, seen, epochs)
-        losses, correct = task.tested(params, clients)
+        losses, correct = client_scores(task, params, clients)
         columns |= {f"accuracy_{when}": _per_sample(correct, sizes), f"loss_{when}": _per_sample(losses, sizes)}
     return [dict(zip(columns, row)) for row in zip(*(values.tolist() for values in columns.values()))], params
 

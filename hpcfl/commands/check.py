@@ -57,8 +57,10 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     if job.iterated is not None:
         summed = sum(b.slabs * 8 * prod(b.shape) for group in job.iterated.layout for b in group.values())
         yield f"further sums  {summed} bytes each; {_kept(job)} bytes of each visit are held for them"
-    phi, share = config.oracle.phi, int(job.layer_numbers().sum()) / job.task.parameter_count
-    yield f"oracle        p = {job.task.parameter_count}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit"
+    if config.oracle.phi is not None:
+        size, phi = job.task.parameter_count, config.oracle.phi
+        share = int(job.layer_numbers().sum()) / size
+        yield f"oracle        p = {size}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit"
     yield f"chunks        {len(job.chunks)} of {size} clients; at most {held} clients per rank on {ranks} ranks"
     foreign = [layer.name for layer in job.task.layers if layer.unbatched]
     if foreign:

@@ -17,7 +17,7 @@ from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, State
-from hpcfl.learning.batches import losses
+from hpcfl.learning.batches import sample_losses
 from hpcfl.learning.task import Task
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Objective:
     def __call__(self, theta: Tensor) -> Tensor:
         """Return F, differentiable as often as wanted."""
         outputs = self.task.forward(shaped(theta.unsqueeze(0), self.like), self.x.unsqueeze(0))
-        return losses(outputs, self.y.unsqueeze(0)).mean() + self.task.penalty / 2 * theta.square().sum()
+        return sample_losses(outputs, self.y.unsqueeze(0)).mean() + self.task.penalty / 2 * theta.square().sum()
 
     def value(self, theta: Floats) -> float:
         """Return F."""

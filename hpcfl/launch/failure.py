@@ -51,15 +51,18 @@ def raise_together(comm: Any, make: Callable[[], T]) -> T:
 
 def speaks(error: UserError) -> bool:
     """True on the one rank that tells of an error: where all ranks had it at once, the first."""
-    comm = None if error.settled or not launched() else judged()[0]
-    if comm is None:
+    if error.settled or not launched():
         return True
-    from hpcfl.comm.mpi import settle
-
     try:
-        settle(comm, error)
-    except (UserError, ErrorOnOtherRank) as settled:
-        return settled is error
+        comm = judged()[0]
+        if comm is not None:
+            from hpcfl.comm.mpi import settle
+
+            settle(comm, error)
+    except ErrorOnOtherRank:
+        return False
+    except UserError:  # this one, or MPI cannot be loaded
+        return True
     return True
 
 

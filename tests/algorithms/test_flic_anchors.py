@@ -134,7 +134,7 @@ def test_a_round_ends_at_the_barycenters_of_the_visits_that_counted(weights, ave
         got: dict[str, Any] = {}
         drained(algorithm.client(task, served, own, visits_of(task, [client])), got.update)
         changes.append(torch.stack([got[sent(c)][0][0] for c in range(C)]))
-        holds = torch.tensor([c in task.labels(client) for c in range(C)])
+        holds = torch.tensor([c in task.samples(client).y for c in range(C)])
         assert torch.equal(changes[-1].flatten(1).any(1), holds)
         size = float(task.federation.train_sizes[client]) if weights == "samples" else 1.0
         shares.append(size * (holds if average == "holders" else torch.ones(C)))

@@ -15,8 +15,7 @@ from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.algorithms.flic.phases import ANCHORING, LOCAL, SHARED, Learner
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import State
-from hpcfl.learning.batches import Batch
-from hpcfl.learning.task import PHASE_STEPS
+from hpcfl.learning.batches import PHASE_STEPS, Batch
 from hpcfl.math.gaussian import transport_map, w2_squared
 
 SIZES = (9, 3, 6, 5)  # with four at a time: batches that are not full, and clients that rest
@@ -42,7 +41,7 @@ class Plain:
         self.own, self.batch, self.row = own, batch, row
         client = int(own.visits.clients[row])
         groups = np.array(own.keys.meta or range(own.task.federation.classes))
-        self.held = np.unique(groups[own.task.labels(client).numpy()])
+        self.held = np.unique(groups[own.task.samples(client).y.numpy()])
         self.groups = torch.from_numpy(groups)
         self.embed, self.above = halves(own, row)
         self.x, self.y = real(batch, row)

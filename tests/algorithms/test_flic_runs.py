@@ -79,7 +79,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def holders(values: dict[str, Any]) -> np.ndarray:
     """Which client holds which class, bool [clients, labels]."""
     task = job(values).task
-    return np.array([[bool((task.labels(i) == c).any()) for c in range(LABELS)] for i in range(CLIENTS)])
+    return np.array([[bool((task.samples(i).y == c).any()) for c in range(LABELS)] for i in range(CLIENTS)])
 
 
 @pytest.mark.parametrize("rule", [DEADLINE, DOUBLING], ids=["deadline", "doubling"])

@@ -339,7 +339,7 @@ print(json.dumps({"codes": codes, "torch": "torch" in sys.modules}))
 @pytest.mark.launch
 def test_all_that_can_be_is_judged_before_torch_is_imported(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(prepared)
-    ended = alone([sys.executable, "-c", SEVERAL, json.dumps([typed for typed, _ in CASES.values()])], 60)
+    ended = alone([sys.executable, "-c", SEVERAL, json.dumps([typed for typed, _ in CASES.values()])])
     assert json.loads(ended.out) == {"codes": [2] * len(CASES), "torch": False}
 
 

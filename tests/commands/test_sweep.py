@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from helpers.launcher import alive, descendants
+from helpers.launcher import LIMIT, alive, descendants
 from helpers.runs import cut_back
 from hpcfl import store
 from hpcfl.base.errors import UsageError
@@ -29,7 +29,6 @@ from hpcfl.commands.sweep_board import Board
 from hpcfl.data import Header
 from hpcfl.data.bundled import Digits
 
-LIMIT = 60.0
 FEW = ["--set", "rounds=4", "--set", "checkpoint.every=2", "--set", "evaluate.every=1"]
 
 STUB = """
@@ -53,7 +52,7 @@ def tell(name):
 
 tell("begun")
 wanted = int(os.environ.get("STUB_SIGNALS", "0"))
-end = time.monotonic() + 50
+end = time.monotonic() + 500
 while len(got) < wanted and time.monotonic() < end:
     time.sleep(0.01)
     if got and "heard" not in facts:

@@ -24,8 +24,8 @@ from hpcfl.data.unit_cube import UnitCube
 from hpcfl.learning.task import Task
 from hpcfl.models.glm import Glm
 from hpcfl.models.mlp import Mlp
+from hpcfl.models.modules.custom import Rough
 from hpcfl.models.modules.layers import Layer
-from hpcfl.models.modules.links import Rough
 
 
 def refused(call: Callable[..., Any], *args: Any) -> str:

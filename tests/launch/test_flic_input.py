@@ -201,7 +201,7 @@ def test_all_is_judged_before_torch_is_imported(tmp_path: Path) -> None:
         prepare(name, tmp_path / name)
         settings = [str(tmp_path / name / "my.toml"), "--data-dir", str(tmp_path / name)]
         argvs[name] = ["run", *settings, "--out", str(tmp_path / name / "out")]
-    ended = alone([sys.executable, "-c", SEVERAL, json.dumps(argvs)], 60)
+    ended = alone([sys.executable, "-c", SEVERAL, json.dumps(argvs)])
     found = json.loads(ended.out.splitlines()[-1])
     assert found == {"codes": dict.fromkeys(argvs, 2), "torch": False, "mpi": False}
 

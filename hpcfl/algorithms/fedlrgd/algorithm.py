@@ -174,7 +174,7 @@ class FedLrgd(Algorithm):
 
         from hpcfl.algorithms.fedlrgd.low_rank import solved
 
-        task, weight = self._reweighted(task), visits.sizes(len(visits.clients))
+        task, weight = self._reweighted(task), visits.weights("samples")
         found = [self._mean(task, point, visits) for point in shared[POINTS]]
         sums = torch.stack([gradient for gradient, _ in found], 1).double()
         if self.solve_at == "client":

@@ -152,7 +152,7 @@ class TargetAnchors:
 
 def held(task: Task, clients: Ints, groups: Tensor) -> Tensor:
     """Return the anchors of the clients' training labels, ascending, −1 where one has fewer, int64 ``[c, h]``."""
-    own = [torch.unique(groups[task.labels(int(client))]) for client in clients]
+    own = [torch.unique(groups[task.samples(client).y]) for client in clients]
     return torch.nn.utils.rnn.pad_sequence(own, batch_first=True, padding_value=-1)
 
 
