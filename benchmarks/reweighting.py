@@ -33,7 +33,7 @@ from memory import peak, settled
 from hpcfl.algorithms.fedlrgd.algorithm import POINTS, FedLrgd
 from hpcfl.algorithms.fedlrgd.reweighting import shaped
 from hpcfl.base.memory import give_back
-from hpcfl.comm.message import Deposits
+from hpcfl.comm.message import ExactSums
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 
@@ -94,7 +94,7 @@ def solved(job: Job) -> float:
     """Return the seconds in which the server solves for the weights, sums being random."""
     algorithm, state = job.algorithm, job.algorithm.start(job.task)
     assert isinstance(algorithm, FedLrgd)
-    sums = Deposits(job.layout, 1, np.zeros(1))
+    sums = ExactSums(job.layout, 1, np.zeros(1))
     shape = algorithm.rank, job.task.parameters
     sums.add({"sums": (torch.rand(1, *shape, dtype=torch.float64), torch.ones(1, dtype=torch.float64))})
     begun = time.perf_counter()

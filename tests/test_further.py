@@ -14,7 +14,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.comm.message import Block
-from hpcfl.comm.packing import ALONE
+from hpcfl.comm.packing import APART_BYTES
 from hpcfl.comm.placement import Bench, check_single, cut
 from hpcfl.comm.transport import Alone
 from hpcfl.config import from_table
@@ -172,13 +172,13 @@ def played(job: Job, transport: Any) -> tuple[list[dict[str, torch.Tensor]], Pro
 
 @pytest.mark.mpi
 def test_any_number_of_ranks_finds_the_same_to_the_bit(world: Any) -> None:
-    from hpcfl.comm.collective import Tree
+    from hpcfl.comm.collective import Collective
 
     alone, last, _ = played(in_step(1), Alone())
     assert all(each.keys() == {"centre"} for each in alone)
     if world.comm is None:
         return
-    tree = Tree(world.comm)
+    tree = Collective(world.comm)
     together, now, moved = played(in_step(world.size), tree)
     tree.leave()
     assert all(same_bits(one, other) for one, other in zip(alone, together))
@@ -223,18 +223,22 @@ def test_messages_that_the_server_holds_give_the_bits_of_simulated_time() -> Non
 
 def test_large_and_narrow_blocks_are_kept_as_they_were_sent() -> None:
     """A block that travels by itself, and one of single precision that travels with doubles."""
-    layout = {"large": Block((2, ALONE // 8), torch.float64), "narrow": Block((3,)), "double": Block((), torch.float64)}
+    layout = {
+        "large": Block((2, APART_BYTES // 8), torch.float64),
+        "narrow": Block((3,)),
+        "double": Block((), torch.float64),
+    }
     group = wire((layout,), 1)[0]
     parcel = group.empty()
     group.weigh(parcel, 0, "large", 1.0)
     group.weigh(parcel, 0, "narrow", 123_457.0)
-    group.value(parcel, "large").copy_(torch.arange(ALONE // 4))
+    group.value(parcel, "large").copy_(torch.arange(APART_BYTES // 4))
     group.value(parcel, "narrow").copy_(torch.tensor([0.1, 0.2, 0.3]))
     found = message(Messages([group], [parcel]), 1, layout, CPU)  # type: ignore[arg-type]
     assert {name: (tuple(value.shape), value.dtype) for name, (value, _) in found.items()} == {
         name: ((1, *block.shape), block.dtype) for name, block in layout.items()
     }
-    assert found["large"][0].flatten().tolist() == list(range(ALONE // 4))
+    assert found["large"][0].flatten().tolist() == list(range(APART_BYTES // 4))
     assert torch.equal(found["narrow"][0], torch.tensor([[0.1, 0.2, 0.3]]))
     assert [weight.tolist() for _, weight in found.values()] == [[1.0], [123_457.0], [0.0]]
 

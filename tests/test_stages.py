@@ -12,7 +12,7 @@ import torch
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.message import Deposits
+from hpcfl.comm.message import ExactSums
 from hpcfl.comm.transport import Alone
 from hpcfl.commands.check import report
 from hpcfl.commands.show import summary
@@ -146,7 +146,7 @@ def test_the_gradient_is_the_update_over_the_learning_rate() -> None:
     before = job.algorithm.start(job.task)
     after = {name: value - 0.5 * 2.0 for name, value in before.items()}
     count = sum(value.numel() for value in before.values())
-    sums = Deposits(job.layout)
+    sums = ExactSums(job.layout)
     assert job.signal(before, after, sums) == -1  # nobody has sent anything
     for name in before:
         sums.deposit(name, np.zeros(before[name].numel()), 1.0)

@@ -176,7 +176,7 @@ def test_a_replay_ends_in_the_same_state(
     """
     if rule == "drawn":
         for module in ("hpcfl.comm.packing", "hpcfl.engine.wall.framing"):
-            monkeypatch.setattr(f"{module}.ALONE", 1000)
+            monkeypatch.setattr(f"{module}.APART_BYTES", 1000)
     values = real(fitting(world, width), **RULES[rule])
     run = play(world, values, shared_dir / "run", world.comm)
     again = play(world, replay(values, run), shared_dir / "again", None)

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.comm.message import PIECE, Block, Deposits
-from hpcfl.comm.packing import ALIGNED, ALONE, Packing, public
+from hpcfl.comm.message import PIECE, Block, ExactSums
+from hpcfl.comm.packing import ALIGNED, APART_BYTES, Packing, public
 from hpcfl.engine.wall.framing import Group, wire
 from hpcfl.engine.wall.sums import Held, fold
 
-LARGE = max(PIECE, ALONE // 4) + 7
+LARGE = max(PIECE, APART_BYTES // 4) + 7
 LAYOUT = (
     {"loss": Block(())},
     {"weight": Block((LARGE,)), "bias": Block((5,))},
-    {"mean": Block((3, 2), torch.float64), "wide": Block((ALONE // 8 + 1,), torch.float64)},
+    {"mean": Block((3, 2), torch.float64), "wide": Block((APART_BYTES // 8 + 1,), torch.float64)},
 )
 
 
@@ -54,16 +54,16 @@ def received(visits: list[tuple[dict[str, torch.Tensor], float]]) -> Any:
     return Messages(groups, data)
 
 
-def deposited(visits: list[tuple[dict[str, torch.Tensor], float, int]]) -> Deposits:
+def deposited(visits: list[tuple[dict[str, torch.Tensor], float, int]]) -> ExactSums:
     """The same in simulated time; of each visit the first groups count."""
-    sums = Deposits(LAYOUT)
+    sums = ExactSums(LAYOUT)
     for values, weight, count in visits:
         for blocks in LAYOUT[:count]:
             sums.add({name: (values[name][None], torch.tensor([weight], dtype=torch.float64)) for name in blocks})
     return sums
 
 
-def assert_same(held: Held, sums: Deposits) -> None:
+def assert_same(held: Held, sums: ExactSums) -> None:
     for name in sums:
         assert held.weight(name) == sums.weight(name), name
         assert torch.equal(held.total(name), sums.total(name)), name
@@ -80,7 +80,7 @@ def test_messages_of_single_ranks_are_summed_to_the_bit_as_in_simulated_time() -
 
 
 def test_what_was_summed_up_early_counts_too() -> None:
-    early = Deposits(LAYOUT)
+    early = ExactSums(LAYOUT)
     for values, weight, _ in (VISITS[0], VISITS[2]):
         fold(received([(values, weight)]), early)
     kept: Any = [(received([VISITS[1][:2]]), 2)]
@@ -115,18 +115,18 @@ def test_ranks_that_share_a_lane_are_summed_on_the_way(seats: int) -> None:
 STATE = {
     "first": torch.arange(3.0),
     "flag": torch.tensor([True, False, True]),
-    "large": torch.arange(ALONE // 4, dtype=torch.float32).reshape(2, -1),
+    "large": torch.arange(APART_BYTES // 4, dtype=torch.float32).reshape(2, -1),
     "scale": torch.tensor(2.5, dtype=torch.float64),
     "server.own": torch.ones(4),
     "nothing": torch.zeros(0),
-    "turned": torch.arange(ALONE // 4, dtype=torch.float32).reshape(-1, 4).t(),
+    "turned": torch.arange(APART_BYTES // 4, dtype=torch.float32).reshape(-1, 4).t(),
 }
 
 
 def test_a_state_arrives_as_it_was_sent() -> None:
     packing = Packing(public(STATE))
     assert packing.parts == [["first", "flag"], ["large"], ["scale", "nothing"], ["turned"]]
-    sent, buffer = packing.sent(public(STATE)), packing.empty()
+    sent, buffer = packing.sent(public(STATE)), packing.zeros()
     for place, part in zip(packing.received(buffer), sent, strict=True):
         place[:] = part
     arrived = packing.views(buffer)
@@ -144,10 +144,9 @@ def test_large_tensors_are_sent_from_where_they_are() -> None:
     assert addresses[3] != STATE["turned"].data_ptr()  # it does not lie in one piece
 
 
-def test_writing_is_the_same_as_sending_and_receiving() -> None:
+def test_packing_is_the_same_as_sending_and_receiving() -> None:
     packing = Packing(public(STATE))
-    one, other = packing.empty(), packing.empty()
-    packing.write(one, public(STATE))
+    one, other = packing.packed(public(STATE)), packing.zeros()
     for place, part in zip(packing.received(other), packing.sent(public(STATE)), strict=True):
         place[:] = part
     assert all(torch.equal(a, b) for a, b in zip(packing.views(one).values(), packing.views(other).values()))
@@ -155,4 +154,4 @@ def test_writing_is_the_same_as_sending_and_receiving() -> None:
 
 def test_an_empty_state_has_no_parts() -> None:
     packing = Packing({})
-    assert (packing.nbytes, packing.parts, packing.sent({}), packing.received(packing.empty())) == (0, [], [], [])
+    assert (packing.nbytes, packing.parts, packing.sent({}), packing.received(packing.zeros())) == (0, [], [], [])

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.message import Block, Deposits
+from hpcfl.comm.message import Block, ExactSums
 from hpcfl.comm.placement import Bench, benches, check_width, cut
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
@@ -226,7 +226,7 @@ LAYOUT = (
 @pytest.fixture(params=[2**20, 12], ids=["in the head", "large blocks apart"])
 def _size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let blocks of so many bytes travel by themselves."""
-    monkeypatch.setattr("hpcfl.engine.wall.framing.ALONE", request.param)
+    monkeypatch.setattr("hpcfl.engine.wall.framing.APART_BYTES", request.param)
 
 
 def sealed(group: Group, seat: int, blocks: dict[str, tuple[Any, float]]) -> Shipment:
@@ -483,7 +483,7 @@ def test_visits_are_those_of_simulated_time(salf: Job) -> None:
     assert len(put) == 3 * len(groups)
     now, plan = salf.begin(1), salf.plan(salf.asked(1))
     for place, client in ((0, 2), (2, 6)):
-        sums = Deposits(salf.layout)
+        sums = ExactSums(salf.layout)
         (chunk,) = [chunk for chunk in salf.hosted(1) if client in chunk.clients]
         assert visit(salf, plan, chunk, now, sums) == 1
         for number, group in enumerate(groups):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hpcfl.algorithms import Algorithm
-from hpcfl.comm.message import Deposits
+from hpcfl.comm.message import ExactSums
 from hpcfl.comm.placement import cut
 from hpcfl.data import ClientData, Federation
 from hpcfl.engine.iterated import found
@@ -108,7 +108,7 @@ class Rounds:
 
     def collect(self, plan):
         """The sums of one round; the shared state is not touched."""
-        sums = Deposits(self.job.layout, len(plan.cohort), plan.missing)
+        sums = ExactSums(self.job.layout, len(plan.cohort), plan.missing)
         kept = []
         for chunk in self.job.chunks:
             visit(self.job, plan, chunk, self.now, sums, kept)

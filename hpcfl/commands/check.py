@@ -47,14 +47,14 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     size = max(len(chunk.clients) for chunk in job.chunks)
     held = max(sum(len(c.clients) for c in job.chunks if c.rank == rank) for rank in {c.rank for c in job.chunks})
     samples = int(job.task.federation.train_sizes.max())
-    wire = sum(b.slabs * 8 * prod(b.shape) for group in job.layout for b in group.values())
+    wire = sum(b.bins * 8 * prod(b.shape) for group in job.layout for b in group.values())
     yield f"config        valid: {config.algorithm.name}, {config.rounds} rounds, {config.clients} clients"
     yield f"data          {header.train} training and {header.test} test samples, at most {samples} per client"
     yield from _rounds(job)
     yield from _stages(job)
     yield f"message       {model} bytes per whole visit; {wire} bytes per reduction and rank"
     if job.keeps:
-        summed = sum(b.slabs * 8 * prod(b.shape) for g in job.algorithm.further_layout(job.task) for b in g.values())
+        summed = sum(b.bins * 8 * prod(b.shape) for g in job.algorithm.further_layout(job.task) for b in g.values())
         yield f"further sums  {summed} bytes each; {_kept(job)} bytes of each visit are held for them"
     phi, share = config.oracle.phi, int(job.layer_numbers().sum()) / job.task.parameters
     yield f"oracle        p = {job.task.parameters}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit"

@@ -1,9 +1,9 @@
-"""Further sums: once a round has closed, an algorithm may ask for more sums over the messages that counted.
+"""Iterated reductions: once a round has closed, an algorithm may query the messages that counted, again and again.
 
-Iterated reductions need them, such as the Wasserstein barycenter of what clients have sent. The visits are not asked
-again: whoever holds their messages answers for them. Where each rank holds its own visits' messages (simulated time)
-all ranks iterate alike, with one all-reduce per iteration; where the server holds them (real time) it iterates alone,
-so that nobody can hold it up. Sums on fixed grids (`hpcfl.comm.message`) make the two the same to the bit.
+So are formed, for instance, Wasserstein barycenters of what clients have sent. The visits are not asked again: whoever
+holds their messages responds for them. Where each rank holds its own visits' messages (simulated time) all ranks
+iterate alike, with one all-reduce per query; where the server holds them (real time) it iterates alone, so that nobody
+can hold it up. Exact sums (`hpcfl.comm.message`) make the two the same to the bit.
 """
 
 from __future__ import annotations
@@ -14,22 +14,16 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms import Algorithm
-from hpcfl.comm.message import Block, Deposits, Message, State, Sums
+from hpcfl.comm.message import Block, ExactSums, Message, State, Sums
 from hpcfl.comm.packing import public
 from hpcfl.learning.task import Task
 
-Reduce = Callable[[Deposits], Deposits]
 
-
-class Answers(Deposits):
-    """Sums of answers, as `Algorithm.further` is sent them."""
+class ResponseSums(ExactSums):
+    """Sums of responses, as the algorithm is sent them."""
 
     def total(self, name: str) -> Tensor:
-        """Return ``Σ weight·value``, float64, of the block's shape.
-
-        In torch's own memory: the last bits of matrix products may depend on how memory is aligned.
-        """
-        return super().total(name).clone()
+        return super().total(name).clone()  # torch's own memory: the bits of matrix products depend on its alignment
 
 
 def blank(blocks: Mapping[str, Block], rows: int, device: torch.device) -> Message:
@@ -47,50 +41,41 @@ def keep(message: Message, kept: Message) -> None:
     """Copy what of a message is to be kept, for its first rows; what has weight 0 is 0, as if it were not sent."""
     for name in kept.keys() & message.keys():
         value, weight = message[name]
-        rows = slice(len(weight))
-        values, weights = (room[rows] for room in kept[name])
+        values, weights = (room[: len(weight)] for room in kept[name])
         values.copy_(value.detach().reshape(values.shape))
         weights.copy_(weight)
         values[weights == 0] = 0
 
 
-def found(algorithm: Algorithm, task: Task, shared: State, messages: Sequence[Message], reduce: Reduce) -> State:
-    """Let the algorithm ask until it has found what it looks for, and return that.
+def found(
+    algorithm: Algorithm,
+    task: Task,
+    shared: State,
+    messages: Sequence[Message],
+    reduce: Callable[[ExactSums], ExactSums],
+) -> State:
+    """Let the algorithm query `messages`, those held here, until it has found what it looks for, and return that.
 
-    Parameters
-    ----------
-    shared : State
-        As it was served to the round; only what leaves the server is shown.
-    messages : sequence of Message
-        What the visits that counted had sent of the blocks that are kept, those held here.
-    reduce : callable
-        Returns the sums over all that hold messages, the same everywhere.
+    `shared` is as it was served to the round; `reduce` adds up what all that hold messages respond, alike everywhere.
     """
-    asking = algorithm.further(task, _own(public(shared)))
+    querying = algorithm.further(task, _own(public(shared)))
     blocks = {name: block for group in algorithm.further_layout(task) for name, block in group.items()}
     sums: Sums | None = None
     while True:
         try:
-            question = next(asking) if sums is None else asking.send(sums)
+            query = _own(next(querying) if sums is None else querying.send(sums))
         except StopIteration as end:
             state: State = end.value
             return state
-        sums = reduce(_answered(algorithm, task, _own(question), messages, blocks))
-
-
-def _answered(
-    algorithm: Algorithm, task: Task, question: State, messages: Sequence[Message], blocks: dict[str, Block]
-) -> Deposits:
-    """Return the sums over the answers of the messages held here, in one buffer; what has weight 0 may be anything."""
-    question = {name: value.to(task.device) for name, value in question.items()}
-    sums = Answers((blocks,))
-    for message in messages:
-        for name, (value, weight) in algorithm.answer(task, question, message).items():
-            counts = weight != 0
-            sums.add({name: (value[counts.to(value.device)], weight[counts])})
-    return sums
+        query = {name: value.to(task.device) for name, value in query.items()}
+        own = ResponseSums((blocks,))
+        for message in messages:
+            for name, (value, weight) in algorithm.answer(task, query, message).items():
+                counts = weight != 0  # what has weight 0 may be anything
+                own.add({name: (value[counts.to(value.device)], weight[counts])})
+        sums = reduce(own)
 
 
 def _own(state: State) -> State:
-    """Return copies that lie in memory everywhere alike: the last bits of matrix products may depend on that."""
+    """Return copies in memory that is everywhere alike: the bits of matrix products depend on its alignment."""
     return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in state.items()}

@@ -11,7 +11,7 @@ import torch
 
 from hpcfl.base.types import Floats
 from hpcfl.comm.guard import Sieve
-from hpcfl.comm.message import Deposits, Message, State
+from hpcfl.comm.message import ExactSums, Message, State
 from hpcfl.comm.placement import Chunk
 from hpcfl.comm.transport import Alone, Personal, Saved, Transport
 from hpcfl.engine.iterated import blank, found, keep
@@ -68,13 +68,13 @@ class Simulated(Rounds):
             taken[chunk.number] = {name: torch.from_numpy(state[name]).to(like[name], copy=True) for name in state}
         return taken
 
-    def exchange(self, now: Progress, record: Record) -> tuple[Plan, Deposits]:
+    def exchange(self, now: Progress, record: Record) -> tuple[Plan, ExactSums]:
         """Carry out the next round: who counts, and how far, was decided before."""
         self.plans = self.plans or self.job.plans(self.first, lambda: now.stage.number)
         plan = next(self.plans)
         self.transport.count()
         now.shared = self.transport.invite(now.shared)
-        sums = Deposits(self.job.layout, len(plan.cohort), plan.missing)
+        sums = ExactSums(self.job.layout, len(plan.cohort), plan.missing)
         kept: list[Message] = []
         record.measures(self.job.config.clients, self.job.limits(now.norms))
         with record.timed("compute_seconds"):
@@ -91,7 +91,7 @@ class Simulated(Rounds):
     def _found(self, shared: State, kept: list[Message], record: Record) -> State:
         """Return what further sums lead to; all ranks iterate together."""
 
-        def reduce(sums: Deposits) -> Deposits:
+        def reduce(sums: ExactSums) -> ExactSums:
             with record.timed("wait_seconds"):
                 return self.transport.share(sums)
 
@@ -120,7 +120,7 @@ def visit(
     plan: Plan,
     chunk: Chunk,
     now: Progress,
-    sums: Deposits,
+    sums: ExactSums,
     kept: list[Message] | None = None,
     record: Record | None = None,
 ) -> int:
@@ -152,7 +152,7 @@ def visit(
     return len(rows)
 
 
-def _take(sums: Deposits, kept: Message, message: Message) -> None:
+def _take(sums: ExactSums, kept: Message, message: Message) -> None:
     sums.add(message)
     keep(message, kept)
 

@@ -141,9 +141,9 @@ def _transport(comm: Any) -> Transport:
         from hpcfl.comm.transport import Alone
 
         return Alone()
-    from hpcfl.comm.collective import Tree
+    from hpcfl.comm.collective import Collective
 
-    return Tree(comm)
+    return Collective(comm)
 
 
 def _in_real_time(job: Job, order: Order, now: Progress, comm: Any, hosts: list[str]) -> Stopped | None:

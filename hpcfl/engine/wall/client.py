@@ -60,7 +60,7 @@ class Member:
         self.worker = Worker()
         self.worker.start(lambda put: host.warm())
         packing = Packing(public(job.algorithm.start(job.task)))
-        state = packing.empty()
+        state = packing.zeros()
         self.parts, self.views = packing.received(state), packing.views(state)
         self._posted = self._total = 0
         self.released = False

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.base.types import Floats
-from hpcfl.comm.guard import METRIC, NOBODY, norms
+from hpcfl.comm.guard import METRIC, NO_GROUP, norms
 from hpcfl.comm.message import Message, State
 from hpcfl.engine.wall.framing import REJECTED, Group
 from hpcfl.engine.wall.staging import Dock, Shipment
@@ -188,14 +188,14 @@ class Sender:
         self.wire, self.seat, self.dock, self.pace, self.put, self.whole = wire, seat, dock, pace, put, whole
         self.gradients = gradients
         self.place = {name: number for number, group in enumerate(wire) for name in group.blocks}
-        self.number, self.bad = 0, NOBODY
+        self.number, self.bad = 0, NO_GROUP
         self.held: list[Shipment] = []
         self.versions: dict[str, tuple[Tensor, int]] = {}
         self._begin()
 
     def _reject(self, name: str) -> None:
         """Let the visit count no more, from this block's group on or as a whole; the loss is named last."""
-        if self.bad == NOBODY or (self.whole and self.bad == self.place.get(METRIC) and name != METRIC):
+        if self.bad == NO_GROUP or (self.whole and self.bad == self.place.get(METRIC) and name != METRIC):
             self.bad = self.place[name]
 
     def take(self, message: Message) -> None:
@@ -232,7 +232,7 @@ class Sender:
                 raise ValueError(f"block '{name}' was changed after it was yielded: yield a tensor that stays as it is")
         while self.number < len(self.wire):
             self._leave()
-        if self.whole and self.bad != NOBODY:
+        if self.whole and self.bad != NO_GROUP:
             self.held = [self._rejected(number) for number in range(len(self.wire))]
         if self.whole:
             self._put()
@@ -243,7 +243,7 @@ class Sender:
 
     def _leave(self) -> None:
         self.pace.wait(self.number)
-        if self.bad == NOBODY:
+        if self.bad == NO_GROUP:
             self.wire[self.number].sign(self.shipment.parcel, self.seat, self.pace.seconds(), self.gradients())
             self.held.append(self.dock.close(self.wire[self.number], self.shipment))
         else:

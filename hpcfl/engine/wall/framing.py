@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hpcfl.base.types import Floats
 from hpcfl.comm.message import Block, Layout
-from hpcfl.comm.packing import ALONE, Packing
+from hpcfl.comm.packing import APART_BYTES, Packing
 
 Array = NDArray[np.generic]
 Parcel = list[Tensor]
@@ -39,7 +39,7 @@ class Group:
 
     def __init__(self, blocks: dict[str, Block], width: int) -> None:
         self.blocks, self.width = blocks, width
-        large = [name for name, block in blocks.items() if block.bytes >= ALONE]
+        large = [name for name, block in blocks.items() if block.bytes >= APART_BYTES]
         self.large = {name: place for place, name in enumerate(large, start=1)}
         small = {name: block for name, block in blocks.items() if name not in self.large}
         double = any(block.dtype == torch.float64 for block in small.values())
@@ -119,5 +119,5 @@ def room(groups: list[Group]) -> list[Parcel]:
     sizes = [size for group in groups for size in group.sizes()]
     like = {str(place): torch.empty(size, dtype=kind, device="meta") for place, (size, kind) in enumerate(sizes)}
     packing = Packing(like)
-    parts = iter(packing.views(packing.empty()).values())
+    parts = iter(packing.views(packing.zeros()).values())
     return [[next(parts) for _ in group.sizes()] for group in groups]

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.guard import NOBODY, NOT_FINITE, Rejection, Sieve
-from hpcfl.comm.message import Deposits, Message
+from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, Rejection, Sieve
+from hpcfl.comm.message import ExactSums, Message
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.slot import Slot
 from hpcfl.engine.wall.sums import Held, fold, message
@@ -56,7 +56,7 @@ class Tally:
         self.depth: Ints = np.full(len(asked.cohort), asked.layers + 1, dtype=np.int64)
         self.seconds: Floats = np.full(len(asked.cohort), np.inf)
         self.kept: list[tuple[Slot, int]] = []
-        self.folded: Deposits | None = None
+        self.folded: ExactSums | None = None
         self.copied: list[Message] = []
         self.early = self.gradients = 0
 
@@ -69,7 +69,7 @@ class Tally:
         """Sum up a complete slot and let the lane go on to its next one."""
         slot = lane.slot
         assert slot is not None
-        self.folded = self.folded or Deposits(self.job.layout)
+        self.folded = self.folded or ExactSums(self.job.layout)
         self.early += self._value(lane)
         accepted = self._accepted(slot, self.groups)
         self._note(lane, slot, accepted)
@@ -132,7 +132,7 @@ class Tally:
     def _accepted(self, slot: Slot, groups: int) -> int:
         """Return how many of the first `groups` groups of a single rank's visit count, as far as their norms say."""
         client = slot.clients[0]
-        if self.limits is None or client < 0 or not groups or slot.rejected(groups)[0] != NOBODY:
+        if self.limits is None or client < 0 or not groups or slot.rejected(groups)[0] != NO_GROUP:
             return groups
         sieve = Sieve(1, self.job.layout, self.whole, self.limits)
         weight = torch.ones(1)
@@ -144,7 +144,7 @@ class Tally:
             sieve.judge(held)
         self.norms[client] = sieve.norms[0]
         self.rejected |= self.job.rejections(np.array([client]), sieve)
-        return groups if sieve.first[0] == NOBODY else 0 if self.whole else int(sieve.first[0])
+        return groups if sieve.first[0] == NO_GROUP else 0 if self.whole else int(sieve.first[0])
 
     def _value(self, lane: Lane) -> int:
         """Return the visits of a lane's current slot if it is complete, or their samples where these are counted."""
@@ -158,7 +158,7 @@ class Tally:
         for seat, (client, count) in enumerate(zip(slot.clients, slot.sent(groups).tolist())):
             if client < 0:
                 continue
-            if rejected[seat] != NOBODY:
+            if rejected[seat] != NO_GROUP:
                 self.rejected[client] = Rejection(self.reached[count], rejected[seat], NOT_FINITE)
             lane.worked[:, seat] += 1, slot.seconds(seat)
             row = np.searchsorted(self.asked.cohort, client)

@@ -49,8 +49,7 @@ class Saving:
 
     def send(self, comm: Any, seat: int, states: Mapping[int, State]) -> Any:
         """Begin to send a rank's own part, ``{client: {name: […]}}``."""
-        self.buffer = self.packings[seat].empty()
-        self.packings[seat].write(self.buffer, named(states))
+        self.buffer = self.packings[seat].packed(named(states))
         return comm.Igatherv([as_bytes(self.buffer), MPI.BYTE], None, root=0)
 
     def saved(self) -> Iterator[Saved]:

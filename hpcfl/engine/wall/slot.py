@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcfl.base.types import Ints
-from hpcfl.comm.guard import NOBODY
+from hpcfl.comm.guard import NO_GROUP
 from hpcfl.engine.wall.framing import REJECTED, Parcel, computed
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ class Slot:
         return count
 
     def rejected(self, groups: int) -> Ints:
-        """Return by which of the first `groups` groups each visit was rejected, int64 [width]; `NOBODY`: by none."""
+        """Return by which of the first `groups` groups each visit was rejected, int64 [width]; `NO_GROUP`: by none."""
         flags = np.array([*(signs[0] for signs in self.signs[:groups]), np.full(len(self.ranks), REJECTED)])
         first: Ints = np.argmax(flags == REJECTED, axis=0)
-        return np.where(first < groups, first, NOBODY)
+        return np.where(first < groups, first, NO_GROUP)
 
     def seconds(self, seat: int) -> float:
         """Return the seconds that a rank's visit had taken when it sent the last group that arrived."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hpcfl.base.types import Floats
 from hpcfl.comm.guard import Rejection
-from hpcfl.comm.message import PIECE, Block, Deposits, Layout, Message, Sums, deposit
+from hpcfl.comm.message import PIECE, Block, ExactSums, Layout, Message, Sums, add_to_bins
 from hpcfl.engine.iterated import blank, keep
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Held(Sums):
     ----------
     kept : list of (Slot, int)
         Slots, and how many of their groups count.
-    folded : Deposits
+    folded : ExactSums
         Sums over slots that are not kept any more; None where there are none.
     copied : sequence of Message
         What of those slots is kept for further sums.
@@ -48,7 +48,7 @@ class Held(Sums):
         invited: int,
         missing: Floats,
         kept: list[tuple[Slot, int]],
-        folded: Deposits | None = None,
+        folded: ExactSums | None = None,
         copied: Sequence[Message] = (),
     ) -> None:
         super().__init__(layout, invited, missing)
@@ -71,17 +71,17 @@ class Held(Sums):
         parts = [contribution(slot, number, name) for slot in self._with(number)]
         if len(parts) == 1 and parts[0][1] is None and not self.folded:
             return parts[0][0].double().view(block.shape)
-        whole = self.folded.slabs(name) if self.folded else None
+        whole = self.folded.bins(name) if self.folded else None
         out: Floats = np.empty(prod(block.shape))
         room = min(PIECE, len(out))
-        slabs, product, scratch = np.empty((block.slabs, room)), np.empty(room), np.empty(room)
+        bins, product, scratch = np.empty((block.bins, room)), np.empty(room), np.empty(room)
         for start in range(0, len(out), PIECE):
             piece = slice(start, start + PIECE)
             width = len(out[piece])
-            own = slabs[:, :width]
+            own = bins[:, :width]
             own[:] = 0.0 if whole is None else whole[:, piece]
             for value, weight in parts:
-                deposit(scaled(value[piece], weight, product[:width]), own, scratch)
+                add_to_bins(scaled(value[piece], weight, product[:width]), own, scratch)
             np.add.reduce(own[::-1], out=out[piece])  # smallest first
         return torch.from_numpy(out).view(block.shape)
 
@@ -118,10 +118,10 @@ def scaled(value: Tensor, weight: float | None, product: Floats) -> Floats:
     return product
 
 
-def fold(slot: Slot, sums: Deposits, groups: int | None = None) -> None:
+def fold(slot: Slot, sums: ExactSums, groups: int | None = None) -> None:
     """Add the first groups of a slot (None: all) to exact running sums."""
     for number, group in enumerate(slot.wire[:groups]):
         for name in group.blocks:
             value, weight = contribution(slot, number, name)
             total = scaled(value, weight, np.empty(len(value)))
-            sums.deposit(name, total, float(group.weights(slot.data[number], name).sum()))
+            sums.add_total(name, total, float(group.weights(slot.data[number], name).sum()))
