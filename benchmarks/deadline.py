@@ -92,7 +92,7 @@ def job(case: str, width: str, rounds: int) -> None:
         return
     server = wall_rounds.server(made, comm)
     series = Series(case, rounds, int(pids[1 + VICTIM]), len(made.layout))
-    shared = made.algorithm.start(made.task)
+    shared = made.algorithm.init_server(made.task)
     while not series.over:
         series.strike()
         plan, sums = server.exchange(series.number, shared)

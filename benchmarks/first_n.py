@@ -152,7 +152,7 @@ def lead(comm: MPI.Intracomm, job: Job, rounds: int, entries: int) -> tuple[Any,
     float64 [2, calls]
         Seconds of each Gather and Bcast.
     """
-    server, shared = wall_rounds.server(job, comm), job.algorithm.start(job.task)
+    server, shared = wall_rounds.server(job, comm), job.algorithm.init_server(job.task)
     taken, start, took = np.zeros((rounds, len(SECONDS)), bool), np.zeros(rounds), np.zeros(rounds)
     blocking = []
     for number in range(rounds):

@@ -92,7 +92,7 @@ def job_of(p: int, rank: int, memory: int) -> Job:
 
 def solved(job: Job) -> float:
     """Return the seconds in which the server solves for the weights, sums being random."""
-    algorithm, state = job.algorithm, job.algorithm.start(job.task)
+    algorithm, state = job.algorithm, job.algorithm.init_server(job.task)
     assert isinstance(algorithm, FedLrgd)
     sums = ExactSums(job.layout, 1, np.zeros(1))
     shape = algorithm.rank, job.task.parameters
@@ -106,7 +106,7 @@ def solved(job: Job) -> float:
 
 def gradients(job: Job) -> float:
     """Return the seconds of r² plain gradients, those of the samples apart from each other."""
-    task, points = job.task, job.algorithm.start(job.task)[POINTS]
+    task, points = job.task, job.algorithm.init_server(job.task)[POINTS]
     own = task.server_batch()
     assert own is not None
     apart = replace(own, x=own.x.transpose(0, 1), y=own.y.transpose(0, 1), place=(0, 0, [0] * len(points), 0))

@@ -64,7 +64,7 @@ class Layers(Algorithm):
         """Return one group per layer, last layer first."""
         return tuple({name: Block((self.entries,))} for (name,) in reversed(self.layers(task)))
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return zeros."""
         return {name: torch.zeros(self.entries) for (name,) in self.layers(task)}
 
@@ -104,7 +104,7 @@ def job_of(algorithm: Algorithm, ranks: int, width: int | str, rules: Mapping[st
     }
     Patience.crowd = ranks / len(cores())
     job = Job.of(from_table(table), None, ranks)
-    lean = sum(value.nbytes for value in algorithm.start(job.task).values()) >= LEAN_BYTES
+    lean = sum(value.nbytes for value in algorithm.init_server(job.task).values()) >= LEAN_BYTES
     if lean:
         give_back()  # as every job does with a model of this size
     shares = np.linspace(1, 0, len(algorithm.layers(job.task)), endpoint=False)

@@ -156,7 +156,7 @@ class Config(Section):
 
     def check_shapes(self, header: Header) -> None:
         """Raise UsageError where the model does not suit the data."""
-        self.algorithm.suits(self.model, header)
+        self.algorithm.check_model(self.model, header)
         shapes = header.shapes
         for shape in dict.fromkeys(shapes):
             self.model.check(shape, header.classes)
@@ -175,12 +175,12 @@ class Config(Section):
 
     def _check_times(self) -> None:
         """Refuse what needs other times than the speed model's."""
-        if self.algorithm.everyone(0) and self.speed.by_deadline:
+        if self.algorithm.invites_all(0) and self.speed.by_deadline:
             raise UsageError(
                 f"algorithm.name = '{self.algorithm.name}' begins with a round that waits for everybody, but the times "
                 f"of speed.model = '{self.speed.model}' follow from the deadline; nearest: speed.model = 'exponential'"
             )
-        if self.doubling.when != "never" and self.algorithm.over(2):
+        if self.doubling.when != "never" and self.algorithm.clients_done(2):
             raise UsageError(
                 f"doubling.when = '{self.doubling.when}': algorithm.name = '{self.algorithm.name}' invites clients "
                 "once, so that nothing can double; nearest: doubling.when = 'never'"

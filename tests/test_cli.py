@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import hpcfl
+from helpers.launcher import alone
 from hpcfl.cli import main
-from launcher import alone
 
 GOLDEN = Path(__file__).parent / "golden" / "salf-digits.json"
 FEW = ["--set", "rounds=3", "--set", "evaluate.every=1"]

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
+from data.test_sources import idx_bytes, refused
 from hpcfl.comm.transport import Alone
 from hpcfl.commands import check
 from hpcfl.commands.check import report
@@ -21,7 +22,6 @@ from hpcfl.launch.request import ordered_run
 from hpcfl.launch.run import launch
 from hpcfl.presets import presets, read
 from hpcfl.store import open_run
-from test_data import idx_bytes, refused
 
 NAMES = sorted(presets())
 PAPER = [name for name in NAMES if name.startswith("srpfl-fig") and not name.endswith("-small")]

@@ -48,7 +48,7 @@ class Algorithm(Section):
     layerwise: ClassVar[bool] = False
     any_shape: ClassVar[bool] = False
     fresh: ClassVar[bool] = False
-    figures: ClassVar[dict[str, str]] = {}
+    metric_columns: ClassVar[dict[str, str]] = {}
 
     def check(self, participation: Participation, known: bool = True) -> None:
         """Raise UsageError where a key's value is out of range or does not go with the participation.
@@ -59,7 +59,7 @@ class Algorithm(Section):
             Whether the speed model gives the chance that a layer arrives by a deadline.
         """
 
-    def suits(self, model: Model, header: Header) -> None:
+    def check_model(self, model: Model, header: Header) -> None:
         """Raise UsageError where a key does not go with the model or with what is known of the data."""
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
@@ -77,49 +77,44 @@ class Algorithm(Section):
         ]
         return ({"loss": Block((), task.dtype)}, *reversed(groups))
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return the shared state before round 0. Names that begin with ``server.`` never leave the server."""
         return task.initial()
 
-    def enter(self, task: Task, client: int) -> State:
+    def init_client(self, task: Task, client: int) -> State:
         """Return a client's personal state before its first visit, without a client axis."""
         return {}
 
-    @property
-    def rate(self) -> float:
-        """The learning rate: an update divided by it is taken for the averaged gradient."""
-        return 1.0
-
-    def rate_in(self, round: int) -> float:
-        """Return the learning rate in a round; by default the same in all."""
-        return self.rate
+    def learning_rate(self, round: int) -> float:
+        """Return a round's step size, by default the key ``lr``; an update over it is taken for the mean gradient."""
+        return float(getattr(self, "lr", 1.0))
 
     @property
-    def alike(self) -> bool:
+    def evaluates_shared(self) -> bool:
         """Whether clients predict with what is shared as it is: only then is a test of it one of the method."""
         return True
 
     @property
-    def adapts(self) -> int:
+    def adapt_epochs(self) -> int:
         """Passes over its own data in which a client adapts that never took part; 0: this method has no such thing."""
         return 0
 
-    def own(self, task: Task) -> set[str]:
+    def personal_names(self, task: Task) -> set[str]:
         """Return the names of the tensors that are a client's own: those that learn when it adapts."""
         return set()
 
     def invites(self, round: int) -> bool:
         """Return whether anybody is invited in this round."""
-        return not self.over(round)
+        return not self.clients_done(round)
 
-    def over(self, round: int) -> bool:
+    def clients_done(self, round: int) -> bool:
         """Return whether nobody is invited from this round on, so that clients are needed no more.
 
         Once true it stays so. The ranks of the clients are then released, and the server goes on alone.
         """
         return False
 
-    def everyone(self, round: int) -> bool:
+    def invites_all(self, round: int) -> bool:
         """Return whether this round invites all clients and waits for all, whatever the participation says."""
         return False
 
@@ -187,11 +182,11 @@ class Algorithm(Section):
         """
         raise NotImplementedError
 
-    def measured(self, task: Task, shared: State) -> dict[str, float]:
+    def metrics(self, task: Task, shared: State) -> dict[str, float]:
         """Return the `figures` of the shared state."""
         return {}
 
-    def remarks(self, task: Task, shared: State) -> dict[str, str]:
+    def warnings(self, task: Task, shared: State) -> dict[str, str]:
         """Return what is worth a word to the user now, by name: said and recorded once per start of a run."""
         return {}
 

@@ -43,7 +43,7 @@ class FedAvg(LocalSgd):
         """Return the last `tune_layers`."""
         return last("tune_layers", self.tune_layers, layers)
 
-    def enter(self, task: Task, client: int) -> State:
+    def init_client(self, task: Task, client: int) -> State:
         """Return zero momentum where it persists, else nothing."""
         from hpcfl.learning.optim import zeros
 

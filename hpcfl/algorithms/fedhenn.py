@@ -64,7 +64,7 @@ class FedHeNN(Local):
 
         return (*super().layout(task), {KERNEL: Block((entries(self.alignment),)), ROUND: Block((), torch.float64)})
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return no kernel yet: zero, of round −1.
 
         Raises

@@ -52,9 +52,11 @@ class LinearFedRep(Algorithm):
     fresh: ClassVar[bool] = True
     lr: float = Field(0.1, gt=0)
     initial: Literal["moments", "random"] = "moments"
-    figures: ClassVar[dict[str, str]] = {"distance": "principal angle distance of the representation to the true one"}
+    metric_columns: ClassVar[dict[str, str]] = {
+        "distance": "principal angle distance of the representation to the true one"
+    }
 
-    def suits(self, model: Model, header: Header) -> None:
+    def check_model(self, model: Model, header: Header) -> None:
         """Refuse all but a linear model on samples of one."""
         if model.name != "linear" or not header.fresh:
             raise UsageError(
@@ -62,12 +64,7 @@ class LinearFedRep(Algorithm):
                 "or data.name = 'linear_spaces' and the same model with its key dimension"
             )
 
-    @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.lr
-
-    def everyone(self, round: int) -> bool:
+    def invites_all(self, round: int) -> bool:
         """Return whether this is the round of the moments."""
         return round == 0 and self.initial == "moments"
 
@@ -106,12 +103,12 @@ class LinearFedRep(Algorithm):
             )
         return rank, dimension
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return orthonormal rows."""
         self._shape(task)
         return {B: _orthonormal(task.initial()[B].double())}
 
-    def enter(self, task: Task, client: int) -> State:
+    def init_client(self, task: Task, client: int) -> State:
         """Return a head of zeros, and the embedding where clients have feature spaces of their own."""
         import torch
 
@@ -131,7 +128,7 @@ class LinearFedRep(Algorithm):
         if WEIGHT in personal:
             x = x @ personal[WEIGHT].transpose(1, 2) + personal[BIAS].unsqueeze(1)
         weight, count = visits.ones(len(y)), y.shape[1]
-        if self.everyone(visits.round):
+        if self.invites_all(visits.round):
             seen = x * y.unsqueeze(2)
             yield {"loss": (y.square().mean(1), weight), MOMENT: (seen.transpose(1, 2) @ seen / count, weight)}
             return personal
@@ -155,7 +152,7 @@ class LinearFedRep(Algorithm):
             return shared
         return {B: _orthonormal(shared[B] + sums.mean(B).view_as(shared[B]).to(shared[B].device))}
 
-    def measured(self, task: Task, shared: State) -> dict[str, float]:
+    def metrics(self, task: Task, shared: State) -> dict[str, float]:
         """Return ``‖(I − B*B*ᵀ) B‖₂``; after an embedding with B* in its coordinates."""
         import torch
 

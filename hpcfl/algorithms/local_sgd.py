@@ -93,7 +93,7 @@ class LocalTraining(Algorithm):
 
     def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse passes before a test that nobody would make."""
-        idle = self.alike and not self.adapts
+        idle = self.evaluates_shared and not self.adapt_epochs
         if idle and self.tune_epochs != type(self).model_fields["tune_epochs"].default:
             raise UsageError(
                 f"algorithm.tune_epochs = {self.tune_epochs} has no meaning with algorithm.evaluation = "
@@ -101,21 +101,16 @@ class LocalTraining(Algorithm):
             )
 
     @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.lr
-
-    @property
-    def alike(self) -> bool:
+    def evaluates_shared(self) -> bool:
         """Whether nothing learns before the test."""
         return self.evaluation in ("shared", "stored")
 
     @property
-    def adapts(self) -> int:
+    def adapt_epochs(self) -> int:
         """`tune_epochs`."""
         return self.tune_epochs
 
-    def own(self, task: Task) -> set[str]:
+    def personal_names(self, task: Task) -> set[str]:
         """Return the names of the tensors that learn before a test."""
         return _names(task, self.tuned_layers(len(task.layers())))
 
@@ -139,11 +134,11 @@ class LocalTraining(Algorithm):
             return ({"loss": Block(())},)
         return super().layout(task)
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return the initial values of what is sent."""
         return _some(task.initial(), {name for names in self.layers(task) for name in names})
 
-    def enter(self, task: Task, client: int) -> State:
+    def init_client(self, task: Task, client: int) -> State:
         """Return the initial values of the personal layers."""
         return _some(task.initial(client), self.personal(task))
 
@@ -167,7 +162,7 @@ class LocalTraining(Algorithm):
         params = task.spread(shared, visits)
         if self.evaluation in ("stored", "tuned"):
             params |= personal
-        return params if self.alike else self._tuned(task, params, visits, self.tune_epochs)
+        return params if self.evaluates_shared else self._tuned(task, params, visits, self.tune_epochs)
 
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
         """Return the shared layers, and what learns before a test; personal layers do so from their initial values."""
@@ -175,7 +170,7 @@ class LocalTraining(Algorithm):
         return self._tuned(task, task.spread(begun, visits), visits, epochs)
 
     def _tuned(self, task: Task, params: State, visits: Visits, epochs: int) -> State:
-        own = self.own(task)
+        own = self.personal_names(task)
         return self.optimiser.tuned(task, params, visits, self.batch, epochs, own) if own else params
 
 
@@ -233,7 +228,7 @@ class LocalSgd(LocalTraining):
                 "remove it, or set algorithm.optimizer = 'sgd'"
             )
 
-    def rate_in(self, round: int) -> float:
+    def learning_rate(self, round: int) -> float:
         """Return the local step size in a round."""
         return self.lr / (1 + self.decay * round)
 
@@ -248,7 +243,7 @@ class LocalSgd(LocalTraining):
 
     def optimiser_in(self, round: int) -> Optimizer:
         """Return the local optimiser of a round."""
-        return replace(self.optimiser, lr=self.rate_in(round))
+        return replace(self.optimiser, lr=self.learning_rate(round))
 
 
 def last(key: str, value: int, layers: int, least: int = 1, most: int | None = None) -> range:

@@ -59,11 +59,6 @@ class Salf(Algorithm):
     persist_optimizer: bool = False
     layerwise: ClassVar[bool] = True
 
-    @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.lr
-
     def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse a rule whose chances are not known."""
         if not known and participation.close == "deadline":
@@ -91,7 +86,7 @@ class Salf(Algorithm):
         """Return layers 1 … L as modules or as tensors."""
         return task.layers(self.blocks)
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return the model and, for the empirical p_l, how often each layer stayed empty (at the server only)."""
         import torch
 
@@ -100,7 +95,7 @@ class Salf(Algorithm):
         count = len(self.layers(task))
         return task.initial() | {"server.empty": torch.zeros(count), "server.rounds": torch.zeros(1)}
 
-    def enter(self, task: Task, client: int) -> State:
+    def init_client(self, task: Task, client: int) -> State:
         """Return zero momentum where it persists, else nothing."""
         from hpcfl.learning.optim import zeros
 

@@ -46,7 +46,7 @@ def adapted(wish: Wish) -> dict[str, Any]:
 
     torch.set_num_threads(threads(wish.config))
     task, shared = loaded(wish.config, wish.data, wish.saved, wish.newest, wish.clients.tolist())
-    own = wish.config.algorithm.own(task)
+    own = wish.config.algorithm.personal_names(task)
     if not own:
         raise UsageError(f"algorithm: '{wish.config.algorithm.name}' shares all layers here: none is left to adapt")
     size = chunk_size(wish.config.batch_clients, wish.config.clients, task.nbytes, wish.config.one_by_one)

@@ -106,13 +106,13 @@ def judged(path: Path, chosen: str | None, epochs: int | None, data_dir: Path | 
     data = store.data_folder(attributes, data_dir)
     header = config.data.check(config.clients, data)
     config.check_shapes(header)
-    return Wish(folder, config, data, last, saved, clients, epochs or config.algorithm.adapts, out)
+    return Wish(folder, config, data, last, saved, clients, epochs or config.algorithm.adapt_epochs, out)
 
 
 def _check_algorithm(config: Config) -> None:
     """Refuse a method without layers that learn alone."""
-    if not config.algorithm.adapts:
-        able = [name for name in algorithms() if algorithm_class(name).model_construct(name=name).adapts]
+    if not config.algorithm.adapt_epochs:
+        able = [name for name in algorithms() if algorithm_class(name).model_construct(name=name).adapt_epochs]
         raise UsageError(
             f"algorithm.name = '{config.algorithm.name}' has no layers that a client could adapt; "
             f"expected a run of {', '.join(able)}"

@@ -62,7 +62,9 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     foreign = [stage.name for stage in job.task.stages if stage.foreign]
     if foreign:
         yield f"note          {', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"
-    for kind, text in (config.remarks() | job.algorithm.remarks(job.task, job.algorithm.start(job.task))).items():
+    for kind, text in (
+        config.remarks() | job.algorithm.warnings(job.task, job.algorithm.init_server(job.task))
+    ).items():
         yield f"warning       {kind}: {text}"
     yield from _features(config, header.ranges, job.task.federation)
     if config.clock == "wall":

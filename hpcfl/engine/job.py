@@ -90,7 +90,7 @@ class Job:
         algorithm = config.algorithm
         lean = config.clock == "wall" and task.nbytes >= LEAN_BYTES
         give_back() if lean else keep_freed()
-        if config.doubling.when == "gradient" and algorithm.start(task).keys().isdisjoint(task.initial()):
+        if config.doubling.when == "gradient" and algorithm.init_server(task).keys().isdisjoint(task.initial()):
             raise UsageError(
                 f"doubling.when = 'gradient': algorithm.name = '{algorithm.name}' shares nothing that could move; "
                 "nearest: doubling.when = 'plateau'"
@@ -152,13 +152,13 @@ class Job:
             The stage of doubling participant sets.
         """
         config, rules = self.config, self.config.participation
-        if cohort is None and self.algorithm.everyone(round):
+        if cohort is None and self.algorithm.invites_all(round):
             cohort = np.arange(config.clients)
         if cohort is None:
             cohort = rules.cohort(config.seed, round, config.clients, attempt)
         if deadline is None:
             deadline = Deadlines(rules).seconds(round)
-        if self.algorithm.everyone(round):
+        if self.algorithm.invites_all(round):
             deadline = inf
         facts = config.seed, round, config.clients, cohort, self.shares, deadline, attempt, config.clock
         return Invitation(*facts, stage, *self._enough(round, cohort, stage))
@@ -167,7 +167,7 @@ class Job:
         """Return what closes a round that closes with the first visits, and what each visit is worth."""
         config, rules = self.config, self.config.participation
         visits = config.doubling.enough(rules, config.clients, stage)
-        if visits is None or self.algorithm.everyone(round):
+        if visits is None or self.algorithm.invites_all(round):
             return None, None
         if config.doubling.by == "clients":
             return visits, None
@@ -202,12 +202,12 @@ class Job:
         sent = [name for name in before if name in sums and sums.weight(name)]
         if when == "gradient" and sent:
             moved = sum(float((after[name] - before[name]).double().square().sum()) for name in sent)
-            return moved / self.algorithm.rate_in(round) ** 2
+            return moved / self.algorithm.learning_rate(round) ** 2
         return -1.0
 
     def after(self, round: int, stage: Stage, signal: float) -> Stage:
         """Return the stage of the round after `round`; one that was for everyone counts in no stage."""
-        if not self.stage_limits or self.algorithm.everyone(round):
+        if not self.stage_limits or self.algorithm.invites_all(round):
             return stage
         return self.config.doubling.after(stage, self.stage_limits, signal)
 
@@ -217,7 +217,7 @@ class Job:
 
     def enter(self, chunk: Chunk) -> State:
         """Return the personal state of a chunk's clients before their first visit, ``{name: [c, …]}``."""
-        return stacked([self.algorithm.enter(self.task, int(client)) for client in chunk.clients])
+        return stacked([self.algorithm.init_client(self.task, int(client)) for client in chunk.clients])
 
     def like(self, client: int) -> State:
         """Return a client's personal state before its first visit, for its names, shapes and types."""
@@ -226,7 +226,7 @@ class Job:
     @cached_property
     def _likes(self) -> dict[Shape, State]:
         shapes = self.task.federation.shapes
-        return {shapes[client]: self.algorithm.enter(self.task, client) for client in self.task.kinds}
+        return {shapes[client]: self.algorithm.init_client(self.task, client) for client in self.task.kinds}
 
     @property
     def personal_bytes(self) -> int:
@@ -236,7 +236,7 @@ class Job:
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
-        return Progress(0, self.algorithm.start(self.task), personal, stage=entered(0, self.stage_limits))
+        return Progress(0, self.algorithm.init_server(self.task), personal, stage=entered(0, self.stage_limits))
 
     def visits(self, plan: Plan, rows: Ints) -> Visits:
         """Return what the clients at `rows` of the cohort need to know."""

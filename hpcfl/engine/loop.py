@@ -133,7 +133,7 @@ def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | floa
         return {}
     sizes = np.where(job.task.federation.test_sizes > 0, job.task.federation.test_sizes, np.nan)
     scores: dict[str, Floats | float] = {"client_test_loss": found[0] / sizes, "client_accuracy": found[1] / sizes}
-    together = job.task.server_tested(now.shared) if job.algorithm.alike else None
+    together = job.task.server_tested(now.shared) if job.algorithm.evaluates_shared else None
     if together is not None:
         loss, correct, size = together
         scores |= {"test_loss": loss / size, "accuracy": correct / size}

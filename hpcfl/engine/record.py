@@ -145,8 +145,8 @@ class Record:
 
     def measure(self, algorithm: Algorithm, task: Task, shared: State) -> None:
         """Note what the algorithm has to say of the state after the round."""
-        self.figures = algorithm.measured(task, shared)
-        self.remarks = algorithm.remarks(task, shared)
+        self.figures = algorithm.metrics(task, shared)
+        self.remarks = algorithm.warnings(task, shared)
 
     def elapsed(self) -> float:
         """Return wall-clock seconds since the round began."""
@@ -220,7 +220,7 @@ class Recorder:
             "layer": job.layer_names,
             "rank": range(ranks),
         }
-        figures = [Column(name, (), "float64", text) for name, text in job.algorithm.figures.items()]
+        figures = [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
         self.segment = store.begin(run_dir, [*COLUMNS, *figures], coords, first, job.config.rounds)
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:

@@ -45,7 +45,7 @@ class Simulated(Rounds):
 
     def release(self, now: Progress, record: Record) -> bool:
         """Let the server take over, once; all ranks decide alike."""
-        if self.alone or not self.job.algorithm.over(now.round):
+        if self.alone or not self.job.algorithm.clients_done(now.round):
             return False
         taken = self._taken(now)
         self.released = not self.serves

@@ -92,9 +92,9 @@ def loaded(
 
     federation = config.data.federate(config.clients, config.seed, data)
     task = Task(config.model, federation, config.seed, device(0, torch.cuda.device_count()), config.precision)
-    like = config.algorithm.start(task)
+    like = config.algorithm.init_server(task)
     check_shared(saved.shared, like)
-    check_personal(path, clients, lambda client: config.algorithm.enter(task, client), federation.shapes)
+    check_personal(path, clients, lambda client: config.algorithm.init_client(task, client), federation.shapes)
     return task, _as(like, saved.shared)
 
 
@@ -168,7 +168,7 @@ class Models:
         """Return some clients' personal state, ``{name: [c, …]}``."""
         from hpcfl.engine.job import stacked
 
-        likes = {client: self.algorithm.enter(self.task, client) for client in clients}
+        likes = {client: self.algorithm.init_client(self.task, client) for client in clients}
         held = store.load_personal(self.path, likes)
         return stacked([_as(like, held.get(client, {})) for client, like in likes.items()])
 

@@ -93,7 +93,7 @@ class FedLrgd(Algorithm):
     batch: int = Field(0, ge=0)
     memory: int = Field(1024, ge=1)
     theory: bool = False
-    figures: ClassVar[dict[str, str]] = {
+    metric_columns: ClassVar[dict[str, str]] = {
         "condition": "median condition number of G^(i) over the coordinates",
         "worst_condition": "largest condition number of G^(i), inf where one is singular",
         "truncated": "coordinates in which singular values were left out",
@@ -101,11 +101,6 @@ class FedLrgd(Algorithm):
         "taken": "steps of inexact gradient descent since the start",
         "halted": "1 where the inexact gradient had grown too much, or led too far: the descent went back and ended",
     }
-
-    @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.lr
 
     # what is refused
 
@@ -117,7 +112,7 @@ class FedLrgd(Algorithm):
                 f"close = 'all', got '{participation.invite}' and '{participation.close}'"
             )
 
-    def suits(self, model: Model, header: Header) -> None:
+    def check_model(self, model: Model, header: Header) -> None:
         """Refuse more samples than the server has, and a loss that is not strongly convex where it has to be."""
         if header.server < self.rank:
             near = header.server or f"data.server = {self.rank} with data.deal = false, where the data have these keys"
@@ -158,7 +153,7 @@ class FedLrgd(Algorithm):
         """Return whether this is the clients' only round."""
         return round == (self.solve_at == "client")
 
-    def over(self, round: int) -> bool:
+    def clients_done(self, round: int) -> bool:
         """Return whether the clients' only round is over."""
         return round > (self.solve_at == "client")
 
@@ -186,7 +181,7 @@ class FedLrgd(Algorithm):
         groups = [{name: Block(shape, torch.float64) for name in names} for names in reversed(self.layers(task))]
         return ({"loss": Block((), torch.float64)}, *groups)
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return θ, the points ϑ, and room for what the server is to find."""
         import torch
 
@@ -198,7 +193,7 @@ class FedLrgd(Algorithm):
         if self.solve_at == "client":
             state[INVERSE] = torch.zeros(len(theta), r, r, dtype=torch.float64, device=task.device)
         state |= {WEIGHTS: torch.zeros(r, len(theta), dtype=torch.float64, device=task.device), BEST: theta.clone()}
-        return state | _numbers(state, **dict.fromkeys((*self.figures, "heard"), 0.0), least=inf)
+        return state | _numbers(state, **dict.fromkeys((*self.metric_columns, "heard"), 0.0), least=inf)
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Send the mean gradient of its samples at each ϑ, or with `solve_at` = "client" the weights in its place."""
@@ -323,11 +318,11 @@ class FedLrgd(Algorithm):
 
     # what is said of it
 
-    def measured(self, task: Task, shared: State) -> dict[str, float]:
+    def metrics(self, task: Task, shared: State) -> dict[str, float]:
         """Return the `figures`."""
-        return {name: float(shared[f"server.{name}"]) for name in self.figures}
+        return {name: float(shared[f"server.{name}"]) for name in self.metric_columns}
 
-    def remarks(self, task: Task, shared: State) -> dict[str, str]:
+    def warnings(self, task: Task, shared: State) -> dict[str, str]:
         """Say what the theory does not cover, where matrices are singular, and that a descent has ended early."""
         from hpcfl.algorithms.fedlrgd.smoothness import kinks, missing_classes
 

@@ -37,7 +37,7 @@ class Flic(FlicKeys):
 
     name: Literal["flic"] = "flic"
     any_shape: ClassVar[bool] = True
-    figures: ClassVar[dict[str, str]] = {"barycenter_iterations": "iterations of the barycenters of this round"}
+    metric_columns: ClassVar[dict[str, str]] = {"barycenter_iterations": "iterations of the barycenters of this round"}
 
     # what is shared, and what is not
 
@@ -90,7 +90,7 @@ class Flic(FlicKeys):
             found[FACTORS] = self.scale * torch.eye(dimension, device=task.device).repeat(count, 1, 1)
         return found
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return α and the anchors before round 0."""
         import torch
 
@@ -98,30 +98,25 @@ class Flic(FlicKeys):
         taken = {"server.iterations": torch.zeros(1)} if self.asks else {}
         return {name: initial[name] for name in self.parts(task).shared} | self.anchored(task) | taken
 
-    def enter(self, task: Task, client: int) -> State:
+    def init_client(self, task: Task, client: int) -> State:
         """Return φ and β before a client's first visit."""
         import torch
 
         flag = {"pretrained": torch.zeros(1)} if self.pretrain else {}
         return self.parts(task).entered(task.initial(client)) | flag
 
-    def own(self, task: Task) -> set[str]:
+    def personal_names(self, task: Task) -> set[str]:
         """Return the names of φ and β."""
         parts = self.parts(task)
         return {*parts.embedding, *parts.personal}
 
     @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.lr
-
-    @property
-    def alike(self) -> bool:
+    def evaluates_shared(self) -> bool:
         """Whether clients predict alike: they do not."""
         return False
 
     @property
-    def adapts(self) -> int:
+    def adapt_epochs(self) -> int:
         """`tune_epochs`."""
         return self.tune_epochs
 
@@ -202,7 +197,7 @@ class Flic(FlicKeys):
             after["server.iterations"] = sums.found["iterations"].max().float().reshape(1)
         return after
 
-    def measured(self, task: Task, shared: State) -> dict[str, float]:
+    def metrics(self, task: Task, shared: State) -> dict[str, float]:
         """Return the iterations of the barycenters."""
         return {"barycenter_iterations": float(shared.get("server.iterations", [0.0])[0])}
 
@@ -260,7 +255,7 @@ class Flic(FlicKeys):
 
         from hpcfl.algorithms.flic.phases import tuning
 
-        states = [self.enter(task, int(client)) for client in visits.clients]
+        states = [self.init_client(task, int(client)) for client in visits.clients]
         personal = {name: torch.stack([state[name] for state in states]) for name in states[0]}
         learner = tuning(self._learner(task, shared, personal, visits))
         if epochs:

@@ -154,7 +154,7 @@ class FlicKeys(Algorithm):
         if value != type(self).model_fields[key].default:
             raise UsageError(f"algorithm.{key} = {value!r} has no meaning without {needed}: remove it, or set {needed}")
 
-    def suits(self, model: Model, header: Header) -> None:
+    def check_model(self, model: Model, header: Header) -> None:
         """Refuse a model without a latent space, keys for what it lacks, and anchors that are not of the data."""
         if model.name != "latent":
             raise UsageError(

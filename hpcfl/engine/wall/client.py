@@ -59,7 +59,7 @@ class Member:
         self.job, self.host, self.rest, self.spare = job, host, rest, spare
         self.worker = Worker()
         self.worker.start(lambda put: host.warm())
-        packing = Packing(public(job.algorithm.start(job.task)))
+        packing = Packing(public(job.algorithm.init_server(job.task)))
         state = packing.zeros()
         self.parts, self.views = packing.received(state), packing.views(state)
         self._posted = self._total = 0

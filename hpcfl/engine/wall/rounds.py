@@ -47,7 +47,7 @@ class RealTime(Rounds):
 
     def release(self, now: Progress, record: Record) -> bool:
         """Let the client ranks sleep, once; who is late then goes on, and is not asked again."""
-        if self.kept is None and self.job.algorithm.over(now.round):
+        if self.kept is None and self.job.algorithm.clients_done(now.round):
             self.kept, ranks = self.server.release(self.last)
             record.news.append(released(ranks))
         return False
@@ -100,7 +100,7 @@ def last_saved(job: Job, load: Callable[[list[int]], dict[int, Arrays]]) -> Call
     """Return a function that looks up personal state: what `load` finds, or the state before the first visit."""
 
     def first(client: int) -> Arrays:
-        return {name: value.cpu().numpy() for name, value in job.algorithm.enter(job.task, client).items()}
+        return {name: value.cpu().numpy() for name, value in job.algorithm.init_client(job.task, client).items()}
 
     def last(clients: Ints) -> dict[int, Arrays]:
         found = load(clients.tolist())

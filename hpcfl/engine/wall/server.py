@@ -54,7 +54,7 @@ class Server:
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
         self.participation = job.config.participation
         self.deadlines = Deadlines(self.participation)
-        self.packing = Packing(public(job.algorithm.start(job.task)))
+        self.packing = Packing(public(job.algorithm.init_server(job.task)))
         self.limits: Floats | None = None
         self.size = 1 + sum(len(lane.bench.ranks) for lane in fleet.lanes)
 
