@@ -28,9 +28,9 @@ import launching
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
     from hpcfl.schedule.plan import Plan
 
 CASES = ("none", "slow", "stuck", "busy", "stopped", "killed")
@@ -95,10 +95,10 @@ def job(case: str, width: str, rounds: int) -> None:
     shared = made.algorithm.init_server(made.task)
     while not series.over:
         series.strike()
-        plan, sums = server.exchange(series.number, shared)
+        plan, sums = server.run_round(series.number, shared)
         shared = made.algorithm.server(made.task, shared, sums)
         series.note(plan, server.began, server.took)
-    _, hard = server.leave(series.number, False, bereft=bool(lost))
+    _, hard = server.leave(series.number, False, without_dead=not lost)
     print(json.dumps(series.summary()), flush=True)
     if hard:
         os._exit(0)

@@ -19,23 +19,24 @@ from torch import Tensor
 
 from hpcfl.algorithms import Algorithm
 from hpcfl.base.memory import LEAN_BYTES, give_back
-from hpcfl.comm.message import Block, Layout, State
+from hpcfl.base.types import State
+from hpcfl.comm.message import Block, Layout
 from hpcfl.comm.mpi import Patience
-from hpcfl.comm.placement import benches, cores
+from hpcfl.comm.placement import cores, lane_topologies
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.stopping import Stop
 from hpcfl.engine.wall import start
-from hpcfl.engine.wall.client import Member
-from hpcfl.engine.wall.executor import Host
-from hpcfl.engine.wall.outcome import Tally
+from hpcfl.engine.wall.client import ClientRank
+from hpcfl.engine.wall.executor import Executor
+from hpcfl.engine.wall.outcome import RoundOutcome
 from hpcfl.engine.wall.server import Server
 from hpcfl.schedule.plan import Invitation
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
 
 
 NOWHERE = Path("no run folder")
@@ -127,31 +128,31 @@ class Timed(Server):
     began = took = 0.0
     asked: Invitation
 
-    def _attempt(self, round_: int, attempt: int, shared: State, stage: int) -> Tally:
-        tally = super()._attempt(round_, attempt, shared, stage)
-        self.took = time.monotonic() - tally.start
-        self.began, self.asked = tally.start, tally.asked
-        return tally
+    def _attempt(self, *given: Any) -> RoundOutcome:
+        outcome = super()._attempt(*given)
+        self.took = time.monotonic() - outcome.start
+        self.began, self.asked = outcome.start, outcome.asked
+        return outcome
 
 
 def server(job: Job, comm: MPI.Intracomm) -> Timed:
     """Return the server's side; every client rank calls `serve` or `member` meanwhile."""
-    made = start.led(job, comm, _here(comm), NOWHERE, Stop(NOWHERE, True), job.begin(0)).server
-    return Timed(job, made.fleet, made.rest)
+    made = start.lead(job, comm, _here(comm), NOWHERE, Stop(NOWHERE, True), job.begin(0))
+    return Timed(job, made.lanes, made.rest)
 
 
 def serve(job: Job, comm: MPI.Intracomm) -> None:
     """Be a client rank until the server says that the run is over."""
-    start.served(job, comm, _here(comm), job.begin(comm.Get_rank()), lambda: None)
+    start.serve(job, comm, _here(comm), job.begin(comm.Get_rank()), lambda: None)
 
 
-def member(job: Job, comm: MPI.Intracomm) -> Member:
+def member(job: Job, comm: MPI.Intracomm) -> ClientRank:
     """Return a client rank's side, whose `serve` may be called again after the server's `leave`."""
     rank = comm.Get_rank()
-    rows = benches(job.config.lane_width, _here(comm), job.chunks)
+    rows = lane_topologies(job.config.lane_width, _here(comm), job.chunks)
     number, bench = next((number, bench) for number, bench in enumerate(rows) if rank in bench.ranks)
-    host = Host(job, job.hosted(rank), job.begin(rank).personal)
-    return Member(job, host, bench, bench.ranks.index(rank), start._connected(comm, bench, number), lambda: None)
+    host = Executor(job, job.hosted(rank), job.begin(rank).personal)
+    return ClientRank(job, host, bench, bench.ranks.index(rank), start._connected(comm, bench, number), lambda: None)
 
 
 def _here(comm: MPI.Intracomm) -> list[str]:

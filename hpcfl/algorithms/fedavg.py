@@ -16,7 +16,7 @@ from pydantic import Field
 from hpcfl.algorithms.local_sgd import LocalSgd, last
 
 if TYPE_CHECKING:
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
     from hpcfl.learning.task import Task
 
 

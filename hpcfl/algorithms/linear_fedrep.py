@@ -21,13 +21,14 @@ from hpcfl.data.whitening import whitening
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import Layout, State, Sums
+    from hpcfl.algorithms.base import Client, ServerState
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout, Sums
     from hpcfl.data import Header
     from hpcfl.data.linear import LinearFederation
     from hpcfl.data.linear_spaces import SpacesFederation
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
     from hpcfl.models import Model
 
 B, HEAD, MOMENT = "representation.weight", "head.weight", "moment"  # Bᵀ [k, d], w [1, k], mean of y² x xᵀ [d, d]
@@ -95,11 +96,11 @@ class LinearFedRep(Algorithm):
         (rank, dimension), (latent, expected) = task.initial()[B].shape, federation.truth.shape
         _check_embedding(task, latent)
         if rank != expected:
-            raise UsageError(f"model.rank: expected data.rank = {expected}, got {rank}; nearest: {expected}")
+            raise UsageError(f"model.rank: expected data.rank = {expected}, got {rank}; did you mean {expected}?")
         if federation.train_sizes.min() < rank:
             raise UsageError(
                 f"data.samples: expected at least model.rank = {rank}, since heads are solved for, "
-                f"got {federation.train_sizes.min()}; nearest: {rank}"
+                f"got {federation.train_sizes.min()}; did you mean {rank}?"
             )
         return rank, dimension
 
@@ -152,17 +153,17 @@ class LinearFedRep(Algorithm):
             return shared
         return {B: _orthonormal(shared[B] + sums.mean(B).view_as(shared[B]).to(shared[B].device))}
 
-    def metrics(self, task: Task, shared: State) -> dict[str, float]:
+    def metrics(self, task: Task, state: ServerState) -> dict[str, float]:
         """Return ``‖(I − B*B*ᵀ) B‖₂``; after an embedding with B* in its coordinates."""
         import torch
 
         federation: LinearFederation = task.federation  # type: ignore[assignment]
-        truth, found = torch.tensor(federation.target), shared[B].T.cpu()
+        truth, found = torch.tensor(federation.target), state.shared[B].T.cpu()
         return {"distance": float(torch.linalg.matrix_norm(found - truth @ (truth.T @ found), 2))}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         """Return the representation, and the clients' heads and embeddings."""
-        return {name: value.float() for name, value in (task.spread(shared, visits) | personal).items()}
+        return {name: value.float() for name, value in (task.replicate(shared, visits) | personal).items()}
 
 
 def _check_embedding(task: Task, latent: int) -> None:
@@ -172,12 +173,12 @@ def _check_embedding(task: Task, latent: int) -> None:
     if spaces and got != latent:
         raise UsageError(
             f"model.dimension: expected data.dimension = {latent}, to which data.name = 'linear_spaces' needs an "
-            f"embedding, got {got}; nearest: {latent}"
+            f"embedding, got {got}; did you mean {latent}?"
         )
     if not spaces and embedding is not None:
         raise UsageError(
             f"model.dimension: expected none, since the clients of data.name = 'linear' share their feature space, "
-            f"got {got}; nearest: none, or data.name = 'linear_spaces'"
+            f"got {got}; did you mean none, or data.name = 'linear_spaces'?"
         )
 
 

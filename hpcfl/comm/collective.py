@@ -13,10 +13,10 @@ import torch
 from mpi4py import MPI
 
 from hpcfl.base.errors import Stopped, ended
-from hpcfl.base.types import Floats
+from hpcfl.base.types import Floats, State
 from hpcfl.comm.message import ExactSums
 from hpcfl.comm.mpi import doze, wait
-from hpcfl.comm.packing import Packing, State, as_bytes, public
+from hpcfl.comm.packing import Packing, as_bytes
 from hpcfl.comm.placement import Chunk
 from hpcfl.comm.transport import Like, Personal, Saved, Transport, arrays, idle
 
@@ -29,16 +29,15 @@ class Collective(Transport):
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
 
     def invite(self, shared: State) -> State:
-        """Broadcast the shared state without what stays at the server."""
-        state = public(shared)
-        packing = Packing(state)
+        """Broadcast the shared state."""
+        packing = Packing(shared)
         buffer = torch.empty(0) if self.serves else packing.zeros()
-        parts = packing.sent(state) if self.serves else packing.received(buffer)
+        parts = packing.sent(shared) if self.serves else packing.received(buffer)
         wait([self.comm.Ibcast(part, root=0) for part in parts])
         self._count(sum(part.nbytes for part in parts), up=False)
         if self.serves:
             return shared
-        return {name: value.to(state[name].device) for name, value in packing.views(buffer).items()}
+        return {name: value.to(shared[name].device) for name, value in packing.views(buffer).items()}
 
     def close(self, sums: ExactSums) -> ExactSums:
         """Reduce each group of blocks in the order in which backpropagation finishes them."""

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hpcfl.base.section import Section
+from hpcfl.base.config import ConfigBase
 from hpcfl.base.types import Floats, Ints
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.comm.message import Layout, Message, State
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout, Message
 
     Part = tuple[str, Tensor, Tensor]
     """A block as it is sent: name, value and weight."""
@@ -30,7 +31,7 @@ REASONS = {NOT_FINITE: "is not finite", TOO_LARGE: "has a norm beyond guard.max_
 NO_GROUP = -1
 
 
-class Guard(Section):
+class Guard(ConfigBase):
     """The ``[guard]`` section: which messages count for nothing, and when that ends the run.
 
     What is not finite, or so large that its square is not, never counts: of methods that send layers one by one the

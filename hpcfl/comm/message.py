@@ -23,9 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.base.types import Floats
+from hpcfl.base.types import Floats, State
 from hpcfl.comm.packing import Packing
-from hpcfl.comm.packing import State as State
 from hpcfl.comm.pool import BufferPool
 
 Message = Mapping[str, tuple[Tensor, Tensor]]
@@ -86,15 +85,15 @@ class Sums(ABC):
         Visits invited to the round.
     missing : float64 [L]
         Chance that nobody's layer l counts, as the speed model has it.
-    found : State
-        What an iterated reduction of the messages that counted has led to (`hpcfl.engine.iterated`).
+    iterated : State
+        What the iterated reduction over the messages that counted has found (`hpcfl.engine.iterated`).
     """
 
     def __init__(self, layout: Layout, invited: int = 0, missing: Floats | None = None) -> None:
         self.layout = layout
         self.invited = invited
         self.missing = np.zeros(0) if missing is None else missing
-        self.found: State = {}
+        self.iterated: State = {}
 
     @abstractmethod
     def total(self, name: str) -> Tensor:

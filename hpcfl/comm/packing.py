@@ -10,10 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfl.base.types import State
 from hpcfl.comm.pool import ALIGNED
-
-State = dict[str, Tensor]
-"""Named tensors: the server's shared state, or a chunk's personal state with a leading client axis."""
 
 Bytes = NDArray[np.uint8]
 APART_BYTES = 2**20  # tensors of this size travel from where they are, smaller ones are put together
@@ -72,11 +70,6 @@ class Packing:
 def as_bytes(buffer: Tensor) -> Bytes:
     array: Bytes = buffer.numpy()
     return array
-
-
-def public(shared: State) -> State:
-    """Return the part of the shared state that leaves the server."""
-    return {name: value for name, value in shared.items() if not name.startswith("server.")}
 
 
 def _memory(value: Tensor) -> Bytes:

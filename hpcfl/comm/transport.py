@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.base.errors import Stopped
-from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.message import ExactSums, State
+from hpcfl.base.types import Floats, Ints, State
+from hpcfl.comm.message import ExactSums
 from hpcfl.comm.placement import Chunk
 
 Personal = dict[int, State]

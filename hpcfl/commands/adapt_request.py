@@ -133,7 +133,7 @@ def picked(text: str, clients: int) -> Ints:
             ) from None
         if not 0 <= client < clients:
             near = min(max(client, 0), clients - 1)
-            raise UsageError(f"--client {text}: expected ids 0 … {clients - 1}, got {client}; nearest: {near}")
+            raise UsageError(f"--client {text}: expected ids 0 … {clients - 1}, got {client}; did you mean {near}?")
         found.add(client)
     return np.array(sorted(found))
 

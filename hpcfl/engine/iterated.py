@@ -1,9 +1,9 @@
-"""Iterated reductions: once a round has closed, an algorithm may query the messages that counted, again and again.
+"""Iterated reductions: further sums over the messages that counted, once a round has closed.
 
-So are formed, for instance, Wasserstein barycenters of what clients have sent. The visits are not asked again: whoever
-holds their messages responds for them. Where each rank holds its own visits' messages (simulated time) all ranks
-iterate alike, with one all-reduce per query; where the server holds them (real time) it iterates alone, so that nobody
-can hold it up. Exact sums (`hpcfl.comm.message`) make the two the same to the bit.
+The visits are not asked again: who holds their messages responds for them. Where each rank holds its own visits'
+messages (simulated time) all ranks iterate alike, with one all-reduce per iteration; where the server holds them (real
+time) it iterates alone, so that nobody can hold it up. Exact sums (`hpcfl.comm.message`) make the two the same to the
+bit.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms import Algorithm
-from hpcfl.comm.message import Block, ExactSums, Message, State, Sums
-from hpcfl.comm.packing import public
-from hpcfl.learning.task import Task
+from hpcfl.algorithms import IteratedReduction
+from hpcfl.base.types import State
+from hpcfl.comm.message import Block, ExactSums, Message, Sums
 
 
-class ResponseSums(ExactSums):
-    """Sums of responses, as the algorithm is sent them."""
+class Responses(ExactSums):
+    """Sums of responses, as `IteratedReduction.query` is sent them."""
 
     def total(self, name: str) -> Tensor:
         return super().total(name).clone()  # torch's own memory: the bits of matrix products depend on its alignment
@@ -28,11 +27,9 @@ class ResponseSums(ExactSums):
 
 def blank(blocks: Mapping[str, Block], rows: int, device: torch.device) -> Message:
     """Return room for what so many visits send of `blocks`: nothing yet, so all values and weights are 0."""
+    weights = torch.zeros(rows, dtype=torch.float64)
     return {
-        name: (
-            torch.zeros(rows, *block.shape, dtype=block.dtype, device=device),
-            torch.zeros(rows, dtype=torch.float64),
-        )
+        name: (torch.zeros(rows, *block.shape, dtype=block.dtype, device=device), weights.clone())
         for name, block in blocks.items()
     }
 
@@ -47,35 +44,36 @@ def keep(message: Message, kept: Message) -> None:
         values[weights == 0] = 0
 
 
-def found(
-    algorithm: Algorithm,
-    task: Task,
+def iterate(
+    reduction: IteratedReduction,
     shared: State,
     messages: Sequence[Message],
     reduce: Callable[[ExactSums], ExactSums],
+    device: torch.device | str,
 ) -> State:
-    """Let the algorithm query `messages`, those held here, until it has found what it looks for, and return that.
+    """Let the reduction query `messages`, those held here, until it has found what it looks for, and return that.
 
-    `shared` is as it was served to the round; `reduce` adds up what all that hold messages respond, alike everywhere.
+    `shared` is as it was served to the round; `reduce` adds up what all that hold messages respond, alike everywhere;
+    responses are computed on `device`.
     """
-    querying = algorithm.further(task, _own(public(shared)))
-    blocks = {name: block for group in algorithm.further_layout(task) for name, block in group.items()}
+    queries = reduction.query(_own(shared))
+    blocks = {name: block for group in reduction.layout for name, block in group.items()}
     sums: Sums | None = None
     while True:
         try:
-            query = _own(next(querying) if sums is None else querying.send(sums))
+            query = next(queries) if sums is None else queries.send(sums)
         except StopIteration as end:
             state: State = end.value
             return state
-        query = {name: value.to(task.device) for name, value in query.items()}
-        own = ResponseSums((blocks,))
+        query = {name: value.to(device) for name, value in _own(query).items()}
+        responses = Responses((blocks,))
         for message in messages:
-            for name, (value, weight) in algorithm.answer(task, query, message).items():
+            for name, (value, weight) in reduction.response(query, message).items():
                 counts = weight != 0  # what has weight 0 may be anything
-                own.add({name: (value[counts.to(value.device)], weight[counts])})
-        sums = reduce(own)
+                responses.add({name: (value[counts.to(value.device)], weight[counts])})
+        sums = reduce(responses)
 
 
 def _own(state: State) -> State:
-    """Return copies in memory that is everywhere alike: the bits of matrix products depend on its alignment."""
+    """Return copies in memory that is everywhere alike: the last bits of matrix products may depend on that."""
     return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in state.items()}

@@ -14,18 +14,18 @@ from threading import Event
 import numpy as np
 import torch
 
-from hpcfl.algorithms import Algorithm
+from hpcfl.algorithms import Algorithm, IteratedReduction
+from hpcfl.algorithms.base import Extras
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
-from hpcfl.base.types import Floats, Ints, Shape
+from hpcfl.base.types import Floats, Ints, Shape, State
 from hpcfl.comm.guard import GROWTH, REASONS, Norms, Rejection, Sieve, norms
-from hpcfl.comm.message import Block, Layout, State, Sums
-from hpcfl.comm.packing import public
+from hpcfl.comm.message import Block, Layout, Sums
 from hpcfl.comm.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.comm.transport import Personal
 from hpcfl.config import Config
+from hpcfl.learning.batches import Visits
 from hpcfl.learning.task import Task
-from hpcfl.learning.visits import Visits
 from hpcfl.schedule.deadlines import Deadlines
 from hpcfl.schedule.doubling import Stage, Theory, entered, stages
 from hpcfl.schedule.plan import Invitation, Plan
@@ -42,6 +42,8 @@ class Progress:
     ----------
     saved : Path, optional
         The checkpoint that was last written by this start, or from which it goes on; at the server.
+    extras : Extras
+        What never leaves the server; elsewhere empty.
     """
 
     round: int
@@ -51,6 +53,7 @@ class Progress:
     stage: Stage = field(default_factory=Stage)
     norms: Norms = field(default_factory=Norms)
     saved: Path | None = None
+    extras: Extras = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class Job:
         if config.doubling.when == "gradient" and algorithm.init_server(task).keys().isdisjoint(task.initial()):
             raise UsageError(
                 f"doubling.when = 'gradient': algorithm.name = '{algorithm.name}' shares nothing that could move; "
-                "nearest: doubling.when = 'plateau'"
+                "did you mean doubling.when = 'plateau'?"
             )
         size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one)
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks, federation.shapes)
@@ -236,7 +239,11 @@ class Job:
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
-        return Progress(0, self.algorithm.init_server(self.task), personal, stage=entered(0, self.stage_limits))
+        shared, extras = (
+            self.algorithm.init_server(self.task),
+            self.algorithm.init_extras(self.task) if rank == 0 else {},
+        )
+        return Progress(0, shared, personal, stage=entered(0, self.stage_limits), extras=extras)
 
     def visits(self, plan: Plan, rows: Ints) -> Visits:
         """Return what the clients at `rows` of the cohort need to know."""
@@ -246,7 +253,7 @@ class Job:
 
     def scored(self, round: int, shared: State, personal: State, clients: Ints) -> Floats:
         """Return the `scores` of a chunk's clients, ``[scores, c]``."""
-        params = self.algorithm.model(self.task, shared, personal, Visits.tested(round, clients))
+        params = self.algorithm.model(self.task, shared, personal, Visits.for_test(round, clients))
         tested = self.task.tested(params, clients)
         return np.array([*tested, self.task.objectives(params, clients)] if self.scores > len(tested) else tested)
 
@@ -298,8 +305,8 @@ class Job:
 
     def broken(self, before: State, after: State) -> str:
         """Return in words how a round's step has led the shared state out of all bounds, "" where it has not."""
-        old = hypot(*(norms(value)[0] for value in public(before).values()))
-        new = {name: norms(value)[0] for name, value in public(after).items()}
+        old = hypot(*(norms(value)[0] for value in before.values()))
+        new = {name: norms(value)[0] for name, value in after.items()}
         most = GROWTH * old if old >= 1.0 else sys.float_info.max  # from nothing, any norm may be right
         if hypot(*new.values()) <= most:
             return ""
@@ -315,6 +322,11 @@ class Job:
         return [layer_name(names) for names in self.algorithm.layers(self.task)]
 
     @cached_property
+    def iterated(self) -> IteratedReduction | None:
+        """The further sums over each round's messages."""
+        return self.algorithm.iterated_reduction(self.task)
+
+    @cached_property
     def keeps(self) -> dict[str, Block]:
         """The blocks that are held for further sums, once sent.
 
@@ -323,10 +335,10 @@ class Job:
         ValueError
             If the algorithm names a block that is not in its layout.
         """
-        names = self.algorithm.keeps(self.task)
+        names = frozenset() if self.iterated is None else self.iterated.kept
         kept = {name: block for group in self.layout for name, block in group.items() if name in names}
         if names - kept.keys():
-            raise ValueError(f"keeps: {sorted(names - kept.keys())} are no blocks of the layout")
+            raise ValueError(f"kept: {sorted(names - kept.keys())} are no blocks of the layout")
         return kept
 
     def visits_of(self, round: int, client: int, reach: Floats, over: Event) -> Visits:

@@ -9,16 +9,16 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.config import ConfigBase
+from hpcfl.base.errors import UsageError, check_within
 from hpcfl.base.rng import keyed
-from hpcfl.base.section import Section
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule import deadlines
 from hpcfl.schedule.plan import Invitation, Plan
 from hpcfl.schedule.speeds.base import Speed
 
 
-class Participation(Section):
+class Participation(ConfigBase):
     """The ``[participation]`` section.
 
     Attributes
@@ -71,18 +71,15 @@ class Participation(Section):
         self._check_count("first", self.first, self.close == "first", "close = 'first'", self.invited(clients))
         deadlines.check(self.deadline)
         most = self.first or self.invited(clients)
-        if not 0 <= self.min_clients <= most:
-            near = min(max(self.min_clients, 0), most)
-            raise UsageError(f"participation.min_clients: expected 0 … {most}, got {self.min_clients}; nearest: {near}")
+        check_within("participation.min_clients", self.min_clients, 0, most)
 
     @staticmethod
     def _check_count(key: str, value: int | None, needed: bool, by: str, most: int) -> None:
         if needed != (value is not None):
             verb = "needs" if needed else "is only for"
             raise UsageError(f"participation.{key}: {by} needs it" if needed else f"participation.{key} {verb} {by}")
-        if value is not None and not 1 <= value <= most:
-            near = min(max(value, 1), most)
-            raise UsageError(f"participation.{key}: expected 1 … {most}, got {value}; nearest: {near}")
+        if value is not None:
+            check_within(f"participation.{key}", value, 1, most)
 
     def invited(self, clients: int) -> int:
         """Return how many of `clients` a round invites."""

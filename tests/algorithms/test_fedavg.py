@@ -7,7 +7,6 @@ import torch
 from helpers.toys import Rounds, cnn_task, load, mlp_task, plain, planned, read, same_bits, visits_of
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.base.errors import UsageError
-from hpcfl.config import typed
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.equal import Equal
 from hpcfl.schedule.speeds.uniform_depth import UniformDepth
@@ -216,7 +215,7 @@ def test_only_the_invited_train():
 )
 def test_work_of_nothing_or_counted_twice_is_refused(keys):
     with pytest.raises(UsageError, match="algorithm"):
-        typed(FedAvg, keys, "algorithm").check(Participation())
+        FedAvg.from_table(keys, "algorithm").check(Participation())
 
 
 def test_proper_work_is_not_refused():

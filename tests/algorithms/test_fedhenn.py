@@ -14,7 +14,7 @@ from hpcfl.algorithms.local import Local
 from hpcfl.base.errors import UsageError
 from hpcfl.data.noisy_features import NoisyFeatures
 from hpcfl.learning.task import Task
-from hpcfl.math.cka import alignment, entries, packed, unit
+from hpcfl.math.cka import alignment, kernel_triangles, triangle_size, unit_kernel
 from hpcfl.models.latent import Latent
 from hpcfl.models.mlp import Mlp
 
@@ -39,7 +39,7 @@ def cka(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def of(z: torch.Tensor, samples: int = 9) -> torch.Tensor:
     """What representations are aligned to that are to be like this one."""
-    return unit(packed(z[None])[0], samples)
+    return unit_kernel(kernel_triangles(z[None])[0], samples)
 
 
 # ---- the alignment of kernels
@@ -55,9 +55,9 @@ def test_alignment_is_cka_as_defined(width: int) -> None:
 
 def test_a_packed_kernel_is_the_kernel() -> None:
     z = drawn(2, 9, 4)
-    assert packed(z).shape == (2, entries(9))
-    for triangle, own in zip(packed(z), z):
-        torch.testing.assert_close(unit(triangle, 9), kernel(own) / kernel(own).norm())
+    assert kernel_triangles(z).shape == (2, triangle_size(9))
+    for triangle, own in zip(kernel_triangles(z), z):
+        torch.testing.assert_close(unit_kernel(triangle, 9), kernel(own) / kernel(own).norm())
 
 
 def test_rotation_scale_and_place_do_not_matter() -> None:
@@ -134,7 +134,7 @@ def test_a_visit_is_the_plain_loop() -> None:
     mean, visits = kernel(drawn(7, 5).float()), visits_of(task, [0, 1, 2], round_=8)
     rows, columns = torch.triu_indices(7, 7)
     shared = {"kernel": mean[rows, columns], "round": torch.tensor(5.0)}
-    personal = dict(task.spread(task.initial(), visits))
+    personal = dict(task.replicate(task.initial(), visits))
     client = algorithm.client(task, shared, personal, visits)
     losses, _ = next(client)["loss"]
     next(client)
@@ -208,7 +208,7 @@ def test_each_client_sees_the_first_coordinates_of_the_same_samples(shapes: list
 
 def test_a_model_needs_a_layer_before_the_last_one() -> None:
     with pytest.raises(
-        UsageError, match=r"^algorithm\.name = 'fedhenn' .* at least 2 layers, got 1; nearest: .*'local'$"
+        UsageError, match=r"^algorithm\.name = 'fedhenn' .* at least 2 layers, got 1; did you mean .*'local'\?$"
     ):
         FedHeNN().init_server(mlp_task([3], hidden=()))
 
@@ -216,5 +216,7 @@ def test_a_model_needs_a_layer_before_the_last_one() -> None:
 def test_features_need_the_same_number_of_axes() -> None:
     held = [federation([4], shape).client(0) for shape in [(4,), (2, 2)]]
     task = Task(Mlp(hidden=(4,)), Toy(3, np.full(2, 4), np.zeros(2, dtype=np.int64), [(4,), (2, 2)], held), 0)
-    with pytest.raises(UsageError, match=r"same number of axes for all clients, got 1 and 2; nearest: .*'local'$"):
+    with pytest.raises(
+        UsageError, match=r"same number of axes for all clients, got 1 and 2; did you mean .*'local'\?$"
+    ):
         FedHeNN().init_server(task)

@@ -14,7 +14,7 @@ from helpers.runs import play, recorded, same
 from helpers.toys import Rounds, Toy, planned
 from hpcfl import store
 from hpcfl.algorithms.fedlrgd import reweighting
-from hpcfl.algorithms.fedlrgd.algorithm import INVERSE, POINTS, WEIGHTS, FedLrgd
+from hpcfl.algorithms.fedlrgd.algorithm import INVERSE, POINTS, FedLrgd
 from hpcfl.algorithms.fedlrgd.reweighting import Bound, Inverse, flat, shaped
 from hpcfl.algorithms.fedlrgd.safeguard import Descent, Leash
 from hpcfl.base.errors import UsageError
@@ -75,7 +75,7 @@ def slope(task: Task, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
     """The exact gradient of the objective over all samples, by one pass."""
     x, y = together(task)
     whole = task.server_batch()
-    batch = type(whole)(x[None], y[None], None, whole.place)
+    batch = type(whole)(x[None], y[None], None, whole.key)
     found, _ = task.gradients({name: value[None] for name, value in state.items()}, batch)
     return {name: value[0] for name, value in found.items()}
 
@@ -100,8 +100,8 @@ def test_equals_exact_descent_where_the_gradients_are_of_so_low_a_rank(rank: int
         exact = {name: value - 0.2 * slope(task, exact)[name] for name, value in exact.items()}
     for name, value in exact.items():
         np.testing.assert_allclose(found.state[name], value, atol=1e-6)
-    assert found.state["server.taken"] == 30
-    assert (rank > 4) == bool(found.state["server.truncated"])  # rank d + 2 = 4: more samples depend on each other
+    assert found.server.extras["taken"] == 30
+    assert (rank > 4) == bool(found.server.extras["truncated"])  # rank d + 2 = 4: more samples depend on each other
 
 
 def test_is_another_where_the_rank_is_too_low() -> None:
@@ -113,11 +113,11 @@ def test_is_another_where_the_rank_is_too_low() -> None:
 
 def test_weights_reproduce_all_gradients_at_every_point() -> None:
     task = logistic()
-    state = descended(FedLrgd(rank=5), task, 1).state
+    state = descended(FedLrgd(rank=5), task, 1).server
     like = task.initial()
-    for point in state[POINTS]:
-        own = task.each_gradient(shaped(point, like), task.server_batch())
-        found = (flat(own, 1)[:5] * state[WEIGHTS]).sum(0)
+    for point in state.shared[POINTS]:
+        own = task.per_sample_gradients(shaped(point, like), task.server_batch())
+        found = (flat(own, 1)[:5] * state.extras["weights"]).sum(0)
         np.testing.assert_allclose(found, flat(slope(task, shaped(point, like))), rtol=1e-9, atol=1e-12)
 
 
@@ -129,8 +129,8 @@ def test_clients_and_server_solve_alike(penalty: str, server: int) -> None:
     one, other = (
         descended(FedLrgd(solve_at=where, **keys), task, 3 + late) for where, late in (("server", 0), ("client", 1))
     )
-    worst = float(one.state["server.worst_condition"])
-    np.testing.assert_allclose(one.state["server.condition"], other.state["server.condition"], rtol=1e-6)
+    worst = float(one.server.extras["worst_condition"])
+    np.testing.assert_allclose(one.server.extras["condition"], other.server.extras["condition"], rtol=1e-6)
     for name in task.initial():
         np.testing.assert_allclose(one.state[name], other.state[name], atol=max(1e-8, 1e3 * worst * 2e-16))
 
@@ -139,12 +139,13 @@ def test_clients_and_server_solve_alike(penalty: str, server: int) -> None:
 def test_pipelined_equals_single_to_the_bit(solve_at: str) -> None:
     task = logistic()
     one, other = (
-        descended(FedLrgd(rank=5, solve_at=solve_at, pipelined=each), task, 4, per_chunk=2).state
+        descended(FedLrgd(rank=5, solve_at=solve_at, pipelined=each), task, 4, per_chunk=2).server
         for each in (False, True)
     )
-    assert one.keys() == other.keys()
-    for name in one:
-        assert torch.equal(one[name], other[name]), name
+    for here, there in ((one.shared, other.shared), (one.extras, other.extras)):
+        assert here.keys() == there.keys()
+        for name in here:
+            assert torch.equal(torch.as_tensor(here[name]), torch.as_tensor(there[name])), name
 
 
 def test_sends_r_numbers_per_coordinate_and_no_inverses() -> None:
@@ -153,14 +154,14 @@ def test_sends_r_numbers_per_coordinate_and_no_inverses() -> None:
         groups = algorithm.layout(task)[1:]
         assert len(groups) == messages
         assert sum(np.prod(block.shape) for group in groups for block in group.values()) == 5 * 3
-        served = [value for name, value in algorithm.init_server(task).items() if not name.startswith("server.")]
+        served = algorithm.init_server(task).values()
         assert sum(value.numel() for value in served) == 3 + 5 * 3  # θ and r points
     assert FedLrgd(rank=5, solve_at="client").init_server(task)[INVERSE].numel() == 3 * 25
 
 
 def test_batches_change_nothing_but_last_bits() -> None:
     task = logistic()
-    whole, parts = (descended(FedLrgd(rank=4, batch=size), task, 1).state[WEIGHTS] for size in (0, 2))
+    whole, parts = (descended(FedLrgd(rank=4, batch=size), task, 1).now.extras["weights"] for size in (0, 2))
     np.testing.assert_allclose(whole, parts, rtol=1e-6)
 
 
@@ -176,14 +177,14 @@ def test_those_who_are_missing_are_taken_for_like_the_rest() -> None:
                 torch.from_numpy(each.train_features)[None].double(),
                 torch.from_numpy(each.train_labels)[None],
                 None,
-                task.server_batch().place,
+                task.server_batch().key,
             )
             for each in (held[0], held[2])
         ]
-        sums = [flat(task.each_gradient(shaped(point, like), part), 1).sum(0) for part in parts]
+        sums = [flat(task.per_sample_gradients(shaped(point, like), part), 1).sum(0) for part in parts]
         expected = (sums[0] + (sums[1] + sums[2]) * sum(SIZES) / (SIZES[0] + SIZES[2])) / (sum(SIZES) + len(own))
-        gradients = flat(task.each_gradient(shaped(point, like), task.server_batch()), 1)[:5]
-        np.testing.assert_allclose((gradients * rounds.state[WEIGHTS]).sum(0), expected, rtol=1e-9)
+        gradients = flat(task.per_sample_gradients(shaped(point, like), task.server_batch()), 1)[:5]
+        np.testing.assert_allclose((gradients * rounds.now.extras["weights"]).sum(0), expected, rtol=1e-9)
 
 
 def test_nobody_answers_and_nothing_moves() -> None:
@@ -192,8 +193,8 @@ def test_nobody_answers_and_nothing_moves() -> None:
     before = dict(rounds.state)
     rounds.step(planned([2, 2, 2], 1))
     rounds.step(Plan.nobody(1, 1))
-    assert all(torch.equal(before[name], rounds.state[name]) for name in before if name != "server.heard")
-    assert "nothing can be learnt" in rounds.job.algorithm.warnings(task, rounds.state)["unheard"]
+    assert all(torch.equal(before[name], rounds.state[name]) for name in before)
+    assert "nothing can be learnt" in rounds.job.algorithm.warnings(task, rounds.server)["unheard"]
 
 
 # singular matrices
@@ -214,9 +215,9 @@ def twice(task: Task) -> Task:
 def test_singular_matrices_give_a_warning_and_a_finite_answer(alike: str, keys: dict[str, Any]) -> None:
     task = twice(logistic()) if alike == "samples" else logistic()
     algorithm = FedLrgd(rank=4, lr=0.5, scale=1.0 if alike == "samples" else 0.0, **keys)
-    state = descended(algorithm, task, 4).state
-    assert all(torch.isfinite(state[name]).all() for name in task.initial())
-    assert torch.isfinite(state[WEIGHTS]).all()
+    state = descended(algorithm, task, 4).server
+    assert all(torch.isfinite(state.shared[name]).all() for name in task.initial())
+    assert torch.isfinite(state.extras["weights"]).all()
     figures = algorithm.metrics(task, state)
     assert figures["truncated"] == 3
     assert figures["worst_condition"] > 1e12
@@ -226,7 +227,7 @@ def test_singular_matrices_give_a_warning_and_a_finite_answer(alike: str, keys: 
 def test_regular_matrices_give_none() -> None:
     task = logistic()
     algorithm = FedLrgd(rank=4, lr=0.5)
-    state = descended(algorithm, task, 3).state
+    state = descended(algorithm, task, 3).server
     assert algorithm.warnings(task, state) == {}
     assert 1 <= algorithm.metrics(task, state)["condition"] <= algorithm.metrics(task, state)["worst_condition"] < 1e12
 
@@ -248,7 +249,7 @@ def test_pseudo_inverses_by_hand() -> None:
 def test_matrices_are_worked_through_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task(Mlp(hidden=(40,)), problem(10, dimension=8), 1, precision="double")
     algorithm = FedLrgd(rank=10, memory=1, steps=1, lr=0.1)
-    whole = descended(algorithm.model_copy(update={"memory": 100}), task, 2).state
+    whole = descended(algorithm.model_copy(update={"memory": 100}), task, 2).now.extras
     made: list[int] = []
     plain = Inverse.of
 
@@ -257,13 +258,13 @@ def test_matrices_are_worked_through_within_the_bound(monkeypatch: pytest.Monkey
         return plain(matrices, *more)
 
     monkeypatch.setattr(reweighting.Inverse, "of", measured)
-    parts = descended(algorithm, task, 2).state
+    parts = descended(algorithm, task, 2).now.extras
     p = sum(value.numel() for value in task.initial().values())
     assert sum(made) == 8 * p * 100
     held = Bound.of(2**20, p, 10, 8)
     assert len(made) > reweighting.PARTS * (p // held.coordinates)
     assert max(made) == 8 * 100 * (held.coordinates // reweighting.PARTS)
-    np.testing.assert_allclose(parts[WEIGHTS], whole[WEIGHTS], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(parts["weights"], whole["weights"], rtol=1e-6, atol=1e-9)
 
 
 def test_bound_by_hand() -> None:
@@ -385,7 +386,7 @@ def refused(match: str, **more: Any) -> None:
 
 
 def test_refuses_more_samples_than_the_server_has() -> None:
-    refused(r"algorithm.rank: expected at most 7, .* server holds, got 9; nearest: 7", algorithm={"rank": 9})
+    refused(r"algorithm.rank: expected at most 7, .* server holds, got 9; did you mean 7", algorithm={"rank": 9})
 
 
 def test_theory_needs_its_assumptions() -> None:
@@ -407,10 +408,10 @@ def test_theory_needs_its_assumptions() -> None:
 def test_tells_of_kinks_and_of_missing_classes() -> None:
     kinked = Task(Mlp(hidden=(3,)), problem(), 1, precision="double")
     algorithm = FedLrgd(rank=2)
-    assert "ReLU" in algorithm.warnings(kinked, algorithm.init_server(kinked))["not-smooth"]
+    assert "ReLU" in algorithm.warnings(kinked, Rounds(algorithm, kinked).server)["not-smooth"]
     task = logistic()
     task.federation.own[1][:2] = 1
-    assert "[0]" in algorithm.warnings(task, algorithm.init_server(task))["missing-classes"]
+    assert "[0]" in algorithm.warnings(task, Rounds(algorithm, task).server)["missing-classes"]
 
 
 @pytest.mark.parametrize(("solve_at", "fits"), [("server", 13), ("client", 2)])
@@ -419,16 +420,16 @@ def test_says_which_rank_fits(solve_at: str, fits: int) -> None:
     p = sum(value.numel() for value in task.initial().values())
     bound = 2**20 // 8
     assert fits == (bound // p if solve_at == "server" else int((bound / p / 2) ** 0.5))
-    with pytest.raises(UsageError, match=f"p = {p}.*nearest: rank = {fits}$"):
+    with pytest.raises(UsageError, match=rf"p = {p}.*did you mean rank = {fits}\?$"):
         FedLrgd(rank=30, memory=1, solve_at=solve_at).layout(task)
     FedLrgd(rank=fits, memory=1, solve_at=solve_at).layout(task)
-    with pytest.raises(UsageError, match="nearest: memory = "):
+    with pytest.raises(UsageError, match="did you mean memory = "):
         FedLrgd(rank=2, memory=1).layout(Task(Mlp(hidden=(2000,)), problem(9, dimension=9), 1))
 
 
 def test_refuses_a_random_loss_and_a_server_without_samples() -> None:
     with pytest.raises(UsageError, match="dropout in fc1"):
         FedLrgd(rank=2).layout(Task(Mlp(hidden=(3,), dropout=0.5), problem(), 1))
-    refused("got 5; nearest: data.server = 5 with data.deal = false", data={"deal": True})
+    refused("got 5; did you mean data.server = 5 with data.deal = false", data={"deal": True})
     first = {"close": "first", "first": 2}
     refused("invites clients once", participation=first, doubling={"when": "rounds", "rounds": 1})

@@ -9,7 +9,6 @@ from helpers.toys import Rounds, full_batch, mlp_task, plain_gradients, planned,
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.base.errors import UsageError
-from hpcfl.config import typed
 
 SIZES = [3, 20, 8, 11, 4]
 
@@ -48,4 +47,4 @@ def test_after_the_first_step_the_gradient_has_mu_times_the_way_from_the_start()
 
 def test_a_negative_mu_is_refused() -> None:
     with pytest.raises(UsageError, match=r"algorithm\.mu"):
-        typed(FedProx, {"mu": -0.1}, "algorithm")
+        FedProx.from_table({"mu": -0.1}, "algorithm")

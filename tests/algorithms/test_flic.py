@@ -14,7 +14,7 @@ from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.flic.algorithm import Flic
 from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
 from hpcfl.algorithms.flic.phases import PRETRAINING, REALIGNING, Learner
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 from hpcfl.data.linear_mapping import LinearMapping
 from hpcfl.learning.task import Task
 from hpcfl.models.latent import Latent
@@ -117,7 +117,7 @@ def test_an_anchor_moves_by_the_moments_under_the_final_embedding() -> None:
     data = task.federation.client(0)
     personal = {name: value.unsqueeze(0) for name, value in everybody(rounds)[0].items()}
     x = torch.from_numpy(data.train_features).unsqueeze(0)
-    z = task.forward(personal | task.spread(rounds.state, visits_of(task, [0])), x, last=2)[0]
+    z = task.forward(personal | task.replicate(rounds.state, visits_of(task, [0])), x, last=2)[0]
     for label in HELD[0]:
         mean = z[torch.from_numpy(data.train_labels) == label].mean(0)
         wanted = before[label] - 0.5 * 2 * 0.3 * (before[label] - mean)

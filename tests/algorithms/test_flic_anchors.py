@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,10 @@ import torch
 from helpers.toys import Rounds, federation, planned, same_bits, visits_of
 from hpcfl.algorithms.flic.algorithm import Flic
 from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
-from hpcfl.algorithms.flic.barycenters import sent
+from hpcfl.algorithms.flic.barycenters import Barycenters, sent
 from hpcfl.base.rng import keyed
 from hpcfl.comm.message import Block, ExactSums
-from hpcfl.engine.iterated import found
+from hpcfl.engine.iterated import iterate
 from hpcfl.engine.simulated import drained
 from hpcfl.learning.task import Task
 from hpcfl.math.barycenter import Barycenter, barycenter
@@ -60,8 +59,8 @@ def message(clients, changes=CHANGES, weights=WEIGHTS):
 
 
 def reduced(messages, served=SERVED, reduce=lambda own: own, **keys):
-    task = SimpleNamespace(device=torch.device("cpu"))
-    return found(Few(**keys), task, {FACTORS: served}, messages, reduce)  # type: ignore[arg-type]
+    reduction = Barycenters(C, K, **{"tolerance": 1e-9, "iterations": 100, **keys})
+    return iterate(reduction, {FACTORS: served}, messages, reduce, "cpu")
 
 
 def covariances(factors):
@@ -143,9 +142,9 @@ def test_a_round_ends_at_the_barycenters_of_the_visits_that_counted(weights, ave
     assert not torch.stack(changes).flatten(2).any(-1).all()
     wanted = at_once(torch.stack(changes), torch.stack(shares), served[FACTORS])
     sums = rounds.step(planned([1, 2, 1, 1, 1], 1))
-    close(covariances(sums.found["factors"]), wanted.cov, 1e-12)
-    assert torch.equal(rounds.state[FACTORS], sums.found["factors"].float())
-    assert algorithm.metrics(task, rounds.state) == {"barycenter_iterations": float(wanted.iterations.max())}
+    close(covariances(sums.iterated["factors"]), wanted.cov, 1e-12)
+    assert torch.equal(rounds.state[FACTORS], sums.iterated["factors"].float())
+    assert algorithm.metrics(task, rounds.server) == {"barycenter_iterations": float(wanted.iterations.max())}
 
 
 # ---- when it ends
@@ -180,17 +179,17 @@ def test_an_anchor_that_nobody_changed_keeps_its_bits():
     """And the others have the bits that they have without it."""
     changes = CHANGES.clone()
     changes[:, 1] = 0
-    algorithm, task = Few(), SimpleNamespace(device=torch.device("cpu"))
-    shared = {MEANS: normal(C, K), FACTORS: SERVED, "server.iterations": torch.zeros(1)}
+    algorithm, task = Few(), None
+    shared = {MEANS: normal(C, K), FACTORS: SERVED}
     blocks = {MEANS: Block((K,)), FACTORS: Block((K, K))}
     sums = ExactSums(({f"{kind}.{c}": block for kind, block in blocks.items() for c in range(C)},))
     sums.add(message(EVERYBODY, changes))
-    sums.found = reduced([message(EVERYBODY, changes)])
+    sums.iterated = reduced([message(EVERYBODY, changes)])
     after = algorithm.server(task, shared, sums)  # type: ignore[arg-type]
-    assert sums.found["changed"].tolist() == [True, False, True]
+    assert sums.iterated["changed"].tolist() == [True, False, True]
     assert torch.equal(after[FACTORS][1], SERVED[1])
     assert torch.equal(after[FACTORS][[0, 2]], reduced([message(EVERYBODY)])["factors"][[0, 2]].float())
-    assert sums.found["iterations"][1] == 0
+    assert sums.iterated["iterations"][1] == 0
 
 
 # ---- what may come

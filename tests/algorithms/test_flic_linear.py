@@ -126,7 +126,7 @@ def distances(task: Task, rate: float, rounds: int, embeddings: Embeddings | Non
     found = []
     for round_ in range(rounds):
         played.step(planned([1] * task.federation.clients, 1, round_))
-        found.append(played.job.algorithm.metrics(task, played.state)["distance"])
+        found.append(played.job.algorithm.metrics(task, played.server)["distance"])
     return np.array(found)
 
 
@@ -191,14 +191,17 @@ def test_it_goes_on_where_it_was(solo: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        ({"model": {"name": "linear"}}, r"model\.dimension: expected data\.dimension = 4.* got none; nearest: 4"),
-        ({"model": {"name": "linear", "dimension": 3}}, r"model\.dimension: expected data\.dim.* got 3; nearest: 4"),
-        ({"model": {"name": "linear", "dimension": 4, "rank": 3}}, r"model\.rank: .* 2, got 3; nearest: 2"),
-        ({"model": {"name": "linear", "dimension": 4, "rank": 5}}, r"model\.rank: .* most 4.* got 5; nearest: 4"),
+        ({"model": {"name": "linear"}}, r"model\.dimension: expected data\.dimension = 4.* got none; did you mean 4"),
+        (
+            {"model": {"name": "linear", "dimension": 3}},
+            r"model\.dimension: expected data\.dim.* got 3; did you mean 4",
+        ),
+        ({"model": {"name": "linear", "dimension": 4, "rank": 3}}, r"model\.rank: .* 2, got 3; did you mean 2"),
+        ({"model": {"name": "linear", "dimension": 4, "rank": 5}}, r"model\.rank: .* most 4.* got 5; did you mean 4"),
         ({"model": {"name": "mlp"}}, r"needs .* or data\.name = 'linear_spaces' and the same model with its key"),
         (
             {"data": {"name": "linear"}},
-            r"model\.dimension: expected none, .* got 4; nearest: none, or data\.name = 'li",
+            r"model\.dimension: expected none, .* got 4; did you mean none, or data\.name = 'li",
         ),
         ({"data": {"name": "noisy_features"}}, r"algorithm\.name = 'linear_fedrep' needs data\.name = 'linear' and "),
         ({"algorithm": {"name": "fedavg"}}, r"features of different shapes: algorithm 'fedavg' .* linear_fedrep"),

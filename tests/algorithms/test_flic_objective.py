@@ -14,9 +14,9 @@ from helpers.latents import changed, copied, flic, halves, latent_task, learner,
 from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
 from hpcfl.algorithms.flic.phases import ANCHORING, LOCAL, SHARED, Learner
 from hpcfl.base.rng import keyed
-from hpcfl.comm.message import State
-from hpcfl.learning.task import PHASE
-from hpcfl.learning.visits import Batch
+from hpcfl.base.types import State
+from hpcfl.learning.batches import Batch
+from hpcfl.learning.task import PHASE_STEPS
 from hpcfl.math.gaussian import transport_map, w2_squared
 
 SIZES = (9, 3, 6, 5)  # with four at a time: batches that are not full, and clients that rest
@@ -30,7 +30,7 @@ def covariance(points: Tensor, ddof: int) -> Tensor:
 
 
 def noise(purpose: str, batch: Batch, row: int, *shape: int) -> Tensor:
-    seed, round_, clients, step = batch.place
+    seed, round_, clients, step = batch.key
     drawn = keyed(seed, purpose, round_, clients[row], step).standard_normal(shape, dtype="float32")
     return torch.from_numpy(drawn).double()
 
@@ -91,7 +91,7 @@ def test_the_objectives_are_the_sums_of_their_terms(options: dict[str, Any]) -> 
     own = learner(flic(**options), latent_task(SIZES, [5] * 4), range(4))
     seen = set()
     for batch in own.task.batches(own.visits, 4, 1, phase=7):
-        active = batch.counted().bool()
+        active = batch.active_weight().bool()
         terms = [
             getattr(own.terms, name)(own.params, batch) for name in ("embedding", "alignment", "above", "anchoring")
         ]
@@ -120,14 +120,14 @@ def test_targets_have_anchors_between_two_vectors() -> None:
     own = learner(flic(anchors="targets"), latent_task(SIZES, [5] * 4, targets=True), range(4))
     for batch in own.task.batches(own.visits, 4, 1):
         found = {name: getattr(own.terms, name)(own.params, batch) for name in ("embedding", "alignment", "above")}
-        for row in torch.nonzero(batch.counted()).flatten().tolist():
+        for row in torch.nonzero(batch.active_weight()).flatten().tolist():
             embed, above = halves(own, row)
             x, y = real(batch, row)
             a, b = own.params[MEANS][row].double()
             loss = (above(embed(x)).squeeze(-1) - y).square().mean()
             points = [w2_squared(t * a + (1 - t) * b, torch.eye(3), z, torch.zeros(3, 3)) for t, z in zip(y, embed(x))]
             distance = torch.stack(points).mean()
-            seed, round_, clients, step = batch.place
+            seed, round_, clients, step = batch.key
             rng = keyed(seed, "draws of anchors", round_, clients[row], step)
             t = torch.from_numpy(rng.random(DRAWS, dtype="float32")).double()
             xi = torch.from_numpy(rng.standard_normal((DRAWS, 3), dtype="float32")).double()
@@ -146,8 +146,8 @@ def test_what_is_drawn_does_not_depend_on_who_is_in_the_chunk(distance: str) -> 
     for client in range(4):
         alone = learner(keys, task, [client], moved=False)
         for batch, single in zip(whole, task.batches(alone.visits, 4, 1)):
-            many = together.terms.anchors.drawn(together.params, batch.place, DRAWS)
-            one = alone.terms.anchors.drawn(alone.params, single.place, DRAWS)
+            many = together.terms.anchors.drawn(together.params, batch.key, DRAWS)
+            one = alone.terms.anchors.drawn(alone.params, single.key, DRAWS)
             kept = many.weights[client] > 0
             assert torch.equal(many.points[client][kept], one.points[0])
             assert torch.equal(many.anchors[client][kept], one.anchors[0])
@@ -254,5 +254,5 @@ def test_draws_pass_the_hidden_layers_also_where_the_head_alone_learns() -> None
 
 def test_no_phase_has_the_random_numbers_of_another() -> None:
     own = learner(flic(), latent_task(SIZES, [5] * 4), range(4))
-    steps = [next(own.task.batches(own.visits, 4, 1, phase=phase)).place[3] for phase in range(5)]
-    assert steps == [PHASE * phase for phase in range(5)]
+    steps = [next(own.task.batches(own.visits, 4, 1, phase=phase)).key.step for phase in range(5)]
+    assert steps == [PHASE_STEPS * phase for phase in range(5)]

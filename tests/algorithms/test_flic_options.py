@@ -15,10 +15,10 @@ from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
 from hpcfl.algorithms.flic.parts import OWN
 from hpcfl.algorithms.flic.phases import PRETRAINING, REALIGNING, Learner
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 from hpcfl.data import Header
 from hpcfl.engine.job import stacked
-from hpcfl.learning.optim import TUNING
+from hpcfl.learning.optim import FINE_TUNING
 from hpcfl.models.latent import Latent
 from hpcfl.models.mlp import Mlp
 from hpcfl.schedule.participation import Participation
@@ -122,9 +122,9 @@ def test_what_is_tested_is_not_what_is_kept(evaluation: str, monkeypatch: pytest
     )
     keys = flic(pretrain=1, realign=1, evaluation=evaluation, tune_epochs=2)
     found = models(rounds, keys)
-    stored = stacked([kept[client] for client in (0, 2)]) | task.spread(shared, visits_of(task, (0, 2)))
+    stored = stacked([kept[client] for client in (0, 2)]) | task.replicate(shared, visits_of(task, (0, 2)))
     assert changed(found, stored) == MOVED[evaluation]
-    assert phases == ([] if evaluation == "stored" else [TUNING + REALIGNING])
+    assert phases == ([] if evaluation == "stored" else [FINE_TUNING + REALIGNING])
     assert same_bits(shared, rounds.state)
     assert all(same_bits(kept[client], own) for client, own in everybody(rounds).items())
 
@@ -137,7 +137,7 @@ def test_who_was_never_visited_aligns_for_its_test_alone(evaluation: str, monkey
     monkeypatch.setattr(Learner, "_align", lambda own, epochs, batch, phase: phases.append(own.after + phase))
     for _ in range(2):
         models(rounds)
-    assert phases == ([] if evaluation == "stored" else [TUNING + PRETRAINING] * 2)
+    assert phases == ([] if evaluation == "stored" else [FINE_TUNING + PRETRAINING] * 2)
     assert all(float(own["pretrained"]) == 0 for own in everybody(rounds).values())
 
 
@@ -156,7 +156,7 @@ def test_a_newcomer_learns_its_own_parts_alone(inside: str, own: set[str]) -> No
     rounds = played(keys)
     task, shared, seen = rounds.job.task, copied(rounds.state), visits_of(rounds.job.task, (0, 2))
     begun = stacked([keys.init_client(task, client) for client in (0, 2)])
-    params = task.spread(shared, seen) | begun
+    params = task.replicate(shared, seen) | begun
     before, after = (keys.adapted(task, shared, seen, epochs) for epochs in (0, 8))
     wanted = keys.parts(task).predicting(params)
     assert all(torch.equal(before[name], wanted[name]) for name in task.initial())
@@ -182,7 +182,7 @@ IDLE: list[tuple[dict[str, Any], str]] = [
     ({"iterations": 5}, "iterations = 5 .* algorithm.reduction = 'bures'"),
     ({"pretrain_batch": 5}, "pretrain_batch = 5 .* algorithm.pretrain above 0"),
     ({"draws": 5, "lambda2": 0.0}, "draws = 5 .* algorithm.lambda2 above 0"),
-    ({"batch": 0}, "draws: expected at least 1 with algorithm.batch = 0, got 0; nearest: 100"),
+    ({"batch": 0}, "draws: expected at least 1 with algorithm.batch = 0, got 0; did you mean 100"),
     *[
         ({**TARGETS, key: value}, f"{key} = .* algorithm.anchors = 'classes'")
         for key, value in {
@@ -236,7 +236,7 @@ HEADER = Header(None, 80, 20, ((5,),), 3)
 @pytest.mark.parametrize(
     ("keys", "model", "line"),
     [
-        ({}, Mlp(), r"model\.name: .* needs an embedding, got 'mlp'; nearest: 'latent'"),
+        ({}, Mlp(), r"model\.name: .* needs an embedding, got 'mlp'; did you mean 'latent'"),
         ({"meta": (0, 1)}, Latent(), r"algorithm\.meta: expected 3 numbers .*, got \[0, 1\]"),
         ({"meta": (0, 2, 2)}, Latent(), r"algorithm\.meta: expected 3 numbers .* without gaps, got \[0, 2, 2\]"),
         ({"meta": (0, -1, 1)}, Latent(), r"algorithm\.meta: expected 3 numbers .* from 0 on"),
@@ -254,5 +254,5 @@ def test_keys_that_do_not_go_with_the_model(keys: dict[str, Any], model: Any, li
 @pytest.mark.parametrize("targets", [True, False])
 def test_anchors_that_do_not_go_with_the_labels(targets: bool) -> None:
     kinds = ["classes", "targets"]
-    with pytest.raises(UsageError, match=rf"^algorithm\.anchors: .*nearest: '{kinds[targets]}'"):
+    with pytest.raises(UsageError, match=rf"^algorithm\.anchors: .*did you mean '{kinds[targets]}'"):
         Flic(anchors=kinds[not targets]).check_model(Latent(), replace(HEADER, targets=targets))

@@ -46,11 +46,11 @@ def test_a_step_on_a_quadratic_is_the_closed_form(hessian):
 def test_the_hessian_is_torchs(clients):
     task = mlp_task(SIZES, hidden=(4,))
     visits = visits_of(task, clients)
-    params = {name: value.clone() for name, value in task.spread(task.initial(), visits).items()}
+    params = {name: value.clone() for name, value in task.replicate(task.initial(), visits).items()}
     along = {
         name: torch.randn(value.shape, generator=torch.Generator().manual_seed(1)) for name, value in params.items()
     }
-    found = task.curvature(params, next(task.batches(visits, 0, steps=1)), along)
+    found = task.hessian_vector_product(params, next(task.batches(visits, 0, steps=1)), along)
     for row, client in enumerate(clients):
         x, y = full_batch(task, client)
         net = plain(task, task.initial())

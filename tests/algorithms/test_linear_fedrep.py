@@ -13,6 +13,7 @@ import torch
 from helpers.runs import play, resume, same
 from helpers.toys import Rounds, planned
 from hpcfl import store
+from hpcfl.algorithms import ServerState
 from hpcfl.algorithms.linear_fedrep import HEAD, B, LinearFedRep
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
@@ -125,7 +126,7 @@ def test_the_distance_is_the_sine_of_the_largest_angle() -> None:
     angle = 0.3
     tilted = truth.copy()
     tilted[:, :1] = np.cos(angle) * truth[:, :1] + np.sin(angle) * other
-    found = LinearFedRep().metrics(task, {B: torch.from_numpy(tilted.T)})
+    found = LinearFedRep().metrics(task, ServerState({B: torch.from_numpy(tilted.T)}))
     assert found["distance"] == pytest.approx(np.sin(angle), rel=1e-12)
 
 
@@ -153,10 +154,10 @@ def contracted(seed: int, first: int, clients: int) -> bool:
     rounds.step(planned([1] * clients, 1, 0))
     for round_ in range(1, 6 * len(counts) + 1):
         count = counts[(round_ - 1) // 6]
-        distances.append(rounds.job.algorithm.metrics(task, rounds.state)["distance"])
+        distances.append(rounds.job.algorithm.metrics(task, rounds.server)["distance"])
         visits.append(count)
         rounds.step(planned([1] * count + [2] * (clients - count), 1, round_))
-    distances.append(rounds.job.algorithm.metrics(task, rounds.state)["distance"])
+    distances.append(rounds.job.algorithm.metrics(task, rounds.server)["distance"])
     limits = bound(task, first, rate, distances[:-1], visits)
     learned = distances[-1] < 0.7 * distances[0]
     return learned and all(after <= limit for after, limit in zip(distances[1:], limits))
@@ -175,7 +176,7 @@ def test_it_contracts_geometrically_down_to_the_noise() -> None:
         rounds, distances = Rounds(LinearFedRep(lr=0.25), task), []
         for round_ in range(150):
             rounds.step(planned([1] * 32, 1, round_))
-            distances.append(rounds.job.algorithm.metrics(task, rounds.state)["distance"])
+            distances.append(rounds.job.algorithm.metrics(task, rounds.server)["distance"])
         ends.append(np.mean(distances[-20:]))
         factors = np.array(distances[2:12]) / np.array(distances[1:11])
         if noise < 0.1:
@@ -220,8 +221,14 @@ def test_it_goes_on_where_it_was(solo: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        ({"data": {"name": "linear", "samples": 1}}, r"data\.samples: expected at least model\.rank = 2.*nearest: 2"),
-        ({"data": {"name": "linear", "rank": 21}}, r"data\.rank: expected at most data\.dimension = 20.*nearest: 20"),
+        (
+            {"data": {"name": "linear", "samples": 1}},
+            r"data\.samples: expected at least model\.rank = 2.*did you mean 2",
+        ),
+        (
+            {"data": {"name": "linear", "rank": 21}},
+            r"data\.rank: expected at most data\.dimension = 20.*did you mean 20",
+        ),
         ({"model": {"name": "linear", "rank": 3}}, r"model\.rank: expected data\.rank = 2, got 3"),
         (
             {
@@ -229,9 +236,9 @@ def test_it_goes_on_where_it_was(solo: Any, tmp_path: Path) -> None:
                 "participation": {"close": "deadline"},
                 "doubling": {"when": "never"},
             },
-            r"begins with a round that waits for everybody.* nearest: speed\.model = 'exponential'",
+            r"begins with a round that waits for everybody.* did you mean speed\.model = 'exponential'",
         ),
-        ({"model": {"name": "linear", "rank": 7}}, r"model\.rank: expected at most 6.*got 7; nearest: 6"),
+        ({"model": {"name": "linear", "rank": 7}}, r"model\.rank: expected at most 6.*got 7; did you mean 6"),
         ({"data": {"name": "digits"}}, r"needs data\.name = 'linear' and model\.name = 'linear'"),
         ({"model": {"name": "mlp"}}, r"needs data\.name = 'linear' and model\.name = 'linear'"),
     ],

@@ -18,7 +18,7 @@ from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.lg_fedavg import LgFedAvg
 from hpcfl.algorithms.local import Local
 from hpcfl.base.errors import UsageError
-from hpcfl.learning.optim import TUNING
+from hpcfl.learning.optim import FINE_TUNING
 from hpcfl.schedule.participation import Participation
 
 SIZES = [3, 20, 8, 11, 4]
@@ -166,7 +166,7 @@ def test_what_clients_are_tested_with(method, evaluation):
     found = model_of(rounds, range(5))
     for client in range(5):
         start = {"stored": loop.personal[client], "fine-tune": mean, "new-client": initial}[evaluation]
-        turns = [] if evaluation == "stored" else [(True, False, 3, TUNING)]
+        turns = [] if evaluation == "stored" else [(True, False, 3, FINE_TUNING)]
         wanted = loop.trained(client, loop.shared | start, turns, 2)
         assert_close({name: found[name][client] for name in wanted}, wanted)
 
@@ -180,7 +180,7 @@ def test_own_models_learn_before_the_test_even_of_who_never_took_part():
     stored = copy.deepcopy(rounds.now.personal[0])
     found = model_of(rounds, range(5))
     for client in range(5):
-        wanted = loop.trained(client, loop.personal[client], [(True, False, 3, TUNING)], 1)
+        wanted = loop.trained(client, loop.personal[client], [(True, False, 3, FINE_TUNING)], 1)
         assert_close({name: found[name][client] for name in wanted}, wanted)
     assert same_bits(rounds.now.personal[0], stored)
 
@@ -205,7 +205,7 @@ def test_fedavg_is_tested_after_fine_tuning_its_last_layer():
     loop = Plain(LgFedAvg(lr=0.1, batch=4), task, HEAD)
     found = model_of(rounds, range(5))
     for client in range(5):
-        wanted = loop.trained(client, rounds.state, [(True, False, 2, TUNING)], 1)
+        wanted = loop.trained(client, rounds.state, [(True, False, 2, FINE_TUNING)], 1)
         assert_close({name: found[name][client] for name in wanted}, wanted)
 
 
@@ -251,8 +251,8 @@ def test_two_phases_of_a_visit_do_not_share_their_order():
 @pytest.mark.parametrize(
     ("algorithm", "line"),
     [
-        (FedRep(head_layers=3), r"algorithm\.head_layers: expected 0 … 2 for this model, got 3; nearest: 2"),
-        (LgFedAvg(shared_layers=4), r"algorithm\.shared_layers: expected 1 … 3 for this model, got 4; nearest: 3"),
+        (FedRep(head_layers=3), r"algorithm\.head_layers: expected 0 … 2 for this model, got 3; did you mean 2"),
+        (LgFedAvg(shared_layers=4), r"algorithm\.shared_layers: expected 1 … 3 for this model, got 4; did you mean 3"),
     ],
 )
 def test_layers_that_are_not_there(algorithm, line):
@@ -266,5 +266,5 @@ def test_passes_before_a_test_that_nobody_makes():
 
 
 def test_no_more_layers_than_there_are_learn_before_a_test():
-    with pytest.raises(UsageError, match=r"algorithm\.tune_layers: expected 1 … 3 .* got 4; nearest: 3"):
+    with pytest.raises(UsageError, match=r"algorithm\.tune_layers: expected 1 … 3 .* got 4; did you mean 3"):
         FedAvg(tune_layers=4).personal_names(mlp_task([3]))

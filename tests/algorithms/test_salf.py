@@ -19,11 +19,11 @@ from helpers.toys import (
     same_bits,
     visits_of,
 )
+from hpcfl.algorithms import ServerState
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
 from hpcfl.comm.message import ExactSums
-from hpcfl.config import typed
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.equal import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
@@ -66,7 +66,7 @@ def updates(algorithm, rounds, sums):
     """What the server does in each of the rounds, per layer: L arrays [rounds, parameters]."""
     found = [[] for _ in rounds.layers]
     for each in sums:
-        after = algorithm.server(rounds.job.task, rounds.state, each)
+        after = algorithm.step(rounds.job.task, rounds.server, each).shared
         for layer, names in zip(found, rounds.layers):
             layer.append(flat(after, names) - flat(rounds.state, names))
     return [np.array(layer) for layer in found]
@@ -266,13 +266,14 @@ def test_a_layer_that_nobody_reached_stays_to_the_bit(keys, depth):
             assert torch.equal(before[name], rounds.state[name]) == (number < min(depth))
 
 
-def answered(algorithm, task, shared, reached, invited=4, missing=None):
+def answered(algorithm, task, shared, reached, invited=4, missing=None, extras=None):
     """The server's answer where `reached[l-1]` users sent ones as the change of every tensor of layer l."""
     sums = ExactSums(algorithm.layout(task), invited, np.zeros(len(reached)) if missing is None else missing)
     for names, count in zip(algorithm.layers(task), reached):
         weight = torch.ones(count, dtype=torch.float64)
         sums.add({name: (torch.ones(count, *shared[name].shape), weight) for name in names})
-    return algorithm.server(task, shared, sums)
+    after = algorithm.step(task, ServerState(shared, extras or {}), sums)
+    return after.shared if extras is None else after
 
 
 def moves(algorithm, task, before, after):
@@ -320,7 +321,7 @@ def test_formula_10_oversteps_by_the_spec_s_factor_where_somebody_is_always_in_t
 
 def test_empirical_counts_past_rounds_only_and_is_smoothed():
     algorithm, task = salf(missing="empirical"), mlp_task([2] * 4)
-    state = zero_state(algorithm, task)
+    before, extras = zero_state(algorithm, task), algorithm.init_extras(task)
     history = [[0, 0, 1], [0, 2, 4], [1, 1, 1], [0, 1, 3]]
     # (empty + 1)/(rounds + 2) by hand, before each of the rounds
     by_hand = [
@@ -330,19 +331,21 @@ def test_empirical_counts_past_rounds_only_and_is_smoothed():
         [3 / 5, 2 / 5, 1 / 5],
     ]
     for reached, chances in zip(history, by_hand):
-        before = state | {name: torch.zeros_like(state[name]) for name in task.initial()}
-        state = answered(algorithm, task, before, reached, missing=np.full(L, 0.9))
+        state = answered(algorithm, task, before, reached, missing=np.full(L, 0.9), extras=extras)
+        extras = state.extras
         wanted = [1 / (1 - p) if count else 0 for p, count in zip(chances, reached)]
-        np.testing.assert_allclose(moves(algorithm, task, before, state), wanted, rtol=1e-6)
-    assert state["server.empty"].tolist() == [3, 1, 0]
-    assert state["server.rounds"].tolist() == [4]
+        np.testing.assert_allclose(moves(algorithm, task, before, state.shared), wanted, rtol=1e-6)
+    assert extras["empty"].tolist() == [3, 1, 0]
+    assert extras["rounds"] == 4
 
 
 def test_empirical_counts_stay_at_the_server():
     task = mlp_task([2])
-    more = salf(missing="empirical").init_server(task).keys() - task.initial().keys()
-    assert more == {"server.empty", "server.rounds"}
-    assert salf().init_server(task).keys() == task.initial().keys()
+    job = Rounds(salf(missing="empirical"), task).job
+    assert job.begin(0).extras.keys() == {"empty", "rounds"}
+    assert job.begin(1).extras == {}
+    assert job.begin(0).shared.keys() == job.begin(1).shared.keys() == task.initial().keys()
+    assert salf().init_extras(task) == {}
 
 
 def heavier(base, factor):
@@ -454,7 +457,7 @@ def test_momentum_is_torchs_and_advances_only_where_a_layer_was_reached(depths, 
     nets = [plain(task) for _ in range(users)]
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.4, momentum=0.5) for net in nets]
     names = list(task.initial())
-    level = {name: number for number, layer in enumerate(task.layers(), start=1) for name in layer}
+    level = {name: number for number, layer in enumerate(task.layer_names(), start=1) for name in layer}
     state = task.initial()
     for round_, depth in enumerate(depths):
         arrived = {name: [] for name in names}
@@ -508,4 +511,4 @@ def test_inverse_probability_is_refused_where_the_chances_are_not_known():
 
 def test_a_batch_below_zero_is_refused():
     with pytest.raises(UsageError, match="batch"):
-        typed(Salf, {"batch": -1}, "algorithm")
+        Salf.from_table({"batch": -1}, "algorithm")

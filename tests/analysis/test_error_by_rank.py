@@ -15,7 +15,6 @@ from test_flic_figures import script
 
 from helpers.runs import alone, toml
 from hpcfl import store
-from hpcfl.algorithms.fedlrgd.algorithm import WEIGHTS
 from hpcfl.algorithms.fedlrgd.reweighting import Bound, Inverse, StandIns, solved
 from hpcfl.commands.optimum import Objective
 from hpcfl.engine.trained import open_models
@@ -155,7 +154,7 @@ def test_errors_are_those_of_the_runs_weights(
         held = models.task.server_batch()
         assert held is not None
         stand_ins = StandIns(models.task, held, own["rank"], Bound.of(2**20, 2, own["rank"], 8))
-        weights = torch.from_numpy(models.shared[WEIGHTS])
+        weights = torch.from_numpy(models.extras["weights"])
         exact = [objective.gradient(point.numpy()) for point in points]
         apart = [np.linalg.norm(stand_ins.gradient(at, weights).numpy() - to) for at, to in zip(points, exact)]
         assert own["error"] == pytest.approx(np.median(apart))

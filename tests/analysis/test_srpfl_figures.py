@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from hpcfl.launch.request import ordered_run
+from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
 
 ANALYSIS = Path(__file__).parents[2] / "analysis"
 
 
 def ran(folder: Path, preset: str, *settings: str) -> Path:
-    launch(lambda: ordered_run(preset, settings, folder, None, quiet=True), None)
+    launch(lambda: run_request(preset, settings, folder, None, quiet=True), None)
     return folder
 
 

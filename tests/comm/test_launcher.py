@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcfl.base.errors import Elsewhere, RunError, UsageError
+from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.cli import main
 from hpcfl.comm import launcher as worlds
-from hpcfl.comm import mpi_settings, placement
+from hpcfl.comm import placement
 
 OPENMPI = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11"
 MPICH = "MPICH Version:      5.0.2\nMPICH configure:    --with-device=ch4:ucx,ofi --with-pm=hydra:gforker\n"
@@ -50,7 +50,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def start(environ: dict[str, str]) -> None:
         monkeypatch.setattr(worlds, "PATIENCE", 0)
-        for key in (*ALL, mpi_settings.ULFM):
+        for key in (*ALL, worlds.ULFM):
             monkeypatch.delenv(key, raising=False)
         for key, value in environ.items():
             monkeypatch.setenv(key, value)
@@ -230,7 +230,7 @@ def test_refusing(start: Any) -> None:
         worlds.world()
     assert caught.value.settled
     start(STEP)
-    with pytest.raises(Elsewhere) as silent:
+    with pytest.raises(ErrorOnOtherRank) as silent:
         worlds.world()
     assert silent.value.code == 2
     start({})
@@ -256,7 +256,7 @@ def test_mpi_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, start: Any) 
     ],
 )
 def test_ulfm(text: str, switch: str | None, expected: bool, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    start({} if switch is None else {mpi_settings.ULFM: switch})
+    start({} if switch is None else {worlds.ULFM: switch})
     monkeypatch.setattr(worlds, "_loaded", lambda: Library(text, 4))
     assert worlds.has_ulfm(object()) is expected
     assert worlds.has_ulfm(None) is False
@@ -264,16 +264,16 @@ def test_ulfm(text: str, switch: str | None, expected: bool, start: Any, monkeyp
 
 @pytest.mark.parametrize(("switch", "expected"), [("1", "1"), ("0", None), (None, None)])
 def test_only_with_fault_tolerance_nobody_waits_for_the_launcher(switch: str | None, expected: str | None) -> None:
-    (name,) = mpi_settings.FAREWELL
-    environ = {} if switch is None else {mpi_settings.ULFM: switch}
-    mpi_settings.prefer(environ)
+    (name,) = worlds.FAREWELL
+    environ = {} if switch is None else {worlds.ULFM: switch}
+    worlds.prefer(environ)
     assert environ.get(name) == expected
 
 
 def test_what_the_user_has_set_is_kept() -> None:
-    asked = dict.fromkeys([*mpi_settings.TREES, *mpi_settings.FAREWELL], "0") | {mpi_settings.ULFM: "1"}
+    asked = dict.fromkeys([*worlds.TREES, *worlds.FAREWELL], "0") | {worlds.ULFM: "1"}
     environ = dict(asked)
-    mpi_settings.prefer(environ)
+    worlds.prefer(environ)
     assert environ == asked
 
 

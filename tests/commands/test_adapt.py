@@ -27,7 +27,7 @@ from hpcfl.commands.adapt_request import judged
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.engine.record import COLUMNS
-from hpcfl.learning.optim import TUNING
+from hpcfl.learning.optim import FINE_TUNING
 from hpcfl.learning.task import Task
 
 ROUNDS = 3
@@ -100,7 +100,7 @@ def test_it_is_the_plain_loop(method: str, tmp_path: Path) -> None:
     assert [row["client"] for row in found["clients"]] == ABSENT
     for row in found["clients"]:
         client = row["client"]
-        wanted = loop.trained(client, start, [(True, False, 2, TUNING)], ROUNDS)
+        wanted = loop.trained(client, start, [(True, False, 2, FINE_TUNING)], ROUNDS)
         there = tensors(tmp_path / "own.h5")[client]
         assert_close(there, {name: wanted[name] for name in own})
         before = row["accuracy_before"], row["loss_before"]
@@ -281,8 +281,8 @@ CASES = {
         "'salf' has no layers that a client could adapt; expected a run of fedavg, fedprox, fedrep, flic, hf_maml",
     ),
     "local": ("local", "algorithm.name = 'local' has no layers"),
-    "client-7": ("run --client 7", "--client 7: expected ids 0 … 6, got 7; nearest: 6"),
-    "client-below-0": ("run --client=2,-3", "expected ids 0 … 6, got -3; nearest: 0"),
+    "client-7": ("run --client 7", "--client 7: expected ids 0 … 6, got 7; did you mean 6"),
+    "client-below-0": ("run --client=2,-3", "expected ids 0 … 6, got -3; did you mean 0"),
     "client-word": ("run --client 1,al", "--client 1,al: expected ids with commas between them, or 'all'; got 'al'"),
     "client-nothing": ("run --client 1,,2", "got ''"),
     "epochs-0": ("run --epochs 0", "hpcfl adapt: Invalid value for '--epochs': 0"),

@@ -62,7 +62,7 @@ def test_clients_with_features_too_large_are_named(changes, expected, data, tmp_
     client, value, count, remedy = expected
     assert lines == [
         f"warning       features: client {client} holds {value}: beyond ±100, as in {count} of 20 clients, "
-        f"training by gradients may diverge; nearest: {remedy}"
+        f"training by gradients may diverge: expected {remedy}"
     ]
 
 

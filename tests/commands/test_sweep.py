@@ -77,7 +77,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HPCFL_DATA", raising=False)
     if request.node.get_closest_marker("mpi") is None:
-        for module in ("hpcfl.launch.consensus", "hpcfl.comm.launcher"):
+        for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
             monkeypatch.setattr(f"{module}.launched", lambda: False)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -163,7 +163,7 @@ BAD = {
     "preset": ("--list salf-digit", "run 1 (salf-digit)", "'salf-digits'"),
     "grid-key": ("--grid algorithm.lrr=1,2", "run 0 (fedavg-digits_algorithm.lrr=1)", "algorithm.lrr", "'lr'"),
     "grid-value": ("--grid algorithm.lr=0.1,x --seeds 1-2", "run 2 (", "algorithm.lr", "number", "'x'"),
-    "grid-together": ("--grid data.train_samples=100,2000", "run 1 (", "data.train_samples", "nearest: 1437"),
+    "grid-together": ("--grid data.train_samples=100,2000", "run 1 (", "data.train_samples", "did you mean 1437"),
     "grid-without-values": ("--grid seed", "--grid seed", "KEY=V1,V2"),
     "grid-without-a-value": ("--grid seed=1,,2", "--grid seed=1,,2", "KEY=V1,V2"),
     "grid-open": ("--grid model.hidden=[1,2", "--grid model.hidden=[1,2", "KEY=V1,V2"),
@@ -171,8 +171,8 @@ BAD = {
     "grid-and-seeds": ("--grid seed=1,2 --seeds 3", "seed: set twice", "--seeds"),
     "seeds": ("--seeds 1..3", "--seeds 1..3", "1-3", "'1..3'"),
     "seed-twice": ("--seeds 1,1", "share the folder", "fedavg-digits_seed=1"),
-    "only": ("--seeds 1-3 --only 3", "--only", "0 to 2", "got 3", "nearest: 2"),
-    "only-below": ("--seeds 1-3 --only -1", "--only", "0 to 2", "got -1", "nearest: 0"),
+    "only": ("--seeds 1-3 --only 3", "--only", "0 to 2", "got 3", "did you mean 2"),
+    "only-below": ("--seeds 1-3 --only -1", "--only", "0 to 2", "got -1", "did you mean 0"),
     "only-word": ("--only x", "--only", "'x'"),
     "jobs": ("--jobs 0", "--jobs", "0"),
     "launcher": ("--launcher 'mpirunn -n 4'", "--launcher mpirunn", "no such command", "mpirun -n 4"),

@@ -332,7 +332,11 @@ def test_only_the_first_classes_are_used(tmp_path):
     federation = section.federate(4, 0, tmp_path)
     assert [len(set(federation.client(i).train_labels)) for i in range(4)] == [5] * 4
     refused_by_all(
-        Emnist(split="digits", first_classes=11), tmp_path, "data.first_classes = 11", "'digits' has 10", "nearest: 10"
+        Emnist(split="digits", first_classes=11),
+        tmp_path,
+        "data.first_classes = 11",
+        "'digits' has 10",
+        "did you mean 10",
     )
 
 
@@ -407,7 +411,9 @@ def test_users_without_the_first_classes_are_left_out(tmp_path):
     assert greys(federation.client(0).train_features) == [10, 11, 12, 14]
     assert federation.client(0).test_labels.tolist() == [2, 0]
     assert federation.client(3).train_labels.tolist() == [5, 6, 5, 6, 5]
-    refused_by_all(section, tmp_path, "clients = 5", "there are 4 users", "first 10 classes", "nearest: 4", clients=5)
+    refused_by_all(
+        section, tmp_path, "clients = 5", "there are 4 users", "first 10 classes", "did you mean 4", clients=5
+    )
 
 
 def test_a_user_keeps_so_many_classes_and_samples(tmp_path):
@@ -490,17 +496,17 @@ def test_merged_samples_are_dealt_anew(tmp_path):
     assert len(np.unique(every)) == len(every)
     line = refused(Femnist(merge=True, samples=31).federate, 10, 0, tmp_path)
     assert "data.samples = 31" in line
-    assert line.endswith("nearest: data.samples + data.imbalance = 30")
+    assert line.endswith("did you mean data.samples + data.imbalance = 30?")
 
 
 def test_too_few_samples_name_the_nearest(tmp_path):
     femnist(tmp_path)
     line = refused(Femnist(first_classes=10, samples=5).federate, 4, 0, tmp_path)
     assert "client 0 keeps 5 training samples, but has 4" in line
-    assert "nearest: data.samples + data.imbalance = 4, or data.merge = true" in line
+    assert "did you mean data.samples + data.imbalance = 4, or data.merge = true" in line
     assert "needs data.samples" in refused_by_all(Femnist(imbalance=5), tmp_path)
-    refused_by_all(Femnist(first_classes=10, classes=11), tmp_path, "data.classes = 11", "nearest: 10")
-    refused_by_all(Femnist(merge=True), tmp_path, "there are 20 training samples", "nearest: 20", clients=21)
+    refused_by_all(Femnist(first_classes=10, classes=11), tmp_path, "data.classes = 11", "did you mean 10")
+    refused_by_all(Femnist(merge=True), tmp_path, "there are 20 training samples", "did you mean 20", clients=21)
 
 
 def change(user: str, **keys: Any) -> Any:
@@ -661,7 +667,7 @@ def test_only_the_most_frequent_words_are_known(tmp_path):
 
 def test_too_few_users_are_refused(tmp_path):
     sent140(tmp_path)
-    refused_by_all(SECTION, tmp_path, "clients = 4", "3 users", "data.min_samples = 5", "nearest: 3", clients=4)
+    refused_by_all(SECTION, tmp_path, "clients = 4", "3 users", "data.min_samples = 5", "did you mean 3", clients=4)
     refused_by_all(SECTION, tmp_path, "clients = 0", "at least 1", clients=0)
 
 

@@ -25,7 +25,7 @@ from hpcfl.data.unit_cube import UnitCube
 from hpcfl.learning.task import Task
 from hpcfl.models.glm import Glm
 from hpcfl.models.mlp import Mlp
-from hpcfl.models.modules.layers import Stage
+from hpcfl.models.modules.layers import Layer
 from hpcfl.models.modules.links import Rough
 
 
@@ -98,10 +98,10 @@ def test_a_server_without_samples_says_so():
     [
         (
             {"server": 1437},
-            "data.server = 1437, but there are 1437 training samples for clients and server; nearest: 1436",
+            "data.server = 1437, but there are 1437 training samples for clients and server; did you mean 1436?",
         ),
-        ({"deal": True}, "data.deal = true, but data.server = 0: expected samples to deal out; nearest: 1"),
-        ({"server": 1432, "deal": True}, "clients = 7, but there are 5 training samples; nearest: 5"),
+        ({"deal": True}, "data.deal = true, but data.server = 0: expected samples to deal out; did you mean 1?"),
+        ({"server": 1432, "deal": True}, "clients = 7, but there are 5 training samples; did you mean 5?"),
     ],
 )
 def test_impossible_shares_of_the_server_are_refused(keys, message):
@@ -169,8 +169,8 @@ def test_heterogeneity_narrows_the_clients_and_moves_their_truths():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"deal": True}, "data.deal = true, but data.server = 0: expected samples to deal out; nearest: 1"),
-        ({"noise": 1.5}, "data.noise = 1.5: of data.labels = 2 classes it is a chance, at most 1; nearest: 1.0"),
+        ({"deal": True}, "data.deal = true, but data.server = 0: expected samples to deal out; did you mean 1?"),
+        ({"noise": 1.5}, "data.noise = 1.5: of data.labels = 2 classes it is a chance, at most 1; did you mean 1.0?"),
     ],
 )
 def test_cubes_that_cannot_be_are_refused(keys, message):
@@ -205,7 +205,7 @@ def test_components_by_hand():
 
 
 def test_a_table_is_not_cropped():
-    words = "data.augment = true: expected images, data.name = 'reduced' has none; nearest: false"
+    words = "data.augment = true: expected images, data.name = 'reduced' has none; did you mean false?"
     assert refused(Reduced(augment=True).check, 3, None) == words
 
 
@@ -217,9 +217,9 @@ Z = [0.3 - 1.4 + 0.25, 1.5 - 0.8 + 0.25]
 
 
 def outputs(section: Glm, params: dict[str, torch.Tensor], x: torch.Tensor, classes: int = 1) -> torch.Tensor:
-    """The outputs ``[c, B, …]`` of the one stage."""
-    ((name, modules),) = section.stages(tuple(x.shape[2:]), classes)
-    return Stage(name, modules, 0)(params, x, None)
+    """The outputs ``[c, B, …]`` of the one layer."""
+    ((name, modules),) = section.build(tuple(x.shape[2:]), classes)
+    return Layer(name, modules, 0)(params, x, None)
 
 
 def test_links_by_hand():
@@ -235,7 +235,7 @@ def test_links_by_hand():
 
 
 def test_a_softmax_has_a_row_for_each_class_and_all_begin_at_zero():
-    ((name, modules),) = Glm(link="softmax", bias=False).stages((2, 3), 4)
+    ((name, modules),) = Glm(link="softmax", bias=False).build((2, 3), 4)
     assert {key: tuple(value.shape) for key, value in modules.named_parameters()} == {"1.weight": (4, 6)}
     assert name == "linear"
     assert not modules[1].weight.any()
@@ -254,7 +254,7 @@ def test_clients_batched_or_one_by_one_are_the_same_in_float64(link):
 
 
 def test_gradients_per_sample_are_those_of_the_samples_one_by_one():
-    ((_, modules),) = Glm(link="rough", smoothness=2.5).stages((2,), 1)
+    ((_, modules),) = Glm(link="rough", smoothness=2.5).build((2,), 1)
     modules.double()
 
     def loss(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -309,7 +309,7 @@ def differences(smoothness: float, roughness: float, z: torch.Tensor, signs: tor
 def test_a_link_that_does_not_suit_the_labels_is_refused(link, classes, message):
     words = refused(Glm(link=link).check, (2,), classes)
     assert words.startswith(message)
-    assert words.endswith("nearest: '" + {10: "softmax", 2: "logistic", 1: "tanh"}[classes] + "'")
+    assert words.endswith("did you mean '" + {10: "softmax", 2: "logistic", 1: "tanh"}[classes] + "'?")
 
 
 # --- the minimum --------------------------------------------------------------------------------------------
@@ -370,7 +370,9 @@ def test_without_a_penalty_two_classes_by_one_score_or_by_two_have_one_minimum()
 
 def test_what_has_no_minimum_is_refused():
     federation = Reduced(dimension=30).federate(3, 0, None)  # separable
-    with pytest.raises(RunError, match=r"^there is no minimum: .* separable data .*; nearest: model.ridge = 1e-6$"):
+    with pytest.raises(
+        RunError, match=r"^there is no minimum: .* separable data .*; did you mean model.ridge = 1e-6\?$"
+    ):
         optimum(Task(Glm(), federation, 0), starts=1)
 
 

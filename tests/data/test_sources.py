@@ -106,7 +106,7 @@ def test_shards_are_refused_where_the_classes_are_too_small():
     message = refused(partition.shards, pool, 10, 3, rng(0))
     assert "data.classes = 3" in message
     assert "clients = 10" in message
-    assert "nearest: 2" in message
+    assert "did you mean 2" in message
     assert len(partition.shards(pool, 10, 2, rng(0))) == 10
 
 
@@ -127,8 +127,8 @@ def test_label_groups_share_no_class(groups, classes, clients, seed):
     ("keys", "message"),
     [
         ({"label_groups": 2}, "has no meaning with data.partition = 'iid'"),
-        ({"partition": "shards", "classes": 4, "label_groups": 3}, r"groups has at least 3; nearest: 3$"),
-        ({"partition": "shards", "classes": 1, "label_groups": 9}, r"8 clients to be grouped; nearest: 8$"),
+        ({"partition": "shards", "classes": 4, "label_groups": 3}, r"groups has at least 3; did you mean 3\?$"),
+        ({"partition": "shards", "classes": 1, "label_groups": 9}, r"8 clients to be grouped; did you mean 8\?$"),
     ],
 )
 def test_label_groups_that_cannot_be_are_refused(keys, message):
@@ -250,7 +250,7 @@ def test_a_subset_without_enough_classes_for_the_label_groups_is_refused():
     for present, message in refusals:
         assert message == (
             f"data.label_groups = 3: the training samples are of {present} classes, expected at least 3, "
-            f"data.classes = 1 per group; nearest: {present}"
+            f"data.classes = 1 per group; did you mean {present}?"
         )
 
 
@@ -270,13 +270,13 @@ def test_only_so_many_training_samples_are_used():
 @pytest.mark.parametrize(
     ("keys", "clients", "words"),
     [
-        ({}, 100_000_000, ["clients = 100000000", "1437", "nearest: 1437"]),
+        ({}, 100_000_000, ["clients = 100000000", "1437", "did you mean 1437"]),
         ({}, 0, ["clients = 0", "at least 1"]),
-        ({"train_samples": 20}, 21, ["clients = 21", "nearest: 20"]),
-        ({"train_samples": 5000}, 2, ["data.train_samples = 5000", "nearest: 1437"]),
+        ({"train_samples": 20}, 21, ["clients = 21", "did you mean 20"]),
+        ({"train_samples": 5000}, 2, ["data.train_samples = 5000", "did you mean 1437"]),
         ({"partition": "shards"}, 10, ["data.classes", "1 to 10"]),
-        ({"partition": "shards", "classes": 11}, 10, ["data.classes = 11", "there are 10", "nearest: 10"]),
-        ({"partition": "shards", "classes": 3}, 700, ["data.classes = 3", "clients = 700", "nearest: 2"]),
+        ({"partition": "shards", "classes": 11}, 10, ["data.classes = 11", "there are 10", "did you mean 10"]),
+        ({"partition": "shards", "classes": 3}, 700, ["data.classes = 3", "clients = 700", "did you mean 2"]),
         ({"classes": 2}, 10, ["data.classes = 2", "'iid'", "'shards'"]),
     ],
 )

@@ -229,9 +229,13 @@ def test_domains_may_be_files(tmp_path):
             "data.second = 'digits' is data.first too; expected one of 'digits-4x4', 'mnist'",
         ),
         ({}, 1, "clients = 1: expected at least 2, one of each domain"),
-        ({"share": 0.1}, 4, "data.share = 0.1 of clients = 4 are 0; expected 1 to 3, so that each domain has some; n"),
-        ({"share": 0.9}, 4, "nearest: 0.75"),
-        ({"train_samples": 1500}, 4, "data.first = 'digits': data.train_samples = 1500, but there are 1437; nearest"),
+        ({"share": 0.1}, 4, "data.share = 0.1 of clients = 4 are 0; expected 1 to 3, so that each domain has some; d"),
+        ({"share": 0.9}, 4, "did you mean 0.75"),
+        (
+            {"train_samples": 1500},
+            4,
+            "data.first = 'digits': data.train_samples = 1500, but there are 1437; did you mean",
+        ),
         ({"share": 0.01, "train_samples": 50}, 100, "data.second = 'digits-4x4': clients = 99, but there are 50"),
     ],
 )

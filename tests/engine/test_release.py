@@ -28,7 +28,7 @@ from hpcfl.engine.loop import objective
 from hpcfl.engine.progress import Speaker
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
-from hpcfl.launch.request import ordered_run
+from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
 from hpcfl.learning.task import Task
 from hpcfl.models import Model
@@ -169,7 +169,7 @@ def test_a_signal_to_a_rank_that_was_released_stops_all(
         world.meet()
         stopping.install()
         with pytest.raises(Stopped) as caught:
-            launch(lambda: ordered_run(str(file), (), folder, None, quiet=True), world.comm)
+            launch(lambda: run_request(str(file), (), folder, None, quiet=True), world.comm)
         stopping.uninstall()
     stopped = caught.value
     assert stopped.code == 85
@@ -193,10 +193,9 @@ def test_in_real_time_ranks_sleep_and_nobody_tests_clients(
 ) -> None:
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.engine.wall import lanes as fleet
-    from hpcfl.engine.wall import server
+    from hpcfl.engine.wall import lanes, server
 
-    for module, name in ((fleet, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (server, "LEAVE_SECONDS")):
+    for module, name in ((lanes, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (server, "LEAVE_SECONDS")):
         monkeypatch.setattr(module, name, 1e6)
     plain = {"speed": {"model": "none"}, "participation": {"close": "all"}, "threads": 1, "batch_clients": False}
     asked = values("", algorithm={"name": "fedrep", "batch": 32, "head_epochs": 2}, **plain)

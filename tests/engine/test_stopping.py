@@ -20,7 +20,7 @@ from hpcfl.cli import carry_out, main
 from hpcfl.engine import stopping
 from hpcfl.engine.progress import Speaker
 from hpcfl.engine.record import Recorder
-from hpcfl.launch.request import ordered_resume, ordered_run
+from hpcfl.launch.request import resume_request, run_request
 from hpcfl.launch.run import launch
 from hpcfl.store import atomic, fault
 
@@ -48,7 +48,7 @@ def _as_it_was() -> Iterator[None]:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a config to stand in, as a process alone."""
     monkeypatch.chdir(tmp_path)
-    for module in ("hpcfl.launch.consensus", "hpcfl.comm.launcher"):
+    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
     toml(small(), tmp_path / "small.toml")
@@ -368,7 +368,7 @@ def stopped(world: Any, folder: Path) -> Stopped:
         toml(small(), folder / "small.toml")
     world.meet()
     with pytest.raises(Stopped) as caught:
-        launch(lambda: ordered_run(str(folder / "small.toml"), (), folder / "run", None, quiet=True), world.comm)
+        launch(lambda: run_request(str(folder / "small.toml"), (), folder / "run", None, quiet=True), world.comm)
     world.meet()
     assert checkpoints(folder / "run") == [caught.value.round]
     status = store.read_status(folder / "run")
@@ -414,7 +414,7 @@ def test_ranks_that_wish_at_different_times_stop_at_the_first_and_go_on(world: A
     whose = world.size - 1
     assert early.round == 3
     assert early.reason == ("signal TERM" if world.rank == whose else f"signal TERM on rank {whose}")
-    launch(lambda: ordered_resume(shared_dir / "run", None, quiet=True), world.comm)
+    launch(lambda: resume_request(shared_dir / "run", None, quiet=True), world.comm)
     single = play(world, small(), shared_dir / "single", None)
     if world.rank == 0:
         same(shared_dir / "run", single)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from helpers.toys import Rounds, Toy, plain, visits_of
 from hpcfl.algorithms.flic.algorithm import Flic
 from hpcfl.algorithms.flic.phases import Learner
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 from hpcfl.data import ClientData
 from hpcfl.engine.job import stacked
+from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import Task
-from hpcfl.learning.visits import Batch
 from hpcfl.models.latent import Latent
 
 HELD = ((0, 1), (1, 2), (2, 0))
@@ -70,7 +70,7 @@ def halves(learner: Learner, row: int) -> tuple[nn.Sequential, nn.Sequential]:
     """Return one client's embedding and what is above it as ordinary networks, float64."""
     task = learner.task
     net = plain(task, {name: learner.params[name][row] for name in task.initial()}).requires_grad_(False)
-    below = sum(len(stage.modules) for stage in task.stages[: learner.terms.parts.first])
+    below = sum(len(layer.modules) for layer in task.layers[: learner.terms.parts.first])
     return net[:below].double(), net[below:].double()
 
 

@@ -16,7 +16,7 @@ from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import PER_RANK, WALL
-from hpcfl.launch.request import ordered_resume, ordered_run
+from hpcfl.launch.request import resume_request, run_request
 from hpcfl.launch.run import launch
 
 SINGLES = "HPCFL_TEST_SINGLES"  # folder where launches leave runs of one rank for each other
@@ -70,7 +70,7 @@ def play(world: Any, values: dict[str, Any], folder: Path, comm: Any) -> Path:
     if world.rank == 0:
         toml(values, file)
     if comm is not None:
-        launch(lambda: ordered_run(str(file), (), folder, None, resume=False, quiet=True), comm)
+        launch(lambda: run_request(str(file), (), folder, None, resume=False, quiet=True), comm)
     elif world.rank == 0:
         alone(values, file, folder)
     world.meet()
@@ -84,7 +84,7 @@ def alone(values: dict[str, Any], file: Path, folder: Path) -> None:
     if kept is not None and kept.exists():
         shutil.copytree(kept, folder)
         return
-    launch(lambda: ordered_run(str(file), (), folder, None, resume=False, quiet=True), None)
+    launch(lambda: run_request(str(file), (), folder, None, resume=False, quiet=True), None)
     if kept is not None:
         shutil.copytree(folder, kept)
 
@@ -111,7 +111,7 @@ def resume(world: Any, folder: Path, done: int, comm: Any) -> None:
         cut_back(folder, done)
     world.meet()
     if comm is not None or world.rank == 0:
-        launch(lambda: ordered_resume(folder, None, quiet=True), comm)
+        launch(lambda: resume_request(folder, None, quiet=True), comm)
     world.meet()
 
 

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpcfl.algorithms import Algorithm
+from hpcfl.algorithms import Algorithm, ServerState
 from hpcfl.comm.message import ExactSums
 from hpcfl.comm.placement import cut
 from hpcfl.data import ClientData, Federation
-from hpcfl.engine.iterated import found
+from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.simulated import visit
+from hpcfl.learning.batches import Visits
 from hpcfl.learning.task import Task
-from hpcfl.learning.visits import Visits
 from hpcfl.models.cnn import Cnn
 from hpcfl.models.mlp import Mlp
 from hpcfl.schedule.deadlines import Deadlines
@@ -63,7 +63,7 @@ def cnn_task(sizes, dropout=0.0, seed=0):
 
 def visits_of(task, clients, depth=None, round_=0, reach=None):
     clients = np.asarray(clients)
-    layers = len(task.layers())
+    layers = len(task.layer_names())
     depth = np.ones(len(clients), dtype=np.int64) if depth is None else np.asarray(depth)
     reach = np.ones((len(clients), layers)) if reach is None else reach
     return Visits(round_, clients, depth, task.federation.train_sizes[clients], reach)
@@ -98,6 +98,10 @@ class Rounds:
         return self.now.shared
 
     @property
+    def server(self):
+        return ServerState(self.now.shared, self.now.extras)
+
+    @property
     def layers(self):
         return self.job.algorithm.layers(self.job.task)
 
@@ -112,20 +116,21 @@ class Rounds:
         kept = []
         for chunk in self.job.chunks:
             visit(self.job, plan, chunk, self.now, sums, kept)
-        if self.job.keeps:
-            sums.found = found(self.job.algorithm, self.job.task, self.now.shared, kept, lambda own: own)
+        if self.job.iterated is not None:
+            sums.iterated = iterate(self.job.iterated, self.now.shared, kept, lambda own: own, self.job.task.device)
         return sums
 
     def step(self, plan):
         sums = self.collect(plan)
-        self.now.shared = self.job.algorithm.server(self.job.task, self.now.shared, sums)
+        after = self.job.algorithm.step(self.job.task, self.server, sums)
+        self.now.shared, self.now.extras = after.shared, after.extras
         self.now.round += 1
         return sums
 
 
 def plain(task, state=None):
     """The same model as one ordinary nn.Sequential with parameters of its own."""
-    net = nn.Sequential(*[copy.deepcopy(module) for stage in task.stages for module in stage.modules])
+    net = nn.Sequential(*[copy.deepcopy(module) for layer in task.layers for module in layer.modules])
     if state is not None:
         load(net, state)
     return net
@@ -133,8 +138,7 @@ def plain(task, state=None):
 
 @torch.no_grad()
 def load(net, state):
-    values = [value for name, value in state.items() if not name.startswith("server.")]
-    for parameter, value in zip(net.parameters(), values, strict=True):
+    for parameter, value in zip(net.parameters(), state.values(), strict=True):
         parameter.copy_(value)
 
 

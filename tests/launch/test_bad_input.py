@@ -23,9 +23,9 @@ from helpers.launcher import alone, job, mpis
 from helpers.world import World
 from hpcfl import cli, store
 from hpcfl import config as configs
-from hpcfl.base.errors import Elsewhere
+from hpcfl.base.errors import ErrorOnOtherRank
 from hpcfl.comm.launcher import launched
-from hpcfl.launch.request import ordered_run
+from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
 
 LIMIT = 180.0
@@ -243,8 +243,8 @@ CASES = {
     "keep-none": salf("checkpoint.keep=0", "checkpoint.keep", "1", "got 0"),
     "batch-clients": salf("batch_clients=0", "batch_clients", "1", "got 0"),
     "batch-clients-text": salf("batch_clients=some", "batch_clients", "some"),
-    "stragglers": salf("speed.stragglers=1.5", "speed.stragglers", "1.5", "nearest: 1.0"),
-    "stragglers-below-0": salf("speed.stragglers=-0.5", "speed.stragglers", "-0.5", "nearest: 0.0"),
+    "stragglers": salf("speed.stragglers=1.5", "speed.stragglers", "1.5", "did you mean 1.0"),
+    "stragglers-below-0": salf("speed.stragglers=-0.5", "speed.stragglers", "-0.5", "did you mean 0.0"),
     "stragglers-nan": salf("speed.stragglers=nan", "speed.stragglers", "nan"),
     "deadline-0": salf("participation.deadline=0.0", "participation.deadline", "0.0"),
     "deadline-below-0": salf("participation.deadline=-1.0", "participation.deadline", "-1.0"),
@@ -270,27 +270,27 @@ CASES = {
     "far-from-any-name": salf("algorithm.name=zzzz", "algorithm.name", "'zzzz'", "fedavg", "salf"),
     "name-is-a-number": salf("algorithm.name=3", "algorithm.name", "3"),
     # what does not go together
-    "more-classes": fedavg("data.partition=shards data.classes=11", "data.classes", "11", "nearest: 10"),
+    "more-classes": fedavg("data.partition=shards data.classes=11", "data.classes", "11", "did you mean 10"),
     "classes-without-shards": fedavg("data.classes=2", "data.classes", "data.partition", "'shards'"),
     "shards-without-classes": fedavg("data.partition=shards", "data.classes", "1 to 10"),
-    "more-samples": fedavg("data.train_samples=2000", "data.train_samples", "2000", "nearest: 1437"),
+    "more-samples": fedavg("data.train_samples=2000", "data.train_samples", "2000", "did you mean 1437"),
     "first-beyond-the-cohort": fedavg(
         "participation.invite=uniform participation.size=4 participation.close=first participation.first=5",
         "participation.first",
         "got 5",
-        "nearest: 4",
+        "did you mean 4",
     ),
     "size-beyond-the-clients": fedavg(
-        "participation.invite=uniform participation.size=9", "participation.size", "got 9", "nearest: 8"
+        "participation.invite=uniform participation.size=9", "participation.size", "got 9", "did you mean 8"
     ),
     "min-clients-beyond-the-cohort": salf(
-        "participation.min_clients=9", "participation.min_clients", "got 9", "nearest: 8"
+        "participation.min_clients=9", "participation.min_clients", "got 9", "did you mean 8"
     ),
     "adaptive-depths": salf("participation.deadline=adaptive", "'adaptive'", "'uniform-depth'", "seconds"),
     "unknown-chances": salf("clock=wall speed={}", "algorithm.missing", "'exact'", "'none'", "'empirical'"),
-    "batches-in-real-time": fedavg("clock=wall batch_clients=4", "batch_clients", "'wall'", "got 4", "nearest: 1"),
+    "batches-in-real-time": fedavg("clock=wall batch_clients=4", "batch_clients", "'wall'", "got 4", "did you mean 1"),
     "first-beyond-the-cohort-in-real-time": fedavg(
-        "clock=wall participation.close=first participation.first=9", "participation.first", "got 9", "nearest: 8"
+        "clock=wall participation.close=first participation.first=9", "participation.first", "got 9", "did you mean 8"
     ),
     "lane-width-0": fedavg("clock=wall lane_width=0", "lane_width", "at least 1"),
     "lane-width-word": fedavg("clock=wall lane_width=al", "lane_width", "'al'"),
@@ -301,7 +301,7 @@ CASES = {
     "trace-of-no-run": fedavg("speed.model=trace speed.run={here}/none", "speed.run", "/none", "no run folder"),
     "trace-in-real-time": fedavg("clock=wall speed.model=trace speed.run=x", "speed.model", "'simulated'", "'wall'"),
     "trace-of-other-clients": replace(
-        fedavg("speed.model=trace speed.run={here}/run", "speed.run", "5 clients", "got 8", "nearest: clients = 5"),
+        fedavg("speed.model=trace speed.run={here}/run", "speed.run", "5 clients", "got 8", "did you mean clients = 5"),
         prepare=of_five_clients,
     ),
     "size-without-sampling": fedavg("participation.size=4", "participation.size", "'uniform'"),
@@ -315,8 +315,8 @@ CASES = {
     "more-ranks-than-chunks": salf("batch_clients=8", "ranks", "chunks", "batch_clients = ", ranks=3),
     # what does not go with the launch
     "real-time-alone": real("", "clock = 'wall'", "at least 2 ranks", "got 1", "mpirun -n 2", most=1),
-    "lane-width-beyond-the-ranks": real("lane_width=9", "lane_width", "got 9", "nearest: ", "'all'", ranks=2),
-    "no-ulfm": real("fault_tolerance=ulfm", "fault_tolerance = 'ulfm'", "--with-ft ulfm", "nearest: ", "'auto'"),
+    "lane-width-beyond-the-ranks": real("lane_width=9", "lane_width", "got 9", "did you mean ", "'all'", ranks=2),
+    "no-ulfm": real("fault_tolerance=ulfm", "fault_tolerance = 'ulfm'", "--with-ft ulfm", "did you mean ", "'auto'"),
     # files
     "no-file": Case("run {here}/none.toml --out {here}/out", ("none.toml", "no such file")),
     "preset": Case("run salf-digit --out {here}/out", ("'salf-digit'", "'salf-digits'")),
@@ -528,8 +528,8 @@ def test_an_error_on_all_ranks_is_told_by_one(world: World, shared_dir: Path, mo
     monkeypatch.setattr(Job, "of", unlucky)
     monkeypatch.setattr("hpcfl.launch.run.fail", fail)
     (shared_dir / f"{world.rank}.toml").write_text(FEDAVG)
-    with pytest.raises((SystemExit, Elsewhere)) as caught:
-        launch(lambda: ordered_run(str(shared_dir / "0.toml"), (), shared_dir / "out", None), world.comm)
+    with pytest.raises((SystemExit, ErrorOnOtherRank)) as caught:
+        launch(lambda: run_request(str(shared_dir / "0.toml"), (), shared_dir / "out", None), world.comm)
     assert isinstance(caught.value, SystemExit) == (world.rank == 0)
     assert caught.value.code == 1
     assert not (shared_dir / "out").exists()

@@ -13,7 +13,7 @@ from helpers.launcher import descendants, mpis
 from helpers.live import Live, live
 from helpers.runs import table, toml
 from hpcfl import store
-from hpcfl.launch.request import ordered_resume
+from hpcfl.launch.request import resume_request
 from hpcfl.launch.run import launch
 
 pytestmark = pytest.mark.launch
@@ -47,5 +47,5 @@ def test_a_signal_while_libraries_are_loaded_stops_a_run(mpi: str, tmp_path: Pat
     assert status.state == "stopped"
     assert status.reason.startswith("signal USR1")
     assert "Traceback" not in job.err
-    launch(lambda: ordered_resume(folder, None, quiet=True), None)
+    launch(lambda: resume_request(folder, None, quiet=True), None)
     assert store.read_status(folder).state == "done"

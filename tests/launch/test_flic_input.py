@@ -90,19 +90,19 @@ DATA: dict[str, tuple[Callable[[h5py.File], None], str]] = {
     "infinite": (holding(-np.inf), "clients/1/train/features: sample 4 holds -inf, expected finite"),
     "label": (
         put("clients/2/train/labels", [0, 1, 2, 3, 0, 1]),
-        "clients/2/train/labels hold 3, expected 0 to 2 as data.labels = 3; nearest: 4",
+        "clients/2/train/labels hold 3, expected 0 to 2 as data.labels = 3; did you mean 4",
     ),
     "no-features": (lost, "own.h5: clients/1/train/features is missing"),
 }
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no-embedding": (
         {"model": {"name": "mlp"}},
-        "algorithm.name = 'flic' needs an embedding, got 'mlp'; nearest: '",
+        "algorithm.name = 'flic' needs an embedding, got 'mlp'; did you mean '",
     ),
-    "targets-of-classes": (flic(anchors="targets"), "the labels are classes, got 'targets'; nearest: 'classes'"),
+    "targets-of-classes": (flic(anchors="targets"), "the labels are classes, got 'targets'; did you mean 'classes'"),
     "classes-of-targets": (
         {"data": SPACES},
-        "algorithm.anchors: the labels are real numbers, got 'classes'; nearest",
+        "algorithm.anchors: the labels are real numbers, got 'classes'; did you mean",
     ),
     "short-meta": (
         flic(meta=[0, 1]),
@@ -117,22 +117,22 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         f"bures-on-lanes-of-{width}": (
             {"clock": "wall", "lane_width": width, **flic(reduction="bures", factors=True)},
             f"lane_width: algorithm.name = 'flic' asks for further sums over single messages, which ranks that share a "
-            f"lane add up on the way: expected 1, got {width!r}; nearest: 1",
+            f"lane add up on the way: expected 1, got {width!r}; did you mean 1",
         )
         for width in (2, "all")
     },
-    "convolutions-of-vectors": (latent(embedding="convolutions"), "got (3,); nearest: 'dense'"),
+    "convolutions-of-vectors": (latent(embedding="convolutions"), "got (3,); did you mean 'dense'"),
     "identity": (latent(embedding="identity"), "model.dimension: embedding = 'identity' keeps the 3 features, got 4"),
     "identity-of-another-client": (latent(embedding="identity", dimension=3), "keeps the 5 features, got 3"),
     "fedavg": (
         {"algorithm": {"name": "fedavg"}, "model": {"name": "mlp"}},
-        f"{ONE_MODEL} 'fedavg' shares one model, which needs equal shapes; nearest: fedhenn, flic, local",
+        f"{ONE_MODEL} 'fedavg' shares one model, which needs equal shapes; expected one of fedhenn, flic, local",
     ),
     "fedrep": ({"algorithm": {"name": "fedrep"}}, f"{ONE_MODEL} 'fedrep' shares one model"),
     "salf": ({"algorithm": {"name": "salf"}}, f"{ONE_MODEL} 'salf' shares one model"),
     "fedavg-of-spaces": (
         {"algorithm": {"name": "fedavg"}, "model": LINEAR, "data": SPACES},
-        "shares one model, which needs equal shapes; nearest: fedhenn, flic, linear_fedrep, local",
+        "shares one model, which needs equal shapes; expected one of fedhenn, flic, linear_fedrep, local",
     ),
     "linear-of-classes": (
         {"algorithm": {"name": "linear_fedrep"}, "model": LINEAR, "data": {"name": "noisy_features"}},
@@ -181,7 +181,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in an empty folder, as a process alone, whoever else runs the tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HPCFL_DATA", raising=False)
-    for module in ("hpcfl.launch.consensus", "hpcfl.comm.launcher"):
+    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
 
 

@@ -23,7 +23,7 @@ def test_steps_are_those_of_torch(kind: str, optimizer: Optimizer) -> None:
     """Clients of 8 and 3 samples, batches of 4: the smaller one rests in every second step."""
     task = mlp_task([8, 3])
     visits = visits_of(task, [0, 1])
-    params = {name: value.clone() for name, value in task.spread(task.initial(), visits).items()}
+    params = {name: value.clone() for name, value in task.replicate(task.initial(), visits).items()}
     optimizer.train(task, params, task.batches(visits, 4, EPOCHS))
     for client in (0, 1):
         net = plain(task, task.initial())
@@ -39,7 +39,7 @@ def test_steps_are_those_of_torch(kind: str, optimizer: Optimizer) -> None:
 def test_another_objective_is_what_is_minimised() -> None:
     task = mlp_task([6])
     visits = visits_of(task, [0])
-    params = {name: value.clone() for name, value in task.spread(task.initial(), visits).items()}
+    params = {name: value.clone() for name, value in task.replicate(task.initial(), visits).items()}
     name = "fc1.weight"
     before = params[name].clone()
     loss = Sgd(0.1).train(
@@ -51,7 +51,7 @@ def test_another_objective_is_what_is_minimised() -> None:
 
 def test_the_parts_of_a_model_make_the_whole() -> None:
     task = mlp_task([6])
-    params, (x, _) = task.spread(task.initial(), visits_of(task, [0])), full_batch(task, 0)
+    params, (x, _) = task.replicate(task.initial(), visits_of(task, [0])), full_batch(task, 0)
     middle = task.forward(params, x[None], last=2)
     assert middle.shape[-1] == 3
     torch.testing.assert_close(task.forward(params, middle, first=2), task.forward(params, x[None]))
@@ -61,7 +61,7 @@ def test_an_objective_counts_only_where_a_client_takes_a_step() -> None:
     """The smaller client rests in every second step; what is added to its loss there must not be recorded."""
     task = mlp_task([8, 3])
     visits = visits_of(task, [0, 1])
-    params = {name: value.clone() for name, value in task.spread(task.initial(), visits).items()}
+    params = {name: value.clone() for name, value in task.replicate(task.initial(), visits).items()}
     found = Sgd(1e-9).train(
         task,
         params,

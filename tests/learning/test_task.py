@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from helpers.toys import cnn_task, full_batch, mlp_task, plain, plain_gradients, same_bits, visits_of
+from hpcfl.base.rng import StepKey
 from hpcfl.learning.task import Task
 from hpcfl.models.mlp import Mlp
-from hpcfl.models.modules.layers import Dropout, Stage
+from hpcfl.models.modules.layers import Dropout, Layer
 
 SIZES = [3, 9, 5, 12]
 MAKERS = {"mlp": mlp_task, "cnn": cnn_task}
@@ -65,7 +66,7 @@ def all_rows(layers, count):
 def test_backprop_gives_each_client_the_layers_it_has_time_for(make):
     task = make(SIZES)
     params, batch = own_params(task, 4), one_batch(task, range(4))
-    layers = task.layers()
+    layers = task.layer_names()
     wanted = [plain_gradients(task, row(params, client), *full_batch(task, client)) for client in range(4)]
     _, losses = task.gradients(params, batch)
     ways = all_rows(len(layers), 4)
@@ -88,7 +89,7 @@ def test_a_whole_backprop_is_the_gradient_to_the_bit(make):
         params, batch = own_params(task, count), one_batch(task, range(count))
         whole, _ = task.gradients(params, batch)
         parts = {}
-        for _, gradients, _ in task.backprop(params, batch, [count] * len(task.layers())):
+        for _, gradients, _ in task.backprop(params, batch, [count] * len(task.layer_names())):
             parts |= gradients
         assert same_bits({name: parts[name] for name in whole}, whole)
 
@@ -98,15 +99,15 @@ def test_no_graph_is_built_below_the_depth(make, monkeypatch):
     task = make(SIZES)
     params, batch = own_params(task, 1), one_batch(task, [1])
     tracked = []
-    run = Stage.__call__
+    run = Layer.__call__
 
     def watched(self, *args):
         out = run(self, *args)
         tracked.append(out.requires_grad)
         return out
 
-    monkeypatch.setattr(Stage, "__call__", watched)
-    layers = len(task.stages)
+    monkeypatch.setattr(Layer, "__call__", watched)
+    layers = len(task.layers)
     for depth in range(1, layers + 2):
         tracked.clear()
         list(task.backprop(params, batch, [int(number >= depth) for number in range(1, layers + 1)]))
@@ -176,9 +177,9 @@ def test_initial_returns_copies():
 
 def test_layers_are_modules_or_tensors_first_layer_first():
     task = mlp_task([3])
-    assert task.layers() == (("fc1.weight", "fc1.bias"), ("fc2.weight", "fc2.bias"), ("fc3.weight", "fc3.bias"))
-    assert task.layers("tensor") == tuple((name,) for names in task.layers() for name in names)
-    weights = [weight for weight, _ in cnn_task([3]).layers()]
+    assert task.layer_names() == (("fc1.weight", "fc1.bias"), ("fc2.weight", "fc2.bias"), ("fc3.weight", "fc3.bias"))
+    assert task.layer_names("tensor") == tuple((name,) for names in task.layer_names() for name in names)
+    weights = [weight for weight, _ in cnn_task([3]).layer_names()]
     assert weights == ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]
 
 
@@ -269,7 +270,7 @@ def test_the_order_depends_on_seed_round_and_client_only(work):
 
 
 def mask(clients, round_=0, step=0, seed=0, number=1, chance=0.5, shape=(6, 40)):
-    return Dropout(chance).dropped(torch.ones(len(clients), *shape), (seed, round_, clients, step), number)
+    return Dropout(chance).dropped(torch.ones(len(clients), *shape), StepKey(seed, round_, clients, step), number)
 
 
 def test_dropout_masks_belong_to_client_step_round_seed_and_layer():
@@ -295,7 +296,7 @@ def test_dropout_in_training_is_the_same_batched_or_one_by_one(make):
     together, _ = task.gradients(params, batch)
     silent, _ = make([8] * 4).gradients(params, batch)
     seen = [{}, {}]
-    for number, rows in enumerate(([4] * len(task.layers()), [2] * (len(task.layers()) - 1) + [4])):
+    for number, rows in enumerate(([4] * len(task.layer_names()), [2] * (len(task.layer_names()) - 1) + [4])):
         for _, gradients, _ in task.backprop(params, batch, rows):
             seen[number] |= gradients
     for client in range(4):
@@ -320,7 +321,7 @@ def test_dropout_differs_from_step_to_step():
 class Foreign(Mlp):
     """A model with torch's own dropout, which takes no generator."""
 
-    def stages(self, shape, classes):
+    def build(self, shape, classes):
         first = nn.Sequential(nn.Flatten(), nn.Linear(shape[0], 20), nn.ReLU(), nn.Dropout(0.5))
         return [("a", first), ("b", nn.Sequential(nn.Linear(20, classes)))]
 
@@ -380,12 +381,12 @@ def test_the_servers_test_set_is_scored_whole(monkeypatch):
 def test_fixed_layers_are_computed_once_and_change_nothing():
     task = mlp_task([3, 20, 8])
     visits = visits_of(task, [2, 0, 1])
-    params = {name: value.clone() for name, value in task.spread(task.initial(), visits).items()}
+    params = {name: value.clone() for name, value in task.replicate(task.initial(), visits).items()}
     for value in params.values():  # clients that differ
         value.mul_(torch.arange(1, 4).view(-1, *[1] * (value.dim() - 1)))
     own = {"fc3.weight", "fc3.bias"}
-    upper = task.above(params, visits, own)
-    assert [stage.name for stage in upper.stages] == ["fc3"]
+    upper = task.freeze_below(params, visits, own)
+    assert [layer.name for layer in upper.layers] == ["fc3"]
     for above, below in zip(upper.batches(visits, 4, 2, phase=1), task.batches(visits, 4, 2, phase=1)):
         assert torch.equal(above.y, below.y)
         assert above.x.shape[-1] == 3  # what fc2 gives
@@ -400,11 +401,11 @@ def test_fixed_layers_are_computed_once_and_change_nothing():
 def test_layers_that_draw_are_not_computed_once():
     visits = visits_of(mlp_task([3, 4]), [0, 1])
     task = mlp_task([3, 4], dropout=0.5)
-    params = task.spread(task.initial(), visits)
-    assert task.above(params, visits, {"fc3.weight"}) is task
-    assert task.above(params, visits, {"fc1.weight", "fc3.weight"}) is task
+    params = task.replicate(task.initial(), visits)
+    assert task.freeze_below(params, visits, {"fc3.weight"}) is task
+    assert task.freeze_below(params, visits, {"fc1.weight", "fc3.weight"}) is task
     plain_ = mlp_task([3, 4])
-    assert plain_.above(plain_.spread(plain_.initial(), visits), visits, {"fc1.bias"}) is plain_
+    assert plain_.freeze_below(plain_.replicate(plain_.initial(), visits), visits, {"fc1.bias"}) is plain_
 
 
 @pytest.mark.parametrize("sizes", [[5, 9, 7], [40, 3, 8]])

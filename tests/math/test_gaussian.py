@@ -13,7 +13,7 @@ from hpcfl.base.errors import UsageError
 from hpcfl.math import barycenter as bary
 from hpcfl.math import gaussian
 from hpcfl.math.gaussian import bures_factor_squared, bures_squared, nuclear_norm, transport_map, w2_squared
-from hpcfl.math.psd import check_psd, root
+from hpcfl.math.psd import check_psd, sqrtm
 
 
 def normal(*shape, seed=0):
@@ -78,8 +78,8 @@ def test_transport_map_takes_one_covariance_to_the_other():
     a, b = spd(2, 5), spd(2, 5, seed=1)
     found = transport_map(a, b)
     close(found @ a @ found, b, 1e-12)
-    half = root(a)
-    close(found, torch.linalg.inv(half) @ root(half @ b @ half) @ torch.linalg.inv(half), 1e-11)
+    half = sqrtm(a)
+    close(found, torch.linalg.inv(half) @ sqrtm(half @ b @ half) @ torch.linalg.inv(half), 1e-11)
 
 
 @pytest.mark.parametrize("cov", [spd(64), 1e-9 * spd(5), low_rank(64, 63), 1e6 * low_rank(5, 1)])
@@ -263,31 +263,31 @@ def test_barycenter_satisfies_its_equation_where_covariances_are_singular():
     covs, weights = torch.stack([low_rank(6, rank, seed=rank) for rank in (2, 3, 4)]), torch.ones(3) / 3
     found = bary.barycenter(torch.zeros(3, 6), covs, weights, tol=1e-10, iterations=1000)
     assert float(found.change) <= 1e-10
-    close(bary.pulled(root(found.cov), covs).mean(0), found.cov, 1e-8)
+    close(bary.barycenter_term(sqrtm(found.cov), covs).mean(0), found.cov, 1e-8)
 
 
 def test_a_class_has_the_same_bits_in_any_batch():
     means, covs = normal(3, 4, 7), spd(3, 4, 7)
     weights = normal(3, 4).abs()
     together = bary.barycenter(means, covs, weights)
-    half = root(covs[0])
+    half = sqrtm(covs[0])
     for c in range(4):
         alone = bary.barycenter(means[:, c], covs[:, c], weights[:, c])
         assert all(torch.equal(one[c], other) for one, other in zip(together, alone))
-        assert torch.equal(bary.pulled(half, covs[1])[c], bary.pulled(half[c], covs[1, c]))
+        assert torch.equal(bary.barycenter_term(half, covs[1])[c], bary.barycenter_term(half[c], covs[1, c]))
         assert torch.equal(bary.fixed_point(half, covs[1])[c], bary.fixed_point(half[c].clone(), covs[1, c].clone()))
         assert torch.equal(transport_map(covs[0], covs[1])[c], transport_map(covs[0, c], covs[1, c]))
 
 
 def test_one_iteration_consists_of_the_pieces():
     covs, weights = spd(3, 5), torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
-    start = bary.weighted(weights, covs)
-    half, inverse = bary.rooted(start)
+    start = bary.weighted_sum(weights, covs)
+    half, inverse = bary.sqrtm_and_inverse(start)
     close(inverse @ half, torch.eye(5).double(), 1e-12)
-    total = bary.weighted(weights, torch.stack([bary.pulled(half, cov) for cov in covs]))
+    total = bary.weighted_sum(weights, torch.stack([bary.barycenter_term(half, cov) for cov in covs]))
     found = bary.barycenter(torch.zeros(3, 5), covs, weights, iterations=1)
     assert torch.equal(found.cov, bary.fixed_point(inverse, total))
-    assert float(found.change) == float(bary.change(start, found.cov))
+    assert float(found.change) == float(bary.relative_change(start, found.cov))
 
 
 def test_weights_that_are_none_are_refused():
@@ -303,9 +303,9 @@ def test_the_factor_mean_after_a_gradient_step_is_a_bures_gradient_step():
         own = leaf(factor)
         bures_squared(own @ own.T, cov).backward()
         steps.append(factor - rate / 2 * own.grad)
-    mean = bary.weighted(weights, torch.stack(steps))
+    mean = bary.weighted_sum(weights, torch.stack(steps))
     start = factor @ factor.T
-    pushed = (1 - rate) * torch.eye(5).double() + rate * bary.weighted(weights, transport_map(start, covs))
+    pushed = (1 - rate) * torch.eye(5).double() + rate * bary.weighted_sum(weights, transport_map(start, covs))
     close(mean @ mean.T, pushed @ start @ pushed, 1e-13)
 
 

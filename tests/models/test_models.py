@@ -9,6 +9,7 @@ from torch import nn
 
 from helpers.toys import federation, full_batch, load, mlp_task, plain, plain_gradients, visits_of
 from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import StepKey
 from hpcfl.data.digits import Digits
 from hpcfl.learning.task import Task
 from hpcfl.models.bilstm import BiLstm
@@ -63,12 +64,12 @@ def test_two_layers_are_torchs_lstm(count):
     task = lstm_task()
     params = own_params(task, count)
     x = one_batch(task, range(count)).x
-    inner = task.stages[1](params, task.stages[0](params, x, None), None)
+    inner = task.layers[1](params, task.layers[0](params, x, None), None)
     logits = task.forward(params, x)
     for client in range(count):
         net = torchs_lstm(row(params, client))
         states, (last, _) = net(x[client])
-        torch.testing.assert_close(task.stages[0](params, x, None)[client].shape, states.shape)
+        torch.testing.assert_close(task.layers[0](params, x, None)[client].shape, states.shape)
         wanted = torch.cat((last[-2], last[-1]), dim=1)
         torch.testing.assert_close(inner[client], wanted, **CLOSE)
         own = row(params, client)
@@ -86,9 +87,9 @@ def test_gradients_and_curvature_of_an_lstm_are_the_plain_models(count):
         name: torch.randn(value.shape, generator=torch.Generator().manual_seed(1)) for name, value in params.items()
     }
     gradients, _ = task.gradients(params, batch)
-    curvature = task.curvature(params, batch, along)
+    curvature = task.hessian_vector_product(params, batch, along)
     parts = {}
-    for _, found, _ in task.backprop(params, batch, [count] * len(task.stages)):
+    for _, found, _ in task.backprop(params, batch, [count] * len(task.layers)):
         parts |= found
     for client in range(count):
         x, y = full_batch(task, client)
@@ -123,7 +124,7 @@ def test_gradients_are_those_of_torchs_lstm():
 
 def test_dropout_is_between_the_layers_and_keyed_by_the_client():
     task = lstm_task(dropout=0.5)
-    assert [[type(m).__name__ for m in stage.modules] for stage in task.stages] == [
+    assert [[type(m).__name__ for m in layer.modules] for layer in task.layers] == [
         ["BiLstm", "Dropout"],
         ["BiLstm", "Ends"],
         ["Flatten", "Linear", "ReLU"],
@@ -141,7 +142,7 @@ def test_dropout_is_between_the_layers_and_keyed_by_the_client():
 
 
 def test_the_default_is_the_papers_network():
-    stages = BiLstm().stages((25, 100), 2)
+    stages = BiLstm().build((25, 100), 2)
     shapes = {f"{name}.{key}": tuple(value.shape) for name, own in stages for key, value in own.named_parameters()}
     assert [name for name, _ in stages] == ["lstm1", "lstm2", "fc1", "fc2"]
     assert shapes["lstm1.0.weight_ih"] == (2, 1024, 100)
@@ -193,7 +194,7 @@ def test_what_cannot_be_an_lstm_is_refused(keys, shape, said):
 def test_lenet_5_is_a_cnn(keys, classes, shapes):
     model = Cnn(**keys)
     model.check((3, 32, 32), classes)
-    stages = model.stages((3, 32, 32), classes)
+    stages = model.build((3, 32, 32), classes)
     weights = [value for _, own in stages for key, value in own.named_parameters() if key.endswith("weight")]
     assert [tuple(weight.shape) for weight in weights] == shapes
     dropped = [[module.chance for module in own if isinstance(module, Dropout)] for _, own in stages]
@@ -220,8 +221,8 @@ def test_an_mlp_may_end_in_a_softmax():
 # --- random crops and flips ---------------------------------------------------------------------------------
 
 
-def place(clients, round_=3, step=2, seed=5):
-    return seed, round_, list(clients), step
+def key_of(clients, round_=3, step=2, seed=5):
+    return StepKey(seed, round_, list(clients), step)
 
 
 def images(clients, batch, height=9, width=7):
@@ -243,7 +244,7 @@ def crops(image, black):
 @pytest.mark.parametrize("black", [0.0, -1.0])
 def test_images_are_cropped_from_a_padded_copy_and_mirrored(black):
     x = images(3, 40)
-    made = augmented(x, place([4, 0, 9]), black)
+    made = augmented(x, key_of([4, 0, 9]), black)
     assert made.shape == x.shape
     assert made.dtype == torch.float32
     ways = []
@@ -259,12 +260,12 @@ def test_images_are_cropped_from_a_padded_copy_and_mirrored(black):
 def test_crops_are_keyed_by_client_round_step_and_seed():
     x = images(3, 6)
     x[1:] = x[0]
-    together = augmented(x, place([4, 0, 9]), 0.0)
+    together = augmented(x, key_of([4, 0, 9]), 0.0)
     for number, client in enumerate([4, 0, 9]):
-        assert torch.equal(together[number], augmented(x[:1], place([client]), 0.0)[0])
-        assert torch.equal(together[number, :2], augmented(x[:1, :2], place([client]), 0.0)[0])
+        assert torch.equal(together[number], augmented(x[:1], key_of([client]), 0.0)[0])
+        assert torch.equal(together[number, :2], augmented(x[:1, :2], key_of([client]), 0.0)[0])
     assert not torch.equal(together[0], together[1])
-    others = [place([4], round_=4), place([4], step=3), place([4], seed=6)]
+    others = [key_of([4], round_=4), key_of([4], step=3), key_of([4], seed=6)]
     assert not any(torch.equal(together[0], augmented(x[:1], other, 0.0)[0]) for other in others)
 
 
@@ -277,7 +278,7 @@ def test_batches_are_augmented_where_the_data_section_says_so():
     task = Task(Mlp(), federated, 0)
     still = Task(Mlp(), replace(federated, augment=None), 0)
     together, bare = (one_batch(own, [3, 8, 1], round_=2, size=10, step=4) for own in (task, still))
-    assert torch.equal(together.x, augmented(bare.x, together.place, -1.0))
+    assert torch.equal(together.x, augmented(bare.x, together.key, -1.0))
     assert not torch.equal(together.x, bare.x)
     assert torch.equal(together.y, bare.y)
     assert torch.equal(together.x[1], one_batch(task, [8], round_=2, size=10, step=4).x[0])
@@ -302,16 +303,16 @@ def test_only_the_embedding_depends_on_the_shape(embedding: str) -> None:
     for client, params in enumerate((one, other)):
         visits = visits_of(task, [client])
         x, _ = full_batch(task, client)
-        assert task.forward(task.spread(params, visits), x[None]).shape == (1, 4, 3)
+        assert task.forward(task.replicate(params, visits), x[None]).shape == (1, 4, 3)
     assert task.kinds == [0, 1]
     assert task.nbytes == sum(value.nbytes for value in one.values())
 
 
 def test_an_identity_needs_features_of_the_latent_dimension() -> None:
     Latent(embedding="identity", dimension=5).check((5,), 3)
-    with pytest.raises(UsageError, match=r"model\.dimension.*nearest: 5"):
+    with pytest.raises(UsageError, match=r"model\.dimension.*did you mean 5"):
         Latent(embedding="identity").check((5,), 3)
-    with pytest.raises(UsageError, match=r"model\.embedding.*nearest: 'dense'"):
+    with pytest.raises(UsageError, match=r"model\.embedding.*did you mean 'dense'"):
         Latent(embedding="convolutions").check((5,), 3)
 
 
@@ -319,5 +320,5 @@ def test_an_identity_needs_features_of_the_latent_dimension() -> None:
 def test_an_identity_takes_images_as_they_are(hidden: tuple[int, ...]) -> None:
     task = Task(Latent(embedding="identity", dimension=4, hidden=hidden), federation([5], shape=(1, 2, 2)), 3)
     visits = visits_of(task, [0])
-    params, (x, _) = task.spread(task.initial(), visits), full_batch(task, 0)
+    params, (x, _) = task.replicate(task.initial(), visits), full_batch(task, 0)
     assert torch.equal(task.forward(params, x[None]), task.forward(params, x.flatten(1)[None]))

@@ -20,6 +20,7 @@ from hpcfl.algorithms import algorithms
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import StepKey
 from hpcfl.comm.message import Block, Sums
 from hpcfl.comm.transport import Alone
 from hpcfl.commands import list as catalogue
@@ -30,9 +31,9 @@ from hpcfl.engine import loop as engine
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Record, Recorder
 from hpcfl.engine.simulated import Simulated
-from hpcfl.engine.wall.framing import Group, computed
+from hpcfl.engine.wall.framing import FrameFormat
+from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import SERVER, Task
-from hpcfl.learning.visits import Batch
 from hpcfl.schedule.complexity import Oracle, Spent
 from hpcfl.schedule.plan import Plan
 
@@ -242,7 +243,7 @@ def test_what_the_server_computes_is_an_epoch_of_its_own(monkeypatch: pytest.Mon
         return step(self, task, shared, sums)
 
     monkeypatch.setattr(FedAvg, "server", server)
-    monkeypatch.setattr(FedAvg, "measured", lambda self, task, shared: task.count([SERVER], [1]) or {})
+    monkeypatch.setattr(FedAvg, "metrics", lambda self, task, shared: task.count([SERVER], [1]) or {})
     data, _ = run(small({"name": "fedavg", "epochs": 0, "steps": 1, "batch": 2}))
     np.testing.assert_array_equal(data["gradients"], 2)
     np.testing.assert_array_equal(data["server_gradients"], 11)
@@ -257,10 +258,10 @@ def test_what_the_server_computes_is_an_epoch_of_its_own(monkeypatch: pytest.Mon
 def test_padding_is_no_sample() -> None:
     task = mlp_task([3, 9, 5])
     visits = visits_of(task, [0, 1, 2])
-    params = task.spread(task.initial(), visits)
+    params = task.replicate(task.initial(), visits)
     for batch in task.batches(visits, 4, epochs=2):
         task.gradients(params, batch)
-        assert batch.samples() == Batch(batch.x, batch.y, batch.valid, batch.place).samples()  # by the mask
+        assert batch.sample_counts() == Batch(batch.x, batch.y, batch.valid, batch.key).sample_counts()  # by the mask
     assert task.counted() == {0: 6, 1: 18, 2: 10}
     assert task.counted() == {}
 
@@ -268,7 +269,7 @@ def test_padding_is_no_sample() -> None:
 def test_each_way_to_a_gradient_counts() -> None:
     task = mlp_task([3, 9, 5])
     visits = visits_of(task, [1, 2, 0])
-    params = task.spread(task.initial(), visits)
+    params = task.replicate(task.initial(), visits)
     batch = next(task.batches(visits, 4, steps=1))
     task.gradients(params, batch, ["fc3.bias"])  # by a part of the parameters
     assert task.counted() == {1: 4, 2: 4, 0: 3}
@@ -276,7 +277,7 @@ def test_each_way_to_a_gradient_counts() -> None:
     assert task.counted() == {1: 4, 2: 4}
     list(task.backprop(params, batch, [0, 0, 0]))
     assert task.counted() == {}
-    task.curvature(params, batch, params)
+    task.hessian_vector_product(params, batch, params)
     assert task.counted() == {1: 8, 2: 8, 0: 6}
     task.count([1, SERVER], [5, 7])
     task.count([1], [1])
@@ -286,9 +287,9 @@ def test_each_way_to_a_gradient_counts() -> None:
 def test_sample_by_sample_and_at_the_server() -> None:
     task = mlp_task([3, 9, 5])
     own = next(task.batches(visits_of(task, [1]), 6, steps=1))
-    task.each_gradient(task.initial(), own)
-    held = Batch(own.x, own.y, None, (0, 0, [SERVER], 0))
-    task.each_gradient(task.initial(), held)
+    task.per_sample_gradients(task.initial(), own)
+    held = Batch(own.x, own.y, None, StepKey(0, 0, [SERVER], 0))
+    task.per_sample_gradients(task.initial(), held)
     task.gradients({name: value[None] for name, value in task.initial().items()}, held)
     assert task.counted() == {1: 6, SERVER: 12}
 
@@ -296,8 +297,8 @@ def test_sample_by_sample_and_at_the_server() -> None:
 def test_the_task_above_fixed_layers_shares_the_count() -> None:
     task = mlp_task([4, 6])
     visits = visits_of(task, [0, 1])
-    params = {name: value.clone() for name, value in task.spread(task.initial(), visits).items()}
-    upper = task.above(params, visits, ["fc3.weight"])
+    params = {name: value.clone() for name, value in task.replicate(task.initial(), visits).items()}
+    upper = task.freeze_below(params, visits, ["fc3.weight"])
     assert upper is not task
     for batch in upper.batches(visits, 4, epochs=1):
         upper.gradients(params, batch, ["fc3.weight"])
@@ -307,21 +308,21 @@ def test_the_task_above_fixed_layers_shares_the_count() -> None:
 
 def test_the_largest_model_gives_p() -> None:
     task = mlp_task([3, 4], hidden=(4, 3))
-    assert task.parameters == 6 * 4 + 5 * 3 + 4 * 3
+    assert task.parameter_count == 6 * 4 + 5 * 3 + 4 * 3
 
 
 # in real time
 
 
 def test_a_visit_signs_with_its_gradients_to_the_last_one() -> None:
-    group = Group({"a": Block((3,))}, 2)
-    parcel = group.empty()
-    assert parcel[0].dtype == torch.float32
+    group = FrameFormat({"a": Block((3,))}, 2)
+    frame = group.zeros()
+    assert frame[0].dtype == torch.float32
     odd = 2**24 + 1  # float32 does not have it
-    group.sign(parcel, 1, 0.5, odd)
-    group.weigh(parcel, 1, "a", 3.0)
-    assert [computed(group.signs(parcel), seat) for seat in (0, 1)] == [0, odd]
-    assert group.weights(parcel, "a").tolist() == [0.0, 3.0]
+    group.sign(frame, 1, 0.5, odd)
+    group.weigh(frame, 1, "a", 3.0)
+    assert [group.gradients(frame, local_rank) for local_rank in (0, 1)] == [0, odd]
+    assert group.weights(frame, "a").tolist() == [0.0, 3.0]
 
 
 # around it
@@ -363,7 +364,7 @@ def test_decaying_steps_by_hand() -> None:
         client = algorithm.client(task, task.initial(), {}, visits)
         sent = {name: value for message in client for name, (value, _) in message.items()}
         batch = next(task.batches(visits, 0, steps=1))
-        slopes, _ = task.gradients(task.spread(task.initial(), visits), batch)
+        slopes, _ = task.gradients(task.replicate(task.initial(), visits), batch)
         for name, slope in slopes.items():
             torch.testing.assert_close(sent[name], -size * slope, rtol=1e-4, atol=1e-6)
 

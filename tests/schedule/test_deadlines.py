@@ -9,7 +9,7 @@ import pytest
 from helpers.runs import play, resume, same, table
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.config import from_table, load, typed
+from hpcfl.config import from_table, load
 from hpcfl.engine.job import Job
 from hpcfl.schedule.deadlines import Deadlines
 from hpcfl.schedule.participation import Participation
@@ -22,7 +22,7 @@ ONCE = {"rounds": 9, "clients": 6, "data": {"name": "digits"}, "model": {"name":
 
 
 def deadlines(**keys):
-    return Deadlines(typed(Participation, {"close": "deadline", **keys}, "participation"))
+    return Deadlines(Participation.from_table({"close": "deadline", **keys}, "participation"))
 
 
 def test_the_same_seconds_always():
@@ -164,16 +164,16 @@ def test_a_setting_may_be_a_rule():
 )
 def test_what_is_no_rule_is_refused_in_one_line(rule, words):
     with pytest.raises(UsageError, match=words) as caught:
-        typed(Participation, {"close": "deadline", "deadline": rule}, "participation").check(4)
+        Participation.from_table({"close": "deadline", "deadline": rule}, "participation").check(4)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", [{"adaptive_quantile": 0.0}, {"adaptive_quantile": 1.1}, {"adaptive_window": 0}])
 def test_numbers_of_the_adaptive_rule_have_bounds(key):
     with pytest.raises(UsageError, match=f"participation.{next(iter(key))}: expected "):
-        typed(Participation, key, "participation")
+        Participation.from_table(key, "participation")
     with pytest.raises(UsageError, match=r"participation\.adaptive_first: expected "):
-        typed(Participation, {"adaptive_first": 0.0}, "participation")
+        Participation.from_table({"adaptive_first": 0.0}, "participation")
 
 
 def test_times_that_follow_from_the_deadline_cannot_set_it():

@@ -252,7 +252,7 @@ def test_a_check_says_how_participants_double(when: str, line: str) -> None:
     ("rules", "line"),
     [
         ({"close": "all"}, r"doubling\.when = 'rounds': expected participation\.close = 'first'"),
-        ({"close": "first", "first": 8}, r"participation\.first: expected 1 … 7, got 8; nearest: 7"),
+        ({"close": "first", "first": 8}, r"participation\.first: expected 1 … 7, got 8; did you mean 7"),
     ],
 )
 def test_stages_that_cannot_be(rules: dict[str, Any], line: str) -> None:
@@ -268,7 +268,7 @@ def test_stages_that_cannot_be(rules: dict[str, Any], line: str) -> None:
         ({"doubling": WHEN["theory"], "speed": {"model": "none"}}, r"doubling\.when = 'theory' needs to know how long"),
         (
             {"doubling": {**WHEN["rounds"], "by": "samples"}, "participation": {**FIRST, "first": 2, "min_clients": 2}},
-            r"participation\.min_clients counts visits.* nearest: 1",
+            r"participation\.min_clients counts visits.* did you mean 1",
         ),
         *[
             ({"algorithm": {"name": name}, "doubling": WHEN["gradient"]}, f"algorithm\\.name = '{name}' shares nothing")

@@ -195,10 +195,10 @@ def test_a_round_that_is_always_void_is_given_up():
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"min_clients": 11}, "participation.min_clients: expected 0 … 10, got 11; nearest: 10"),
-        ({"min_clients": -1}, "got -1; nearest: 0"),
-        ({"invite": "uniform", "size": 4, "min_clients": 5}, "nearest: 4"),
-        ({"close": "first", "first": 3, "min_clients": 4}, "nearest: 3"),
+        ({"min_clients": 11}, "participation.min_clients: expected 0 … 10, got 11; did you mean 10"),
+        ({"min_clients": -1}, "got -1; did you mean 0"),
+        ({"invite": "uniform", "size": 4, "min_clients": 5}, "did you mean 4"),
+        ({"close": "first", "first": 3, "min_clients": 4}, "did you mean 3"),
     ],
 )
 def test_no_more_can_be_needed_than_can_count(keys, words):

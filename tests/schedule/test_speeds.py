@@ -449,12 +449,12 @@ def test_a_round_of_nobody():
     [
         ({"invite": "uniform"}, "participation.size"),
         ({"size": 3}, "participation.size"),
-        ({"invite": "uniform", "size": 11}, "nearest: 10"),
-        ({"invite": "uniform", "size": 0}, "nearest: 1"),
+        ({"invite": "uniform", "size": 11}, "did you mean 10"),
+        ({"invite": "uniform", "size": 0}, "did you mean 1"),
         ({"close": "first"}, "participation.first"),
         ({"first": 2}, "participation.first"),
-        ({"close": "first", "first": 11}, "nearest: 10"),
-        ({"invite": "uniform", "size": 4, "close": "first", "first": 5}, "nearest: 4"),
+        ({"close": "first", "first": 11}, "did you mean 10"),
+        ({"invite": "uniform", "size": 4, "close": "first", "first": 5}, "did you mean 4"),
         ({"deadline": 0.0}, "participation.deadline"),
     ],
 )
@@ -464,11 +464,11 @@ def test_participation_refuses_numbers_that_do_not_fit(keys, words):
 
 
 def test_speeds_refuse_what_they_cannot_do():
-    with pytest.raises(UsageError, match=r"speed\.sorted = true .* nearest: speed\.kind = 'dynamic-rate'"):
+    with pytest.raises(UsageError, match=r"speed\.sorted = true .* did you mean speed\.kind = 'dynamic-rate'"):
         Exponential(kind="dynamic", sorted=True).check(Participation())
     with pytest.raises(UsageError, match=r"speed\.rate"):
         Exponential(rate=0.0).check(Participation())
-    with pytest.raises(UsageError, match=r"nearest: 1\.0"):
+    with pytest.raises(UsageError, match=r"did you mean 1\.0"):
         UniformDepth(stragglers=1.5).check(DEADLINE)
     with pytest.raises(UsageError, match="deadline"):
         UniformDepth().check(Participation())
@@ -487,12 +487,12 @@ def in_real_time(**more):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({}, r"algorithm\.missing = 'exact' needs .* speed\.model = 'none' .*nearest: missing = 'empirical'"),
+        ({}, r"algorithm\.missing = 'exact' needs .* speed\.model = 'none' .*did you mean missing = 'empirical'"),
         (
             {"algorithm": {"name": "salf", "rule": "inverse-probability"}},
-            "rule = 'inverse-probability' needs .*nearest: ",
+            "rule = 'inverse-probability' needs .*did you mean ",
         ),
-        ({"batch_clients": 2}, r"^batch_clients: .*'auto', false or 1, got 2; nearest: 1$"),
+        ({"batch_clients": 2}, r"^batch_clients: .*'auto', false or 1, got 2; did you mean 1\?$"),
     ],
 )
 def test_real_time_refuses_what_it_cannot_know(keys, words):

@@ -221,9 +221,9 @@ def run(solo: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"clients": 4}, "recorded 7 clients, got 4; nearest: clients = 7$"),
-        ({"clients": 8}, "recorded 7 clients, got 8; nearest: clients = 7$"),
-        ({"rounds": 5}, "recorded 4 rounds, got 5; nearest: rounds = 4$"),
+        ({"clients": 4}, r"recorded 7 clients, got 4; did you mean clients = 7\?$"),
+        ({"clients": 8}, r"recorded 7 clients, got 8; did you mean clients = 7\?$"),
+        ({"rounds": 5}, r"recorded 4 rounds, got 5; did you mean rounds = 4\?$"),
         ({"clock": "wall"}, "'trace' replays in simulated time: expected clock = 'simulated', got 'wall'$"),
         ({"model": {"name": "mlp", "hidden": [8, 8]}}, "recorded 2 layers, the model of this config has 3$"),
         ({"algorithm": {"name": "salf", "blocks": "tensor"}}, "recorded 2 layers, the model of this config has 4$"),

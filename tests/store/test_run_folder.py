@@ -479,6 +479,26 @@ def test_a_checkpoint_comes_back_to_the_bit(tmp_path):
                 assert client not in some or same(some[client][name], values[place])
 
 
+def test_extras_come_back_with_their_types(tmp_path):
+    extras = {"weights": np.arange(6.0).reshape(2, 3), "taken": 30.0, "least": np.inf, "phase": "descent", "": 0.0}
+    with pytest.raises(ValueError, match="no tensor can be named"):
+        store.save(tmp_path, 1, {}, [], {}, keep=1, extras=extras)
+    del extras[""]
+    found = store.load(store.save(tmp_path, 1, {"taken": np.ones(2)}, [], {}, keep=1, extras=extras))
+    assert found.shared.keys() == {"taken"}
+    assert same(found.extras.pop("weights"), extras.pop("weights"))
+    assert {name: value if isinstance(value, str) else float(value) for name, value in found.extras.items()} == extras
+
+
+def test_extras_of_earlier_versions_are_among_the_shared_state(tmp_path):
+    path = store.save(tmp_path, 1, {"w": np.ones(2), "server.weights": np.arange(3.0)}, [], {}, keep=1)
+    with h5py.File(path, "r+") as file:
+        del file["extras"]
+    found = store.load(path)
+    assert found.shared.keys() == {"w"}
+    assert same(found.extras["weights"], np.arange(3.0))
+
+
 @pytest.mark.parametrize("width", [2, 200_000])  # small ones are gathered, large ones are not
 def test_chunks_are_taken_one_at_a_time(tmp_path, width):
     def chunks():

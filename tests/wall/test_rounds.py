@@ -22,7 +22,7 @@ from hpcfl.comm.placement import cut
 from hpcfl.config import from_table
 from hpcfl.engine import stopping
 from hpcfl.engine.progress import Speaker
-from hpcfl.launch.request import ordered_resume
+from hpcfl.launch.request import resume_request
 from hpcfl.launch.run import launch
 
 pytestmark = pytest.mark.mpi
@@ -62,15 +62,14 @@ def _unhurried(world: Any, request: pytest.FixtureRequest, monkeypatch: pytest.M
             pytest.skip("needs a server and a client")
         yield
         return
-    from hpcfl.engine.wall import lanes as fleet
-    from hpcfl.engine.wall import server
+    from hpcfl.engine.wall import lanes, server
 
-    for module, name in ((fleet, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (server, "LEAVE_SECONDS")):
+    for module, name in ((lanes, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (server, "LEAVE_SECONDS")):
         monkeypatch.setattr(module, name, 1e6)
     personal = server.Server.personal
 
     def settled(self: server.Server, *given: Any) -> Iterator[Any]:
-        self.fleet.settled(inf)
+        self.lanes.wait_for_all(inf)
         return personal(self, *given)
 
     monkeypatch.setattr(server.Server, "personal", settled)
@@ -127,7 +126,7 @@ def fitting(world: Any, width: Any) -> Any:
 def test_one_rank_is_refused(world: Any, shared_dir: Path) -> None:
     if world.size > 1:
         pytest.skip("is about one rank")
-    with pytest.raises(UsageError, match=r"^clock = 'wall' needs .* at least 2 ranks, got 1; nearest: mpirun -n 2"):
+    with pytest.raises(UsageError, match=r"^clock = 'wall' needs .* at least 2 ranks, got 1; did you mean mpirun -n 2"):
         play(world, real(1), shared_dir / "run", world.comm)
     assert not (shared_dir / "run").exists()
 
@@ -206,13 +205,13 @@ def rounds_are_sound(run: Path) -> None:
 
 
 def scores_are_missing_on_late_lanes_only(world: Any, values: dict[str, Any], run: Path) -> None:
-    from hpcfl.comm.placement import benches
+    from hpcfl.comm.placement import lane_topologies
 
     config, data = from_table(values), store.open_run(run)
     chunks = cut(1, config.speed.paces(config.seed, CLIENTS), world.size)
     missing, depth = np.isnan(data["client_test_loss"].values), data["depth"].values
     for round_ in (1, 3):
-        for bench in benches(config.lane_width, ["here"] * world.size, chunks):
+        for bench in lane_topologies(config.lane_width, ["here"] * world.size, chunks):
             if missing[round_, bench.clients].any():
                 assert missing[round_, bench.clients].all()
                 assert (depth[round_, bench.clients] != 1).any()
@@ -328,22 +327,22 @@ def test_a_run_goes_on_after_its_checkpoint(world: Any, shared_dir: Path, width:
 def test_one_rank_is_signalled_and_all_stop(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
-    from hpcfl.engine.wall.client import Member
+    from hpcfl.engine.wall.client import ClientRank
 
     values = real(1, rounds=8, algorithm=SALF)
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
-    visit = Member._visit
+    visit = ClientRank._visit
 
-    def signalled(self: Member, call: Any) -> None:
-        if call.round == 2:
+    def signalled(self: ClientRank, command: Any) -> None:
+        if command.round == 2:
             signal.raise_signal(signal.SIGUSR1)
-        visit(self, call)
+        visit(self, command)
 
     with monkeypatch.context() as patch:
         if whose == "server":
             told(patch, lambda done, row: done == 3 and signal.raise_signal(signal.SIGUSR1))
         elif world.rank == world.size - 1:
-            patch.setattr(Member, "_visit", signalled)
+            patch.setattr(ClientRank, "_visit", signalled)
         stopping.install()
         with pytest.raises(Stopped) as caught:
             play(world, values, shared_dir / "run", world.comm)
@@ -359,7 +358,7 @@ def test_one_rank_is_signalled_and_all_stop(
     assert store.load(newest).round == done
     assert store.open_run(shared_dir / "run")["round"].values.tolist() == list(range(done))
     world.meet()
-    launch(lambda: ordered_resume(shared_dir / "run", None, quiet=True), world.comm)
+    launch(lambda: resume_request(shared_dir / "run", None, quiet=True), world.comm)
     twin = play(world, simulated(values), shared_dir / "twin", None)
     if world.rank == 0:
         assert store.read_status(shared_dir / "run").state == "done"

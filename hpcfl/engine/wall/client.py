@@ -1,13 +1,7 @@
-"""A client rank's side of rounds in real time: MPI in the main thread, computing in another one.
-
-So finished layers leave while a long operation goes on: torch gives up Python's global lock inside its operations.
-Work that holds the lock delays this rank only.
-"""
+"""A client rank's side of rounds in real time: MPI in the main thread, computing in another one."""
 
 from __future__ import annotations
 
-import queue
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,63 +12,16 @@ from mpi4py import MPI
 from hpcfl.base.errors import RunError
 from hpcfl.base.memory import freeze
 from hpcfl.comm.mpi import Patience, doze
-from hpcfl.comm.packing import Packing, public
-from hpcfl.comm.placement import Bench
+from hpcfl.comm.packing import Packing
+from hpcfl.comm.placement import Topology
 from hpcfl.engine.job import Job
-from hpcfl.engine.wall.executor import Executor
+from hpcfl.engine.wall.executor import Executor, Worker
 from hpcfl.engine.wall.framing import StagedFrame, frame_formats
 from hpcfl.engine.wall.protocol import Command, Op, ScoresReply, StateReply
 
 Connected = tuple[Any, Any]
 LOOK_SECONDS = 0.002  # how often a rank that computes looks for the server's word
 SENDING_SECONDS = 0.0002  # and how often while something is being sent
-SWITCH_SECONDS = 0.0001  # how long the main thread waits for Python's lock: by itself Python lets it wait for 5 ms
-
-
-class Worker:
-    """A second thread that does one piece of work at a time and hands over results as they become ready."""
-
-    def __init__(self) -> None:
-        sys.setswitchinterval(SWITCH_SECONDS)
-        self.busy = False
-        self._work: queue.SimpleQueue[Callable[[Callable[[Any], None]], None]] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # a daemon: a rank that leaves with an error does not wait for an operation that may take for ever
-        threading.Thread(target=self._loop, name="hpcfl worker", daemon=True).start()
-
-    def start(self, work: Callable[[Callable[[Any], None]], None]) -> None:
-        """Begin ``work(put)``; what it puts comes out of `take`."""
-        self.busy = True
-        self._work.put(work)
-
-    def take(self, timeout: float) -> Any:
-        """Return the next result, or None when there is none within `timeout` seconds or the work has ended.
-
-        Raises
-        ------
-        Exception
-            What the work raised.
-        """
-        try:
-            kind, result = self._results.get(timeout=timeout) if timeout > 0 else self._results.get_nowait()
-        except queue.Empty:
-            return None
-        if kind == "put":
-            return result
-        self.busy = False
-        if result is not None:
-            raise result
-        return None
-
-    def _loop(self) -> None:
-        while True:
-            work = self._work.get()
-            error = None
-            try:
-                work(lambda item: self._results.put(("put", item)))
-            except BaseException as raised:  # whatever it is, the main thread must know
-                error = raised
-            self._results.put(("end", error))
 
 
 class ClientRank:
@@ -84,8 +31,8 @@ class ClientRank:
     ----------
     executor : Executor
         The clients that live here, and how to compute their visits.
-    place : int
-        This rank's place on the lane.
+    local_rank : int
+        This rank's local_rank on the lane.
     connected : (MPI.Intracomm, MPI.Intracomm)
         The lane's communicators: for commands, and for everything large.
     rest : callable
@@ -98,8 +45,8 @@ class ClientRank:
         self,
         job: Job,
         executor: Executor,
-        topology: Bench,
-        place: int,
+        topology: Topology,
+        local_rank: int,
         connected: Connected,
         rest: Callable[[], None],
         spare: Connected | None = None,
@@ -107,19 +54,19 @@ class ClientRank:
         self.job, self.executor, self.rest, self.spare = job, executor, rest, spare
         self.worker = Worker()
         self.worker.start(lambda put: executor.warm())
-        packing = Packing(public(job.algorithm.init_server(job.task)))
+        packing = Packing(job.algorithm.init_server(job.task))
         state = packing.zeros()
         self.parts, self.views = packing.received(state), packing.views(state)
         self._posted = self._total = 0
         self.released = False
         self._over = threading.Event()
-        self._join(topology, place, connected)
+        self._join(topology, local_rank, connected)
         self._rested()
         freeze()
         self._arrive()
 
-    def _join(self, topology: Bench, place: int, connected: Connected) -> None:
-        self.topology, self.place = topology, place
+    def _join(self, topology: Topology, local_rank: int, connected: Connected) -> None:
+        self.topology, self.local_rank = topology, local_rank
         self.control, self.data = connected
         self.formats = frame_formats(self.job.layout, len(topology.ranks))
         self._command = Command.empty(len(topology.clients), self.job.config.clients)
@@ -146,7 +93,7 @@ class ClientRank:
                 raise RunError(f"the server (rank 0) is lost ({reason})") from None
         # the lane has lost another rank: go on with one of this rank alone
         self._over.set()
-        self._join(self.topology.single(self.place), 0, self.spare)
+        self._join(self.topology.single(self.local_rank), 0, self.spare)
         self.spare = None
         self._arrive()
         return self.serve()
@@ -176,12 +123,12 @@ class ClientRank:
         """Compute the visits that are asked for; send each frame as soon as it is ready."""
         state = self._expect_state()
         asked = self.job.asked(command.round, command.cohort, command.deadline, command.attempt, command.stage)
-        clients = [turn[self.place] for turn in self.topology.slots(command.cohort)]
+        clients = [turn[self.local_rank] for turn in self.topology.slots(command.cohort)]
         self._posted, self._total = 0, len(clients) * len(self.formats)
         over = self._over = threading.Event()
         self._wait(*state)
         work = self.executor.visits
-        self.worker.start(lambda put: work(asked, self.views, clients, self.formats, self.place, over, put))
+        self.worker.start(lambda put: work(asked, self.views, clients, self.formats, self.local_rank, over, put))
         while self._posted < self._total and not self._heard.Test():
             staged = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
             while staged is not None:
@@ -236,13 +183,13 @@ class ClientRank:
         shared = self.executor.placed(self.views)
         reply = ScoresReply(self.job.scores, len(self.topology.clients))
         self.worker.start(lambda put: put(self.executor.scores(command.round, shared)))
-        reply.data[:, self.topology.places(self.place)] = self._rested()
+        reply.data[:, self.topology.places(self.local_rank)] = self._rested()
         self._wait([reply.send(self.data)])
 
     def _save(self, command: Command) -> None:
         """Hand over the acknowledged personal state."""
         reply = StateReply(self.topology, self.job.like)
-        self._wait([reply.send(self.data, self.place, self.executor.personal())])
+        self._wait([reply.send(self.data, self.local_rank, self.executor.personal())])
 
     def _release(self, command: Command) -> None:
         """Forget everything: all that is still to come is the server's last word."""

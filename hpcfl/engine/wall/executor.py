@@ -2,26 +2,81 @@
 
 from __future__ import annotations
 
+import queue
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import Event
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.base.types import Floats
+from hpcfl.base.types import Floats, State
 from hpcfl.comm.guard import METRIC, NO_GROUP, norms
-from hpcfl.comm.message import Message, State
+from hpcfl.comm.message import Message
 from hpcfl.comm.placement import Chunk
 from hpcfl.comm.transport import Personal
 from hpcfl.engine.job import Job
 from hpcfl.engine.wall.framing import REJECTED, SENT, FrameFormat, StagedFrame, Staging
-from hpcfl.learning.visits import OutOfTime, Visits
+from hpcfl.learning.batches import RoundClosed, Visits
 from hpcfl.schedule.plan import Invitation
 
 Put = Callable[[StagedFrame], None]
+SWITCH_SECONDS = 0.0001  # how long the main thread waits for Python's lock: by itself Python lets it wait for 5 ms
+
+
+class Worker:
+    """A second thread that does one piece of work at a time and hands over results as they become ready.
+
+    So finished layers leave while a long operation goes on: torch gives up Python's global lock inside its operations.
+    Work that holds the lock delays this rank only.
+    """
+
+    def __init__(self) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)
+        self.busy = False
+        self._work: queue.SimpleQueue[Callable[[Callable[[Any], None]], None]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # a daemon: a rank that leaves with an error does not wait for an operation that may take for ever
+        threading.Thread(target=self._loop, name="hpcfl worker", daemon=True).start()
+
+    def start(self, work: Callable[[Callable[[Any], None]], None]) -> None:
+        """Begin ``work(put)``; what it puts comes out of `take`."""
+        self.busy = True
+        self._work.put(work)
+
+    def take(self, timeout: float) -> Any:
+        """Return the next result, or None when there is none within `timeout` seconds or the work has ended.
+
+        Raises
+        ------
+        Exception
+            What the work raised.
+        """
+        try:
+            kind, result = self._results.get(timeout=timeout) if timeout > 0 else self._results.get_nowait()
+        except queue.Empty:
+            return None
+        if kind == "put":
+            return result
+        self.busy = False
+        if result is not None:
+            raise result
+        return None
+
+    def _loop(self) -> None:
+        while True:
+            work = self._work.get()
+            error = None
+            try:
+                work(lambda item: self._results.put(("put", item)))
+            except BaseException as raised:  # whatever it is, the main thread must know
+                error = raised
+            self._results.put(("end", error))
 
 
 class Executor:
@@ -43,9 +98,9 @@ class Executor:
         self._new: dict[int, State] = {}
 
     def warm(self) -> None:
-        """Do one step for nothing, see `Task.warm`."""
+        """Do one step for nothing, see `Task.warm_up`."""
         client = next(iter(self.states))
-        self.job.task.warm(self.job.visits_of(0, client, np.ones(len(self.job.shares)), Event()))
+        self.job.task.warm_up(self.job.visits_of(0, client, np.ones(len(self.job.shares)), Event()))
 
     def placed(self, shared: State) -> State:
         """Return the shared state on the device that computes."""
@@ -57,7 +112,7 @@ class Executor:
         shared: State,
         clients: Sequence[int],
         formats: Sequence[FrameFormat],
-        place: int,
+        local_rank: int,
         over: Event,
         put: Put,
     ) -> None:
@@ -70,14 +125,14 @@ class Executor:
             if over.is_set():
                 return
             if client < 0:
-                for format in formats:
-                    put(self.staging.nothing(format))
+                for group in formats:
+                    put(self.staging.nothing(group))
                 continue
             row = int(np.searchsorted(asked.cohort, client))
             visits = self.job.visits_of(asked.round, client, plan.reach[row], over)
             pace = Pace(self.job, float(seconds[row]), over, start)
             gradients = partial(self._gradients, client)
-            sender = Sender(formats, place, self.staging, pace, put, self.job.whole, gradients)
+            sender = Sender(formats, local_rank, self.staging, pace, put, self.job.whole, gradients)
             self._visit(client, state, visits, sender)
             start = time.monotonic()
 
@@ -95,7 +150,7 @@ class Executor:
                     return
         except StopIteration as end:
             self._new[client] = end.value
-        except OutOfTime:
+        except RoundClosed:
             return
         sender.finish()
 
@@ -119,7 +174,7 @@ class Executor:
     def forget(self) -> None:
         """Let go of the clients, their state and their samples."""
         self.states, self._new = {}, {}
-        self.job.task.forget()
+        self.job.task.release_data()
 
     def personal(self) -> dict[int, State]:
         """Return the acknowledged personal state, ``{client: {name: […]}}``."""
@@ -172,16 +227,16 @@ class Sender:
     def __init__(
         self,
         formats: Sequence[FrameFormat],
-        place: int,
+        local_rank: int,
         staging: Staging,
         pace: Pace,
         put: Put,
         whole: bool,
         gradients: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.formats, self.place, self.staging, self.pace = formats, place, staging, pace
+        self.formats, self.local_rank, self.staging, self.pace = formats, local_rank, staging, pace
         self.put, self.whole, self.gradients = put, whole, gradients
-        self.group = {name: number for number, format in enumerate(formats) for name in format.blocks}
+        self.group = {name: number for number, group in enumerate(formats) for name in group.blocks}
         self.number, self.bad = 0, NO_GROUP
         self.ready: list[StagedFrame] = []
         self.versions: dict[str, tuple[Tensor, int]] = {}
@@ -201,7 +256,7 @@ class Sender:
                 raise ValueError(f"block '{name}' comes after its group has left: yield blocks in the layout's order")
             while self.number < self.group[name]:
                 self._leave()
-            self.staging.write(self.staged, self.place, name, value[0], float(weight[0]))
+            self.staging.write(self.staged, self.local_rank, name, value[0], float(weight[0]))
             self.missing.discard(name)
             if not np.isfinite(norms(value[:1])[0]):
                 self._reject(name)
@@ -263,4 +318,4 @@ class Sender:
         return self.staging.close(staged)
 
     def _sign(self, staged: StagedFrame, flag: float = SENT) -> None:
-        staged.format.sign(staged.parts, self.place, self.pace.seconds(), self.gradients(), flag)
+        staged.format.sign(staged.parts, self.local_rank, self.pace.seconds(), self.gradients(), flag)

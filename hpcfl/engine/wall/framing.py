@@ -28,7 +28,7 @@ SIGNS = 4  # what a rank signs with: its flag, its seconds, and its gradients in
 
 
 class FrameFormat:
-    """The format of one group's frames on a lane of so many client `ranks`.
+    """The group of one group's frames on a lane of so many client `ranks`.
 
     Attributes
     ----------
@@ -61,9 +61,9 @@ class FrameFormat:
         large = (self.blocks[name] for name in self.large)
         return [(self.size, self.dtype), *((block.size, block.dtype) for block in large)]
 
-    def sign(self, frame: Frame, place: int, seconds: float, gradients: int = 0, flag: float = SENT) -> None:
+    def sign(self, frame: Frame, local_rank: int, seconds: float, gradients: int = 0, flag: float = SENT) -> None:
         """Mark the frame as sent by a rank, `seconds` after its visit began, which has computed so many gradients."""
-        self.signs(frame)[:, place] = flag, seconds, *_parts(gradients)
+        self.signs(frame)[:, local_rank] = flag, seconds, *_parts(gradients)
 
     def signs(self, frame: Frame) -> NDArray[np.floating]:
         """Return where ranks sign, [4, ranks].
@@ -74,17 +74,18 @@ class FrameFormat:
         signs: NDArray[np.floating] = frame[0].numpy()[: SIGNS * self.ranks].reshape(SIGNS, self.ranks)
         return signs
 
-    def gradients(self, frame: Frame, place: int) -> int:
+    def gradients(self, frame: Frame, local_rank: int) -> int:
         """Return how many gradients a rank has signed with."""
-        return sum(int(part) for part in self.signs(frame)[2:, place])
+        return sum(int(part) for part in self.signs(frame)[2:, local_rank])
 
-    def weigh(self, frame: Frame, place: int, name: str, weight: float) -> None:
-        self._weights(frame, name)[:, place] = _parts(weight)
+    def weigh(self, frame: Frame, local_rank: int, name: str, weight: float) -> None:
+        self._weights(frame, name)[:, local_rank] = _parts(weight)
 
     def weights(self, frame: Frame, name: str) -> Floats:
         """Return each rank's weight of a block, float64 [ranks]."""
-        parts: Floats = self._weights(frame, name).astype(np.float64)
-        return parts[0] + parts[1]
+        high, low = self._weights(frame, name).astype(np.float64)
+        weights: Floats = high + low
+        return weights
 
     def value(self, frame: Frame, name: str) -> Tensor:
         """Return a block as it was sent, flat; on a lane of several ranks the weighted sum."""
@@ -110,7 +111,7 @@ def frame_formats(layout: Layout, ranks: int) -> list[FrameFormat]:
 
 
 def zero_frames(formats: list[FrameFormat]) -> list[Frame]:
-    """Return a frame of each format, full of zeros, all in one buffer: large pieces lie in large pages."""
+    """Return a frame of each group, full of zeros, all in one buffer: large pieces lie in large pages."""
     sizes = [size for own in formats for size in own.sizes()]
     like = {str(place): torch.empty(size, dtype=dtype, device="meta") for place, (size, dtype) in enumerate(sizes)}
     packing = Packing(like)
@@ -160,17 +161,17 @@ class Staging:
         )
         self._zeros: dict[Block, Tensor] = {}  # for large blocks that are not there: all frames share them
 
-    def open(self, format: FrameFormat) -> StagedFrame:
+    def open(self, group: FrameFormat) -> StagedFrame:
         """Return a frame in which nothing is yet."""
-        return StagedFrame(format, [format.head(self.cuda), *(torch.empty(0) for _ in format.large)])
+        return StagedFrame(group, [group.head(self.cuda), *(torch.empty(0) for _ in group.large)])
 
-    def nothing(self, format: FrameFormat) -> StagedFrame:
+    def nothing(self, group: FrameFormat) -> StagedFrame:
         """Return a frame that says that nothing was sent."""
-        return self.close(self.open(format))
+        return self.close(self.open(group))
 
-    def write(self, staged: StagedFrame, place: int, name: str, value: Tensor, weight: float) -> None:
+    def write(self, staged: StagedFrame, local_rank: int, name: str, value: Tensor, weight: float) -> None:
         """Put a block into a frame, sent by the rank at this place of the lane."""
-        staged.format.weigh(staged.parts, place, name, weight)
+        staged.format.weigh(staged.parts, local_rank, name, weight)
         factor = 1.0 if staged.format.ranks == 1 else weight
         if self.stream is None:
             self._put(staged, name, value.detach().flatten(), factor)
@@ -193,15 +194,15 @@ class Staging:
         return staged
 
     def _put(self, staged: StagedFrame, name: str, value: Tensor, factor: float) -> None:
-        format, block = staged.format, staged.format.blocks[name]
-        if name not in format.large:
-            format.value(staged.parts, name).copy_(value if factor == 1.0 else value * factor, non_blocking=True)
+        group, block = staged.format, staged.format.blocks[name]
+        if name not in group.large:
+            group.value(staged.parts, name).copy_(value if factor == 1.0 else value * factor, non_blocking=True)
             return
-        copied = value.is_cuda and not (self.direct and format.ranks == 1)
+        copied = value.is_cuda and not (self.direct and group.ranks == 1)
         if factor != 1.0 or copied or value.dtype != block.dtype:
             room = torch.empty(block.size, dtype=block.dtype, pin_memory=self.cuda)
             if factor == 1.0 or value.is_cuda:
                 value = room.copy_(value if factor == 1.0 else value * factor, non_blocking=True)
             else:
                 value = torch.mul(value, factor, out=room)  # in one pass
-        staged.parts[format.large[name]] = value
+        staged.parts[group.large[name]] = value

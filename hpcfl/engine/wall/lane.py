@@ -19,7 +19,7 @@ from hpcfl.comm.guard import NO_GROUP
 from hpcfl.comm.message import Layout
 from hpcfl.comm.mpi import Bandwidth
 from hpcfl.comm.packing import Bytes
-from hpcfl.comm.placement import Bench
+from hpcfl.comm.placement import Topology
 from hpcfl.engine.wall.framing import REJECTED, Frame, frame_formats, zero_frames
 from hpcfl.engine.wall.protocol import Command, Op
 
@@ -39,7 +39,7 @@ class PendingReceive:
         self.clients, self.visits = clients, _visits(clients)
         self.formats, self.frames = lane.formats, frames
         self.requests = [lane.receive(frame) for frame in frames]
-        self.signs = [format.signs(frame) for format, frame in zip(self.formats, frames)]
+        self.signs = [group.signs(frame) for group, frame in zip(self.formats, frames)]
         self.times: list[float] = []
 
     def poll(self) -> bool:
@@ -64,14 +64,14 @@ class PendingReceive:
         first: Ints = np.argmax(flags == REJECTED, axis=0)
         return np.where(first < groups, first, NO_GROUP)
 
-    def seconds(self, place: int) -> float:
+    def seconds(self, local_rank: int) -> float:
         """Return the seconds that a rank's visit had taken when it sent the last group that arrived."""
-        return max((float(signs[1, place]) for signs in self.signs[: len(self.times)]), default=0.0)
+        return max((float(signs[1, local_rank]) for signs in self.signs[: len(self.times)]), default=0.0)
 
-    def gradients(self, place: int, groups: int) -> int:
+    def gradients(self, local_rank: int, groups: int) -> int:
         """Return how many gradients a rank's visit had computed for the first `groups` groups."""
         frames = list(zip(self.formats, self.frames))[:groups]
-        return max((format.gradients(frame, place) for format, frame in frames), default=0)
+        return max((group.gradients(frame, local_rank) for group, frame in frames), default=0)
 
 
 class Lane:
@@ -79,7 +79,7 @@ class Lane:
 
     Parameters
     ----------
-    topology : Bench
+    topology : Topology
         Its client ranks and their clients.
     control, data : MPI.Intracomm
         Communicators of the server (rank 0) and the client ranks, one for commands and one for everything large.
@@ -90,7 +90,7 @@ class Lane:
     """
 
     def __init__(
-        self, topology: Bench, control: Any, data: Any, layout: Layout, clients: int, bandwidth: Bandwidth
+        self, topology: Topology, control: Any, data: Any, layout: Layout, clients: int, bandwidth: Bandwidth
     ) -> None:
         self.topology, self.control, self.data, self.run_clients = topology, control, data, clients
         self.shared = len(topology.ranks) > 1
@@ -227,9 +227,7 @@ class Lane:
                 requests.append(self.data.Ireduce(MPI.IN_PLACE, view, MPI.SUM, root=0))
             else:
                 kind = MPI.Datatype.fromcode(view.dtype.char)
-                requests.append(
-                    self.data.Igatherv([view[:0], kind], [view, ([0, view.size], [0, 0]), kind], root=0)
-                )
+                requests.append(self.data.Igatherv([view[:0], kind], [view, ([0, view.size], [0, 0]), kind], root=0))
         return requests
 
     def receive_next(self) -> None:

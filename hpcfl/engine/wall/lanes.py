@@ -101,8 +101,8 @@ class Lanes:
         for lane in [lane for lane in self.those("dead") if self._divisible(lane)]:
             lane.control.Revoke()  # those who were not waiting for the dead one hear of it too
             lane.data.Revoke()
-            for place, rank in enumerate(lane.topology.ranks):
-                self.spare[rank].expect(lane.counted[lane.topology.places(place)])
+            for local_rank, rank in enumerate(lane.topology.ranks):
+                self.spare[rank].expect(lane.counted[lane.topology.places(local_rank)])
             self.all.remove(lane)
             self.all += [self.spare[rank] for rank in lane.topology.ranks]
 

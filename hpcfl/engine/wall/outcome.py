@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,9 +16,11 @@ from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, Rejection, Sieve
 from hpcfl.comm.message import PIECE, Block, ExactSums, Layout, Message, Sums, add_to_bins
 from hpcfl.engine.iterated import blank, keep
 from hpcfl.engine.job import Job
-from hpcfl.engine.wall.lane import Lane, PendingReceive
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Invitation, Plan
+
+if TYPE_CHECKING:
+    from hpcfl.engine.wall.lane import Lane, PendingReceive
 
 
 @dataclass(frozen=True)
@@ -123,17 +126,17 @@ class ReceivedSums(Sums):
 
 def contribution(one: PendingReceive, number: int, name: str) -> tuple[Tensor, float | None]:
     """Return a block as it arrived, and what it is still to be multiplied by (None: nothing)."""
-    format, frame = one.formats[number], one.frames[number]
-    weight = float(format.weights(frame, name)[0]) if format.ranks == 1 else None
-    return format.value(frame, name), weight
+    group, frame = one.formats[number], one.frames[number]
+    weight = float(group.weights(frame, name)[0]) if group.ranks == 1 else None
+    return group.value(frame, name), weight
 
 
 def message(one: PendingReceive, groups: int, blocks: Mapping[str, Block], device: torch.device) -> Message:
     """Return what a single rank's visit has sent of `blocks` within its first groups, in memory of its own."""
     kept = blank(blocks, 1, device)
-    for format, frame in zip(one.formats[:groups], one.frames):
-        for name in format.blocks.keys() & blocks.keys():
-            keep({name: (format.value(frame, name), torch.from_numpy(format.weights(frame, name)))}, kept)
+    for group, frame in zip(one.formats[:groups], one.frames):
+        for name in group.blocks.keys() & blocks.keys():
+            keep({name: (group.value(frame, name), torch.from_numpy(group.weights(frame, name)))}, kept)
     return kept
 
 
@@ -147,11 +150,11 @@ def scaled(value: Tensor, weight: float | None, product: Floats) -> Floats:
 
 def add_all(one: PendingReceive, sums: ExactSums, groups: int | None = None) -> None:
     """Add the first groups of a visit (None: all) to exact sums."""
-    for number, format in enumerate(one.formats[:groups]):
-        for name in format.blocks:
+    for number, group in enumerate(one.formats[:groups]):
+        for name in group.blocks:
             value, weight = contribution(one, number, name)
             total = scaled(value, weight, np.empty(len(value)))
-            sums.add_total(name, total, float(format.weights(one.frames[number], name).sum()))
+            sums.add_total(name, total, float(group.weights(one.frames[number], name).sum()))
 
 
 class RoundOutcome:
@@ -271,8 +274,8 @@ class RoundOutcome:
         sieve = Sieve(1, self.job.layout, self.whole, self.limits)
         weight = torch.ones(1)
         parts = [
-            [(name, format.value(frame, name)[None], weight) for name in format.blocks]
-            for format, frame in zip(one.formats[:groups], one.frames)
+            [(name, group.value(frame, name)[None], weight) for name in group.blocks]
+            for group, frame in zip(one.formats[:groups], one.frames)
         ]
         for unit in [list(chain(*parts))] if self.whole else parts:
             sieve.judge(unit)
@@ -289,16 +292,16 @@ class RoundOutcome:
     def _note(self, lane: Lane, one: PendingReceive, groups: int) -> None:
         """Note whose visits these are, and how far each had come within its first `groups` groups."""
         rejected = one.rejected(groups).tolist()
-        for place, (client, count) in enumerate(zip(one.clients, one.sent(groups).tolist())):
+        for local_rank, (client, count) in enumerate(zip(one.clients, one.sent(groups).tolist())):
             if client < 0:
                 continue
-            if rejected[place] != NO_GROUP:
-                self.rejected[client] = Rejection(self.reached[count], rejected[place], NOT_FINITE)
-            lane.worked[:, place] += 1, one.seconds(place)
+            if rejected[local_rank] != NO_GROUP:
+                self.rejected[client] = Rejection(self.reached[count], rejected[local_rank], NOT_FINITE)
+            lane.worked[:, local_rank] += 1, one.seconds(local_rank)
             row = np.searchsorted(self.asked.cohort, client)
             self.depth[row] = self.reached[count]
             if self.reached[count] <= self.asked.layers:
-                self.gradients = max(self.gradients, one.gradients(place, groups))
+                self.gradients = max(self.gradients, one.gradients(local_rank, groups))
             if count == self.groups or (client in self.rejected and one.complete):
                 self.seconds[row] = one.times[-1] - self.start
 

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from mpi4py import MPI
 
-from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.message import State
+from hpcfl.base.types import Floats, Ints, State
 from hpcfl.comm.packing import Packing, as_bytes
-from hpcfl.comm.placement import Bench
+from hpcfl.comm.placement import Topology
 from hpcfl.comm.transport import Arrays, Like, Saved, arrays
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
@@ -96,16 +94,18 @@ class ScoresReply:
         self.data: Floats = np.zeros((scores, hosted))
 
     def receive(self, comm: Any) -> Any:
+        from mpi4py import MPI
+
         return comm.Ireduce(MPI.IN_PLACE, self.data, MPI.SUM, root=0)
 
     def send(self, comm: Any) -> Any:
-        return comm.Ireduce(self.data, None, MPI.SUM, root=0)
+        return comm.Ireduce(self.data, None, root=0)  # to be summed up
 
 
 class StateReply:
     """The personal state of a lane's clients, packed rank by rank and client by client: their shapes may differ."""
 
-    def __init__(self, topology: Bench, like: Like) -> None:
+    def __init__(self, topology: Topology, like: Like) -> None:
         self.topology = topology
         self.packings = [Packing(_named({client: like(client) for client in own})) for own in topology.hosted]
         self.counts = [0, *(packing.nbytes for packing in self.packings)]
@@ -115,12 +115,12 @@ class StateReply:
         self.buffer = torch.empty(sum(self.counts), dtype=torch.uint8)
         starts = np.cumsum([0, *self.counts[:-1]]).tolist()
         data = as_bytes(self.buffer)
-        return comm.Igatherv([data[:0], MPI.BYTE], [data, (self.counts, starts), MPI.BYTE], root=0)
+        return comm.Igatherv(data[:0], [data, (self.counts, starts)], root=0)
 
-    def send(self, comm: Any, place: int, states: Mapping[int, State]) -> Any:
+    def send(self, comm: Any, local_rank: int, states: Mapping[int, State]) -> Any:
         """Begin to send a rank's own part, ``{client: {name: […]}}``."""
-        self.buffer = self.packings[place].packed(_named(states))
-        return comm.Igatherv([as_bytes(self.buffer), MPI.BYTE], None, root=0)
+        self.buffer = self.packings[local_rank].packed(_named(states))
+        return comm.Igatherv(as_bytes(self.buffer), None, root=0)
 
     def saved(self) -> Iterator[Saved]:
         """Yield what has been received, client by client."""

@@ -13,11 +13,10 @@ import numpy as np
 from hpcfl import store
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.memory import freeze
-from hpcfl.base.types import Floats
-from hpcfl.comm.message import State
-from hpcfl.comm.packing import Packing, public
+from hpcfl.base.types import Floats, State
+from hpcfl.comm.packing import Packing
 from hpcfl.comm.transport import Saved, arrays, idle
-from hpcfl.engine.iterated import found
+from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import Rounds
 from hpcfl.engine.record import Record, released
@@ -51,7 +50,7 @@ class Server(Rounds):
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
         self.participation = job.config.participation
         self.deadlines = Deadlines(self.participation)
-        self.packing = Packing(public(job.algorithm.init_server(job.task)))
+        self.packing = Packing(job.algorithm.init_server(job.task))
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
         self.told = 0
         self.kept: list[Saved] | None = None
@@ -75,10 +74,11 @@ class Server(Rounds):
         """Run the next round until its rule closes it; queries of its messages the server responds to alone."""
         plan, sums = self._closed(now, record)
         record.gradients, record.rejected, record.norms = sums.gradients, sums.rejected, sums.norms
-        if self.job.keeps:
+        if self.job.iterated is not None:
             with record.timed("server_seconds"):
                 messages = sums.messages(self.job.keeps, self.job.task.device)
-                sums.found = found(self.job.algorithm, self.job.task, now.shared, messages, lambda own: own)
+                device = self.job.task.device
+                sums.iterated = iterate(self.job.iterated, now.shared, messages, lambda own: own, device)
         return plan, sums
 
     def _closed(self, now: Progress, record: Record) -> tuple[Plan, ReceivedSums]:
@@ -113,7 +113,7 @@ class Server(Rounds):
 
     def _attempt(self, round: int, attempt: int, shared: State, stage: int, limits: Floats | None) -> RoundOutcome:
         asked = self._asked(round, attempt, stage)
-        state = self.packing.sent(public(shared))  # the tensors' own memory: they are never changed in place
+        state = self.packing.sent(shared)  # the tensors' own memory: they are never changed in place
         invited = self.lanes.hosting(asked.cohort, "idle")
         start = time.monotonic()
         for lane in invited:
@@ -183,7 +183,7 @@ class Server(Rounds):
         if self.kept is not None:
             return scores
         self.lanes.wait_for_late()
-        state, asked = self.packing.sent(public(now.shared)), self.lanes.those("idle")
+        state, asked = self.packing.sent(now.shared), self.lanes.those("idle")
         replies = {lane: ScoresReply(self.job.scores, len(lane.hosted)) for lane in asked}
         for lane, reply in replies.items():
             lane.ask(Command(Op.SCORE, now.round, counted=lane.counted), state, reply.receive)
@@ -220,9 +220,7 @@ class Server(Rounds):
         """Yield what a checkpoint has of some clients, else their state before the first visit."""
         known = store.load_personal(saved, clients) if saved else {}
         for client in clients:
-            yield as_chunk(
-                client, known.get(client) or arrays(self.job.algorithm.init_client(self.job.task, client))
-            )
+            yield as_chunk(client, known.get(client) or arrays(self.job.algorithm.init_client(self.job.task, client)))
 
     def release(self, now: Progress, record: Record) -> bool:
         """Fetch the personal state for good; let the ranks that are free forget all and sleep until they leave.
@@ -275,8 +273,16 @@ class Server(Rounds):
 
     def together(self, record: Record, wish: str) -> str:
         """Take the ranks' figures from what they have sent, and tell who is lost."""
-        figures = np.zeros((5, self.size))  # visits, seconds of computing and of waiting, bytes received and sent
-        figures[2, 0] = record.seconds.get("wait_seconds", 0.0)  # none where nobody was invited
+        record.by_rank = self.figures()
+        record.by_rank[2, 0] = record.seconds.get("wait_seconds", 0.0)  # none where nobody was invited
+        for loss in self.lanes.lost[self.told :]:
+            record.news += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
+        self.told = len(self.lanes.lost)
+        return wish
+
+    def figures(self) -> Floats:
+        """Return and reset, per rank, visits, seconds of computing and waiting (0), bytes received and sent."""
+        figures = np.zeros((5, self.size))
         for lane in self.lanes.all:
             ranks = list(lane.topology.ranks)
             figures[:2, ranks] = lane.worked
@@ -284,8 +290,4 @@ class Server(Rounds):
             figures[3, ranks], figures[4, ranks] = lane.sent, lane.received
             lane.worked[:] = 0
             lane.sent = lane.received = 0
-        record.by_rank = figures
-        for loss in self.lanes.lost[self.told :]:
-            record.news += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
-        self.told = len(self.lanes.lost)
-        return wish
+        return figures

@@ -15,7 +15,7 @@ from hpcfl import store
 from hpcfl.base.errors import Diverged, Interrupted, Stopped, ended
 from hpcfl.comm.launcher import has_cuda, has_ulfm
 from hpcfl.comm.mpi import Bandwidth
-from hpcfl.comm.placement import Bench, benches
+from hpcfl.comm.placement import Topology, lane_topologies
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.stopping import Stop
 from hpcfl.engine.wall.client import ClientRank
@@ -30,19 +30,19 @@ def lead(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop
     """Return the server's rounds over lanes, from `now` on; the client ranks call `serve` meanwhile."""
     bandwidth = Bandwidth()
 
-    def lane(topology: Bench, number: int) -> Lane:
+    def lane(topology: Topology, number: int) -> Lane:
         return Lane(topology, *_connected(comm, topology, number), job.layout, job.config.clients, bandwidth)
 
     def rest() -> None:
         if wish := stop.wished():
             raise Interrupted(wish)
 
-    topologies = benches(job.config.lane_width, hosts, job.chunks)
+    topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
     all_lanes = [lane(topology, number) for number, topology in enumerate(topologies)]
     spare = {
-        rank: lane(topology.single(place), _spare(rank, comm))
+        rank: lane(topology.single(local_rank), _spare(rank, comm))
         for topology in topologies
-        for place, rank in enumerate(topology.ranks)
+        for local_rank, rank in enumerate(topology.ranks)
         if _may_fall_apart(topology, comm)
     }
     server = Server(job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth), rest)
@@ -61,16 +61,16 @@ def serve(
 ) -> Stopped | None:
     """Serve as a client rank until the server says that the run is over; return why it was stopped, if it was."""
     rank = comm.Get_rank()
-    topologies = benches(job.config.lane_width, hosts, job.chunks)
+    topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
     number, topology = next((number, each) for number, each in enumerate(topologies) if rank in each.ranks)
-    place = topology.ranks.index(rank)
+    local_rank = topology.ranks.index(rank)
     connected, spare = _connected(comm, topology, number), None
     if _may_fall_apart(topology, comm):
-        spare = _connected(comm, topology.single(place), _spare(rank, comm))
+        spare = _connected(comm, topology.single(local_rank), _spare(rank, comm))
     now.shared = {}  # it comes with each invitation
     direct = job.task.device.type == "cuda" and bool(has_cuda(comm))
     executor = Executor(job, job.hosted(rank), now.personal, direct)
-    client = ClientRank(job, executor, topology, place, connected, rest, spare)
+    client = ClientRank(job, executor, topology, local_rank, connected, rest, spare)
     try:
         last = client.serve()
     except LeftBehind as left:
@@ -101,7 +101,7 @@ def _drop(stopped: Stopped | None) -> NoReturn:
     os._exit(0 if stopped is None else stopped.code)
 
 
-def _may_fall_apart(topology: Bench, comm: MPI.Intracomm) -> bool:
+def _may_fall_apart(topology: Topology, comm: MPI.Intracomm) -> bool:
     return len(topology.ranks) > 1 and has_ulfm(comm)
 
 
@@ -110,7 +110,7 @@ def _spare(rank: int, comm: MPI.Intracomm) -> int:
     return int(comm.Get_size()) + rank
 
 
-def _connected(comm: MPI.Intracomm, topology: Bench, number: int) -> tuple[Any, Any]:
+def _connected(comm: MPI.Intracomm, topology: Topology, number: int) -> tuple[Any, Any]:
     """Return a lane's two communicators; rank 0 is the server, then come the client ranks in their order."""
     group = comm.Get_group().Incl([0, *topology.ranks])
     control = comm.Create_group(group, 2 * number)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from hpcfl.base.config import ConfigBase
 from hpcfl.base.rng import keyed
-from hpcfl.base.section import Section
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.plan import Invitation, Plan
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpcfl.schedule.participation import Participation
 
 
-class Speed(Section):
+class Speed(ConfigBase):
     """Base of the speed models: times first, and depths that follow from them.
 
     Attributes

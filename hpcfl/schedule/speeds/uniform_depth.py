@@ -43,7 +43,7 @@ class UniformDepth(Speed):
         if not 0 <= self.stragglers <= 1:
             near = min(max(self.stragglers, 0.0), 1.0)
             raise UsageError(
-                f"speed.stragglers: expected a share between 0 and 1, got {self.stragglers}; nearest: {near}"
+                f"speed.stragglers: expected a share between 0 and 1, got {self.stragglers}; did you mean {near}?"
             )
         if participation.close != "deadline":
             raise UsageError(

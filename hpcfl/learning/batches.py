@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hpcfl.base.rng import StepKey
 from hpcfl.base.types import Floats, Ints
-from hpcfl.models.modules.layers import Place
 
 
-class OutOfTime(Exception):  # noqa: N818
+class RoundClosed(Exception):  # noqa: N818
     """The round has closed: what is still being computed has lost its purpose."""
 
 
@@ -32,7 +32,7 @@ class Visits:
         First layer (1 … L) each one delivers in time, ascending.
     samples : int64 [c]
         Training samples each one holds.
-    reach : float64 [c, L]
+    arrival : float64 [c, L]
         Chance that layer l counts; NaN where unknown.
     over : threading.Event, optional
         In wall clock: set when the round has closed.
@@ -42,22 +42,22 @@ class Visits:
     clients: Ints
     depth: Ints
     samples: Ints
-    reach: Floats
-    over: Event | None = None
+    arrival: Floats
+    closed: Event | None = None
 
     @classmethod
-    def tested(cls, round: int, clients: Ints) -> Visits:
+    def for_test(cls, round: int, clients: Ints) -> Visits:
         """Return what a test after `round` rounds needs to know: nothing is sent, so depths and chances are empty."""
         return cls(round, clients, np.ones(0, int), np.ones(0, int), np.ones((0, 0)))
 
-    def check(self) -> None:
-        """Raise `OutOfTime` where the round has closed meanwhile."""
-        if self.over is not None and self.over.is_set():
-            raise OutOfTime
+    def raise_if_closed(self) -> None:
+        """Raise `RoundClosed` where the round has closed meanwhile."""
+        if self.closed is not None and self.closed.is_set():
+            raise RoundClosed
 
     def in_time(self, layer: int) -> int:
         """Return how many rows (the first ones) still have time for layer `layer` (1 … L)."""
-        if self.over is not None and self.over.is_set():
+        if self.closed is not None and self.closed.is_set():
             return 0
         return int(np.searchsorted(self.depth, layer, side="right"))
 
@@ -88,10 +88,10 @@ class Batch:
     x: Tensor
     y: Tensor
     valid: Tensor | None
-    place: Place
+    key: StepKey
     sizes: list[int] | None = None
 
-    def samples(self) -> list[int]:
+    def sample_counts(self) -> list[int]:
         """Return how many samples of each client there are, [c]."""
         if self.sizes is None:
             return [self.x.shape[1]] * len(self.x) if self.valid is None else self.valid.sum(1).tolist()
@@ -101,7 +101,7 @@ class Batch:
         """Return which clients have any sample in this step, bool ``[c]``; None for all of them."""
         return None if self.valid is None else self.valid.any(1)
 
-    def counted(self) -> Tensor:
+    def active_weight(self) -> Tensor:
         """Return 1 for each client that has a sample in this step, else 0, ``[c]``."""
         active = self.active()
         return self.x.new_ones(len(self.x)) if active is None else active.to(self.x.dtype)
