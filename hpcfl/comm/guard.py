@@ -57,10 +57,7 @@ class Rejection:
 
 
 class Norms:
-    """Norms of the messages that were accepted in the last rounds, each [visits, units]; 0: did not count.
-
-    A unit is what is judged by itself: a layer, or the whole visit.
-    """
+    """Norms of the messages accepted in the last rounds, each [visits, units]: of layers or of whole visits, 0: not."""
 
     def __init__(self, rounds: Iterable[Floats] = ()) -> None:
         self.rounds: deque[Floats] = deque(rounds, maxlen=WINDOW)
@@ -76,7 +73,6 @@ class Norms:
             self.rounds.append(table[table.any(1)])
 
     def saved(self) -> dict[str, Floats | Ints]:
-        """Return what `restored` takes, for a checkpoint."""
         if not self.rounds:
             return {}
         return {"norms": np.concatenate(self.rounds), "norm_counts": np.array([len(each) for each in self.rounds])}

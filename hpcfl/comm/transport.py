@@ -39,19 +39,11 @@ def arrays(state: Mapping[str, Tensor]) -> Arrays:
 
 
 class Transport(ABC):
-    """How state reaches the clients and sums reach the server.
-
-    Attributes
-    ----------
-    rank, size : int
-        This rank and how many there are; rank 0 serves.
-    sent, received : int
-        Bytes handed to and taken from the wire by this rank since `count` was last called.
-    """
+    """How state reaches the clients and sums reach the server; rank 0 serves."""
 
     rank = 0
     size = 1
-    sent = 0
+    sent = 0  # bytes handed to the wire by this rank since `count` was last called
     received = 0
 
     @property
@@ -66,7 +58,7 @@ class Transport(ABC):
 
     @abstractmethod
     def invite(self, shared: State) -> State:
-        """Return the server's shared state, on every rank."""
+        """Give every rank the server's shared state."""
 
     @abstractmethod
     def close(self, sums: ExactSums) -> ExactSums:
@@ -94,12 +86,7 @@ class Transport(ABC):
     def leave(self, stopped: Stopped | None = None, rest: Callable[[], None] = idle) -> Stopped | None:
         """Part from the other ranks, for good; return how the rounds ended, on every rank.
 
-        Parameters
-        ----------
-        stopped : Stopped, optional
-            Why this rank has not done all rounds; a rank that was released does not know.
-        rest : callable
-            Called now and then while the server is waited for, as long as it may take.
+        A rank that was released does not know whether it was `stopped`; it calls `rest` while it waits for the server.
         """
         return stopped
 

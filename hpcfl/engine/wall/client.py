@@ -25,18 +25,12 @@ SENDING_SECONDS = 0.0002  # and how often while something is being sent
 
 
 class ClientRank:
-    """One client rank on its lane.
+    """One client rank on its lane; `rest` is called while it waits.
 
     Parameters
     ----------
-    executor : Executor
-        The clients that live here, and how to compute their visits.
-    local_rank : int
-        This rank's local_rank on the lane.
     connected : (MPI.Intracomm, MPI.Intracomm)
         The lane's communicators: for commands, and for everything large.
-    rest : callable
-        Called while the rank waits.
     spare : (MPI.Intracomm, MPI.Intracomm), optional
         Those of a lane for this rank alone, if the lane should lose another rank.
     """
@@ -78,13 +72,7 @@ class ClientRank:
         self._sends.append(([self.control.Ibarrier()], None))
 
     def serve(self) -> Command:
-        """Do what the server asks; return its last word, which is that the run is over.
-
-        Raises
-        ------
-        RunError
-            If the server is lost.
-        """
+        """Do what the server asks; return its last word, which is that the run is over."""
         try:
             return self._served()
         except MPI.Exception as error:

@@ -50,13 +50,7 @@ class Worker:
         self._work.put(work)
 
     def take(self, timeout: float) -> Any:
-        """Return the next result, or None when there is none within `timeout` seconds or the work has ended.
-
-        Raises
-        ------
-        Exception
-            What the work raised.
-        """
+        """Return the next result; None after `timeout` seconds or where the work has ended; raise what it raised."""
         try:
             kind, result = self._results.get(timeout=timeout) if timeout > 0 else self._results.get_nowait()
         except queue.Empty:
@@ -83,12 +77,7 @@ class Executor:
     """One rank's clients, each a chunk of its own.
 
     A client's new personal state is provisional: it replaces the old one when the server acknowledges that the visit
-    counted, and block by block where only some layers did.
-
-    Parameters
-    ----------
-    direct : bool
-        MPI reads the memory of the GPU that computes.
+    counted, and block by block where only some layers did. `direct`: MPI reads the memory of the GPU that computes.
     """
 
     def __init__(self, job: Job, chunks: Sequence[Chunk], personal: Personal, direct: bool = False) -> None:
@@ -182,15 +171,7 @@ class Executor:
 
 
 class Pace:
-    """Slows a visit down to the seconds that the speed model has drawn for it.
-
-    Parameters
-    ----------
-    seconds : float
-        What a whole visit shall take; 0 for as fast as it goes.
-    start : float
-        When the visit began (seconds of the monotonic clock).
-    """
+    """Slows a visit, begun at `start`, down to the seconds that the speed model has drawn; 0: as fast as it goes."""
 
     def __init__(self, job: Job, seconds: float, over: Event, start: float) -> None:
         self.shares = job.shares[job.group_layers - 1]
@@ -198,7 +179,6 @@ class Pace:
         self.target, self.over, self.start = seconds, over, start
 
     def seconds(self) -> float:
-        """Return the seconds since the visit began."""
         return time.monotonic() - self.start
 
     def wait(self, number: int) -> None:
@@ -216,12 +196,8 @@ class Sender:
     """Gathers the blocks of a visit into frames and puts each frame when it is ready.
 
     Where a visit is whole or nothing, all frames wait until the visit has ended: by then the client's new state is
-    there for the acknowledgement, which may come as soon as the last frame has left.
-
-    Parameters
-    ----------
-    gradients : callable
-        Returns how many gradients the visit has computed so far.
+    there for the acknowledgement, which may come as soon as the last frame has left. `gradients` returns how many the
+    visit has computed so far.
     """
 
     def __init__(
@@ -243,13 +219,7 @@ class Sender:
         self._begin()
 
     def take(self, message: Message) -> None:
-        """Put the blocks of a message into their frames; a frame leaves when all of it is there.
-
-        Raises
-        ------
-        ValueError
-            If a block comes after a block of a later group.
-        """
+        """Put the blocks of a message into their frames; a frame leaves when all of it is there."""
         for name, (value, weight) in message.items():
             self.versions[name] = value, value._version
             if self.group[name] < self.number:
@@ -264,15 +234,9 @@ class Sender:
                 self._leave()
 
     def finish(self) -> None:
-        """Let the rest leave: blocks that the visit has not sent have weight 0.
-
-        Raises
-        ------
-        ValueError
-            If a block was changed after it was yielded: it may have been sent from where it was.
-        """
+        """Let the rest leave: blocks that the visit has not sent have weight 0."""
         for name, (value, version) in self.versions.items():
-            if value._version != version:
+            if value._version != version:  # it may have been sent from where it was
                 raise ValueError(f"block '{name}' was changed after it was yielded: yield a tensor that stays as it is")
         while self.number < len(self.formats):
             self._leave()

@@ -28,18 +28,12 @@ SIGNS = 4  # what a rank signs with: its flag, its seconds, and its gradients in
 
 
 class FrameFormat:
-    """The group of one group's frames on a lane of so many client `ranks`.
-
-    Attributes
-    ----------
-    large : dict of str to int
-        Where in a frame each large block is.
-    """
+    """The format of one group's frames on a lane of so many client `ranks`."""
 
     def __init__(self, blocks: dict[str, Block], ranks: int) -> None:
         self.blocks, self.ranks = blocks, ranks
         large = [name for name, block in blocks.items() if block.bytes >= APART_BYTES]
-        self.large = {name: place for place, name in enumerate(large, start=1)}
+        self.large = {name: place for place, name in enumerate(large, start=1)}  # where in a frame they are
         small = {name: block for name, block in blocks.items() if name not in self.large}
         double = any(block.dtype == torch.float64 for block in small.values())
         self.dtype = torch.float64 if double else torch.float32
@@ -111,7 +105,7 @@ def frame_formats(layout: Layout, ranks: int) -> list[FrameFormat]:
 
 
 def zero_frames(formats: list[FrameFormat]) -> list[Frame]:
-    """Return a frame of each group, full of zeros, all in one buffer: large pieces lie in large pages."""
+    """Return a frame of each format, full of zeros, all in one buffer: large pieces lie in large pages."""
     sizes = [size for own in formats for size in own.sizes()]
     like = {str(place): torch.empty(size, dtype=dtype, device="meta") for place, (size, dtype) in enumerate(sizes)}
     packing = Packing(like)
@@ -144,14 +138,8 @@ class Staging:
     """Fills frames. A large block that lies in host memory as it is to be sent is not copied.
 
     From a GPU, values go into pinned memory on a stream of their own, behind what has computed them and beside what is
-    computed next; an event per frame says when they are there.
-
-    Parameters
-    ----------
-    device : torch.device
-        Where values are computed.
-    direct : bool
-        MPI reads the device's memory: large blocks of a rank alone on its lane are sent from there.
+    computed next; an event per frame says when they are there. Where MPI reads the device's memory (`direct`), large
+    blocks of a rank alone on its lane are sent from there.
     """
 
     def __init__(self, device: torch.device, direct: bool = False) -> None:

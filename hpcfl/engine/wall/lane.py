@@ -25,14 +25,9 @@ from hpcfl.engine.wall.protocol import Command, Op
 
 
 class PendingReceive:
-    """One visit by each of a lane's ranks, as it is received: the frames, and when each of them was there.
+    """One visit by each of a lane's ranks, as it is received: a frame per group, and when each of them was there.
 
-    Parameters
-    ----------
-    clients : list of int
-        Whose visits, one for each rank; −1: nobody's.
-    frames : list of Frame
-        What is received into, one for each group.
+    `clients` says whose visits they are, one for each rank; −1: nobody's.
     """
 
     def __init__(self, lane: Lane, clients: list[int], frames: list[Frame]) -> None:
@@ -77,16 +72,8 @@ class PendingReceive:
 class Lane:
     """One lane, as the server sees it.
 
-    Parameters
-    ----------
-    topology : Topology
-        Its client ranks and their clients.
-    control, data : MPI.Intracomm
-        Communicators of the server (rank 0) and the client ranks, one for commands and one for everything large.
-    clients : int
-        How many clients the run has.
-    bandwidth : Bandwidth
-        What is known of all lanes; this one adds to it.
+    Its communicators are those of the server (rank 0) and the client ranks: `control` for commands, `data` for
+    everything large. The run has so many `clients`. What the lane measures it adds to the `bandwidth` of all.
     """
 
     def __init__(
@@ -176,14 +163,11 @@ class Lane:
         return moved
 
     def late_for(self) -> float:
-        """Return for how many seconds the lane has been late, less those that bytes under way may take.
-
-        They are below 0 while such bytes may still come, and inf where the lane is not late.
-        """
+        """Seconds since bytes under way should have come; below 0: they still may; inf where the lane is not late."""
         return time.monotonic() - self.since if self.state == "late" else inf
 
     def silent(self) -> float:
-        """Return for how many seconds nothing has happened on a lane that owes something; 0 where it does not."""
+        """Seconds in which nothing has happened on a lane that owes something; 0 where it does not."""
         return time.monotonic() - self.heard if self.state in ("active", "late") else 0.0
 
     def die(self, reason: str) -> None:

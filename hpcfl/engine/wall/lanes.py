@@ -36,7 +36,7 @@ class Loss:
 
 
 class Lanes:
-    """The lanes of a run.
+    """The lanes of a run, and the ranks that were lost, in the order in which that was noticed.
 
     Parameters
     ----------
@@ -47,13 +47,6 @@ class Lanes:
         Seconds of silence after which a lane that owes something counts as dead; None: never.
     patience : float
         Seconds of waiting after which a line says for whom.
-    bandwidth : Bandwidth
-        What the lanes have measured.
-
-    Attributes
-    ----------
-    lost : list of Loss
-        The dead, in the order in which they were noticed.
     """
 
     def __init__(

@@ -25,18 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CloseRule:
-    """When a round closes.
+    """When a round closes."""
 
-    Attributes
-    ----------
-    ends : float
-        Seconds from the round's start at which it closes whatever has arrived; inf for never.
-    enough : int or None
-        Visits that are enough, or samples where these are counted; None: all of them.
-    """
-
-    ends: float
-    enough: int | None
+    ends: float  # seconds from the round's start, whatever has arrived; inf for never
+    enough: int | None  # visits that are enough, or samples where these are counted; None: all of them
 
     @classmethod
     def of(cls, participation: Participation, asked: Invitation) -> CloseRule:
@@ -61,17 +53,10 @@ class ReceivedSums(Sums):
     ----------
     received : list of (PendingReceive, int)
         Visits, and how many of their groups count.
-    early : ExactSums
-        Sums over visits that are not held any more; None where there are none.
+    early : ExactSums, optional
+        Sums over visits that are not held any more.
     kept : sequence of Message
         What of those visits is kept for iterated reductions.
-
-    Attributes
-    ----------
-    gradients : int
-        The most gradients that a visit that counted has computed.
-    rejected, norms
-        As `RoundOutcome` has them.
     """
 
     def __init__(
@@ -85,8 +70,8 @@ class ReceivedSums(Sums):
     ) -> None:
         super().__init__(layout, invited, missing)
         self.received, self.early, self.kept = received, early, kept
-        self.gradients = 0
-        self.rejected: dict[int, Rejection] = {}
+        self.gradients = 0  # the most that a visit that counted has computed
+        self.rejected: dict[int, Rejection] = {}  # as `RoundOutcome` has them, and the norms
         self.norms: Floats = np.zeros((0, 0))
         self._group = {name: number for number, blocks in enumerate(layout) for name in blocks}
 
@@ -158,21 +143,12 @@ def add_all(one: PendingReceive, sums: ExactSums, groups: int | None = None) -> 
 
 
 class RoundOutcome:
-    """One attempt at a round.
-
-    Parameters
-    ----------
-    asked : Invitation
-        Who was invited.
-    lanes : list of Lane
-        The lanes that take part.
-    start : float
-        When they were invited (seconds of the monotonic clock).
-    limits : float64 [units], optional
-        The largest norms that are accepted, see `Job.limits`; lanes are of one rank each then.
+    """One attempt at a round: the `lanes` that take part were invited at `start` (seconds of the monotonic clock).
 
     Attributes
     ----------
+    limits : float64 [units], optional
+        The largest norms that are accepted, see `Job.limits`; lanes are of one rank each then.
     rejected : dict of int to Rejection
         The clients whose visits, or layers of them, were rejected.
     norms : float64 [clients, units]
@@ -242,12 +218,10 @@ class RoundOutcome:
         return int(arrived.sum())
 
     def plan(self, seconds: float, repeats: int) -> Plan:
-        """Return the round as it was."""
         expected = self.job.plan(self.asked)
         return replace(expected, depth=self.depth, seconds=self.seconds, closes=seconds, repeats=repeats)
 
     def sums(self, plan: Plan) -> ReceivedSums:
-        """Return the sums over what counted."""
         cohort = len(self.asked.cohort)
         sums = ReceivedSums(self.job.layout, cohort, plan.missing, self.received, self.early, self.kept)
         sums.gradients, sums.rejected, sums.norms = self.gradients, self.rejected, self.norms

@@ -34,34 +34,19 @@ class Op(IntEnum):
 class Command:
     """One control message.
 
-    Attributes
-    ----------
-    round, attempt : int
-        The round, and how many void attempts it has had.
-    deadline : float
-        Seconds from the round's start.
-    stage : int
-        The stage of doubling participant sets.
-    stopped : int
-        When leaving: the exit code of a run that did not come to its end, else 0.
-    hard : bool
-        When leaving: whether to end without MPI's farewell, which the dead would have to take part in.
-    counted : int64 [h]
-        For each client that the lane hosts: the first layer of its last visit that counted (L + 1: none);
-        0 where there is nothing to acknowledge.
-    cohort : int64 [n]
-        Who is invited on all lanes, ascending client ids.
+    `counted` [h] has, for each client that the lane hosts, the first layer of its last visit that counted (L + 1:
+    none); 0 where there is nothing to acknowledge.
     """
 
     op: Op
     round: int = 0
-    attempt: int = 0
-    deadline: float = 0.0
-    stage: int = 0
-    stopped: int = 0
-    hard: bool = False
+    attempt: int = 0  # how many at this round were void
+    deadline: float = 0.0  # seconds from the round's start
+    stage: int = 0  # of doubling participant sets
+    stopped: int = 0  # when leaving: the exit code of a run that did not come to its end, else 0
+    hard: bool = False  # when leaving: end without MPI's farewell, which the dead would have to take part in
     counted: Ints = field(default_factory=lambda: NONE)
-    cohort: Ints = field(default_factory=lambda: NONE)
+    cohort: Ints = field(default_factory=lambda: NONE)  # who is invited on all lanes, ascending client ids
 
     @staticmethod
     def empty(hosted: int, clients: int) -> Ints:

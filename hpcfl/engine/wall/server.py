@@ -35,12 +35,8 @@ class Server(Rounds):
     """The rounds of a run over lanes, on rank 0.
 
     Where clients are needed no more, their ranks forget what they hold and sleep until the end, and the server keeps
-    the personal state for checkpoints. Nobody tests the clients' models then: their scores are not known.
-
-    Parameters
-    ----------
-    rest : callable
-        Called while the server waits; it raises Interrupted where the run is to stop.
+    the personal state for checkpoints. Nobody tests the clients' models then: their scores are not known. `rest` is
+    called while the server waits; it raises Interrupted where the run is to stop.
     """
 
     serves = True
@@ -56,13 +52,7 @@ class Server(Rounds):
         self.kept: list[Saved] | None = None
 
     def gather(self) -> None:
-        """Wait until every rank is there: they start at different speeds, and the first round is for all.
-
-        Raises
-        ------
-        Interrupted
-            If the run is to stop before.
-        """
+        """Wait until every rank is there, unless the run is to stop: they start at different speeds."""
         for lane in self.lanes.all:
             lane.expect(lane.counted)
         self.lanes.wait_for_all(inf, "ranks to start", self.rest)
@@ -241,21 +231,8 @@ class Server(Rounds):
     def leave(self, round: int, stopped: int, without_dead: bool) -> tuple[list[Lane], bool]:
         """Dismiss all ranks at once, when the late ones are back: MPI's own farewell spins until everybody is there.
 
-        A wish to stop that comes meanwhile ends the waiting.
-
-        Parameters
-        ----------
-        stopped : int
-            The exit code of a run that did not come to its end, else 0.
-        without_dead : bool
-            Whether MPI can take its farewell without the dead.
-
-        Returns
-        -------
-        missing : list of Lane
-            Those that did not come back.
-        hard : bool
-            Whether all ranks are to end without MPI's farewell.
+        A wish to stop that comes meanwhile ends the waiting. Return the lanes that did not come back, and whether all
+        ranks are to end without that farewell: where MPI cannot take it `without_dead` ranks, and there are any.
         """
         self.lanes.reform()
         rest = self.rest
