@@ -102,7 +102,6 @@ def traps(facts: Facts) -> list[str]:
         bound_to_one(facts),
         shared_gpu(facts.ranks),
         async_progress(facts.ranks),
-        fault(facts.ranks),
         no_ulfm(facts),
     )
     return [line for line in found if line]
@@ -205,14 +204,6 @@ def async_progress(ranks: Sequence[Rank]) -> str:
             return (
                 f"MPIR_CVAR_ASYNC_PROGRESS={value}: a thread of each rank spins, rounds took 1.7 times longer; unset it"
             )
-    return ""
-
-
-def fault(ranks: Sequence[Rank]) -> str:
-    """Return a line if faults are asked for."""
-    for rank in ranks:
-        if "HPCFL_FAULT" in rank.settings:
-            return f"HPCFL_FAULT={rank.settings['HPCFL_FAULT']}: faults are made on purpose; unset it for a real run"
     return ""
 
 

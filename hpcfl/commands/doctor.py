@@ -19,7 +19,7 @@ from hpcfl.comm.placement import cores
 from hpcfl.commands.diagnostics import LEVELS, Facts, Rank, traps
 from hpcfl.launch.run import versions
 
-SETTINGS = ("OMP_NUM_THREADS", "MPIR_CVAR_ASYNC_PROGRESS", "HPCFL_FAULT", "MPI4PY_LIBMPI", "CUDA_VISIBLE_DEVICES")
+SETTINGS = ("OMP_NUM_THREADS", "MPIR_CVAR_ASYNC_PROGRESS", "MPI4PY_LIBMPI", "CUDA_VISIBLE_DEVICES")
 SIZES = (8, 1_000_000)  # bytes of the broadcasts that are timed
 REPEATS = 7
 # in a process of its own: once MPI is loaded unstarted, nothing else here could start it on import

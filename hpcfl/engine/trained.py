@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.store.compatibility import check_personal, check_shared
 
 if TYPE_CHECKING:
     from hpcfl.algorithms import Algorithm
@@ -93,8 +92,8 @@ def loaded(
     federation = config.data.federate(config.clients, config.seed, data)
     task = Task(config.model, federation, config.seed, device(0, torch.cuda.device_count()), config.precision)
     like = config.algorithm.init_server(task)
-    check_shared(saved.shared, like)
-    check_personal(path, clients, lambda client: config.algorithm.init_client(task, client), federation.shapes)
+    store.check_shared(saved.shared, like)
+    store.check_personal(path, clients, lambda client: config.algorithm.init_client(task, client), federation.shapes)
     return task, restored(like, saved.shared)
 
 

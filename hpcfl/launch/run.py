@@ -24,7 +24,6 @@ from hpcfl.engine import stopping
 from hpcfl.launch.failure import TOLD, fail, note, raise_together
 from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.doubling import Stage
-from hpcfl.store.compatibility import check_personal, check_shared
 
 if TYPE_CHECKING:
     from hpcfl.comm.transport import Transport
@@ -222,9 +221,9 @@ def _begun(job: Job, request: RunRequest, rank: int) -> Progress:
     now.round, now.stage = saved.round, Stage.of(saved.clock)
     now.clock = {name: saved.clock[name] for name in now.clock}
     now.norms = Norms.restored(saved.memory)
-    check_shared(saved.shared, now.shared)
+    store.check_shared(saved.shared, now.shared)
     hosted = [client for chunk in job.hosted(rank) for client in chunk.clients.tolist()]
-    check_personal(path, hosted, job.like, job.task.federation.shapes)
+    store.check_personal(path, hosted, job.like, job.task.federation.shapes)
     now.shared, now.extras = restored(now.shared, saved.shared), restored(now.extras, saved.extras)
     for chunk in job.hosted(rank):
         state = now.personal[chunk.number]

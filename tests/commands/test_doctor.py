@@ -57,7 +57,6 @@ CASES = {
     ),
     "gpu": (facts(ONE, GPU, GPU), ["2 client ranks share one GPU (cuda:0, host n1)"]),
     "progress": (facts(ONE, on(OMP_NUM_THREADS="1", MPIR_CVAR_ASYNC_PROGRESS="1")), ["MPIR_CVAR_ASYNC_PROGRESS=1"]),
-    "fault": (facts(ONE, on(OMP_NUM_THREADS="1", HPCFL_FAULT="kill@3")), ["HPCFL_FAULT=kill@3", "unset it"]),
     "ulfm-openmpi": (facts(ulfm=False), ["hpcfl resume", "or start with mpiexec --with-ft ulfm"]),
     "ulfm-mpich": (
         facts(ulfm=False, mpi="MPICH 5.0.2", launcher=worlds.HYDRA),

@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
+from helpers import faults
 from helpers.runs import play, same, table, toml
 from hpcfl import store
 from hpcfl.base.errors import Stopped, UsageError
@@ -22,7 +23,7 @@ from hpcfl.engine.progress import Speaker
 from hpcfl.engine.record import Recorder
 from hpcfl.launch.request import resume_request, run_request
 from hpcfl.launch.run import launch
-from hpcfl.store import atomic, fault
+from hpcfl.store import atomic
 
 ROUNDS = 6
 EVERY = 4  # rounds between checkpoints
@@ -337,26 +338,16 @@ def test_nothing_is_installed_twice_nor_elsewhere_than_in_the_main_thread() -> N
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
-# ---- the hook that makes checkpoints slow
-
-
 def test_a_slow_checkpoint_is_not_visible_while_it_is_written(tmp_path: Path, monkeypatch: Any) -> None:
     slept: list[tuple[float, list[int]]] = []
-    monkeypatch.setenv(fault.VARIABLE, "checkpoint-seconds:0.25")
-    monkeypatch.setattr("hpcfl.store.fault.time.sleep", lambda seconds: slept.append((seconds, checkpoints(tmp_path))))
+    faults.install("checkpoint-seconds:0.25", monkeypatch.setattr)
+    monkeypatch.setattr("helpers.faults.time.sleep", lambda seconds: slept.append((seconds, checkpoints(tmp_path))))
     personal = [([0], {"m": np.ones((1, 2))})]
     for round_ in (1, 2):
         store.save(tmp_path, round_, {"w": np.ones(2)}, personal, {}, keep=5)
     store.write_status(tmp_path, "running")
     assert slept == [(0.25, []), (0.25, [1])]
     assert checkpoints(tmp_path) == [1, 2]
-
-
-@pytest.mark.parametrize("number", ["", "x", "-1", "inf", "nan"])
-def test_seconds_must_be_some(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
-    monkeypatch.setenv(fault.VARIABLE, f"checkpoint-seconds:{number}")
-    with pytest.raises(UsageError, match=r"HPCFL_FAULT must be kind:n, .* or checkpoint-seconds:s, not"):
-        fault.reach("checkpoint")
 
 
 # ---- any number of ranks

@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy as np
 import pytest
 import xarray
 
+from helpers import faults
 from helpers.launcher import LIBRARIES, PREFIXES, ROOT, alive, descendants, kill_one, mpis
 from helpers.warm import Started, Warm
 from hpcfl import open_run, store
@@ -196,7 +196,7 @@ class Scene:
         if self.folder.exists():
             shutil.copytree(self.folder, before)
         for _ in range(ATTEMPTS):
-            job = self.begin({"HPCFL_FAULT": moment.fault} if moment.fault else {})
+            job = self.begin({faults.VARIABLE: moment.fault} if moment.fault else {})
             if not moment.fault:
                 self.hit(job, share * self.left())
             if job.wait() == -signal.SIGKILL:
@@ -339,7 +339,7 @@ def copied(folder: Path, to: Path) -> Path:
 
 
 def test_a_run_killed_before_its_first_round_is_shown(warm: Warm, tmp_path: Path) -> None:
-    job = warm.start(run_args(tmp_path / "run"), tmp_path / "out", {"HPCFL_FAULT": "table:2"})
+    job = warm.start(run_args(tmp_path / "run"), tmp_path / "out", {faults.VARIABLE: "table:2"})
     assert job.wait() == -signal.SIGKILL
     for path in (tmp_path / "run" / "metrics").iterdir():  # a moment earlier there was no segment yet
         path.unlink()
@@ -439,7 +439,7 @@ class Ranks:
         }
         with out.open("w") as said, out.with_name(out.name + ".err").open("w") as complained:
             self.process = subprocess.Popen(
-                [str(prefix / "bin" / "mpiexec"), "-n", "4", sys.executable, "-m", "hpcfl", *args],
+                [str(prefix / "bin" / "mpiexec"), "-n", "4", *faults.COMMAND, *args],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=complained,
@@ -471,7 +471,7 @@ class Ranks:
             time.sleep(0.01)
 
     def wait(self) -> int:
-        """Return -9 where the job was killed, by us or by the fault hook inside rank 0, else its exit code."""
+        """Return -9 where the job was killed, by us or by a fault inside rank 0, else its exit code."""
         try:
             code = self.process.wait(timeout=LIMIT)
         except subprocess.TimeoutExpired:

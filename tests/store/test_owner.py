@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from helpers import faults
 from helpers.runs import cut_back, play, table, toml
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
@@ -250,11 +251,11 @@ def values() -> dict[str, Any]:
 def hpcfl(*words: Any, slow: bool = False) -> subprocess.Popen[str]:
     """Start a command; a slow one takes a second for each checkpoint."""
     return subprocess.Popen(
-        [sys.executable, "-m", "hpcfl", *map(str, words)],
+        [*faults.COMMAND, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **({"HPCFL_FAULT": "checkpoint-seconds:1"} if slow else {})},
+        env={**os.environ, **({faults.VARIABLE: "checkpoint-seconds:1"} if slow else {})},
     )
 
 

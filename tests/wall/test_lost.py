@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers import faults
 from helpers.launcher import ROOT, Ended, alive, job, mpis
 from hpcfl import store
 from hpcfl.commands.show import summary
@@ -171,7 +172,7 @@ def test_two_ranks_die_at_any_time(number: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [1, "all"])
 @pytest.mark.parametrize(("mpi", "options"), [*((mpi, ()) for mpi in mpis()), ("openmpi", ULFM)])
 def test_the_server_dies(mpi: str, options: tuple[str, ...], width: Any, tmp_path: Path) -> None:
-    ended = run(mpi, tmp_path, [], f"lane_width={width}", options=options, env={"HPCFL_FAULT": "metrics:5"})
+    ended = run(mpi, tmp_path, [], f"lane_width={width}", options=options, env={faults.VARIABLE: "metrics:5"})
     assert ended.code != 0
     assert readable(tmp_path, ended) >= 4
     nobody_is_left(tmp_path)
