@@ -209,7 +209,7 @@ def pending(visits: list[tuple[int, int]]) -> Any:
 
 
 def test_messages_that_the_server_holds_give_the_bits_of_simulated_time() -> None:
-    """Clients 0 to 3 are in slots that were summed up and used again, of client 6 the point came too late."""
+    """Clients 0 to 3 are in frames that were summed up and used again, of client 6 the point came too late."""
     task, shared, blocks = mlp_task(SIZES), Median().init_server(None), {"point": POINT}
     rounds = Rounds(Median(), task, 1)
     rounds.now.shared = shared

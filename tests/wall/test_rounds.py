@@ -211,10 +211,10 @@ def scores_are_missing_on_late_lanes_only(world: Any, values: dict[str, Any], ru
     chunks = cut(1, config.speed.paces(config.seed, CLIENTS), world.size)
     missing, depth = np.isnan(data["client_test_loss"].values), data["depth"].values
     for round_ in (1, 3):
-        for bench in lane_topologies(config.lane_width, ["here"] * world.size, chunks):
-            if missing[round_, bench.clients].any():
-                assert missing[round_, bench.clients].all()
-                assert (depth[round_, bench.clients] != 1).any()
+        for topology in lane_topologies(config.lane_width, ["here"] * world.size, chunks):
+            if missing[round_, topology.clients].any():
+                assert missing[round_, topology.clients].all()
+                assert (depth[round_, topology.clients] != 1).any()
     assert np.isfinite(data["test_loss"].values[[1, 3]]).all()
 
 

@@ -103,7 +103,7 @@ def test_many_ranks_share_the_lane_of_their_node(ranks: int, lanes: int) -> None
     assert sorted(client for topology in found for client in topology.clients) == list(range(100))
 
 
-def test_slots_places_and_single_ranks() -> None:
+def test_turns_places_and_single_ranks() -> None:
     topology = seated(3)[0]
     assert topology.clients.tolist() == [0, 4, 1, 5, 2, 6]
     assert [topology.clients[topology.places(local_rank)].tolist() for local_rank in range(3)] == [
@@ -111,9 +111,9 @@ def test_slots_places_and_single_ranks() -> None:
         [1, 5],
         [2, 6],
     ]
-    assert topology.slots(np.arange(7)) == [[0, 1, 2], [4, 5, 6]]
-    assert topology.slots(np.array([2, 3, 4, 6])) == [[4, -1, 2], [-1, -1, 6]]
-    assert topology.slots(np.array([3])) == []
+    assert topology.turns(np.arange(7)) == [[0, 1, 2], [4, 5, 6]]
+    assert topology.turns(np.array([2, 3, 4, 6])) == [[4, -1, 2], [-1, -1, 6]]
+    assert topology.turns(np.array([3])) == []
     assert topology.single(1) == Topology((2,), ((1, 5),))
 
 
@@ -463,11 +463,11 @@ def hosted(job: Job, rank: int) -> Executor:
     return Executor(job, job.hosted(rank), job.begin(rank).personal)
 
 
-def visited(job: Job, executor: Executor, slots: list[int], over: threading.Event | None = None) -> list[StagedFrame]:
+def visited(job: Job, executor: Executor, clients: list[int], over: threading.Event | None = None) -> list[StagedFrame]:
     put: list[StagedFrame] = []
     asked, groups = job.asked(1, deadline=inf), frame_formats(job.layout, 1)
     shared = job.algorithm.init_server(job.task)
-    executor.visits(asked, shared, slots, groups, 0, over or threading.Event(), put.append)
+    executor.visits(asked, shared, clients, groups, 0, over or threading.Event(), put.append)
     return put
 
 

@@ -111,7 +111,7 @@ class ClientRank:
         """Compute the visits that are asked for; send each frame as soon as it is ready."""
         state = self._expect_state()
         asked = self.job.asked(command.round, command.cohort, command.deadline, command.attempt, command.stage)
-        clients = [turn[self.local_rank] for turn in self.topology.slots(command.cohort)]
+        clients = [turn[self.local_rank] for turn in self.topology.turns(command.cohort)]
         self._posted, self._total = 0, len(clients) * len(self.formats)
         over = self._over = threading.Event()
         self._wait(*state)

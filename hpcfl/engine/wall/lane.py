@@ -105,7 +105,7 @@ class Lane:
 
     def invite(self, command: Command, state: Sequence[Bytes]) -> None:
         """Ask for a round's visits and send the shared state (in parts, kept until they are sent)."""
-        self._turns = self.topology.slots(command.cohort)
+        self._turns = self.topology.turns(command.cohort)
         self._begun, self.pending = 0, None
         self._command(command)
         self._broadcast(state)
