@@ -153,7 +153,7 @@ def in_step(ranks: int) -> Job:
     """Seven clients in chunks of two, of five invited the first four count."""
     config, task = from_table(table("fedavg", "mlp", True)), mlp_task(SIZES)
     chunks = cut(2, config.speed.paces(config.seed, 7), ranks)
-    return Job(config, task, Median(), chunks, Median().layout(task), np.ones(1))
+    return Job(config, task, Median(), chunks)
 
 
 def played(job: Job, transport: Any) -> tuple[list[dict[str, torch.Tensor]], Progress, list[tuple[int, int]]]:
@@ -243,7 +243,7 @@ def in_real_time(**more: Any) -> Job:
     """Three clients, one by one."""
     values = table("fedavg", "mlp", False, clients=3, speed={"model": "none"}, clock="wall")
     config, task = from_table({**values, "participation": {"close": "all"}, **more}), mlp_task(SIZES[:3])
-    return Job(config, task, Median(), cut(1, np.ones(3), 4), Median().layout(task), np.ones(1))
+    return Job(config, task, Median(), cut(1, np.ones(3), 4))
 
 
 def of_clients(points: list[tuple[int, float]]) -> np.ndarray:
@@ -278,7 +278,7 @@ def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
 
     job = in_real_time()
     lane = lanes_of(job, [[2]])[0]
-    tally = Tally(job, job.asked(0, np.arange(3)), [lane], 0.0)
+    tally = Tally(job, job.planner.attempt(0, cohort=np.arange(3)), [lane], 0.0)
 
     def again() -> None:
         lane.slot.clients = [1]
@@ -292,7 +292,7 @@ def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
     lane.open_next = again
     tally.turn(lane)
     tally.finish(np.inf)
-    held = tally.sums(job.plan(tally.asked))
+    held = tally.sums(job.planner.plan(tally.attempt))
     messages = held.messages(job.keeps, CPU)
     assert [each["point"][0].tolist() for each in messages] == [[[0.0] * 3], [[1.0] * 3]]
     assert held.total("point").tolist() == [1.0] * 3

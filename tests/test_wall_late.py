@@ -58,8 +58,8 @@ def once_told(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, Any], Any]) -
 def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a round close when all ranks but the first client's have begun to send their last group."""
     from hpcfl.engine.wall import client as member
-    from hpcfl.engine.wall import close_rule as closing
     from hpcfl.engine.wall import server
+    from hpcfl.schedule.plan import Attempt
 
     names = ["" for _ in range(world.size)]
     visit, post, attempt = member.Member._visit, member.Member._post, server.Server._attempt
@@ -83,7 +83,7 @@ def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(server.Server, "_attempt", attempted)
     monkeypatch.setattr(member.Member, "_visit", visited)
     monkeypatch.setattr(member.Member, "_post", posted)
-    monkeypatch.setattr(closing.Closing, "over", lambda *_: all((shared_dir / each).exists() for each in names[2:]))
+    monkeypatch.setattr(Attempt, "over", lambda *_: all((shared_dir / each).exists() for each in names[2:]))
 
 
 @pytest.mark.usefixtures("strange", "closes_when_sent")

@@ -56,7 +56,7 @@ class Algorithm(Section):
         Parameters
         ----------
         known : bool
-            Whether the speed model gives the chance that a layer arrives by a deadline.
+            Whether the speed model gives the chance that a layer arrives in time.
         """
 
     def suits(self, model: Model, header: Header) -> None:

@@ -133,7 +133,7 @@ class Salf(Algorithm):
         """Return ``change / π_{u,l}`` for the inverse-probability rule, else the change itself."""
         if self.rule != "inverse-probability":
             return change
-        chance = change.new_tensor(visits.reach[: len(change), layer - 1])
+        chance = change.new_tensor(visits.arrival_probability[: len(change), layer - 1])
         return change / chance.view(-1, *[1] * (change.dim() - 1))
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
@@ -160,7 +160,7 @@ class Salf(Algorithm):
         if self.missing == "paper":
             return [(1 - number / (count + 1)) ** sums.invited for number in range(1, count + 1)]
         if self.missing == "exact":
-            return [float(chance) for chance in sums.missing]
+            return [float(chance) for chance in sums.miss_probability]
         if self.missing == "empirical":
             rounds = float(shared["server.rounds"])
             return [(float(empty) + 1) / (rounds + 2) for empty in shared["server.empty"]]

@@ -87,16 +87,16 @@ class Sums(ABC):
     ----------
     invited : int
         Visits invited to the round.
-    missing : float64 [L]
+    miss_probability : float64 [L]
         Chance that nobody's layer l counts, as the speed model has it.
     found : State
         What further sums over the messages that counted have led to (`hpcfl.engine.iterated`).
     """
 
-    def __init__(self, layout: Layout, invited: int = 0, missing: Floats | None = None) -> None:
+    def __init__(self, layout: Layout, invited: int = 0, miss_probability: Floats | None = None) -> None:
         self.layout = layout
         self.invited = invited
-        self.missing = np.zeros(0) if missing is None else missing
+        self.miss_probability = np.zeros(0) if miss_probability is None else miss_probability
         self.found: State = {}
 
     @abstractmethod
@@ -126,8 +126,8 @@ class Sums(ABC):
 class Deposits(Sums):
     """Sums that grow message by message, exactly."""
 
-    def __init__(self, layout: Layout, invited: int = 0, missing: Floats | None = None) -> None:
-        super().__init__(layout, invited, missing)
+    def __init__(self, layout: Layout, invited: int = 0, miss_probability: Floats | None = None) -> None:
+        super().__init__(layout, invited, miss_probability)
         self.buffers = [_Buffer(group) for group in layout]
         self._place = {name: buffer for buffer in self.buffers for name in buffer.blocks}
 

@@ -32,7 +32,7 @@ class Visits:
         First layer (1 … L) each one delivers in time, ascending.
     samples : int64 [c]
         Training samples each one holds.
-    reach : float64 [c, L]
+    arrival_probability : float64 [c, L]
         Chance that layer l counts; NaN where unknown.
     over : threading.Event, optional
         In wall clock: set when the round has closed.
@@ -42,7 +42,7 @@ class Visits:
     clients: Ints
     depth: Ints
     samples: Ints
-    reach: Floats
+    arrival_probability: Floats
     over: Event | None = None
 
     @classmethod

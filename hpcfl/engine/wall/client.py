@@ -131,13 +131,13 @@ class Member:
     def _visit(self, call: Call) -> None:
         """Compute the visits that are asked for; send each group as soon as it is ready."""
         state = self._expect_state()
-        asked = self.job.asked(call.round, call.cohort, call.deadline, call.attempt, call.stage)
+        attempt = self.job.planner.attempt(call.round, call.attempt, call.stage, call.cohort, call.closes_after)
         slots = [row[self.seat] for row in self.bench.slots(call.cohort)]
         self._posted, self._total = 0, len(slots) * len(self.wire)
         over = self._over = threading.Event()
         self._wait(*state)
         work = self.host.visits
-        self.worker.start(lambda put: work(asked, self.views, slots, self.wire, self.seat, over, put))
+        self.worker.start(lambda put: work(attempt, self.views, slots, self.wire, self.seat, over, put))
         while self._posted < self._total and not self._heard.Test():
             shipment = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
             while shipment is not None:
@@ -162,7 +162,7 @@ class Member:
     def _close(self, call: Call) -> None:
         """Catch up: send as many groups as any rank of the lane has begun to, then say when this one is free."""
         self._over.set()
-        begun = -self._posted % len(self.wire) if self.job.whole else 0  # what was begun is finished
+        begun = -self._posted % len(self.wire) if self.job.planner.whole else 0  # what was begun is finished
         posted, target = np.array([self._posted + begun], dtype=np.int64), np.zeros(1, dtype=np.int64)
         self._wait([self.control.Iallreduce(posted, target, MPI.MAX)])
         for _ in range(begun):

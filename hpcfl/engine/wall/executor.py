@@ -18,7 +18,7 @@ from hpcfl.comm.message import Message, State
 from hpcfl.engine.wall.framing import REJECTED, Group
 from hpcfl.engine.wall.staging import Dock, Shipment
 from hpcfl.learning.visits import OutOfTime, Visits
-from hpcfl.schedule.plan import Invitation
+from hpcfl.schedule.plan import Attempt
 
 if TYPE_CHECKING:
     from hpcfl.comm.placement import Chunk
@@ -49,7 +49,8 @@ class Host:
     def warm(self) -> None:
         """Do one step for nothing, see `Task.warm`."""
         client = next(iter(self.states))
-        self.job.task.warm(self.job.visits_of(0, client, np.ones(len(self.job.shares)), Event()))
+        plan = self.job.planner.plan(self.job.planner.attempt(0, cohort=np.array([client])))
+        self.job.task.warm(self.job.visits(plan, np.zeros(1, dtype=np.int64), Event()))
 
     def placed(self, shared: State) -> State:
         """Return the shared state on the device that computes."""
@@ -57,7 +58,7 @@ class Host:
 
     def visits(
         self,
-        asked: Invitation,
+        attempt: Attempt,
         shared: State,
         slots: Sequence[int],
         wire: Sequence[Group],
@@ -67,8 +68,8 @@ class Host:
     ) -> None:
         """Compute visits one after the other (−1: nobody's) and put the groups of each; stop when it is `over`."""
         start = time.monotonic()
-        plan = self.job.plan(asked)
-        seconds = self.job.config.speed.enforced(asked)
+        plan = self.job.planner.plan(attempt)
+        seconds = self.job.config.speed.enforced(attempt)
         state = self.placed(shared)
         for client in slots:
             if over.is_set():
@@ -77,10 +78,10 @@ class Host:
                 for group in wire:
                     put(self.dock.nothing(group))
                 continue
-            row = int(np.searchsorted(asked.cohort, client))
-            visits = self.job.visits_of(asked.round, client, plan.reach[row], over)
-            pace = Pace(self.job, float(seconds[row]), over, start)
-            sender = Sender(wire, seat, self.dock, pace, put, self.job.whole, partial(self.computed, client))
+            row = np.searchsorted(attempt.cohort, [client])
+            visits = self.job.visits(plan, row, over)
+            pace = Pace(self.job, float(seconds[row[0]]), over, start)
+            sender = Sender(wire, seat, self.dock, pace, put, self.job.planner.whole, partial(self.computed, client))
             self._visit(client, state, visits, sender)
             start = time.monotonic()
 
@@ -95,7 +96,7 @@ class Host:
         try:
             while True:
                 sender.take(next(work))
-                if sender.pace.over.is_set() and self.job.whole:
+                if sender.pace.over.is_set() and self.job.planner.whole:
                     return
         except StopIteration as end:
             self._new[client] = end.value
@@ -144,7 +145,7 @@ class Pace:
     """
 
     def __init__(self, job: Job, seconds: float, over: Event, start: float) -> None:
-        self.shares = job.shares[job.group_layers - 1]
+        self.work_fractions = job.planner.work_fractions[job.layers.of_groups - 1]
         self.busy = job.config.speed.enforce == "busy"
         self.target, self.over, self.start = seconds, over, start
 
@@ -154,7 +155,7 @@ class Pace:
 
     def wait(self, number: int) -> None:
         """Return when group `number` may be ready, or when the round is over."""
-        ready = self.start + self.shares[number] * self.target
+        ready = self.start + self.work_fractions[number] * self.target
         if not self.busy:
             self.over.wait(max(0.0, ready - time.monotonic()))
             return

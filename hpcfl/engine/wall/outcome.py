@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.guard import NOBODY, NOT_FINITE, Rejection, Sieve
+from hpcfl.comm.guard import NOBODY, NOT_FINITE, Rejection
 from hpcfl.comm.message import Deposits, Message
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.slot import Slot
 from hpcfl.engine.wall.sums import Held, fold, message
-from hpcfl.schedule.plan import Invitation, Plan
+from hpcfl.schedule.plan import Attempt, Plan
 
 if TYPE_CHECKING:
     from hpcfl.engine.job import Job
@@ -26,14 +26,14 @@ class Tally:
 
     Parameters
     ----------
-    asked : Invitation
+    attempt : Attempt
         Who was invited.
     lanes : list of Lane
         The lanes that take part.
     start : float
         When they were invited (seconds of the monotonic clock).
     limits : float64 [units], optional
-        The largest norms that are accepted, see `Job.limits`; lanes are of one rank each then.
+        The largest norms that are accepted, see `RunGuard.limits`; lanes are of one rank each then.
 
     Attributes
     ----------
@@ -44,17 +44,18 @@ class Tally:
     """
 
     def __init__(
-        self, job: Job, asked: Invitation, lanes: list[Lane], start: float, limits: Floats | None = None
+        self, job: Job, attempt: Attempt, lanes: list[Lane], start: float, limits: Floats | None = None
     ) -> None:
-        self.job, self.asked, self.lanes, self.start, self.limits = job, asked, lanes, start, limits
+        self.job, self.attempt, self.lanes, self.start, self.limits = job, attempt, lanes, start, limits
         self.rejected: dict[int, Rejection] = {}
-        self.norms: Floats = np.zeros((asked.clients, 0 if limits is None else len(limits)))
-        self.whole = job.whole
-        self.worth = None if asked.worth is None else dict(zip(asked.cohort.tolist(), asked.worth.tolist()))
+        self.norms: Floats = np.zeros((attempt.clients, 0 if limits is None else len(limits)))
+        self.whole = job.planner.whole
+        weights = attempt.weights
+        self.weights = None if weights is None else dict(zip(attempt.cohort.tolist(), weights.tolist()))
         self.groups = len(job.layout)
-        self.reached = [job.reached(count) for count in range(self.groups + 1)]
-        self.depth: Ints = np.full(len(asked.cohort), asked.layers + 1, dtype=np.int64)
-        self.seconds: Floats = np.full(len(asked.cohort), np.inf)
+        self.reached = job.layers.reached
+        self.depth: Ints = np.full(len(attempt.cohort), attempt.layers + 1, dtype=np.int64)
+        self.seconds: Floats = np.full(len(attempt.cohort), np.inf)
         self.kept: list[tuple[Slot, int]] = []
         self.folded: Deposits | None = None
         self.copied: list[Message] = []
@@ -90,41 +91,43 @@ class Tally:
             if groups == self.groups or not self.whole:
                 groups = self._accepted(slot, groups)
                 self._note(lane, slot, groups)
-                if self.reached[groups] <= self.asked.layers:  # a loss without any layer does not count
+                if self.reached[groups] <= self.attempt.layers:  # a loss without any layer does not count
                     self.kept.append((slot, groups))
         self._acknowledge()
 
     def void(self) -> None:
         """Let nothing of this attempt count."""
-        self.depth[:] = self.asked.layers + 1
+        self.depth[:] = self.attempt.layers + 1
         self._acknowledge()
 
     @property
     def count(self) -> int:
         """How many visits counted, or would have, had they not been rejected."""
-        arrived = (self.depth <= self.asked.layers) | np.isin(self.asked.cohort, list(self.rejected))
+        arrived = (self.depth <= self.attempt.layers) | np.isin(self.attempt.cohort, list(self.rejected))
         return int(arrived.sum())
 
     def plan(self, seconds: float, repeats: int) -> Plan:
         """Return the round as it was."""
-        expected = self.job.plan(self.asked)
-        return replace(expected, depth=self.depth, seconds=self.seconds, closes=seconds, repeats=repeats)
+        expected = self.job.planner.plan(self.attempt)
+        return replace(expected, depth=self.depth, seconds=self.seconds, duration=seconds, repeats=repeats)
 
     def sums(self, plan: Plan) -> Held:
         """Return the sums over what counted."""
-        held = Held(self.job.layout, len(self.asked.cohort), plan.missing, self.kept, self.folded, self.copied)
+        held = Held(
+            self.job.layout, len(self.attempt.cohort), plan.miss_probability, self.kept, self.folded, self.copied
+        )
         held.gradients, held.rejected, held.norms = self.gradients, self.rejected, self.norms
         return held
 
     def _looked_at(self) -> list[tuple[Lane, Slot]]:
         """Return the current slots; where n visits are enough, those of the first ones only."""
         slots = [(lane, lane.slot) for lane in self.lanes if lane.slot is not None]
-        if self.asked.enough is None:
+        if self.attempt.quorum is None:
             return slots
         done = sorted((s for s in slots if s[1].complete), key=lambda pair: (pair[1].times[-1], pair[0].bench.ranks))
         count, taken = self.early, []
         for lane, slot in done:
-            if count < self.asked.enough:
+            if count < self.attempt.quorum:
                 taken.append((lane, slot))
             count += self._value(lane)
         return taken
@@ -134,7 +137,7 @@ class Tally:
         client = slot.clients[0]
         if self.limits is None or client < 0 or not groups or slot.rejected(groups)[0] != NOBODY:
             return groups
-        sieve = Sieve(1, self.job.layout, self.whole, self.limits)
+        sieve = self.job.guard.sieve(1, self.limits)
         weight = torch.ones(1)
         parts = [
             [(name, group.value(data, name)[None], weight) for name in group.blocks]
@@ -143,14 +146,14 @@ class Tally:
         for held in [list(chain(*parts))] if self.whole else parts:
             sieve.judge(held)
         self.norms[client] = sieve.norms[0]
-        self.rejected |= self.job.rejections(np.array([client]), sieve)
+        self.rejected |= self.job.guard.rejections(np.array([client]), sieve)
         return groups if sieve.first[0] == NOBODY else 0 if self.whole else int(sieve.first[0])
 
     def _value(self, lane: Lane) -> int:
         """Return the visits of a lane's current slot if it is complete, or their samples where these are counted."""
-        if self.worth is None or not lane.arrived or lane.slot is None:
+        if self.weights is None or not lane.arrived or lane.slot is None:
             return lane.arrived
-        return sum(self.worth[client] for client in lane.slot.clients if client >= 0)
+        return sum(self.weights[client] for client in lane.slot.clients if client >= 0)
 
     def _note(self, lane: Lane, slot: Slot, groups: int) -> None:
         """Note whose visits are in a slot, and how far each had come within its first `groups` groups."""
@@ -161,15 +164,15 @@ class Tally:
             if rejected[seat] != NOBODY:
                 self.rejected[client] = Rejection(self.reached[count], rejected[seat], NOT_FINITE)
             lane.worked[:, seat] += 1, slot.seconds(seat)
-            row = np.searchsorted(self.asked.cohort, client)
+            row = np.searchsorted(self.attempt.cohort, client)
             self.depth[row] = self.reached[count]
-            if self.reached[count] <= self.asked.layers:
+            if self.reached[count] <= self.attempt.layers:
                 self.gradients = max(self.gradients, slot.gradients(seat, groups))
             if count == self.groups or (client in self.rejected and slot.complete):
                 self.seconds[row] = slot.times[-1] - self.start
 
     def _acknowledge(self) -> None:
         """Leave word on the lanes how much of each visit counted."""
-        depth = dict(zip(self.asked.cohort.tolist(), self.depth.tolist()))
+        depth = dict(zip(self.attempt.cohort.tolist(), self.depth.tolist()))
         for lane in self.lanes:
             lane.counted = np.array([depth.get(client, 0) for client in lane.hosted.tolist()], dtype=np.int64)

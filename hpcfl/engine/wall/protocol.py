@@ -10,7 +10,7 @@ import numpy as np
 from hpcfl.base.types import Ints
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
-HEAD = 7  # op, round, attempt, deadline, stage, stopped, hard
+HEAD = 7  # op, round, attempt, closes_after, stage, stopped, hard
 
 
 class Op(IntEnum):
@@ -33,8 +33,8 @@ class Call:
     op : Op
     round, attempt : int
         The round, and how many void attempts it has had.
-    deadline : float
-        Seconds from the round's start.
+    closes_after : float
+        Seconds from the round's start after which it closes at the latest.
     stage : int
         The stage of doubling participant sets.
     stopped : int
@@ -51,7 +51,7 @@ class Call:
     op: Op
     round: int = 0
     attempt: int = 0
-    deadline: float = 0.0
+    closes_after: float = 0.0
     stage: int = 0
     stopped: int = 0
     hard: bool = False
@@ -61,8 +61,8 @@ class Call:
     def packed(self, hosted: int, clients: int) -> Ints:
         """Return the message as int64, `length` entries."""
         data = np.zeros(length(hosted, clients), dtype=np.int64)
-        deadline = np.float64(self.deadline).view(np.int64)
-        data[:HEAD] = self.op, self.round, self.attempt, deadline, self.stage, self.stopped, self.hard
+        closes_after = np.float64(self.closes_after).view(np.int64)
+        data[:HEAD] = self.op, self.round, self.attempt, closes_after, self.stage, self.stopped, self.hard
         data[HEAD : HEAD + len(self.counted)] = self.counted
         invited = np.zeros(64 * _words(clients), dtype=bool)
         invited[self.cohort] = True
@@ -73,10 +73,10 @@ class Call:
     def unpacked(cls, data: Ints, hosted: int) -> Call:
         """Return the message that `packed` wrote."""
         op, round_, attempt, _, stage, stopped, hard = (int(value) for value in data[:HEAD])
-        deadline = float(data[3:4].view(np.float64)[0])
+        closes_after = float(data[3:4].view(np.float64)[0])
         bits = np.unpackbits(data[HEAD + hosted :].view(np.uint8))
         counted, cohort = data[HEAD : HEAD + hosted], np.flatnonzero(bits)
-        return cls(Op(op), round_, attempt, deadline, stage, stopped, bool(hard), counted, cohort)
+        return cls(Op(op), round_, attempt, closes_after, stage, stopped, bool(hard), counted, cohort)
 
 
 def length(hosted: int, clients: int) -> int:

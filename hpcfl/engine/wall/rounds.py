@@ -65,11 +65,11 @@ class RealTime(Rounds):
     def _closed(self, now: Progress, record: Record) -> tuple[Plan, Held]:
         """Run the next round until its rule closes it."""
         if not self.job.algorithm.invites(now.round):
-            plan = Plan.nobody(now.round, len(self.job.shares))
-            return plan, Held(self.job.layout, 0, plan.missing, [])
+            plan = Plan.nobody(now.round, len(self.job.layers.tensors))
+            return plan, Held(self.job.layout, 0, plan.miss_probability, [])
         with record.timed("wait_seconds"):
             try:
-                return self.server.exchange(now.round, now.shared, now.stage.number, self.job.limits(now.norms))
+                return self.server.exchange(now.round, now.shared, now.stage.number, self.job.guard.limits(now.norms))
             except Interrupted:
                 self.server.abandon()
                 raise

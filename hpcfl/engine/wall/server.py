@@ -16,7 +16,6 @@ from hpcfl.base.types import Floats, Ints
 from hpcfl.comm.message import State
 from hpcfl.comm.packing import Bytes, Packing, public
 from hpcfl.comm.transport import Arrays, Saved, idle
-from hpcfl.engine.wall.close_rule import Closing
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Fleet
 from hpcfl.engine.wall.outcome import Tally
@@ -24,8 +23,7 @@ from hpcfl.engine.wall.protocol import Call, Op
 from hpcfl.engine.wall.replies import Saving, Scoring, alone
 from hpcfl.engine.wall.sums import Held
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
-from hpcfl.schedule.deadlines import Deadlines
-from hpcfl.schedule.plan import Invitation, Plan
+from hpcfl.schedule.plan import Attempt, Plan
 
 if TYPE_CHECKING:
     from hpcfl.engine.job import Job
@@ -52,8 +50,7 @@ class Server:
         self.job, self.fleet, self.rest = job, fleet, rest
         self.missed: list[int] = []
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
-        self.participation = job.config.participation
-        self.deadlines = Deadlines(self.participation)
+        self.planner = job.planner
         self.packing = Packing(public(job.algorithm.start(job.task)))
         self.limits: Floats | None = None
         self.size = 1 + sum(len(lane.bench.ranks) for lane in fleet.lanes)
@@ -76,39 +73,38 @@ class Server:
     def exchange(self, round_: int, shared: State, stage: int = 0, limits: Floats | None = None) -> tuple[Plan, Held]:
         """Run one round: invite, wait until the rule says that it is over, return what happened and the sums.
 
-        A round in which fewer than ``min_clients`` visits counted is void, and repeated; `limits` as `Job.limits`.
+        A round in which fewer than ``min_clients`` visits counted is void, and repeated; `limits` as `RunGuard.limits`.
         """
-        began, attempt, self.limits = time.monotonic(), 0, limits
+        began, repeats, self.limits = time.monotonic(), 0, limits
         while True:
-            tally = self._attempt(round_, attempt, shared, stage)
-            self.deadlines.saw(tally.seconds, tally.asked.deadline)
-            if tally.count >= self.participation.min_clients:
+            tally = self._attempt(round_, repeats, shared, stage)
+            self.planner.saw(tally.seconds, tally.attempt.closes_after)
+            if tally.count >= self.planner.participation.min_clients:
                 break
             tally.void()
-            attempt += 1
-        plan = tally.plan(time.monotonic() - began, attempt)
+            repeats += 1
+        plan = tally.plan(time.monotonic() - began, repeats)
         return plan, tally.sums(plan)
 
-    def _attempt(self, round_: int, attempt: int, shared: State, stage: int) -> Tally:
-        asked = self._asked(round_, attempt, stage)
+    def _attempt(self, round_: int, number: int, shared: State, stage: int) -> Tally:
+        attempt = self._invited(round_, number, stage)
         state = self._state(shared)
-        invited = self._hosting(asked.cohort, "idle")
+        invited = self._hosting(attempt.cohort, "idle")
         start = time.monotonic()
         for lane in invited:
-            lane.invite(self._call(Op.VISIT, lane, asked), state)
-        tally = Tally(self.job, asked, invited, start, self.limits)
+            lane.invite(self._call(Op.VISIT, lane, attempt, stage), state)
+        tally = Tally(self.job, attempt, invited, start, self.limits)
         self._until_over(tally)
         self.fleet.poll()
         closed = time.monotonic()
-        self._close(asked)
+        self._close(attempt, stage)
         tally.finish(closed)
         return tally
 
-    def _asked(self, round_: int, attempt: int, stage: int) -> Invitation:
-        """Return the invitation of whoever is drawn and free; wait until there are enough of them."""
-        deadline = self.deadlines.seconds(round_)
-        drawn = self.job.asked(round_, None, deadline, attempt, stage)
-        need = max(1, self.participation.min_clients)
+    def _invited(self, round_: int, number: int, stage: int) -> Attempt:
+        """Return an attempt with those who are drawn and free; wait until there are enough of them."""
+        drawn = self.planner.attempt(round_, number, stage)
+        need = max(1, self.planner.participation.min_clients)
         self.fleet.caught_up()
         what = f"{need} free client{'s' * (need > 1)} for round {round_}"
         for _ in self.fleet.looks(what, lambda: self._hosting(drawn.cohort, "active", "late"), self.rest):
@@ -123,7 +119,7 @@ class Server:
                     f"round {round_}: expected at least {need} of the {len(drawn.cohort)} clients invited, "
                     f"but only {len(left)} are left; lost ranks: {ranks}"
                 )
-        return self.job.asked(round_, free, deadline, attempt, stage)
+        return self.planner.attempt(round_, number, stage, free)
 
     def _hosting(self, cohort: Ints, *states: str) -> list[Lane]:
         """Return the lanes in these states that host anybody of a cohort."""
@@ -135,32 +131,31 @@ class Server:
 
         Where no timer ends it, a round that lasts much longer than the one before is spoken of.
         """
-        closing = Closing.of(self.participation, tally.asked)
-        ends = closing.ends - (time.monotonic() - tally.start)
+        ends = tally.attempt.closes_after - (time.monotonic() - tally.start)
         patience = max(self.fleet.patience, 3 * self.lasted) if ends == inf else inf
 
         def owing() -> list[Lane]:
             return [lane for lane in tally.lanes if lane.state == "active"]
 
-        for _ in self.fleet.looks(f"visits of round {tally.asked.round}", owing, self.rest, ends, patience):
+        for _ in self.fleet.looks(f"visits of round {tally.attempt.round}", owing, self.rest, ends, patience):
             seconds = time.monotonic() - tally.start
-            if closing.over(*tally.progress(), seconds):
+            if tally.attempt.over(*tally.progress(), seconds):
                 break
             for lane in tally.lanes:
                 if lane.turns:
                     tally.turn(lane)
         self.lasted = seconds
 
-    def _close(self, asked: Invitation) -> None:
+    def _close(self, attempt: Attempt, stage: int) -> None:
         """Tell the lanes that are not complete; those of several ranks get the time to hand in what they have."""
         unfinished = self.fleet.those("active")
         for lane in unfinished:
-            lane.close(self._call(Op.CLOSE, lane, asked))
+            lane.close(self._call(Op.CLOSE, lane, attempt, stage))
         self.fleet.handed_in([lane for lane in unfinished if len(lane.bench.ranks) > 1])
 
-    def _call(self, op: Op, lane: Lane, asked: Invitation) -> Call:
-        head = op, asked.round, asked.attempt, asked.deadline, asked.stage
-        return Call(*head, counted=lane.counted, cohort=asked.cohort)
+    def _call(self, op: Op, lane: Lane, attempt: Attempt, stage: int) -> Call:
+        head = op, attempt.round, attempt.number, attempt.closes_after, stage
+        return Call(*head, counted=lane.counted, cohort=attempt.cohort)
 
     def _state(self, shared: State) -> list[Bytes]:
         """Return the shared state as it is sent: the tensors' own memory, so they are never changed in place."""

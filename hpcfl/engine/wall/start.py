@@ -26,7 +26,6 @@ from hpcfl.engine.wall.lanes import Fleet
 from hpcfl.engine.wall.rounds import RealTime, last_saved
 from hpcfl.engine.wall.server import Server
 from hpcfl.engine.wall.watchdog import Parted
-from hpcfl.schedule.deadlines import Deadlines
 
 
 def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop: Stop, now: Progress) -> RealTime:
@@ -59,17 +58,8 @@ def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop:
     server = Server(job, fleet, rest)
     with suppress(Interrupted):  # the wish lasts: the first round hears of it
         server.gather()
-    if now.round and server.deadlines.adaptive:
-        _recall(server.deadlines, folder, now.round)
+    job.planner.recall(folder, now.round)
     return RealTime(job, server, last_saved(job, load), since)
-
-
-def _recall(deadlines: Deadlines, folder: Path, rounds: int) -> None:
-    """Let an adaptive deadline know of the visits that an earlier start has recorded."""
-    data = store.open_run(folder)
-    columns = (data[name].values[:rounds] for name in ("cohort", "visit_seconds", "deadline"))
-    for cohort, seconds, deadline in zip(*columns):
-        deadlines.saw(seconds[cohort == 1], float(deadline))
 
 
 def served(

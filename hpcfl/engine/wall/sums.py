@@ -46,12 +46,12 @@ class Held(Sums):
         self,
         layout: Layout,
         invited: int,
-        missing: Floats,
+        miss_probability: Floats,
         kept: list[tuple[Slot, int]],
         folded: Deposits | None = None,
         copied: Sequence[Message] = (),
     ) -> None:
-        super().__init__(layout, invited, missing)
+        super().__init__(layout, invited, miss_probability)
         self.kept, self.folded, self.copied = kept, folded, copied
         self.gradients = 0
         self.rejected: dict[int, Rejection] = {}
