@@ -94,7 +94,7 @@ def read(folder: Path, data_dir: Path | None) -> Models:
     for key, expected in (("algorithm.name", "fedlrgd"), ("data.name", "unit_cube"), ("model.name", "glm")):
         if (got := settings(models)[key]) != expected:
             raise UsageError(f"{folder}: {key} = '{got}': expected '{expected}'")
-    if float(models.shared["server.heard"]) <= 0:
+    if float(models.extras["heard"]) <= 0:
         raise UsageError(f"{folder}: has no weights: expected a run in which clients' sums have arrived")
     return models
 
@@ -129,9 +129,9 @@ def gradients(models: Models, points: Tensor) -> Tensor:
 
     task, held = models.task, models.task.server_batch()
     assert held is not None  # no run of FedLRGD's begins without
-    every, p = Objective(task), task.parameters
+    every, p = Objective(task), task.parameter_count
     batch = replace(held, x=every.x[None].to(held.x), y=every.y[None].to(held.y))
-    bare = task.unpenalised() if settings(models)["algorithm.penalty"] == "exact" else task
+    bare = task.without_penalty() if settings(models)["algorithm.penalty"] == "exact" else task
     bound = Bound.of(MEMORY, p, 1, held.x.itemsize)
     return StandIns(bare, batch, len(every.y), bound).matrices(points, slice(None))
 
@@ -186,9 +186,9 @@ def measured(members: Sequence[Models], count: int) -> list[Row]:
     head = law, eta, of["data.dimension"], of["seed"]
     found = []
     for models, rank, best in zip(members, ranks, tails(matrices, ranks)):
-        error, exact = errors(matrices, torch.from_numpy(models.shared["server.weights"]), of["data.server"])
+        error, exact = errors(matrices, torch.from_numpy(models.extras["weights"]), of["data.server"])
         sizes = float(np.median(error)), float(np.sqrt(np.square(error).mean())), float(np.median(error / exact))
-        condition, cut = (float(models.shared[f"server.{name}"]) for name in ("worst_condition", "truncated"))
+        condition, cut = (float(models.extras[name]) for name in ("worst_condition", "truncated"))
         found.append(Row(*head, rank, *sizes, best, condition, int(cut)))
     return found
 

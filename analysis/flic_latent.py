@@ -67,7 +67,7 @@ def embedded(models: Models, part: str) -> Samples:
             own = (np.full(len(y), values[model.client]) for values in (groups, markers))
             found.append((model.embed(x), model.untrained.embed(x), y, *own))
     if not found:
-        raise UsageError(f"--part {part}: no client has any samples; nearest: --part train")
+        raise UsageError(f"--part {part}: no client has any samples; did you mean --part train?")
     learned, untrained, classes, groups, markers = (np.concatenate(column) for column in zip(*found))
     if not np.isfinite(learned).all():
         raise UsageError("model: what it embeds is not finite; expected a run that did not diverge")

@@ -48,14 +48,13 @@ import numpy as np
 from gradient_ranks import files
 from gradient_ranks.files import Array, Case, Setting, Trained
 
-from hpcfl.base.errors import Elsewhere, Told, UsageError, nearest
+from hpcfl.base.errors import ErrorOnOtherRank, UsageError, UserError, did_you_mean
 from hpcfl.comm.launcher import world
 from hpcfl.data.cifar10 import Cifar10
 from hpcfl.data.digits import Digits
 from hpcfl.data.mnist import Mnist
 from hpcfl.data.pooled import Pool, Pooled
-from hpcfl.launch.consensus import first, settled
-from hpcfl.launch.failure import fail
+from hpcfl.launch.failure import fail, raise_together
 from hpcfl.store.atomic import replace
 
 if TYPE_CHECKING:
@@ -97,7 +96,9 @@ def setting(options: argparse.Namespace) -> Setting:
     """Return how theta* is to be found, by the options and the data set's defaults; UsageError names a wrong one."""
     for name, choices in CHOICES.items():
         if getattr(options, name) not in (None, *choices):
-            raise UsageError(f"--{name} {getattr(options, name)}: unknown{nearest(getattr(options, name), choices)}")
+            raise UsageError(
+                f"--{name} {getattr(options, name)}: unknown{did_you_mean(getattr(options, name), choices)}"
+            )
     data = options.data or "mnist"
     found = Setting(
         data,
@@ -146,7 +147,7 @@ def check(options: argparse.Namespace) -> None:
 
         kind, kinds = options.picture.suffix.removeprefix("."), FigureCanvasBase.get_supported_filetypes()
         if kind not in kinds:
-            raise UsageError(f"--picture {options.picture}: no picture of that kind{nearest(kind, kinds)}")
+            raise UsageError(f"--picture {options.picture}: no picture of that kind{did_you_mean(kind, kinds)}")
 
 
 def pool(data: str, folder: Path | None) -> tuple[Pool, list[int], int]:
@@ -192,7 +193,7 @@ def drawn(options: argparse.Namespace) -> tuple[Draw, dict[str, Any]]:
     samples, shape, classes = pool(how.data, options.data_dir)
     k, there = options.samples, len(samples.test_labels)
     if k > there:
-        raise UsageError(f"--samples {k}: there are {there} test samples; nearest: {there}")
+        raise UsageError(f"--samples {k}: there are {there} test samples; did you mean {there}?")
     from gradient_ranks.network import Network
     from gradient_ranks.sharing import Draw
     from gradient_ranks.slices import SHARE, TRIVIAL, drawn_samples, drawn_weights, spread
@@ -206,7 +207,7 @@ def drawn(options: argparse.Namespace) -> tuple[Draw, dict[str, Any]]:
     least = 0.0 if options.all_weights else TRIVIAL
     weights, eligible = drawn_weights(options.seed, found.theta, options.weights, least)
     if not eligible:
-        raise UsageError(f"all weights are below {least}: nothing to draw; nearest: --all-weights")
+        raise UsageError(f"all weights are below {least}: nothing to draw; did you mean --all-weights?")
     rows = drawn_samples(options.seed, there, k)
     arrays = {"theta": found.theta, "pixels": samples.test_pixels[rows], "labels": samples.test_labels[rows]}
     arrays |= {"samples": rows, "weights": weights}
@@ -236,11 +237,16 @@ def finished(options: argparse.Namespace, told: dict[str, Any], draw: Draw, foun
     return case
 
 
+def first(comm: Any) -> bool:
+    """Whether this is rank 0, or the only process."""
+    return comm is None or comm.Get_rank() == 0
+
+
 def study(options: argparse.Namespace, comm: Any) -> Case | None:
     """Carry out a study on all ranks; rank 0 returns what was found."""
     if not first(comm):
         import torch  # noqa: F401 - takes seconds, while rank 0 trains and not after
-    prepared = settled(comm, lambda: drawn(options) if first(comm) else None)
+    prepared = raise_together(comm, lambda: drawn(options) if first(comm) else None)
     from gradient_ranks.sharing import gathered, shared, slices
 
     begun = time.perf_counter()
@@ -302,9 +308,9 @@ def carried_out(options: argparse.Namespace, comm: Any) -> None:
         case = study(options, comm)
         cases = [case] if case else []
     else:
-        settled(comm, lambda: check(options))
-        cases = settled(comm, lambda: [files.read(path) for path in options.files] if first(comm) else [])
-    settled(comm, lambda: shown(options, cases) if cases else None)
+        raise_together(comm, lambda: check(options))
+        cases = raise_together(comm, lambda: [files.read(path) for path in options.files] if first(comm) else [])
+    raise_together(comm, lambda: shown(options, cases) if cases else None)
 
 
 def main() -> None:
@@ -313,12 +319,12 @@ def main() -> None:
     try:
         comm = world()
         carried_out(options, comm)
-    except (Told, Elsewhere) as error:
+    except (UserError, ErrorOnOtherRank) as error:
         if comm is not None:  # before leaving, or the launcher kills the others
             from mpi4py import MPI
 
             MPI.Finalize()
-        raise SystemExit(str(error) if isinstance(error, Told) else 1) from None
+        raise SystemExit(str(error) if isinstance(error, UserError) else 1) from None
     except Exception as error:
         fail(comm, None, error)
 

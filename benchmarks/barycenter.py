@@ -20,7 +20,6 @@ import argparse
 import json
 import sys
 import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import launching
@@ -29,31 +28,18 @@ import numpy as np
 if TYPE_CHECKING:
     from hpcfl.base.types import Floats
     from hpcfl.comm.message import Deposits, Message
-    from hpcfl.learning.task import Task
 
 if launching.inside():
     import torch
     from mpi4py import MPI
 
-    from hpcfl.algorithms.flic.algorithm import Flic
     from hpcfl.algorithms.flic.anchors import FACTORS
-    from hpcfl.algorithms.flic.barycenters import sent
+    from hpcfl.algorithms.flic.barycenters import Barycenters, sent
     from hpcfl.base.rng import keyed
     from hpcfl.comm.collective import Tree
     from hpcfl.comm.mpi import Patience
     from hpcfl.comm.placement import cores
-    from hpcfl.engine.iterated import found
-
-    class Few(Flic):
-        """The reduction alone, of so many anchors, whatever the data."""
-
-        count: int
-        dimension: int
-
-        def size(self, task: Task) -> tuple[int, int]:
-            """Return number and dimension of the anchors."""
-            return self.count, self.dimension
-
+    from hpcfl.engine.iterated import iterate
 
 ITERATIONS = 10
 
@@ -129,11 +115,9 @@ class Timed:
 
 def iterated(asked: argparse.Namespace, tree: Tree, messages: list[Message]) -> tuple[Floats, int]:
     """Iterate by further sums; return seconds ``[iterations, 2]``, see `Timed`, and the bytes of a sum."""
-    timed, task = Timed(tree), SimpleNamespace(device=torch.device("cpu"))
-    keys: dict[str, Any] = {"factors": True, "reduction": "bures", "tolerance": 1e-300, "iterations": ITERATIONS}
-    algorithm = Few(count=asked.classes, dimension=asked.dimension, **keys)
+    timed, reduction = Timed(tree), Barycenters(asked.classes, asked.dimension, 1e-300, ITERATIONS)
     served = {FACTORS: torch.eye(asked.dimension).repeat(asked.classes, 1, 1)}
-    found(algorithm, task, served, messages, timed)  # type: ignore[arg-type]
+    iterate(reduction, served, messages, timed, "cpu")
     rows = timed.rows[1:]  # the first sum is that of the covariances
     assert len(rows) == ITERATIONS
     return np.array(rows), timed.size

@@ -28,9 +28,9 @@ import launching
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
     from hpcfl.schedule.plan import Plan
 
 CASES = ("none", "slow", "stuck", "busy", "stopped", "killed")
@@ -92,7 +92,7 @@ def job(case: str, width: str, rounds: int) -> None:
         return
     server = wall_rounds.server(made, comm)
     series = Series(case, rounds, int(pids[1 + VICTIM]), len(made.layout))
-    shared = made.algorithm.start(made.task)
+    shared = made.algorithm.init_server(made.task)
     while not series.over:
         series.strike()
         plan, sums = server.exchange(series.number, shared)

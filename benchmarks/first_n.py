@@ -32,15 +32,14 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
 
 if launching.inside():
     import wall_rounds
     from mpi4py import MPI
 
-    from hpcfl.base.types import Floats
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import Floats, State
     from hpcfl.engine.job import Job
     from hpcfl.schedule.plan import Attempt
     from hpcfl.schedule.speeds.equal import Equal
@@ -152,7 +151,7 @@ def lead(comm: MPI.Intracomm, job: Job, rounds: int, entries: int) -> tuple[Any,
     float64 [2, calls]
         Seconds of each Gather and Bcast.
     """
-    server, shared = wall_rounds.server(job, comm), job.algorithm.start(job.task)
+    server, shared = wall_rounds.server(job, comm), job.algorithm.init_server(job.task)
     taken, start, took = np.zeros((rounds, len(SECONDS)), bool), np.zeros(rounds), np.zeros(rounds)
     blocking = []
     for number in range(rounds):

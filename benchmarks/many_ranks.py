@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
 
 if launching.inside():
     import torch
@@ -187,7 +187,7 @@ def asleep(comm: MPI.Intracomm) -> None:
 def one_round(job: Job, side: Any, turn: int) -> None:
     """Take part in a round in which rank 1 computes."""
     if isinstance(side, wall_rounds.Timed):
-        side.exchange(turn, job.algorithm.start(job.task))
+        side.exchange(turn, job.algorithm.init_server(job.task))
         side.leave(turn, stopped=False, bereft=False)
     else:
         side.serve()

@@ -98,7 +98,7 @@ def rounds(job: Job, comm: MPI.Intracomm) -> None:
     if comm.Get_rank() > 0:
         wall_rounds.serve(job, comm)
         return
-    server, shared = wall_rounds.server(job, comm), job.algorithm.start(job.task)
+    server, shared = wall_rounds.server(job, comm), job.algorithm.init_server(job.task)
     for number in range(ROUNDS):
         plan, sums = server.exchange(number, shared)
         assert plan.counted.all()

@@ -30,9 +30,11 @@ import numpy as np
 import torch
 from memory import peak, settled
 
+from hpcfl.algorithms import ServerState
 from hpcfl.algorithms.fedlrgd.algorithm import POINTS, FedLrgd
 from hpcfl.algorithms.fedlrgd.reweighting import shaped
 from hpcfl.base.memory import give_back
+from hpcfl.base.rng import StepKey
 from hpcfl.comm.message import Deposits
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
@@ -67,7 +69,7 @@ def measured(p: int, rank: int, memory: int) -> dict[str, Any]:
     give_back()
     before = settled()
     seconds = solved(job)
-    grown, size = peak() - before, job.task.parameters
+    grown, size = peak() - before, job.task.parameter_count
     plain = median(gradients(job) for _ in range(3))
     whole, beside, mega = 8 * size * rank**2, 7 * 8 * size * rank, 2**20
     coordinates = job.algorithm._stand_ins(job.task).bound.coordinates  # type: ignore[attr-defined]
@@ -92,24 +94,27 @@ def job_of(p: int, rank: int, memory: int) -> Job:
 
 def solved(job: Job) -> float:
     """Return the seconds in which the server solves for the weights, sums being random."""
-    algorithm, state = job.algorithm, job.algorithm.start(job.task)
+    algorithm, state = (
+        job.algorithm,
+        ServerState(job.algorithm.init_server(job.task), job.algorithm.init_extras(job.task)),
+    )
     assert isinstance(algorithm, FedLrgd)
     sums = Deposits(job.layout, 1, np.zeros(1))
-    shape = algorithm.rank, job.task.parameters
+    shape = algorithm.rank, job.task.parameter_count
     sums.add({"sums": (torch.rand(1, *shape, dtype=torch.float64), torch.ones(1, dtype=torch.float64))})
     begun = time.perf_counter()
-    after = algorithm.server(job.task, state, sums)
+    after = algorithm.step(job.task, state, sums)
     seconds = time.perf_counter() - begun
-    assert torch.isfinite(after["server.weights"]).all()
+    assert torch.isfinite(after.extras["weights"]).all()
     return seconds
 
 
 def gradients(job: Job) -> float:
     """Return the seconds of r² plain gradients, those of the samples apart from each other."""
-    task, points = job.task, job.algorithm.start(job.task)[POINTS]
+    task, points = job.task, job.algorithm.init_server(job.task)[POINTS]
     own = task.server_batch()
     assert own is not None
-    apart = replace(own, x=own.x.transpose(0, 1), y=own.y.transpose(0, 1), place=(0, 0, [0] * len(points), 0))
+    apart = replace(own, x=own.x.transpose(0, 1), y=own.y.transpose(0, 1), key=StepKey(0, 0, [0] * len(points), 0))
     begun = time.perf_counter()
     for point in points:
         each = {name: value.expand(len(points), *value.shape) for name, value in shaped(point, task.initial()).items()}

@@ -114,7 +114,7 @@ class Bare:
 
 def lead(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> Iterator[dict[str, float]]:
     """Lead rounds of every kind in turns; yield the seconds of each."""
-    server, shared = wall_rounds.server(job, comm), job.algorithm.start(job.task)
+    server, shared = wall_rounds.server(job, comm), job.algorithm.init_server(job.task)
     lanes = server.fleet.lanes
     bare = Bare(lanes)
     whole = np.ones((3, len(job.layout) * entries), np.float32)

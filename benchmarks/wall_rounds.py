@@ -18,9 +18,10 @@ from torch import Tensor
 
 from hpcfl.algorithms import Algorithm
 from hpcfl.base.memory import LEAN_BYTES, give_back
-from hpcfl.comm.message import Block, Layout, State
+from hpcfl.base.types import State
+from hpcfl.comm.message import Block, Layout
 from hpcfl.comm.mpi import Patience
-from hpcfl.comm.placement import benches, cores
+from hpcfl.comm.placement import cores, lane_topologies
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.stopping import Stop
@@ -33,8 +34,8 @@ from hpcfl.schedule.plan import Attempt
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
 
 
 NOWHERE = Path("no run folder")
@@ -63,7 +64,7 @@ class Layers(Algorithm):
         """Return one group per layer, last layer first."""
         return tuple({name: Block((self.entries,))} for (name,) in reversed(self.layers(task)))
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return zeros."""
         return {name: torch.zeros(self.entries) for (name,) in self.layers(task)}
 
@@ -103,7 +104,7 @@ def job_of(algorithm: Algorithm, ranks: int, width: int | str, rules: Mapping[st
     }
     Patience.crowd = ranks / len(cores())
     job = Job.of(from_table(table), None, ranks)
-    lean = sum(value.nbytes for value in algorithm.start(job.task).values()) >= LEAN_BYTES
+    lean = sum(value.nbytes for value in algorithm.init_server(job.task).values()) >= LEAN_BYTES
     if lean:
         give_back()  # as every job does with a model of this size
     return replace(job, algorithm=algorithm, lean=lean)
@@ -146,7 +147,7 @@ def serve(job: Job, comm: MPI.Intracomm) -> None:
 def member(job: Job, comm: MPI.Intracomm) -> Member:
     """Return a client rank's side, whose `serve` may be called again after the server's `leave`."""
     rank = comm.Get_rank()
-    rows = benches(job.config.lane_width, _here(comm), job.chunks)
+    rows = lane_topologies(job.config.lane_width, _here(comm), job.chunks)
     number, bench = next((number, bench) for number, bench in enumerate(rows) if rank in bench.ranks)
     host = Host(job, job.hosted(rank), job.begin(rank).personal)
     return Member(job, host, bench, bench.ranks.index(rank), start._connected(comm, bench, number), lambda: None)

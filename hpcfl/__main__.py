@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from types import TracebackType
 
 from hpcfl.engine import stopping
 
 NOTED = ("run", "resume")  # the commands that end in an orderly way when they are signalled; others are interrupted
+FREED = "Can't decrement id ref count"
 
 
 def main() -> None:
@@ -15,7 +17,6 @@ def main() -> None:
     if next((word for word in sys.argv[1:] if not word.startswith("-")), "") in NOTED:
         stopping.install()
     from hpcfl.cli import carry_out  # only now: this takes a good part of a second
-    from hpcfl.launch.failure import hush
 
     hush()
     code = carry_out()
@@ -31,6 +32,24 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def hush() -> None:
+    """Let HDF5's objects go in silence: where a file cannot be written, each says so once more when it is freed.
+
+    The error itself is raised where the file was to be written or closed.
+    """
+    shown, unraised = sys.excepthook, sys.unraisablehook
+
+    def show(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+        if FREED not in str(error):
+            shown(kind, error, frames)
+
+    def ignore(found: sys.UnraisableHookArgs) -> None:
+        if FREED not in str(found.exc_value):
+            unraised(found)
+
+    sys.excepthook, sys.unraisablehook = show, ignore
 
 
 if __name__ == "__main__":

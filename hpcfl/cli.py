@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from hpcfl.base.errors import Elsewhere, RunError, Stopped, Told, UsageError
+from hpcfl.base.errors import ErrorOnOtherRank, RunError, Stopped, UsageError, UserError
 from hpcfl.engine import stopping
 
 RUN = click.Path(path_type=Path)
@@ -50,10 +50,10 @@ def run(
     """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""
     stopping.install()
     from hpcfl.comm.launcher import world
-    from hpcfl.launch.request import ordered_run
+    from hpcfl.launch.request import run_request
     from hpcfl.launch.run import launch
 
-    launch(lambda: ordered_run(config, settings, out, data_dir, again, quiet, force), world())
+    launch(lambda: run_request(config, settings, out, data_dir, again, quiet, force), world())
 
 
 @cli.command()
@@ -65,10 +65,10 @@ def resume(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -> Non
     """Go on with a run after its newest checkpoint that can be read whole, on any number of ranks."""
     stopping.install()
     from hpcfl.comm.launcher import world
-    from hpcfl.launch.request import ordered_resume
+    from hpcfl.launch.request import resume_request
     from hpcfl.launch.run import launch
 
-    launch(lambda: ordered_resume(folder, data_dir, quiet, force), world())
+    launch(lambda: resume_request(folder, data_dir, quiet, force), world())
 
 
 @cli.command()
@@ -263,8 +263,8 @@ def carry_out(arguments: list[str] | None = None) -> int:
     """Carry out a command; return its exit code. Errors of usage are one line on stderr, from one rank."""
     try:
         _run(arguments)
-    except Told as error:
-        from hpcfl.launch.consensus import speaks
+    except UserError as error:
+        from hpcfl.launch.failure import speaks
 
         if speaks(error):
             if "--debug" in (arguments or sys.argv):
@@ -273,7 +273,7 @@ def carry_out(arguments: list[str] | None = None) -> int:
         return 2 if isinstance(error, UsageError) else 1
     except SystemExit as end:
         return int(end.code or 0)
-    except (Elsewhere, Stopped) as error:
+    except (ErrorOnOtherRank, Stopped) as error:
         return error.code
     return 0
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import Field, SerializeAsAny, ValidationError, field_validator
+from pydantic import Field, SerializeAsAny, field_validator
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
-from hpcfl.base.errors import UsageError, nearest
-from hpcfl.base.section import Section
+from hpcfl.base.config import ConfigBase, checked, unknown
+from hpcfl.base.errors import UsageError
 from hpcfl.comm.guard import Guard
 from hpcfl.comm.placement import check_single
 from hpcfl.data import Header, Source, source_class
@@ -26,10 +26,8 @@ from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import Speed, speed_class
 
-S = TypeVar("S", bound=Section)
 
-
-class Evaluate(Section):
+class Evaluate(ConfigBase):
     """When models are evaluated, and what else is computed then.
 
     Attributes
@@ -51,7 +49,7 @@ class Evaluate(Section):
         return done % self.every == 0 or done > rounds - self.last
 
 
-class Checkpoints(Section):
+class Checkpoints(ConfigBase):
     """When checkpoints are written (every `every` rounds and at the end) and how many are kept."""
 
     every: int = Field(50, ge=1)
@@ -62,7 +60,7 @@ class Checkpoints(Section):
         return done % self.every == 0 or done == rounds
 
 
-class Config(Section):
+class Config(ConfigBase):
     """Everything that a run depends on. The same config gives the same result, to the bit.
 
     Attributes
@@ -128,7 +126,7 @@ class Config(Section):
     @property
     def singles(self) -> str:
         """Which key looks at single messages in real time, and how; "" where none does."""
-        if self.algorithm.asks:
+        if self.algorithm.iterates:
             return f"algorithm.name = '{self.algorithm.name}' asks for further sums over"
         return f"guard.max_norm = {self.guard.max_norm:g} measures" if self.guard.max_norm else ""
 
@@ -144,7 +142,7 @@ class Config(Section):
         if self.clock == "wall" and self.batch_clients not in ("auto", False, 1):
             raise UsageError(
                 "batch_clients: clock = 'wall' computes visit by visit: expected 'auto', false or 1, "
-                f"got {self.batch_clients}; nearest: 1"
+                f"got {self.batch_clients}; did you mean 1?"
             )
         if self.clock == "wall" and self.singles:
             check_single(self.singles, self.lane_width)
@@ -154,7 +152,7 @@ class Config(Section):
 
     def check_shapes(self, header: Header) -> None:
         """Raise UsageError where the model does not suit the data."""
-        self.algorithm.suits(self.model, header)
+        self.algorithm.check_model(self.model, header)
         shapes = header.shapes
         for shape in dict.fromkeys(shapes):
             self.model.check(shape, header.classes)
@@ -168,7 +166,7 @@ class Config(Section):
         able = ", ".join(name for name, cls in classes.items() if cls.any_shape and (header.fresh or not cls.fresh))
         raise UsageError(
             f"data: {whose}: algorithm '{self.algorithm.name}' shares one model, which needs equal shapes; "
-            f"nearest: {able}"
+            f"expected one of {able}"
         )
 
     def text(self) -> str:
@@ -192,23 +190,22 @@ def load(name: str, settings: Iterable[str] = ()) -> Config:
 
 def from_text(text: str) -> Config:
     """Return the config that `Config.text` wrote."""
-    return from_table(json.loads(text))
+    return from_table(json.loads(text), recorded=True)
 
 
-def from_table(table: Table) -> Config:
-    """Return the typed config of a nested table."""
-    table = dict(table)
-    known = set(Config.model_fields)
+def from_table(table: Table, recorded: bool = False) -> Config:
+    """Return the typed config of a nested table; one that a run has `recorded` may have keys by earlier names."""
+    table = {Config.renamed.get(key, key): value for key, value in table.items()} if recorded else dict(table)
     for key in table:
-        if key not in known:
-            raise UsageError(f"{key}: unknown key{nearest(key, known)}")
+        if key not in Config.model_fields:
+            raise UsageError(unknown(Config, key))
     picked = {
-        "algorithm": _picked(table, "algorithm", "name", None, algorithm_class),
-        "speed": _picked(table, "speed", "model", "none", speed_class),
-        "data": _picked(table, "data", "name", None, source_class),
-        "model": _picked(table, "model", "name", None, model_class),
+        "algorithm": _picked(table, "algorithm", "name", None, algorithm_class, recorded),
+        "speed": _picked(table, "speed", "model", "none", speed_class, recorded),
+        "data": _picked(table, "data", "name", None, source_class, recorded),
+        "model": _picked(table, "model", "name", None, model_class, recorded),
     }
-    plain: dict[str, type[Section]] = {
+    plain: dict[str, type[ConfigBase]] = {
         "evaluate": Evaluate,
         "checkpoint": Checkpoints,
         "participation": Participation,
@@ -218,14 +215,14 @@ def from_table(table: Table) -> Config:
     }
     for key, cls in plain.items():
         if key in table:
-            picked[key] = typed(cls, table[key], key)
+            picked[key] = cls.from_table(table[key], key, recorded)
     rest = {key: value for key, value in table.items() if key not in picked}
-    return _typed(lambda: Config.model_validate({**rest, **picked}), Config, "")
+    return checked(lambda: Config.model_validate({**rest, **picked}), Config, "")
 
 
 def _picked(
-    table: Table, key: str, by: str, default: str | None, find_class: Callable[[str], type[Section]]
-) -> Section:
+    table: Table, key: str, by: str, default: str | None, find_class: Callable[[str], type[ConfigBase]], recorded: bool
+) -> ConfigBase:
     """Return the section at `key`, of the class that its key `by` names."""
     section = table.get(key, {})
     if not isinstance(section, dict):
@@ -233,33 +230,4 @@ def _picked(
     name = section.get(by, default)
     if not isinstance(name, str):
         raise UsageError(f"{key}.{by}: expected a name, got {'nothing' if name is None else repr(name)}")
-    return typed(find_class(name), {**section, by: name}, key)
-
-
-def typed(cls: type[S], table: Any, where: str) -> S:
-    """Return a section of class `cls`; errors name the key under `where`."""
-    # through JSON, so that a list may stand for a tuple while all else stays strict
-    return _typed(lambda: cls.model_validate_json(json.dumps(table, default=str)), cls, where)
-
-
-def _typed(make: Callable[[], S], cls: type[S], where: str) -> S:
-    try:
-        return make()
-    except ValidationError as error:
-        raise UsageError(_line(error, cls, where)) from None
-
-
-def _line(error: ValidationError, cls: type[Section], where: str) -> str:
-    """Say the first thing that is wrong in one line."""
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in (where, *first["loc"][:1]) if part != "")
-    if first["type"] == "extra_forbidden":
-        return f"{key}: unknown key{nearest(str(first['loc'][-1]), cls.model_fields)}"
-    if first["type"] == "missing":
-        return f"{key}: missing"
-    message = first["msg"].replace("Input should be", "expected").replace(" a valid ", " ").lower()
-    message = message.removeprefix("value error, ")
-    value = first["input"]
-    choice = first.get("ctx", {}).get("expected", "")
-    hint = nearest(value, choice.replace("'", "").replace(" or ", ", ").split(", ")) if isinstance(value, str) else ""
-    return f"{key}: {message}, got {value!r}{hint if choice and 'did you' in hint else ''}"
+    return find_class(name).from_table({**section, by: name}, key, recorded)

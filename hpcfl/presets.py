@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from hpcfl.base.errors import UsageError, nearest
+from hpcfl.base.errors import UsageError, did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,7 +51,7 @@ def find(name: str) -> Path:
 
 def _near(name: str) -> str:
     """Return the preset whose name is nearest; where none is near, there are too many to name them all."""
-    hint = nearest(name, presets())
+    hint = did_you_mean(name, presets())
     return hint if "did you mean" in hint else "; hpcfl list names them all"
 
 

@@ -14,10 +14,9 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-ROOT = Path(__file__).parent.parent
-RESULTS = "HPCFL_TEST_RESULTS"  # folder for rank-<n>.json where a launching test wants to read them
-
-from hpcfl.comm.launcher import launched  # noqa: E402
+from helpers.launcher import ROOT
+from helpers.world import RESULTS, World
+from hpcfl.comm.launcher import launched
 
 
 def readme_example() -> str:
@@ -40,34 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if launched() and item.get_closest_marker("launch"):
             item.add_marker(pytest.mark.skip(reason="starts processes itself; not under mpirun"))
-
-
-class World:
-    """The ranks that run this test: one without a launcher, or where it is to be alone."""
-
-    def __init__(self, alone: bool = False) -> None:
-        self.comm: Any = None
-        self.rank, self.size = 0, 1
-        if launched() and not alone:
-            from mpi4py import MPI
-
-            self.comm = MPI.COMM_WORLD
-            self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
-
-    def told(self, text: str) -> str:
-        """Return rank 0's text on all ranks."""
-        if self.comm is None:
-            return text
-        from hpcfl.comm.mpi import tell
-
-        return tell(self.comm, text)
-
-    def meet(self) -> None:
-        """Wait for all ranks without spinning."""
-        if self.comm is not None:
-            from hpcfl.comm.mpi import wait
-
-            wait([self.comm.Ibarrier()])
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import hpcfl
+from helpers.launcher import alone
 from hpcfl.cli import main
-from launcher import alone
 
 GOLDEN = Path(__file__).parent / "golden" / "salf-digits.json"
 FEW = ["--set", "rounds=3", "--set", "evaluate.every=1"]
@@ -23,7 +23,7 @@ FEW = ["--set", "rounds=3", "--set", "evaluate.every=1"]
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in an empty folder, as a process alone, whoever else runs the tests."""
     monkeypatch.chdir(tmp_path)
-    for module in ("hpcfl.launch.consensus", "hpcfl.comm.launcher"):
+    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
 
 

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
+from data.test_sources import idx_bytes, refused
 from hpcfl.comm.transport import Alone
 from hpcfl.commands import check
 from hpcfl.commands.check import report
@@ -17,11 +18,10 @@ from hpcfl.config import load
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
-from hpcfl.launch.request import ordered_run
+from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
 from hpcfl.presets import presets, read
 from hpcfl.store import open_run
-from test_data import idx_bytes, refused
 
 NAMES = sorted(presets())
 PAPER = [name for name in NAMES if name.startswith("srpfl-fig") and not name.endswith("-small")]
@@ -182,7 +182,7 @@ def test_what_the_headers_say_to_set_is_valid(name: str, settings: tuple[str, ..
 
 def test_the_digits_presets_learn(tmp_path: Path) -> None:
     for name in ("srpfl-fedrep-digits", "srpfl-lg-digits"):
-        launch(lambda name=name: ordered_run(name, ["rounds=16"], tmp_path / name, None, quiet=True), None)
+        launch(lambda name=name: run_request(name, ["rounds=16"], tmp_path / name, None, quiet=True), None)
         accuracy = open_run(tmp_path / name)["client_accuracy"].mean("client").dropna("round")
         assert accuracy[-1] > 0.8 > accuracy[0]
         assert (np.diff(accuracy) > 0).all()

@@ -1,16 +1,16 @@
 """Federated learning algorithms: one paper, one file. A new file is found by itself."""
 
-from hpcfl.algorithms.base import Algorithm
-from hpcfl.base.registry import section, sections
+from hpcfl.algorithms.base import Algorithm, IteratedReduction, ServerState
+from hpcfl.base.registry import lookup, registered
 
-__all__ = ["Algorithm", "algorithm_class", "algorithms"]
+__all__ = ["Algorithm", "IteratedReduction", "ServerState", "algorithm_class", "algorithms"]
 
 
 def algorithms() -> dict[str, str]:
     """Return ``{name: module}`` of the algorithms there are."""
-    return sections("hpcfl.algorithms", Algorithm)
+    return registered("hpcfl.algorithms", Algorithm)
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
     """Return the algorithm called `name`; UsageError names the nearest where there is none."""
-    return section("hpcfl.algorithms", Algorithm, name, "algorithm.name")
+    return lookup("hpcfl.algorithms", Algorithm, name, "algorithm.name")

@@ -16,7 +16,7 @@ from pydantic import Field
 from hpcfl.algorithms.local_sgd import LocalSgd, last
 
 if TYPE_CHECKING:
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
     from hpcfl.learning.task import Task
 
 
@@ -43,7 +43,7 @@ class FedAvg(LocalSgd):
         """Return the last `tune_layers`."""
         return last("tune_layers", self.tune_layers, layers)
 
-    def enter(self, task: Task, client: int) -> State:
+    def init_client(self, task: Task, client: int) -> State:
         """Return zero momentum where it persists, else nothing."""
         from hpcfl.learning.optim import zeros
 

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import Layout, State, Sums
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout, Sums
+    from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
-    from hpcfl.learning.visits import Batch, Visits
 
 KERNEL = "kernel"
 ROUND = "round"
@@ -60,11 +61,14 @@ class FedHeNN(Local):
         import torch
 
         from hpcfl.comm.message import Block
-        from hpcfl.math.cka import entries
+        from hpcfl.math.cka import triangle_size
 
-        return (*super().layout(task), {KERNEL: Block((entries(self.alignment),)), ROUND: Block((), torch.float64)})
+        return (
+            *super().layout(task),
+            {KERNEL: Block((triangle_size(self.alignment),)), ROUND: Block((), torch.float64)},
+        )
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return no kernel yet: zero, of round −1.
 
         Raises
@@ -74,20 +78,20 @@ class FedHeNN(Local):
         """
         import torch
 
-        from hpcfl.math.cka import entries
+        from hpcfl.math.cka import triangle_size
 
-        if len(task.layers()) < 2:
+        if len(task.layer_names()) < 2:
             raise UsageError(
                 "algorithm.name = 'fedhenn' aligns what the layers before the last one give: expected a model of at "
-                "least 2 layers, got 1; nearest: algorithm.name = 'local'"
+                "least 2 layers, got 1; did you mean algorithm.name = 'local'?"
             )
         axes = {len(shape) for shape in task.federation.shapes}
         if len(axes) > 1:
             raise UsageError(
                 "algorithm.name = 'fedhenn': expected features with the same number of axes for all clients, got "
-                f"{' and '.join(map(str, sorted(axes)))}; nearest: algorithm.name = 'local'"
+                f"{' and '.join(map(str, sorted(axes)))}; did you mean algorithm.name = 'local'?"
             )
-        kernel = torch.zeros(entries(self.alignment), device=task.device)
+        kernel = torch.zeros(triangle_size(self.alignment), device=task.device)
         return {KERNEL: kernel, ROUND: torch.tensor(-1.0, dtype=torch.float64, device=task.device)}
 
     def strength(self, round: int) -> float:
@@ -96,18 +100,18 @@ class FedHeNN(Local):
 
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
         """Return the loss with the alignment; None where nothing is to be aligned."""
-        from hpcfl.math.cka import alignment, unit
+        from hpcfl.math.cka import alignment, unit_kernel
 
         of = int(shared[ROUND])
         strength = self.strength(visits.round)
         if of < 0 or not strength:
             return None
-        target, samples = unit(shared[KERNEL], self.alignment), self.samples(task, of, visits)
+        target, samples = unit_kernel(shared[KERNEL], self.alignment), self.samples(task, of, visits)
 
         def aligned(params: State, batch: Batch) -> Tensor:
             apart = 1 - alignment(target, represented(task, params, samples))
             # a client that has no sample in this step takes none
-            return task.losses(params, batch) + strength * apart * batch.counted()
+            return task.losses(params, batch) + strength * apart * batch.active_weight()
 
         return aligned
 
@@ -115,11 +119,11 @@ class FedHeNN(Local):
         """Train the clients' own models; then send the kernels of this round's samples, all clients counting alike."""
         import torch
 
-        from hpcfl.math.cka import packed
+        from hpcfl.math.cka import kernel_triangles
 
         params = yield from super().client(task, shared, personal, visits)
         with torch.no_grad():
-            kernels = packed(represented(task, params, self.samples(task, visits.round, visits)))
+            kernels = kernel_triangles(represented(task, params, self.samples(task, visits.round, visits)))
         weight = visits.ones(len(kernels))
         yield {KERNEL: (kernels, weight), ROUND: (torch.full_like(weight, visits.round), weight)}
         return params
@@ -147,4 +151,4 @@ class FedHeNN(Local):
 
 def represented(task: Task, params: State, x: Tensor) -> Tensor:
     """Return what the layers before the last one make of samples ``[c, m, …]``, ``[c, m, k]``; nothing is dropped."""
-    return task.forward(params, x, last=len(task.layers()) - 1).flatten(2)
+    return task.forward(params, x, last=len(task.layer_names()) - 1).flatten(2)

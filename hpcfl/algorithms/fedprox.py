@@ -15,9 +15,9 @@ from hpcfl.algorithms.fedavg import FedAvg
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
+    from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
-    from hpcfl.learning.visits import Batch, Visits
 
 
 class FedProx(FedAvg):
@@ -38,7 +38,7 @@ class FedProx(FedAvg):
         """Return the loss with the proximal term."""
         if not self.mu:
             return None
-        served = task.spread(shared, visits)
+        served = task.replicate(shared, visits)
 
         def proximal(params: State, batch: Batch) -> Tensor:
             apart = sum((params[name] - start).flatten(1).square().sum(1) for name, start in served.items())

@@ -14,9 +14,9 @@ from hpcfl.algorithms.local_sgd import LocalSgd, last
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
 
 
 class FedRep(LocalSgd):
@@ -56,7 +56,7 @@ class FedRep(LocalSgd):
         losses = []
         for block in range(self.blocks):
             if own:
-                upper = task.above(params, visits, own)
+                upper = task.freeze_below(params, visits, own)
                 batches = upper.batches(visits, self.batch, self.head_epochs, phase=2 * block + 1)
                 optimiser.train(upper, params, batches, memory, own)
             batches = self.local_steps(task, visits, phase=2 * block)

@@ -15,9 +15,9 @@ from hpcfl.algorithms.local_sgd import LocalTraining, last
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
+    from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Batch, Visits
 
 
 class HfMaml(LocalTraining):
@@ -74,7 +74,7 @@ class HfMaml(LocalTraining):
 
     def _curvature(self, task: Task, params: State, batch: Batch, along: State) -> State:
         if self.hessian == "exact":
-            return task.curvature(params, batch, along)
+            return task.hessian_vector_product(params, batch, along)
         ahead, _ = task.gradients(_moved(params, along, self.delta), batch)
         behind, _ = task.gradients(_moved(params, along, -self.delta), batch)
         return {name: (ahead[name] - behind[name]) / (2 * self.delta) for name in params}
@@ -83,7 +83,7 @@ class HfMaml(LocalTraining):
         """Return the parameters that the clients predict with, by the protocol that is asked for."""
         if self.evaluation != "adapted":
             return super().model(task, shared, personal, visits)
-        params = task.spread(shared, visits)
+        params = task.replicate(shared, visits)
         gradients, _ = task.gradients(params, next(task.batches(visits, 0, steps=1)))
         return _moved(params, gradients, -self.inner_lr)
 

@@ -21,13 +21,14 @@ from hpcfl.data.whitening import whitening
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import Layout, State, Sums
+    from hpcfl.algorithms.base import Client, ServerState
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout, Sums
     from hpcfl.data import Header
     from hpcfl.data.linear import LinearFederation
     from hpcfl.data.linear_spaces import SpacesFederation
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
     from hpcfl.models import Model
 
 B, HEAD, MOMENT = "representation.weight", "head.weight", "moment"  # Bᵀ [k, d], w [1, k], mean of y² x xᵀ [d, d]
@@ -52,9 +53,11 @@ class LinearFedRep(Algorithm):
     fresh: ClassVar[bool] = True
     lr: float = Field(0.1, gt=0)
     initial: Literal["moments", "random"] = "moments"
-    figures: ClassVar[dict[str, str]] = {"distance": "principal angle distance of the representation to the true one"}
+    metric_columns: ClassVar[dict[str, str]] = {
+        "distance": "principal angle distance of the representation to the true one"
+    }
 
-    def suits(self, model: Model, header: Header) -> None:
+    def check_model(self, model: Model, header: Header) -> None:
         """Refuse all but a linear model on samples of one."""
         if model.name != "linear" or not header.fresh:
             raise UsageError(
@@ -62,12 +65,7 @@ class LinearFedRep(Algorithm):
                 "or data.name = 'linear_spaces' and the same model with its key dimension"
             )
 
-    @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.lr
-
-    def everyone(self, round: int) -> bool:
+    def invites_all(self, round: int) -> bool:
         """Return whether this is the round of the moments."""
         return round == 0 and self.initial == "moments"
 
@@ -98,20 +96,20 @@ class LinearFedRep(Algorithm):
         (rank, dimension), (latent, expected) = task.initial()[B].shape, federation.truth.shape
         _check_embedding(task, latent)
         if rank != expected:
-            raise UsageError(f"model.rank: expected data.rank = {expected}, got {rank}; nearest: {expected}")
+            raise UsageError(f"model.rank: expected data.rank = {expected}, got {rank}; did you mean {expected}?")
         if federation.train_sizes.min() < rank:
             raise UsageError(
                 f"data.samples: expected at least model.rank = {rank}, since heads are solved for, "
-                f"got {federation.train_sizes.min()}; nearest: {rank}"
+                f"got {federation.train_sizes.min()}; did you mean {rank}?"
             )
         return rank, dimension
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return orthonormal rows."""
         self._shape(task)
         return {B: _orthonormal(task.initial()[B].double())}
 
-    def enter(self, task: Task, client: int) -> State:
+    def init_client(self, task: Task, client: int) -> State:
         """Return a head of zeros, and the embedding where clients have feature spaces of their own."""
         import torch
 
@@ -131,7 +129,7 @@ class LinearFedRep(Algorithm):
         if WEIGHT in personal:
             x = x @ personal[WEIGHT].transpose(1, 2) + personal[BIAS].unsqueeze(1)
         weight, count = visits.ones(len(y)), y.shape[1]
-        if self.everyone(visits.round):
+        if self.invites_all(visits.round):
             seen = x * y.unsqueeze(2)
             yield {"loss": (y.square().mean(1), weight), MOMENT: (seen.transpose(1, 2) @ seen / count, weight)}
             return personal
@@ -155,17 +153,17 @@ class LinearFedRep(Algorithm):
             return shared
         return {B: _orthonormal(shared[B] + sums.mean(B).view_as(shared[B]).to(shared[B].device))}
 
-    def measured(self, task: Task, shared: State) -> dict[str, float]:
+    def metrics(self, task: Task, state: ServerState) -> dict[str, float]:
         """Return ``‖(I − B*B*ᵀ) B‖₂``; after an embedding with B* in its coordinates."""
         import torch
 
         federation: LinearFederation = task.federation  # type: ignore[assignment]
-        truth, found = torch.tensor(federation.target), shared[B].T.cpu()
+        truth, found = torch.tensor(federation.target), state.shared[B].T.cpu()
         return {"distance": float(torch.linalg.matrix_norm(found - truth @ (truth.T @ found), 2))}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         """Return the representation, and the clients' heads and embeddings."""
-        return {name: value.float() for name, value in (task.spread(shared, visits) | personal).items()}
+        return {name: value.float() for name, value in (task.replicate(shared, visits) | personal).items()}
 
 
 def _check_embedding(task: Task, latent: int) -> None:
@@ -175,12 +173,12 @@ def _check_embedding(task: Task, latent: int) -> None:
     if spaces and got != latent:
         raise UsageError(
             f"model.dimension: expected data.dimension = {latent}, to which data.name = 'linear_spaces' needs an "
-            f"embedding, got {got}; nearest: {latent}"
+            f"embedding, got {got}; did you mean {latent}?"
         )
     if not spaces and embedding is not None:
         raise UsageError(
             f"model.dimension: expected none, since the clients of data.name = 'linear' share their feature space, "
-            f"got {got}; nearest: none, or data.name = 'linear_spaces'"
+            f"got {got}; did you mean none, or data.name = 'linear_spaces'?"
         )
 
 

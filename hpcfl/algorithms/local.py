@@ -26,6 +26,6 @@ class Local(LocalSgd):
         return range(layers)
 
     @property
-    def adapts(self) -> int:
+    def adapt_epochs(self) -> int:
         """No layer is shared that a client could adapt to."""
         return 0

@@ -27,16 +27,17 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, check_within
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import Layout, State
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout
+    from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.optim import Optimizer
     from hpcfl.learning.task import Objective, Task
-    from hpcfl.learning.visits import Batch, Visits
     from hpcfl.schedule.participation import Participation
 
 
@@ -93,7 +94,7 @@ class LocalTraining(Algorithm):
 
     def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse passes before a test that nobody would make."""
-        idle = self.alike and not self.adapts
+        idle = self.evaluates_shared and not self.adapt_epochs
         if idle and self.tune_epochs != type(self).model_fields["tune_epochs"].default:
             raise UsageError(
                 f"algorithm.tune_epochs = {self.tune_epochs} has no meaning with algorithm.evaluation = "
@@ -101,27 +102,22 @@ class LocalTraining(Algorithm):
             )
 
     @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.lr
-
-    @property
-    def alike(self) -> bool:
+    def evaluates_shared(self) -> bool:
         """Whether nothing learns before the test."""
         return self.evaluation in ("shared", "stored")
 
     @property
-    def adapts(self) -> int:
+    def adapt_epochs(self) -> int:
         """`tune_epochs`."""
         return self.tune_epochs
 
-    def own(self, task: Task) -> set[str]:
+    def personal_names(self, task: Task) -> set[str]:
         """Return the names of the tensors that learn before a test."""
-        return _names(task, self.tuned_layers(len(task.layers())))
+        return _names(task, self.tuned_layers(len(task.layer_names())))
 
     def personal(self, task: Task) -> set[str]:
         """Return the names of the personal tensors."""
-        return _names(task, self.personal_layers(len(task.layers())))
+        return _names(task, self.personal_layers(len(task.layer_names())))
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return the layers that are sent: the shared ones, and for ``fine-tune`` the personal ones too.
@@ -129,7 +125,7 @@ class LocalTraining(Algorithm):
         Where there are none it is the loss: a visit has to deliver something to count.
         """
         personal = set() if self.evaluation == "fine-tune" else self.personal(task)
-        return tuple(names for names in task.layers() if personal.isdisjoint(names)) or (("loss",),)
+        return tuple(names for names in task.layer_names() if personal.isdisjoint(names)) or (("loss",),)
 
     def layout(self, task: Task) -> Layout:
         """Return the loss, then the layers that are sent."""
@@ -139,23 +135,23 @@ class LocalTraining(Algorithm):
             return ({"loss": Block(())},)
         return super().layout(task)
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return the initial values of what is sent."""
         return _some(task.initial(), {name for names in self.layers(task) for name in names})
 
-    def enter(self, task: Task, client: int) -> State:
+    def init_client(self, task: Task, client: int) -> State:
         """Return the initial values of the personal layers."""
         return _some(task.initial(client), self.personal(task))
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Train locally; when done, send the change of each layer that is sent, last layer first."""
-        own, served = self.personal(task), task.spread(shared, visits)
+        own, served = self.personal(task), task.replicate(shared, visits)
         params = {name: value.clone() for name, value in (served | _some(personal, own)).items()}
         memory = _some(personal, personal.keys() - own)
         loss = self.train(task, shared, params, memory, visits)
         weight = visits.weights(self.weights)
         yield {"loss": (loss, weight)}
-        for names in reversed(task.layers()):
+        for names in reversed(task.layer_names()):
             if served.keys() >= set(names):
                 yield {name: (params[name] - served[name], weight) for name in names}
         return {name: params[name] if name in own else memory[name] for name in personal}
@@ -164,19 +160,19 @@ class LocalTraining(Algorithm):
         """Return the parameters that the clients predict with, by the protocol that is asked for."""
         if self.evaluation == "new-client":
             return self.adapted(task, shared, visits, self.tune_epochs)
-        params = task.spread(shared, visits)
+        params = task.replicate(shared, visits)
         if self.evaluation in ("stored", "tuned"):
             params |= personal
-        return params if self.alike else self._tuned(task, params, visits, self.tune_epochs)
+        return params if self.evaluates_shared else self._tuned(task, params, visits, self.tune_epochs)
 
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
         """Return the shared layers, and what learns before a test; personal layers do so from their initial values."""
         begun = shared | _some(task.initial(int(visits.clients[0])), self.personal(task))
-        return self._tuned(task, task.spread(begun, visits), visits, epochs)
+        return self._tuned(task, task.replicate(begun, visits), visits, epochs)
 
     def _tuned(self, task: Task, params: State, visits: Visits, epochs: int) -> State:
-        own = self.own(task)
-        return self.optimiser.tuned(task, params, visits, self.batch, epochs, own) if own else params
+        own = self.personal_names(task)
+        return self.optimiser.fine_tuned(task, params, visits, self.batch, epochs, own) if own else params
 
 
 class LocalSgd(LocalTraining):
@@ -233,7 +229,7 @@ class LocalSgd(LocalTraining):
                 "remove it, or set algorithm.optimizer = 'sgd'"
             )
 
-    def rate_in(self, round: int) -> float:
+    def learning_rate(self, round: int) -> float:
         """Return the local step size in a round."""
         return self.lr / (1 + self.decay * round)
 
@@ -248,20 +244,18 @@ class LocalSgd(LocalTraining):
 
     def optimiser_in(self, round: int) -> Optimizer:
         """Return the local optimiser of a round."""
-        return replace(self.optimiser, lr=self.rate_in(round))
+        return replace(self.optimiser, lr=self.learning_rate(round))
 
 
 def last(key: str, value: int, layers: int, least: int = 1, most: int | None = None) -> range:
     """Return the last `value` of so many layers; UsageError naming `key` where that is not `least` … `most` of them."""
     most = layers if most is None else most
-    if not least <= value <= most:
-        near = min(max(value, least), most)
-        raise UsageError(f"algorithm.{key}: expected {least} … {most} for this model, got {value}; nearest: {near}")
+    check_within(f"algorithm.{key}", value, least, most, " for this model")
     return range(layers - value, layers)
 
 
 def _names(task: Task, numbers: range) -> set[str]:
-    layers = task.layers()
+    layers = task.layer_names()
     return {name for number in numbers for name in layers[number]}
 
 

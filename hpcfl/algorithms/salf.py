@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, ServerState
 from hpcfl.base.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import State, Sums
+    from hpcfl.algorithms.base import Client, Extras
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Sums
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
     from hpcfl.schedule.participation import Participation
 
 
@@ -59,11 +60,6 @@ class Salf(Algorithm):
     persist_optimizer: bool = False
     layerwise: ClassVar[bool] = True
 
-    @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.lr
-
     def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse a rule whose chances are not known."""
         if not known and participation.close == "deadline":
@@ -71,36 +67,34 @@ class Salf(Algorithm):
         if self.rule == "inverse-probability" and participation.close == "first":
             raise UsageError(
                 "algorithm.rule = 'inverse-probability' needs the chance that a layer arrives, which is not known "
-                "for participation.close = 'first'; nearest: close = 'deadline'"
+                "for participation.close = 'first'; did you mean close = 'deadline'?"
             )
 
     def _check_unknown(self) -> None:
         """Refuse what needs the chance that a layer arrives by the deadline."""
         because = (
             "needs the chance that a layer arrives by the deadline, which real time with speed.model = 'none' does "
-            "not tell; nearest: "
+            "not tell; did you mean "
         )
         if self.rule == "inverse-probability":
             raise UsageError(
-                f"algorithm.rule = 'inverse-probability' {because}rule = 'paper' with missing = 'empirical'"
+                f"algorithm.rule = 'inverse-probability' {because}rule = 'paper' with missing = 'empirical'?"
             )
         if self.rule == "paper" and self.missing == "exact":
-            raise UsageError(f"algorithm.missing = 'exact' {because}missing = 'empirical' (or 'paper', 'none')")
+            raise UsageError(f"algorithm.missing = 'exact' {because}missing = 'empirical' (or 'paper', 'none')?")
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return layers 1 … L as modules or as tensors."""
-        return task.layers(self.blocks)
+        return task.layer_names(self.blocks)
 
-    def start(self, task: Task) -> State:
-        """Return the model and, for the empirical p_l, how often each layer stayed empty (at the server only)."""
+    def init_extras(self, task: Task) -> Extras:
         import torch
 
         if self.missing != "empirical":
-            return task.initial()
-        count = len(self.layers(task))
-        return task.initial() | {"server.empty": torch.zeros(count), "server.rounds": torch.zeros(1)}
+            return {}
+        return {"empty": torch.zeros(len(self.layers(task))), "rounds": 0.0}
 
-    def enter(self, task: Task, client: int) -> State:
+    def init_client(self, task: Task, client: int) -> State:
         """Return zero momentum where it persists, else nothing."""
         from hpcfl.learning.optim import zeros
 
@@ -111,9 +105,9 @@ class Salf(Algorithm):
         from hpcfl.learning.optim import descend
 
         level = {name: number for number, names in enumerate(self.layers(task), start=1) for name in names}
-        start = task.spread(shared, visits)
+        start = task.replicate(shared, visits)
         batch = next(task.batches(visits, self.batch, steps=1))
-        rows = [visits.in_time(max(level[name] for name in names)) for names in task.layers()]
+        rows = [visits.in_time(max(level[name] for name in names)) for names in task.layer_names()]
         velocity = {name: value.clone() for name, value in personal.items()}
         for stage, gradients, losses in task.backprop(start, batch, rows):
             if stage == len(rows) - 1:
@@ -133,35 +127,31 @@ class Salf(Algorithm):
         """Return ``change / π_{u,l}`` for the inverse-probability rule, else the change itself."""
         if self.rule != "inverse-probability":
             return change
-        chance = change.new_tensor(visits.arrival_probability[: len(change), layer - 1])
+        chance = change.new_tensor(visits.arrival[: len(change), layer - 1])
         return change / chance.view(-1, *[1] * (change.dim() - 1))
 
-    def server(self, task: Task, shared: State, sums: Sums) -> State:
+    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         """Move each layer by the sum of what arrived over the rule's denominator; an empty layer stays."""
         from hpcfl.comm.message import moved
 
-        layers = self.layers(task)
-        chances = self._nobody(shared, sums, len(layers))
-        after = dict(shared)
-        for chance, names in zip(chances, layers):
+        layers, shared, extras = self.layers(task), dict(state.shared), state.extras
+        for chance, names in zip(self._nobody(extras, sums, len(layers)), layers):
             for name in names:
-                after[name] = moved(shared[name], sums.over(name, self._denominator(name, sums, chance)))
-        if self.missing == "empirical":
+                shared[name] = moved(shared[name], sums.over(name, self._denominator(name, sums, chance)))
+        if extras:
             empty = [float(sums.weight(names[0]) == 0) for names in layers]
-            after["server.empty"] = shared["server.empty"] + shared["server.empty"].new_tensor(empty)
-            after["server.rounds"] = shared["server.rounds"] + 1
-        return after
+            extras = {"empty": extras["empty"] + extras["empty"].new_tensor(empty), "rounds": extras["rounds"] + 1}
+        return ServerState(shared, extras)
 
     def _denominator(self, name: str, sums: Sums, chance: float) -> float:
         return (1.0 - chance) * sums.weight(name) if self.rule == "paper" else float(sums.invited)
 
-    def _nobody(self, shared: State, sums: Sums, count: int) -> list[float]:
+    def _nobody(self, extras: Extras, sums: Sums, count: int) -> list[float]:
         """Return p_l for l = 1 … L."""
         if self.missing == "paper":
             return [(1 - number / (count + 1)) ** sums.invited for number in range(1, count + 1)]
         if self.missing == "exact":
             return [float(chance) for chance in sums.miss_probability]
         if self.missing == "empirical":
-            rounds = float(shared["server.rounds"])
-            return [(float(empty) + 1) / (rounds + 2) for empty in shared["server.empty"]]
+            return [(float(empty) + 1) / (extras["rounds"] + 2) for empty in extras["empty"]]
         return [0.0] * count

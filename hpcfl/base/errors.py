@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-class Told(Exception):  # noqa: N818
+class UserError(Exception):
     """An error that is told in one line, without a traceback.
 
     Attributes
@@ -18,15 +18,15 @@ class Told(Exception):  # noqa: N818
     settled = False
 
 
-class UsageError(Told):
+class UsageError(UserError):
     """What the user asked for cannot be run (exit code 2). The message is one line."""
 
 
-class RunError(Told):
+class RunError(UserError):
     """A run could not go on (exit code 1). The message is one line."""
 
 
-class Elsewhere(Exception):  # noqa: N818
+class ErrorOnOtherRank(Exception):  # noqa: N818
     """Another rank has found the error and speaks of it; this one leaves with the same exit code."""
 
     def __init__(self, code: int) -> None:
@@ -82,10 +82,45 @@ def listed(numbers: Iterable[int], most: int = 8) -> str:
     return ", ".join(map(str, found[:most])) + more
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the choice nearest to `word`, or all choices where none is near."""
     known = sorted(choices)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; known: {', '.join(known)}" if known else ""
+
+
+def refusal(key: str, expected: str, got: object, nearest: object = None) -> UsageError:
+    """Return the error for a value that cannot be: every refusal of a value reads like this one.
+
+    >>> raise refusal("model.rank", "at most data.dimension = 6", 7, nearest=6)
+    UsageError: model.rank: expected at most data.dimension = 6, got 7; did you mean 6?
+
+    Parameters
+    ----------
+    expected : str
+        What would do, and why where that is not plain; other keys as ``key = value``.
+    got : object
+        Shown as TOML has it: ``'mlp'``, ``false``, ``[1, 2]``; None as "nothing".
+    nearest : object
+        The nearest value that would do, shown alike; a str as it is, so that it may name another key:
+        ``"doubling.when = 'plateau'"``.
+    """
+    hint = "" if nearest is None else f"; did you mean {nearest if isinstance(nearest, str) else toml(nearest)}?"
+    return UsageError(f"{key}: expected {expected}, got {toml(got)}{hint}")
+
+
+def check_within(key: str, value: float, least: float, most: float, why: str = "") -> None:
+    """Raise UsageError where a number is not `least` … `most`; `why` follows the range, as in " for this model"."""
+    if not least <= value <= most:
+        raise refusal(key, f"{least} … {most}{why}", value, min(max(value, least), most))
+
+
+def toml(value: object) -> str:
+    """Return a value as a config has it; None, which TOML lacks, as "nothing"."""
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    return repr(value) if isinstance(value, str) else str(value)

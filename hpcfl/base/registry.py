@@ -8,13 +8,13 @@ from importlib import import_module
 from inspect import isabstract
 from typing import TypeVar
 
-from hpcfl.base.errors import UsageError, nearest
-from hpcfl.base.section import Section
+from hpcfl.base.config import ConfigBase
+from hpcfl.base.errors import UsageError, did_you_mean
 
-S = TypeVar("S", bound=Section)
+C = TypeVar("C", bound=ConfigBase)
 
 
-def sections(package: str, base: type[S], by: str = "name") -> dict[str, str]:
+def registered(package: str, base: type[C], by: str = "name") -> dict[str, str]:
     """Return ``{name: module}`` for every module of `package` that defines a section derived from `base`.
 
     Parameters
@@ -28,11 +28,11 @@ def sections(package: str, base: type[S], by: str = "name") -> dict[str, str]:
     return {str(cls.model_fields[by].default): module for module, cls in found.items() if cls}
 
 
-def section(package: str, base: type[S], name: str, key: str, by: str = "name") -> type[S]:
-    """Return the section of `package` called `name`; UsageError names the nearest where there is none."""
-    known = sections(package, base, by)
+def lookup(package: str, base: type[C], name: str, key: str, by: str = "name") -> type[C]:
+    """Return the section of `package` called `name`; UsageError says which is nearest where there is none."""
+    known = registered(package, base, by)
     if name not in known:
-        raise UsageError(f"{key}: no '{name}'{nearest(name, known)}")
+        raise UsageError(f"{key}: no '{name}'{did_you_mean(name, known)}")
     cls = _defined(known[name], base, by)
     assert cls is not None
     return cls
@@ -43,7 +43,7 @@ def _own(value: type, module: str) -> bool:
     return f"{value.__module__}.".startswith(f"{module}.")
 
 
-def _defined(module: str, base: type[S], by: str) -> type[S] | None:
+def _defined(module: str, base: type[C], by: str) -> type[C] | None:
     """Return the one named class of `module` that derives from `base`; helpers and bases give none."""
     for value in vars(import_module(module)).values():
         if isinstance(value, type) and issubclass(value, base) and _own(value, module) and not isabstract(value):

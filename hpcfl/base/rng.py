@@ -7,6 +7,8 @@ so any rank can produce the numbers of any client in any round without having pr
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,3 +39,16 @@ def keyed(
 def key_as_seed(seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 0) -> int:
     """Return a 63-bit seed for libraries that take only a number (torch's initialisers)."""
     return int(keyed(seed, purpose, round, client, step).integers(2**63))
+
+
+class StepKey(NamedTuple):
+    """What keys the randomness of one training step (dropout, augmentation, draws) of a chunk of clients."""
+
+    seed: int
+    round: int
+    clients: Sequence[int]
+    step: int
+
+    def generators(self, purpose: str) -> list[np.random.Generator]:
+        """Return a generator for each client, whoever else is in its chunk."""
+        return [keyed(self.seed, purpose, self.round, client, self.step) for client in self.clients]

@@ -1,11 +1,19 @@
-"""Arrays and shapes by the names that all rooms use."""
+"""Arrays, shapes and states by the names that all rooms use."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Shape = tuple[int, ...]
 """Shape of one sample's features."""
+
+State = dict[str, "Tensor"]
+"""Named tensors: the server's shared state, or a chunk's personal state with a leading client axis."""

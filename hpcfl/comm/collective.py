@@ -14,8 +14,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpcfl.base.errors import Stopped, ended
-from hpcfl.base.types import Floats
-from hpcfl.comm.message import Deposits, State
+from hpcfl.base.types import Floats, State
+from hpcfl.comm.message import Deposits
 from hpcfl.comm.mpi import doze, wait
 from hpcfl.comm.placement import Chunk
 from hpcfl.comm.transport import Like, Personal, Saved, Transport, idle
@@ -60,15 +60,14 @@ class Tree(Transport):
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
 
     def invite(self, shared: State) -> State:
-        """Broadcast the shared state without what stays at the server."""
-        public = {name: value for name, value in shared.items() if not name.startswith("server.")}
-        data = pack(public) if self.serves else np.empty(sum(v.nbytes for v in public.values()), dtype=np.uint8)
+        """Broadcast the shared state."""
+        data = pack(shared) if self.serves else np.empty(sum(v.nbytes for v in shared.values()), dtype=np.uint8)
         wait([self.comm.Ibcast(data, root=0)])
         if self.serves:
             self.sent += data.nbytes * (self.size > 1)
             return shared
         self.received += data.nbytes
-        return unpack(data, public)
+        return unpack(data, shared)
 
     def close(self, sums: Deposits) -> Deposits:
         """Reduce each group of blocks in the order in which backpropagation finishes them."""

@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hpcfl.base.section import Section
+from hpcfl.base.config import ConfigBase
 from hpcfl.base.types import Floats, Ints
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hpcfl.base.types import State
     from hpcfl.comm.layers import Layers
-    from hpcfl.comm.message import Layout, Message, State
+    from hpcfl.comm.message import Layout, Message
 
     Part = tuple[str, Tensor, Tensor]
     """A block as it is sent: name, value and weight."""
@@ -33,7 +34,7 @@ REASONS = {NOT_FINITE: "is not finite", TOO_LARGE: "has a norm beyond guard.max_
 NOBODY = -1
 
 
-class Guard(Section):
+class Guard(ConfigBase):
     """The ``[guard]`` section: which messages count for nothing, and when that ends the run.
 
     What is not finite, or so large that its square is not, never counts: of methods that send layers one by one the
@@ -220,10 +221,8 @@ class RunGuard:
 
     def out_of_bounds(self, before: State, after: State) -> str:
         """Return in words how a round's step has led the shared state out of all bounds, "" where it has not."""
-        from hpcfl.comm.packing import public
-
-        old = hypot(*(norms(value)[0] for value in public(before).values()))
-        new = {name: norms(value)[0] for name, value in public(after).items()}
+        old = hypot(*(norms(value)[0] for value in before.values()))
+        new = {name: norms(value)[0] for name, value in after.items()}
         most = GROWTH * old if old >= 1.0 else sys.float_info.max  # from nothing, any norm may be right
         if hypot(*new.values()) <= most:
             return ""

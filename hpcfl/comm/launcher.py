@@ -1,4 +1,16 @@
-"""What started this process and as how many ranks: wrong launches are told apart before a run begins."""
+"""What started this process and as how many ranks, and what MPI is told before it starts.
+
+Wrong launches are told apart before a run begins. MPI reads settings from the environment when it starts:
+
+Nonblocking collectives are to be binomial trees. By themselves both MPIs cut large messages into pieces that go around
+in turns. A piece moves on when its rank looks, and ranks that give way between two looks make it wait: 1 MB to and from
+9 ranks took 12 times as long under MPICH, 100 MB to and from 3 ranks twice as long under Open MPI. In a binomial tree a
+message is one piece.
+
+Where MPI tells of dead ranks, MPI_Finalize is not to wait for the launcher. It meets twice there: over MPI without the
+dead, then once more through the launcher, which at times goes on waiting for them (with two ranks killed about 1 run in
+50 never ended on a busy machine; open-mpi/ompi issue 11404).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +20,10 @@ import re
 import socket
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from hpcfl.base.errors import Elsewhere, RunError, UsageError
-from hpcfl.comm import mpi_settings
+from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 
 Environ = Mapping[str, str]
 
@@ -21,27 +32,48 @@ CONNECTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK")  # a l
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")  # last: hydra's are proxies
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 PATIENCE = 5.0  # seconds: launchers kill all when the first process leaves, so the one that speaks must be the first
+ULFM = "OMPI_MCA_mpi_ft_enable"  # all that the ranks see of mpiexec --with-ft ulfm
+TREES = {
+    "OMPI_MCA_coll_libnbc_ibcast_algorithm": "2",
+    "OMPI_MCA_coll_libnbc_ireduce_algorithm": "2",
+    "MPIR_CVAR_IBCAST_INTRA_ALGORITHM": "sched_binomial",
+    "MPIR_CVAR_IREDUCE_INTRA_ALGORITHM": "sched_binomial",
+}
+FAREWELL = {"OMPI_MCA_async_mpi_finalize": "1"}
+
+
+def prefer(environ: MutableMapping[str, str]) -> None:
+    """Add MPI's settings where the environment does not say what is wanted; to be called before MPI starts."""
+    for name, value in (TREES | FAREWELL if _ulfm_asked(environ) else TREES).items():
+        environ.setdefault(name, value)
 
 
 def launched() -> bool:
-    """Return whether an MPI launcher started this process (Open MPI, MPICH/hydra, or srun with a PMI)."""
+    """True where MPI has a launcher to talk to: Open MPI's, MPICH's hydra, or srun with a PMI."""
     return _connected(os.environ)
 
 
 def world() -> Any:
     """Return the world communicator where a launcher started this process, else None: MPI is not imported then.
 
+    The processes of a wrong launch know nothing of each other: the first one speaks, the others stay silent.
+
     Raises
     ------
     UsageError
-        If the launch is wrong, on the first process; `Elsewhere` on the others.
+        If the launch is wrong, on the first process; `ErrorOnOtherRank` on the others.
     RunError
         If MPI cannot be loaded.
     """
     comm, wrong = judged()
-    if wrong:
-        refuse(wrong)
-    return comm
+    if not wrong:
+        return comm
+    if position(os.environ) > 0:
+        time.sleep(PATIENCE)
+        raise ErrorOnOtherRank(2)
+    error = UsageError(wrong)
+    error.settled = True
+    raise error
 
 
 def judged() -> tuple[Any, str]:
@@ -62,28 +94,13 @@ def judged() -> tuple[Any, str]:
     return MPI.COMM_WORLD, scattered(os.environ, MPI.COMM_WORLD.Get_size(), text)
 
 
-def refuse(wrong: str) -> None:
-    """End a wrong launch: its processes know nothing of each other, the first speaks and the others stay silent.
-
-    Raises
-    ------
-    UsageError, Elsewhere
-    """
-    if position(os.environ) > 0:
-        time.sleep(PATIENCE)
-        raise Elsewhere(2)
-    error = UsageError(wrong)
-    error.settled = True
-    raise error
-
-
 def position(environ: Environ) -> int:
-    """Return the number that the launcher gave this process; 0 without one."""
+    """The number that the launcher gave this process; 0 without one."""
     return next((_count(environ, key) for key in RANKS if key in environ), 0)
 
 
 def separate(environ: Environ) -> str:
-    """Return what is wrong where no PMI is offered: Slurm's tasks would each be a job of its own."""
+    """What is wrong where no PMI is offered: Slurm's tasks would each be a job of its own."""
     tasks = _count(environ, "SLURM_STEP_NUM_TASKS")
     if _connected(environ) or tasks < 2:
         return ""
@@ -94,7 +111,7 @@ def separate(environ: Environ) -> str:
 
 
 def foreign(environ: Environ, text: str) -> str:
-    """Return what is wrong where the MPI of this version text cannot start under the launcher at all."""
+    """What is wrong where the MPI of this version text cannot start under the launcher at all."""
     if launcher(environ) != OPENMPI or family(text) != "MPICH" or "PMI_RANK" in environ:
         return ""
     if not text.startswith("MPICH") or "pmix" in text.lower():  # built to talk to Open MPI's launcher
@@ -103,7 +120,7 @@ def foreign(environ: Environ, text: str) -> str:
 
 
 def scattered(environ: Environ, size: int, text: str) -> str:
-    """Return what is wrong where the launcher started several processes and MPI's world has one rank."""
+    """What is wrong where the launcher started several processes and MPI's world has one rank."""
     started = next((_count(environ, key) for key in SIZES if key in environ), 1)
     if size > 1 or started < 2:
         return ""
@@ -114,7 +131,7 @@ def scattered(environ: Environ, size: int, text: str) -> str:
 
 
 def mismatch(environ: Environ, text: str) -> str:
-    """Return one line if the launcher and the loaded MPI are of two families, even where one rank works."""
+    """One line if the launcher and the loaded MPI are of two families, even where one rank works."""
     theirs = {OPENMPI: "Open MPI", HYDRA: "MPICH"}.get(launcher(environ))
     if theirs is None or family(text) in ("", theirs):
         return ""
@@ -122,7 +139,7 @@ def mismatch(environ: Environ, text: str) -> str:
 
 
 def remedy(environ: Environ, text: str) -> str:
-    """Return what to start with for the loaded MPI, or which MPI to load for the launcher."""
+    """What to start with for the loaded MPI, or which MPI to load for the launcher."""
     by, own = launcher(environ), family(text)
     if by == "srun":
         kind = {"Open MPI": "pmix", "MPICH": "pmi2"}.get(own, "pmi2 or pmix")
@@ -136,7 +153,7 @@ def remedy(environ: Environ, text: str) -> str:
 
 
 def launcher(environ: Environ) -> str:
-    """Return who started this process, empty for nobody. Inside a batch job, mpiexec goes before Slurm."""
+    """Who started this process, empty for nobody. Inside a batch job, mpiexec goes before Slurm."""
     if "OMPI_COMM_WORLD_SIZE" in environ:
         return OPENMPI
     if "MPI_LOCALNRANKS" in environ or "HYDI_CONTROL_FD" in environ:
@@ -147,21 +164,21 @@ def launcher(environ: Environ) -> str:
 
 
 def family(text: str) -> str:
-    """Return ``"Open MPI"`` or ``"MPICH"`` (with what descends from it) for a library's version text, else empty."""
+    """``"Open MPI"`` or ``"MPICH"`` (with what descends from it) for a library's version text, else empty."""
     if "Open MPI" in text:
         return "Open MPI"
     return "MPICH" if re.search(r"MPICH|MVAPICH|Intel\(R\) MPI", text) else ""
 
 
 def library(text: str) -> str:
-    """Return name and number of a library's version text, shortly."""
+    """Name and number in a library's version text."""
     if found := re.match(r"Open MPI v([\w.]+)|MPICH Version:\s*([\w.]+)", text):
         return f"Open MPI {found[1]}" if found[1] else f"MPICH {found[2]}"
     return " ".join(text.split("\n")[0].split())[:60]
 
 
 def has_ulfm(comm: Any) -> bool:
-    """Return whether a dead rank is reported to the others instead of ending the job.
+    """True where a dead rank is reported to the others instead of ending the job.
 
     Open MPI has the calls in any case, and they answer; only ``mpiexec --with-ft ulfm`` switches the reports on and
     keeps the launcher from killing the rest. MPICH has nothing.
@@ -169,12 +186,11 @@ def has_ulfm(comm: Any) -> bool:
     if comm is None:
         return False
     found = re.match(r"Open MPI v(\d+)", _loaded().Get_library_version())
-    switched = mpi_settings.ulfm_asked(os.environ)
-    return found is not None and int(found[1]) >= 5 and switched
+    return found is not None and int(found[1]) >= 5 and _ulfm_asked(os.environ)
 
 
 def has_cuda(comm: Any) -> bool | None:
-    """Return whether MPI takes buffers in GPU memory, as it says itself; None where it cannot be asked."""
+    """True where MPI says that it takes buffers in GPU memory; None where it cannot be asked."""
     if comm is None:
         return False
     try:
@@ -184,7 +200,7 @@ def has_cuda(comm: Any) -> bool | None:
 
 
 def local(comm: Any) -> tuple[int, int]:
-    """Return this rank's number among the ranks of its host, and how many these are.
+    """This rank's number among the ranks of its host, and how many these are.
 
     By host name: under ``srun --mpi=pmix`` Open MPI's shared-memory communicator holds a single rank.
     """
@@ -194,6 +210,10 @@ def local(comm: Any) -> tuple[int, int]:
 
     hosts, rank = names(comm, socket.gethostname()), comm.Get_rank()
     return hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
+
+
+def _ulfm_asked(environ: Environ) -> bool:
+    return environ.get(ULFM, "").lower() in ("1", "true", "yes", "enabled")
 
 
 def _connected(environ: Environ) -> bool:
@@ -206,14 +226,8 @@ def _count(environ: Environ, key: str) -> int:
 
 
 def _loaded() -> Any:
-    """Return MPI, not yet started if nobody has imported it before.
-
-    Raises
-    ------
-    RunError
-        If it cannot be loaded.
-    """
-    mpi_settings.prefer(os.environ)
+    """MPI, not yet started if nobody has imported it before; RunError where it cannot be loaded."""
+    prefer(os.environ)
     try:
         import mpi4py
 

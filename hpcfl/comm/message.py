@@ -23,11 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.base.types import Floats
+from hpcfl.base.types import Floats, State
 from hpcfl.comm.pool import Shelf
-
-State = dict[str, Tensor]
-"""Named tensors: the server's shared state, or a chunk's personal state with a leading client axis."""
 
 Message = Mapping[str, tuple[Tensor, Tensor]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
@@ -89,15 +86,15 @@ class Sums(ABC):
         Visits invited to the round.
     miss_probability : float64 [L]
         Chance that nobody's layer l counts, as the speed model has it.
-    found : State
-        What further sums over the messages that counted have led to (`hpcfl.engine.iterated`).
+    iterated : State
+        What the iterated reduction over the messages that counted has found (`hpcfl.engine.iterated`).
     """
 
     def __init__(self, layout: Layout, invited: int = 0, miss_probability: Floats | None = None) -> None:
         self.layout = layout
         self.invited = invited
         self.miss_probability = np.zeros(0) if miss_probability is None else miss_probability
-        self.found: State = {}
+        self.iterated: State = {}
 
     @abstractmethod
     def total(self, name: str) -> Tensor:

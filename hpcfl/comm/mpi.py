@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 from mpi4py import MPI
 
-from hpcfl.base.errors import Elsewhere, Told, UsageError
+from hpcfl.base.errors import ErrorOnOtherRank, UsageError, UserError
 
 STEPS = 3
 YIELD_SECONDS = 0.0005  # of looking: some 200 looks at a single request
@@ -141,7 +141,7 @@ def names(comm: MPI.Intracomm, name: str) -> list[str]:
 
 
 def settle(comm: MPI.Intracomm, error: Exception | None) -> None:
-    """Raise on every rank if any rank has an error: its own on the first such rank, `Elsewhere` on the others."""
+    """Raise on every rank if any has an error: its own on the first such rank, `ErrorOnOtherRank` on the others."""
     rank, size = comm.Get_rank(), comm.Get_size()
     code = 0 if error is None else 2 if isinstance(error, UsageError) else 1
     found = np.zeros((2, size), dtype=np.int64)
@@ -152,7 +152,7 @@ def settle(comm: MPI.Intracomm, error: Exception | None) -> None:
         return
     first = int(found[0].argmax())
     if rank == first and error is not None:
-        if isinstance(error, Told):
+        if isinstance(error, UserError):
             error.settled = True
         raise error
-    raise Elsewhere(int(found[1, first]))
+    raise ErrorOnOtherRank(int(found[1, first]))

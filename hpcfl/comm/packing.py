@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 from hpcfl.comm.pool import ALIGNED
 
 ALONE = 2**20  # bytes; tensors of this size travel from where they are, smaller ones are put together
@@ -80,11 +80,6 @@ class Packing:
             value = state[name].detach()
             data[start - first : stop - first].view(value.dtype).view(value.shape).copy_(value)
         return as_bytes(data)
-
-
-def public(shared: State) -> State:
-    """Return the part of the shared state that leaves the server."""
-    return {name: value for name, value in shared.items() if not name.startswith("server.")}
 
 
 def as_bytes(buffer: Tensor) -> Bytes:

@@ -15,6 +15,7 @@ from hpcfl.base.types import Floats, Ints
 CACHE_BYTES = 5_000_000  # a chunk's parameters should stay in a core's cache: 8 models of 640 kB ran fastest
 MOST_PER_CHUNK = 32
 CHUNKS_WANTED = 8  # "auto" leaves at least so many chunks, so that some ranks can share them
+SINGLE_RANKS = 64  # up to so many ranks every client rank has a lane of its own
 
 
 @dataclass(frozen=True)
@@ -26,18 +27,15 @@ class Chunk:
     rank: int
 
     def places(self, clients: Ints) -> Ints:
-        """Return the rows of this chunk at which `clients` stand."""
+        """The rows of this chunk at which `clients` stand."""
         order = np.argsort(self.clients, kind="stable")
         return order[np.searchsorted(self.clients, clients, sorter=order)]
 
 
 def chunk_size(batch_clients: str | int | bool, clients: int, model_bytes: int, one_by_one: bool = False) -> int:
-    """Return clients per chunk: as the config says, or by cache size and number of clients for "auto".
+    """Clients per chunk: as the config says; for "auto" by cache size and number of clients.
 
-    Parameters
-    ----------
-    one_by_one : bool
-        Let "auto" be 1: the wall clock computes visit by visit, and a replay must give the same bits.
+    With `one_by_one` "auto" is 1: the wall clock computes visit by visit, and a replay must give the same bits.
     """
     if batch_clients is False or (one_by_one and batch_clients == "auto"):
         return 1
@@ -50,20 +48,12 @@ def chunk_size(batch_clients: str | int | bool, clients: int, model_bytes: int, 
 def cut(size: int, paces: Floats, ranks: int, kinds: Sequence[Hashable] | None = None) -> list[Chunk]:
     """Cut the clients, fastest expected pace first, into chunks of `size` and deal these to the client ranks.
 
-    Dealt like cards, so that any fastest n are spread evenly. Rank 0 serves, and hosts clients only when alone.
-
-    Parameters
-    ----------
-    kinds : sequence [clients], optional
-        Clients of one chunk are of one kind: their tensors are stacked. None: all are.
-
-    Raises
-    ------
-    UsageError
-        If there are more client ranks than chunks: some would have nothing to do.
+    Dealt like cards, so that any fastest n are spread evenly. Rank 0 serves, and hosts clients only when alone. The
+    clients of a chunk are of one of `kinds` [clients]: their tensors are stacked. UsageError where there are more
+    client ranks than chunks.
     """
     order = np.argsort(paces, kind="stable")
-    parts = alike(size, order, kinds or [None] * len(order))
+    parts = cut_by_kind(size, order, kinds or [None] * len(order))
     if ranks - 1 > len(parts):
         fitting = max(1, len(order) // (ranks - 1))
         raise UsageError(
@@ -73,8 +63,8 @@ def cut(size: int, paces: Floats, ranks: int, kinds: Sequence[Hashable] | None =
     return [Chunk(number, part, 0 if ranks == 1 else 1 + number % (ranks - 1)) for number, part in enumerate(parts)]
 
 
-def alike(size: int, order: Ints, kinds: Sequence[Hashable]) -> list[Ints]:
-    """Cut clients into parts of at most `size` of one kind each, in the order of the first of each part."""
+def cut_by_kind(size: int, order: Ints, kinds: Sequence[Hashable]) -> list[Ints]:
+    """Parts of at most `size` clients of one kind each, in the order of the first of each part."""
     full: list[list[int]] = []
     open_: dict[Hashable, list[int]] = {}
     for client in order.tolist():
@@ -87,35 +77,29 @@ def alike(size: int, order: Ints, kinds: Sequence[Hashable]) -> list[Ints]:
 
 
 def device(local_rank: int, visible: int) -> str:
-    """Return a rank's device: a GPU by its rank on the host, dealt like cards, or the CPU where none is visible.
-
-    A launcher that shows each rank a GPU of its own shows one: that is ``cuda:0``, whatever the rank on the host.
-    """
+    """A GPU by the rank on the host, ``cuda:0`` where the launcher shows each rank its own; else the CPU."""
     return f"cuda:{local_rank % visible}" if visible else "cpu"
 
 
-SINGLE_RANKS = 64  # up to so many ranks every client rank has a lane of its own
-
-
 @dataclass(frozen=True)
-class Bench:
-    """The client ranks of one lane, and the clients that each of them hosts."""
+class Topology:
+    """The client ranks of one lane, and the clients that each of them hosts; a local rank is a place among them."""
 
     ranks: tuple[int, ...]
     hosted: tuple[tuple[int, ...], ...]
 
     @property
     def clients(self) -> Ints:
-        """All clients of the lane, in the order of the seats, int64 [h]."""
+        """All clients of the lane, by local rank, int64 [h]."""
         return np.array([client for own in self.hosted for client in own], dtype=np.int64)
 
-    def places(self, seat: int) -> slice:
-        """Return where the clients of a seat stand among `clients`."""
-        start = sum(len(own) for own in self.hosted[:seat])
-        return slice(start, start + len(self.hosted[seat]))
+    def places(self, local_rank: int) -> slice:
+        """Where the clients of a local rank stand among `clients`."""
+        start = sum(len(own) for own in self.hosted[:local_rank])
+        return slice(start, start + len(self.hosted[local_rank]))
 
     def slots(self, cohort: Ints) -> list[list[int]]:
-        """Return who is visited in which slot, ``[slot][seat]``, −1 for nobody.
+        """Who is visited in which slot, ``[slot][local rank]``, −1 for nobody.
 
         Each rank serves its invited clients in the order in which it hosts them; the ranks with fewer of them
         send nothing in the last slots, but take part in the sums.
@@ -125,25 +109,15 @@ class Bench:
         count = max(len(row) for row in rows)
         return [[row[slot] if slot < len(row) else -1 for row in rows] for slot in range(count)]
 
-    def single(self, seat: int) -> Bench:
-        """Return the lane of one of the ranks by itself."""
-        return Bench((self.ranks[seat],), (self.hosted[seat],))
+    def single(self, local_rank: int) -> Topology:
+        """The lane of one of the ranks by itself."""
+        return Topology((self.ranks[local_rank],), (self.hosted[local_rank],))
 
 
-def benches(width: int | str, hosts: Sequence[str], chunks: Sequence[Chunk]) -> list[Bench]:
-    """Cut the client ranks into lanes.
+def lane_topologies(width: int | str, hosts: Sequence[str], chunks: Sequence[Chunk]) -> list[Topology]:
+    """Cut the client ranks into lanes of `width` ranks; ``node``: those of one host, ``auto``: 1 up to 64 ranks.
 
-    Parameters
-    ----------
-    width : int or {"auto", "node", "all"}
-        Client ranks per lane; ``node``: those of one host; ``auto``: 1 up to 64 ranks, then ``node``.
-    hosts : sequence of str [ranks]
-        The host of each rank.
-
-    Raises
-    ------
-    UsageError
-        If `width` is larger than the number of client ranks.
+    `hosts` [ranks] is the host of each rank.
     """
     ranks = range(1, len(hosts))
     if width == "auto":
@@ -153,65 +127,49 @@ def benches(width: int | str, hosts: Sequence[str], chunks: Sequence[Chunk]) -> 
     else:
         step = len(ranks) if width == "all" else int(width)
         rows = [list(ranks[start : start + step]) for start in range(0, len(ranks), step)]
-    return [Bench(tuple(row), tuple(_hosted(rank, chunks) for rank in row)) for row in rows if row]
-
-
-def check_width(width: int | str, ranks: int) -> None:
-    """Raise UsageError where there is nobody to be on a lane, or a lane would be wider than the world."""
-    if ranks < 2:
-        raise UsageError(
-            "clock = 'wall' needs a server and client ranks: expected at least 2 ranks, got 1; nearest: mpirun -n 2 …"
-        )
-    if isinstance(width, int) and width > ranks - 1:
-        raise UsageError(
-            f"lane_width: expected 1 … {ranks - 1} (the client ranks of this job), 'node' or 'all', got {width}; "
-            f"nearest: {ranks - 1}"
-        )
-
-
-def check_single(who: str, width: int | str, rows: Sequence[Bench] = ()) -> None:
-    """Raise UsageError where ranks would share a lane although single messages are looked at.
-
-    Parameters
-    ----------
-    who : str
-        Which key looks at them, and how.
-    rows : sequence of Bench
-        The lanes, once they are known.
-    """
-    if width == "all" or (isinstance(width, int) and width > 1) or any(len(bench.ranks) > 1 for bench in rows):
-        raise UsageError(
-            f"lane_width: {who} single messages, which ranks that share a lane add up on the way: "
-            f"expected 1, got {width!r}; nearest: 1"
-        )
+    return [Topology(tuple(row), tuple(_hosted(rank, chunks) for rank in row)) for row in rows if row]
 
 
 def _hosted(rank: int, chunks: Sequence[Chunk]) -> tuple[int, ...]:
     return tuple(int(client) for chunk in chunks if chunk.rank == rank for client in chunk.clients)
 
 
+def check_width(width: int | str, ranks: int) -> None:
+    """Raise UsageError where there is nobody to be on a lane, or a lane would be wider than the world."""
+    if ranks < 2:
+        raise UsageError(
+            "clock = 'wall' needs a server and client ranks: expected at least 2 ranks, got 1; "
+            "did you mean mpirun -n 2 …?"
+        )
+    if isinstance(width, int) and width > ranks - 1:
+        raise UsageError(
+            f"lane_width: expected 1 … {ranks - 1} (the client ranks of this job), 'node' or 'all', got {width}; "
+            f"did you mean {ranks - 1}?"
+        )
+
+
+def check_single(who: str, width: int | str, lanes: Sequence[Topology] = ()) -> None:
+    """Raise UsageError where ranks would share a lane although single messages are looked at: `who` says by what."""
+    if width == "all" or (isinstance(width, int) and width > 1) or any(len(lane.ranks) > 1 for lane in lanes):
+        raise UsageError(
+            f"lane_width: {who} single messages, which ranks that share a lane add up on the way: "
+            f"expected 1, got {width!r}; did you mean 1?"
+        )
+
+
 def cores() -> list[int]:
-    """Return the cores that this process may use."""
+    """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def share_of_cores(local_size: int) -> int:
-    """Return the cores per rank where `local_size` ranks see the same ones; at least 1.
-
-    Where a launcher binds ranks to cores of their own, `shares` is right and this too small.
-    """
+    """Cores per rank where `local_size` ranks see the same ones; where they are bound, `shares` tells."""
     return shares([cores()] * local_size)[0]
 
 
 def shares(seen: Sequence[Sequence[int]]) -> list[int]:
-    """Return each rank's part of the cores of one host, at least 1: a core is divided among all who see it.
-
-    Parameters
-    ----------
-    seen : sequence of sequence of int
-        The cores that each rank of the host may use.
-    """
+    """Each rank's part of the cores of one host, at least 1: a core is divided among all ranks that see it."""
     users = Counter(core for each in seen for core in each)
     return [max(1, int(sum(1 / users[core] for core in each) + 1e-6)) for each in seen]

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.base.errors import Stopped
-from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.message import Deposits, State
+from hpcfl.base.types import Floats, Ints, State
+from hpcfl.comm.message import Deposits
 from hpcfl.comm.placement import Chunk
 
 Personal = dict[int, State]

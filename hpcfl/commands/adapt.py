@@ -15,12 +15,12 @@ import numpy as np
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Ints
-from hpcfl.comm.placement import alike, chunk_size
+from hpcfl.comm.placement import chunk_size, cut_by_kind
 from hpcfl.commands.adapt_request import Wish
 from hpcfl.store.atomic import created, replace
 
 if TYPE_CHECKING:
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
     from hpcfl.learning.task import Task
 
 SCORES = ("accuracy_before", "accuracy_after", "loss_before", "loss_after")
@@ -46,13 +46,13 @@ def adapted(wish: Wish) -> dict[str, Any]:
 
     torch.set_num_threads(threads(wish.config))
     task, shared = loaded(wish.config, wish.data, wish.saved, wish.newest, wish.clients.tolist())
-    own = wish.config.algorithm.own(task)
+    own = wish.config.algorithm.personal_names(task)
     if not own:
         raise UsageError(f"algorithm: '{wish.config.algorithm.name}' shares all layers here: none is left to adapt")
     size = chunk_size(wish.config.batch_clients, wish.config.clients, task.nbytes, wish.config.one_by_one)
     rows: list[dict[str, Any]] = []
     with _file(wish) as file:
-        for part in alike(size, wish.clients, task.federation.shapes):
+        for part in cut_by_kind(size, wish.clients, task.federation.shapes):
             found, params = _chunk(wish, task, shared, part)
             rows += found
             if file is not None:
@@ -65,11 +65,11 @@ def adapted(wish: Wish) -> dict[str, Any]:
 
 def _chunk(wish: Wish, task: Task, shared: State, clients: Ints) -> tuple[list[dict[str, Any]], State]:
     """Return the rows of some clients, and their parameters ``{name: [c, …]}``."""
-    from hpcfl.learning.visits import Visits
+    from hpcfl.learning.batches import Visits
 
     federation, algorithm = task.federation, wish.config.algorithm
     sizes = federation.test_sizes[clients]
-    seen = Visits.tested(wish.saved.round, clients)
+    seen = Visits.for_test(wish.saved.round, clients)
     columns = {"client": clients, "train_samples": federation.train_sizes[clients], "test_samples": sizes}
     params: State = {}
     for when, epochs in (("before", 0), ("after", wish.epochs)):

@@ -106,13 +106,13 @@ def judged(path: Path, chosen: str | None, epochs: int | None, data_dir: Path | 
     data = store.data_folder(attributes, data_dir)
     header = config.data.check(config.clients, data)
     config.check_shapes(header)
-    return Wish(folder, config, data, last, saved, clients, epochs or config.algorithm.adapts, out)
+    return Wish(folder, config, data, last, saved, clients, epochs or config.algorithm.adapt_epochs, out)
 
 
 def _check_algorithm(config: Config) -> None:
     """Refuse a method without layers that learn alone."""
-    if not config.algorithm.adapts:
-        able = [name for name in algorithms() if algorithm_class(name).model_construct(name=name).adapts]
+    if not config.algorithm.adapt_epochs:
+        able = [name for name in algorithms() if algorithm_class(name).model_construct(name=name).adapt_epochs]
         raise UsageError(
             f"algorithm.name = '{config.algorithm.name}' has no layers that a client could adapt; "
             f"expected a run of {', '.join(able)}"
@@ -133,7 +133,7 @@ def picked(text: str, clients: int) -> Ints:
             ) from None
         if not 0 <= client < clients:
             near = min(max(client, 0), clients - 1)
-            raise UsageError(f"--client {text}: expected ids 0 … {clients - 1}, got {client}; nearest: {near}")
+            raise UsageError(f"--client {text}: expected ids 0 … {clients - 1}, got {client}; did you mean {near}?")
         found.add(client)
     return np.array(sorted(found))
 

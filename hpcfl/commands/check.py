@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcfl.comm.placement import benches
+from hpcfl.algorithms import ServerState
+from hpcfl.comm.placement import lane_topologies
 from hpcfl.config import Config
 from hpcfl.data import Federation, Header
 from hpcfl.data.base import Range
@@ -52,16 +53,17 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     yield from _rounds(job)
     yield from _stages(job)
     yield f"message       {model} bytes per whole visit; {wire} bytes per reduction and rank"
-    if job.keeps:
-        summed = sum(b.slabs * 8 * prod(b.shape) for g in job.algorithm.further_layout(job.task) for b in g.values())
+    if job.iterated is not None:
+        summed = sum(b.slabs * 8 * prod(b.shape) for group in job.iterated.layout for b in group.values())
         yield f"further sums  {summed} bytes each; {_kept(job)} bytes of each visit are held for them"
-    phi, share = config.oracle.phi, int(job.layers.numbers.sum()) / job.task.parameters
-    yield f"oracle        p = {job.task.parameters}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit"
+    phi, share = config.oracle.phi, int(job.layers.numbers.sum()) / job.task.parameter_count
+    yield f"oracle        p = {job.task.parameter_count}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit"
     yield f"chunks        {len(job.chunks)} of {size} clients; at most {held} clients per rank on {ranks} ranks"
-    foreign = [stage.name for stage in job.task.stages if stage.foreign]
+    foreign = [layer.name for layer in job.task.layers if layer.unbatched]
     if foreign:
         yield f"note          {', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"
-    for kind, text in (job.planner.warnings | job.algorithm.remarks(job.task, job.algorithm.start(job.task))).items():
+    state = ServerState(job.algorithm.init_server(job.task), job.algorithm.init_extras(job.task))
+    for kind, text in (job.planner.warnings | job.algorithm.warnings(job.task, state)).items():
         yield f"warning       {kind}: {text}"
     yield from _features(config, header.ranges, job.task.federation)
     if config.clock == "wall":
@@ -101,7 +103,7 @@ def _message(job: Job) -> int:
 
 
 def _lanes(job: Job, ranks: int) -> int:
-    return len(benches(job.config.lane_width, ["here"] * ranks, job.chunks))
+    return len(lane_topologies(job.config.lane_width, ["here"] * ranks, job.chunks))
 
 
 def _rounds(job: Job) -> Iterator[str]:
@@ -146,7 +148,7 @@ def _features(config: Config, known: tuple[Range, ...], federation: Federation) 
         remedy = "data.scale = 'unit'" if pixels and unscaled else "features standardised to mean 0 and deviation 1"
         yield (
             f"warning       features: client {beyond[0]} holds {farthest[beyond[0]]:g}: beyond ±{FARTHEST:g}, as in "
-            f"{len(beyond)} of {seen}, training by gradients may diverge; nearest: {remedy}"
+            f"{len(beyond)} of {seen}, training by gradients may diverge: expected {remedy}"
         )
     elif seen != clients:
         yield f"note          features: those of {seen} were looked at"

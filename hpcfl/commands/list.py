@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pydantic_core import PydanticUndefined
 
 from hpcfl.algorithms import algorithm_class, algorithms
-from hpcfl.base.section import Section
+from hpcfl.base.config import ConfigBase
 from hpcfl.comm.guard import Guard
 from hpcfl.data import source_class, sources
 from hpcfl.models import model_class, models
@@ -25,7 +25,7 @@ def lines() -> Iterator[str]:
     for name, path in presets().items():
         table = read(str(path))
         yield f"  {name}: {table['algorithm']['name']} on {table['data']['name']}, {table['rounds']} rounds"
-    chosen: dict[str, list[type[Section]]] = {
+    chosen: dict[str, list[type[ConfigBase]]] = {
         "algorithm": [algorithm_class(name) for name in algorithms()],
         "data": [source_class(name) for name in sources()],
         "model": [model_class(name) for name in models()],
@@ -40,7 +40,7 @@ def lines() -> Iterator[str]:
             yield from _described(cls)
 
 
-def _described(cls: type[Section]) -> Iterator[str]:
+def _described(cls: type[ConfigBase]) -> Iterator[str]:
     """Yield a section's name, what it is, and its keys with defaults and meaning."""
     keys = _documented(cls)
     head = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
@@ -53,7 +53,7 @@ def _described(cls: type[Section]) -> Iterator[str]:
         yield f"    {key} = {default}  {keys.get(key) or field.description or ''}".rstrip()
 
 
-def _documented(cls: type[Section]) -> dict[str, str]:
+def _documented(cls: type[ConfigBase]) -> dict[str, str]:
     """Return each key's text from the Attributes sections of the class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):

@@ -16,10 +16,9 @@ from torch.func import grad, vmap
 from hpcfl.algorithms.fedlrgd.reweighting import flat, shaped
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.rng import keyed
-from hpcfl.base.types import Floats
-from hpcfl.comm.message import State
+from hpcfl.base.types import Floats, State
+from hpcfl.learning.batches import losses
 from hpcfl.learning.task import Task
-from hpcfl.learning.visits import losses
 
 if TYPE_CHECKING:
     from hpcfl.config import Config
@@ -112,8 +111,8 @@ class Objective:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.like = task.initial()
-        if task.parameters > MOST:
-            got = task.parameters
+        if task.parameter_count > MOST:
+            got = task.parameter_count
             raise UsageError(f"model: expected at most {MOST} parameters for a minimum to be found, got {got}")
         self.x, self.y = _samples(task)
 
@@ -194,7 +193,7 @@ class Objective:
         if length > NEAR * (1 + float(np.linalg.norm(theta))):
             raise RunError(
                 f"there is no minimum: the gradient's norm is {norm:.3g}, but the next step would still be of length "
-                f"{length:.3g}, as on separable data without a penalty; nearest: model.ridge = 1e-6"
+                f"{length:.3g}, as on separable data without a penalty; did you mean model.ridge = 1e-6?"
             )
 
 

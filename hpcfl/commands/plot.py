@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcfl import store
-from hpcfl.base.errors import UsageError, nearest
+from hpcfl.base.errors import UsageError, did_you_mean
 
 
 def plot(runs: Sequence[Path], picture: Path) -> None:
@@ -21,7 +21,7 @@ def plot(runs: Sequence[Path], picture: Path) -> None:
 
     kinds = plt.figure().canvas.get_supported_filetypes()
     if picture.suffix.removeprefix(".") not in kinds:
-        raise UsageError(f"'{picture}': no picture of that kind{nearest(picture.suffix.removeprefix('.'), kinds)}")
+        raise UsageError(f"'{picture}': no picture of that kind{did_you_mean(picture.suffix.removeprefix('.'), kinds)}")
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for path in runs:
         data = store.open_run(path)

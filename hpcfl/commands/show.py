@@ -31,9 +31,9 @@ HEADINGS = {
 
 
 def digest(shared: Mapping[str, Any]) -> str:
-    """Return SHA-256 of the shared state, in the order of the names, without what stays at the server."""
+    """Return SHA-256 of the shared state, in the order of the names."""
     found = hashlib.sha256()
-    for name in sorted(name for name in shared if not name.startswith("server.")):
+    for name in sorted(shared):
         found.update(np.ascontiguousarray(shared[name]).tobytes())
     return found.hexdigest()
 

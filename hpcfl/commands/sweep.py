@@ -104,7 +104,7 @@ def picked(found: list[Run], only: int | None) -> list[Run]:
         return found
     if not 0 <= only < len(found):
         nearest = min(max(only, 0), len(found) - 1)
-        raise UsageError(f"--only: expected 0 to {len(found) - 1}, got {only}; nearest: {nearest}")
+        raise UsageError(f"--only: expected 0 to {len(found) - 1}, got {only}; did you mean {nearest}?")
     return [found[only]]
 
 

@@ -8,7 +8,7 @@ are dealt to clients (partition) and which the server keeps (server), how pixels
 features of known moments are whitened (whitening).
 """
 
-from hpcfl.base.registry import section, sections
+from hpcfl.base.registry import lookup, registered
 from hpcfl.data.base import ClientData, Federation, Header, Source
 
 __all__ = ["ClientData", "Federation", "Header", "Source", "source_class", "sources"]
@@ -16,9 +16,9 @@ __all__ = ["ClientData", "Federation", "Header", "Source", "source_class", "sour
 
 def sources() -> list[str]:
     """Return the names of the data sources there are, in alphabetical order."""
-    return sorted(sections("hpcfl.data", Source))  # type: ignore[type-abstract]
+    return sorted(registered("hpcfl.data", Source))  # type: ignore[type-abstract]
 
 
 def source_class(name: str) -> type[Source]:
     """Return the data source called `name`; UsageError names the nearest where there is none."""
-    return section("hpcfl.data", Source, name, "data.name")  # type: ignore[type-abstract]
+    return lookup("hpcfl.data", Source, name, "data.name")  # type: ignore[type-abstract]

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError
-from hpcfl.base.section import Section
 from hpcfl.base.types import Shape
 
 Features = NDArray[np.float32]
@@ -105,7 +105,7 @@ class Federation(ABC):
         """Return the global test set ``([n, *shape], [n])``, or None where there is none."""
 
 
-class Source(Section, ABC):
+class Source(ConfigBase, ABC):
     """Base of the ``data`` sections of the config: where samples come from and how clients share them."""
 
     def header(self, data_dir: Path | None) -> Header:

@@ -55,7 +55,7 @@ class Emnist(Pooled):
         most = CLASSES[self.split]
         if self.first_classes is not None and self.first_classes > most:
             raise UsageError(
-                f"data.first_classes = {self.first_classes}: split '{self.split}' has {most}; nearest: {most}"
+                f"data.first_classes = {self.first_classes}: split '{self.split}' has {most}; did you mean {most}?"
             )
         return self.first_classes or most
 

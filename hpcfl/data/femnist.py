@@ -81,7 +81,7 @@ class Femnist(Source):
         if self.classes is not None and self.classes > self.first_classes:
             raise UsageError(
                 f"data.classes = {self.classes}: there are {self.first_classes} (data.first_classes); "
-                f"nearest: {self.first_classes}"
+                f"did you mean {self.first_classes}?"
             )
         if self.imbalance and self.samples is None:
             raise UsageError(f"data.imbalance = {self.imbalance} needs data.samples, the least that a client keeps")
@@ -105,7 +105,7 @@ class Femnist(Source):
                 f"users with training samples of {needed} of the first {self.first_classes} classes",
             )
         if clients > there:
-            raise UsageError(f"clients = {clients}, but there are {there} {what}; nearest: {there}")
+            raise UsageError(f"clients = {clients}, but there are {there} {what}; did you mean {there}?")
         return users if self.merge else users[:clients]
 
     def _header(self, users: Users) -> Header:
@@ -144,8 +144,8 @@ class Femnist(Source):
             if count > len(part):
                 raise UsageError(
                     f"data.samples = {self.samples}, data.imbalance = {self.imbalance}: client {i} keeps {count} "
-                    f"training samples, but has {len(part)}; nearest: data.samples + data.imbalance = "
-                    f"{min(map(len, parts))}{'' if self.merge else ', or data.merge = true'}"
+                    f"training samples, but has {len(part)}; did you mean data.samples + data.imbalance = "
+                    f"{min(map(len, parts))}{'' if self.merge else ', or data.merge = true'}?"
                 )
             kept.append(keep(labels, part, count, rng))
         return kept

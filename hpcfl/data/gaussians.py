@@ -116,7 +116,7 @@ class Gaussians(Source):
         if self.classes > self.labels:
             raise UsageError(
                 f"data.classes: expected at most data.labels = {self.labels}, got {self.classes}; "
-                f"nearest: {self.labels}"
+                f"did you mean {self.labels}?"
             )
         return self._sized(self.labels)
 
@@ -129,7 +129,7 @@ class Gaussians(Source):
             raise UsageError(
                 f"data.samples_per_class: expected at least {most}, since up to {most} of clients = {clients} hold "
                 f"a class (data.classes = {self.classes} of data.labels = {self.labels} each), got "
-                f"{self.samples_per_class}; nearest: {most}"
+                f"{self.samples_per_class}; did you mean {most}?"
             )
         return self._sized(min(self.labels, dealt))
 
@@ -187,7 +187,7 @@ def drawn_width(least: int, most: int, client: int, seed: int) -> int:
 def ordered(least: int, most: int, keys: tuple[str, str] = ("least", "most")) -> tuple[int, int]:
     """Return the range; UsageError where it is reversed."""
     if least > most:
-        raise UsageError(f"data.{keys[0]}: expected at most data.{keys[1]} = {most}, got {least}; nearest: {most}")
+        raise UsageError(f"data.{keys[0]}: expected at most data.{keys[1]} = {most}, got {least}; did you mean {most}?")
     return least, most
 
 

@@ -176,18 +176,18 @@ class Hdf5(Source):
         if wrong is not None:
             raise UsageError(
                 f"{path}: {wrong.group}/labels hold {wrong.largest}, expected 0 to {self.labels - 1} as "
-                f"data.labels = {self.labels}; nearest: {found.classes}"
+                f"data.labels = {self.labels}; did you mean {found.classes}?"
             )
 
     def _check_prune(self, path: Path, found: Survey) -> None:
         if found.server is not None:
             raise UsageError(
                 f"data.prune = {self.prune}: {path} has a global test set, which needs clients of equal shapes; "
-                "nearest: 0.0"
+                "did you mean 0.0?"
             )
         wrong = next((part for part in found.parts if len(part.shape) != 1), None)
         if wrong is not None:
             raise UsageError(
                 f"data.prune = {self.prune}: {path}: {wrong.group} has features of shape {wrong.shape}, "
-                "expected one axis; nearest: 0.0"
+                "expected one axis; did you mean 0.0?"
             )

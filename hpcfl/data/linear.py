@@ -99,4 +99,6 @@ def representation(dimension: int, rank: int, clients: int, rng: np.random.Gener
 def check_rank(rank: int, dimension: int) -> None:
     """Raise UsageError where no representation has so many dimensions."""
     if rank > dimension:
-        raise UsageError(f"data.rank: expected at most data.dimension = {dimension}, got {rank}; nearest: {dimension}")
+        raise UsageError(
+            f"data.rank: expected at most data.dimension = {dimension}, got {rank}; did you mean {dimension}?"
+        )

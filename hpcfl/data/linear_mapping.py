@@ -39,7 +39,7 @@ class LinearMapping(Gaussians):
         if self.least_variance > self.most_variance:
             raise UsageError(
                 f"data.least_variance: expected at most data.most_variance = {self.most_variance}, "
-                f"got {self.least_variance}; nearest: {self.most_variance}"
+                f"got {self.least_variance}; did you mean {self.most_variance}?"
             )
         return ordered(self.least, self.most)
 

@@ -116,7 +116,7 @@ class LinearSpaces(Source):
         if self.dimension > self.least:
             raise UsageError(
                 f"data.dimension: expected at most data.least = {self.least}, got {self.dimension}; "
-                f"nearest: {self.least}"
+                f"did you mean {self.least}?"
             )
         return Header(None, self.samples, 0, shapes, 1, targets=True, fresh=True)
 

@@ -101,7 +101,7 @@ def grouped(labels: Integers, clients: int, classes: int, groups: int, rng: np.r
     if 1 < groups > (most := len(present) // classes):
         raise UsageError(
             f"data.label_groups = {groups}: the training samples are of {len(present)} classes, expected at least "
-            f"{groups * classes}, data.classes = {classes} per group; nearest: {max(1, most)}"
+            f"{groups * classes}, data.classes = {classes} per group; did you mean {max(1, most)}?"
         )
     for owners, held in zip(np.array_split(np.arange(clients), groups), np.array_split(present, groups)):
         pool = np.flatnonzero(np.isin(labels, held))
@@ -201,7 +201,7 @@ def _quotas(counts: Integers, clients: int, classes: int, rng: np.random.Generat
     if limit.sum() < total:
         raise UsageError(
             f"data.classes = {classes}: training samples per class are {counts[counts > 0].min()} to {counts.max()}, "
-            f"too few for clients = {clients}; nearest: {limit.sum() // clients}"
+            f"too few for clients = {clients}; did you mean {limit.sum() // clients}?"
         )
     quotas = np.zeros_like(counts)
     while total > 0:

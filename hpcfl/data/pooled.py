@@ -105,7 +105,7 @@ class Pooled(Served):
         header = self.pool_header(data_dir)
         used = header.train if self.train_samples is None else self.train_samples
         if used > header.train:
-            raise UsageError(f"data.train_samples = {used}, but there are {header.train}; nearest: {header.train}")
+            raise UsageError(f"data.train_samples = {used}, but there are {header.train}; did you mean {header.train}?")
         self.check_server(used)
         return replace(header, train=used - self.keeps, server=self.keeps)
 
@@ -183,7 +183,9 @@ class Pooled(Served):
         if self.sizes != "equal" and self.spread is None:
             raise UsageError(f"data.sizes = '{self.sizes}' needs data.spread, a number above 0")
         if self.sizes == "uniform" and (self.spread or 0) > 1:
-            raise UsageError(f"data.spread = {self.spread}: the least share is 1 - spread, at least 0; nearest: 1.0")
+            raise UsageError(
+                f"data.spread = {self.spread}: the least share is 1 - spread, at least 0; did you mean 1.0?"
+            )
 
     def _check_partition(self, clients: int, header: Header) -> None:
         self._check_sizes()
@@ -191,7 +193,7 @@ class Pooled(Served):
         header = replace(header, train=header.train + header.server - self.server)
         if clients > header.train:
             raise UsageError(
-                f"clients = {clients}, but there are {header.train} training samples; nearest: {header.train}"
+                f"clients = {clients}, but there are {header.train} training samples; did you mean {header.train}?"
             )
         if self.partition == "shards":
             self._check_shards(clients, header)
@@ -211,7 +213,7 @@ class Pooled(Served):
         if self.label_groups > limit:
             raise UsageError(
                 f"data.label_groups = {self.label_groups}: there are {header.classes} classes and {clients} clients "
-                f"to be grouped; nearest: {limit}"
+                f"to be grouped; did you mean {limit}?"
             )
         most = min(header.classes // self.label_groups, header.train // clients)
         if self.classes is None:
@@ -219,9 +221,9 @@ class Pooled(Served):
         there = header.classes // self.label_groups
         if self.classes > there:
             where = "there are" if self.label_groups == 1 else f"each of {self.label_groups} label groups has at least"
-            raise UsageError(f"data.classes = {self.classes}: {where} {there}; nearest: {most}")
+            raise UsageError(f"data.classes = {self.classes}: {where} {there}; did you mean {most}?")
         if self.classes > most:
             raise UsageError(
                 f"data.classes = {self.classes}: clients = {clients} have {header.train} training samples "
-                f"between them, too few for one of each class; nearest: {most}"
+                f"between them, too few for one of each class; did you mean {most}?"
             )

@@ -45,7 +45,9 @@ class Reduced(Pooled):
     def pool_header(self, data_dir: Path | None) -> Header:
         """Return the known sizes; UsageError where what are no images are to be cropped."""
         if self.augment:
-            raise UsageError("data.augment = true: expected images, data.name = 'reduced' has none; nearest: false")
+            raise UsageError(
+                "data.augment = true: expected images, data.name = 'reduced' has none; did you mean false?"
+            )
         size = SIZES[self.set]
         return Header(None, size.train, size.samples - size.train, ((self.dimension,),), size.classes)
 

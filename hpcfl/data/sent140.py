@@ -114,7 +114,7 @@ class Sent140(Source):
         if clients > len(users):
             raise UsageError(
                 f"clients = {clients}, but {home / self.file} has {len(users)} users of at least "
-                f"data.min_samples = {self.min_samples} tweets; nearest: {len(users)}"
+                f"data.min_samples = {self.min_samples} tweets; did you mean {len(users)}?"
             )
         return users[:clients]
 

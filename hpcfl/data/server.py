@@ -37,10 +37,10 @@ class Served(Source, ABC):
         if self.server >= total:
             raise UsageError(
                 f"data.server = {self.server}, but there are {total} training samples for clients and server; "
-                f"nearest: {total - 1}"
+                f"did you mean {total - 1}?"
             )
         if self.deal and not self.server:
-            raise UsageError("data.deal = true, but data.server = 0: expected samples to deal out; nearest: 1")
+            raise UsageError("data.deal = true, but data.server = 0: expected samples to deal out; did you mean 1?")
 
 
 def turns(labels: Integers, count: int, rng: np.random.Generator) -> Integers:

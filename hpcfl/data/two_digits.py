@@ -104,7 +104,7 @@ class TwoDigits(Source):
         if not 0 < first < clients:
             raise UsageError(
                 f"data.share = {self.share} of clients = {clients} are {first}; expected 1 to {clients - 1}, so that "
-                f"each domain has some; nearest: {(1 if first == 0 else clients - 1) / clients:.6g}"
+                f"each domain has some; did you mean {(1 if first == 0 else clients - 1) / clients:.6g}?"
             )
         return first, clients - first
 

@@ -115,7 +115,7 @@ class UnitCube(Served):
         if self.labels > 1 and self.noise > 1:
             raise UsageError(
                 f"data.noise = {self.noise}: of data.labels = {self.labels} classes it is a chance, at most 1; "
-                "nearest: 1.0"
+                "did you mean 1.0?"
             )
         shapes, targets = ((self.dimension,),), self.labels == 1
         return Header(None, self.samples, self.test_samples, shapes, self.labels, targets, server=self.keeps)

@@ -1,9 +1,9 @@
-"""Further sums: once a round has closed, an algorithm may ask for more sums over the messages that counted.
+"""Iterated reductions: further sums over the messages that counted, once a round has closed.
 
-Iterated reductions need them, such as the Wasserstein barycenter of what clients have sent. The visits are not asked
-again: whoever holds their messages answers for them. Where each rank holds its own visits' messages (simulated time)
-all ranks iterate alike, with one all-reduce per iteration; where the server holds them (real time) it iterates alone,
-so that nobody can hold it up. Sums on fixed grids (`hpcfl.comm.message`) make the two the same to the bit.
+The visits are not asked again: who holds their messages responds for them. Where each rank holds its own visits'
+messages (simulated time) all ranks iterate alike, with one all-reduce per iteration; where the server holds them (real
+time) it iterates alone, so that nobody can hold it up. Sums on fixed grids (`hpcfl.comm.message`) make the two the same
+to the bit.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms import Algorithm
-from hpcfl.comm.message import Block, Deposits, Message, State, Sums
-from hpcfl.comm.packing import public
-from hpcfl.learning.task import Task
+from hpcfl.algorithms import IteratedReduction
+from hpcfl.base.types import State
+from hpcfl.comm.message import Block, Deposits, Message, Sums
 
 Reduce = Callable[[Deposits], Deposits]
 
 
-class Answers(Deposits):
-    """Sums of answers, as `Algorithm.further` is sent them."""
+class Responses(Deposits):
+    """Sums of responses, as `IteratedReduction.query` is sent them."""
 
     def total(self, name: str) -> Tensor:
         """Return ``Σ weight·value``, float64, of the block's shape.
@@ -54,41 +53,40 @@ def keep(message: Message, kept: Message) -> None:
         values[weights == 0] = 0
 
 
-def found(algorithm: Algorithm, task: Task, shared: State, messages: Sequence[Message], reduce: Reduce) -> State:
-    """Let the algorithm ask until it has found what it looks for, and return that.
+def iterate(
+    reduction: IteratedReduction, shared: State, messages: Sequence[Message], reduce: Reduce, device: torch.device | str
+) -> State:
+    """Let the reduction query until it has found what it looks for, and return that.
 
     Parameters
     ----------
     shared : State
-        As it was served to the round; only what leaves the server is shown.
+        As it was served to the round.
     messages : sequence of Message
         What the visits that counted had sent of the blocks that are kept, those held here.
     reduce : callable
         Returns the sums over all that hold messages, the same everywhere.
+    device : torch.device or str
+        Where responses are computed.
     """
-    asking = algorithm.further(task, _own(public(shared)))
-    blocks = {name: block for group in algorithm.further_layout(task) for name, block in group.items()}
+    queries, blocks = (
+        reduction.query(_own(shared)),
+        {n: block for group in reduction.layout for n, block in group.items()},
+    )
     sums: Sums | None = None
     while True:
         try:
-            question = next(asking) if sums is None else asking.send(sums)
+            query = next(queries) if sums is None else queries.send(sums)
         except StopIteration as end:
             state: State = end.value
             return state
-        sums = reduce(_answered(algorithm, task, _own(question), messages, blocks))
-
-
-def _answered(
-    algorithm: Algorithm, task: Task, question: State, messages: Sequence[Message], blocks: dict[str, Block]
-) -> Deposits:
-    """Return the sums over the answers of the messages held here, in one buffer; what has weight 0 may be anything."""
-    question = {name: value.to(task.device) for name, value in question.items()}
-    sums = Answers((blocks,))
-    for message in messages:
-        for name, (value, weight) in algorithm.answer(task, question, message).items():
-            counts = weight != 0
-            sums.add({name: (value[counts.to(value.device)], weight[counts])})
-    return sums
+        query = {name: value.to(device) for name, value in _own(query).items()}
+        responses = Responses((blocks,))
+        for message in messages:
+            for name, (value, weight) in reduction.response(query, message).items():
+                counts = weight != 0  # what has weight 0 may be anything
+                responses.add({name: (value[counts.to(value.device)], weight[counts])})
+        sums = reduce(responses)
 
 
 def _own(state: State) -> State:

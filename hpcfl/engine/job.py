@@ -10,18 +10,19 @@ from threading import Event
 import numpy as np
 import torch
 
-from hpcfl.algorithms import Algorithm
+from hpcfl.algorithms import Algorithm, IteratedReduction
+from hpcfl.algorithms.base import Extras
 from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
-from hpcfl.base.types import Floats, Ints, Shape
+from hpcfl.base.types import Floats, Ints, Shape, State
 from hpcfl.comm.guard import Norms, RunGuard
 from hpcfl.comm.layers import Layers
-from hpcfl.comm.message import Block, Layout, State
+from hpcfl.comm.message import Block, Layout
 from hpcfl.comm.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.comm.transport import Personal
 from hpcfl.config import Config
+from hpcfl.learning.batches import Visits
 from hpcfl.learning.task import Task
-from hpcfl.learning.visits import Visits
 from hpcfl.schedule.doubling import Stage
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
@@ -35,6 +36,8 @@ class Progress:
     ----------
     saved : Path, optional
         The checkpoint that was last written by this start, or from which it goes on; at the server.
+    extras : Extras
+        What never leaves the server; elsewhere empty.
     """
 
     round: int
@@ -44,6 +47,7 @@ class Progress:
     stage: Stage = field(default_factory=Stage)
     norms: Norms = field(default_factory=Norms)
     saved: Path | None = None
+    extras: Extras = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,10 +82,10 @@ class Job:
         task = Task(config.model, federation, config.seed, device, config.precision)
         lean = config.clock == "wall" and task.nbytes >= LEAN_BYTES
         give_back() if lean else keep_freed()
-        if config.doubling.when == "gradient" and config.algorithm.start(task).keys().isdisjoint(task.initial()):
+        if config.doubling.when == "gradient" and config.algorithm.init_server(task).keys().isdisjoint(task.initial()):
             raise UsageError(
                 f"doubling.when = 'gradient': algorithm.name = '{config.algorithm.name}' shares nothing that could "
-                "move; nearest: doubling.when = 'plateau'"
+                "move; did you mean doubling.when = 'plateau'?"
             )
         size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one)
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks, federation.shapes)
@@ -117,6 +121,11 @@ class Job:
         return RunGuard(self.config.guard, self.layers, self.layout, self.planner.whole)
 
     @cached_property
+    def iterated(self) -> IteratedReduction | None:
+        """The further sums over each round's messages."""
+        return self.algorithm.iterated_reduction(self.task)
+
+    @cached_property
     def keeps(self) -> dict[str, Block]:
         """The blocks that are held for further sums, once sent.
 
@@ -125,16 +134,18 @@ class Job:
         ValueError
             If the algorithm names a block that is not in its layout.
         """
-        names = self.algorithm.keeps(self.task)
+        names = frozenset() if self.iterated is None else self.iterated.kept
         kept = {name: block for group in self.layout for name, block in group.items() if name in names}
         if names - kept.keys():
-            raise ValueError(f"keeps: {sorted(names - kept.keys())} are no blocks of the layout")
+            raise ValueError(f"kept: {sorted(names - kept.keys())} are no blocks of the layout")
         return kept
 
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
-        return Progress(0, self.algorithm.start(self.task), personal, stage=self.planner.first_stage)
+        shared, stage = self.algorithm.init_server(self.task), self.planner.first_stage
+        extras = self.algorithm.init_extras(self.task) if rank == 0 else {}
+        return Progress(0, shared, personal, stage=stage, extras=extras)
 
     def hosted(self, rank: int) -> list[Chunk]:
         """Return the chunks that a rank hosts."""
@@ -142,7 +153,7 @@ class Job:
 
     def enter(self, chunk: Chunk) -> State:
         """Return the personal state of a chunk's clients before their first visit, ``{name: [c, …]}``."""
-        return stacked([self.algorithm.enter(self.task, int(client)) for client in chunk.clients])
+        return stacked([self.algorithm.init_client(self.task, int(client)) for client in chunk.clients])
 
     def like(self, client: int) -> State:
         """Return a client's personal state before its first visit, for its names, shapes and types."""
@@ -151,22 +162,22 @@ class Job:
     @cached_property
     def _likes(self) -> dict[Shape, State]:
         shapes = self.task.federation.shapes
-        return {shapes[client]: self.algorithm.enter(self.task, client) for client in self.task.kinds}
+        return {shapes[client]: self.algorithm.init_client(self.task, client) for client in self.task.kinds}
 
     @property
     def personal_bytes(self) -> int:
         """The most bytes that one client's personal state has; 0 where clients have none."""
         return max(sum(value.nbytes for value in like.values()) for like in self._likes.values())
 
-    def visits(self, plan: Plan, rows: Ints, over: Event | None = None) -> Visits:
+    def visits(self, plan: Plan, rows: Ints, closed: Event | None = None) -> Visits:
         """Return what the clients at `rows` of the cohort need to know.
 
-        In real time `over` ends their visits: nobody knows yet how far they come.
+        In real time `closed` ends their visits: nobody knows yet how far they come.
         """
         clients = plan.cohort[rows]
-        depth = plan.depth[rows] if over is None else np.ones(len(rows), dtype=np.int64)
+        depth = plan.depth[rows] if closed is None else np.ones(len(rows), dtype=np.int64)
         sizes = self.task.federation.train_sizes[clients]
-        return Visits(plan.round, clients, depth, sizes, plan.arrival_probability[rows], over)
+        return Visits(plan.round, clients, depth, sizes, plan.arrival[rows], closed)
 
     @property
     def scores(self) -> int:
@@ -178,7 +189,7 @@ class Job:
 
     def scored(self, round: int, shared: State, personal: State, clients: Ints) -> Floats:
         """Return the `scores` of a chunk's clients, ``[scores, c]``."""
-        params = self.algorithm.model(self.task, shared, personal, Visits.tested(round, clients))
+        params = self.algorithm.model(self.task, shared, personal, Visits.for_test(round, clients))
         tested = self.task.tested(params, clients)
         return np.array([*tested, self.task.objectives(params, clients)] if self.scores > len(tested) else tested)
 

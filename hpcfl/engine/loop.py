@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from hpcfl.algorithms import ServerState
 from hpcfl.base.errors import Diverged, Interrupted, Stopped
 from hpcfl.base.types import Floats
 from hpcfl.comm.message import Sums
@@ -109,11 +110,12 @@ def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
     """Take the server's step at the end of round ``now.round``, and note what is known of it."""
     before = now.shared
     with record.timed("server_seconds"):
-        now.shared = job.algorithm.server(job.task, now.shared, sums)
+        state = job.algorithm.step(job.task, ServerState(now.shared, now.extras), sums)
+    now.shared, now.extras = state.shared, state.extras
     record.server_gradients = job.task.counted().get(SERVER, 0)
-    rate = job.algorithm.rate_in(now.round)
+    rate = job.algorithm.learning_rate(now.round)
     record.signal = job.config.doubling.signal(before, now.shared, sums, rate)
-    record.measure(job.algorithm, job.task, now.shared)
+    record.measure(job.algorithm, job.task, state)
     record.broken = job.guard.out_of_bounds(before, now.shared)
 
 
@@ -134,7 +136,7 @@ def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | floa
         return {}
     sizes = np.where(job.task.federation.test_sizes > 0, job.task.federation.test_sizes, np.nan)
     scores: dict[str, Floats | float] = {"client_test_loss": found[0] / sizes, "client_accuracy": found[1] / sizes}
-    together = job.task.server_tested(now.shared) if job.algorithm.alike else None
+    together = job.task.server_tested(now.shared) if job.algorithm.evaluates_shared else None
     if together is not None:
         loss, correct, size = together
         scores |= {"test_loss": loss / size, "accuracy": correct / size}
@@ -157,7 +159,8 @@ def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> 
     parts = rounds.personal(now) if job.personal_bytes else iter(())
     if recorder is not None:
         shared = {name: value.cpu().numpy() for name, value in now.shared.items()}
+        extras = {name: value.cpu().numpy() if hasattr(value, "cpu") else value for name, value in now.extras.items()}
         clock, memory = now.clock | now.stage.numbers(), now.norms.saved()
-        now.saved = recorder.checkpoint(now.round, shared, parts, clock, memory, lambda: rounds.stale)
+        now.saved = recorder.checkpoint(now.round, shared, parts, clock, memory, lambda: rounds.stale, extras)
     for _ in parts:
         pass

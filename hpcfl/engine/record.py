@@ -26,8 +26,7 @@ from hpcfl.store import Column, Fact
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpcfl.algorithms import Algorithm
-    from hpcfl.comm.message import State
+    from hpcfl.algorithms import Algorithm, ServerState
     from hpcfl.data import Federation
     from hpcfl.engine.job import Job
     from hpcfl.engine.progress import Speaker
@@ -143,10 +142,10 @@ class Record:
         within = sum(self.seconds.values()) - known
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start - within
 
-    def measure(self, algorithm: Algorithm, task: Task, shared: State) -> None:
+    def measure(self, algorithm: Algorithm, task: Task, state: ServerState) -> None:
         """Note what the algorithm has to say of the state after the round."""
-        self.figures = algorithm.measured(task, shared)
-        self.remarks = algorithm.remarks(task, shared)
+        self.figures = algorithm.metrics(task, state)
+        self.remarks = algorithm.warnings(task, state)
 
     def elapsed(self) -> float:
         """Return wall-clock seconds since the round began."""
@@ -218,7 +217,7 @@ class Recorder:
             "layer": job.layers.names,
             "rank": range(ranks),
         }
-        figures = [Column(name, (), "float64", text) for name, text in job.algorithm.figures.items()]
+        figures = [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
         self.segment = store.begin(run_dir, [*COLUMNS, *figures], coords, first, job.config.rounds)
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
@@ -281,7 +280,7 @@ class Recorder:
     def _spent(self, plan: Plan, record: Record) -> dict[str, Any]:
         """Return the columns of federated oracle complexity."""
         numbers, phi = int(np.dot(_sent(plan), self.job.layers.numbers)), self.job.config.oracle.phi
-        counted, size = int(plan.counted.sum()), self.job.task.parameters
+        counted, size = int(plan.counted.sum()), self.job.task.parameter_count
         spent = Spent(record.gradients if counted else 0, record.server_gradients, counted, numbers, size)
         epochs = {f"epochs_{kind}": number for kind, number in zip("abc", spent.epochs)}
         return epochs | {
@@ -306,10 +305,11 @@ class Recorder:
         clock: Mapping[str, float],
         memory: Mapping[str, Any],
         stale: Callable[[], Mapping[int, int]] = dict,
+        extras: Mapping[str, Any] | None = None,
     ) -> Path:
         """Write a checkpoint of the state after `done` rounds, and say whose personal state in it is `stale`."""
         keep = self.job.config.checkpoint.keep
-        path = store.save(self.run_dir, done, shared, personal, clock, keep, memory, stale)
+        path = store.save(self.run_dir, done, shared, personal, clock, keep, memory, stale, extras)
         for client, round_ in stale().items():
             text = f"the checkpoint after round {done} holds the client's personal state after round {round_}"
             self.segment.event(done - 1, "stale", client, text)

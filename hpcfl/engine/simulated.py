@@ -9,11 +9,12 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from hpcfl.base.types import Floats
-from hpcfl.comm.message import Deposits, Message, State
+from hpcfl.algorithms import IteratedReduction
+from hpcfl.base.types import Floats, State
+from hpcfl.comm.message import Deposits, Message
 from hpcfl.comm.placement import Chunk
 from hpcfl.comm.transport import Alone, Personal, Saved, Transport
-from hpcfl.engine.iterated import blank, found, keep
+from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import Rounds
 from hpcfl.engine.record import Record, released
@@ -44,13 +45,13 @@ class Simulated(Rounds):
 
     def release(self, now: Progress, record: Record) -> bool:
         """Let the server take over, once; all ranks decide alike."""
-        if self.alone or not self.job.algorithm.over(now.round):
+        if self.alone or not self.job.algorithm.clients_done(now.round):
             return False
         taken = self._taken(now)
         self.released = not self.serves
         if self.released:
             now.shared, now.personal, self.mine = {}, {}, []
-            self.job.task.forget()
+            self.job.task.release_data()
             return True
         record.news.append(released(self.transport.size - 1))
         self.alone, self.transport = True, Alone(self.transport.size)
@@ -82,20 +83,20 @@ class Simulated(Rounds):
         record.gradients = max(self.job.task.counted().values(), default=0)
         with record.timed("wait_seconds"):
             sums = self.transport.close(sums)
-        if self.job.keeps:
-            sums.found = self._found(now.shared, kept, record)
+        if self.job.iterated is not None:
+            sums.iterated = self._iterated(self.job.iterated, now.shared, kept, record)
         record.carried(self.transport)
         return plan, sums
 
-    def _found(self, shared: State, kept: list[Message], record: Record) -> State:
-        """Return what further sums lead to; all ranks iterate together."""
+    def _iterated(self, reduction: IteratedReduction, shared: State, kept: list[Message], record: Record) -> State:
+        """Return what the reduction finds; all ranks iterate together."""
 
         def reduce(sums: Deposits) -> Deposits:
             with record.timed("wait_seconds"):
                 return self.transport.share(sums)
 
         with record.timed("compute_seconds"):
-            return found(self.job.algorithm, self.job.task, shared, kept, reduce)
+            return iterate(reduction, shared, kept, reduce, self.job.task.device)
 
     def scores(self, now: Progress) -> Floats:
         """Let every rank test its own clients' models."""

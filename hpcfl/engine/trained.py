@@ -21,7 +21,7 @@ from hpcfl.store.compatibility import check_personal, check_shared
 
 if TYPE_CHECKING:
     from hpcfl.algorithms import Algorithm
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
     from hpcfl.comm.placement import Chunk
     from hpcfl.config import Config
     from hpcfl.data import ClientData, Federation
@@ -65,7 +65,7 @@ def open_models(run: Path | str, data_dir: Path | str | None = None, stored: boo
     task, shared = loaded(config, data, saved, path, range(config.clients))
     _check_sizes(folder, data, task.federation)
     algorithm = as_stored(config.algorithm) if stored else config.algorithm
-    return Models(config, algorithm, saved.round, saved.shared, path, task, shared)
+    return Models(config, algorithm, saved.round, saved.shared, saved.extras, path, task, shared)
 
 
 def newest(folder: Path) -> Path:
@@ -92,10 +92,10 @@ def loaded(
 
     federation = config.data.federate(config.clients, config.seed, data)
     task = Task(config.model, federation, config.seed, device(0, torch.cuda.device_count()), config.precision)
-    like = config.algorithm.start(task)
+    like = config.algorithm.init_server(task)
     check_shared(saved.shared, like)
-    check_personal(path, clients, lambda client: config.algorithm.enter(task, client), federation.shapes)
-    return task, _as(like, saved.shared)
+    check_personal(path, clients, lambda client: config.algorithm.init_client(task, client), federation.shapes)
+    return task, restored(like, saved.shared)
 
 
 def as_stored(algorithm: Algorithm) -> Algorithm:
@@ -119,12 +119,15 @@ class Models:
     shared : dict of str to array
         The server's state by name: FLIC's anchors ``anchor.means`` [C, k], and ``anchor.factors`` [C, k, k] if they
         learn.
+    extras : dict of str to array or str
+        What never left the server: FedLRGD's ``weights`` [r, p].
     """
 
     config: Config
     algorithm: Algorithm
     round: int
     shared: dict[str, Array]
+    extras: dict[str, Any]
     path: Path
     task: Task
     state: State
@@ -138,11 +141,11 @@ class Models:
         return self.config.clients
 
     def __iter__(self) -> Iterator[ClientModel]:
-        from hpcfl.learning.visits import Visits
+        from hpcfl.learning.batches import Visits
 
         for chunk in self._chunks():
             with _threads(threads(self.config)):
-                seen = Visits.tested(self.round, chunk.clients)
+                seen = Visits.for_test(self.round, chunk.clients)
                 params = self.algorithm.model(self.task, self.state, self._personal(chunk.clients.tolist()), seen)
             for row, client in enumerate(chunk.clients.tolist()):
                 own = {name: params[name][row].detach().clone() for name in self.task.initial(client)}
@@ -152,7 +155,7 @@ class Models:
     def _embedding(self) -> int | None:
         from hpcfl.models.latent import EMBED
 
-        count = sum(stage.name.startswith(EMBED) for stage in self.task.stages)
+        count = sum(layer.name.startswith(EMBED) for layer in self.task.layers)
         return count if count or self.config.model.name == "latent" else None
 
     def _chunks(self) -> list[Chunk]:
@@ -168,9 +171,9 @@ class Models:
         """Return some clients' personal state, ``{name: [c, …]}``."""
         from hpcfl.engine.job import stacked
 
-        likes = {client: self.algorithm.enter(self.task, client) for client in clients}
+        likes = {client: self.algorithm.init_client(self.task, client) for client in clients}
         held = store.load_personal(self.path, likes)
-        return stacked([_as(like, held.get(client, {})) for client, like in likes.items()])
+        return stacked([restored(like, held.get(client, {})) for client, like in likes.items()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,8 +222,10 @@ class ClientModel:
             If the model has no latent space, or `x` is of another shape.
         """
         if self.embedding is None:
-            first = self.task.stages[0].name
-            raise UsageError(f"model: its first layer is '{first}': expected an embedding; nearest: name = 'latent'")
+            first = self.task.layers[0].name
+            raise UsageError(
+                f"model: its first layer is '{first}': expected an embedding; did you mean name = 'latent'?"
+            )
         return self._made(x, self.embedding).reshape(len(x), -1)
 
     def predict(self, x: Array) -> Array:
@@ -269,12 +274,17 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _as(likes: State, found: Mapping[str, Array]) -> State:
-    """Return what a checkpoint holds as tensors like those of the task."""
+def restored(likes: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint holds as tensors, numbers and strings like those given."""
     import torch
 
     # copied into torch's own memory: the last bits of products may depend on how memory is aligned
-    return {name: torch.from_numpy(np.asarray(found[name])).to(like, copy=True) for name, like in likes.items()}
+    return {
+        name: torch.from_numpy(np.asarray(found[name])).to(like, copy=True)
+        if isinstance(like, torch.Tensor)
+        else type(like)(found[name])
+        for name, like in likes.items()
+    }
 
 
 def _check_sizes(folder: Path, data: Path | None, federation: Federation) -> None:

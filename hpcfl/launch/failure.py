@@ -1,4 +1,4 @@
-"""Ending the whole job after an error in the middle of it: told once, written down, no rank left."""
+"""How ranks leave after an error: together before a run; in the middle of one by ending the job, told once."""
 
 from __future__ import annotations
 
@@ -10,19 +10,57 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from hpcfl import store
-from hpcfl.base.errors import RunError, Told
+from hpcfl.base.errors import ErrorOnOtherRank, RunError, UserError
+from hpcfl.comm.launcher import judged, launched
 from hpcfl.store.atomic import number_of, numbered
 
+T = TypeVar("T")
+
 GIVE_UP_SECONDS = 4.0  # how long a failed rank waits for the one that speaks to end the job, or for a disk that hangs
-FREED = "Can't decrement id ref count"
+TOLD = "error.txt"  # in the run folder: written by the rank that is the first to fail, removed by the next start
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
 
 _unclosed: list[BaseException] = []  # what they hold open stays so: HDF5 crashes when it closes a file it cannot write
+
+
+def raise_together(comm: Any, make: Callable[[], T]) -> T:
+    """Return what `make` returns if no rank has an error; else raise it on the first such rank.
+
+    The others raise `ErrorOnOtherRank`.
+
+    `comm` is None for a process alone.
+    """
+    if comm is None:
+        return make()
+    from hpcfl.comm.mpi import settle
+
+    error: Exception | None = None
+    made = None
+    try:
+        made = make()
+    except Exception as caught:  # any: a rank that leaves alone would let the others wait for ever
+        error = caught
+    settle(comm, error)
+    return made  # type: ignore[return-value]
+
+
+def speaks(error: UserError) -> bool:
+    """True on the one rank that tells of an error: where all ranks had it at once, the first."""
+    comm = None if error.settled or not launched() else judged()[0]
+    if comm is None:
+        return True
+    from hpcfl.comm.mpi import settle
+
+    try:
+        settle(comm, error)
+    except (UserError, ErrorOnOtherRank) as settled:
+        return settled is error
+    return True
 
 
 def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
@@ -45,8 +83,8 @@ def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
 
 def _tell(comm: Any, folder: Path | None, error: BaseException) -> None:
     who = "" if comm is None else f"rank {comm.Get_rank()} of {comm.Get_size()}: "
-    line = f"{who}{error}" if isinstance(error, Told) else f"{who}{type(error).__name__}: {error}"
-    bare = isinstance(error, Told) and "--debug" not in sys.argv
+    line = f"{who}{error}" if isinstance(error, UserError) else f"{who}{type(error).__name__}: {error}"
+    bare = isinstance(error, UserError) and "--debug" not in sys.argv
     text = "" if bare else "".join(traceback.format_exception(error))
     if not _claimed(folder, f"{line}\n{text}"):
         time.sleep(GIVE_UP_SECONDS)  # another rank speaks and is about to end the job
@@ -67,26 +105,8 @@ def note(folder: Path, reason: str) -> None:
                 file.write(b"failed \n")
 
 
-def hush() -> None:
-    """Let HDF5's objects go in silence: where a file cannot be written, each says so once more when it is freed.
-
-    The error itself is raised where the file was to be written or closed.
-    """
-    shown, unraised = sys.excepthook, sys.unraisablehook
-
-    def show(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-        if FREED not in str(error):
-            shown(kind, error, frames)
-
-    def ignore(found: sys.UnraisableHookArgs) -> None:
-        if FREED not in str(found.exc_value):
-            unraised(found)
-
-    sys.excepthook, sys.unraisablehook = show, ignore
-
-
 def _explained(comm: Any, folder: Path | None, error: BaseException) -> BaseException:
-    """Return the error, or in one line what the disk refuses, or which ranks are dead where that is why MPI failed."""
+    """The error, or in one line what the disk refuses, or which ranks are dead where that is why MPI failed."""
     if folder is not None and (found := refused(folder, error)):
         return found
     if comm is None or not type(error).__module__.startswith("mpi4py"):
@@ -99,7 +119,7 @@ def _explained(comm: Any, folder: Path | None, error: BaseException) -> BaseExce
 
 
 def refused(folder: Path, error: BaseException) -> RunError | None:
-    """Return what to say where a disk that is full, broken or read-only is behind an error; None where it is not.
+    """What to say where a disk that is full, broken or read-only is behind an error; None where it is not.
 
     HDF5 tells of the system's error and of the file in its text alone, and not always as an OSError.
     """
@@ -116,19 +136,12 @@ def refused(folder: Path, error: BaseException) -> RunError | None:
 
 
 def _claimed(folder: Path | None, text: str) -> bool:
-    """Return whether this rank is the first to write down an error of the run, if there is a run yet."""
+    """True where this rank is the first to write down an error of the run, or nobody can."""
     if folder is None or not folder.is_dir():
         return True
     try:
-        with (folder / "error.txt").open("x") as file:
+        with (folder / TOLD).open("x") as file:
             file.write(text)
-    except FileExistsError:
-        return False
-    except OSError:  # nobody can write it down
-        return True
+    except OSError as error:
+        return not isinstance(error, FileExistsError)
     return True
-
-
-def forget(folder: Path) -> None:
-    """Remove an earlier start's error: whoever writes one now is the first to fail."""
-    (folder / "error.txt").unlink(missing_ok=True)

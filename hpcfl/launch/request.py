@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import BaseModel
 
 from hpcfl import config as configs
 from hpcfl import store
@@ -15,45 +15,39 @@ from hpcfl.config import Config
 from hpcfl.presets import flat
 
 
-@dataclass(frozen=True)
-class Order:
-    """What rank 0 tells the others to do."""
+class RunRequest(BaseModel):
+    """What rank 0 tells the others to do; it goes over the wire as JSON."""
 
-    run_dir: str
+    folder: Path
     config: str
-    data_dir: str | None
-    checkpoint: str | None = None
+    data_dir: Path | None
+    checkpoint: Path | None = None
     new: bool = True
     quiet: bool = False
     force: bool = False
 
-    @property
-    def data(self) -> Path | None:
-        """The folder of the data sets."""
-        return Path(self.data_dir) if self.data_dir else None
 
-
-def ordered_run(
-    name: str,
+def run_request(
+    config: str,
     settings: Sequence[str],
     out: Path | None,
     data_dir: Path | None,
     resume: bool = False,
     quiet: bool = False,
     force: bool = False,
-) -> Order | None:
-    """Judge a new run: its config, its data's headers, its folder. Return None where nothing is left to do."""
-    config = configs.load(name, settings)
-    run_dir = out or Path("runs") / Path(name).stem
+) -> RunRequest | None:
+    """Judge a new run: its config, its data's headers, its folder. None where nothing is left to do."""
+    loaded = configs.load(config, settings)
+    run_dir = out or Path("runs") / Path(config).stem
     if (run_dir / "run.h5").exists():
         if not resume:
             raise UsageError(f"'{run_dir}' already holds a run: choose another --out, or hpcfl resume {run_dir}")
-        check_same(run_dir, config)
-        return ordered_resume(run_dir, data_dir, quiet, force)
-    config.check(data_dir)
+        check_same(run_dir, loaded)
+        return resume_request(run_dir, data_dir, quiet, force)
+    loaded.check(data_dir)
     check_writable(run_dir)
-    place = str(data_dir.resolve()) if data_dir else None
-    return Order(str(run_dir), config.text(), place, quiet=quiet, force=force)
+    place = data_dir.resolve() if data_dir else None
+    return RunRequest(folder=run_dir, config=loaded.text(), data_dir=place, quiet=quiet, force=force)
 
 
 def check_same(run_dir: Path, config: Config) -> None:
@@ -76,23 +70,23 @@ def check_writable(run_dir: Path) -> None:
         raise UsageError(f"'{run_dir}' cannot be written: '{there}' {reason}; expected a writable folder")
 
 
-def ordered_resume(run_dir: Path, data_dir: Path | None, quiet: bool = False, force: bool = False) -> Order | None:
+def resume_request(folder: Path, data_dir: Path | None, quiet: bool = False, force: bool = False) -> RunRequest | None:
     """Judge a resumption; a finished run says so and gives None. `force` passes over an owner on another host.
 
-    With an order this process owns the folder, until `hpcfl.store.release`.
+    With a request this process owns the folder, until `hpcfl.store.release`.
     """
-    folder = store.run_folder(run_dir)
+    folder = store.run_folder(folder)
     store.take(folder, force)
-    with ExitStack() as stack:
-        stack.callback(store.release, folder)
-        order = _resumption(folder, data_dir, quiet)
-        if order is not None:
-            stack.pop_all()
-        return order
+    request = None
+    try:
+        request = _resumption(folder, data_dir, quiet)
+    finally:
+        if request is None:
+            store.release(folder)
+    return request
 
 
-def _resumption(folder: Path, data_dir: Path | None, quiet: bool) -> Order | None:
-    """Judge the resumption of a run whose folder is owned."""
+def _resumption(folder: Path, data_dir: Path | None, quiet: bool) -> RunRequest | None:
     status = store.read_status(folder)
     if status.state == "done":
         print(f"'{folder}' is done already")
@@ -100,11 +94,10 @@ def _resumption(folder: Path, data_dir: Path | None, quiet: bool) -> Order | Non
     if status.state == "diverged":
         raise UsageError(
             f"'{folder}' has diverged: {status.reason}; its last finite checkpoint is kept; expected another run, "
-            "nearest: one with a smaller step size"
+            "such as one with a smaller step size"
         )
     attributes = store.run_attributes(folder)
     data = store.data_folder(attributes, data_dir)
     configs.from_text(attributes["config"]).check(data)
-    found = store.latest(folder)
-    place = str(data) if data else None
-    return Order(str(folder), attributes["config"], place, str(found) if found else None, new=False, quiet=quiet)
+    known = {"config": attributes["config"], "data_dir": data, "checkpoint": store.latest(folder)}
+    return RunRequest(folder=folder, **known, new=False, quiet=quiet)

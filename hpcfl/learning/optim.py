@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 
 if TYPE_CHECKING:
+    from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
-    from hpcfl.learning.visits import Batch, Visits
 
-TUNING = 2**20
+FINE_TUNING = 2**20
 """The phase of fine-tuning before a test: no part of a visit has so high a number."""
 
 
@@ -71,16 +71,16 @@ class Optimizer(ABC):
             What is minimised; None: the mean loss.
         """
         learn = params.keys() if names is None else params.keys() & names
-        turn = Turn([name for name in params if name in learn], self, objective, memory)
-        return train(task, params, batches, [turn])
+        group = ParamGroup([name for name in params if name in learn], self, objective, memory)
+        return train(task, params, batches, [group])
 
-    def tuned(
+    def fine_tuned(
         self, task: Task, params: State, visits: Visits, batch: int, epochs: int, names: Collection[str]
     ) -> State:
         """Return the parameters after some epochs in which only `names` learn: what is tested afterwards."""
         params = {name: value.clone() for name, value in params.items()}
-        upper = task.above(params, visits, names)
-        self.train(upper, params, upper.batches(visits, batch, epochs, phase=TUNING), names=names)
+        upper = task.freeze_below(params, visits, names)
+        self.train(upper, params, upper.batches(visits, batch, epochs, phase=FINE_TUNING), names=names)
         return params
 
     def step(
@@ -145,7 +145,7 @@ class Adam(Optimizer):
 
 
 @dataclass(frozen=True)
-class Turn:
+class ParamGroup:
     """Some parameters, their optimiser, what they learn by (None: the mean loss), and the optimiser's memory."""
 
     names: Collection[str]
@@ -154,25 +154,25 @@ class Turn:
     memory: State | None = None
 
 
-def train(task: Task, params: State, batches: Iterable[Batch], turns: Iterable[Turn]) -> Tensor:
-    """Let the turns' parameters take a step each on every batch, one after the other, in place.
+def train(task: Task, params: State, batches: Iterable[Batch], groups: Iterable[ParamGroup]) -> Tensor:
+    """Let the parameter groups take a step each on every batch, one after the other, in place.
 
-    A turn of nothing is left out; where all are, no batch is asked for.
+    An empty group is left out; where all are, no batch is asked for.
 
     Returns
     -------
     Tensor [c]
-        Each client's mean of the last turn's objective over its steps.
+        Each client's mean of the last group's objective over its steps.
     """
-    taking = [turn for turn in turns if turn.names]
-    own = [{name: params[name] for name in turn.names} for turn in taking]
-    kept = [turn.optimiser.begin(o) if turn.memory is None else turn.memory for turn, o in zip(taking, own)]
+    learning = [group for group in groups if group.names]
+    own = [{name: params[name] for name in group.names} for group in learning]
+    kept = [group.optimiser.begin(o) if group.memory is None else group.memory for group, o in zip(learning, own)]
     losses = torch.zeros(_rows(params), dtype=task.dtype, device=task.device)
     taken = torch.zeros_like(losses)
-    for batch in batches if taking else ():
-        for turn, learn, memory in zip(taking, own, kept):
-            loss = turn.optimiser.step(task, params, learn, memory, batch, turn.objective)
-        counted = batch.counted()
+    for batch in batches if learning else ():
+        for group, learn, memory in zip(learning, own, kept):
+            loss = group.optimiser.step(task, params, learn, memory, batch, group.objective)
+        counted = batch.active_weight()
         losses += loss * counted  # an objective may be more than the loss, also where a client rests
         taken += counted
     return losses / taken.clamp(min=1)

@@ -15,15 +15,14 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from hpcfl.base.memory import let_go
-from hpcfl.base.rng import key_as_seed, keyed
-from hpcfl.base.types import Floats, Ints, Shape
-from hpcfl.comm.message import State
+from hpcfl.base.rng import StepKey, key_as_seed, keyed
+from hpcfl.base.types import Floats, Ints, Shape, State
 from hpcfl.data import Federation
 from hpcfl.data.base import Features, Labels
-from hpcfl.learning.visits import Batch, Visits, losses
+from hpcfl.learning.batches import Batch, Visits, losses
 from hpcfl.models import Model
 from hpcfl.models.modules.augment import augmented
-from hpcfl.models.modules.layers import Place, Stage, Trace
+from hpcfl.models.modules.layers import Layer, Tape
 
 TEST_BATCH = 1000  # rows per forward pass when a test set is evaluated
 STACKED_BYTES = 2**25  # most that is copied together for a visit
@@ -31,7 +30,7 @@ Precision = Literal["single", "double"]
 Objective = Callable[[State, Batch], Tensor]
 """What is minimised: from parameters ``{name: [c, …]}`` and a batch to each client's value, ``[c]``."""
 SERVER = -1  # stands for the server among client ids
-PHASE = 2**32  # more steps than a phase of a visit has
+PHASE_STEPS = 2**32  # more steps than a phase of a visit has
 
 
 class Task:
@@ -54,7 +53,7 @@ class Task:
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
     computed : dict of int to int
         How many gradients of one sample's objective each client (or the `SERVER`) has computed since `counted` was
-        last called; those by some of the parameters count like those by all. Shared with the tasks `above`.
+        last called; those by some of the parameters count like those by all. Shared with the tasks of `freeze_below`.
     """
 
     def __init__(
@@ -65,19 +64,19 @@ class Task:
         self.device = torch.device(device)
         self.dtype = torch.float64 if precision == "double" else torch.float32
         self.penalty = model.penalty
-        # what a stage computes follows from the parameters that it is given: the first shape's stages serve all clients
-        self.stages = self._made(model, federation.shapes[0])
+        # what a layer computes follows from the parameters that it is given: the first shape's layers serve all clients
+        self.layers = self._made(model, federation.shapes[0])
         self._first = {shape: client for client, shape in reversed(list(enumerate(federation.shapes)))}
         self._own = {shape: _values(self._made(model, shape)) for shape in self._first}
         self._data: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self.computed: dict[int, int] = {}
 
-    def _made(self, model: Model, shape: Shape) -> list[Stage]:
-        """Return the stages for features of this shape, the same values each time."""
+    def _made(self, model: Model, shape: Shape) -> list[Layer]:
+        """Return the layers for features of this shape, the same values each time."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key_as_seed(self.seed, "initial values"))
-            named = model.stages(shape, self.federation.classes)
-        return [Stage(name, modules.to(self.dtype), number) for number, (name, modules) in enumerate(named)]
+            named = model.build(shape, self.federation.classes)
+        return [Layer(name, modules.to(self.dtype), number) for number, (name, modules) in enumerate(named)]
 
     @property
     def kinds(self) -> list[int]:
@@ -90,7 +89,7 @@ class Task:
         return max(sum(value.nbytes for value in own.values()) for own in self._own.values())
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """Numbers in the largest client's model, p."""
         return max(sum(value.numel() for value in own.values()) for own in self._own.values())
 
@@ -113,29 +112,29 @@ class Task:
         own = self._own[self.federation.shapes[client]]
         return {name: value.to(self.device, copy=True) for name, value in own.items()}
 
-    def warm(self, visits: Visits) -> None:
+    def warm_up(self, visits: Visits) -> None:
         """Do one step on one sample, for nothing: what torch loads and sets up once shall not cost the first round."""
-        params = self.spread(self.initial(int(visits.clients[0])), visits)
+        params = self.replicate(self.initial(int(visits.clients[0])), visits)
         batch = next(self.batches(visits, 1, steps=1))
         self.gradients(params, batch)
-        for _ in self.backprop(params, batch, [1] * len(self.stages)):
+        for _ in self.backprop(params, batch, [1] * len(self.layers)):
             pass
 
-    def layers(self, blocks: str = "layer") -> tuple[tuple[str, ...], ...]:
+    def layer_names(self, blocks: str = "layer") -> tuple[tuple[str, ...], ...]:
         """Return the names of the tensors of layers 1 … L, first layer first.
 
         ``blocks = "layer"``: a module with its weight and bias. ``"tensor"``: each tensor by itself.
         """
-        whole = tuple(tuple(stage.tensors) for stage in self.stages)
+        whole = tuple(tuple(layer.tensors) for layer in self.layers)
         return whole if blocks == "layer" else tuple((name,) for names in whole for name in names)
 
-    def spread(self, shared: State, visits: Visits) -> State:
+    def replicate(self, shared: State, visits: Visits) -> State:
         """Return one copy per visit of the model's parameters that are shared, ``{name: [c, …]}``.
 
         They are views: clone before changing in place.
         """
         count = len(visits.clients)
-        names = (name for stage in self.stages for name in stage.tensors if name in shared)
+        names = (name for layer in self.layers for name in layer.tensors if name in shared)
         return {name: shared[name].expand(count, *shared[name].shape) for name in names}
 
     def batches(self, visits: Visits, size: int, epochs: int = 0, steps: int = 0, phase: int = 0) -> Iterator[Batch]:
@@ -152,7 +151,7 @@ class Task:
 
         Raises
         ------
-        OutOfTime
+        RoundClosed
             In wall clock, when the round has closed: work that has lost its purpose ends here.
         """
         held = [self._held(client) for client in visits.clients]
@@ -168,12 +167,12 @@ class Task:
         rows = torch.from_numpy(index).clamp(min=0).to(self.device)
         picks = [_picker([data[part] for data in held], count * width) for part in (0, 1)]
         for step in range(count):
-            visits.check()
+            visits.raise_if_closed()
             x, y = (pick(rows[:, step]) for pick in picks)
-            place = (self.seed, visits.round, clients, step + PHASE * phase)
+            key = StepKey(self.seed, visits.round, clients, step + PHASE_STEPS * phase)
             if self.federation.augment is not None:
-                x = augmented(x, place, self.federation.augment)
-            yield Batch(x, y, None if full[step] else real[:, step], place, sizes[step])
+                x = augmented(x, key, self.federation.augment)
+            yield Batch(x, y, None if full[step] else real[:, step], key, sizes[step])
 
     def _order(self, round_: int, client: int, phase: int, size: int, epochs: int, steps: int) -> Ints:
         """Return sample indices ``[steps, size]`` for one client's visit, −1 where a last batch is not full."""
@@ -190,24 +189,24 @@ class Task:
         return orders.reshape(-1, size)
 
     def forward(
-        self, params: State, x: Tensor, place: Place | None = None, first: int = 0, last: int | None = None
+        self, params: State, x: Tensor, key: StepKey | None = None, first: int = 0, last: int | None = None
     ) -> Tensor:
-        """Return the logits ``[c, B, classes]``; `place` keys the dropout of a training step.
+        """Return the logits ``[c, B, classes]``; `key` keys the dropout of a training step.
 
         Of the layers from number `first` up to before `last` alone, if they are given: what these make of their input.
         """
-        for stage in self.stages:
-            if first <= stage.number and (last is None or stage.number < last):
-                x = stage(params, x, place)
+        for layer in self.layers:
+            if first <= layer.number and (last is None or layer.number < last):
+                x = layer(params, x, key)
         return x
 
     def losses(self, params: State, batch: Batch) -> Tensor:
         """Return each client's mean loss with the penalty, ``[c]``."""
-        return self._penalised(batch.losses(self.forward(params, batch.x, batch.place)), params)
+        return self._penalised(batch.losses(self.forward(params, batch.x, batch.key)), params)
 
     def penalties(self, params: State) -> Tensor:
         """Return the penalty on each client's parameters, ``μ/2 · |θ|²``, ``[c]``."""
-        own = [params[name].flatten(1) for stage in self.stages for name in stage.tensors]
+        own = [params[name].flatten(1) for layer in self.layers for name in layer.tensors]
         return self.penalty / 2 * torch.cat(own, 1).square().sum(1)
 
     def _penalised(self, losses: Tensor, params: State) -> Tensor:
@@ -225,14 +224,14 @@ class Task:
         By `names` only, if given: nothing is computed for layers below the first of them. Of another `objective`, if
         there is one. One gradient for each sample, whatever it is of.
         """
-        self.count(batch.place[2], batch.samples())
+        self.count(batch.key.clients, batch.sample_counts())
         wanted = params if names is None else names
         leaves = {name: params[name].detach().requires_grad_() for name in wanted}
         losses = (objective or self.losses)(params | leaves, batch)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
         return dict(zip(leaves, gradients)), losses.detach()
 
-    def each_gradient(self, params: State, batch: Batch) -> State:
+    def per_sample_gradients(self, params: State, batch: Batch) -> State:
         """Return the gradient of every sample's own loss at one set of parameters, ``{name: [n, …]}``.
 
         Parameters
@@ -245,56 +244,56 @@ class Task:
 
         def loss(params: State, x: Tensor, y: Tensor) -> Tensor:
             one = {name: value.unsqueeze(0) for name, value in params.items()}
-            return self.losses(one, Batch(x[None, None], y[None, None], None, batch.place)).squeeze(0)
+            return self.losses(one, Batch(x[None, None], y[None, None], None, batch.key)).squeeze(0)
 
-        self.count(batch.place[2], batch.samples())
+        self.count(batch.key.clients, batch.sample_counts())
         each = vmap(grad(loss), in_dims=(None, 0, 0))
         found: State = each(params, batch.x.squeeze(0), batch.y.squeeze(0))
         return found
 
-    def unpenalised(self) -> Task:
+    def without_penalty(self) -> Task:
         """Return the task without its penalty."""
         bare = copy(self)
         bare.penalty = 0.0
         return bare
 
-    def above(self, params: State, visits: Visits, names: Collection[str]) -> Task:
+    def freeze_below(self, params: State, visits: Visits, names: Collection[str]) -> Task:
         """Return the task of the layers from the first that holds one of `names` on, those below being fixed.
 
         Its samples are what these make of the clients' training samples, computed once and not in every step. Where
         they draw something anew in each step (dropout, augmentation), the task itself is returned.
         """
-        first = min((each.number for each in self.stages if not each.tensors.keys().isdisjoint(names)), default=0)
-        below = self.stages[:first]
-        if not below or self.federation.augment is not None or any(stage.draws for stage in below):
+        first = min((each.number for each in self.layers if not each.tensors.keys().isdisjoint(names)), default=0)
+        below = self.layers[:first]
+        if not below or self.federation.augment is not None or any(layer.random for layer in below):
             return self
         upper = copy(self)
-        upper.stages = self.stages[first:]
+        upper.layers = self.layers[first:]
         upper._data = {}
         for row, client in enumerate(visits.clients):
-            own = {name: params[name][row : row + 1] for stage in below for name in stage.tensors}
+            own = {name: params[name][row : row + 1] for layer in below for name in layer.tensors}
             x, y, test_x, test_y = self._held(client)
             upper._data[client] = self._features(below, own, x), y, test_x, test_y
         return upper
 
     @staticmethod
     @torch.no_grad()
-    def _features(stages: list[Stage], params: State, x: Tensor) -> Tensor:
+    def _features(layers: list[Layer], params: State, x: Tensor) -> Tensor:
         """Return what these layers of one client make of its samples ``[n, …]``."""
         found = []
         for part in torch.split(x, TEST_BATCH):
             rows = part.unsqueeze(0)
-            for stage in stages:
-                rows = stage(params, rows, None)
+            for layer in layers:
+                rows = layer(params, rows, None)
             found.append(rows.squeeze(0))
         return torch.cat(found)
 
-    def curvature(self, params: State, batch: Batch, along: State) -> State:
+    def hessian_vector_product(self, params: State, batch: Batch, along: State) -> State:
         """Return the product of each client's Hessian with a vector, ``{name: [c, …]}``, by double backpropagation.
 
         It counts as two gradients for each sample: of the loss, and of that gradient's part along the vector.
         """
-        self.count(batch.place[2], [2 * number for number in batch.samples()])
+        self.count(batch.key.clients, [2 * number for number in batch.sample_counts()])
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         losses = self.losses(leaves, batch)
         first = torch.autograd.grad(losses.sum(), list(leaves.values()), create_graph=True)
@@ -308,31 +307,31 @@ class Task:
         Parameters
         ----------
         rows : sequence of int [L]
-            ``rows[l]`` clients (the first ones) still compute the gradient of stage l (0 … L−1);
+            ``rows[l]`` clients (the first ones) still compute the gradient of layer l (0 … L−1);
             it may not fall with l.
 
         Yields
         ------
-        stage : int
+        layer : int
             From L − 1 down to 0, while anybody is left.
         gradients : State
-            ``{name: [rows[stage], …]}`` of this stage's tensors.
+            ``{name: [rows[layer], …]}`` of this layer's tensors.
         losses : Tensor
             ``[rows[L-1]]``, the clients' mean losses.
         """
-        self.count(batch.place[2][: rows[-1]], batch.samples())
-        traces, x = [], batch.x
-        for stage, count in zip(self.stages, rows):
-            traces.append(Trace.of(stage, params, x, count, batch.place))
-            x = traces[-1].whole
+        self.count(batch.key.clients[: rows[-1]], batch.sample_counts())
+        tapes, x = [], batch.x
+        for layer, count in zip(self.layers, rows):
+            tapes.append(Tape.record(layer, params, x, count, batch.key))
+            x = tapes[-1].whole
         data = batch.losses(x[: rows[-1]], rows[-1]) if rows[-1] else x.new_zeros(0)
         losses = self._penalised(data.detach(), params)
         upstream: Tensor | None = None
-        for number in reversed(range(len(self.stages))):
+        for number in reversed(range(len(self.layers))):
             if rows[number] == 0:
                 return
-            target = data.sum() if upstream is None else traces[number].tracked
-            upstream, gradients = traces[number].back(target, upstream)
+            target = data.sum() if upstream is None else tapes[number].tracked
+            upstream, gradients = tapes[number].backward(target, upstream)
             if self.penalty:
                 for name, gradient in gradients.items():
                     gradient.add_(params[name][: len(gradient)], alpha=self.penalty)
@@ -350,7 +349,7 @@ class Task:
             self._data[client] = tuple(self._typed(p).to(self.device) for p in parts)  # type: ignore[assignment]
         return self._data[client]
 
-    def forget(self) -> None:
+    def release_data(self) -> None:
         """Let go of all samples: nothing is asked of this task any more."""
         self._data = {}
         del self.federation
@@ -369,7 +368,7 @@ class Task:
         if found is None:
             return None
         x, y = (self._typed(part).unsqueeze(0).to(self.device) for part in found)
-        return Batch(x, y, None, (self.seed, 0, [SERVER], 0))
+        return Batch(x, y, None, StepKey(self.seed, 0, [SERVER], 0))
 
     @torch.no_grad()
     def tested(self, params: State, clients: Ints) -> tuple[Floats, Floats]:
@@ -414,7 +413,7 @@ class Task:
 
     def _whole(self, shared: State) -> bool:
         """Whether all layers of the model are shared."""
-        return {name for names in self.layers() for name in names} <= shared.keys()
+        return {name for names in self.layer_names() for name in names} <= shared.keys()
 
     @torch.no_grad()
     def server_tested(self, shared: State) -> tuple[float, float, int] | None:
@@ -448,9 +447,9 @@ class Task:
         return (each.double() * valid).sum(1).cpu().numpy(), correct.cpu().numpy()
 
 
-def _values(stages: list[Stage]) -> State:
-    """Return the stages' tensors."""
-    return {name: value.detach() for stage in stages for name, value in stage.tensors.items()}
+def _values(layers: list[Layer]) -> State:
+    """Return the layers' tensors."""
+    return {name: value.detach() for layer in layers for name, value in layer.tensors.items()}
 
 
 def _picker(parts: list[Tensor], count: int) -> Callable[[Tensor], Tensor]:

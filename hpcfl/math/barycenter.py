@@ -1,8 +1,8 @@
 """The Wasserstein barycenter of Gaussians, as a whole and in the pieces of which a distributed iteration consists.
 
 The barycenter of ``N(m_i, Σ_i)`` with weights w_i has mean ``Σ w_i m_i``; its covariance is the fixed point of
-``S ← S^{-½} (Σ w_i (S^½ Σ_i S^½)^½)² S^{-½}`` (Álvarez-Esteban et al. 2016). An iteration is one sum over i of k × k
-matrices: each holder of a Σ_i gives `pulled`, whoever has the weighted sum makes the next S of it by `fixed_point`.
+``S ← S^{-½} (Σ w_i (S^½ Σ_i S^½)^½)² S^{-½}`` (Álvarez-Esteban et al. 2016). An iteration is one sum over i of
+k × k matrices: each holder of a Σ_i gives a `barycenter_term`, `fixed_point` makes the next S of their weighted sum.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hpcfl.math.psd import check_psd, each, one_pair, one_root, symmetric
+from hpcfl.math.psd import check_psd, per_matrix, sqrtm_one, sqrtm_pair, symmetric
 
 
 class Barycenter(NamedTuple):
@@ -67,7 +67,7 @@ def barycenter(means: Tensor, covs: Tensor, weights: Tensor, tol: float = 1e-12,
     lead = covs.shape[1:-2]
     shares = _normalised(weights.double().reshape(*weights.shape, *[1] * (covs.dim() - 2 - weights.dim())))
     shares = shares.expand(len(covs), *lead)
-    mean = weighted(shares.unsqueeze(-1), means.double())
+    mean = weighted_sum(shares.unsqueeze(-1), means.double())
     # one by one: each ends when it has converged itself, whatever the others do
     columns = covs.double().reshape(len(covs), -1, *covs.shape[-2:]).unbind(1)
     rows = shares.reshape(len(covs), -1).unbind(1)
@@ -78,23 +78,23 @@ def barycenter(means: Tensor, covs: Tensor, weights: Tensor, tol: float = 1e-12,
     return Barycenter(mean.to(means.dtype), cov, taken, last)
 
 
-def rooted(cov: Tensor) -> tuple[Tensor, Tensor]:
+def sqrtm_and_inverse(cov: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``S^½`` and ``S^{-½}``, float64 ``[..., k, k]``, the inverse on the range of S if it is singular."""
-    root_s, inverse = each(one_pair, cov)
+    root_s, inverse = per_matrix(sqrtm_pair, cov)
     return root_s, inverse
 
 
-def pulled(root_s: Tensor, cov: Tensor) -> Tensor:
+def barycenter_term(root_s: Tensor, cov: Tensor) -> Tensor:
     """Return ``(S^½ Σ S^½)^½``, one client's part of an iteration, float64.
 
     Parameters
     ----------
     root_s : Tensor [..., k, k]
-        ``S^½``, from `rooted`.
+        ``S^½``, from `sqrtm_and_inverse`.
     cov : Tensor [..., k, k]
         Σ. The bits of a result do not depend on what else is in the batch.
     """
-    return each(lambda half, own: (one_root(half @ own @ half),), root_s, cov)[0]
+    return per_matrix(lambda half, own: (sqrtm_one(half @ own @ half),), root_s, cov)[0]
 
 
 def fixed_point(inverse: Tensor, total: Tensor) -> Tensor:
@@ -103,19 +103,19 @@ def fixed_point(inverse: Tensor, total: Tensor) -> Tensor:
     Parameters
     ----------
     inverse : Tensor [..., k, k]
-        ``S^{-½}``, from `rooted`.
+        ``S^{-½}``, from `sqrtm_and_inverse`.
     total : Tensor [..., k, k]
-        M, the mean of `pulled` with weights that sum to 1.
+        M, the mean of `barycenter_term` with weights that sum to 1.
     """
-    return each(_next, inverse, total)[0]
+    return per_matrix(_next, inverse, total)[0]
 
 
-def change(before: Tensor, after: Tensor) -> Tensor:
+def relative_change(before: Tensor, after: Tensor) -> Tensor:
     """Return ``|after − before| / |before|`` (Frobenius norms), float64 ``[...]``; 0 where nothing has changed."""
-    return each(_change, before, after)[0]
+    return per_matrix(_change, before, after)[0]
 
 
-def weighted(shares: Tensor, values: Tensor) -> Tensor:
+def weighted_sum(shares: Tensor, values: Tensor) -> Tensor:
     """Return ``Σ_i shares[i]·values[i]``, added up in the order of i."""
     total = torch.zeros_like(values[0])
     for share, value in zip(shares, values):
@@ -142,9 +142,9 @@ def _normalised(weights: Tensor) -> Tensor:
 
 def _iterated(covs: Tensor, shares: Tensor, tol: float, iterations: int) -> tuple[Tensor, int, float]:
     """Iterate for one barycenter ``[m, k, k]``; return its covariance, the number of iterations, the last change."""
-    now, moved, count = symmetric(weighted(shares, covs)), torch.inf, 0
+    now, moved, count = symmetric(weighted_sum(shares, covs)), torch.inf, 0
     while count < iterations and not moved <= tol:
-        root_s, inverse = rooted(now)
-        after = fixed_point(inverse, weighted(shares, pulled(root_s, covs)))
-        now, moved, count = after, float(change(now, after)), count + 1
+        root_s, inverse = sqrtm_and_inverse(now)
+        after = fixed_point(inverse, weighted_sum(shares, barycenter_term(root_s, covs)))
+        now, moved, count = after, float(relative_change(now, after)), count + 1
     return now, count, moved

@@ -13,19 +13,19 @@ FLAT = 10.0
 """A representation whose deviations are below so many roundings of its values is the same for all samples."""
 
 
-def entries(samples: int) -> int:
+def triangle_size(samples: int) -> int:
     """Return how many entries a kernel of so many samples has on and above its diagonal."""
     return samples * (samples + 1) // 2
 
 
-def packed(z: Tensor) -> Tensor:
+def kernel_triangles(z: Tensor) -> Tensor:
     """Return the upper triangles of the kernels of representations ``[c, m, k]``, row by row, ``[c, m(m+1)/2]``."""
     upper = _upper(z.shape[1], z.device)
     # one by one: m x m for all of a chunk would be the largest tensors of a visit
     return torch.stack([(own @ own.T).masked_select(upper) for own in _centred(z)])
 
 
-def unit(triangle: Tensor, samples: int) -> Tensor:
+def unit_kernel(triangle: Tensor, samples: int) -> Tensor:
     """Return the symmetric matrix ``[m, m]`` of this upper triangle, of Frobenius norm 1; zero stays zero."""
     whole = triangle.new_zeros(samples, samples).masked_scatter_(_upper(samples, triangle.device), triangle)
     whole += whole.triu(1).T
@@ -41,7 +41,7 @@ def alignment(target: Tensor, z: Tensor) -> Tensor:
     Parameters
     ----------
     target : Tensor
-        ``[m, m]``, symmetric and centred, see `unit`. It is a constant.
+        ``[m, m]``, symmetric and centred, see `unit_kernel`. It is a constant.
     z : Tensor
         ``[c, m, k]``.
 

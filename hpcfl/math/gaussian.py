@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from hpcfl.math.psd import EPS, check_psd, each, one_root, symmetric
+from hpcfl.math.psd import EPS, check_psd, per_matrix, sqrtm_one, symmetric
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _aligned(cov_a: Tensor, cov_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     From ``A^½ B^½ = U Σ Vᵀ``: the map is ``B^½ V Σ⁻¹ Vᵀ B^½``, which for regular A equals the usual formula, needs no
     inverse of A, and for singular A is still the derivative with respect to a factor of A.
     """
-    root_a, root_b = one_root(cov_a), one_root(cov_b)
+    root_a, root_b = sqrtm_one(cov_a), sqrtm_one(cov_b)
     product = root_a @ root_b
     if not product.isfinite().all():
         return product.new_tensor(torch.nan), product * torch.nan, product * torch.nan
@@ -191,7 +191,7 @@ class _Bures(Function):
 
     @staticmethod
     def forward(ctx: Any, cov_a: Tensor, cov_b: Tensor) -> Tensor:
-        trace, there, back = each(_aligned, cov_a, cov_b)
+        trace, there, back = per_matrix(_aligned, cov_a, cov_b)
         ctx.save_for_backward(there, back)
         ctx.shapes = cov_a.shape, cov_b.shape
         traces = cov_a.diagonal(dim1=-2, dim2=-1).sum(-1) + cov_b.diagonal(dim1=-2, dim2=-1).sum(-1)
@@ -244,4 +244,4 @@ def transport_map(cov_a: Tensor, cov_b: Tensor) -> Tensor:
     ``T A T = B``. For singular A the map reaches only what the range of A can be moved to.
     """
     dtype = torch.promote_types(cov_a.dtype, cov_b.dtype)
-    return each(_aligned, cov_a, cov_b)[1].to(dtype)
+    return per_matrix(_aligned, cov_a, cov_b)[1].to(dtype)

@@ -19,7 +19,7 @@ EPS = torch.finfo(torch.float64).eps
 SLACK = 1e-6  # relative to the largest entry or eigenvalue: what rounding to float32 may do to a covariance
 
 
-def each(function: Callable[..., tuple[Tensor, ...]], *matrices: Tensor) -> tuple[Tensor, ...]:
+def per_matrix(function: Callable[..., tuple[Tensor, ...]], *matrices: Tensor) -> tuple[Tensor, ...]:
     """Apply a function to matrices one by one, in float64.
 
     Parameters
@@ -45,7 +45,7 @@ def symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT).mul_(0.5)
 
 
-def root(cov: Tensor) -> Tensor:
+def sqrtm(cov: Tensor) -> Tensor:
     """Return the symmetric root ``cov^½``.
 
     Eigenvalues below ``k·eps`` times the largest count as zero, as do negative ones: they are rounding, and their
@@ -60,16 +60,16 @@ def root(cov: Tensor) -> Tensor:
     Tensor [..., k, k]
         In the type that came. NaN where `cov` has an entry that is not finite.
     """
-    return each(lambda one: (one_root(one),), cov)[0].to(cov.dtype)
+    return per_matrix(lambda one: (sqrtm_one(one),), cov)[0].to(cov.dtype)
 
 
-def one_root(cov: Tensor) -> Tensor:
+def sqrtm_one(cov: Tensor) -> Tensor:
     """Return the symmetric root of one matrix ``[k, k]``, float64."""
     values, vectors = _spectrum(cov)
     return symmetric((vectors * values.sqrt()) @ vectors.mT)
 
 
-def one_pair(cov: Tensor) -> tuple[Tensor, Tensor]:
+def sqrtm_pair(cov: Tensor) -> tuple[Tensor, Tensor]:
     """Return the symmetric root of one matrix ``[k, k]`` and its pseudo-inverse, float64, by one decomposition."""
     values, vectors = _spectrum(cov)
     inverse = torch.where(values == 0, 0, values.rsqrt())
@@ -117,5 +117,5 @@ def _check_one(cov: Tensor, name: str) -> None:
     if least < -SLACK * max(largest, 0.0):
         raise UsageError(
             f"{name}: expected a covariance, with no eigenvalue below 0, got a smallest of {least:.3g} beside a "
-            f"largest of {largest:.3g} (rounding explains {SLACK:g} of that); nearest: negative eigenvalues set to 0"
+            f"largest of {largest:.3g} (rounding explains {SLACK:g} of that); set negative eigenvalues to 0"
         )

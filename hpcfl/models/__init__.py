@@ -1,6 +1,6 @@
 """Model families, one per file."""
 
-from hpcfl.base.registry import section, sections
+from hpcfl.base.registry import lookup, registered
 from hpcfl.models.base import Model
 
 __all__ = ["Model", "model_class", "models"]
@@ -8,9 +8,9 @@ __all__ = ["Model", "model_class", "models"]
 
 def models() -> dict[str, str]:
     """Return ``{name: module}`` of the model families there are."""
-    return sections("hpcfl.models", Model)
+    return registered("hpcfl.models", Model)
 
 
 def model_class(name: str) -> type[Model]:
     """Return the model family called `name`."""
-    return section("hpcfl.models", Model, name, "model.name")
+    return lookup("hpcfl.models", Model, name, "model.name")

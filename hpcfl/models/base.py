@@ -1,16 +1,16 @@
-"""What a model section gives: a chain of stages, each owning at most one layer's parameters."""
+"""What a model section gives: a chain of layers, each owning at most one layer's parameters."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcfl.base.section import Section
+from hpcfl.base.config import ConfigBase
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-class Model(Section):
+class Model(ConfigBase):
     """Base of the ``[model]`` sections. One file in ``hpcfl/models/`` is one family, named by ``model.name``."""
 
     name: str
@@ -23,9 +23,9 @@ class Model(Section):
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Raise UsageError where features of `shape` cannot go through this model. Does not import torch."""
 
-    def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        """Return the named stages, first layer first, freshly initialised from torch's global generator.
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+        """Return the named layers, first layer first, freshly initialised from torch's global generator.
 
-        A stage is a layer in SALF's sense: a module with weight and bias, with what follows it up to the next.
+        A layer is a layer in SALF's sense: a module with weight and bias, with what follows it up to the next.
         """
         raise NotImplementedError

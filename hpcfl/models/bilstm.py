@@ -41,7 +41,7 @@ class BiLstm(Model):
             raise UsageError(f"model.name = 'bilstm' needs features of shape (length, dimension), got {shape}")
         check_dropout(self.dropout)
 
-    def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
         """Return lstm1 … lstmn, then fc1 and, after a bottleneck, fc2."""
         from torch import nn
 

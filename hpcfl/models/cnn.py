@@ -50,7 +50,7 @@ class Cnn(Model):
                 f"{shape[1]}x{shape[2]} images; expected fewer, a smaller kernel, or padding = 'same'"
             )
 
-    def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
         """Return conv1 … convn, fc1 … fcm."""
         from torch import nn
 

@@ -57,10 +57,10 @@ class Glm(Model):
             expected = "' or '".join(suited)
             raise UsageError(
                 f"model.link = '{self.link}' does not suit labels that are {held}: expected '{expected}'; "
-                f"nearest: '{suited[0]}'"
+                f"did you mean '{suited[0]}'?"
             )
 
-    def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
         """Return the one layer with its link."""
         from torch import nn
 

@@ -56,16 +56,16 @@ class Latent(Model):
         if self.embedding == "identity" and prod(shape) != self.dimension:
             raise UsageError(
                 f"model.dimension: embedding = 'identity' keeps the {prod(shape)} features, got {self.dimension}; "
-                f"nearest: {prod(shape)}"
+                f"did you mean {prod(shape)}?"
             )
         if self.embedding == "convolutions" and (len(shape) != 3 or min(shape[1:]) < 4):
             raise UsageError(
                 "model.embedding = 'convolutions' needs features of shape (channels, height, width), both sides at "
-                f"least 4, got {shape}; nearest: 'dense'"
+                f"least 4, got {shape}; did you mean 'dense'?"
             )
 
-    def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        """Return the stages; what does not depend on the shape is drawn first."""
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+        """Return the layers; what does not depend on the shape is drawn first."""
         from torch import nn
 
         widths = (self.dimension, *self.hidden)
@@ -79,7 +79,7 @@ class Latent(Model):
             (layers[0][1] if layers else head).insert(0, nn.Flatten())
         if embedding and self.rectify:
             embedding[-1].append(nn.ReLU())
-        named = [(f"{EMBED}{number}", stage) for number, stage in enumerate(embedding, start=1)]
+        named = [(f"{EMBED}{number}", layer) for number, layer in enumerate(embedding, start=1)]
         return [*named, *layers, ("head", head)]
 
     def _embedding(self, shape: tuple[int, ...]) -> list[nn.Sequential]:
@@ -91,12 +91,12 @@ class Latent(Model):
             widths = (prod(shape), *self.widths, self.dimension)
             linear = [nn.Sequential(nn.Linear(inputs, outputs)) for inputs, outputs in pairwise(widths)]
             linear[0].insert(0, nn.Flatten())
-            for stage in linear[:-1]:
-                stage.append(nn.ReLU())
+            for layer in linear[:-1]:
+                layer.append(nn.ReLU())
             return linear
-        stages = [
+        layers = [
             nn.Sequential(nn.Conv2d(inputs, outputs, 5, padding="same"), nn.MaxPool2d(2), nn.Sigmoid())
             for inputs, outputs in pairwise((shape[0], *self.channels))
         ]
         flat = self.channels[-1] * (shape[1] // 4) * (shape[2] // 4)
-        return [*stages, nn.Sequential(nn.Flatten(), nn.Linear(flat, self.dimension))]
+        return [*layers, nn.Sequential(nn.Flatten(), nn.Linear(flat, self.dimension))]

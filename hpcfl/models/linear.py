@@ -34,9 +34,11 @@ class Linear(Model):
         """Refuse a representation of more dimensions than what it is computed from."""
         most = prod(shape) if self.dimension is None else self.dimension
         if self.rank > most:
-            raise UsageError(f"model.rank: expected at most {most} for this data, got {self.rank}; nearest: {most}")
+            raise UsageError(
+                f"model.rank: expected at most {most} for this data, got {self.rank}; did you mean {most}?"
+            )
 
-    def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
         """Return the layers; what does not depend on the shape is drawn first."""
         from torch import nn
 

@@ -37,14 +37,14 @@ class Mlp(Model):
             raise UsageError(f"model.hidden: expected widths of at least 1, got {list(self.hidden)}")
         check_dropout(self.dropout)
 
-    def stages(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        """Return one stage per linear layer."""
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+        """Return one layer per linear layer."""
         from torch import nn
 
-        stages = dense([prod(shape), *self.hidden, classes], self.dropout)
+        layers = dense([prod(shape), *self.hidden, classes], self.dropout)
         if self.softmax:
-            stages[-1][1].append(nn.Softmax(dim=-1))
-        return stages
+            layers[-1][1].append(nn.Softmax(dim=-1))
+        return layers
 
 
 def check_dropout(chance: float) -> None:
@@ -54,16 +54,16 @@ def check_dropout(chance: float) -> None:
 
 
 def dense(widths: list[int], dropout: float) -> list[tuple[str, nn.Sequential]]:
-    """Return linear stages fc1 … fcn for these widths, the input flattened, ReLU between them."""
+    """Return linear layers fc1 … fcn for these widths, the input flattened, ReLU between them."""
     from torch import nn
 
     from hpcfl.models.modules.layers import Dropout
 
-    stages = []
+    layers = []
     for number, (inputs, outputs) in enumerate(pairwise(widths), start=1):
         modules: list[nn.Module] = [nn.Flatten()] if number == 1 else []
         modules.append(nn.Linear(inputs, outputs))
         if number < len(widths) - 1:
             modules += [nn.ReLU(), *([Dropout(dropout)] if dropout else [])]
-        stages.append((f"fc{number}", nn.Sequential(*modules)))
-    return stages
+        layers.append((f"fc{number}", nn.Sequential(*modules)))
+    return layers

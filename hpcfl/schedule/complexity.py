@@ -18,10 +18,10 @@ from math import log
 
 from pydantic import Field
 
-from hpcfl.base.section import Section
+from hpcfl.base.config import ConfigBase
 
 
-class Oracle(Section):
+class Oracle(ConfigBase):
     """What federated oracle complexity is reckoned with; nothing of a run depends on it.
 
     Attributes

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError
-from hpcfl.base.section import Section
 from hpcfl.base.types import Floats
 
 if TYPE_CHECKING:
-    from hpcfl.comm.message import State, Sums
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Sums
     from hpcfl.schedule.participation import Participation
 
 
@@ -49,7 +50,7 @@ def wanted(first: int, clients: int, stage: int) -> int:
     return int(min(clients, first * 2**stage))
 
 
-class Doubling(Section):
+class Doubling(ConfigBase):
     """The ``[doubling]`` section: rounds that close with the first visits wait for ever more of them, stage by stage.
 
     A stage waits for ``min(N, n0 2^r)`` visits, N being how many are invited and n0 ``participation.first``. The last
@@ -85,12 +86,12 @@ class Doubling(Section):
         if self.when != "never" and participation.close != "first":
             raise UsageError(
                 f"doubling.when = '{self.when}': expected participation.close = 'first' and participation.first = n0, "
-                f"got close = '{participation.close}'; nearest: participation.close = 'first'"
+                f"got close = '{participation.close}'; did you mean participation.close = 'first'?"
             )
         if self.when != "never" and self.by == "samples" and participation.min_clients > 1:
             raise UsageError(
                 "participation.min_clients counts visits, and doubling.by = 'samples' waits for samples, which fewer "
-                f"may hold: expected at most 1, got {participation.min_clients}; nearest: 1"
+                f"may hold: expected at most 1, got {participation.min_clients}; did you mean 1?"
             )
 
     def signal(self, before: State, after: State, sums: Sums, rate: float) -> float:

@@ -10,15 +10,15 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.config import ConfigBase
+from hpcfl.base.errors import UsageError, check_within
 from hpcfl.base.rng import keyed
-from hpcfl.base.section import Section
 from hpcfl.base.types import Ints
 
 Deadline = float | Literal["adaptive"] | tuple[tuple[int, float], ...]
 
 
-class Participation(Section):
+class Participation(ConfigBase):
     """The ``[participation]`` section."""
 
     invite: Literal["all", "uniform"] = "all"
@@ -61,9 +61,7 @@ class Participation(Section):
         self._check_count("first", self.first, self.close == "first", "close = 'first'", self.invited(clients))
         self._check_deadline()
         most = self.first or self.invited(clients)
-        if not 0 <= self.min_clients <= most:
-            near = min(max(self.min_clients, 0), most)
-            raise UsageError(f"participation.min_clients: expected 0 … {most}, got {self.min_clients}; nearest: {near}")
+        check_within("participation.min_clients", self.min_clients, 0, most)
 
     @staticmethod
     def _check_count(key: str, value: int | None, needed: bool, by: str, most: int) -> None:
@@ -71,9 +69,8 @@ class Participation(Section):
             raise UsageError(
                 f"participation.{key}: {by} needs it" if needed else f"participation.{key} is only for {by}"
             )
-        if value is not None and not 1 <= value <= most:
-            near = min(max(value, 1), most)
-            raise UsageError(f"participation.{key}: expected 1 … {most}, got {value}; nearest: {near}")
+        if value is not None:
+            check_within(f"participation.{key}", value, 1, most)
 
     def _check_deadline(self) -> None:
         if self.deadline == "adaptive":

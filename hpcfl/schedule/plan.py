@@ -78,7 +78,7 @@ class Plan:
         First layer (1 … L) whose gradient counts; L + 1 where nothing does.
     duration : float
         Seconds from the round's start to its end, void attempts included.
-    arrival_probability : float64 [n, L]
+    arrival : float64 [n, L]
         Chance that this client's layer l counts in one attempt, before anything is drawn; NaN where it is not known.
     miss_probability : float64 [L]
         Chance that nobody's layer l counts in one attempt (SALF's p_l); NaN where it is not known.
@@ -93,7 +93,7 @@ class Plan:
     seconds: Floats
     depth: Ints
     duration: float
-    arrival_probability: Floats
+    arrival: Floats
     miss_probability: Floats
     closes_after: float = nan
     repeats: int = 0

@@ -32,8 +32,8 @@ class Method(Protocol):
     @property
     def name(self) -> str: ...
     def invites(self, round: int) -> bool: ...
-    def everyone(self, round: int) -> bool: ...
-    def over(self, round: int) -> bool: ...
+    def invites_all(self, round: int) -> bool: ...
+    def clients_done(self, round: int) -> bool: ...
 
 
 @dataclass(eq=False)
@@ -125,7 +125,7 @@ class Planner:
         closes_after : float
             As the server says, which alone has seen all visits; None: as follows from what was seen here.
         """
-        everyone = self.algorithm.everyone(round)
+        everyone = self.algorithm.invites_all(round)
         if cohort is None and everyone:
             cohort = np.arange(self.clients)
         if cohort is None:
@@ -179,7 +179,7 @@ class Planner:
         seconds, depth = speed.seconds(attempt), speed.depth(attempt)
         late = depth > 1
         if speed.known(self.clock):
-            arrival, miss = speed.arrival_probability(attempt), speed.miss_probability(attempt)
+            arrival, miss = speed.arrival(attempt), speed.miss_probability(attempt)
         else:
             arrival, miss = np.full((len(seconds), attempt.layers), nan), np.full(attempt.layers, nan)
         if self.whole:
@@ -234,7 +234,7 @@ class Planner:
 
     def next_stage(self, round: int, stage: Stage, signal: float) -> Stage:
         """Return the stage of the round after `round`; one that was for everyone counts in no stage."""
-        if not self.stage_limits or self.algorithm.everyone(round):
+        if not self.stage_limits or self.algorithm.invites_all(round):
             return stage
         return self.doubling.after(stage, self.stage_limits, signal)
 
@@ -253,18 +253,18 @@ def check(
     doubling.check(participation)
     speed.check(participation, clock)
     speed.covers(rounds, clients)
-    if algorithm.everyone(0) and speed.needs_end:
+    if algorithm.invites_all(0) and speed.needs_end:
         raise UsageError(
             f"algorithm.name = '{algorithm.name}' begins with a round that waits for everybody, but the times of "
-            f"speed.model = '{speed.model}' follow from the deadline; nearest: speed.model = 'exponential'"
+            f"speed.model = '{speed.model}' follow from the deadline; did you mean speed.model = 'exponential'?"
         )
-    if doubling.when != "never" and algorithm.over(2):
+    if doubling.when != "never" and algorithm.clients_done(2):
         raise UsageError(
             f"doubling.when = '{doubling.when}': algorithm.name = '{algorithm.name}' invites clients once, so that "
-            "nothing can double; nearest: doubling.when = 'never'"
+            "nothing can double; did you mean doubling.when = 'never'?"
         )
     if doubling.when == "theory" and not speed.known("wall"):
         raise UsageError(
             "doubling.when = 'theory' needs to know how long the first n visits take, which speed.model = "
-            f"'{speed.model}' does not tell; nearest: doubling.when = 'plateau'"
+            f"'{speed.model}' does not tell; did you mean doubling.when = 'plateau'?"
         )

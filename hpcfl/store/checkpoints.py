@@ -22,6 +22,9 @@ from hpcfl.store.personal import Tensors, checked_name, read_chunks, read_client
 
 _log = logging.getLogger(__name__)
 
+EARLIER = "server."
+"""What began the names of `Checkpoint.extras` among the shared state in files of earlier versions."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -29,7 +32,8 @@ class Checkpoint:
 
     `personal` has an entry ``(client_ids [c], tensors {name: [c, ...]})`` for each set of clients whose
     tensors have equal names, shapes and dtypes. `stale` has the clients whose personal state is older than the rest,
-    and the rounds after which it was theirs (0: before the first visit).
+    and the rounds after which it was theirs (0: before the first visit). `extras` never leave the server: arrays,
+    numbers (0-d arrays) and strings.
     """
 
     round: int
@@ -38,6 +42,7 @@ class Checkpoint:
     clock: dict[str, float]
     memory: dict[str, Array] = field(default_factory=dict)
     stale: dict[int, int] = field(default_factory=dict)
+    extras: dict[str, Any] = field(default_factory=dict)
 
 
 def save(
@@ -49,6 +54,7 @@ def save(
     keep: int,
     memory: Mapping[str, Array] | None = None,
     stale: Callable[[], Mapping[int, int]] = dict,
+    extras: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the checkpoint after `round` rounds, then delete all but the last `keep` up to this one.
 
@@ -71,6 +77,8 @@ def save(
         what the server remembers of earlier rounds beside its state.
     stale : callable
         returns, when `personal` is exhausted, the clients whose state is older, and the rounds it is from.
+    extras : mapping
+        what never leaves the server: arrays, numbers and strings.
 
     Raises
     ------
@@ -87,6 +95,7 @@ def save(
             file.attrs["round"] = round
             file.create_group("clock").attrs.update({name: float(value) for name, value in clock.items()})
             _write_shared(file.create_group("shared"), shared)
+            _write_shared(file.create_group("extras"), extras or {})
             _write_shared(file.create_group("memory"), memory or {})
             fault.reach("checkpoint")
             write_chunks(file.create_group("personal"), personal)
@@ -137,13 +146,18 @@ def load(path: Path, personal: bool = True) -> Checkpoint:
         if it is not there or damaged.
     """
     with _opened(path) as file:
+        shared = {name: np.asarray(item[()]) for name, item in file["shared"].items()}
+        extras = {name: _read(item) for name, item in file.get("extras", {}).items()}
+        for name in [name for name in shared if name.startswith(EARLIER)]:  # where earlier versions had them
+            extras[name.removeprefix(EARLIER)] = shared.pop(name)
         return Checkpoint(
             round=int(file.attrs["round"]),
-            shared={name: np.asarray(item[()]) for name, item in file["shared"].items()},
+            shared=shared,
             personal=read_chunks(file["personal"]) if personal else [],
             clock={name: float(value) for name, value in file["clock"].attrs.items()},
             memory={name: np.asarray(item[()]) for name, item in file.get("memory", {}).items()},
             stale=_read_stale(file),
+            extras=extras,
         )
 
 
@@ -201,8 +215,12 @@ def _read_stale(file: h5py.File) -> dict[int, int]:
     return {} if group is None else dict(zip(group["ids"][:].tolist(), group["rounds"][:].tolist()))
 
 
-def _write_shared(group: h5py.Group, shared: Tensors) -> None:
-    """Write the server's tensors, whatever their shapes."""
+def _write_shared(group: h5py.Group, shared: Mapping[str, Any]) -> None:
+    """Write the server's tensors, whatever their shapes, numbers and strings."""
     for name, value in shared.items():
-        data = np.asarray(value)
-        group.create_dataset(checked_name(name), data=data, fletcher32=data.size > 1)
+        data = value if isinstance(value, str) else np.asarray(value)
+        group.create_dataset(checked_name(name), data=data, fletcher32=np.size(value) > 1)
+
+
+def _read(item: h5py.Dataset) -> Any:
+    return item.asstr()[()] if h5py.check_string_dtype(item.dtype) else np.asarray(item[()])

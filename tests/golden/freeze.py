@@ -107,6 +107,7 @@ def record(run: Path) -> dict[str, Any]:
     """Return what is frozen of a run; of a tensor in personal state, the norm is the sum of the clients' norms."""
     with h5py.File(max((run / "checkpoints").iterdir())) as file:
         shared = {name: item[()] for name, item in file["shared"].items()}
+        shared |= {f"server.{name}": item[()] for name, item in file["extras"].items()}
         personal = [
             (int(client), name, item[row])
             for group in file["personal"].values()

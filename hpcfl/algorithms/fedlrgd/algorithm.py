@@ -11,30 +11,30 @@ count like a client's.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.base import Algorithm, ServerState
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client
-    from hpcfl.algorithms.fedlrgd.reweighting import StandIns
-    from hpcfl.comm.message import Layout, State, Sums
+    from hpcfl.algorithms.base import Client, Extras
+    from hpcfl.algorithms.fedlrgd.reweighting import Seen, StandIns
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout, Sums
     from hpcfl.data import Header
+    from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Batch, Visits
     from hpcfl.models import Model
     from hpcfl.schedule.participation import Participation
 
 POINTS, INVERSE, SUMS = "points", "inverse", "sums"  # ϑ [r, p]; (G^(i))⁻ᵀ [p, r, r]; of a visit [r, p]
-WEIGHTS, BEST = "server.weights", "server.best"  # (1 + Σ v)/n [r, p]; θ of the least norm so far [p]
 MEGABYTE = 2**20
 
 
@@ -93,7 +93,7 @@ class FedLrgd(Algorithm):
     batch: int = Field(0, ge=0)
     memory: int = Field(1024, ge=1)
     theory: bool = False
-    figures: ClassVar[dict[str, str]] = {
+    metric_columns: ClassVar[dict[str, str]] = {
         "condition": "median condition number of G^(i) over the coordinates",
         "worst_condition": "largest condition number of G^(i), inf where one is singular",
         "truncated": "coordinates in which singular values were left out",
@@ -101,11 +101,6 @@ class FedLrgd(Algorithm):
         "taken": "steps of inexact gradient descent since the start",
         "halted": "1 where the inexact gradient had grown too much, or led too far: the descent went back and ended",
     }
-
-    @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.lr
 
     # what is refused
 
@@ -117,18 +112,18 @@ class FedLrgd(Algorithm):
                 f"close = 'all', got '{participation.invite}' and '{participation.close}'"
             )
 
-    def suits(self, model: Model, header: Header) -> None:
+    def check_model(self, model: Model, header: Header) -> None:
         """Refuse more samples than the server has, and a loss that is not strongly convex where it has to be."""
         if header.server < self.rank:
             near = header.server or f"data.server = {self.rank} with data.deal = false, where the data have these keys"
             raise UsageError(
                 f"algorithm.rank: expected at most {header.server}, the training samples that the server holds, "
-                f"got {self.rank}; nearest: {near}"
+                f"got {self.rank}; did you mean {near}?"
             )
         if self.theory and model.penalty <= 0:
             raise UsageError(
                 "algorithm.theory = true needs a strongly convex objective: expected a model with a penalty above 0; "
-                "nearest: model.name = 'glm', model.ridge = 0.01"
+                "did you mean model.name = 'glm', model.ridge = 0.01?"
             )
 
     def _check_task(self, task: Task) -> None:
@@ -137,7 +132,7 @@ class FedLrgd(Algorithm):
         from hpcfl.algorithms.fedlrgd.reweighting import COPIES
 
         assumptions.check_still(task, "algorithm.name = 'fedlrgd'")
-        p, bound = task.parameters, self.memory * MEGABYTE // 8
+        p, bound = task.parameter_count, self.memory * MEGABYTE // 8
         client = self.solve_at == "client"
         fits = int((bound / p / 2) ** 0.5) if client else bound // p
         if self.rank > fits or bound < 2 * COPIES * p:
@@ -146,7 +141,7 @@ class FedLrgd(Algorithm):
             nearest = f"rank = {fits}" if bound >= 2 * COPIES * p and fits else f"memory = {-(-needed // MEGABYTE)}"
             raise UsageError(
                 f"algorithm.memory = {self.memory} MB: expected room for {what} with p = {p} and "
-                f"algorithm.rank = {self.rank}, {needed / MEGABYTE:.3g} MB; nearest: {nearest}"
+                f"algorithm.rank = {self.rank}, {needed / MEGABYTE:.3g} MB; did you mean {nearest}?"
             )
         if self.theory:
             assumptions.check_smooth(task, "algorithm.theory = true")
@@ -158,7 +153,7 @@ class FedLrgd(Algorithm):
         """Return whether this is the clients' only round."""
         return round == (self.solve_at == "client")
 
-    def over(self, round: int) -> bool:
+    def clients_done(self, round: int) -> bool:
         """Return whether the clients' only round is over."""
         return round > (self.solve_at == "client")
 
@@ -181,12 +176,12 @@ class FedLrgd(Algorithm):
         from hpcfl.comm.message import Block
 
         self._check_task(task)
-        p = task.parameters
+        p = task.parameter_count
         shape = (p,) if self.pipelined else (self.rank, p)
         groups = [{name: Block(shape, torch.float64) for name in names} for names in reversed(self.layers(task))]
         return ({"loss": Block((), torch.float64)}, *groups)
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return θ, the points ϑ, and room for what the server is to find."""
         import torch
 
@@ -197,8 +192,18 @@ class FedLrgd(Algorithm):
         state = task.initial() | {POINTS: theta + self.scale * torch.from_numpy(drawn).to(theta)}
         if self.solve_at == "client":
             state[INVERSE] = torch.zeros(len(theta), r, r, dtype=torch.float64, device=task.device)
-        state |= {WEIGHTS: torch.zeros(r, len(theta), dtype=torch.float64, device=task.device), BEST: theta.clone()}
-        return state | _numbers(state, **dict.fromkeys((*self.figures, "heard"), 0.0), least=inf)
+        return state
+
+    def init_extras(self, task: Task) -> Extras:
+        """Return ``weights``, (1 + Σ v)/n [r, p]; ``best``, θ of the least norm so far [p]; and numbers."""
+        import torch
+
+        from hpcfl.algorithms.fedlrgd.reweighting import flat
+
+        theta = flat(task.initial())
+        weights = torch.zeros(self.rank, len(theta), dtype=torch.float64, device=task.device)
+        numbers = dict.fromkeys((*self.metric_columns, "heard"), 0.0)
+        return {"weights": weights, "best": theta, "least": inf} | numbers
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Send the mean gradient of its samples at each ϑ, or with `solve_at` = "client" the weights in its place."""
@@ -222,40 +227,40 @@ class FedLrgd(Algorithm):
         """Return the mean gradient of each client's samples, ``[c, p]``, and their mean loss, ``[c]``."""
         from hpcfl.algorithms.fedlrgd.reweighting import flat, shaped
 
-        at = task.spread(shaped(point, task.initial()), visits)
+        at = task.replicate(shaped(point, task.initial()), visits)
         gradient = 0.0 * flat(at, 1)
         loss, held = gradient[:, 0], gradient.new_tensor(visits.samples)
         for batch in task.batches(visits, self.batch, epochs=1):
             found, each = task.gradients(at, batch)
-            share = gradient.new_tensor(batch.samples()) / held
+            share = gradient.new_tensor(batch.sample_counts()) / held
             gradient, loss = gradient + share[:, None] * flat(found, 1), loss + share * each
         return gradient, loss
 
     # what the server does
 
-    def server(self, task: Task, shared: State, sums: Sums) -> State:
+    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         """Invert, solve for the weights, or descend: whatever is next."""
         if sums.invited:
-            return self._weighted(task, shared, sums)
-        if float(shared["server.heard"]) > 0:
-            return self._descended(task, shared)
-        if self.solve_at == "client" and not shared[INVERSE].any():
-            return self._inverted(task, shared)
-        return shared
+            return self._weighted(task, state, sums)
+        if state.extras["heard"] > 0:
+            return self._descended(task, state)
+        if self.solve_at == "client" and not state.shared[INVERSE].any():
+            return self._inverted(task, state)
+        return state
 
-    def _inverted(self, task: Task, shared: State) -> State:
+    def _inverted(self, task: Task, state: ServerState) -> ServerState:
         """Return the state with the inverses for the clients."""
         import torch
 
         from hpcfl.algorithms.fedlrgd.reweighting import Seen
 
-        inverse, seen = torch.empty_like(shared[INVERSE]), []
-        for columns, found in self._stand_ins(task).inverses(shared[POINTS], *self._cut(task)):
+        inverse, seen = torch.empty_like(state.shared[INVERSE]), []
+        for columns, found in self._stand_ins(task).inverses(state.shared[POINTS], *self._cut(task)):
             inverse[columns] = found.values
             seen.append((found.condition, found.cut))
-        return shared | {INVERSE: inverse} | _numbers(shared, **asdict(Seen.of(seen)))
+        return ServerState(state.shared | {INVERSE: inverse}, {**state.extras, **_numbers(Seen.of(seen))})
 
-    def _weighted(self, task: Task, shared: State, sums: Sums) -> State:
+    def _weighted(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         """Return the state with the weights that follow from what was sent; who is missing is taken for like the rest.
 
         Where nobody has sent anything, nothing follows, and nothing will. Arrays of r·p numbers are large: they are
@@ -267,52 +272,53 @@ class FedLrgd(Algorithm):
 
         names = [name for layer in reversed(self.layers(task)) for name in layer]
         if not all(sums.weight(name) for name in names):
-            return shared | _numbers(shared, heard=-1.0)
-        clients, own, points = int(task.federation.train_sizes.sum()), self._stand_ins(task), shared[POINTS]
-        weights, facts = torch.empty_like(shared[WEIGHTS]), {"heard": 1.0}
+            return replace(state, extras={**state.extras, "heard": -1.0})
+        clients, own, shared = int(task.federation.train_sizes.sum()), self._stand_ins(task), state.shared
+        weights, numbers = torch.empty_like(state.extras["weights"]), {"heard": 1.0}
         for row, name in zip(weights.view(len(names), -1), names):
             row.copy_(sums.mean(name).flatten())
         weights *= clients
-        rest = own.rest(points)
+        rest = own.rest(shared[POINTS])
         if self.solve_at == "client":
             weights += solved(shared[INVERSE], rest)
         else:
             weights += rest
-            facts |= asdict(own.solve(points, weights, *self._cut(task)))
+            numbers |= _numbers(own.solve(shared[POINTS], weights, *self._cut(task)))
         weights += 1
         weights /= clients + own.held.y.shape[1]
-        return shared | {WEIGHTS: weights} | _numbers(shared, **facts)
+        return replace(state, extras={**state.extras, **numbers, "weights": weights})
 
-    def _descended(self, task: Task, shared: State) -> State:
+    def _descended(self, task: Task, state: ServerState) -> ServerState:
         """Return the state some steps further down (eq. 42)."""
         from hpcfl.algorithms.fedlrgd.reweighting import flat, shaped
         from hpcfl.algorithms.fedlrgd.safeguard import Descent, Leash
 
-        own, like = self._stand_ins(task), task.initial()
+        own, like, extras = self._stand_ins(task), task.initial(), state.extras
         apart = task.penalty - own.task.penalty
 
         def gradient(at: Tensor) -> Tensor:
-            return own.gradient(at, shared[WEIGHTS]) + apart * at
+            return own.gradient(at, extras["weights"]) + apart * at
 
-        least, taken, halted, norm = (float(shared[f"server.{name}"]) for name in ("least", "taken", "halted", "norm"))
-        theta = flat({name: shared[name] for name in like})
-        descent = Descent(theta, shared[BEST], least, int(taken), bool(halted), norm)
-        leash = Leash(self.growth, flat(like), self.reach * self.scale * task.parameters**0.5)
+        least, taken, halted, norm = (extras[name] for name in ("least", "taken", "halted", "norm"))
+        theta = flat({name: state.shared[name] for name in like})
+        descent = Descent(theta, extras["best"], least, int(taken), bool(halted), norm)
+        leash = Leash(self.growth, flat(like), self.reach * self.scale * task.parameter_count**0.5)
         descent.go(gradient, self.steps, self.lr, self.tolerance, leash)
         reached = {name: value.clone() for name, value in shaped(descent.theta, like).items()}
-        facts = {"least": descent.least, "norm": descent.norm, "taken": descent.taken, "halted": descent.halted}
-        return shared | reached | {BEST: descent.best} | _numbers(shared, **facts)
+        numbers = {"least": descent.least, "norm": descent.norm, "taken": float(descent.taken)}
+        numbers["halted"] = float(descent.halted)
+        return ServerState(state.shared | reached, {**extras, **numbers, "best": descent.best})
 
     def _reweighted(self, task: Task) -> Task:
         """Return the task whose gradients are re-weighted."""
-        return task.unpenalised() if self.penalty == "exact" else task
+        return task.without_penalty() if self.penalty == "exact" else task
 
     def _stand_ins(self, task: Task) -> StandIns:
         """Return the samples of the server that stand in for all others."""
         from hpcfl.algorithms.fedlrgd.reweighting import Bound, StandIns
 
         shared = 1 + (self.solve_at == "client")  # inverses are held whole then
-        bound = Bound.of(self.memory * MEGABYTE // shared, task.parameters, self.rank, task.dtype.itemsize)
+        bound = Bound.of(self.memory * MEGABYTE // shared, task.parameter_count, self.rank, task.dtype.itemsize)
         return StandIns(self._reweighted(task), _held(task), self.rank, bound)
 
     def _cut(self, task: Task) -> tuple[float, float]:
@@ -323,11 +329,11 @@ class FedLrgd(Algorithm):
 
     # what is said of it
 
-    def measured(self, task: Task, shared: State) -> dict[str, float]:
+    def metrics(self, task: Task, state: ServerState) -> dict[str, float]:
         """Return the `figures`."""
-        return {name: float(shared[f"server.{name}"]) for name in self.figures}
+        return {name: state.extras[name] for name in self.metric_columns}
 
-    def remarks(self, task: Task, shared: State) -> dict[str, str]:
+    def warnings(self, task: Task, state: ServerState) -> dict[str, str]:
         """Say what the theory does not cover, where matrices are singular, and that a descent has ended early."""
         from hpcfl.algorithms.fedlrgd.smoothness import kinks, missing_classes
 
@@ -336,23 +342,21 @@ class FedLrgd(Algorithm):
             found["not-smooth"] = f"{', '.join(bent)}: the loss is not smooth in the data, the theory does not cover it"
         if missing := missing_classes(task, own.standing):
             found["missing-classes"] = f"none of the server's {self.rank} samples is of class {missing}: expected all"
-        if float(shared["server.heard"]) < 0:
+        if state.extras["heard"] < 0:
             found["unheard"] = "no client's sums arrived in the only round that is for them: nothing can be learnt"
-        cut, worst = (float(shared[f"server.{name}"]) for name in ("truncated", "worst_condition"))
-        if cut:
+        if cut := state.extras["truncated"]:
             found["singular"] = (
-                f"the server's gradients are linearly dependent in {cut:.0f} of {task.parameters} coordinates: "
+                f"the server's gradients are linearly dependent in {cut:.0f} of {task.parameter_count} coordinates: "
                 f"singular values below {self._cut(task)[0]:.1g} of the largest were left out "
-                f"(worst condition number {worst:.3g})"
+                f"(worst condition number {state.extras['worst_condition']:.3g})"
             )
-        if float(shared["server.halted"]):
+        if state.extras["halted"]:
             found["halted"] = "the inexact gradient grew or led too far: the descent went back to where it was least"
         return found
 
 
-def _numbers(shared: State, **values: float) -> State:
-    """Return numbers as tensors that never leave the server, float64."""
-    return {f"server.{name}": shared[WEIGHTS].new_tensor(value) for name, value in values.items()}
+def _numbers(seen: Seen) -> dict[str, float]:
+    return {name: float(value) for name, value in asdict(seen).items()}
 
 
 def _held(task: Task) -> Batch:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from hpcfl.comm.message import State
+    from hpcfl.base.types import State
+    from hpcfl.learning.batches import Batch
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Batch
 
 COPIES = 4
 """What a pass needs with its gradients, in their own size."""
@@ -179,7 +179,7 @@ class StandIns:
         found = points.new_empty(len(range(points.shape[1])[columns]), len(points), self.rank, dtype=torch.float64)
         for k, point in enumerate(points):
             for where, part in self._pieces():
-                gradients = self.task.each_gradient(shaped(point, like), part)
+                gradients = self.task.per_sample_gradients(shaped(point, like), part)
                 found[:, k, where] = flat(gradients, 1)[:, columns].T.double()
         return found
 
@@ -195,7 +195,7 @@ class StandIns:
         """
         total, theta = torch.zeros_like(weights[0]), shaped(at, self.task.initial())
         for where, part in self._pieces():
-            total += (flat(self.task.each_gradient(theta, part), 1) * weights[where]).sum(0)
+            total += (flat(self.task.per_sample_gradients(theta, part), 1) * weights[where]).sum(0)
         return total
 
     def rest(self, points: Tensor) -> Tensor:

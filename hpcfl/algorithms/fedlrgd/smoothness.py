@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from hpcfl.base.errors import UsageError
 
 if TYPE_CHECKING:
+    from hpcfl.learning.batches import Batch
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Batch
 
 
 def server_samples(task: Task, who: str) -> Batch:
@@ -21,7 +21,7 @@ def server_samples(task: Task, who: str) -> Batch:
 
 def kinks(task: Task) -> list[str]:
     """Return the kinds of modules that are continuous but not smooth."""
-    return sorted({kind for stage in task.stages for kind in stage.kinks})
+    return sorted({kind for layer in task.layers for kind in layer.nonsmooth})
 
 
 def missing_classes(task: Task, samples: Batch) -> list[int]:
@@ -33,7 +33,7 @@ def missing_classes(task: Task, samples: Batch) -> list[int]:
 
 def check_still(task: Task, who: str) -> None:
     """Raise UsageError where the loss draws something: dropout, or images that are cropped at random."""
-    drawing = [stage.name for stage in task.stages if stage.draws]
+    drawing = [layer.name for layer in task.layers if layer.random]
     if drawing or task.federation.augment is not None:
         what = f"dropout in {', '.join(drawing)}" if drawing else "data.augment = true"
         raise UsageError(f"{who} needs a loss that draws nothing, but there is {what}")
@@ -55,5 +55,5 @@ def check_unit_cube(task: Task, samples: Batch, who: str) -> None:
         if least < 0 or most > 1:
             raise UsageError(
                 f"{who} needs features in [0, 1]^d, but those of {whose} reach from {least:.3g} to {most:.3g}; "
-                "nearest: data scaled to [0, 1], as data.scale = 'unit' does, or data.name = 'reduced' or 'unit_cube'"
+                "expected data scaled to [0, 1], as data.scale = 'unit' does, or data.name = 'reduced' or 'unit_cube'"
             )

@@ -14,7 +14,7 @@ every round; here a client does so when it is visited or tested next.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfl.algorithms.flic.config import FlicKeys
@@ -22,14 +22,15 @@ from hpcfl.algorithms.flic.config import FlicKeys
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client
+    from hpcfl.algorithms.base import Client, Extras, IteratedReduction, ServerState
     from hpcfl.algorithms.flic.anchors import Anchors
     from hpcfl.algorithms.flic.parts import Parts
     from hpcfl.algorithms.flic.phases import Learner
     from hpcfl.algorithms.flic.targets import Targets
-    from hpcfl.comm.message import Layout, Message, State, Sums
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout, Sums
+    from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.learning.visits import Visits
 
 
 class Flic(FlicKeys):
@@ -37,7 +38,7 @@ class Flic(FlicKeys):
 
     name: Literal["flic"] = "flic"
     any_shape: ClassVar[bool] = True
-    figures: ClassVar[dict[str, str]] = {"barycenter_iterations": "iterations of the barycenters of this round"}
+    metric_columns: ClassVar[dict[str, str]] = {"barycenter_iterations": "iterations of the barycenters of this round"}
 
     # what is shared, and what is not
 
@@ -49,7 +50,7 @@ class Flic(FlicKeys):
 
     def size(self, task: Task) -> tuple[int, int]:
         """Return number C and dimension k of the anchors."""
-        dimension = int(next(iter(task.stages[self.parts(task).first].tensors.values())).shape[1])
+        dimension = int(next(iter(task.layers[self.parts(task).first].tensors.values())).shape[1])
         if self.anchors == "targets":
             return 2, dimension
         return (max(self.meta) + 1 if self.meta else task.federation.classes), dimension
@@ -90,38 +91,35 @@ class Flic(FlicKeys):
             found[FACTORS] = self.scale * torch.eye(dimension, device=task.device).repeat(count, 1, 1)
         return found
 
-    def start(self, task: Task) -> State:
+    def init_server(self, task: Task) -> State:
         """Return α and the anchors before round 0."""
+        initial = task.initial()
+        return {name: initial[name] for name in self.parts(task).shared} | self.anchored(task)
+
+    def init_extras(self, task: Task) -> Extras:
         import torch
 
-        initial = task.initial()
-        taken = {"server.iterations": torch.zeros(1)} if self.asks else {}
-        return {name: initial[name] for name in self.parts(task).shared} | self.anchored(task) | taken
+        return {"iterations": torch.zeros(1)} if self.iterates else {}
 
-    def enter(self, task: Task, client: int) -> State:
+    def init_client(self, task: Task, client: int) -> State:
         """Return φ and β before a client's first visit."""
         import torch
 
         flag = {"pretrained": torch.zeros(1)} if self.pretrain else {}
         return self.parts(task).entered(task.initial(client)) | flag
 
-    def own(self, task: Task) -> set[str]:
+    def personal_names(self, task: Task) -> set[str]:
         """Return the names of φ and β."""
         parts = self.parts(task)
         return {*parts.embedding, *parts.personal}
 
     @property
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.lr
-
-    @property
-    def alike(self) -> bool:
+    def evaluates_shared(self) -> bool:
         """Whether clients predict alike: they do not."""
         return False
 
     @property
-    def adapts(self) -> int:
+    def adapt_epochs(self) -> int:
         """`tune_epochs`."""
         return self.tune_epochs
 
@@ -133,7 +131,6 @@ class Flic(FlicKeys):
 
         learner = self._learner(task, shared, personal, visits)
         parts, params = learner.terms.parts, learner.params
-        served = {name: shared[name] for name in shared if not name.startswith("server.")}
         learner.pretrain()
         learner.realign()
         loss = learner.local(self.epochs, parts.personal or parts.shared)
@@ -142,9 +139,9 @@ class Flic(FlicKeys):
         learner.anchors()
         weight = visits.weights(self.weights)
         yield {"loss": (loss, weight)}
-        message = {name: (params[name] - served[name], weight) for name in parts.shared}
-        holders = self._holds(learner.terms.anchors, served[MEANS]) if self.average == "holders" else None
-        yield message | changes(params, served, weight, holders)
+        message = {name: (params[name] - shared[name], weight) for name in parts.shared}
+        holders = self._holds(learner.terms.anchors, shared[MEANS]) if self.average == "holders" else None
+        yield message | changes(params, shared, weight, holders)
         return {name: params[name] for name in personal}
 
     def _holds(self, anchors: Anchors | Targets, means: Tensor) -> Tensor:
@@ -162,7 +159,7 @@ class Flic(FlicKeys):
 
         rows = len(visits.clients)
         served = {name: shared[name].expand(rows, *shared[name].shape) for name in (MEANS, FACTORS) if name in shared}
-        params = {name: value.clone() for name, value in (task.spread(shared, visits) | served | personal).items()}
+        params = {name: value.clone() for name, value in (task.replicate(shared, visits) | served | personal).items()}
         terms = Terms(
             task, self.parts(task), self._anchors(task, visits), self.lambda1, self.lambda2, self.draws or self.batch
         )
@@ -195,46 +192,29 @@ class Flic(FlicKeys):
             if kind in shared:
                 rows = [moved(value, sums.mean(f"{kind}.{number}")) for number, value in enumerate(shared[kind])]
                 after[kind] = torch.stack(rows)
-        if sums.found:
-            factors = sums.found["factors"].to(after[FACTORS])
-            changed = sums.found["changed"].to(factors.device)
+        if sums.iterated:
+            factors = sums.iterated["factors"].to(after[FACTORS])
+            changed = sums.iterated["changed"].to(factors.device)
             after[FACTORS] = torch.where(changed[:, None, None], factors, shared[FACTORS])
-            after["server.iterations"] = sums.found["iterations"].max().float().reshape(1)
         return after
 
-    def measured(self, task: Task, shared: State) -> dict[str, float]:
-        """Return the iterations of the barycenters."""
-        return {"barycenter_iterations": float(shared.get("server.iterations", [0.0])[0])}
+    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
+        after = super().step(task, state, sums)
+        if not sums.iterated:
+            return after
+        return replace(after, extras={"iterations": sums.iterated["iterations"].max().float().reshape(1)})
+
+    def metrics(self, task: Task, state: ServerState) -> dict[str, float]:
+        return {"barycenter_iterations": float(state.extras.get("iterations", 0.0))}
 
     @property
-    def asks(self) -> bool:
-        """Whether anchors are reduced to their barycenters."""
+    def iterates(self) -> bool:
         return self.reduction == "bures"
 
-    def keeps(self, task: Task) -> frozenset[str]:
-        """Return the blocks of the factors."""
-        from hpcfl.algorithms.flic.barycenters import sent
+    def iterated_reduction(self, task: Task) -> IteratedReduction | None:
+        from hpcfl.algorithms.flic.barycenters import Barycenters
 
-        return frozenset(sent(number) for number in range(self.size(task)[0])) if self.asks else frozenset()
-
-    def further_layout(self, task: Task) -> Layout:
-        """Return the blocks of an iteration's sums."""
-        from hpcfl.algorithms.flic.barycenters import blocks
-
-        return blocks(*self.size(task))
-
-    def further(self, task: Task, shared: State) -> Generator[State, Sums, State]:
-        """Iterate to the barycenters of what counted."""
-        from hpcfl.algorithms.flic.anchors import FACTORS
-        from hpcfl.algorithms.flic.barycenters import asking
-
-        return asking(shared[FACTORS].cpu(), self.tolerance, self.iterations)
-
-    def answer(self, task: Task, question: State, message: Message) -> Message:
-        """Return some visits' part of an iteration."""
-        from hpcfl.algorithms.flic.barycenters import answered
-
-        return answered(question, message)
+        return Barycenters(*self.size(task), self.tolerance, self.iterations) if self.iterates else None
 
     # models
 
@@ -260,7 +240,7 @@ class Flic(FlicKeys):
 
         from hpcfl.algorithms.flic.phases import tuning
 
-        states = [self.enter(task, int(client)) for client in visits.clients]
+        states = [self.init_client(task, int(client)) for client in visits.clients]
         personal = {name: torch.stack([state[name] for state in states]) for name in states[0]}
         learner = tuning(self._learner(task, shared, personal, visits))
         if epochs:

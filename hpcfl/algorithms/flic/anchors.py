@@ -11,13 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpcfl.base.rng import keyed
-from hpcfl.base.types import Ints
-from hpcfl.comm.message import State
+from hpcfl.base.rng import StepKey
+from hpcfl.base.types import Ints, State
+from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import Task
-from hpcfl.learning.visits import Batch
 from hpcfl.math.gaussian import bures_factor_squared, moments
-from hpcfl.models.modules.layers import Place
 
 MEANS, FACTORS = "anchor.means", "anchor.factors"
 """Names of v ``[C, k]`` and L ``[C, k, k]`` in the shared state."""
@@ -82,14 +80,14 @@ class Anchors:
         found = moments(points, mask)
         means, factor = self._of(params[MEANS]), self._factors(params)
         if self.distance == "samples":
-            means, factor = self._sampled(means, factor, mask, batch.place)
+            means, factor = self._sampled(means, factor, mask, batch.key)
         covariance = bures_factor_squared(factor, found.centred, found.count, self.ddof)
         each = (means - found.mean).square().sum(-1) + covariance
         return torch.where(found.count > 0, each, 0.0).sum(1)
 
-    def drawn(self, params: State, place: Place, count: int) -> Drawn:
+    def drawn(self, params: State, key: StepKey, count: int) -> Drawn:
         """Return `count` samples of each anchor that a client holds, ``Z = v + L ξ``."""
-        noise = self._noise(place, [count] * len(self.slots))
+        noise = self._noise(key, [count] * len(self.slots))
         means, factor = self._of(params[MEANS]), self._factors(params)
         points = means.unsqueeze(2) + _times(noise, factor)
         labels = self.slots.clamp(min=0).unsqueeze(2).expand(noise.shape[:3])
@@ -112,22 +110,21 @@ class Anchors:
     def _factors(self, params: State) -> Tensor | float:
         return self._of(params[FACTORS]) if FACTORS in params else self.scale
 
-    def _noise(self, place: Place, counts: list[int], purpose: str = "draws of anchors") -> Tensor:
+    def _noise(self, key: StepKey, counts: list[int], purpose: str = "draws of anchors") -> Tensor:
         """Return standard normal numbers ``[c, h, n, k]``, a function of seed, round, client and step.
 
         Each client has as many as it needs, whoever else is in the chunk; the rest is zero.
         """
-        seed, round_, clients, step = place
         found = np.zeros((*self.slots.shape, max(counts), self.dimension), dtype=np.float32)
-        for row, client, slots, count in zip(found, clients, self.real.sum(1).tolist(), counts):
+        for row, rng, slots, count in zip(found, key.generators(purpose), self.real.sum(1).tolist(), counts):
             shape = slots, count, self.dimension
-            row[:slots, :count] = keyed(seed, purpose, round_, client, step).standard_normal(shape, dtype="float32")
+            row[:slots, :count] = rng.standard_normal(shape, dtype="float32")
         return torch.from_numpy(found).to(self.slots.device)
 
-    def _sampled(self, means: Tensor, factor: Tensor | float, mask: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+    def _sampled(self, means: Tensor, factor: Tensor | float, mask: Tensor, key: StepKey) -> tuple[Tensor, Tensor]:
         """Return mean and factor of the moments of as many samples as `mask` ``[c, h, n]`` has rows."""
         counts = mask.sum(-1).amax(-1).tolist()
-        noise = _times(self._noise(place, counts, "samples of anchors"), factor)
+        noise = _times(self._noise(key, counts, "samples of anchors"), factor)
         found = moments(noise, mask)
         spread = (found.count - self.ddof).clamp(min=1).rsqrt()[..., None, None].to(noise.dtype)
         return means + found.mean, (found.centred * spread).mT

@@ -13,20 +13,85 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from hpcfl.algorithms.base import IteratedReduction
 from hpcfl.algorithms.flic.anchors import FACTORS
-from hpcfl.comm.message import Block, Layout, Message, State, Sums
-from hpcfl.math.barycenter import change, fixed_point, pulled, rooted
-from hpcfl.math.psd import each, root, symmetric
+from hpcfl.base.types import State
+from hpcfl.comm.message import Block, Message, Sums
+from hpcfl.math.barycenter import barycenter_term, fixed_point, relative_change, sqrtm_and_inverse
+from hpcfl.math.psd import per_matrix, sqrtm, symmetric
 
 ROOT, SINCE, COUNTED = "root", "change", "counted"
-"""S^½ and its last change, in a question; the weights of all that counted, in an answer."""
+"""S^½ and its last change, in a query; the weights of all that counted, in a response."""
 
 
-def blocks(count: int, dimension: int) -> Layout:
-    """Return the blocks of one further sum: a triangle per anchor, weights, and what tells when to stop."""
-    triangle = Block((dimension * (dimension + 1) // 2,), torch.float64)
-    numbers = Block((count,), torch.float64)
-    return ({sent(number): triangle for number in range(count)} | {SINCE: numbers, COUNTED: numbers},)
+class Barycenters(IteratedReduction):
+    """The barycenters of all anchors: C of k coordinates each."""
+
+    def __init__(self, count: int, dimension: int, tolerance: float, iterations: int) -> None:
+        self.tolerance, self.iterations = tolerance, iterations
+        self.kept = frozenset(sent(number) for number in range(count))
+        triangle = Block((dimension * (dimension + 1) // 2,), torch.float64)
+        numbers = Block((count,), torch.float64)
+        self.layout = ({sent(number): triangle for number in range(count)} | {SINCE: numbers, COUNTED: numbers},)
+
+    def query(self, shared: State) -> Generator[State, Sums, State]:
+        """Iterate from the mean covariance on.
+
+        All ranks must stop alike, and what they compute may differ in the last bit between processors: so the change
+        that tells when to stop is summed up too, one iteration later.
+
+        Returns
+        -------
+        State
+            ``factors`` [C, k, k], symmetric roots; ``iterations`` [C]; ``changed`` bool [C], True where any visit has
+            changed the anchor: only then its factor means anything.
+        """
+        factors = shared[FACTORS].cpu()
+        served = _covariance(factors)
+        since = torch.full((len(factors),), max(1.0, 2 * self.tolerance), dtype=torch.float64)
+        query = {FACTORS: factors, SINCE: since, ROOT: torch.zeros(0, dtype=torch.float64)}
+        first = yield query
+        counted, changed = first.total(COUNTED), _weights(first, len(factors))
+        going, taken = changed > 0, torch.zeros(len(factors), dtype=torch.int64)
+        now = _mean(first, counted, changed, served)
+        roots, inverses = torch.zeros_like(now), torch.zeros_like(now)
+        for _ in range(self.iterations if bool(going.any()) else 0):
+            roots[going], inverses[going] = sqrtm_and_inverse(now[going])
+            sums = yield query | {SINCE: since, ROOT: torch.where(going[:, None, None], roots, 0.0)}
+            going = going & (sums.mean(SINCE) > self.tolerance)
+            if not going.any():
+                break
+            rest = _pulled(roots, served, going & (counted > changed))
+            before, now = now, now.clone()
+            now[going] = fixed_point(inverses[going], _mean(sums, counted, changed, rest)[going])
+            since, taken = relative_change(before, now), taken + going
+        if going.any():
+            roots[going] = sqrtm(now[going])
+        return {"factors": roots, "iterations": taken, "changed": changed > 0}
+
+    def response(self, query: State, message: Message) -> Message:
+        """Return what some visits' factors add: their covariances first, then ``(S^½ Σ_i S^½)^½``.
+
+        Parameters
+        ----------
+        message : Message
+            The changes ``L_i − L``, ``(value [c, k, k], weight [c])`` per anchor.
+        """
+        factors, roots = query[FACTORS], query[ROOT]
+        rows, found = len(message[sent(0)][1]), {}
+        for number, factor in enumerate(factors):
+            value, weight = message[sent(number)]
+            moved = (value != 0).flatten(1).any(1).cpu()
+            if len(roots):
+                moved = moved & bool(roots[number].any())
+            triangles = value.new_zeros(rows, len(factor) * (len(factor) + 1) // 2, dtype=torch.float64)
+            for row in torch.nonzero(moved).flatten().tolist():
+                own = _covariance(factor + value[row])
+                triangles[row] = _triangle(barycenter_term(roots[number], own) if len(roots) else own)
+            found[sent(number)] = triangles, weight * moved
+        ones = torch.ones(rows, dtype=torch.float64)
+        weights = torch.stack([message[sent(number)][1] for number in range(len(factors))], 1)
+        return found | {SINCE: (query[SINCE].expand(rows, -1), ones), COUNTED: (weights, ones)}
 
 
 def sent(number: int) -> str:
@@ -34,74 +99,9 @@ def sent(number: int) -> str:
     return f"{FACTORS}.{number}"
 
 
-def asking(factors: Tensor, tolerance: float, iterations: int) -> Generator[State, Sums, State]:
-    """Ask for the barycenters of the anchors.
-
-    All ranks must stop alike, and what they compute may differ in the last bit between processors: so the change that
-    tells when to stop is summed up too, one iteration later.
-
-    Parameters
-    ----------
-    factors : Tensor [C, k, k]
-        L as it was served.
-
-    Returns
-    -------
-    State
-        ``factors`` [C, k, k], symmetric roots; ``iterations`` [C]; ``changed`` bool [C], whether any visit has
-        changed the anchor: only then its factor means anything.
-    """
-    served = _covariance(factors)
-    since = torch.full((len(factors),), max(1.0, 2 * tolerance), dtype=torch.float64)
-    question = {FACTORS: factors, SINCE: since, ROOT: torch.zeros(0, dtype=torch.float64)}
-    first = yield question
-    counted, changed = first.total(COUNTED), _weights(first, len(factors))
-    going, taken = changed > 0, torch.zeros(len(factors), dtype=torch.int64)
-    now = _mean(first, counted, changed, served)
-    roots, inverses = torch.zeros_like(now), torch.zeros_like(now)
-    for _ in range(iterations if bool(going.any()) else 0):
-        roots[going], inverses[going] = rooted(now[going])
-        sums = yield question | {SINCE: since, ROOT: torch.where(going[:, None, None], roots, 0.0)}
-        going = going & (sums.mean(SINCE) > tolerance)
-        if not going.any():
-            break
-        rest = _pulled(roots, served, going & (counted > changed))
-        before, now = now, now.clone()
-        now[going] = fixed_point(inverses[going], _mean(sums, counted, changed, rest)[going])
-        since, taken = change(before, now), taken + going
-    if going.any():
-        roots[going] = root(now[going])
-    return {"factors": roots, "iterations": taken, "changed": changed > 0}
-
-
-def answered(question: State, message: Message) -> Message:
-    """Return what some visits' factors add: their covariances first, then ``(S^½ Σ_i S^½)^½``.
-
-    Parameters
-    ----------
-    message : Message
-        The changes ``L_i − L``, ``(value [c, k, k], weight [c])`` per anchor.
-    """
-    factors, roots = question[FACTORS], question[ROOT]
-    rows, answer = len(message[sent(0)][1]), {}
-    for number, factor in enumerate(factors):
-        value, weight = message[sent(number)]
-        moved = (value != 0).flatten(1).any(1).cpu()
-        if len(roots):
-            moved = moved & bool(roots[number].any())
-        triangles = value.new_zeros(rows, len(factor) * (len(factor) + 1) // 2, dtype=torch.float64)
-        for row in torch.nonzero(moved).flatten().tolist():
-            own = _covariance(factor + value[row])
-            triangles[row] = _triangle(pulled(roots[number], own) if len(roots) else own)
-        answer[sent(number)] = triangles, weight * moved
-    ones = torch.ones(rows, dtype=torch.float64)
-    weights = torch.stack([message[sent(number)][1] for number in range(len(factors))], 1)
-    return answer | {SINCE: (question[SINCE].expand(rows, -1), ones), COUNTED: (weights, ones)}
-
-
 def _covariance(factor: Tensor) -> Tensor:
     """Return ``L Lᵀ``, float64."""
-    return each(lambda own: (symmetric(own @ own.mT),), factor)[0]
+    return per_matrix(lambda own: (symmetric(own @ own.mT),), factor)[0]
 
 
 def _weights(sums: Sums, count: int) -> Tensor:
@@ -120,7 +120,7 @@ def _pulled(roots: Tensor, served: Tensor, picked: Tensor) -> Tensor:
     """Return the visits' part of an iteration where they return the anchors as served; of those picked only."""
     found = torch.zeros_like(served)
     if picked.any():
-        found[picked] = pulled(roots[picked], served[picked])
+        found[picked] = barycenter_term(roots[picked], served[picked])
     return found
 
 

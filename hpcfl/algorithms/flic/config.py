@@ -124,7 +124,7 @@ class FlicKeys(Algorithm):
     def check(self, participation: Participation, known: bool = True) -> None:
         """Refuse keys that nothing would use."""
         if self.lambda2 and not (self.draws or self.batch):
-            raise UsageError("algorithm.draws: expected at least 1 with algorithm.batch = 0, got 0; nearest: 100")
+            raise UsageError("algorithm.draws: expected at least 1 with algorithm.batch = 0, got 0; did you mean 100?")
         for idle, needed, keys in self._idle():
             for key in keys if idle else ():
                 self._refuse(key, f"algorithm.{needed}")
@@ -154,15 +154,15 @@ class FlicKeys(Algorithm):
         if value != type(self).model_fields[key].default:
             raise UsageError(f"algorithm.{key} = {value!r} has no meaning without {needed}: remove it, or set {needed}")
 
-    def suits(self, model: Model, header: Header) -> None:
+    def check_model(self, model: Model, header: Header) -> None:
         """Refuse a model without a latent space, keys for what it lacks, and anchors that are not of the data."""
         if model.name != "latent":
             raise UsageError(
-                f"model.name: algorithm.name = 'flic' needs an embedding, got '{model.name}'; nearest: 'latent'"
+                f"model.name: algorithm.name = 'flic' needs an embedding, got '{model.name}'; did you mean 'latent'?"
             )
         if header.targets != (self.anchors == "targets"):
             kind, near = ("real numbers", "targets") if header.targets else ("classes", "classes")
-            raise UsageError(f"algorithm.anchors: the labels are {kind}, got '{self.anchors}'; nearest: '{near}'")
+            raise UsageError(f"algorithm.anchors: the labels are {kind}, got '{self.anchors}'; did you mean '{near}'?")
         if self.meta and (len(self.meta) != header.classes or set(self.meta) != set(range(max(self.meta) + 1))):
             raise UsageError(
                 f"algorithm.meta: expected {header.classes} numbers (one per class) from 0 on without gaps, "

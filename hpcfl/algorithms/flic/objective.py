@@ -10,9 +10,9 @@ from torch import Tensor
 from hpcfl.algorithms.flic.anchors import MEANS, Anchors
 from hpcfl.algorithms.flic.parts import Parts
 from hpcfl.algorithms.flic.targets import Targets
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
+from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import Task
-from hpcfl.learning.visits import Batch
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,15 @@ class Terms:
             z = self.latent(params, batch)
         outputs = self._outputs(self.parts.predicting(params), params[MEANS], batch)
         labels = torch.arange(outputs.shape[1], device=outputs.device).expand(outputs.shape[:2])
-        return self.anchors.apart(params, z, batch) + Batch(params[MEANS], labels, None, batch.place).losses(outputs)
+        return self.anchors.apart(params, z, batch) + Batch(params[MEANS], labels, None, batch.key).losses(outputs)
 
     def latent(self, params: State, batch: Batch) -> Tensor:
         """Return the embedded samples, ``[c, B, k]``."""
-        return self.task.forward(params, batch.x, batch.place, last=self.parts.first).flatten(2)
+        return self.task.forward(params, batch.x, batch.key, last=self.parts.first).flatten(2)
 
     def _outputs(self, params: State, z: Tensor, batch: Batch) -> Tensor:
-        return self.task.forward(params, z, batch.place, first=self.parts.first)
+        return self.task.forward(params, z, batch.key, first=self.parts.first)
 
     def _misread(self, params: State, batch: Batch) -> Tensor:
-        drawn = self.anchors.drawn(params, batch.place, self.draws)
+        drawn = self.anchors.drawn(params, batch.key, self.draws)
         return self.anchors.misread(self._outputs(params, drawn.points, batch), drawn)

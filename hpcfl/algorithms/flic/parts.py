@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcfl.comm.message import State
+from hpcfl.base.types import State
 from hpcfl.learning.task import Task
 from hpcfl.models.latent import EMBED
 
@@ -41,9 +41,9 @@ class Parts:
     @classmethod
     def of(cls, task: Task, inside: Inside, mix: float) -> Parts:
         """Return the parts of the task's model: above the embedding as the method `inside` has it."""
-        stages = [stage for stage in task.stages if stage.name.startswith(EMBED)]
-        embedding = tuple(name for stage in stages for name in stage.tensors)
-        *hidden, head = [tuple(stage.tensors) for stage in task.stages[len(stages) :]]
+        stages = [layer for layer in task.layers if layer.name.startswith(EMBED)]
+        embedding = tuple(name for layer in stages for name in layer.tensors)
+        *hidden, head = [tuple(layer.tensors) for layer in task.layers[len(stages) :]]
         below = tuple(name for names in hidden for name in names)
         if inside == "fedrep":
             return cls(embedding, below, head, len(stages))

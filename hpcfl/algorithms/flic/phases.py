@@ -11,16 +11,16 @@ from torch import Tensor
 
 from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
 from hpcfl.algorithms.flic.objective import Terms
-from hpcfl.comm.message import State
-from hpcfl.learning.optim import TUNING, Adam, Optimizer, Sgd, Turn, train
+from hpcfl.base.types import State
+from hpcfl.learning.batches import Visits
+from hpcfl.learning.optim import FINE_TUNING, Adam, Optimizer, ParamGroup, Sgd, train
 from hpcfl.learning.task import Task
-from hpcfl.learning.visits import Visits
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.flic.algorithm import Flic
 
 SHARED, LOCAL, ANCHORING, PRETRAINING, REALIGNING = range(5)
-"""The phases of a visit: each has batches and random numbers of its own. Those before a test begin at TUNING."""
+"""The phases of a visit: each has batches and random numbers of its own. Those before a test begin at FINE_TUNING."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Learner:
     params : State
         φ, α, β, the anchors as they were served, each with a leading client axis.
     after : int
-        What is added to the number of a phase: TUNING before a test.
+        What is added to the number of a phase: FINE_TUNING before a test.
     """
 
     keys: Flic
@@ -66,18 +66,18 @@ class Learner:
     def local(self, epochs: int, above: Collection[str], embedding: bool = True) -> Tensor:
         """Let embedding and what is above it take steps in turns; return the mean loss, ``[c]``."""
         names = self.terms.parts.embedding if embedding else ()
-        entry = self.task.stages[self.terms.parts.first].tensors if self.terms.lambda2 else ()
+        entry = self.task.layers[self.terms.parts.first].tensors if self.terms.lambda2 else ()
         # samples of the anchors enter at the latent space: from there on nothing is computed once and for all
-        upper = self.task.above(self.params, self.visits, {*names, *above, *entry})
+        upper = self.task.freeze_below(self.params, self.visits, {*names, *above, *entry})
         terms = replace(self.terms, task=upper)
         batches = upper.batches(self.visits, self.keys.batch, epochs, phase=self.after + LOCAL)
-        turns = [Turn(names, self.optimiser(), terms.embedding), Turn(above, self.classifier, terms.above)]
+        turns = [ParamGroup(names, self.optimiser(), terms.embedding), ParamGroup(above, self.classifier, terms.above)]
         return train(upper, self.params, batches, turns)
 
     def shared(self, names: Collection[str]) -> Tensor:
         """Let the shared part learn; return the mean loss, ``[c]``."""
         batches = self.task.batches(self.visits, self.keys.batch, self.keys.shared_epochs, phase=self.after + SHARED)
-        return train(self.task, self.params, batches, [Turn(names, self.classifier, self.terms.above)])
+        return train(self.task, self.params, batches, [ParamGroup(names, self.classifier, self.terms.above)])
 
     def anchors(self) -> None:
         """Let the anchors take one step, on all that a client has."""
@@ -86,7 +86,7 @@ class Learner:
             return
         names = [MEANS, *([FACTORS] if self.keys.factors else [])]
         batches = self.task.batches(self.visits, 0, steps=1, phase=self.after + ANCHORING)
-        train(self.task, self.params, batches, [Turn(names, self.optimiser(self.keys.anchor_lr), objective)])
+        train(self.task, self.params, batches, [ParamGroup(names, self.optimiser(self.keys.anchor_lr), objective)])
 
     def optimiser(self, lr: float | None = None, decay: float = 0.0) -> Optimizer:
         """Return a fresh optimiser: nothing of it outlasts a phase."""
@@ -100,7 +100,7 @@ class Learner:
 
     def _align(self, epochs: int, batch: int, phase: int) -> None:
         batches = self.task.batches(self.visits, batch, epochs, phase=self.after + phase)
-        turn = Turn(self.terms.parts.embedding, self.optimiser(), self.terms.alignment)
+        turn = ParamGroup(self.terms.parts.embedding, self.optimiser(), self.terms.alignment)
         train(self.task, self.params, batches, [turn])
 
     def _of(self, rows: Tensor, params: State) -> Learner:
@@ -113,4 +113,4 @@ class Learner:
 
 def tuning(learner: Learner) -> Learner:
     """Return the learner of what comes before a test."""
-    return replace(learner, after=TUNING)
+    return replace(learner, after=FINE_TUNING)

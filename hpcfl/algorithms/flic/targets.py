@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms.flic.anchors import MEANS, Drawn
-from hpcfl.base.rng import keyed
-from hpcfl.comm.message import State
-from hpcfl.learning.visits import Batch
-from hpcfl.models.modules.layers import Place
+from hpcfl.base.rng import StepKey
+from hpcfl.base.types import State
+from hpcfl.learning.batches import Batch
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,9 @@ class Targets:
             return each.mean(1).to(z.dtype)
         return ((each * batch.valid).sum(1) / batch.valid.sum(1).clamp(min=1)).to(z.dtype)
 
-    def drawn(self, params: State, place: Place, count: int) -> Drawn:
+    def drawn(self, params: State, key: StepKey, count: int) -> Drawn:
         """Return `count` samples of anchors whose targets are uniform on [0, 1]."""
-        seed, round_, clients, step = place
-        found = [keyed(seed, "draws of anchors", round_, client, step) for client in clients]
+        found = key.generators("draws of anchors")
         y = torch.stack([torch.from_numpy(rng.random(count, dtype="float32")) for rng in found])
         noise = [torch.from_numpy(rng.standard_normal((count, self.dimension), dtype="float32")) for rng in found]
         y, xi = y.to(params[MEANS].device), torch.stack(noise).to(params[MEANS].device)

@@ -12,8 +12,8 @@ from mpi4py import MPI
 from hpcfl.base.errors import RunError
 from hpcfl.base.memory import freeze
 from hpcfl.comm.mpi import Patience, doze
-from hpcfl.comm.packing import Packing, public
-from hpcfl.comm.placement import Bench
+from hpcfl.comm.packing import Packing
+from hpcfl.comm.placement import Topology
 from hpcfl.engine.wall.executor import Host
 from hpcfl.engine.wall.framing import wire
 from hpcfl.engine.wall.protocol import Call, Op, length
@@ -50,7 +50,7 @@ class Member:
         self,
         job: Job,
         host: Host,
-        bench: Bench,
+        bench: Topology,
         seat: int,
         connected: Connected,
         rest: Callable[[], None],
@@ -59,7 +59,7 @@ class Member:
         self.job, self.host, self.rest, self.spare = job, host, rest, spare
         self.worker = Worker()
         self.worker.start(lambda put: host.warm())
-        packing = Packing(public(job.algorithm.start(job.task)))
+        packing = Packing(job.algorithm.init_server(job.task))
         state = packing.empty()
         self.parts, self.views = packing.received(state), packing.views(state)
         self._posted = self._total = 0
@@ -70,7 +70,7 @@ class Member:
         freeze()
         self._arrive()
 
-    def _sit(self, bench: Bench, seat: int, connected: Connected) -> None:
+    def _sit(self, bench: Topology, seat: int, connected: Connected) -> None:
         """Take a seat on a lane."""
         self.bench, self.seat = bench, seat
         self.control, self.data = connected

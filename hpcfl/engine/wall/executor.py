@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.base.types import Floats
+from hpcfl.base.types import Floats, State
 from hpcfl.comm.guard import METRIC, NOBODY, norms
-from hpcfl.comm.message import Message, State
+from hpcfl.comm.message import Message
 from hpcfl.engine.wall.framing import REJECTED, Group
 from hpcfl.engine.wall.staging import Dock, Shipment
-from hpcfl.learning.visits import OutOfTime, Visits
+from hpcfl.learning.batches import RoundClosed, Visits
 from hpcfl.schedule.plan import Attempt
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ class Host:
         self._new: dict[int, State] = {}
 
     def warm(self) -> None:
-        """Do one step for nothing, see `Task.warm`."""
+        """Do one step for nothing, see `Task.warm_up`."""
         client = next(iter(self.states))
         plan = self.job.planner.plan(self.job.planner.attempt(0, cohort=np.array([client])))
-        self.job.task.warm(self.job.visits(plan, np.zeros(1, dtype=np.int64), Event()))
+        self.job.task.warm_up(self.job.visits(plan, np.zeros(1, dtype=np.int64), Event()))
 
     def placed(self, shared: State) -> State:
         """Return the shared state on the device that computes."""
@@ -100,7 +100,7 @@ class Host:
                     return
         except StopIteration as end:
             self._new[client] = end.value
-        except OutOfTime:
+        except RoundClosed:
             return
         sender.finish()
 
@@ -126,7 +126,7 @@ class Host:
     def forget(self) -> None:
         """Let go of the clients, their state and their samples."""
         self.states, self._new = {}, {}
-        self.job.task.forget()
+        self.job.task.release_data()
 
     def personal(self) -> dict[int, State]:
         """Return the acknowledged personal state, ``{client: {name: […]}}``."""

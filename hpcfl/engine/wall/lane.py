@@ -19,7 +19,7 @@ from hpcfl.base.types import Floats, Ints
 from hpcfl.comm.message import Layout
 from hpcfl.comm.mpi import Bandwidth
 from hpcfl.comm.packing import Bytes
-from hpcfl.comm.placement import Bench
+from hpcfl.comm.placement import Topology
 from hpcfl.engine.wall.framing import Group, Parcel, room, wire
 from hpcfl.engine.wall.protocol import Call, Op
 from hpcfl.engine.wall.slot import Slot, real
@@ -30,7 +30,7 @@ class Lane:
 
     Parameters
     ----------
-    bench : Bench
+    bench : Topology
         Its client ranks and their clients.
     control, data : MPI.Intracomm
         Communicators of the server (rank 0) and the client ranks, one for calls and one for everything large.
@@ -41,7 +41,7 @@ class Lane:
     """
 
     def __init__(
-        self, bench: Bench, control: Any, data: Any, layout: Layout, clients: int, bandwidth: Bandwidth
+        self, bench: Topology, control: Any, data: Any, layout: Layout, clients: int, bandwidth: Bandwidth
     ) -> None:
         self.bench, self.control, self.data, self.run_clients = bench, control, data, clients
         self.bandwidth = bandwidth

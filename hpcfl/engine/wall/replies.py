@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from hpcfl.base.types import Floats
-from hpcfl.comm.message import State
+from hpcfl.base.types import Floats, State
 from hpcfl.comm.packing import Packing, as_bytes
-from hpcfl.comm.placement import Bench
+from hpcfl.comm.placement import Topology
 from hpcfl.comm.transport import Arrays, Like, Saved
 
 
@@ -34,7 +33,7 @@ class Scoring:
 class Saving:
     """The personal state of a lane's clients, packed rank by rank and client by client: their shapes may differ."""
 
-    def __init__(self, bench: Bench, like: Like) -> None:
+    def __init__(self, bench: Topology, like: Like) -> None:
         self.bench = bench
         self.packings = [Packing(named({client: like(client) for client in own})) for own in bench.hosted]
         self.counts = [0, *(packing.nbytes for packing in self.packings)]

@@ -9,7 +9,7 @@ import numpy as np
 from hpcfl.base.errors import Interrupted
 from hpcfl.base.types import Floats, Ints
 from hpcfl.comm.transport import Arrays, Saved
-from hpcfl.engine.iterated import found
+from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import Rounds
 from hpcfl.engine.record import Record, released
@@ -47,7 +47,7 @@ class RealTime(Rounds):
 
     def release(self, now: Progress, record: Record) -> bool:
         """Let the client ranks sleep, once; who is late then goes on, and is not asked again."""
-        if self.kept is None and self.job.algorithm.over(now.round):
+        if self.kept is None and self.job.algorithm.clients_done(now.round):
             self.kept, ranks = self.server.release(self.last)
             record.news.append(released(ranks))
         return False
@@ -56,10 +56,11 @@ class RealTime(Rounds):
         """Run the next round until its rule closes it; what more is asked of its messages, the server answers alone."""
         plan, sums = self._closed(now, record)
         record.gradients, record.rejected, record.norms = sums.gradients, sums.rejected, sums.norms
-        if self.job.keeps:
+        if self.job.iterated is not None:
             with record.timed("server_seconds"):
                 messages = sums.messages(self.job.keeps, self.job.task.device)
-                sums.found = found(self.job.algorithm, self.job.task, now.shared, messages, lambda own: own)
+                device = self.job.task.device
+                sums.iterated = iterate(self.job.iterated, now.shared, messages, lambda own: own, device)
         return plan, sums
 
     def _closed(self, now: Progress, record: Record) -> tuple[Plan, Held]:
@@ -100,7 +101,7 @@ def last_saved(job: Job, load: Callable[[list[int]], dict[int, Arrays]]) -> Call
     """Return a function that looks up personal state: what `load` finds, or the state before the first visit."""
 
     def first(client: int) -> Arrays:
-        return {name: value.cpu().numpy() for name, value in job.algorithm.enter(job.task, client).items()}
+        return {name: value.cpu().numpy() for name, value in job.algorithm.init_client(job.task, client).items()}
 
     def last(clients: Ints) -> dict[int, Arrays]:
         found = load(clients.tolist())

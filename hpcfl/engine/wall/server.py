@@ -12,9 +12,8 @@ import numpy as np
 
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.memory import freeze
-from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.message import State
-from hpcfl.comm.packing import Bytes, Packing, public
+from hpcfl.base.types import Floats, Ints, State
+from hpcfl.comm.packing import Bytes, Packing
 from hpcfl.comm.transport import Arrays, Saved, idle
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Fleet
@@ -51,7 +50,7 @@ class Server:
         self.missed: list[int] = []
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
         self.planner = job.planner
-        self.packing = Packing(public(job.algorithm.start(job.task)))
+        self.packing = Packing(job.algorithm.init_server(job.task))
         self.limits: Floats | None = None
         self.size = 1 + sum(len(lane.bench.ranks) for lane in fleet.lanes)
 
@@ -159,7 +158,7 @@ class Server:
 
     def _state(self, shared: State) -> list[Bytes]:
         """Return the shared state as it is sent: the tensors' own memory, so they are never changed in place."""
-        return self.packing.sent(public(shared))
+        return self.packing.sent(shared)
 
     # everything else that is asked of the lanes
 

@@ -15,7 +15,7 @@ from hpcfl import store
 from hpcfl.base.errors import Diverged, Interrupted, Stopped, ended
 from hpcfl.comm.launcher import has_cuda, has_ulfm
 from hpcfl.comm.mpi import Bandwidth
-from hpcfl.comm.placement import Bench, benches
+from hpcfl.comm.placement import Topology, lane_topologies
 from hpcfl.comm.transport import Arrays
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.stopping import Stop
@@ -32,10 +32,10 @@ def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop:
     """Return the server's rounds over lanes, from `now` on; the client ranks call `served` meanwhile."""
     bandwidth = Bandwidth()
 
-    def lane(bench: Bench, number: int) -> Lane:
+    def lane(bench: Topology, number: int) -> Lane:
         return Lane(bench, *_connected(comm, bench, number), job.layout, job.config.clients, bandwidth)
 
-    rows = benches(job.config.lane_width, hosts, job.chunks)
+    rows = lane_topologies(job.config.lane_width, hosts, job.chunks)
     lanes = [lane(bench, number) for number, bench in enumerate(rows)]
     spare = {
         rank: lane(bench.single(seat), _spare(rank, comm))
@@ -67,7 +67,7 @@ def served(
 ) -> Stopped | None:
     """Serve as a client rank until the server says that the run is over; return whether it was stopped."""
     rank = comm.Get_rank()
-    rows = benches(job.config.lane_width, hosts, job.chunks)
+    rows = lane_topologies(job.config.lane_width, hosts, job.chunks)
     number, bench = next((number, bench) for number, bench in enumerate(rows) if rank in bench.ranks)
     seat = bench.ranks.index(rank)
     connected = _connected(comm, bench, number)
@@ -106,7 +106,7 @@ def _drop(stopped: Stopped | None) -> NoReturn:
     os._exit(0 if stopped is None else stopped.code)
 
 
-def _may_fall_apart(bench: Bench, comm: MPI.Intracomm) -> bool:
+def _may_fall_apart(bench: Topology, comm: MPI.Intracomm) -> bool:
     return len(bench.ranks) > 1 and has_ulfm(comm)
 
 
@@ -115,7 +115,7 @@ def _spare(rank: int, comm: MPI.Intracomm) -> int:
     return int(comm.Get_size()) + rank
 
 
-def _connected(comm: MPI.Intracomm, bench: Bench, number: int) -> tuple[Any, Any]:
+def _connected(comm: MPI.Intracomm, bench: Topology, number: int) -> tuple[Any, Any]:
     """Return a lane's two communicators; rank 0 is the server, then come the seats in their order."""
     group = comm.Get_group().Incl([0, *bench.ranks])
     control = comm.Create_group(group, 2 * number)

@@ -7,29 +7,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpcfl.base.rng import keyed
-from hpcfl.models.modules.layers import Place
+from hpcfl.base.rng import StepKey
 
 PADDING = 4
 
 
-def augmented(x: Tensor, place: Place, black: float) -> Tensor:
+def augmented(x: Tensor, key: StepKey, black: float) -> Tensor:
     """Return images of the same size, cropped at random from a padded copy, mirrored with chance 1/2.
 
     Parameters
     ----------
     x : Tensor
         Images, float32 ``[c, B, C, H, W]``.
-    place : tuple
-        Seed, round, the c clients and step, which key the draws.
     black : float
         What the padding of 4 pixels on each side holds.
     """
-    seed, round_, clients, step = place
-    clients_, batch, channels, height, width = x.shape
+    clients, batch, channels, height, width = x.shape
     # one row of draws per sample, so that a sample's do not depend on how many come after it
-    drawn = np.stack([keyed(seed, "augment", round_, client, step).random((batch, 3)) for client in clients])
-    drawn = drawn.reshape(clients_ * batch, 3)
+    drawn = np.stack([rng.random((batch, 3)) for rng in key.generators("augment")])
+    drawn = drawn.reshape(clients * batch, 3)
     corners = (drawn[:, :2] * (2 * PADDING + 1)).astype(np.int64)
     rows = corners[:, :1] + np.arange(height)
     columns = corners[:, 1:] + np.arange(width)

@@ -1,4 +1,4 @@
-"""Running one stage of a model for a chunk of clients, each with parameters of its own.
+"""Running one layer of a model for a chunk of clients, each with parameters of its own.
 
 Everything here has a leading client axis: parameters ``[c, …]``, activations ``[c, B, …]``.
 """
@@ -13,12 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from hpcfl.base.rng import key_as_seed, keyed
-from hpcfl.comm.message import State
+from hpcfl.base.rng import StepKey, key_as_seed
+from hpcfl.base.types import State
 
 KINKED = nn.ReLU, nn.LeakyReLU, nn.Hardtanh, nn.MaxPool1d, nn.MaxPool2d
-Place = tuple[int, int, "list[int]", int]
-"""Where random numbers belong: seed, round, client ids of the chunk's rows, step."""
 
 
 class Dropout(nn.Module):
@@ -35,19 +33,15 @@ class Dropout(nn.Module):
         """Return x: outside a training step nothing is dropped."""
         return x
 
-    def dropped(self, x: Tensor, place: Place, number: int) -> Tensor:
+    def dropped(self, x: Tensor, key: StepKey, number: int) -> Tensor:
         """Return x ``[c, B, …]`` with units dropped and the rest scaled by 1/(1 − chance)."""
-        seed, round_, clients, step = place
-        kept = [
-            keyed(seed, f"dropout {number}", round_, client, step).random(x.shape[1:], dtype="float32") >= self.chance
-            for client in clients
-        ]
+        kept = [rng.random(x.shape[1:], dtype="float32") >= self.chance for rng in key.generators(f"dropout {number}")]
         mask = torch.stack([torch.from_numpy(rows) for rows in kept]).to(x.device)
         return x * mask / (1.0 - self.chance)
 
 
-class Stage:
-    """One named stage: its modules, its tensors' names, and how to run it for a chunk."""
+class Layer:
+    """One named layer: its modules, its tensors' names, and how to run it for a chunk."""
 
     def __init__(self, name: str, modules: nn.Sequential, number: int) -> None:
         self.name = name
@@ -57,15 +51,15 @@ class Stage:
         self.modules = list(modules)
         self.tensors = {f"{name}.{key}": value for m in modules for key, value in m.named_parameters()}
         if any(True for _ in modules.buffers()):
-            raise NotImplementedError(f"stage {name}: modules with buffers are not supported")
+            raise NotImplementedError(f"layer {name}: modules with buffers are not supported")
 
     @property
-    def foreign(self) -> bool:
-        """Whether the stage has a dropout that cannot be batched."""
+    def unbatched(self) -> bool:
+        """Whether the layer has a dropout that cannot be batched."""
         return any(isinstance(module, nn.modules.dropout._DropoutNd) for module in self.modules)
 
     @property
-    def kinks(self) -> list[str]:
+    def nonsmooth(self) -> list[str]:
         """Kinds of modules that are continuous, but whose gradients are not Lipschitz."""
         return [
             type(module).__name__
@@ -74,19 +68,19 @@ class Stage:
         ]
 
     @property
-    def draws(self) -> bool:
-        """Whether the stage has a dropout, and so gives something else in each training step."""
-        return self.foreign or any(isinstance(module, Dropout) for module in self.modules)
+    def random(self) -> bool:
+        """Whether the layer has a dropout, and so gives something else in each training step."""
+        return self.unbatched or any(isinstance(module, Dropout) for module in self.modules)
 
-    def __call__(self, params: dict[str, Tensor], x: Tensor, place: Place | None) -> Tensor:
-        """Return the stage's output ``[c, B, …]``; `place` is None outside training."""
+    def __call__(self, params: dict[str, Tensor], x: Tensor, key: StepKey | None) -> Tensor:
+        """Return the layer's output ``[c, B, …]``; `key` is None outside training."""
         for module, names in zip(self.modules, self.names):
             if names:
                 x = _own_parameters(module, {key: params[name] for key, name in names.items()}, x)
             elif isinstance(module, Dropout):
-                x = x if place is None else module.dropped(x, place, self.number)
+                x = x if key is None else module.dropped(x, key, self.number)
             elif isinstance(module, nn.modules.dropout._DropoutNd):
-                x = x if place is None else _foreign_dropout(module, x, place, self.number)
+                x = x if key is None else _foreign_dropout(module, x, key, self.number)
             else:
                 x = module(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return x
@@ -114,9 +108,9 @@ def _call(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:
     return result
 
 
-def _foreign_dropout(module: nn.Module, x: Tensor, place: Place, number: int) -> Tensor:
+def _foreign_dropout(module: nn.Module, x: Tensor, key: StepKey, number: int) -> Tensor:
     """Run a dropout that takes no generator client by client, each under a keyed global seed."""
-    seed, round_, clients, step = place
+    seed, round_, clients, step = key
     rows = []
     for client, row in zip(clients, x):
         with torch.random.fork_rng(devices=[]):
@@ -126,8 +120,8 @@ def _foreign_dropout(module: nn.Module, x: Tensor, place: Place, number: int) ->
 
 
 @dataclass(frozen=True)
-class Trace:
-    """What one stage's backward pass needs: its leaves, and the output of the clients that will go through it."""
+class Tape:
+    """What one layer's backward pass needs: its leaves, and the output of the clients that will go through it."""
 
     params: State
     x: Tensor
@@ -135,24 +129,23 @@ class Trace:
     whole: Tensor
 
     @classmethod
-    def of(cls, stage: Stage, params: State, x: Tensor, count: int, place: Place) -> Trace:
-        """Run the stage for all rows, building a graph only for the first `count`: the others stop before it."""
-        own = {name: params[name] for name in stage.tensors}
-        seed, round_, clients, step = place
+    def record(cls, layer: Layer, params: State, x: Tensor, count: int, key: StepKey) -> Tape:
+        """Run the layer for all rows, building a graph only for the first `count`: the others stop before it."""
+        own = {name: params[name] for name in layer.tensors}
         leaves = {name: value[:count].detach().requires_grad_() for name, value in own.items()}
-        inputs = x[:count].detach().requires_grad_(stage.number > 0)
+        inputs = x[:count].detach().requires_grad_(layer.number > 0)
         parts = []
         if count:
-            parts.append(stage(leaves, inputs, (seed, round_, clients[:count], step)))
+            parts.append(layer(leaves, inputs, key._replace(clients=key.clients[:count])))
         if count < len(x):
             with torch.no_grad():
                 rest = {name: value[count:] for name, value in own.items()}
-                parts.append(stage(rest, x[count:].detach(), (seed, round_, clients[count:], step)))
+                parts.append(layer(rest, x[count:].detach(), key._replace(clients=key.clients[count:])))
         tracked = parts[0] if count else x.new_zeros(0)
         return cls(leaves, inputs, tracked, parts[0] if len(parts) == 1 else torch.cat(parts))
 
-    def back(self, target: Tensor, upstream: Tensor | None) -> tuple[Tensor | None, State]:
-        """Return the gradient at the stage's input (None for the first stage) and those of its tensors."""
+    def backward(self, target: Tensor, upstream: Tensor | None) -> tuple[Tensor | None, State]:
+        """Return the gradient at the layer's input (None for the first layer) and those of its tensors."""
         wanted = [*self.params.values(), *([self.x] if self.x.requires_grad else [])]
         seeds = None if upstream is None else upstream[: len(target)]
         found = list(torch.autograd.grad(target, wanted, seeds))

@@ -1,6 +1,6 @@
 """How slow each client is: one model, one file. A new file is found by itself."""
 
-from hpcfl.base.registry import section, sections
+from hpcfl.base.registry import lookup, registered
 from hpcfl.schedule.speeds.base import Speed
 
 __all__ = ["Speed", "speed_class", "speeds"]
@@ -8,9 +8,9 @@ __all__ = ["Speed", "speed_class", "speeds"]
 
 def speeds() -> dict[str, str]:
     """Return ``{name: module}`` of the speed models there are."""
-    return sections("hpcfl.schedule.speeds", Speed, "model")
+    return registered("hpcfl.schedule.speeds", Speed, "model")
 
 
 def speed_class(name: str) -> type[Speed]:
     """Return the speed model called `name`; UsageError names the nearest where there is none."""
-    return section("hpcfl.schedule.speeds", Speed, name, "speed.model", "model")
+    return lookup("hpcfl.schedule.speeds", Speed, name, "speed.model", "model")

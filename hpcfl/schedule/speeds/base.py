@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from hpcfl.base.config import ConfigBase
 from hpcfl.base.rng import keyed
-from hpcfl.base.section import Section
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.plan import Attempt, Plan
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpcfl.schedule.participation import Participation
 
 
-class Speed(Section):
+class Speed(ConfigBase):
     """Base of the speed models: times first, and depths that follow from them.
 
     Attributes
@@ -99,7 +99,7 @@ class Speed(Section):
         ready = self._ready(attempt)
         return np.where(ready.any(1), ready.argmax(1), attempt.layers).astype(np.int64) + 1
 
-    def arrival_probability(self, attempt: Attempt) -> Floats:
+    def arrival(self, attempt: Attempt) -> Floats:
         """Return ``P[d_u <= l]`` before this round's times are drawn, float64 [n, L]."""
         return self._ready(attempt).astype(np.float64)
 
@@ -108,5 +108,5 @@ class Speed(Section):
 
     def miss_probability(self, attempt: Attempt) -> Floats:
         """Return ``P[nobody reaches l]``, float64 [L]; the product form holds for independent clients."""
-        chance: Floats = np.prod(1.0 - self.arrival_probability(attempt), axis=0)
+        chance: Floats = np.prod(1.0 - self.arrival(attempt), axis=0)
         return chance

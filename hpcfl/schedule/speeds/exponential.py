@@ -32,7 +32,7 @@ class Exponential(Memoryless):
         if self.sorted and self.kind == "dynamic":
             raise UsageError(
                 "speed.sorted = true numbers clients by their mean times, and speed.kind = 'dynamic' gives no others; "
-                "nearest: speed.kind = 'dynamic-rate'"
+                "did you mean speed.kind = 'dynamic-rate'?"
             )
 
     @property

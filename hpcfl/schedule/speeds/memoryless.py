@@ -41,9 +41,9 @@ class Memoryless(Speed):
             times = times * rng.exponential(1.0, attempt.clients)
         return times[attempt.cohort]
 
-    def arrival_probability(self, attempt: Attempt) -> Floats:
+    def arrival(self, attempt: Attempt) -> Floats:
         """Return ``1 − exp(−closes_after / (mean · work_fraction))`` where times are drawn anew, float64 [n, L]."""
         if not self.redrawn:
-            return super().arrival_probability(attempt)
+            return super().arrival(attempt)
         means = self.paces(attempt.seed, attempt.clients)[attempt.cohort]
         return 1.0 - np.exp(-attempt.closes_after / np.outer(means, attempt.work_fractions))

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import SerializeAsAny, field_validator
 
+from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.base.registry import section
-from hpcfl.base.section import Section
+from hpcfl.base.registry import lookup
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt, Plan
@@ -23,7 +23,7 @@ from hpcfl.schedule.speeds.base import Speed
 COLUMNS = ("cohort", "version", "depth", "visit_seconds", "round_seconds", "repeats", "deadline")
 
 
-class Recorded(Section):
+class Recorded(ConfigBase):
     """What of a recorded run's config its rounds followed from."""
 
     seed: int
@@ -41,12 +41,12 @@ class Recorded(Section):
             If it is none.
         """
         table = json.loads(text)
-        speed = section("hpcfl.schedule.speeds", Speed, table["speed"]["model"], "speed.model", "model")
+        speed = lookup("hpcfl.schedule.speeds", Speed, table["speed"]["model"], "speed.model", "model")
         return cls(
             seed=table["seed"],
             clock=table["clock"],
-            speed=speed.model_validate_json(json.dumps(table["speed"])),
-            participation=Participation.model_validate_json(json.dumps(table["participation"])),
+            speed=speed.from_table(table["speed"], "speed", recorded=True),
+            participation=Participation.from_table(table["participation"], "participation", recorded=True),
         )
 
 
@@ -140,7 +140,7 @@ class Trace(Speed):
         for name, there, wanted in (("clients", tape.cohort.shape[1], clients), ("rounds", tape.rounds, rounds)):
             if there < wanted or (there > wanted and name == "clients"):
                 raise UsageError(
-                    f"speed.run: '{self.run}' recorded {there} {name}, got {wanted}; nearest: {name} = {there}"
+                    f"speed.run: '{self.run}' recorded {there} {name}, got {wanted}; did you mean {name} = {there}?"
                 )
         if layers not in (None, tape.layers):
             raise UsageError(
@@ -192,8 +192,8 @@ class Trace(Speed):
         seconds: Floats = self.tape.seconds[attempt.round, attempt.cohort]
         return seconds
 
-    def arrival_probability(self, attempt: Attempt) -> Floats:
-        return self.tape.config.speed.arrival_probability(attempt)
+    def arrival(self, attempt: Attempt) -> Floats:
+        return self.tape.config.speed.arrival(attempt)
 
     def miss_probability(self, attempt: Attempt) -> Floats:
         return self.tape.config.speed.miss_probability(attempt)

@@ -34,7 +34,7 @@ class UniformDepth(Speed):
         if not 0 <= self.stragglers <= 1:
             near = min(max(self.stragglers, 0.0), 1.0)
             raise UsageError(
-                f"speed.stragglers: expected a share between 0 and 1, got {self.stragglers}; nearest: {near}"
+                f"speed.stragglers: expected a share between 0 and 1, got {self.stragglers}; did you mean {near}?"
             )
         if not participation.by_time:
             raise UsageError(
@@ -74,7 +74,7 @@ class UniformDepth(Speed):
         paces: Floats = 2 * attempt.closes_after / (done[depth] + done[depth - 1])
         return paces
 
-    def arrival_probability(self, attempt: Attempt) -> Floats:
+    def arrival(self, attempt: Attempt) -> Floats:
         invited = len(attempt.cohort)
         late = np.full(invited, self._count(attempt) / invited) if self.redraw else self._late(attempt)
         return 1.0 - late[:, None] * (1.0 - self._cumulative(attempt.layers))

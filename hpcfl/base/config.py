@@ -1,0 +1,66 @@
+"""The base of every section of the config, and how its keys are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hpcfl.base.errors import UsageError, did_you_mean
+
+C = TypeVar("C", bound="ConfigBase")
+
+
+class ConfigBase(BaseModel):
+    """A part of the config: immutable, no unknown keys, no conversions, no infinities.
+
+    The string below a field is its key's meaning. A key that had another name stands in `renamed`: the old name is
+    refused with the new one, and understood in the configs that runs have recorded.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def from_table(cls: type[C], table: Any, where: str, recorded: bool = False) -> C:
+        """Return the section in a table; UsageError names the key under `where`. A `recorded` one may have old keys."""
+        if recorded:
+            table = {cls.renamed.get(key, key): value for key, value in table.items()}
+        # through JSON, so that a list may stand for a tuple while all else stays strict
+        return checked(lambda: cls.model_validate_json(json.dumps(table, default=str)), cls, where)
+
+
+def checked(make: Callable[[], C], cls: type[C], where: str) -> C:
+    """Return what `make` makes; UsageError says in one line what is wrong first."""
+    try:
+        return make()
+    except ValidationError as error:
+        raise UsageError(_line(error, cls, where)) from None
+
+
+def unknown(cls: type[ConfigBase], key: str, where: str = "") -> str:
+    """Return the line that refuses a key that a section does not have."""
+    path = f"{where}.{key}" if where else key
+    if key in cls.renamed:
+        return f"{path} is now called {where}{'.' * bool(where)}{cls.renamed[key]}"
+    return f"{path}: unknown key{did_you_mean(key, cls.model_fields)}"
+
+
+def _line(error: ValidationError, cls: type[ConfigBase], where: str) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in (where, *first["loc"][:1]) if part != "")
+    if first["type"] == "extra_forbidden":
+        return unknown(cls, str(first["loc"][-1]), where)
+    if first["type"] == "missing":
+        return f"{key}: missing"
+    message = first["msg"].replace("Input should be", "expected").replace(" a valid ", " ").lower()
+    message = message.removeprefix("value error, ")
+    value = first["input"]
+    choice = first.get("ctx", {}).get("expected", "")
+    choices = choice.replace("'", "").replace(" or ", ", ").split(", ")
+    hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+    return f"{key}: {message}, got {value!r}{hint if choice and 'did you' in hint else ''}"

@@ -1,0 +1,133 @@
+"""What every algorithm in the package must keep, the README's example included; a new file is tested by itself."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.runs import play, resume, same, table
+from hpcfl import config as configs
+from hpcfl import store
+from hpcfl.algorithms import algorithm_class, algorithms
+from hpcfl.base.errors import UsageError
+from hpcfl.commands import list as catalogue
+
+NAMES = sorted(algorithms())
+FORBIDDEN = (
+    *("mpi4py", "h5py", "time", "os", "pathlib"),
+    *("hpcfl.store", "hpcfl.comm.collective", "hpcfl.engine.wall", "hpcfl.comm.mpi", "hpcfl.engine.loop"),
+)
+
+OWN = {  # problems of those that need one of their own, and less work than by default
+    "fedhenn": {"algorithm": {"name": "fedhenn", "alignment": 12}},
+    "fedlrgd": {  # as the paper prints it: inverses go to the clients, sums come back one by one
+        "precision": "double",
+        "data": {"name": "unit_cube", "samples": 12, "server": 5, "heterogeneity": 0.5},
+        "model": {"name": "glm", "ridge": 0.1},
+        "algorithm": {
+            **{"name": "fedlrgd", "rank": 4, "lr": 0.7, "steps": 3, "solve_at": "client", "pipelined": True},
+        },
+    },
+    "fedrep": {"algorithm": {"name": "fedrep", "head_epochs": 2}},
+    "flic": {  # clients in chunks of one width and of several, embeddings that align before a first visit
+        "data": {
+            **{"name": "linear_mapping", "labels": 6, "informative": 3, "least": 4, "most": 5, "samples_per_class": 40},
+            **{"spread": 2.0, "thinning": False},
+        },
+        "model": {"name": "latent", "widths": [8], "dimension": 4, "hidden": [6]},
+        "algorithm": {
+            **{"name": "flic", "epochs": 1, "batch": 20, "draws": 4, "lr": 0.02, "pretrain": 1},
+            **{"lambda1": 0.1, "lambda2": 0.1, "average": "holders", "factors": True},
+            **{"reduction": "bures", "iterations": 3},
+        },
+    },
+    "linear_fedrep": {
+        "data": {"name": "linear"},
+        "model": {"name": "linear"},
+        "speed": {"model": "exponential", "kind": "dynamic"},  # a first round for everybody has no deadline
+    },
+}
+
+pytestmark = pytest.mark.parametrize("name", NAMES)
+
+
+def values(name: str, batched: bool = True) -> dict[str, Any]:
+    """Return a small run with an algorithm's defaults or nearly so, two thirds of the clients late."""
+    late = {"model": "uniform-depth", "stragglers": 0.7}
+    found = table("salf", "mlp", batched, algorithm={"name": name}, speed=late)
+    return found | OWN.get(name, {})
+
+
+def test_is_documented_in_the_catalogue(name: str) -> None:
+    lines = list(catalogue.lines())
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"  {name}: ") and line.endswith("."))
+    keys = [key for key in algorithm_class(name).model_fields if key != "name"]
+    for key, line in zip(keys, lines[start + 1 :]):
+        _, _, text = line.partition(f"    {key} = ")
+        assert "  " in text, f"{name}.{key} has no text: {line}"
+
+
+def test_refuses_unknown_keys_and_other_types(name: str) -> None:
+    for bad in ({"no_such_key": 1}, {"lr": "0.1"}, {"lr": True}):
+        with pytest.raises(UsageError, match=r"^algorithm\."):
+            configs.from_table(values(name) | {"algorithm": {"name": name, **bad}})
+
+
+def test_knows_no_transport_files_clocks_or_other_algorithms(name: str) -> None:
+    source = inspect.getsource(sys.modules[algorithms()[name]])
+    imported = [
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    ]
+    cls = algorithm_class(name)  # what is another method with something more may know that one
+    others = {module for other, module in algorithms().items() if not issubclass(cls, algorithm_class(other))}
+    assert not [module for module in imported if module in others or str(module).startswith(FORBIDDEN)]
+
+
+@pytest.mark.mpi
+def test_one_rank_equals_n(world: Any, shared_dir: Path, name: str) -> None:
+    same(
+        play(world, values(name), shared_dir / "ranks", world.comm), play(world, values(name), shared_dir / "one", None)
+    )
+
+
+def test_batched_equals_single(solo: Any, tmp_path: Path, name: str) -> None:
+    runs = [play(solo, values(name, batched), tmp_path / str(batched), None) for batched in (True, False)]
+    one, other = (store.load(store.latest(run)).shared for run in runs)  # type: ignore[arg-type]
+    for key in one:
+        np.testing.assert_allclose(one[key], other[key], atol=1e-5, err_msg=key)
+
+
+def test_resumed_equals_uninterrupted(solo: Any, tmp_path: Path, name: str) -> None:
+    whole = play(solo, values(name), tmp_path / "whole", None)
+    half = play(solo, values(name), tmp_path / "half", None)
+    resume(solo, half, 2, None)
+    same(half, whole)
+
+
+def test_a_round_without_visits_changes_nothing(solo: Any, tmp_path: Path, name: str) -> None:
+    nobody = {"model": "exponential", "rate": 1e-6}
+    run = play(solo, values(name) | {"speed": nobody}, tmp_path / "void", None)
+    data = store.open_run(run)
+    first = int(algorithm_class(name)(name=name).invites_all(0))  # such a round waits for everybody
+    assert (data["void"].values[first:] == 1).all()
+    saved = [store.load(path).shared for path in sorted((run / "checkpoints").iterdir())]
+    for key in saved[0]:
+        np.testing.assert_array_equal(saved[0][key], saved[-1][key])
+
+
+def test_learns(solo: Any, tmp_path: Path, name: str) -> None:
+    run = play(solo, values(name) | {"rounds": 16, "speed": {"model": "none"}}, tmp_path / "run", None)
+    data = store.open_run(run)
+    kinds = data["test_loss"], data["client_test_loss"].mean("client"), data["loss"]
+    assert np.isfinite(data["sim_seconds"].values).all()
+    loss = next(kind for kind in kinds if kind.notnull().any()).dropna("round").values
+    assert loss[-1] < loss[0]
+    assert np.isfinite(loss).all()

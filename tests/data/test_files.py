@@ -1,0 +1,792 @@
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_sources import idx_bytes, refused, rng, seeds, write
+
+from hpcfl.data import partition, source_class, sources
+from hpcfl.data.cifar10 import Cifar10
+from hpcfl.data.cifar100 import Cifar100
+from hpcfl.data.digits import Digits
+from hpcfl.data.emnist import Emnist
+from hpcfl.data.femnist import Femnist
+from hpcfl.data.formats import pickles
+from hpcfl.data.sent140 import Sent140, words
+
+
+def pixels_of(features: np.ndarray) -> np.ndarray:
+    """The pixels 0 .. 255 that features in [0, 1] came from."""
+    return np.rint(features * 255).astype(int)
+
+
+def refused_by_all(section: Any, folder: Path | None, *said: str, clients: int = 2) -> str:
+    """Both ways in refuse the files, with the same line, which holds the words."""
+    lines = {refused(section.check, clients, folder), refused(section.federate, clients, 0, folder)}
+    assert len(lines) == 1
+    line = lines.pop()
+    assert all(word in line for word in said), line
+    return line
+
+
+def test_all_of_them_are_found():
+    assert {"cifar10", "cifar100", "emnist", "femnist", "sent140"} <= set(sources())
+    assert not {"cifar", "folder", "glove", "leaf", "pickles"} & set(sources())
+    assert source_class("cifar100") is Cifar100
+
+
+@pytest.mark.parametrize("section", [Cifar10(), Cifar100(), Emnist(), Femnist(), Sent140()], ids=lambda s: s.name)
+def test_a_missing_folder_is_named(section, tmp_path):
+    refused_by_all(section, None, f"data.name = '{section.name}'", "--data-dir", "HPCFL_DATA")
+    refused_by_all(section, tmp_path, f"data.name = '{section.name}'", str(tmp_path))
+
+
+# --- CIFAR --------------------------------------------------------------------------------------------------
+
+N = 12
+IMAGES = np.random.default_rng(1).integers(0, 256, (N, 3, 32, 32)).astype(np.uint8)
+
+
+def labels_of(number: int, classes: int) -> np.ndarray:
+    return (np.arange(N) * 7 + number) % classes
+
+
+def records(number: int, classes: int) -> bytes:
+    """One binary file; the coarse labels of CIFAR-100 are not the fine ones."""
+    fine = labels_of(number, classes).astype(np.uint8)[:, None]
+    head = [fine] if classes == 10 else [fine // 5, fine]
+    return np.concatenate([*head, (IMAGES + number).reshape(N, -1)], axis=1).astype(np.uint8).tobytes()
+
+
+def pickled(number: int, classes: int, protocol: int = 2) -> bytes:
+    key = b"labels" if classes == 10 else b"fine_labels"
+    data = (IMAGES + number).astype(np.uint8).reshape(N, -1)
+    content = {b"data": data, key: labels_of(number, classes).tolist(), b"filenames": [b"a.png"] * N}
+    return pickle.dumps(content, protocol=protocol)
+
+
+FILES = {10: [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"], 100: ["train", "test"]}
+FOLDERS = {(10, "bin"): "cifar-10-batches-bin", (10, "py"): "cifar-10-batches-py"}
+FOLDERS |= {(100, "bin"): "cifar-100-binary", (100, "py"): "cifar-100-python"}
+
+
+def cifar(folder: Path, classes: int, version: str) -> Path:
+    """Write the files of one version; return their folder."""
+    home = folder / FOLDERS[classes, version]
+    home.mkdir()
+    for number, name in enumerate(FILES[classes]):
+        content = records(number, classes) if version == "bin" else pickled(number, classes)
+        (home / (f"{name}.bin" if version == "bin" else name)).write_bytes(content)
+    return home
+
+
+@pytest.mark.parametrize("version", ["bin", "py"])
+@pytest.mark.parametrize("section", [Cifar10(), Cifar100()], ids=lambda s: s.name)
+def test_both_versions_of_cifar_are_read(section, version, tmp_path):
+    classes = section.layout.classes
+    cifar(tmp_path, classes, version)
+    batches = len(FILES[classes]) - 1
+    header = section.check(3, tmp_path)
+    assert (header.train, header.test) == (batches * N, N)
+    assert (header.shapes, header.classes) == (((3, 32, 32),), classes)
+    pool = section.load(0, tmp_path)
+    assert pool.train_pixels.dtype == np.uint8
+    for number in range(batches):
+        own = slice(number * N, (number + 1) * N)
+        assert np.array_equal(pool.train_pixels[own], (IMAGES + number).astype(np.uint8))
+        assert np.array_equal(pool.train_labels[own], labels_of(number, classes))
+    features, labels = section.federate(3, 0, tmp_path).server_test()
+    assert features.dtype == np.float32
+    assert np.array_equal(pixels_of(features), (IMAGES + batches).astype(np.uint8))
+    assert np.array_equal(labels, labels_of(batches, classes))
+
+
+def python2_pickle(data: np.ndarray, labels: list[int]) -> bytes:
+    """What Python 2 and its NumPy wrote: strings of bytes, short opcodes."""
+
+    def text(content: bytes) -> bytes:
+        return b"T" + len(content).to_bytes(4, "little") + content
+
+    def number(value: int) -> bytes:
+        return b"J" + value.to_bytes(4, "little", signed=True)
+
+    empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(" + number(0) + b"t" + text(b"b") + b"tR"
+    dtype = b"cnumpy\ndtype\n(" + text(b"u1") + number(0) + number(1) + b"tR"
+    dtype += b"(" + number(3) + text(b"|") + b"NNN" + number(-1) * 2 + number(0) + b"tb"
+    shape = b"(" + b"".join(map(number, data.shape)) + b"t"
+    array = empty + b"(" + number(1) + shape + dtype + b"\x89" + text(data.tobytes()) + b"tb"
+    held = b"](" + b"".join(map(number, labels)) + b"e"
+    return b"\x80\x02}(" + text(b"data") + array + text(b"labels") + held + b"u."
+
+
+def test_a_pickle_of_python_2_is_read(tmp_path):
+    home = cifar(tmp_path, 10, "py")
+    labels = labels_of(3, 10)[::-1]
+    (home / "test_batch").write_bytes(python2_pickle(IMAGES.reshape(N, -1), labels.tolist()))
+    features, found = Cifar10().federate(2, 0, tmp_path).server_test()
+    assert np.array_equal(pixels_of(features), IMAGES)
+    assert np.array_equal(found, labels)
+
+
+@pytest.mark.parametrize("protocol", range(1, 5))
+def test_pickles_of_any_protocol_are_read(protocol, tmp_path):
+    (tmp_path / "x").write_bytes(pickled(0, 10, protocol))
+    found = pickles.read(tmp_path / "x")
+    assert np.array_equal(found[b"data"], IMAGES.reshape(N, -1))
+
+
+class Foreign:
+    """Unpickled in good faith, it would make a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_pickle_that_would_run_something_is_refused(protocol, tmp_path):
+    home = cifar(tmp_path, 10, "py")
+    harm = tmp_path / "harm"
+    content = {b"data": Foreign(harm), b"labels": [0]}
+    (home / "data_batch_4").write_bytes(pickle.dumps(content, protocol=protocol))
+    refused_by_all(Cifar10(), tmp_path, str(home / "data_batch_4"), f"{os.mkdir.__module__}.mkdir", "not read")
+    assert not harm.exists()
+
+
+@pytest.mark.parametrize("foreign", [b"cbuiltins\neval\n.", b"cnumpy\nload\n.", b"cnumpy\nndarray.tofile\n."])
+def test_globals_beside_those_of_arrays_are_refused(foreign, tmp_path):
+    (tmp_path / "x").write_bytes(b"\x80\x02" + foreign)
+    module, name = foreign[1:-2].decode().split("\n")
+    assert f"x: refers to '{module}.{name}'" in refused(pickles.read, tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", [b"e\nval", b"\x1b[31m" + b"x" * 200])
+def test_what_a_refused_file_says_is_one_short_line(name, tmp_path):
+    text = b"\x8c\x08builtins\x8c" + bytes([len(name)]) + name
+    (tmp_path / "x").write_bytes(b"\x80\x04" + text + b"\x93.")
+    said = refused(pickles.read, tmp_path / "x")
+    assert said.isprintable()
+    assert len(said) < len(str(tmp_path)) + 200
+
+
+class Reduced:
+    """Pickled as a call of something with arguments, then given a state."""
+
+    def __init__(self, *how: Any) -> None:
+        self.how = how
+
+    def __reduce__(self):
+        return self.how
+
+
+REBUILD = np.zeros(0).__reduce__()[0]
+OBJECTS = {
+    "a call of ndarray": Reduced(np.ndarray, ((1,), "u1")),
+    "a type of objects": Reduced(np.dtype, ("O",)),
+    "a type of records": Reduced(np.dtype, ([("x", "O")],)),
+    "a forged type": Reduced(np.dtype, ("u8", False, True), (3, "<", None, ("x",), {}, 8, 1, 0)),
+    "another order": Reduced(np.dtype, ("u8", False, True), (3, "x")),
+    "an array of nothing": Reduced(REBUILD, (np.ndarray, (0,), b"b"), (1, (1,), None, False, b"A" * 8)),
+    "a shape of its own": Reduced(REBUILD, (np.ndarray, (0,), b"b"), (1, (3,), np.dtype("u8"), False, b"A" * 8)),
+    "a shape below 0": Reduced(REBUILD, (np.ndarray, (0,), b"b"), (1, (-1, -1), np.dtype("u8"), False, b"A" * 8)),
+    "a change of what is called": Reduced(REBUILD, (np.ndarray, (0,), b"b"), (1, (), REBUILD, False, b"")),
+}
+
+
+@pytest.mark.parametrize("case", OBJECTS)
+def test_no_array_is_made_of_anything_but_numbers(case, tmp_path):
+    """With NumPy's own callables these make arrays of pointers to wherever the file says, or raise anything."""
+    (tmp_path / "x").write_bytes(pickle.dumps([OBJECTS[case]], protocol=2))
+    if case == "a forged type":  # taken for what its name says
+        assert isinstance(pickles.read(tmp_path / "x")[0], pickles.Type)
+    else:
+        refused(pickles.read, tmp_path / "x")
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i8", ">f4", "<f8", "?"])
+@pytest.mark.parametrize("protocol", range(1, 5))
+def test_arrays_of_numbers_come_as_they_were(dtype, protocol, tmp_path):
+    values = np.arange(6).reshape(2, 3).astype(dtype)
+    (tmp_path / "x").write_bytes(pickle.dumps((values, np.asfortranarray(values)), protocol=protocol))
+    for found in pickles.read(tmp_path / "x"):
+        assert found.dtype == values.dtype
+        assert np.array_equal(found, values)
+
+
+SOUND = {b"data": IMAGES.reshape(N, -1), b"labels": labels_of(0, 10).tolist()}
+WRONG = {
+    "no dictionary": ([1, 2], "holds a list, expected a dictionary"),
+    "no data": ({b"labels": [1]}, "'data' is NoneType"),
+    "floats": (SOUND | {b"data": np.zeros((N, 3072))}, "'data' is float64 (12, 3072), expected uint8"),
+    "small images": (SOUND | {b"data": IMAGES[:, 0].reshape(N, -1)}, "'data' is uint8 (12, 1024)"),
+    "no labels": ({b"data": SOUND[b"data"], b"fine_labels": [1] * N}, "'labels' is no list of integers"),
+    "float labels": (SOUND | {b"labels": [0.0] * N}, "'labels' is no list of integers"),
+    "vast labels": (SOUND | {b"labels": [2**70] * N}, "'labels' is no list of integers"),
+    "other number": (SOUND | {b"labels": [0] * 5}, "12 images, but 5 labels"),
+    "label beyond": (SOUND | {b"labels": [0, 3, 10] + [0] * 9}, "label 10 of sample 2, expected 0 to 9"),
+    "label below": (SOUND | {b"labels": [-1] * N}, "label -1 of sample 0, expected 0 to 9"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_content_of_a_pickle_is_refused(case, tmp_path):
+    content, said = WRONG[case]
+    home = cifar(tmp_path, 10, "py")
+    (home / "data_batch_2").write_bytes(pickle.dumps(content, protocol=2))
+    refused_by_all(Cifar10(), tmp_path, str(home / "data_batch_2"), said)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2000, -1])
+@pytest.mark.parametrize("version", ["bin", "py"])
+def test_truncated_files_of_cifar_are_refused(version, kept, tmp_path):
+    home = cifar(tmp_path, 10, version)
+    path = home / ("data_batch_5.bin" if version == "bin" else "data_batch_5")
+    path.write_bytes(path.read_bytes()[:kept])
+    refused_by_all(Cifar10(), tmp_path, str(path), "truncated")
+
+
+@pytest.mark.parametrize("version", ["bin", "py"])
+def test_a_batch_of_cifar_that_lost_whole_records_is_refused(version, tmp_path):
+    home = cifar(tmp_path, 10, version)
+    path = home / ("data_batch_1.bin" if version == "bin" else "data_batch_1")
+    fewer = {b"data": SOUND[b"data"][:-1], b"labels": SOUND[b"labels"][:-1]}
+    path.write_bytes(path.read_bytes()[:-3073] if version == "bin" else pickle.dumps(fewer, protocol=2))
+    refused_by_all(Cifar10(), tmp_path, f"{path}: truncated or damaged, {N - 1} records; expected {N} as in data_batch")
+
+
+def test_cifar_10_is_not_taken_for_cifar_100(tmp_path):
+    home = cifar(tmp_path, 100, "bin")
+    (home / "train.bin").write_bytes(records(0, 10))
+    refused_by_all(Cifar100(), tmp_path, "train.bin", "whole records of 3074")
+
+
+@pytest.mark.parametrize("version", ["bin", "py"])
+def test_labels_and_files_of_cifar_are_checked(version, tmp_path):
+    home = cifar(tmp_path, 100, version)
+    suffix = ".bin" if version == "bin" else ""
+    wrong = labels_of(0, 100)
+    wrong[4] = 100
+    if version == "bin":
+        content = bytearray(records(0, 100))
+        content[4 * 3074 + 1] = 100
+        (home / "test.bin").write_bytes(content)
+    else:
+        (home / "test").write_bytes(pickle.dumps(SOUND | {b"fine_labels": wrong.tolist()}, protocol=2))
+    refused_by_all(Cifar100(), tmp_path, f"test{suffix}", "label 100 of sample 4, expected 0 to 99")
+    (home / f"train{suffix}").unlink()
+    refused_by_all(Cifar100(), tmp_path, f"train{suffix}", "no such file")
+
+
+# --- EMNIST -------------------------------------------------------------------------------------------------
+
+STROKES = np.random.default_rng(2).integers(0, 256, (60, 28, 28))
+
+
+def emnist(folder: Path, split: str, labels: np.ndarray, zipped: bool = True) -> None:
+    (folder / "emnist").mkdir(exist_ok=True)
+    for part, n in (("train", 60), ("test", 20)):
+        name = f"emnist-{split}-{part}"
+        write(folder / "emnist" / f"{name}-images-idx3-ubyte", idx_bytes(STROKES[:n]), zipped)
+        write(folder / "emnist" / f"{name}-labels-idx1-ubyte", idx_bytes(labels[:n]), zipped)
+
+
+@pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gz"])
+def test_emnist_is_read_upright(zipped, tmp_path):
+    labels = np.arange(60) % 47
+    emnist(tmp_path, "balanced", labels, zipped)
+    header = Emnist().check(4, tmp_path)
+    assert (header.train, header.test, header.shapes, header.classes) == (60, 20, ((1, 28, 28),), 47)
+    features, found = Emnist().federate(4, 0, tmp_path).server_test()
+    assert np.array_equal(pixels_of(features[:, 0]), STROKES[:20].transpose(0, 2, 1))
+    assert np.array_equal(found, labels[:20])
+
+
+def test_letters_count_from_1(tmp_path):
+    emnist(tmp_path, "letters", np.arange(60) % 26 + 1)
+    section = Emnist(split="letters")
+    assert section.check(2, tmp_path).classes == 26
+    assert np.array_equal(section.load(0, tmp_path).train_labels, np.arange(60) % 26)
+    emnist(tmp_path, "letters", np.arange(60) % 26)
+    refused_by_all(section, tmp_path, "train-labels-idx1-ubyte", "label 0 of sample 0, expected 1 to 26")
+
+
+def test_only_the_first_classes_are_used(tmp_path):
+    labels = np.arange(60) % 47
+    emnist(tmp_path, "byclass", labels)
+    section = Emnist(split="byclass", first_classes=10, partition="shards", classes=5)
+    header = section.check(4, tmp_path)
+    assert (header.train, header.test, header.classes) == (20, 10, 10)
+    pool = section.load(0, tmp_path)
+    assert np.array_equal(pool.train_labels, labels[labels < 10])
+    assert np.array_equal(pool.train_pixels[:, 0], STROKES[labels < 10].transpose(0, 2, 1))
+    federation = section.federate(4, 0, tmp_path)
+    assert [len(set(federation.client(i).train_labels)) for i in range(4)] == [5] * 4
+    refused_by_all(
+        Emnist(split="digits", first_classes=11),
+        tmp_path,
+        "data.first_classes = 11",
+        "'digits' has 10",
+        "did you mean 10",
+    )
+
+
+def test_the_files_of_the_split_are_named(tmp_path):
+    emnist(tmp_path, "balanced", np.arange(60) % 47)
+    refused_by_all(Emnist(split="mnist"), tmp_path, "emnist-mnist-train-images-idx3-ubyte.gz")
+    emnist(tmp_path, "balanced", np.arange(60))
+    refused_by_all(Emnist(), tmp_path, "emnist-balanced-train-labels", "label 47 of sample 47, expected 0 to 46")
+
+
+# --- FEMNIST ------------------------------------------------------------------------------------------------
+
+
+def written(name: str, labels: list[int]) -> dict[str, Any]:
+    """A user's samples: each image has one grey that tells whose it is and which."""
+    first = int(name[1:])
+    return {"x": [[(10 * first + k) / 255] * 784 for k in range(len(labels))], "y": labels}
+
+
+def leaf_file(path: Path, users: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sizes = [len(data["y"]) for data in users.values()]
+    path.write_text(json.dumps({"users": list(users), "num_samples": sizes, "user_data": users}))
+    return path
+
+
+def femnist(folder: Path, home: str = "femnist") -> Path:
+    """Five users in two files; the third has none of the first 10 classes, the fifth is not in the test files."""
+    labels = {"f1": [0, 1, 1, 30, 2], "f2": [3, 3, 4, 4], "f3": [50, 51], "f4": [9, 8, 7, 9], "f5": [5, 6, 5, 6, 5]}
+    users = {name: written(name, own) for name, own in labels.items()}
+    train = folder / home / "train"
+    leaf_file(train / "all_data_1.json", {name: users[name] for name in ("f4", "f5")})
+    leaf_file(train / "all_data_0.json", {name: users[name] for name in ("f1", "f2", "f3")})
+    own = {"f4": written("f4", [7, 9]), "f1": written("f1", [2, 0, 30]), "f2": written("f2", [4])}
+    leaf_file(folder / home / "test" / "all_data_0.json", own | {"f3": written("f3", [50])})
+    return folder
+
+
+def greys(features: np.ndarray) -> list[int]:
+    assert features.shape[1:] == (1, 28, 28)
+    assert np.array_equal(features, np.broadcast_to(features[:, :, :1, :1], features.shape))
+    return pixels_of(features[:, 0, 0, 0]).tolist()
+
+
+@pytest.mark.parametrize("home", ["femnist", "femnist/data"])
+def test_users_of_leaf_files_are_clients(home, tmp_path):
+    femnist(tmp_path, home)
+    header = Femnist().check(5, tmp_path)
+    assert (header.clients, header.train, header.test, header.classes) == (None, 20, 7, 62)
+    federation = Femnist().federate(5, 0, tmp_path)
+    assert federation.train_sizes.tolist() == [5, 4, 2, 4, 5]
+    assert federation.test_sizes.tolist() == [3, 1, 1, 2, 0]
+    assert federation.shapes == [(1, 28, 28)] * 5
+    first, last = federation.client(0), federation.client(3)
+    assert first.train_features.dtype == np.float32
+    assert first.train_features[0, 0, 0, 0] == np.float32(10 / 255)
+    assert greys(first.train_features) == [10, 11, 12, 13, 14]
+    assert first.train_labels.tolist() == [0, 1, 1, 30, 2]
+    assert greys(first.test_features) == [10, 11, 12]
+    assert (greys(last.train_features), last.train_labels.tolist()) == ([40, 41, 42, 43], [9, 8, 7, 9])
+    assert last.test_labels.tolist() == [7, 9]
+    assert federation.server_test()[1].tolist() == [2, 0, 30, 4, 50, 7, 9]
+
+
+def test_users_without_the_first_classes_are_left_out(tmp_path):
+    femnist(tmp_path)
+    section = Femnist(first_classes=10)
+    assert section.check(4, tmp_path).train == 17
+    federation = section.federate(4, 0, tmp_path)
+    assert federation.classes == 10
+    assert [federation.client(i).train_labels.tolist() for i in range(2)] == [[0, 1, 1, 2], [3, 3, 4, 4]]
+    assert greys(federation.client(0).train_features) == [10, 11, 12, 14]
+    assert federation.client(0).test_labels.tolist() == [2, 0]
+    assert federation.client(3).train_labels.tolist() == [5, 6, 5, 6, 5]
+    refused_by_all(
+        section, tmp_path, "clients = 5", "there are 4 users", "first 10 classes", "did you mean 4", clients=5
+    )
+
+
+def test_a_user_keeps_so_many_classes_and_samples(tmp_path):
+    femnist(tmp_path)
+    section = Femnist(first_classes=10, classes=2)
+    seen, alike = set(), []
+    for seed in range(12):
+        federation = section.federate(4, seed, tmp_path)
+        first, third = (set(federation.client(i).train_labels.tolist()) for i in (0, 2))
+        alike.append({label + 7 for label in first} == third)
+        for i, everything in enumerate([[0, 1, 1, 2], [3, 3, 4, 4], [9, 8, 7, 9], [5, 6, 5, 6, 5]]):
+            client = federation.client(i)
+            held = set(client.train_labels.tolist())
+            assert len(held) == 2
+            assert client.train_labels.tolist() == [label for label in everything if label in held]
+            assert set(client.test_labels.tolist()) <= held
+        seen.add(tuple(federation.client(0).train_labels))
+    assert seen == {(0, 1, 1), (0, 2), (1, 1, 2)}
+    assert not all(alike)  # clients draw their classes each by itself
+    limited = Femnist(first_classes=10, samples=3, imbalance=1)
+    sizes = np.stack([limited.federate(4, seed, tmp_path).train_sizes for seed in range(12)])
+    assert {*sizes.flat} == {3, 4}
+    same = [limited.federate(4, 3, tmp_path).client(2).train_labels.tolist() for _ in range(2)]
+    assert same[0] == same[1]
+
+
+def by_user(folder: Path) -> Path:
+    """LEAF's split by user: whose samples are for testing has none for training."""
+    users = {f"f{i}": written(f"f{i}", [0, 1, 0, 1]) for i in range(5)}
+    leaf_file(folder / "femnist" / "train" / "0.json", {name: users[name] for name in ("f0", "f1", "f2")})
+    leaf_file(folder / "femnist" / "test" / "0.json", {name: users[name] for name in ("f3", "f4")})
+    return folder
+
+
+def test_test_samples_of_other_users_are_for_merged_clients_only(tmp_path):
+    home = by_user(tmp_path) / "femnist" / "test"
+    refused_by_all(Femnist(), tmp_path, f"{home}: none of its users is in train/; expected LEAF's split by sample")
+    section = Femnist(merge=True)
+    assert section.check(2, tmp_path).test == 8
+    federation = section.federate(2, 0, tmp_path)
+    assert greys(federation.server_test()[0]) == [30, 31, 32, 33, 40, 41, 42, 43]
+    assert federation.train_sizes.tolist() == [6, 6]
+    assert federation.test_sizes.tolist() == [4, 4]
+
+
+def test_merged_users_without_training_samples_of_the_first_classes_test_the_others(tmp_path):
+    users = {"f0": written("f0", [0, 1, 1]), "f1": written("f1", [50])}
+    leaf_file(tmp_path / "femnist" / "train" / "0.json", users)
+    leaf_file(tmp_path / "femnist" / "test" / "0.json", {"f1": written("f1", [1, 50])})
+    header = Femnist(merge=True, first_classes=10).check(1, tmp_path)
+    assert (header.train, header.test) == (3, 1)
+
+
+def test_a_global_test_set_without_samples_is_none(tmp_path):
+    from hpcfl.learning.task import Task
+    from hpcfl.models.mlp import Mlp
+
+    leaf_file(tmp_path / "femnist" / "train" / "0.json", {"f0": written("f0", [0, 1])})
+    leaf_file(tmp_path / "femnist" / "test" / "0.json", {"f0": written("f0", [50])})
+    federation = Femnist(first_classes=10).federate(1, 0, tmp_path)
+    assert len(federation.server_test()[1]) == 0
+    task = Task(Mlp(hidden=(2,)), federation, 0)
+    assert task.server_tested(task.initial()) is None
+
+
+def test_merged_samples_are_dealt_anew(tmp_path):
+    labels = np.repeat(np.arange(10), 30)
+    for part in ("train", "test"):
+        users = {f"f{i}": written(f"f{i}", labels[i::6].tolist()) for i in range(6)}
+        leaf_file(tmp_path / "femnist" / part / "0.json", users)
+    section = Femnist(merge=True, first_classes=10, classes=3, samples=20, imbalance=5)
+    assert section.check(10, tmp_path).train == 300
+    federation = section.federate(10, 4, tmp_path)
+    assert {len(set(federation.client(i).train_labels)) for i in range(10)} == {3}
+    assert all(set(federation.client(i).test_labels) == set(federation.client(i).train_labels) for i in range(10))
+    assert federation.train_sizes.min() >= 20
+    assert federation.train_sizes.max() <= 25
+    assert len(set(federation.train_sizes.tolist())) > 2
+    every = np.concatenate(federation.train_parts)
+    assert len(np.unique(every)) == len(every)
+    line = refused(Femnist(merge=True, samples=31).federate, 10, 0, tmp_path)
+    assert "data.samples = 31" in line
+    assert line.endswith("did you mean data.samples + data.imbalance = 30?")
+
+
+def test_too_few_samples_name_the_nearest(tmp_path):
+    femnist(tmp_path)
+    line = refused(Femnist(first_classes=10, samples=5).federate, 4, 0, tmp_path)
+    assert "client 0 keeps 5 training samples, but has 4" in line
+    assert "did you mean data.samples + data.imbalance = 4, or data.merge = true" in line
+    assert "needs data.samples" in refused_by_all(Femnist(imbalance=5), tmp_path)
+    refused_by_all(Femnist(first_classes=10, classes=11), tmp_path, "data.classes = 11", "did you mean 10")
+    refused_by_all(Femnist(merge=True), tmp_path, "there are 20 training samples", "did you mean 20", clients=21)
+
+
+def change(user: str, **keys: Any) -> Any:
+    """A change of one user's data in a LEAF file; None removes a key."""
+
+    def changed(content: dict[str, Any]) -> Any:
+        data = content["user_data"][user] | keys
+        content["user_data"][user] = {key: value for key, value in data.items() if value is not None}
+        return content
+
+    return changed
+
+
+def image(*values: Any) -> list[Any]:
+    return [*values, *[0.5] * (784 - len(values))]
+
+
+MALFORMED = {
+    "no users": (lambda c: c["user_data"], "'users' is missing or no list; expected users, num_samples, user_data"),
+    "no sizes": (lambda c: {k: c[k] for k in ("users", "user_data")}, "'num_samples' is missing"),
+    "a list": (lambda c: [c], "holds a list, expected an object"),
+    "other sizes": (lambda c: c | {"num_samples": [4]}, "2 users, but 1 entries in 'num_samples'"),
+    "user names": (lambda c: c | {"users": ["f4", 5]}, "'users' holds other things than names"),
+    "no such user": (lambda c: c | {"users": ["f4", "f9"]}, "user 'f9': expected lists 'x' and 'y'"),
+    "twice": (lambda c: c | {"users": ["f4", "f4"]}, "user 'f4': comes a second time"),
+    "in two files": (change("f4"), None),
+    "no labels": (change("f5", y=None), "user 'f5': expected lists 'x' and 'y'"),
+    "no images": (change("f5", x=3), "user 'f5': expected lists 'x' and 'y'"),
+    "lengths": (change("f5", y=[1, 2]), "user 'f5': 5 samples in 'x', but 2 labels in 'y'"),
+    "num_samples": (change("f4", x=[image()], y=[1]), "user 'f4': 1 samples, but num_samples says 4"),
+    "label": (change("f4", y=[1, 62, 1, 1]), "user 'f4': label 62 of sample 1, expected an integer 0 to 61"),
+    "float label": (change("f4", y=[1, 1, 1, 1.0]), "user 'f4': label 1.0 of sample 3"),
+    "short": (change("f4", x=[image(), image()[1:], image(), image()]), "user 'f4': sample 1 has 783 values"),
+    "no list": (change("f4", x=[image(), image(), 7, image()]), "user 'f4': sample 2 has 0 values, expected 784"),
+    "words": (change("f4", x=[image("a")] * 4), "user 'f4': sample 0 holds 'a', expected numbers"),
+    "null": (change("f4", x=[image(0.1, None)] * 4), "user 'f4': sample 0 holds None, expected numbers"),
+    "beyond": (change("f4", x=[image(0, 1)] * 3 + [image(255)]), "user 'f4': sample 3 has values from 0.5 to 255"),
+    "sizes of words": (lambda c: c | {"num_samples": ["4\n", 5]}, "user 'f4': num_samples is '4\\n', expected an int"),
+    "a truth": (lambda c: c | {"num_samples": [True, 5]}, "user 'f4': num_samples is True, expected an integer"),
+    "nan": (change("f4", x=[image(0.5, float("nan"))] * 4), "user 'f4': sample 0 has values from"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed_leaf_files_are_refused(case, tmp_path):
+    alter, said = MALFORMED[case]
+    path = femnist(tmp_path) / "femnist" / "train" / "all_data_1.json"
+    changed = alter(json.loads(path.read_text()))
+    if case == "in two files":
+        path, said = path.with_name("all_data_2.json"), "user 'f4': comes a second time"
+    path.write_text(json.dumps(changed))
+    refused_by_all(Femnist(), tmp_path, f"{path}: {said}")
+
+
+LONG = "\x1b[31m" + "x" * 500
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda c: c | {"users": [LONG, "f5"]},
+        lambda c: c | {"num_samples": [LONG, 5]},
+        lambda c: c | {"num_samples": [10**400, 5]},
+        change("f4", y=[1, LONG, 1, 1]),
+        change("f4", y=[1, [[LONG] * 9], 1, 1]),
+        change("f4", y=[10**400] * 4),
+        change("f4", x=[image(LONG)] * 4),
+        change("f4", x=[image(0, 10**400)] * 4),
+        change("f4", x=[image(-(10**400), 1)] * 4),
+    ],
+)
+def test_what_a_leaf_file_says_is_one_short_line(alter, tmp_path):
+    path = femnist(tmp_path) / "femnist" / "train" / "all_data_1.json"
+    path.write_text(json.dumps(alter(json.loads(path.read_text()))))
+    line = refused_by_all(Femnist(), tmp_path, f"{path}: user '")
+    assert line.isprintable()
+    assert len(line) < len(str(path)) + 160
+
+
+@pytest.mark.parametrize("content", [b"", b'{"users": ["f4", ', b"\xff\xfe\x00", b"[" * 100_000])
+def test_leaf_files_that_are_not_json_are_refused(content, tmp_path):
+    path = femnist(tmp_path) / "femnist" / "test" / "all_data_0.json"
+    path.write_bytes(content)
+    refused_by_all(Femnist(), tmp_path, f"{path}: truncated or damaged, expected JSON")
+    path.unlink()
+    refused_by_all(Femnist(), tmp_path, f"{path.parent}: has no files *.json")
+
+
+# --- Sentiment140 -------------------------------------------------------------------------------------------
+
+VECTORS = {"good": [1.0, 0.5, -2.0], "day": [0.25, 3.0, 1.0], "!": [4.0, 4.0, 4.0], "unused": [9.0, 9.0, 9.0]}
+TWEETS = [
+    *[("0", "zoe", "bad Day")] * 6,
+    ("2", "zoe", "neither"),
+    *[("4", "amy", "Good day, café!")] * 6,
+    *[("4", "bob", "GOOD")] * 4,
+    *[("0", "bob", "good bad good day !")] * 6,
+    *[("0", "few", "day")] * 3,
+]
+
+
+def sent140(folder: Path, tweets: list[tuple[str, str, str]] = TWEETS, vectors: dict[str, Any] = VECTORS) -> Path:
+    (folder / "sent140").mkdir(exist_ok=True)
+    with (folder / "sent140" / Sent140().file).open("w", encoding="latin-1", newline="") as file:
+        writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+        for number, (polarity, user, text) in enumerate(tweets):
+            writer.writerow([polarity, number, "Mon Apr 06 22:19:45 PDT 2009", "NO_QUERY", user, text])
+    lines = [" ".join([word, *map(str, numbers)]) for word, numbers in vectors.items()]
+    (folder / "sent140" / Sent140().glove).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+SECTION = Sent140(min_samples=5, length=4)
+
+
+def test_words_are_lower_case_and_signs_stand_alone():
+    assert words("Good day,  CAFÉ's!!") == ["good", "day", ",", "café", "'", "s", "!", "!"]
+
+
+def test_the_users_with_most_tweets_are_clients(tmp_path):
+    sent140(tmp_path)
+    header = SECTION.check(3, tmp_path)
+    assert (header.clients, header.train, header.test) == (None, 8 + 5 + 5, 2 + 1 + 1)
+    assert (header.shapes, header.classes) == (((4, 3),), 2)
+    federation = SECTION.federate(3, 0, tmp_path)
+    assert federation.train_sizes.tolist() == [8, 5, 5]  # bob; then amy before zoe
+    assert federation.test_sizes.tolist() == [2, 1, 1]
+    assert federation.server_test() is None
+    zero, good, day, bang = [0.0] * 3, VECTORS["good"], VECTORS["day"], VECTORS["!"]
+    amy, zoe = federation.client(1), federation.client(2)
+    assert amy.train_features.dtype == np.float32
+    assert amy.train_features.tolist() == [[good, day, zero, zero]] * 5  # a comma and a café have no vector
+    assert (amy.train_labels.tolist(), amy.test_labels.tolist()) == ([1] * 5, [1])
+    assert zoe.test_features.tolist() == [[zero, day, zero, zero]]
+    assert zoe.train_labels.tolist() == [0] * 5
+    bob = federation.client(0)
+    wanted = {1: [good, zero, zero, zero], 0: [good, zero, good, day]}
+    assert bob.train_features.tolist() == [wanted[label] for label in bob.train_labels.tolist()]
+    longer = Sent140(min_samples=5, length=5).federate(3, 0, tmp_path).client(0)
+    assert longer.train_features[longer.train_labels == 0][0].tolist() == [good, zero, good, day, bang]
+
+
+def test_the_split_of_a_users_tweets_is_keyed_by_the_seed(tmp_path):
+    sent140(tmp_path)
+    tests = [tuple(SECTION.federate(2, seed, tmp_path).test_parts[0]) for seed in range(8)]
+    assert len(set(tests)) > 3
+    assert tests[5] == tuple(SECTION.federate(2, 5, tmp_path).test_parts[0])
+    federation = SECTION.federate(2, 5, tmp_path)
+    assert sorted([*federation.train_parts[0], *federation.test_parts[0]]) == list(range(10))
+
+
+def test_only_the_most_frequent_words_are_known(tmp_path):
+    sent140(tmp_path)
+    section = Sent140(min_samples=5, length=4, vocabulary=2)  # of bob alone: good 16 times; bad, day and ! 6 times
+    federation = section.federate(1, 0, tmp_path)
+    assert federation.vectors.tolist() == [[0.0] * 3, VECTORS["good"], VECTORS["!"]]
+
+
+def test_too_few_users_are_refused(tmp_path):
+    sent140(tmp_path)
+    refused_by_all(SECTION, tmp_path, "clients = 4", "3 users", "data.min_samples = 5", "did you mean 3", clients=4)
+    refused_by_all(SECTION, tmp_path, "clients = 0", "at least 1", clients=0)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "said"),
+    [
+        ({}, "has no word vectors"),
+        ({"good": [1.0, 2.0], "day": [1.0]}, "line 2 has 1 values, expected 2 as in line 1"),
+        ({"4": [2], "good": [1.0, 2.0]}, "line 2 has 2 values, expected 1 as in line 1"),
+        ({"a": [2], "good": ["1.0x"]}, "line 2 ('good'): expected a word and finite numbers"),
+        ({"a": [2], "good": ["nan"]}, "line 2 ('good'): expected a word and finite numbers"),
+        ({"word": []}, "line 1 ('word'): expected a word and finite numbers"),
+        ({"Good": [1.0], "Day": [2.0]}, "vocabulary mismatch, none of the 6 words"),
+    ],
+)
+def test_wrong_word_vectors_are_refused(vectors, said, tmp_path):
+    path = sent140(tmp_path, vectors=vectors) / "sent140" / "glove.6B.100d.txt"
+    refused_by_all(SECTION, tmp_path, f"{path}: {said}")
+
+
+@pytest.mark.parametrize("name", [Sent140().file, Sent140().glove])
+@pytest.mark.parametrize("lost", [1, 3])
+def test_lines_that_break_off_are_refused(name, lost, tmp_path):
+    path = sent140(tmp_path) / "sent140" / name
+    path.write_bytes(path.read_bytes()[:-lost])
+    refused_by_all(SECTION, tmp_path, f"{path}: truncated: its last line is not complete")
+
+
+def test_word_vectors_that_are_missing_or_no_text_are_refused(tmp_path):
+    path = sent140(tmp_path) / "sent140" / "glove.6B.100d.txt"
+    path.write_bytes(b"good 1.0\n\xff\xfe 2.0\n")
+    refused_by_all(SECTION, tmp_path, f"{path}: truncated or damaged, expected text in UTF-8")
+    path.unlink()
+    refused_by_all(SECTION, tmp_path, f"{path}: no such file")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('"0","1","Mon","NO_QUERY","amy"\n', "line 27 has 5 columns, expected 6 (polarity, id,"),
+        ('"3","1","Mon","NO_QUERY","amy","x"\n', "line 27: polarity '3', expected 0, 2 or 4"),
+        ('"0","1","Mon","NO_QUERY","amy","' + "x" * 140_000 + '"\n', "truncated or damaged, expected CSV"),
+    ],
+)
+def test_malformed_tweets_are_refused(line, said, tmp_path):
+    path = sent140(tmp_path) / "sent140" / Sent140().file
+    path.write_text(path.read_text("latin-1") + line, "latin-1")
+    refused_by_all(SECTION, tmp_path, f"{path}: {said}")
+    path.unlink()
+    refused_by_all(SECTION, tmp_path, f"{path}: no such file")
+
+
+# --- parts of unequal sizes ---------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 20), st.sampled_from(["log-normal", "uniform"]), st.floats(0.01, 1.0), seeds)
+def test_thinned_parts_keep_every_class_and_the_largest_share_all(clients, law, spread, seed):
+    pool = rng(seed).integers(0, 6, 20 * clients)
+    parts = partition.iid(pool, clients, rng(seed))
+    kept = partition.thin(pool, parts, law, spread, rng(seed))
+    assert all(set(own) <= set(part) for own, part in zip(kept, parts))
+    assert all((np.diff(own) > 0).all() for own in kept)
+    assert all(set(pool[own]) == set(pool[part]) for own, part in zip(kept, parts))
+    assert max(map(len, kept)) == 20
+
+
+def test_shares_follow_their_law():
+    pool = np.zeros(400 * 2000, dtype=np.int64)
+    parts = np.split(np.arange(len(pool)), 400)
+    sizes = np.array([len(part) for part in partition.thin(pool, parts, "uniform", 0.4, rng(0))])
+    assert sizes.max() == 2000
+    assert 1200 <= sizes.min() < 1220
+    assert sizes.mean() == pytest.approx(1600, rel=0.02)
+    logs = np.log([len(part) for part in partition.thin(pool, parts, "log-normal", 0.5, rng(0))])
+    assert logs.std() == pytest.approx(0.5, rel=0.08)
+    assert np.median(logs) == pytest.approx(logs.mean(), abs=0.08)
+
+
+@pytest.mark.parametrize("spread", [750.0, 1000.0, 1e300])
+def test_any_spread_leaves_the_largest_part_whole(spread):
+    pool = np.zeros(200, dtype=np.int64)
+    parts = np.split(np.arange(len(pool)), 10)
+    with np.errstate(over="raise", invalid="raise"):
+        kept = partition.thin(pool, parts, "log-normal", spread, rng(0))
+    largest = int(rng(0).standard_normal(10).argmax())
+    assert [len(own) for own in kept] == [20 if i == largest else 1 for i in range(10)]
+
+
+def test_shares_are_those_of_the_law():
+    pool = np.zeros(100 * 1000, dtype=np.int64)
+    parts = np.split(np.arange(len(pool)), 100)
+    law = np.exp(0.5 * rng(7).standard_normal(100))
+    kept = partition.thin(pool, parts, "log-normal", 0.5, rng(7))
+    assert [len(own) for own in kept] == [round(share * 1000) for share in law / law.max()]
+
+
+def test_equal_sizes_change_nothing_and_others_only_training_parts():
+    keys = {"partition": "shards", "classes": 3}
+    plain, named, thinned, again = (
+        Digits(**keys, **more).federate(8, 2, None)
+        for more in ({}, {"sizes": "equal"}, *[{"sizes": "log-normal", "spread": 0.8}] * 2)
+    )
+    for i in range(8):
+        assert np.array_equal(plain.train_parts[i], named.train_parts[i])
+        assert np.array_equal(plain.test_parts[i], thinned.test_parts[i])
+        assert np.array_equal(thinned.train_parts[i], again.train_parts[i])
+        assert set(thinned.train_parts[i]) <= set(plain.train_parts[i])
+        assert len(set(thinned.client(i).train_labels)) == 3
+    assert np.array_equal(thinned.train_sizes, [len(part) for part in thinned.train_parts])
+    assert (thinned.train_sizes < plain.train_sizes).sum() == 7
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"spread": 0.5}, "data.spread = 0.5 has no meaning with data.sizes = 'equal'"),
+        ({"sizes": "uniform"}, "data.sizes = 'uniform' needs data.spread"),
+        ({"sizes": "uniform", "spread": 1.5}, "data.spread = 1.5: the least share is 1 - spread"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(keys, said):
+    refused_by_all(Digits(**keys), None, said)

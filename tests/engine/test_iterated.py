@@ -1,0 +1,340 @@
+"""Further sums over the messages that counted: the geometric median of what clients send, by Weiszfeld's iteration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.runs import table
+from helpers.toys import Rounds, mlp_task, planned, same_bits
+from hpcfl.algorithms import Algorithm, IteratedReduction
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import keyed
+from hpcfl.comm.message import Block
+from hpcfl.comm.packing import ALONE
+from hpcfl.comm.placement import Topology, check_single, cut
+from hpcfl.comm.transport import Alone
+from hpcfl.config import from_table
+from hpcfl.engine.iterated import blank, iterate, keep
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.record import Record
+from hpcfl.engine.simulated import Simulated
+from hpcfl.engine.wall.framing import wire
+from hpcfl.engine.wall.sums import Held, message
+from wall.test_sums import Messages
+
+ITERATIONS, CPU = 4, torch.device("cpu")
+SUMMED = 8 * (1 + 3 * 3 + 1 + 3)  # bytes of one further sum: per block its weight and three grids
+POINT = Block((3,), torch.float64)
+
+
+def point(round_: int, client: int) -> np.ndarray:
+    return keyed(5, "points", round_, client).normal(size=3)
+
+
+class Weiszfeld(IteratedReduction):
+    kept = frozenset({"point"})
+    layout = ({"pull": POINT}, {"inverse": Block((), torch.float64)})
+
+    def query(self, shared):
+        assert shared.keys() == {"centre"}
+        centre = shared["centre"]
+        for _ in range(ITERATIONS):
+            sums = yield {"centre": centre}
+            if not sums.weight("inverse"):
+                return {"nobody": centre}
+            centre = sums.total("pull") / sums.total("inverse")
+        return {"centre": centre}
+
+    def response(self, query, message):
+        value, weight = message["point"]
+        assert value.shape == (len(weight), 3)
+        inverse = 1 / (value - query["centre"]).norm(dim=1)  # infinite at the first centre: where nothing was sent
+        return {"pull": (value * inverse.unsqueeze(1), weight), "inverse": (inverse, weight)}
+
+
+class Median(Algorithm):
+    """Each client sends a point, weighted by its samples; the server moves to their geometric median."""
+
+    name: Literal["median"] = "median"
+
+    @property
+    def iterates(self):
+        return True
+
+    def iterated_reduction(self, task):
+        return Weiszfeld()
+
+    def layers(self, task):
+        return (("point",),)
+
+    def layout(self, task):
+        return ({"loss": Block(())}, {"point": POINT})
+
+    def init_server(self, task):
+        return {"centre": torch.zeros(3, dtype=torch.float64)}
+
+    def client(self, task, shared, personal, visits):
+        points = torch.from_numpy(np.stack([point(visits.round, int(client)) for client in visits.clients]))
+        weight = visits.sizes(len(points))
+        yield {"loss": (points.square().sum(1), weight)}
+        yield {"point": (points, weight)}
+        return personal
+
+    def server(self, task, shared, sums):
+        return shared | {"centre": sums.iterated.get("centre", shared["centre"])}
+
+
+def weiszfeld(points: np.ndarray, weights: np.ndarray, centre: np.ndarray) -> np.ndarray:
+    for _ in range(ITERATIONS):
+        pull = weights / np.sqrt(((points - centre) ** 2).sum(1))
+        centre = (pull[:, None] * points).sum(0) / pull.sum()
+    return centre
+
+
+SIZES = [5, 3, 8, 1, 2, 9, 4]
+
+
+@pytest.mark.parametrize("per_chunk", [1, 3])
+def test_the_median_of_what_counted_is_found(per_chunk: int) -> None:
+    """Of clients 1 and 4 nothing counts in the first round; the second starts where the first ended."""
+    rounds, centre = Rounds(Median(), mlp_task(SIZES), per_chunk), np.zeros(3)
+    for round_, depth in enumerate(([1, 2, 1, 1, 2, 1, 1], [1] * 7)):
+        counted = np.flatnonzero(np.array(depth) == 1)
+        rounds.step(planned(depth, 1, round_))
+        points = np.stack([point(round_, int(client)) for client in counted])
+        centre = weiszfeld(points, np.array(SIZES, float)[counted], centre)
+        np.testing.assert_allclose(rounds.state["centre"].numpy(), centre, rtol=1e-13, atol=0)
+
+
+def test_where_nobody_counted_the_sums_have_weight_0() -> None:
+    sums = Rounds(Median(), mlp_task(SIZES)).step(planned([2] * 7, 1))
+    assert sums.iterated.keys() == {"nobody"}
+
+
+def test_who_keeps_nothing_finds_nothing() -> None:
+    rounds = Rounds(FedAvg(), mlp_task(SIZES))
+    assert (rounds.job.keeps, rounds.job.iterated, rounds.job.algorithm.iterates) == ({}, None, False)
+    assert rounds.step(planned([1] * 7, 3)).iterated == {}
+
+
+def test_only_blocks_of_the_layout_are_kept() -> None:
+    class Misspelt(Weiszfeld):
+        kept = frozenset({"point", "pont"})
+
+    class Wrong(Median):
+        def iterated_reduction(self, task):
+            return Misspelt()
+
+    with pytest.raises(ValueError, match=r"\['pont'\] are no blocks"):
+        Rounds(Wrong(), mlp_task(SIZES)).collect(planned([1] * 7, 1))
+
+
+def test_what_was_not_sent_is_0_and_its_answers_do_not_matter() -> None:
+    """Of four visits two send points, one says that its own is worth nothing, and one sends none."""
+    sent = torch.arange(9.0).reshape(3, 3).t()  # float32, and not as rows lie in memory
+    kept = blank({"point": POINT}, 4, CPU)
+    keep({"loss": (torch.ones(4), torch.ones(4)), "point": (sent, torch.tensor([2.0, 0.0, 1.0]))}, kept)
+    sent.zero_()  # what is kept is a copy
+    value, weight = kept["point"]
+    assert (value.dtype, value.tolist()) == (torch.float64, [[0, 3, 6], [0, 0, 0], [2, 5, 8], [0, 0, 0]])
+    assert weight.tolist() == [2, 0, 1, 0]
+    shared = {"centre": torch.zeros(3, dtype=torch.float64)}  # where an answer to nothing is infinite
+    centre = iterate(Weiszfeld(), shared, [kept], lambda own: own, CPU)["centre"]
+    expected = weiszfeld(np.array([[0.0, 3, 6], [2, 5, 8]]), np.array([2.0, 1.0]), np.zeros(3))
+    np.testing.assert_allclose(centre.numpy(), expected, rtol=1e-13, atol=0)
+
+
+# ---- any number of ranks
+
+
+def in_step(ranks: int) -> Job:
+    """Seven clients in chunks of two, of five invited the first four count."""
+    config, task = from_table(table("fedavg", "mlp", True)), mlp_task(SIZES)
+    chunks = cut(2, config.speed.paces(config.seed, 7), ranks)
+    return Job(config, task, Median(), chunks)
+
+
+def played(job: Job, transport: Any) -> tuple[list[dict[str, torch.Tensor]], Progress, list[tuple[int, int]]]:
+    """What is found in each of three rounds, the state after them, and the bytes received and sent in each."""
+    rounds, now = Simulated(job, transport, 0), job.begin(transport.rank)
+    everything, moved = [], []
+    for _ in range(3):
+        record = Record.open()
+        _, sums = rounds.exchange(now, record)
+        now.shared = job.algorithm.server(job.task, now.shared, sums)
+        now.round += 1
+        everything.append(sums.iterated)
+        moved.append(record.wire)
+    return everything, now, moved
+
+
+@pytest.mark.mpi
+def test_any_number_of_ranks_finds_the_same_to_the_bit(world: Any) -> None:
+    from hpcfl.comm.collective import Tree
+
+    alone, last, _ = played(in_step(1), Alone())
+    assert all(each.keys() == {"centre"} for each in alone)
+    if world.comm is None:
+        return
+    tree = Tree(world.comm)
+    together, now, moved = played(in_step(world.size), tree)
+    tree.leave()
+    assert all(same_bits(one, other) for one, other in zip(alone, together))
+    assert torch.equal(now.shared["centre"], last.shared["centre"])
+    carried = ITERATIONS * SUMMED
+    down, up = 8 * 3, 8 * (1 + 2) + 8 * (1 + 3 * 3)  # the shared state; the sums of the round
+    own = (up + carried, down + carried) if world.rank == 0 else (down + carried, up + carried)
+    assert moved == [own if world.size > 1 else (0, 0)] * 3
+
+
+# ---- real time
+
+
+def slot(visits: list[tuple[int, int]]) -> Any:
+    """A slot of one lane: each rank has sent its client's point with a weight."""
+    groups = wire(Median().layout(None), len(visits))
+    data = [group.empty() for group in groups]
+    for seat, (client, weight) in enumerate(visits):
+        for group, parcel in zip(groups, data):
+            group.sign(parcel, seat, 0.5)
+        groups[1].weigh(data[1], seat, "point", weight)
+        groups[1].value(data[1], "point").copy_(torch.from_numpy(point(0, client)))
+    return Messages(groups, data)
+
+
+def test_messages_that_the_server_holds_give_the_bits_of_simulated_time() -> None:
+    """Clients 0 to 3 are in slots that were summed up and used again, of client 6 the point came too late."""
+    task, shared, blocks = mlp_task(SIZES), Median().init_server(None), {"point": POINT}
+    rounds = Rounds(Median(), task, 1)
+    rounds.now.shared = shared
+    expected = rounds.collect(planned([1] * 6 + [2], 1)).iterated
+    copied = []
+    for client in range(4):
+        passing = slot([(client, SIZES[client])])
+        copied.append(message(passing, 2, blocks, CPU))
+        for parcel in passing.data:
+            parcel[0].fill_(torch.nan)
+    kept = [(slot([(client, SIZES[client])]), 2) for client in (5, 4)] + [(slot([(6, SIZES[6])]), 1)]
+    held = Held(Median().layout(None), 7, np.zeros(1), kept, None, copied)
+    assert same_bits(iterate(Weiszfeld(), shared, held.messages(blocks, CPU), lambda own: own, CPU), expected)
+
+
+def test_large_and_narrow_blocks_are_kept_as_they_were_sent() -> None:
+    """A block that travels by itself, and one of single precision that travels with doubles."""
+    layout = {"large": Block((2, ALONE // 8), torch.float64), "narrow": Block((3,)), "double": Block((), torch.float64)}
+    group = wire((layout,), 1)[0]
+    parcel = group.empty()
+    group.weigh(parcel, 0, "large", 1.0)
+    group.weigh(parcel, 0, "narrow", 123_457.0)
+    group.value(parcel, "large").copy_(torch.arange(ALONE // 4))
+    group.value(parcel, "narrow").copy_(torch.tensor([0.1, 0.2, 0.3]))
+    found = message(Messages([group], [parcel]), 1, layout, CPU)  # type: ignore[arg-type]
+    assert {name: (tuple(value.shape), value.dtype) for name, (value, _) in found.items()} == {
+        name: ((1, *block.shape), block.dtype) for name, block in layout.items()
+    }
+    assert found["large"][0].flatten().tolist() == list(range(ALONE // 4))
+    assert torch.equal(found["narrow"][0], torch.tensor([[0.1, 0.2, 0.3]]))
+    assert [weight.tolist() for _, weight in found.values()] == [[1.0], [123_457.0], [0.0]]
+
+
+def in_real_time(**more: Any) -> Job:
+    """Three clients, one by one."""
+    values = table("fedavg", "mlp", False, clients=3, speed={"model": "none"}, clock="wall")
+    config, task = from_table({**values, "participation": {"close": "all"}, **more}), mlp_task(SIZES[:3])
+    return Job(config, task, Median(), cut(1, np.ones(3), 4))
+
+
+def of_clients(points: list[tuple[int, float]]) -> np.ndarray:
+    """The median where each client's point has its number in every entry, as the stub lanes have it."""
+    return weiszfeld(np.array([[client] * 3 for client, _ in points], float), np.array([w for _, w in points]), START)
+
+
+START = np.array([0.3, 0.4, 0.5])
+
+
+@pytest.mark.mpi
+def test_void_and_late_visits_are_not_asked() -> None:
+    """Client 1 alone is complete at first, which is too few; then 0 and 1 are, and the point of 2 is late."""
+    from hpcfl.engine.wall.rounds import RealTime
+    from wall.test_server import SOON, lanes_of, server_of
+
+    job = in_real_time(participation=SOON)
+    server = server_of(job, lanes_of(job, [[1, 2], [2, 2], [0, 1]]))
+    now = Progress(5, {"centre": torch.from_numpy(START)}, {})
+    record = Record.open()
+    plan, sums = RealTime(job, server, lambda clients: {}).exchange(now, record)
+    assert (plan.repeats, plan.depth.tolist()) == (1, [1, 1, 2])
+    np.testing.assert_allclose(sums.iterated["centre"].numpy(), of_clients([(0, 1.0), (1, 1.0)]), rtol=1e-13)
+    assert record.seconds.keys() == {"wait_seconds", "server_seconds"}
+
+
+@pytest.mark.mpi
+def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
+    """A lane uses its buffers again once a slot is summed up."""
+    from hpcfl.engine.wall.outcome import Tally
+    from wall.test_server import lanes_of
+
+    job = in_real_time()
+    lane = lanes_of(job, [[2]])[0]
+    tally = Tally(job, job.planner.attempt(0, cohort=np.arange(3)), [lane], 0.0)
+
+    def again() -> None:
+        lane.slot.clients = [1]
+        for parcel in lane.slot.data:
+            parcel[0].fill_(0.0)
+        for number in range(2):
+            lane.slot.arrive(number, 1)
+
+    lane.invite(None, [])
+    lane.poll()
+    lane.open_next = again
+    tally.turn(lane)
+    tally.finish(np.inf)
+    held = tally.sums(job.planner.plan(tally.attempt))
+    messages = held.messages(job.keeps, CPU)
+    assert [each["point"][0].tolist() for each in messages] == [[[0.0] * 3], [[1.0] * 3]]
+    assert held.total("point").tolist() == [1.0] * 3
+
+
+@pytest.mark.mpi
+def test_where_nobody_is_invited_the_sums_have_weight_0() -> None:
+    from hpcfl.engine.wall.rounds import RealTime
+    from wall.test_server import server_of
+
+    class Quiet(Median):
+        def invites(self, round):
+            return False
+
+    job = replace(in_real_time(), algorithm=Quiet())
+    rounds, record = RealTime(job, server_of(job, []), lambda clients: {}), Record.open()
+    _, sums = rounds.exchange(Progress(0, Median().init_server(job.task), {}), record)
+    assert sums.iterated.keys() == {"nobody"}
+    assert rounds.together(record, "") == ""
+    assert record.by_rank[2].tolist() == [0.0]  # nobody was waited for
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize("width", [2, "all"])
+def test_lanes_of_several_ranks_are_refused_by_the_config(width: Any) -> None:
+    config = from_table(table("fedavg", "mlp", False, clock="wall", lane_width=width, speed={"model": "none"}))
+    config.check_values()
+    asking = config.model_copy(update={"algorithm": Median()})
+    with pytest.raises(UsageError, match=rf"^lane_width: .*'median'.* expected 1, got {width!r}; did you mean 1\?$"):
+        asking.check_values()
+    asking.model_copy(update={"lane_width": "auto"}).check_values()
+    asking.model_copy(update={"clock": "simulated"}).check_values()
+
+
+@pytest.mark.parametrize("width", ["auto", "node"])
+def test_lanes_of_several_ranks_are_refused_once_they_are_known(width: str) -> None:
+    check_single("median", width, [Topology((1,), ((0,),)), Topology((2,), ((1,),))])
+    with pytest.raises(UsageError, match=rf"^lane_width: .* expected 1, got '{width}'; did you mean 1\?$"):
+        check_single("median", width, [Topology((1,), ((0,),)), Topology((2, 3), ((1,), (2,)))])

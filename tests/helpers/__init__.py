@@ -1,0 +1,1 @@
+"""What tests share: small runs and problems, and jobs that they start."""

@@ -1,0 +1,11 @@
+"""``python tests/helpers/driver.py FOLDER …``: hpcfl with the algorithms in a folder of the test's own."""
+
+from __future__ import annotations
+
+import sys
+
+import hpcfl.algorithms
+from hpcfl.__main__ import main
+
+hpcfl.algorithms.__path__.append(sys.argv.pop(1))
+main()

@@ -1,0 +1,274 @@
+"""A checkpoint is whole or passed over, whatever has happened to its bytes; going on from the one before ends alike."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import hpcfl
+from helpers.launcher import alone
+from helpers.runs import cut_back, play, table
+from hpcfl import store
+from hpcfl.base.errors import RunError
+from hpcfl.cli import main
+from hpcfl.commands.show import digest, summary
+from hpcfl.launch.request import resume_request
+from hpcfl.launch.run import launch
+from hpcfl.store.integrity import USER_BLOCK, damage
+
+KINDS = ("flipped", "truncated", "zeroed")
+BEFORE, NEWEST, ROUNDS = "round-000002.h5", "round-000004.h5", 6
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("mpi") is not None:
+        return
+    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
+        monkeypatch.setattr(f"{module}.launched", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def run(solo: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with personal state that nobody disturbed."""
+    values = table("salf", "mlp", batched=True, rounds=ROUNDS)
+    return play(solo, values, tmp_path_factory.mktemp("integrity") / "whole", None)
+
+
+@pytest.fixture
+def stopped(run: Path, tmp_path: Path) -> Path:
+    """The same run, stopped after its second checkpoint."""
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    cut_back(folder, 4)
+    return folder
+
+
+def damaged(content: bytes, seed: int) -> bytes:
+    """Flip some bits, cut the end off, or write zeros over a piece; something is always another."""
+    draw, found = np.random.default_rng(seed), bytearray(content)
+    kind = KINDS[seed % 3]
+    if kind == "truncated":
+        return content[: draw.integers(len(content))]
+    while bytes(found) == content:
+        if kind == "flipped":
+            for place in draw.integers(len(content), size=draw.integers(1, 9)):
+                found[place] ^= 1 << int(draw.integers(8))
+        else:
+            place, size = int(draw.integers(len(content))), int(draw.integers(1, 4097))
+            found[place : place + size] = bytes(len(found[place : place + size]))
+    return bytes(found)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(stopped: Path, caplog: pytest.LogCaptureFixture) -> None:
+    newest = stopped / "checkpoints" / NEWEST
+    content = newest.read_bytes()
+    assert store.latest(stopped) == newest
+    assert not caplog.messages
+    for seed in range(120):
+        newest.write_bytes(damaged(content, seed))
+        assert store.latest(stopped) == newest.with_name(BEFORE), seed
+        (line,) = caplog.messages
+        assert line.startswith(f"hpcfl: checkpoint {newest} cannot be read whole and is passed over: ")
+        assert "\n" not in line
+        caplog.clear()
+
+
+def test_every_bit_of_the_first_line_counts(stopped: Path) -> None:
+    newest = stopped / "checkpoints" / NEWEST
+    content = newest.read_bytes()
+    for place in range(0, 8 * USER_BLOCK, 7):  # every byte
+        found = bytearray(content)
+        found[place // 8] ^= 1 << place % 8
+        newest.write_bytes(found)
+        assert damage(newest), place
+
+
+@pytest.mark.parametrize("seed", range(6), ids=lambda seed: f"{KINDS[seed % 3]}-{seed}")
+def test_a_resumed_run_ends_as_if_nothing_had_happened(run: Path, stopped: Path, seed: int) -> None:
+    newest = stopped / "checkpoints" / NEWEST
+    newest.write_bytes(damaged(newest.read_bytes(), seed))
+    assert main(["resume", str(stopped), "--quiet"]) == 0
+    found = summary(stopped)
+    assert (found["status"], found["rounds"]) == ("done", ROUNDS)
+    assert found["state_sha256"] == summary(run)["state_sha256"]
+    assert damage(newest) == ""  # written anew on the way
+
+
+@pytest.mark.launch
+def test_the_damaged_one_is_named_in_one_line(stopped: Path) -> None:
+    newest = stopped / "checkpoints" / NEWEST
+    newest.write_bytes(newest.read_bytes()[:-1])
+    line = (
+        f"hpcfl: checkpoint {newest} cannot be read whole and is passed over: its bytes are not those that were written"
+    )
+    for words in (["show", str(stopped)], ["resume", str(stopped), "--quiet"]):
+        ended = alone([sys.executable, "-m", "hpcfl", *words], 60)
+        assert (ended.code, ended.err) == (0, line + "\n")
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_where_no_checkpoint_is_whole_nothing_is_done(stopped: Path, capsys: Any, caplog: Any) -> None:
+    for path in (stopped / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:1000])
+    before = files(stopped)
+    capsys.readouterr()
+    assert main(["resume", str(stopped)]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert re.fullmatch(rf"hpcfl: '{stopped}': none of its checkpoints .*{NEWEST} .* put a copy .*\n", said.err)
+    assert main(["adapt", str(stopped)]) in (1, 2)  # this method has nothing to adapt, which is found first
+    with pytest.raises(RunError, match=NEWEST):
+        hpcfl.open_models(stopped)
+    capsys.readouterr()
+    assert summary(stopped)["state_sha256"] is None  # what was recorded is shown all the same
+    assert capsys.readouterr().err.count("hpcfl: ") == 1
+    assert not caplog.messages  # those before the newest need no line of their own
+    assert files(stopped) == before
+
+
+def test_without_any_checkpoint_a_run_begins_anew(run: Path, stopped: Path) -> None:
+    cut_back(stopped, 0)
+    assert store.latest(stopped) is None
+    assert main(["resume", str(stopped), "--quiet"]) == 0
+    assert summary(stopped)["state_sha256"] == summary(run)["state_sha256"]
+
+
+def test_models_are_those_of_the_newest_whole_one(stopped: Path, caplog: Any) -> None:
+    newest = stopped / "checkpoints" / NEWEST
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert hpcfl.open_models(stopped).round == 2
+    assert caplog.messages[0].startswith(f"hpcfl: checkpoint {newest} cannot be read whole")
+
+
+def test_one_that_goes_while_it_is_read_is_no_damage(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """The run goes on, writes another and deletes the old ones."""
+    checkpoints = stopped / "checkpoints"
+    for path in checkpoints.iterdir():
+        path.rename(path.with_suffix(".kept"))
+    (checkpoints / BEFORE).write_bytes(b"")
+
+    def gone(path: Path) -> str:
+        if path.name == BEFORE:
+            path.unlink()
+            (checkpoints / "round-000004.kept").rename(checkpoints / NEWEST)
+        return damage(path)
+
+    monkeypatch.setattr("hpcfl.store.checkpoints.damage", gone)
+    assert store.latest(stopped) == checkpoints / NEWEST
+    assert not caplog.messages
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("silent_from", [4, 6])
+def test_of_clients_that_do_not_answer_the_last_checkpoint_is_repeated(
+    world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, silent_from: int
+) -> None:
+    """In real time: that from which the run goes on, not the damaged one, then the one that it has written."""
+    if world.size == 1:
+        pytest.skip("needs a server and a client")
+    from hpcfl.engine.wall.server import Server, alone
+
+    real = {"clock": "wall", "speed": {"model": "none"}, "participation": {"close": "all"}}
+    folder = play(world, table("salf", "mlp", False, rounds=ROUNDS, **real), shared_dir / "run", world.comm)
+    two, four, six = (folder / "checkpoints" / name for name in (BEFORE, NEWEST, "round-000006.h5"))
+    if world.rank == 0:
+        four.write_bytes(four.read_bytes()[:-1])
+        six.unlink()
+        store.write_status(folder, "stopped")
+    asked, personal = [2], Server.personal
+
+    def answered(self: Server, last: Any) -> Iterator[Any]:
+        asked.append(asked[-1] + 2)
+        if asked[-1] < silent_from:
+            yield from personal(self, last)
+        else:
+            yield from (alone(client, state) for client, state in last(np.arange(7)).items())
+
+    monkeypatch.setattr(Server, "personal", answered)
+    world.meet()
+    launch(lambda: resume_request(folder, None, quiet=True), world.comm)
+    if world.rank == 0:
+        found = [store.load_personal(path, range(7)) for path in (two, four, six)]
+        first, second, third = ({client: digest(state) for client, state in each.items()} for each in found)
+        assert len(first) == 7
+        assert third == second
+        assert (second == first) == (silent_from == 4)
+
+
+# ---- the file
+
+
+def test_any_reader_opens_it_and_the_line_is_that_of_its_bytes(tmp_path: Path) -> None:
+    path = store.save(tmp_path, 7, {"w": np.arange(2.0)}, [([1, 4], {"v": np.ones((2, 3))})], {"s": 1.5}, keep=1)
+    with h5py.File(path) as file:
+        assert file.userblock_size == USER_BLOCK
+        assert file["shared/w"][:].tolist() == [0.0, 1.0]
+        assert file["personal/000/ids"][:].tolist() == [1, 4]
+    head, rest = path.read_bytes()[:USER_BLOCK], path.read_bytes()[USER_BLOCK:]
+    line, _, empty = head.partition(b"\n")
+    assert f"{len(rest)} bytes of HDF5 with sha256 {hashlib.sha256(rest).hexdigest()}" in line.decode()
+    assert not empty.strip(b"\0")
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Iterator[h5py.File]:
+    """A checkpoint without a user block, open."""
+    (tmp_path / "checkpoints").mkdir()
+    with h5py.File(tmp_path / "checkpoints" / BEFORE, "w") as file:
+        file.attrs["round"] = 2
+        file.create_group("clock").attrs["s"] = 1.5
+        file["shared/w"], file["shared/none"] = np.float32(3), np.zeros((0, 4))
+        file.create_dataset("shared/b", data=np.arange(300_000.0), fletcher32=True)
+        file.create_dataset("personal/000/tensors/v", data=np.ones((2, 3)), maxshape=(None, 3), fletcher32=True)
+        yield file
+
+
+def test_one_without_a_digest_is_read_whole(older: h5py.File, tmp_path: Path) -> None:
+    older.close()
+    path = tmp_path / "checkpoints" / BEFORE
+    assert store.latest(tmp_path) == path
+    content = path.read_bytes()
+    place = content.index(np.arange(290_000.0, 290_004.0).tobytes())
+    path.write_bytes(content[:place] + b"x" + content[place + 1 :])
+    assert "read data" in damage(path)
+    path.write_bytes(content[: len(content) // 2])
+    assert damage(path)
+
+
+@pytest.mark.parametrize("shape", [(2**40,), (2**60, 3)])
+def test_a_size_beyond_the_file_is_not_read(older: h5py.File, tmp_path: Path, shape: tuple[int, ...]) -> None:
+    older.create_dataset("shared/huge", shape, "f4", chunks=(3,) * len(shape))
+    older.close()
+    assert "claims" in damage(tmp_path / "checkpoints" / BEFORE)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, TypeError, MemoryError, KeyError, OSError])
+def test_whatever_the_reader_raises_it_is_damage(
+    older: h5py.File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    older.close()
+    path = tmp_path / "checkpoints" / BEFORE
+
+    def fails(*_: Any) -> None:
+        raise error("no\nluck")
+
+    monkeypatch.setattr(h5py.Group, "visititems", fails)
+    assert "no" in damage(path)
+    assert "\n" not in damage(path)
+    monkeypatch.setattr(h5py.Group, "__getitem__", fails)
+    with pytest.raises(RunError, match="cannot be read: "):
+        store.load(path)

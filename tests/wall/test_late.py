@@ -1,0 +1,174 @@
+"""Who is late in real time: what is under way is waited for by its bytes, and older personal state is told of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcfl.algorithms
+from helpers.runs import play, table
+from hpcfl import store
+from hpcfl.base.errors import Stopped
+from hpcfl.engine import stopping
+from hpcfl.engine.progress import Speaker
+
+pytestmark = pytest.mark.mpi
+
+STRANGE = Path(__file__).parents[1] / "helpers" / "strange"
+ROUNDS = 4
+SAVED = {"momentum": 0.5, "persist_optimizer": True}
+
+
+@pytest.fixture
+def strange(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the algorithms of ``tests/helpers/strange`` be found; wait for those who leave however long they take."""
+    if world.size < 3:
+        pytest.skip("needs two clients on ranks of their own")
+    from hpcfl.engine.wall import server
+
+    monkeypatch.setattr(hpcfl.algorithms, "__path__", [*hpcfl.algorithms.__path__, str(STRANGE)])
+    monkeypatch.setattr(server, "LEAVE_SECONDS", 1e6)
+
+
+def real(world: Any, width: Any, **more: Any) -> dict[str, Any]:
+    """A run in real time with one client on each rank but the server's."""
+    plain = {"clients": world.size - 1, "lane_width": width, "threads": 1, "speed": {"model": "none"}}
+    return {**table("salf", "mlp", False), "clock": "wall", "data": {"name": "digits"}, **plain, **more}
+
+
+def once_told(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, Any], Any]) -> None:
+    """Do something when a round has been told of."""
+    speak = Speaker.round
+
+    def spoken(self: Speaker, done: int, row: Any) -> None:
+        speak(self, done, row)
+        act(done, row)
+
+    monkeypatch.setattr(Speaker, "round", spoken)
+
+
+# ---- a lane of several ranks
+
+
+@pytest.fixture
+def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a round close when all ranks but the first client's have begun to send their last group."""
+    from hpcfl.engine.wall import client as member
+    from hpcfl.engine.wall import server
+    from hpcfl.schedule.plan import Attempt
+
+    names = ["" for _ in range(world.size)]
+    visit, post, attempt = member.Member._visit, member.Member._post, server.Server._attempt
+
+    def name(round_: int) -> None:
+        names[:] = [f"sent-{round_}-{rank}" for rank in range(world.size)]
+
+    def attempted(self: Any, round_: int, *given: Any) -> Any:
+        name(round_)
+        return attempt(self, round_, *given)
+
+    def visited(self: Any, call: Any) -> None:
+        name(call.round)
+        visit(self, call)
+
+    def posted(self: Any, shipment: Any) -> None:
+        post(self, shipment)
+        if self._posted == self._total:
+            (shared_dir / names[world.rank]).touch()
+
+    monkeypatch.setattr(server.Server, "_attempt", attempted)
+    monkeypatch.setattr(member.Member, "_visit", visited)
+    monkeypatch.setattr(member.Member, "_post", posted)
+    monkeypatch.setattr(Attempt, "over", lambda *_: all((shared_dir / each).exists() for each in names[2:]))
+
+
+@pytest.mark.usefixtures("strange", "closes_when_sent")
+def test_layers_under_way_count_where_another_rank_of_the_lane_is_slow(
+    world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No group can have arrived when a round closes; that bytes are under way is all that gives them time, minutes."""
+    from hpcfl.comm import mpi as wire
+    from hpcfl.engine.wall import lanes as fleet
+
+    monkeypatch.setattr(fleet, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(wire, "TELLING", 2**60)
+    monkeypatch.setattr(wire, "UNKNOWN", 1e5)
+    once_told(monkeypatch, lambda done, row: (shared_dir / str(done - 1)).touch())
+    values = real(
+        world,
+        "all",
+        algorithm={"name": "held", "missing": "none", "victim": 0, "gates": str(shared_dir)},
+        model={"name": "mlp", "hidden": [512, 512]},
+        participation={"close": "deadline", "deadline": 1e6},
+    )
+    run = play(world, values, shared_dir / "run", world.comm)
+    if world.rank == 0:
+        data, others = store.open_run(run), world.size - 2
+        np.testing.assert_array_equal(data["depth"].values, [[4] + [1] * others] * ROUNDS)
+        np.testing.assert_array_equal(data["layer_weight"].values, np.full((ROUNDS, 3), others))
+
+
+def test_how_long_bytes_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the median of what has come; before, by what has left, but on no more than gigabit Ethernet is counted."""
+    from hpcfl.comm import mpi as wire
+
+    monkeypatch.setattr(wire.time, "monotonic", lambda: 10.0)
+    bandwidth, size = wire.Bandwidth(), 10**8
+    assert bandwidth.allows(size) == pytest.approx(wire.SLACK * 1.0)
+    bandwidth.went(size, 0.0)
+    assert bandwidth.allows(size) == pytest.approx(wire.SLACK * 10.0)
+    bandwidth.went(size, 9.9)
+    assert bandwidth.allows(size) == pytest.approx(wire.SLACK * 1.0)
+    for start in (9.5, 0.0, 9.8):  # one of them met a rank that slept
+        bandwidth.came(size, start)
+    bandwidth.came(wire.TELLING - 1, 0.0)
+    assert bandwidth.allows(size) == pytest.approx(wire.SLACK * 0.5, rel=1e-4)
+    assert bandwidth.allows(0) == 0.0
+
+
+# ---- personal state that did not come
+
+
+@pytest.mark.usefixtures("strange")
+def test_older_personal_state_is_told_of(
+    world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Client 1 is stuck in round 0 until the others are in round 3; the run stops when a visit of its has counted."""
+    from hpcfl.engine.wall import server
+
+    monkeypatch.setattr(server, "SAVE_SECONDS", 1e6)  # for whoever is free; who is late is not asked
+    monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
+    folder = shared_dir / "run"
+    once_told(monkeypatch, lambda done, row: row["arrived"][1] and stopping.request(folder))
+    stuck = {"victim": 1, "gate": str(shared_dir / "gate"), "stall": 1e6, "pause": 0.02}
+    values = real(
+        world,
+        1,
+        rounds=400,
+        algorithm={"name": "late", "batch": 64, **SAVED, **stuck},
+        participation={"close": "first", "first": world.size - 2},
+        checkpoint={"every": 1, "keep": 1000},
+    )
+    with pytest.raises(Stopped) as caught:
+        play(world, values, folder, world.comm)
+    world.meet()
+    if world.rank != 0:
+        return
+    said = capfd.readouterr().err.splitlines()
+    events = [event for event in store.events(folder) if event["kind"] == "stale"]
+    for done in (1, 2, 3):
+        saved = store.load(folder / "checkpoints" / f"round-{done:06d}.h5")
+        assert saved.stale == {1: 0}  # the second repeats what the first one has, and is no newer for that
+        text = f"the checkpoint after round {done} holds the client's personal state after round 0"
+        assert [(e["client"], e["text"]) for e in events if e["round"] == done - 1] == [(1, text)]
+        line = f"hpcfl: checkpoint after round {done}: no personal state in time from client 1; kept is that of round 0"
+        assert said.count(line) == 1
+    newest = store.latest(folder)
+    assert newest is not None
+    assert (store.load(newest).round, store.load(newest).stale) == (caught.value.round, {})
+    with store.checkpoints.h5py.File(newest) as file:
+        assert "stale" not in file  # as in checkpoints of before

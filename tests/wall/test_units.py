@@ -1,0 +1,571 @@
+"""The parts of rounds in real time, one by one, without MPI."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import product
+from math import inf
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.runs import job_in_real_time
+from hpcfl.base.errors import UsageError
+from hpcfl.comm.message import Block, Deposits
+from hpcfl.comm.placement import Topology, check_width, cut, lane_topologies
+from hpcfl.engine.job import Job
+from hpcfl.engine.simulated import visit
+from hpcfl.engine.wall.executor import Host, Pace, Sender
+from hpcfl.engine.wall.framing import Group, wire
+from hpcfl.engine.wall.protocol import HEAD, Call, Op, length
+from hpcfl.engine.wall.staging import Dock, Shipment
+from hpcfl.engine.wall.worker import Worker
+from hpcfl.schedule.plan import Attempt
+
+PATIENCE = 60.0  # seconds that a thread is given to end; no thread needs them
+
+# ---- what is said: Call
+
+
+@pytest.mark.parametrize("clients", [1, 64, 65, 200])
+@pytest.mark.parametrize("op", Op)
+def test_calls_and_back(op: Op, clients: int) -> None:
+    cohort = np.array([client for client in (0, 1, 62, 63, 64, 127, 128, 199) if client < clients])
+    call = Call(op, 2**40, 3, 0.1, 6, True, False, counted=np.array([2, 0, 5]), cohort=cohort)
+    packed = call.packed(3, clients)
+    assert packed.dtype == np.int64
+    assert len(packed) == length(3, clients) == HEAD + 3 + -(-clients // 64)
+    found = Call.unpacked(packed, 3)
+    assert (found.op, found.round, found.attempt, found.closes_after, found.stage) == (op, 2**40, 3, 0.1, 6)
+    assert (found.stopped, found.hard) == (True, False)
+    assert found.counted.tolist() == [2, 0, 5]
+    assert found.cohort.tolist() == cohort.tolist()
+
+
+def test_calls_of_nothing() -> None:
+    found = Call.unpacked(Call(Op.CLOSE, closes_after=inf, hard=True).packed(2, 130), 2)
+    assert (found.op, found.round, found.closes_after, found.stopped, found.hard) == (Op.CLOSE, 0, inf, False, True)
+    assert found.counted.tolist() == [0, 0]
+    assert found.cohort.tolist() == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_cohort_and_back(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    clients = int(rng.integers(1, 300))
+    cohort = np.flatnonzero(rng.random(clients) < 0.5)
+    assert Call.unpacked(Call(Op.VISIT, cohort=cohort).packed(1, clients), 1).cohort.tolist() == cohort.tolist()
+
+
+# ---- who sits where: roster
+
+HOSTS = ["a", "a", "b", "b", "a"]
+HOSTED = ((0, 4), (1, 5), (2, 6), (3,))  # by ranks 1 … 4
+
+
+def seated(width: int | str, hosts: Sequence[str] = HOSTS, clients: int = 7) -> list[Topology]:
+    return lane_topologies(width, hosts, cut(1, np.ones(clients), len(hosts)))
+
+
+@pytest.mark.parametrize(
+    ("width", "ranks"),
+    [
+        (1, [(1,), (2,), (3,), (4,)]),
+        (2, [(1, 2), (3, 4)]),
+        (3, [(1, 2, 3), (4,)]),
+        (4, [(1, 2, 3, 4)]),
+        ("all", [(1, 2, 3, 4)]),
+        ("node", [(1, 4), (2, 3)]),
+        ("auto", [(1,), (2,), (3,), (4,)]),
+    ],
+)
+def test_lanes_of_every_width(width: int | str, ranks: list[tuple[int, ...]]) -> None:
+    found = seated(width)
+    assert [bench.ranks for bench in found] == ranks
+    for bench in found:
+        assert bench.hosted == tuple(HOSTED[rank - 1] for rank in bench.ranks)
+
+
+def test_a_server_alone_on_its_host_makes_no_lane() -> None:
+    assert [bench.ranks for bench in seated("node", ["s", "x", "y", "x"])] == [(1, 3), (2,)]
+
+
+@pytest.mark.parametrize(("ranks", "lanes"), [(64, 63), (65, 2)])
+def test_many_ranks_share_the_lane_of_their_node(ranks: int, lanes: int) -> None:
+    found = seated("auto", [f"host{rank // 33}" for rank in range(ranks)], clients=100)
+    assert len(found) == lanes
+    assert sorted(rank for bench in found for rank in bench.ranks) == list(range(1, ranks))
+    assert sorted(client for bench in found for client in bench.clients) == list(range(100))
+
+
+def test_slots_places_and_single_seats() -> None:
+    bench = seated(3)[0]
+    assert bench.clients.tolist() == [0, 4, 1, 5, 2, 6]
+    assert [bench.clients[bench.places(seat)].tolist() for seat in range(3)] == [[0, 4], [1, 5], [2, 6]]
+    assert bench.slots(np.arange(7)) == [[0, 1, 2], [4, 5, 6]]
+    assert bench.slots(np.array([2, 3, 4, 6])) == [[4, -1, 2], [-1, -1, 6]]
+    assert bench.slots(np.array([3])) == []
+    assert bench.single(1) == Topology((2,), ((1, 5),))
+
+
+@pytest.mark.parametrize(("width", "ranks"), [(1, 2), (3, 4), ("all", 2), ("node", 2), ("auto", 2)])
+def test_widths_that_fit(width: int | str, ranks: int) -> None:
+    check_width(width, ranks)
+
+
+def test_widths_that_do_not_fit() -> None:
+    with pytest.raises(UsageError, match=r"lane_width: expected 1 … 3 .* got 4; did you mean 3\?$"):
+        check_width(4, 4)
+    with pytest.raises(UsageError, match=r"at least 2 ranks, got 1"):
+        check_width("auto", 1)
+
+
+# ---- when a round is over
+
+
+@pytest.mark.parametrize(
+    ("ends", "quorum", "arrived", "awaited", "seconds"),
+    list(product((1.0, inf), (None, 3), (0, 2, 3, 4), (0, 1), (0.0, 0.999, 1.0, 2.0))),
+)
+def test_every_way_for_a_round_to_be_over(
+    ends: float, quorum: int | None, arrived: int, awaited: int, seconds: float
+) -> None:
+    late = ends == 1.0 and seconds in (1.0, 2.0)
+    plenty = quorum == 3 and arrived in (3, 4)
+    attempt = Attempt(0, 7, np.ones(1), 0, 0, np.arange(7), ends, quorum)
+    assert attempt.over(arrived, awaited, seconds) == (late or plenty or awaited == 0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"close": "all"}, (inf, None)),
+        ({"close": "first", "first": 3}, (inf, 3)),
+        ({"close": "deadline", "deadline": 0.25}, (0.25, None)),
+    ],
+)
+def test_rules_by_name(keys: dict[str, Any], expected: tuple[float, int | None]) -> None:
+    attempt = job_in_real_time(3, participation=keys).planner.attempt(0)
+    assert (attempt.closes_after, attempt.quorum) == expected
+
+
+# ---- the second thread: Worker
+
+
+def taken(worker: Worker) -> list[Any]:
+    """Everything that a piece of work puts."""
+    found = []
+    while worker.busy:
+        if (item := worker.take(0.01)) is not None:
+            found.append(item)
+    return found
+
+
+def test_results_come_in_their_order() -> None:
+    worker = Worker()
+    assert not worker.busy
+    assert worker.take(0) is None
+    for count in (3, 0, 5):
+        worker.start(lambda put, count=count: [put(number) for number in range(1, count + 1)])
+        assert worker.busy
+        assert taken(worker) == list(range(1, count + 1))
+        assert worker.take(0) is None
+
+
+def test_results_are_there_before_the_work_has_ended() -> None:
+    worker, go = Worker(), threading.Event()
+
+    def work(put: Callable[[Any], None]) -> None:
+        put("first")
+        go.wait(PATIENCE)
+        put("second")
+
+    worker.start(work)
+    assert worker.take(PATIENCE) == "first"
+    assert worker.take(0.001) is None
+    assert worker.busy  # nothing to take is not the end
+    go.set()
+    assert worker.take(PATIENCE) == "second"
+    assert worker.take(PATIENCE) is None
+    assert not worker.busy
+
+
+@pytest.mark.parametrize("kind", [ArithmeticError, SystemExit, KeyboardInterrupt])
+def test_what_the_work_raises_is_raised_where_it_is_awaited(kind: type[BaseException]) -> None:
+    worker = Worker()
+
+    def work(put: Callable[[Any], None]) -> None:
+        put("before")
+        raise kind("no luck")
+
+    worker.start(work)
+    assert worker.take(PATIENCE) == "before"
+    with pytest.raises(kind, match="no luck"):
+        worker.take(PATIENCE)
+    assert not worker.busy
+    worker.start(lambda put: put("after"))  # the thread lives on
+    assert taken(worker) == ["after"]
+
+
+# ---- how groups travel: Group, Dock, Shipment
+
+LAYOUT = (
+    {"loss": Block(())},
+    {"b.weight": Block((2, 2)), "b.bias": Block((2,))},
+    {"a.weight": Block((3,))},
+)
+
+
+@pytest.fixture(params=[2**20, 12], ids=["in the head", "large blocks apart"])
+def _size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let blocks of so many bytes travel by themselves."""
+    monkeypatch.setattr("hpcfl.engine.wall.framing.ALONE", request.param)
+
+
+def sealed(group: Group, seat: int, blocks: dict[str, tuple[Any, float]]) -> Shipment:
+    """A group with these blocks in it."""
+    dock = Dock(torch.device("cpu"))
+    shipment = dock.open(group)
+    for name, (value, weight) in blocks.items():
+        dock.write(group, shipment, seat, name, torch.tensor(value), weight)
+    group.sign(shipment.parcel, seat, 0.5 + seat)
+    return dock.close(group, shipment)
+
+
+@pytest.mark.usefixtures("_size")
+def test_a_rank_alone_sends_values_as_they_are() -> None:
+    group = Group(LAYOUT[1], 1)
+    found = sealed(group, 0, {"b.weight": ([[1.0, 2.0], [3.0, 4.0]], 3.0)})
+    assert found.Test()
+    assert (group.signs(found.parcel)[0] > 0).tolist() == [True]
+    assert group.signs(found.parcel)[1].tolist() == [0.5]
+    assert group.value(found.parcel, "b.weight").tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert group.weights(found.parcel, "b.weight").tolist() == [3.0]
+    assert group.value(found.parcel, "b.bias").tolist() == [0.0, 0.0]
+    assert group.weights(found.parcel, "b.bias").tolist() == [0.0]
+
+
+@pytest.mark.usefixtures("_size")
+def test_sums_of_several_ranks_tell_them_apart() -> None:
+    group = Group(LAYOUT[1], 3)
+    first = sealed(group, 0, {"b.weight": ([[1.0, 2.0], [3.0, 4.0]], 2.0), "b.bias": ([1.0, 1.0], 2.0)})
+    third = sealed(group, 2, {"b.bias": ([0.5, -1.0], 4.0)})
+    parcels = zip(group.empty(), first.parcel, Dock(torch.device("cpu")).nothing(group).parcel, third.parcel)
+    summed = [torch.stack(parts).sum(0) for parts in parcels]  # the server's own, and three ranks'
+    assert (group.signs(summed)[0] > 0).tolist() == [True, False, True]
+    assert group.signs(summed)[1].tolist() == [0.5, 0.0, 2.5]
+    assert group.weights(summed, "b.weight").tolist() == [2.0, 0.0, 0.0]
+    assert group.weights(summed, "b.bias").tolist() == [2.0, 0.0, 4.0]
+    assert group.value(summed, "b.weight").tolist() == [2.0, 4.0, 6.0, 8.0]
+    assert group.value(summed, "b.bias").tolist() == [4.0, -2.0]
+
+
+@pytest.mark.parametrize("weight", [2.0**24 + 1, 10**14 + 1, 0.1])
+def test_weights_are_told_to_48_bits(weight: float) -> None:
+    group = Group(LAYOUT[0], 1)
+    found = sealed(group, 0, {"loss": (1.0, weight)})
+    assert group.weights(found.parcel, "loss")[0] == pytest.approx(weight, rel=2.0**-47)
+    assert weight == 0.1 or group.weights(found.parcel, "loss")[0] == weight
+
+
+@pytest.mark.usefixtures("_size")
+def test_float64_blocks_keep_their_bits() -> None:
+    group = Group({"h": Block((3,), torch.float64), "s": Block((1,), torch.float64)}, 1)
+    values = {"h": ([0.1, 1e300, -1 / 3], 1.0), "s": ([1 / 7], 0.1)}
+    tensors = {name: (torch.tensor(value, dtype=torch.float64), weight) for name, (value, weight) in values.items()}
+    dock = Dock(torch.device("cpu"))
+    shipment = dock.open(group)
+    for name, (value, weight) in tensors.items():
+        dock.write(group, shipment, 0, name, value, weight)
+    for name, (value, weight) in tensors.items():
+        assert torch.equal(group.value(shipment.parcel, name), value)
+        assert group.weights(shipment.parcel, name).tolist() == [weight]
+
+
+@pytest.mark.usefixtures("_size")
+def test_room_is_used_again_and_says_nothing_of_before() -> None:
+    dock, group = Dock(torch.device("cpu")), Group(LAYOUT[1], 2)
+    for _ in range(3):
+        used = dock.open(group)
+        dock.write(group, used, 1, "b.weight", torch.ones(2, 2), 7.0)
+        group.sign(used.parcel, 1, 1.0)
+        assert group.value(used.parcel, "b.weight").tolist() == [7.0] * 4
+        assert all(int(part.count_nonzero()) == 0 for part in dock.nothing(group).parcel)
+        dock.give_back(used)
+    empty = dock.nothing(group)
+    assert [len(part) for part in empty.parcel] == [len(part) for part in group.empty()]
+    assert all(int(part.count_nonzero()) == 0 for part in empty.parcel)
+
+
+# ---- gathering a visit: Pace, Sender
+
+
+def paced(enforce: str, seconds: float, over: threading.Event) -> Pace:
+    """A visit of three groups, with a third, two thirds and all of its work done."""
+    job: Any = SimpleNamespace(
+        planner=SimpleNamespace(work_fractions=np.array([1.0, 2 / 3, 1 / 3])),
+        layers=SimpleNamespace(of_groups=np.array([3, 2, 1])),
+        config=SimpleNamespace(speed=SimpleNamespace(enforce=enforce)),
+    )
+    return Pace(job, seconds, over, time.monotonic())
+
+
+@pytest.mark.parametrize("enforce", ["sleep", "busy"])
+def test_groups_are_ready_when_their_share_of_the_work_is_done(enforce: str) -> None:
+    pace = paced(enforce, 0.06, threading.Event())
+    for number, least in enumerate((0.02, 0.04, 0.06)):
+        pace.wait(number)
+        assert pace.seconds() >= least - 1e-6
+    pace = paced(enforce, 0.0, threading.Event())
+    pace.wait(2)  # as fast as it goes
+
+
+@pytest.mark.parametrize("enforce", ["sleep", "busy"])
+def test_no_visit_is_slowed_down_once_the_round_is_over(enforce: str) -> None:
+    over = threading.Event()
+    pace = paced(enforce, 1e6, over)
+    slow = threading.Thread(target=pace.wait, args=(2,), daemon=True)
+    slow.start()
+    slow.join(0.05)
+    assert slow.is_alive()
+    over.set()
+    slow.join(PATIENCE)
+    assert not slow.is_alive()
+    pace.wait(0)
+
+
+class Visit:
+    """A visit whose groups are looked at instead of sent."""
+
+    def __init__(self, whole: bool = False, width: int = 1, seat: int = 0) -> None:
+        self.over, self.put, self.waits = threading.Event(), [], []  # type: ignore[var-annotated]
+        self.wire, self.seat = wire(LAYOUT, width), seat
+        pace: Any = SimpleNamespace(over=self.over, wait=self.waits.append, seconds=lambda: 0.25)
+        self.sender = Sender(self.wire, seat, Dock(torch.device("cpu")), pace, self.put.append, whole)
+
+    def take(self, **blocks: float) -> None:
+        """Take blocks, all of whose entries are the same; their weight is 2."""
+        shapes = {name: block.shape for group in LAYOUT for name, block in group.items()}
+        message = {name.replace("_", "."): value for name, value in blocks.items()}
+        weight = torch.tensor([2.0], dtype=torch.float64)
+        self.sender.take({name: (torch.full((1, *shapes[name]), value), weight) for name, value in message.items()})
+
+    @property
+    def found(self) -> list[dict[str, tuple[float, float]]]:
+        """What has left, as ``{block: (value, weight)}``; not all entries alike: an error."""
+        return [
+            {
+                name: (self.alike(group.value(sent.parcel, name)), self.weight(group, sent, name))
+                for name in group.blocks
+            }
+            for group, sent in zip(self.wire, self.put)
+        ]
+
+    def alike(self, values: Any) -> float:
+        (value,) = set(values.tolist())
+        return float(value)
+
+    def weight(self, group: Group, sent: Shipment, name: str) -> float:
+        assert group.signs(sent.parcel)[0, self.seat] == 1
+        return float(group.weights(sent.parcel, name)[self.seat])
+
+
+@pytest.mark.usefixtures("_size")
+def test_a_group_leaves_when_all_of_it_is_there() -> None:
+    visit = Visit()
+    visit.take(loss=0.5)
+    assert visit.found == [{"loss": (0.5, 2.0)}]
+    visit.take(b_bias=1.0)
+    assert len(visit.put) == 1
+    visit.take(b_weight=3.0)
+    assert visit.found[1] == {"b.weight": (3.0, 2.0), "b.bias": (1.0, 2.0)}
+    visit.take(a_weight=4.0)
+    visit.sender.finish()
+    assert visit.found[2] == {"a.weight": (4.0, 2.0)}
+    assert visit.waits == [0, 1, 2]
+    assert len(visit.put) == 3
+
+
+@pytest.mark.usefixtures("_size")
+def test_on_a_common_lane_values_are_weighted() -> None:
+    visit = Visit(width=3, seat=1)
+    visit.take(loss=0.5, b_bias=1.0, b_weight=3.0)
+    assert visit.found == [{"loss": (1.0, 2.0)}, {"b.weight": (6.0, 2.0), "b.bias": (2.0, 2.0)}]
+    assert visit.wire[1].weights(visit.put[1].parcel, "b.bias").tolist() == [0.0, 2.0, 0.0]
+
+
+@pytest.mark.usefixtures("_size")
+def test_blocks_that_are_not_sent_weigh_nothing() -> None:
+    visit = Visit()
+    visit.take(b_weight=3.0, a_weight=4.0)  # no loss, no bias
+    assert visit.found == [
+        {"loss": (0.0, 0.0)},
+        {"b.weight": (3.0, 2.0), "b.bias": (0.0, 0.0)},
+        {"a.weight": (4.0, 2.0)},
+    ]
+    visit = Visit()
+    visit.take(loss=1.0)
+    visit.sender.finish()
+    assert [list(group.values()) for group in visit.found[1:]] == [[(0.0, 0.0), (0.0, 0.0)], [(0.0, 0.0)]]
+
+
+def test_a_block_cannot_follow_its_group() -> None:
+    visit = Visit()
+    visit.take(loss=1.0, a_weight=1.0)
+    with pytest.raises(ValueError, match=r"block 'b\.weight' comes after its group has left"):
+        visit.take(b_weight=1.0)
+
+
+def test_what_was_yielded_stays_as_it_is() -> None:
+    visit = Visit()
+    value = torch.ones(1, 3)
+    visit.sender.take({"a.weight": (value, torch.ones(1))})
+    value += 1
+    with pytest.raises(ValueError, match=r"block 'a\.weight' was changed after it was yielded"):
+        visit.sender.finish()
+
+
+def test_a_whole_visit_leaves_all_at_once() -> None:
+    visit = Visit(whole=True)
+    visit.take(loss=1.0, b_bias=2.0, b_weight=3.0)
+    assert visit.put == []
+    visit.take(a_weight=4.0)
+    assert visit.put == []
+    visit.sender.finish()
+    assert [list(group) for group in visit.found] == [["loss"], ["b.weight", "b.bias"], ["a.weight"]]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_nothing_leaves_once_the_round_is_over(whole: bool) -> None:
+    visit = Visit(whole)
+    visit.take(loss=1.0)
+    before = len(visit.put)
+    visit.over.set()
+    visit.take(b_bias=2.0, b_weight=3.0, a_weight=4.0)
+    visit.sender.finish()
+    assert len(visit.put) == before == (0 if whole else 1)
+
+
+# ---- the clients of a rank: Host
+
+
+@pytest.fixture(scope="module")
+def salf() -> Job:
+    return job_in_real_time(3)
+
+
+def hosted(job: Job, rank: int) -> Host:
+    return Host(job, job.hosted(rank), job.begin(rank).personal)
+
+
+def visited(job: Job, host: Host, slots: list[int], over: threading.Event | None = None) -> list[Shipment]:
+    put: list[Shipment] = []
+    asked, groups = job.planner.attempt(1), wire(job.layout, 1)
+    shared = job.algorithm.init_server(job.task)
+    host.visits(asked, shared, slots, groups, 0, over or threading.Event(), put.append)
+    return put
+
+
+def test_visits_are_those_of_simulated_time(salf: Job) -> None:
+    """To the bit, and so is the state that is kept, once it is acknowledged."""
+    host = hosted(salf, 1)
+    clients = list(host.states)
+    assert clients == [0, 2, 4, 6]
+    put = visited(salf, host, [2, -1, 6])
+    groups = wire(salf.layout, 1)
+    assert len(put) == 3 * len(groups)
+    now, plan = salf.begin(1), salf.planner.plan(salf.planner.attempt(1))
+    for place, client in ((0, 2), (2, 6)):
+        sums = Deposits(salf.layout)
+        (chunk,) = [chunk for chunk in salf.hosted(1) if client in chunk.clients]
+        assert visit(salf, plan, chunk, now, sums) == 1
+        for number, group in enumerate(groups):
+            sent = put[place * len(groups) + number].parcel
+            for name in group.blocks:
+                assert group.weights(sent, name).tolist() == [sums.weight(name)] == [1.0]
+                assert torch.equal(group.value(sent, name).double(), sums.total(name).flatten())
+    assert all((part == 0).all() for sent in put[len(groups) : 2 * len(groups)] for part in sent.parcel)
+    assert all((value == 0).all() for state in host.personal().values() for value in state.values())
+    host.acknowledge({0: 0, 2: 1, 4: 0, 6: 1})
+    for client in (2, 6):
+        (chunk,) = [chunk for chunk in salf.hosted(1) if client in chunk.clients]
+        for name, value in now.personal[chunk.number].items():
+            assert torch.equal(host.states[client][name], value)
+            assert value.abs().sum() > 0
+    assert not any(value.any() for value in host.states[0].values())
+    shapes = {name: value.shape for name, value in salf.like(0).items()}
+    states = host.personal()
+    assert len(states) == 4
+    assert all({name: value.shape for name, value in state.items()} == shapes for state in states.values())
+
+
+def test_nobody_begins_a_visit_that_is_over(salf: Job) -> None:
+    host, over = hosted(salf, 2), threading.Event()
+    over.set()
+    assert visited(salf, host, [1, 3], over) == []
+    host.acknowledge({1: 4, 3: 4, 5: 0})
+    assert all((value == 0).all() for state in host.personal().values() for value in state.values())
+
+
+def test_a_visit_ends_at_the_block_after_which_the_round_is_over(salf: Job) -> None:
+    host, over, put = hosted(salf, 1), threading.Event(), []  # type: ignore[var-annotated]
+
+    def last(shipment: Shipment) -> None:
+        put.append(shipment)
+        if len(put) == 2:  # the loss and layer 3
+            over.set()
+
+    asked, groups = salf.planner.attempt(1), wire(salf.layout, 1)
+    host.visits(asked, salf.algorithm.init_server(salf.task), [0, 2], groups, 0, over, last)
+    assert len(put) == 2
+    host.acknowledge({0: 3, 2: 0, 4: 0, 6: 0})
+    advanced = [name for name, value in host.states[0].items() if value.any()]
+    assert advanced == list(salf.layout[1])
+
+
+@pytest.mark.parametrize("last", [0, 1, 2, 3])
+def test_what_has_left_as_a_whole_counts_though_the_round_closes_then(last: int) -> None:
+    """Once one group has left all do; the state is there although the round was over before the visit's end."""
+    job = job_in_real_time(3, algorithm={"name": "fedavg", "momentum": 0.9, "persist_optimizer": True})
+    host, over, put = hosted(job, 1), threading.Event(), []  # type: ignore[var-annotated]
+    groups = wire(job.layout, 1)
+
+    def close(shipment: Shipment) -> None:
+        if len(put) == last:
+            over.set()
+        put.append(shipment)
+
+    host.visits(job.planner.attempt(1), job.algorithm.init_server(job.task), [0, 2], groups, 0, over, close)
+    assert len(put) == len(groups) == 4
+    host.acknowledge({0: 1, 2: 0, 4: 0, 6: 0})
+    assert all(value.any() for value in host.states[0].values())
+    assert not any(value.any() for value in host.states[2].values())
+
+
+def holding(new: dict[str, float]) -> Host:
+    """A host of client 3 with layers a (1) and b (2) and a count; the new state is provisional."""
+    host = Host.__new__(Host)
+    algorithm = SimpleNamespace(layers=lambda task: (("a",), ("b",)))
+    host.job = SimpleNamespace(algorithm=algorithm, task=None)  # type: ignore[assignment]
+    host.states = {3: {name: torch.zeros(1) for name in ("a", "b", "count")}}
+    host._new = {3: {name: torch.full((1,), value) for name, value in new.items()}}
+    return host
+
+
+@pytest.mark.parametrize(
+    ("depth", "advanced"), [(1, {"a", "b", "count"}), (2, {"b"}), (3, set()), (0, set())], ids=["1", "2", "3", "0"]
+)
+def test_state_advances_with_what_counted(depth: int, advanced: set[str]) -> None:
+    """Blocks by themselves; names that are no block's with complete visits only."""
+    host = holding({"a": 1.0, "b": 2.0, "count": 3.0})
+    host.acknowledge({3: depth})
+    assert {name for name, value in host.states[3].items() if value.any()} == advanced
+    host.acknowledge({3: 1})  # known by now, unless nothing was known before
+    assert {name for name, value in host.states[3].items() if value.any()} == (
+        advanced if depth else {"a", "b", "count"}
+    )
