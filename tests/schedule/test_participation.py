@@ -161,14 +161,14 @@ def test_a_part_of_a_visit_counts_as_a_visit():
     job = job_of(Written(), close="deadline", deadline=1.0, min_clients=2)
     plan = next(job.planner.plans(0))  # two layers: attempt 0 has [2, 3, 0.5] seconds, half of it for layer 2
     assert plan.depth.tolist() == [2, 3, 1]
-    assert (plan.repeats, plan.closes) == (0, 1.0)
+    assert (plan.repeats, plan.duration) == (0, 1.0)
 
 
 def test_without_a_least_number_nothing_is_repeated():
     job = job_of(Written(), close="deadline", deadline=0.2, partial="discard")
     plan = next(job.planner.plans(0))
     assert not plan.counted.any()
-    assert (plan.repeats, plan.closes) == (0, 0.2)
+    assert (plan.repeats, plan.duration) == (0, 0.2)
 
 
 def test_attempts_are_as_many_as_chance_says():
