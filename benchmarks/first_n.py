@@ -41,15 +41,15 @@ if launching.inside():
 
     from hpcfl.base.types import Floats, State
     from hpcfl.engine.job import Job
-    from hpcfl.schedule.plan import Invitation
+    from hpcfl.schedule.plan import Attempt
     from hpcfl.schedule.speeds.equal import Equal
 
     class Sleeps(Equal):
         """Each client's visit takes the seconds that are drawn for it."""
 
-        def enforced(self, asked: Invitation) -> Floats:
+        def enforced(self, attempt: Attempt) -> Floats:
             """Return the seconds of those who are invited, float64 [n]."""
-            return drawn(asked.round)[asked.cohort]
+            return drawn(attempt.round)[attempt.cohort]
 
     class Stamped(wall_rounds.Layers):
         """Notes when each round's visit began, and when its sleep was over and the block was handed to MPI's thread."""

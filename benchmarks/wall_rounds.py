@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from mpi4py import MPI
 from torch import Tensor
@@ -31,7 +30,7 @@ from hpcfl.engine.wall.client import ClientRank
 from hpcfl.engine.wall.executor import Executor
 from hpcfl.engine.wall.outcome import RoundOutcome
 from hpcfl.engine.wall.server import Server
-from hpcfl.schedule.plan import Invitation
+from hpcfl.schedule.plan import Attempt
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
@@ -108,8 +107,7 @@ def job_of(algorithm: Algorithm, ranks: int, width: int | str, rules: Mapping[st
     lean = sum(value.nbytes for value in algorithm.init_server(job.task).values()) >= LEAN_BYTES
     if lean:
         give_back()  # as every job does with a model of this size
-    shares = np.linspace(1, 0, len(algorithm.layers(job.task)), endpoint=False)
-    return replace(job, algorithm=algorithm, layout=algorithm.layout(job.task), shares=shares, lean=lean)
+    return replace(job, algorithm=algorithm, lean=lean)
 
 
 class Timed(Server):
@@ -121,17 +119,17 @@ class Timed(Server):
         When the last round's invitation was sent (seconds of the monotonic clock).
     took : float
         Seconds from there until it was decided what counts.
-    asked : Invitation
+    attempt : Attempt
         Who was invited.
     """
 
     began = took = 0.0
-    asked: Invitation
+    attempt: Attempt
 
     def _attempt(self, *given: Any) -> RoundOutcome:
         outcome = super()._attempt(*given)
         self.took = time.monotonic() - outcome.start
-        self.began, self.asked = outcome.start, outcome.asked
+        self.began, self.attempt = outcome.start, outcome.attempt
         return outcome
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import hypot, inf, isfinite, isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.base.types import State
+    from hpcfl.comm.layers import Layers
     from hpcfl.comm.message import Layout, Message
 
     Part = tuple[str, Tensor, Tensor]
@@ -157,6 +160,60 @@ class Sieve:
     def _reject(self, which: NDArray[np.bool_], group: int, reason: int) -> None:
         rows = np.flatnonzero(which & (self.first[: len(which)] == NO_GROUP))
         self.first[rows], self.reason[rows] = group, reason
+
+
+class RunGuard:
+    """The guard's rules in one run: which norms are accepted, what was rejected, when the run has diverged.
+
+    Parameters
+    ----------
+    whole : bool
+        Whether a visit counts as a whole or not at all.
+    """
+
+    def __init__(self, rules: Guard, layers: Layers, layout: Layout, whole: bool) -> None:
+        self.rules, self.layers, self.layout, self.whole = rules, layers, layout, whole
+
+    def limits(self, seen: Norms) -> Floats | None:
+        """Return the largest norms that are accepted: of each group, or of a visit; None: any will do."""
+        factor = self.rules.max_norm
+        return None if factor is None else seen.limits(factor, 1 if self.whole else len(self.layout))
+
+    def sieve(self, rows: int, limits: Floats | None) -> Sieve:
+        """Return what takes out of the messages of so many visits what must not count."""
+        return Sieve(rows, self.layout, self.whole, limits)
+
+    def rejections(self, clients: Ints, sieve: Sieve) -> dict[int, Rejection]:
+        """Return whose visits a sieve has rejected, its rows being those of `clients`."""
+        found = {}
+        for client, group, reason in zip(clients.tolist(), sieve.first.tolist(), sieve.reason.tolist()):
+            if reason:
+                found[client] = Rejection(self.layers.reached[0 if self.whole else group], group, reason)
+        return found
+
+    def why(self, rejection: Rejection) -> str:
+        """Return in words why a visit was rejected."""
+        return f"layer '{self.layers.name(self.layers.of_groups[rejection.group])}' {REASONS[rejection.reason]}"
+
+    def diverged(self, arrived: int, rejected: Mapping[int, Rejection]) -> str:
+        """Return in words that too many of the visits that arrived were rejected, "" where they were not."""
+        if len(rejected) <= self.rules.most * arrived:
+            return ""
+        first = rejected[min(rejected)]
+        return f"{len(rejected)} of {arrived} visits that arrived were rejected: {self.why(first)}"
+
+    def out_of_bounds(self, before: State, after: State) -> str:
+        """Return in words how a round's step has led the shared state out of all bounds, "" where it has not."""
+        old = hypot(*(norms(value)[0] for value in before.values()))
+        new = {name: norms(value)[0] for name, value in after.items()}
+        most = GROWTH * old if old >= 1.0 else sys.float_info.max  # from nothing, any norm may be right
+        if hypot(*new.values()) <= most:
+            return ""
+        worst = max(new, key=lambda name: inf if isnan(new[name]) else new[name])
+        layer = self.layers.name(self.layers.of[worst]) if worst in self.layers.of else worst
+        if not isfinite(new[worst]):
+            return f"layer '{layer}' of the shared state is not finite"
+        return f"the shared state's norm rose from {old:.3g} to {hypot(*new.values()):.3g}, most in layer '{layer}'"
 
 
 def norms(value: Tensor, rows: int = 1) -> Floats:

@@ -83,16 +83,16 @@ class Sums(ABC):
     ----------
     invited : int
         Visits invited to the round.
-    missing : float64 [L]
+    miss_probability : float64 [L]
         Chance that nobody's layer l counts, as the speed model has it.
     iterated : State
         What the iterated reduction over the messages that counted has found (`hpcfl.engine.iterated`).
     """
 
-    def __init__(self, layout: Layout, invited: int = 0, missing: Floats | None = None) -> None:
+    def __init__(self, layout: Layout, invited: int = 0, miss_probability: Floats | None = None) -> None:
         self.layout = layout
         self.invited = invited
-        self.missing = np.zeros(0) if missing is None else missing
+        self.miss_probability = np.zeros(0) if miss_probability is None else miss_probability
         self.iterated: State = {}
 
     @abstractmethod
@@ -128,8 +128,8 @@ class ExactSums(Sums):
         One for each group, as ranks add them up: each block's weight, then its bins.
     """
 
-    def __init__(self, layout: Layout, invited: int = 0, missing: Floats | None = None) -> None:
-        super().__init__(layout, invited, missing)
+    def __init__(self, layout: Layout, invited: int = 0, miss_probability: Floats | None = None) -> None:
+        super().__init__(layout, invited, miss_probability)
         self.buffers: list[Floats] = []
         self._own: dict[str, Floats] = {}
         for group in layout:

@@ -15,7 +15,6 @@ from hpcfl.comm.placement import lane_topologies
 from hpcfl.config import Config
 from hpcfl.data import Federation, Header
 from hpcfl.data.base import Range
-from hpcfl.schedule.doubling import entered
 
 if TYPE_CHECKING:
     from hpcfl.engine.job import Job
@@ -44,7 +43,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     from hpcfl.engine.job import Job
 
     job = Job.of(config, data_dir, ranks)
-    model = int(job.layer_bytes().sum())
+    model = int(job.layers.bytes.sum())
     size = max(len(chunk.clients) for chunk in job.chunks)
     held = max(sum(len(c.clients) for c in job.chunks if c.rank == rank) for rank in {c.rank for c in job.chunks})
     samples = int(job.task.federation.train_sizes.max())
@@ -57,14 +56,14 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     if job.iterated is not None:
         summed = sum(b.bins * 8 * prod(b.shape) for group in job.iterated.layout for b in group.values())
         yield f"further sums  {summed} bytes each; {_kept(job)} bytes of each visit are held for them"
-    phi, share = config.oracle.phi, int(job.layer_numbers().sum()) / job.task.parameter_count
+    phi, share = config.oracle.phi, int(job.layers.numbers.sum()) / job.task.parameter_count
     yield f"oracle        p = {job.task.parameter_count}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit"
     yield f"chunks        {len(job.chunks)} of {size} clients; at most {held} clients per rank on {ranks} ranks"
     foreign = [layer.name for layer in job.task.layers if layer.unbatched]
     if foreign:
         yield f"note          {', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"
     state = ServerState(job.algorithm.init_server(job.task), job.algorithm.init_extras(job.task))
-    for kind, text in (config.remarks() | job.algorithm.warnings(job.task, state)).items():
+    for kind, text in (job.planner.warnings | job.algorithm.warnings(job.task, state)).items():
         yield f"warning       {kind}: {text}"
     yield from _features(config, header.ranges, job.task.federation)
     if config.clock == "wall":
@@ -111,28 +110,28 @@ def _rounds(job: Job) -> Iterator[str]:
     """Yield what the plans of the first rounds say; how fast real hardware is, nobody knows before."""
     speed, clock = job.config.speed, job.config.clock
     if clock == "wall" and not speed.known(clock):
-        first = job.plan(job.asked(0))
+        first = job.planner.plan(job.planner.attempt(0))
         yield f"cohort        {len(first.cohort)} invited"
-        yield f"layers        {first.layers}; chances to reach them by a deadline are not known"
-        yield "time          real" + ("" if isnan(first.deadline) else f", a first deadline of {first.deadline:.3g} s")
+        yield f"layers        {first.layers}; chances to reach them in time are not known"
+        yield "time          real" + ("" if isnan(end := first.closes_after) else f", a first deadline of {end:.3g} s")
         return
     plans = _planned(job, min(PREVIEW, job.config.rounds))
     counted = sum(int(plan.counted.sum()) for plan in plans) / len(plans)
-    layers = ", ".join(f"{chance:.3g}" for chance in plans[0].missing)
+    layers = ", ".join(f"{chance:.3g}" for chance in plans[0].miss_probability)
     rounds = f"{len(plans)} rounds {'recorded' if speed.replays else 'drawn'}"
     yield f"cohort        {len(plans[0].cohort)} invited, {counted:.1f} counted on average ({rounds})"
     yield f"layers        {plans[0].layers}; chance that nobody reaches layer 1 … L: {layers}"
-    seconds = sum(plan.closes for plan in plans) / len(plans)
+    seconds = sum(plan.duration for plan in plans) / len(plans)
     yield f"time          {seconds:.3g} simulated seconds per round{_repeated(plans)}"
 
 
 def _planned(job: Job, rounds: int) -> list[Plan]:
     """Return the plans of the first rounds; stages of doubling participant sets end only where that is known before."""
-    stage, found = entered(0, job.stage_limits), []
-    plans = job.plans(0, lambda: stage.number)
+    stage, found = job.planner.first_stage, []
+    plans = job.planner.plans(0, lambda: stage.number)
     for round_ in range(rounds):
         found.append(next(plans))
-        stage = job.after(round_, stage, -1.0)
+        stage = job.planner.next_stage(round_, stage, -1.0)
     return found
 
 
@@ -166,10 +165,10 @@ def _ranges(federation: Federation) -> Iterator[Range]:
 
 def _stages(job: Job) -> Iterator[str]:
     """Say how participant sets double, if they do."""
-    config, limits = job.config, job.stage_limits
+    config, limits = job.config, job.planner.stage_limits
     if not limits:
         return
-    sizes = [config.doubling.enough(config.participation, config.clients, number) for number in range(len(limits) + 1)]
+    sizes = [job.planner.visits(number) for number in range(len(limits) + 1)]
     visits = ", ".join(str(size) for size in sizes)
     known = limits[0] < inf
     ends = (

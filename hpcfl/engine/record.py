@@ -99,7 +99,7 @@ class Record:
     rejected : dict of int to Rejection
         The clients whose visits were rejected.
     limits : float64 [units]
-        The largest norms that are accepted, see `Job.limits`; None: they are not measured.
+        The largest norms that are accepted, see `RunGuard.limits`; None: they are not measured.
     norms : float64 [clients, units]
         Norms of the messages that were accepted, 0 elsewhere; empty where they are not measured.
     broken : str
@@ -212,11 +212,9 @@ class Recorder:
         self.run_dir, self.job, self.speaker = run_dir, job, speaker
         self.said: set[str] = set()
         self.rejections = 0
-        self.layer_names = job.algorithm.layers(job.task)
-        self.layer_bytes, self.layer_numbers = job.layer_bytes(), job.layer_numbers()
         coords: dict[str, Sequence[int | str]] = {
             "client": range(job.config.clients),
-            "layer": job.layer_names,
+            "layer": job.layers.names,
             "rank": range(ranks),
         }
         figures = [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
@@ -227,7 +225,7 @@ class Recorder:
         plan = self._counted(plan, record.rejected)
         row: dict[str, Any] = self._of_plan(plan) | self._spent(plan, record)
         row |= dict(record.scores) | dict(record.figures) | dict(clock)
-        row["layer_weight"] = [sums.weight(names[0]) for names in self.layer_names]
+        row["layer_weight"] = [sums.weight(names[0]) for names in self.job.layers.tensors]
         if "loss" in sums and sums.weight("loss"):
             row["loss"] = float(sums.mean("loss"))
         for name, values in zip(PER_RANK, record.by_rank):
@@ -238,8 +236,8 @@ class Recorder:
             self.segment.event(plan.round, kind, rank, text)
         row["rejected"] = np.isin(np.arange(self.job.config.clients), list(record.rejected))
         for client, rejection in sorted(record.rejected.items()):
-            self._rejected(plan.round, client, self.job.told(rejection))
-        remarks = self.job.config.remarks() | dict(record.remarks)
+            self._rejected(plan.round, client, self.job.guard.why(rejection))
+        remarks = self.job.planner.warnings | dict(record.remarks)
         for kind in sorted(remarks.keys() - self.said):
             self.segment.event(plan.round, kind, -1, remarks[kind])
             self.speaker.warn(kind, remarks[kind])
@@ -274,14 +272,14 @@ class Recorder:
             "visit_seconds": self._by_client(plan, plan.seconds, np.nan),
             "void": not plan.counted.any(),
             "repeats": plan.repeats,
-            "deadline": plan.deadline,
-            "round_seconds": plan.closes,
-            "message_bytes": int(np.dot(_sent(plan), self.layer_bytes)),
+            "deadline": plan.closes_after,
+            "round_seconds": plan.duration,
+            "message_bytes": int(np.dot(_sent(plan), self.job.layers.bytes)),
         }
 
     def _spent(self, plan: Plan, record: Record) -> dict[str, Any]:
         """Return the columns of federated oracle complexity."""
-        numbers, phi = int(np.dot(_sent(plan), self.layer_numbers)), self.job.config.oracle.phi
+        numbers, phi = int(np.dot(_sent(plan), self.job.layers.numbers)), self.job.config.oracle.phi
         counted, size = int(plan.counted.sum()), self.job.task.parameter_count
         spent = Spent(record.gradients if counted else 0, record.server_gradients, counted, numbers, size)
         epochs = {f"epochs_{kind}": number for kind, number in zip("abc", spent.epochs)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.runs import METHODS, MODELS, play, resume, same, table
-from helpers.toys import invitation
+from helpers.toys import planner
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.comm import placement as ranks
@@ -133,11 +133,10 @@ def test_presets_of_the_demo_are_valid(name: str) -> None:
 def test_the_demo_runs_the_headline_formula() -> None:
     config = configs.load("salf-digits")
     shares = np.array([1, 2 / 3, 1 / 3])
-    plan = config.participation.plan(
-        config.speed, invitation(config.participation, config.seed, 0, config.clients, shares), layerwise=True
-    )
+    own = planner(config.participation, config.speed, config.clients, shares, config.seed)
+    plan = own.plan(own.attempt(0))
     assert config.algorithm.missing == "exact"  # type: ignore[attr-defined]
-    assert (plan.missing > 0).all()
+    assert (plan.miss_probability > 0).all()
 
 
 @pytest.mark.mpi

@@ -29,7 +29,7 @@ from hpcfl.engine.wall.outcome import ReceivedSums, message
 from wall.test_sums import Messages
 
 ITERATIONS, CPU = 4, torch.device("cpu")
-SUMMED = 8 * (1 + 3 * 3 + 1 + 3)  # bytes of one further sum: per block its weight and three grids
+SUMMED = 128 + 64  # bytes of one further sum: per block its weight and three grids, in multiples of 64
 POINT = Block((3,), torch.float64)
 
 
@@ -157,7 +157,7 @@ def in_step(ranks: int) -> Job:
     """Seven clients in chunks of two, of five invited the first four count."""
     config, task = from_table(table("fedavg", "mlp", True)), mlp_task(SIZES)
     chunks = cut(2, config.speed.paces(config.seed, 7), ranks)
-    return Job(config, task, Median(), chunks, Median().layout(task), np.ones(1))
+    return Job(config, task, Median(), chunks)
 
 
 def played(job: Job, transport: Any) -> tuple[list[dict[str, torch.Tensor]], Progress, list[tuple[int, int]]]:
@@ -170,7 +170,7 @@ def played(job: Job, transport: Any) -> tuple[list[dict[str, torch.Tensor]], Pro
         now.shared = job.algorithm.server(job.task, now.shared, sums)
         now.round += 1
         everything.append(sums.iterated)
-        moved.append(record.formats)
+        moved.append(record.wire)
     return everything, now, moved
 
 
@@ -188,7 +188,7 @@ def test_any_number_of_ranks_finds_the_same_to_the_bit(world: Any) -> None:
     assert all(same_bits(one, other) for one, other in zip(alone, together))
     assert torch.equal(now.shared["centre"], last.shared["centre"])
     carried = ITERATIONS * SUMMED
-    down, up = 8 * 3, 8 * (1 + 2) + 8 * (1 + 3 * 3)  # the shared state; the sums of the round
+    down, up = 8 * 3, 64 + 128  # the shared state; the sums of the round, loss and points
     own = (up + carried, down + carried) if world.rank == 0 else (down + carried, up + carried)
     assert moved == [own if world.size > 1 else (0, 0)] * 3
 
@@ -251,7 +251,7 @@ def in_real_time(**more: Any) -> Job:
     """Three clients, one by one."""
     values = table("fedavg", "mlp", False, clients=3, speed={"model": "none"}, clock="wall")
     config, task = from_table({**values, "participation": {"close": "all"}, **more}), mlp_task(SIZES[:3])
-    return Job(config, task, Median(), cut(1, np.ones(3), 4), Median().layout(task), np.ones(1))
+    return Job(config, task, Median(), cut(1, np.ones(3), 4))
 
 
 def of_clients(points: list[tuple[int, float]]) -> np.ndarray:
@@ -279,13 +279,13 @@ def test_void_and_late_visits_are_not_asked() -> None:
 
 @pytest.mark.mpi
 def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
-    """A lane uses its buffers again once a pending is summed up."""
+    """A lane uses its buffers again once visits are summed up."""
     from hpcfl.engine.wall.outcome import RoundOutcome
     from wall.test_server import lanes_of
 
     job = in_real_time()
     lane = lanes_of(job, [[2]])[0]
-    outcome = RoundOutcome(job, job.asked(0, np.arange(3)), [lane], 0.0)
+    outcome = RoundOutcome(job, job.planner.attempt(0, cohort=np.arange(3)), [lane], 0.0)
 
     def again() -> None:
         lane.pending.clients = [1]
@@ -299,7 +299,7 @@ def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
     lane.receive_next = again
     outcome.sum_up(lane)
     outcome.finish(np.inf)
-    held = outcome.sums(job.plan(outcome.asked))
+    held = outcome.sums(job.planner.plan(outcome.attempt))
     messages = held.messages(job.keeps, CPU)
     assert [each["point"][0].tolist() for each in messages] == [[[0.0] * 3], [[1.0] * 3]]
     assert held.total("point").tolist() == [1.0] * 3

@@ -48,7 +48,7 @@ class Notes(Recorder):
     """A recorder that keeps the costs in memory, and what tells who counted."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.layer_bytes, self.layer_numbers = job, job.layer_bytes(), job.layer_numbers()
+        self.job = job
         self.rows: list[dict[str, Any]] = []
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:

@@ -57,7 +57,8 @@ def once_told(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, Any], Any]) -
 @pytest.fixture
 def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a round close when all ranks but the first client's have begun to send their last group."""
-    from hpcfl.engine.wall import client, outcome, server
+    from hpcfl.engine.wall import client, server
+    from hpcfl.schedule.plan import Attempt
 
     names = ["" for _ in range(world.size)]
     visit, post, attempt = client.ClientRank._visit, client.ClientRank._post, server.Server._attempt
@@ -81,7 +82,7 @@ def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(server.Server, "_attempt", attempted)
     monkeypatch.setattr(client.ClientRank, "_visit", visited)
     monkeypatch.setattr(client.ClientRank, "_post", posted)
-    monkeypatch.setattr(outcome.CloseRule, "over", lambda *_: all((shared_dir / each).exists() for each in names[2:]))
+    monkeypatch.setattr(Attempt, "over", lambda *_: all((shared_dir / each).exists() for each in names[2:]))
 
 
 @pytest.mark.usefixtures("strange", "closes_when_sent")

@@ -14,18 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.runs import job_in_real_time, table
+from helpers.runs import job_in_real_time
 from hpcfl.base.errors import UsageError
 from hpcfl.comm.message import Block, ExactSums
 from hpcfl.comm.placement import Topology, check_width, cut, lane_topologies
-from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.simulated import visit
 from hpcfl.engine.wall.executor import Executor, Pace, Sender, Worker
 from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, Staging, frame_formats
-from hpcfl.engine.wall.outcome import CloseRule
 from hpcfl.engine.wall.protocol import HEAD, Command, Op
-from hpcfl.schedule.plan import Invitation
+from hpcfl.schedule.plan import Attempt
 
 PATIENCE = 60.0  # seconds that a thread is given to end; no thread needs them
 
@@ -41,15 +39,15 @@ def test_calls_and_back(op: Op, clients: int) -> None:
     assert packed.dtype == np.int64
     assert len(packed) == len(Command.empty(3, clients)) == HEAD + 3 + -(-clients // 64)
     found = Command.unpacked(packed, 3)
-    assert (found.op, found.round, found.attempt, found.deadline, found.stage) == (op, 2**40, 3, 0.1, 6)
+    assert (found.op, found.round, found.attempt, found.closes_after, found.stage) == (op, 2**40, 3, 0.1, 6)
     assert (found.stopped, found.hard) == (True, False)
     assert found.counted.tolist() == [2, 0, 5]
     assert found.cohort.tolist() == cohort.tolist()
 
 
 def test_calls_of_nothing() -> None:
-    found = Command.unpacked(Command(Op.CLOSE, deadline=inf, hard=True).packed(2, 130), 2)
-    assert (found.op, found.round, found.deadline, found.stopped, found.hard) == (Op.CLOSE, 0, inf, False, True)
+    found = Command.unpacked(Command(Op.CLOSE, closes_after=inf, hard=True).packed(2, 130), 2)
+    assert (found.op, found.round, found.closes_after, found.stopped, found.hard) == (Op.CLOSE, 0, inf, False, True)
     assert found.counted.tolist() == [0, 0]
     assert found.cohort.tolist() == []
 
@@ -129,33 +127,33 @@ def test_widths_that_do_not_fit() -> None:
         check_width("auto", 1)
 
 
-# ---- when a round is over: CloseRule
+# ---- when a round is over
 
 
 @pytest.mark.parametrize(
-    ("ends", "enough", "arrived", "awaited", "seconds"),
+    ("ends", "quorum", "arrived", "awaited", "seconds"),
     list(product((1.0, inf), (None, 3), (0, 2, 3, 4), (0, 1), (0.0, 0.999, 1.0, 2.0))),
 )
 def test_every_way_for_a_round_to_be_over(
-    ends: float, enough: int | None, arrived: int, awaited: int, seconds: float
+    ends: float, quorum: int | None, arrived: int, awaited: int, seconds: float
 ) -> None:
     late = ends == 1.0 and seconds in (1.0, 2.0)
-    plenty = enough == 3 and arrived in (3, 4)
-    assert CloseRule(ends, enough).over(arrived, awaited, seconds) == (late or plenty or awaited == 0)
+    plenty = quorum == 3 and arrived in (3, 4)
+    attempt = Attempt(0, 7, np.ones(1), 0, 0, np.arange(7), ends, quorum)
+    assert attempt.over(arrived, awaited, seconds) == (late or plenty or awaited == 0)
 
 
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"close": "all"}, CloseRule(inf, None)),
-        ({"close": "first", "first": 3}, CloseRule(inf, 3)),
-        ({"close": "deadline", "deadline": 0.25}, CloseRule(0.25, None)),
+        ({"close": "all"}, (inf, None)),
+        ({"close": "first", "first": 3}, (inf, 3)),
+        ({"close": "deadline", "deadline": 0.25}, (0.25, None)),
     ],
 )
-def test_rules_by_name(keys: dict[str, Any], expected: CloseRule) -> None:
-    rule = from_table(table("salf", "mlp", False, participation=keys)).participation
-    asked = Invitation(0, 0, 7, np.arange(7), np.ones(1), 0.25, enough=rule.first)
-    assert CloseRule.of(rule, asked) == expected
+def test_rules_by_name(keys: dict[str, Any], expected: tuple[float, int | None]) -> None:
+    attempt = job_in_real_time(3, participation=keys).planner.attempt(0)
+    assert (attempt.closes_after, attempt.quorum) == expected
 
 
 # ---- the second thread: Worker
@@ -311,8 +309,8 @@ def test_frames_of_nothing_say_nothing_of_those_before() -> None:
 def paced(enforce: str, seconds: float, over: threading.Event) -> Pace:
     """A visit of three groups, with a third, two thirds and all of its work done."""
     job: Any = SimpleNamespace(
-        shares=np.array([1.0, 2 / 3, 1 / 3]),
-        group_layers=np.array([3, 2, 1]),
+        planner=SimpleNamespace(work_fractions=np.array([1.0, 2 / 3, 1 / 3])),
+        layers=SimpleNamespace(of_groups=np.array([3, 2, 1])),
         config=SimpleNamespace(speed=SimpleNamespace(enforce=enforce)),
     )
     return Pace(job, seconds, over, time.monotonic())
@@ -465,7 +463,7 @@ def hosted(job: Job, rank: int) -> Executor:
 
 def visited(job: Job, executor: Executor, clients: list[int], over: threading.Event | None = None) -> list[StagedFrame]:
     put: list[StagedFrame] = []
-    asked, groups = job.asked(1, deadline=inf), frame_formats(job.layout, 1)
+    asked, groups = job.planner.attempt(1), frame_formats(job.layout, 1)
     shared = job.algorithm.init_server(job.task)
     executor.visits(asked, shared, clients, groups, 0, over or threading.Event(), put.append)
     return put
@@ -479,7 +477,7 @@ def test_visits_are_those_of_simulated_time(salf: Job) -> None:
     put = visited(salf, executor, [2, -1, 6])
     groups = frame_formats(salf.layout, 1)
     assert len(put) == 3 * len(groups)
-    now, plan = salf.begin(1), salf.plan(salf.asked(1))
+    now, plan = salf.begin(1), salf.planner.plan(salf.planner.attempt(1))
     for place, client in ((0, 2), (2, 6)):
         sums = ExactSums(salf.layout)
         (chunk,) = [chunk for chunk in salf.hosted(1) if client in chunk.clients]
@@ -520,7 +518,7 @@ def test_a_visit_ends_at_the_block_after_which_the_round_is_over(salf: Job) -> N
         if len(put) == 2:  # the loss and layer 3
             over.set()
 
-    asked, groups = salf.asked(1, deadline=inf), frame_formats(salf.layout, 1)
+    asked, groups = salf.planner.attempt(1), frame_formats(salf.layout, 1)
     executor.visits(asked, salf.algorithm.init_server(salf.task), [0, 2], groups, 0, over, last)
     assert len(put) == 2
     executor.acknowledge({0: 3, 2: 0, 4: 0, 6: 0})
@@ -540,7 +538,7 @@ def test_what_has_left_as_a_whole_counts_though_the_round_closes_then(last: int)
             over.set()
         put.append(staged)
 
-    executor.visits(job.asked(1, deadline=inf), job.algorithm.init_server(job.task), [0, 2], groups, 0, over, close)
+    executor.visits(job.planner.attempt(1), job.algorithm.init_server(job.task), [0, 2], groups, 0, over, close)
     assert len(put) == len(groups) == 4
     executor.acknowledge({0: 1, 2: 0, 4: 0, 6: 0})
     assert all(value.any() for value in executor.states[0].values())
@@ -550,7 +548,7 @@ def test_what_has_left_as_a_whole_counts_though_the_round_closes_then(last: int)
 def holding(new: dict[str, float]) -> Executor:
     """An executor of client 3 with layers a (1) and b (2) and a count; the new state is provisional."""
     executor = Executor.__new__(Executor)
-    executor.job = SimpleNamespace(levels={"a": 1, "b": 2})  # type: ignore[assignment]
+    executor.job = SimpleNamespace(layers=SimpleNamespace(of={"a": 1, "b": 2}))  # type: ignore[assignment]
     executor.states = {3: {name: torch.zeros(1) for name in ("a", "b", "count")}}
     executor._new = {3: {name: torch.full((1,), value) for name, value in new.items()}}
     return executor

@@ -110,13 +110,14 @@ class ClientRank:
     def _visit(self, command: Command) -> None:
         """Compute the visits that are asked for; send each frame as soon as it is ready."""
         state = self._expect_state()
-        asked = self.job.asked(command.round, command.cohort, command.deadline, command.attempt, command.stage)
+        facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
+        attempt = self.job.planner.attempt(*facts)
         clients = [turn[self.local_rank] for turn in self.topology.turns(command.cohort)]
         self._posted, self._total = 0, len(clients) * len(self.formats)
         over = self._over = threading.Event()
         self._wait(*state)
         work = self.executor.visits
-        self.worker.start(lambda put: work(asked, self.views, clients, self.formats, self.local_rank, over, put))
+        self.worker.start(lambda put: work(attempt, self.views, clients, self.formats, self.local_rank, over, put))
         while self._posted < self._total and not self._heard.Test():
             staged = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
             while staged is not None:
@@ -139,7 +140,7 @@ class ClientRank:
     def _close(self, command: Command) -> None:
         """Catch up: send as many frames as any rank of the lane has begun to, then say when this one is free."""
         self._over.set()
-        begun = -self._posted % len(self.formats) if self.job.whole else 0  # what was begun is finished
+        begun = -self._posted % len(self.formats) if self.job.planner.whole else 0  # what was begun is finished
         posted, target = np.array([self._posted + begun], dtype=np.int64), np.zeros(1, dtype=np.int64)
         self._wait([self.control.Iallreduce(posted, target, MPI.MAX)])
         for _ in range(begun):

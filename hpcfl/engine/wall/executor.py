@@ -23,7 +23,7 @@ from hpcfl.comm.transport import Personal
 from hpcfl.engine.job import Job
 from hpcfl.engine.wall.framing import REJECTED, SENT, FrameFormat, StagedFrame, Staging
 from hpcfl.learning.batches import RoundClosed, Visits
-from hpcfl.schedule.plan import Invitation
+from hpcfl.schedule.plan import Attempt
 
 Put = Callable[[StagedFrame], None]
 SWITCH_SECONDS = 0.0001  # how long the main thread waits for Python's lock: by itself Python lets it wait for 5 ms
@@ -89,7 +89,8 @@ class Executor:
     def warm(self) -> None:
         """Do one step for nothing, see `Task.warm_up`."""
         client = next(iter(self.states))
-        self.job.task.warm_up(self.job.visits_of(0, client, np.ones(len(self.job.shares)), Event()))
+        plan = self.job.planner.plan(self.job.planner.attempt(0, cohort=np.array([client])))
+        self.job.task.warm_up(self.job.visits(plan, np.zeros(1, dtype=np.int64), Event()))
 
     def placed(self, shared: State) -> State:
         """Return the shared state on the device that computes."""
@@ -97,7 +98,7 @@ class Executor:
 
     def visits(
         self,
-        asked: Invitation,
+        attempt: Attempt,
         shared: State,
         clients: Sequence[int],
         formats: Sequence[FrameFormat],
@@ -107,8 +108,8 @@ class Executor:
     ) -> None:
         """Compute visits one after the other (−1: nobody's) and put the frames of each; stop when it is `over`."""
         start = time.monotonic()
-        plan = self.job.plan(asked)
-        seconds = self.job.config.speed.enforced(asked)
+        plan = self.job.planner.plan(attempt)
+        seconds = self.job.config.speed.enforced(attempt)
         state = self.placed(shared)
         for client in clients:
             if over.is_set():
@@ -117,11 +118,11 @@ class Executor:
                 for group in formats:
                     put(self.staging.nothing(group))
                 continue
-            row = int(np.searchsorted(asked.cohort, client))
-            visits = self.job.visits_of(asked.round, client, plan.reach[row], over)
-            pace = Pace(self.job, float(seconds[row]), over, start)
+            row = np.searchsorted(attempt.cohort, [client])
+            visits = self.job.visits(plan, row, over)
+            pace = Pace(self.job, float(seconds[row[0]]), over, start)
             gradients = partial(self._gradients, client)
-            sender = Sender(formats, local_rank, self.staging, pace, put, self.job.whole, gradients)
+            sender = Sender(formats, local_rank, self.staging, pace, put, self.job.planner.whole, gradients)
             self._visit(client, state, visits, sender)
             start = time.monotonic()
 
@@ -135,7 +136,7 @@ class Executor:
         try:
             while True:
                 sender.take(next(work))
-                if sender.pace.over.is_set() and self.job.whole:
+                if sender.pace.over.is_set() and self.job.planner.whole:
                     return
         except StopIteration as end:
             self._new[client] = end.value
@@ -150,7 +151,7 @@ class Executor:
                 continue
             new = self._new.pop(client)
             for name, value in self.states[client].items():
-                if self.job.levels.get(name, 1) >= depth:
+                if self.job.layers.of.get(name, 1) >= depth:
                     value.copy_(new[name])
 
     def scores(self, round_: int, shared: State) -> Floats:
@@ -174,7 +175,7 @@ class Pace:
     """Slows a visit, begun at `start`, down to the seconds that the speed model has drawn; 0: as fast as it goes."""
 
     def __init__(self, job: Job, seconds: float, over: Event, start: float) -> None:
-        self.shares = job.shares[job.group_layers - 1]
+        self.work_fractions = job.planner.work_fractions[job.layers.of_groups - 1]
         self.busy = job.config.speed.enforce == "busy"
         self.target, self.over, self.start = seconds, over, start
 
@@ -183,7 +184,7 @@ class Pace:
 
     def wait(self, number: int) -> None:
         """Return when group `number` may be ready, or when the round is over."""
-        ready = self.start + self.shares[number] * self.target
+        ready = self.start + self.work_fractions[number] * self.target
         if not self.busy:
             self.over.wait(max(0.0, ready - time.monotonic()))
             return

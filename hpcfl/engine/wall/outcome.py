@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -12,35 +12,14 @@ import torch
 from torch import Tensor
 
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, Rejection, Sieve
+from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, Rejection
 from hpcfl.comm.message import PIECE, Block, ExactSums, Layout, Message, Sums, add_to_bins
 from hpcfl.engine.iterated import blank, keep
 from hpcfl.engine.job import Job
-from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.plan import Invitation, Plan
+from hpcfl.schedule.plan import Attempt, Plan
 
 if TYPE_CHECKING:
     from hpcfl.engine.wall.lane import Lane, PendingReceive
-
-
-@dataclass(frozen=True)
-class CloseRule:
-    """When a round closes."""
-
-    ends: float  # seconds from the round's start, whatever has arrived; inf for never
-    enough: int | None  # visits that are enough, or samples where these are counted; None: all of them
-
-    @classmethod
-    def of(cls, participation: Participation, asked: Invitation) -> CloseRule:
-        by_time = participation.close == "deadline"
-        return cls(asked.deadline if by_time else float("inf"), asked.enough)
-
-    def over(self, arrived: int, awaited: int, seconds: float) -> bool:
-        """True once it is over, with `arrived` complete visits (or samples) and `awaited` more to come.
-
-        The timer decides, never the next arrival.
-        """
-        return seconds >= self.ends or awaited == 0 or (self.enough is not None and arrived >= self.enough)
 
 
 class ReceivedSums(Sums):
@@ -63,12 +42,12 @@ class ReceivedSums(Sums):
         self,
         layout: Layout,
         invited: int,
-        missing: Floats,
+        miss_probability: Floats,
         received: list[tuple[PendingReceive, int]],
         early: ExactSums | None = None,
         kept: Sequence[Message] = (),
     ) -> None:
-        super().__init__(layout, invited, missing)
+        super().__init__(layout, invited, miss_probability)
         self.received, self.early, self.kept = received, early, kept
         self.gradients = 0  # the most that a visit that counted has computed
         self.rejected: dict[int, Rejection] = {}  # as `RoundOutcome` has them, and the norms
@@ -148,7 +127,7 @@ class RoundOutcome:
     Attributes
     ----------
     limits : float64 [units], optional
-        The largest norms that are accepted, see `Job.limits`; lanes are of one rank each then.
+        The largest norms that are accepted, see `RunGuard.limits`; lanes are of one rank each then.
     rejected : dict of int to Rejection
         The clients whose visits, or layers of them, were rejected.
     norms : float64 [clients, units]
@@ -156,17 +135,18 @@ class RoundOutcome:
     """
 
     def __init__(
-        self, job: Job, asked: Invitation, lanes: list[Lane], start: float, limits: Floats | None = None
+        self, job: Job, attempt: Attempt, lanes: list[Lane], start: float, limits: Floats | None = None
     ) -> None:
-        self.job, self.asked, self.lanes, self.start, self.limits = job, asked, lanes, start, limits
+        self.job, self.attempt, self.lanes, self.start, self.limits = job, attempt, lanes, start, limits
         self.rejected: dict[int, Rejection] = {}
-        self.norms: Floats = np.zeros((asked.clients, 0 if limits is None else len(limits)))
-        self.whole = job.whole
-        self.worth = None if asked.worth is None else dict(zip(asked.cohort.tolist(), asked.worth.tolist()))
+        self.norms: Floats = np.zeros((attempt.clients, 0 if limits is None else len(limits)))
+        self.whole = job.planner.whole
+        weights = attempt.weights
+        self.weights = None if weights is None else dict(zip(attempt.cohort.tolist(), weights.tolist()))
         self.groups = len(job.layout)
-        self.reached = [job.reached(count) for count in range(self.groups + 1)]
-        self.depth: Ints = np.full(len(asked.cohort), asked.layers + 1, dtype=np.int64)
-        self.seconds: Floats = np.full(len(asked.cohort), np.inf)
+        self.reached = job.layers.reached
+        self.depth: Ints = np.full(len(attempt.cohort), attempt.layers + 1, dtype=np.int64)
+        self.seconds: Floats = np.full(len(attempt.cohort), np.inf)
         self.received: list[tuple[PendingReceive, int]] = []
         self.early: ExactSums | None = None
         self.kept: list[Message] = []
@@ -202,40 +182,40 @@ class RoundOutcome:
             if groups == self.groups or not self.whole:
                 groups = self._accepted(one, groups)
                 self._note(lane, one, groups)
-                if self.reached[groups] <= self.asked.layers:  # a loss without any layer does not count
+                if self.reached[groups] <= self.attempt.layers:  # a loss without any layer does not count
                     self.received.append((one, groups))
         self._acknowledge()
 
     def void(self) -> None:
         """Let nothing of this attempt count."""
-        self.depth[:] = self.asked.layers + 1
+        self.depth[:] = self.attempt.layers + 1
         self._acknowledge()
 
     @property
     def count(self) -> int:
         """How many visits counted, or would have, had they not been rejected."""
-        arrived = (self.depth <= self.asked.layers) | np.isin(self.asked.cohort, list(self.rejected))
+        arrived = (self.depth <= self.attempt.layers) | np.isin(self.attempt.cohort, list(self.rejected))
         return int(arrived.sum())
 
     def plan(self, seconds: float, repeats: int) -> Plan:
-        expected = self.job.plan(self.asked)
-        return replace(expected, depth=self.depth, seconds=self.seconds, closes=seconds, repeats=repeats)
+        expected = self.job.planner.plan(self.attempt)
+        return replace(expected, depth=self.depth, seconds=self.seconds, duration=seconds, repeats=repeats)
 
     def sums(self, plan: Plan) -> ReceivedSums:
-        cohort = len(self.asked.cohort)
-        sums = ReceivedSums(self.job.layout, cohort, plan.missing, self.received, self.early, self.kept)
+        cohort = len(self.attempt.cohort)
+        sums = ReceivedSums(self.job.layout, cohort, plan.miss_probability, self.received, self.early, self.kept)
         sums.gradients, sums.rejected, sums.norms = self.gradients, self.rejected, self.norms
         return sums
 
     def _looked_at(self) -> list[tuple[Lane, PendingReceive]]:
         """Return the current visits; where n visits are enough, the first ones only."""
         current = [(lane, lane.pending) for lane in self.lanes if lane.pending is not None]
-        if self.asked.enough is None:
+        if self.attempt.quorum is None:
             return current
         done = sorted((c for c in current if c[1].complete), key=lambda c: (c[1].times[-1], c[0].topology.ranks))
         count, taken = self.summed_up, []
         for lane, one in done:
-            if count < self.asked.enough:
+            if count < self.attempt.quorum:
                 taken.append((lane, one))
             count += self._value(lane)
         return taken
@@ -245,7 +225,7 @@ class RoundOutcome:
         client = one.clients[0]
         if self.limits is None or client < 0 or not groups or one.rejected(groups)[0] != NO_GROUP:
             return groups
-        sieve = Sieve(1, self.job.layout, self.whole, self.limits)
+        sieve = self.job.guard.sieve(1, self.limits)
         weight = torch.ones(1)
         parts = [
             [(name, group.value(frame, name)[None], weight) for name in group.blocks]
@@ -254,14 +234,14 @@ class RoundOutcome:
         for unit in [list(chain(*parts))] if self.whole else parts:
             sieve.judge(unit)
         self.norms[client] = sieve.norms[0]
-        self.rejected |= self.job.rejections(np.array([client]), sieve)
+        self.rejected |= self.job.guard.rejections(np.array([client]), sieve)
         return groups if sieve.first[0] == NO_GROUP else 0 if self.whole else int(sieve.first[0])
 
     def _value(self, lane: Lane) -> int:
         """Return a lane's complete visits that are not summed up, or their samples where these are counted."""
-        if self.worth is None or not lane.arrived or lane.pending is None:
+        if self.weights is None or not lane.arrived or lane.pending is None:
             return lane.arrived
-        return sum(self.worth[client] for client in lane.pending.clients if client >= 0)
+        return sum(self.weights[client] for client in lane.pending.clients if client >= 0)
 
     def _note(self, lane: Lane, one: PendingReceive, groups: int) -> None:
         """Note whose visits these are, and how far each had come within its first `groups` groups."""
@@ -272,15 +252,15 @@ class RoundOutcome:
             if rejected[local_rank] != NO_GROUP:
                 self.rejected[client] = Rejection(self.reached[count], rejected[local_rank], NOT_FINITE)
             lane.worked[:, local_rank] += 1, one.seconds(local_rank)
-            row = np.searchsorted(self.asked.cohort, client)
+            row = np.searchsorted(self.attempt.cohort, client)
             self.depth[row] = self.reached[count]
-            if self.reached[count] <= self.asked.layers:
+            if self.reached[count] <= self.attempt.layers:
                 self.gradients = max(self.gradients, one.gradients(local_rank, groups))
             if count == self.groups or (client in self.rejected and one.complete):
                 self.seconds[row] = one.times[-1] - self.start
 
     def _acknowledge(self) -> None:
         """Leave word on the lanes how much of each visit counted."""
-        depth = dict(zip(self.asked.cohort.tolist(), self.depth.tolist()))
+        depth = dict(zip(self.attempt.cohort.tolist(), self.depth.tolist()))
         for lane in self.lanes:
             lane.counted = np.array([depth.get(client, 0) for client in lane.hosted.tolist()], dtype=np.int64)

@@ -16,7 +16,7 @@ from hpcfl.comm.placement import Topology
 from hpcfl.comm.transport import Arrays, Like, Saved, arrays
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
-HEAD = 7  # op, round, attempt, deadline, stage, stopped, hard
+HEAD = 7  # op, round, attempt, closes_after, stage, stopped, hard
 
 
 class Op(IntEnum):
@@ -41,7 +41,7 @@ class Command:
     op: Op
     round: int = 0
     attempt: int = 0  # how many at this round were void
-    deadline: float = 0.0  # seconds from the round's start
+    closes_after: float = 0.0  # seconds from the round's start after which it closes at the latest
     stage: int = 0  # of doubling participant sets
     stopped: int = 0  # when leaving: the exit code of a run that did not come to its end, else 0
     hard: bool = False  # when leaving: end without MPI's farewell, which the dead would have to take part in
@@ -55,8 +55,8 @@ class Command:
 
     def packed(self, hosted: int, clients: int) -> Ints:
         data = self.empty(hosted, clients)
-        deadline = np.float64(self.deadline).view(np.int64)
-        data[:HEAD] = self.op, self.round, self.attempt, deadline, self.stage, self.stopped, self.hard
+        closes_after = np.float64(self.closes_after).view(np.int64)
+        data[:HEAD] = self.op, self.round, self.attempt, closes_after, self.stage, self.stopped, self.hard
         data[HEAD : HEAD + len(self.counted)] = self.counted
         invited = np.zeros(64 * (len(data) - HEAD - hosted), dtype=bool)
         invited[self.cohort] = True
@@ -66,10 +66,10 @@ class Command:
     @classmethod
     def unpacked(cls, data: Ints, hosted: int) -> Command:
         op, round_, attempt, _, stage, stopped, hard = (int(value) for value in data[:HEAD])
-        deadline = float(data[3:4].view(np.float64)[0])
+        closes_after = float(data[3:4].view(np.float64)[0])
         cohort = np.flatnonzero(np.unpackbits(data[HEAD + hosted :].view(np.uint8)))
         counted = data[HEAD : HEAD + hosted]
-        return cls(Op(op), round_, attempt, deadline, stage, stopped, bool(hard), counted, cohort)
+        return cls(Op(op), round_, attempt, closes_after, stage, stopped, bool(hard), counted, cohort)
 
 
 class ScoresReply:

@@ -22,11 +22,10 @@ from hpcfl.engine.loop import Rounds
 from hpcfl.engine.record import Record, released
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Lanes
-from hpcfl.engine.wall.outcome import CloseRule, ReceivedSums, RoundOutcome
+from hpcfl.engine.wall.outcome import ReceivedSums, RoundOutcome
 from hpcfl.engine.wall.protocol import Command, Op, ScoresReply, StateReply, as_chunk
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
-from hpcfl.schedule.deadlines import Deadlines
-from hpcfl.schedule.plan import Invitation, Plan
+from hpcfl.schedule.plan import Attempt, Plan
 
 SAVE_SECONDS = 5.0  # for personal state to begin to come, beyond what its bytes may take
 
@@ -44,8 +43,7 @@ class Server(Rounds):
     def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
         self.job, self.lanes, self.rest = job, lanes, rest
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
-        self.participation = job.config.participation
-        self.deadlines = Deadlines(self.participation)
+        self.planner = job.planner
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
         self.told = 0
@@ -73,11 +71,11 @@ class Server(Rounds):
 
     def _closed(self, now: Progress, record: Record) -> tuple[Plan, ReceivedSums]:
         if not self.job.algorithm.invites(now.round):
-            plan = Plan.nobody(now.round, len(self.job.shares))
-            return plan, ReceivedSums(self.job.layout, 0, plan.missing, [])
+            plan = Plan.nobody(now.round, len(self.job.layers.tensors))
+            return plan, ReceivedSums(self.job.layout, 0, plan.miss_probability, [])
         with record.timed("wait_seconds"):
             try:
-                return self.run_round(now.round, now.shared, now.stage.number, self.job.limits(now.norms))
+                return self.run_round(now.round, now.shared, now.stage.number, self.job.guard.limits(now.norms))
             except Interrupted:  # lanes that are free soon will take part in what follows
                 for lane in self.lanes.those("active"):
                     lane.close(Command(Op.CLOSE, counted=lane.counted))
@@ -88,42 +86,41 @@ class Server(Rounds):
     ) -> tuple[Plan, ReceivedSums]:
         """Run one round: invite, wait until the rule says that it is over, return what happened and the sums.
 
-        A round in which fewer than ``min_clients`` visits counted is void, and repeated; `limits` as `Job.limits`.
+        A round in which fewer than ``min_clients`` visits counted is void, and repeated; `limits` as `RunGuard.limits`.
         """
-        began, attempt = time.monotonic(), 0
+        began, repeats = time.monotonic(), 0
         while True:
-            outcome = self._attempt(round, attempt, shared, stage, limits)
-            self.deadlines.saw(outcome.seconds, outcome.asked.deadline)
-            if outcome.count >= self.participation.min_clients:
+            outcome = self._attempt(round, repeats, shared, stage, limits)
+            self.job.planner.saw(outcome.seconds, outcome.attempt.closes_after)
+            if outcome.count >= self.job.planner.participation.min_clients:
                 break
             outcome.void()
-            attempt += 1
-        plan = outcome.plan(time.monotonic() - began, attempt)
+            repeats += 1
+        plan = outcome.plan(time.monotonic() - began, repeats)
         return plan, outcome.sums(plan)
 
-    def _attempt(self, round: int, attempt: int, shared: State, stage: int, limits: Floats | None) -> RoundOutcome:
-        asked = self._asked(round, attempt, stage)
+    def _attempt(self, round: int, number: int, shared: State, stage: int, limits: Floats | None) -> RoundOutcome:
+        attempt = self._invited(round, number, stage)
         state = self.packing.sent(shared)  # the tensors' own memory: they are never changed in place
-        invited = self.lanes.hosting(asked.cohort, "idle")
+        invited = self.lanes.hosting(attempt.cohort, "idle")
         start = time.monotonic()
         for lane in invited:
-            lane.invite(self._command(Op.VISIT, lane, asked), state)
-        outcome = RoundOutcome(self.job, asked, invited, start, limits)
+            lane.invite(self._command(Op.VISIT, lane, attempt, stage), state)
+        outcome = RoundOutcome(self.job, attempt, invited, start, limits)
         self._wait_for_visits(outcome)
         self.lanes.poll()
         closed = time.monotonic()
         unfinished = self.lanes.those("active")
         for lane in unfinished:
-            lane.close(self._command(Op.CLOSE, lane, asked))
+            lane.close(self._command(Op.CLOSE, lane, attempt, stage))
         self.lanes.wait_for_frames([lane for lane in unfinished if len(lane.topology.ranks) > 1])
         outcome.finish(closed)
         return outcome
 
-    def _asked(self, round: int, attempt: int, stage: int) -> Invitation:
-        """Return the invitation of whoever is drawn and free; wait until there are enough of them."""
-        deadline = self.deadlines.seconds(round)
-        drawn = self.job.asked(round, None, deadline, attempt, stage)
-        need = max(1, self.participation.min_clients)
+    def _invited(self, round: int, number: int, stage: int) -> Attempt:
+        """Return an attempt with those who are drawn and free; wait until there are enough of them."""
+        drawn = self.job.planner.attempt(round, number, stage)
+        need = max(1, self.job.planner.participation.min_clients)
         self.lanes.wait_for_late()
         what = f"{need} free client{'s' * (need > 1)} for round {round}"
         for _ in self.lanes.waiting(what, lambda: self.lanes.hosting(drawn.cohort, "active", "late"), self.rest):
@@ -138,27 +135,26 @@ class Server(Rounds):
                     f"round {round}: expected at least {need} of the {len(drawn.cohort)} clients invited, "
                     f"but only {len(left)} are left; lost ranks: {ranks}"
                 )
-        return self.job.asked(round, free, deadline, attempt, stage)
+        return self.job.planner.attempt(round, number, stage, free)
 
-    def _command(self, op: Op, lane: Lane, asked: Invitation) -> Command:
-        head = op, asked.round, asked.attempt, asked.deadline, asked.stage
-        return Command(*head, counted=lane.counted, cohort=asked.cohort)
+    def _command(self, op: Op, lane: Lane, attempt: Attempt, stage: int) -> Command:
+        head = op, attempt.round, attempt.number, attempt.closes_after, stage
+        return Command(*head, counted=lane.counted, cohort=attempt.cohort)
 
     def _wait_for_visits(self, outcome: RoundOutcome) -> None:
         """Wait until the round's rule says that it is over.
 
         Where no timer ends it, a round that lasts much longer than the one before is spoken of.
         """
-        rule = CloseRule.of(self.participation, outcome.asked)
-        ends = rule.ends - (time.monotonic() - outcome.start)
+        ends = outcome.attempt.closes_after - (time.monotonic() - outcome.start)
         patience = max(self.lanes.patience, 3 * self.lasted) if ends == inf else inf
 
         def owing() -> list[Lane]:
             return [lane for lane in outcome.lanes if lane.state == "active"]
 
-        for _ in self.lanes.waiting(f"visits of round {outcome.asked.round}", owing, self.rest, ends, patience):
+        for _ in self.lanes.waiting(f"visits of round {outcome.attempt.round}", owing, self.rest, ends, patience):
             seconds = time.monotonic() - outcome.start
-            if rule.over(*outcome.progress(), seconds):
+            if outcome.attempt.over(*outcome.progress(), seconds):
                 break
             for lane in outcome.lanes:
                 if lane.has_next:

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from hpcfl import store
 from hpcfl.base.errors import Diverged, Interrupted, Stopped, ended
 from hpcfl.comm.launcher import has_cuda, has_ulfm
 from hpcfl.comm.mpi import Bandwidth
@@ -48,11 +47,7 @@ def lead(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop
     server = Server(job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth), rest)
     with suppress(Interrupted):  # the wish lasts: the first round hears of it
         server.gather()
-    if now.round and server.deadlines.adaptive:  # let it know of the visits that an earlier start has recorded
-        data = store.open_run(folder)
-        columns = (data[name].values[: now.round] for name in ("cohort", "visit_seconds", "deadline"))
-        for cohort, seconds, deadline in zip(*columns):
-            server.deadlines.saw(seconds[cohort == 1], float(deadline))
+    job.planner.recall(folder, now.round)
     return server
 
 
