@@ -246,17 +246,11 @@ class ClientModel:
         """Return what the layers before number `last` (None: all) make of features, ``[n, …]``."""
         import torch
 
-        from hpcfl.learning.task import TEST_BATCH
-
         if x.shape[1:] != self.shape:
             raise UsageError(f"x: client {self.client} has features of shape {self.shape}, got {x.shape[1:]}")
         params = {name: value.unsqueeze(0) for name, value in self.params.items()}
         rows = torch.from_numpy(np.asarray(x, np.float32)).to(self.task.device)
-        with torch.no_grad():
-            parts = [
-                self.task.forward(params, part.unsqueeze(0), last=last)[0] for part in torch.split(rows, TEST_BATCH)
-            ]
-        found: Array = torch.cat(parts).cpu().numpy()
+        found: Array = self.task.outputs(params, rows, last).cpu().numpy()
         return found
 
 

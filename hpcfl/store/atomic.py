@@ -12,6 +12,12 @@ from typing import Any
 import h5py
 
 PREFIX = ".tmp-"
+_kept_open: list[object] = []
+
+
+def keep_open(thing: object) -> None:
+    """Hold a file, or what holds it, to the end of the process: HDF5 crashes when it closes one the disk refuses."""
+    _kept_open.append(thing)
 
 
 def temporary(path: Path) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfl.store.atomic import sync_folder, temporary
+from hpcfl.store.atomic import keep_open, sync_folder, temporary
 from hpcfl.store.columns import Array, Column, Coords, add_column, add_scales, make_scale, name_axes, shape_of
 
 EVENTS = 10_000
@@ -24,7 +24,6 @@ EVENT = np.dtype([("round", "i8"), ("time", "f8"), ("kind", "S16"), ("client", "
 
 # The oldest format that knows SWMR: "latest" is unreadable for every HDF5 older than the one that wrote it.
 _FORMAT = ("v110", "v110")
-_unclosed: list[h5py.File] = []  # HDF5 may crash when it closes a file that the disk refuses: these stay open
 
 
 class Segment:
@@ -60,7 +59,7 @@ class Segment:
         except BaseException as error:
             hidden.unlink(missing_ok=True)
             if isinstance(error, (OSError, RuntimeError)):
-                _unclosed.append(self._file)
+                keep_open(self._file)
             else:
                 self._file.close()
             raise

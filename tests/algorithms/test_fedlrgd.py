@@ -320,6 +320,7 @@ def values(**algorithm: Any) -> dict[str, Any]:
         "data": {"name": "unit_cube", "dimension": 2, "labels": 2, "samples": 12, "server": 7, "heterogeneity": 0.8},
         "model": {"name": "glm", "link": "logistic", "ridge": 0.1},
         "speed": {"model": "none"},
+        "oracle": {"phi": 100.0},
     }
 
 

@@ -39,60 +39,45 @@ MEGABYTE = 2**20
 
 
 class FedLrgd(Algorithm):
-    """Federated low-rank gradient descent.
-
-    Attributes
-    ----------
-    rank : int
-        Samples of the server that stand in for all others, and parameter vectors ϑ, r.
-    lr : float
-        Step size of the server's descent, 1/L1 in the paper: L1 is the Lipschitz constant of the loss's gradient.
-    steps : int
-        Steps of inexact gradient descent per round; S of the paper is this times the rounds without clients.
-    tolerance : float
-        Descend no more once the norm of the inexact gradient is at most this.
-    growth, reach : float
-        Go back to where the norm was least, and stay there, once it has grown by the factor `growth`, or θ is farther
-        from the initial parameters than `reach` times ``scale·√p``, the distance of ϑ: weights may be negative, and
-        descent on them may diverge, or lead where they mean nothing.
-    scale : float
-        Standard deviation of ϑ around the initial parameters: as far as the descent may lead.
-    penalty : {"reweighted", "exact"}
-        The gradient of the model's penalty is part of what is re-weighted (the paper), or added as it is.
-    truncation : float
-        Singular values of G^(i) of at most this times the largest are left out, and what precision does not resolve.
-    damping : float
-        Tikhonov regularisation of the solution, relative to the largest singular value; 0: none.
-    solve_at : {"server", "client"}
-        Who solves for the weights: the server, once, or each client (the paper), for which a round before theirs sends
-        them p inverses of r × r numbers.
-    pipelined : bool
-        Sums leave as r messages of p numbers, as printed, instead of one of r·p.
-    batch : int
-        Samples of a client in one pass; 0: all of them. It changes memory and last bits.
-    memory : int
-        Megabytes that matrices G^(i), their factors and gradients may take at a time at the server. G is computed and
-        solved for so many coordinates at a time; where that takes several passes, gradients are computed again.
-    theory : bool
-        Insist on the theory's assumptions: features in [0, 1]^d, a penalty, smooth layers, all clients in time.
-    """
+    """Federated low-rank gradient descent."""
 
     name: Literal["fedlrgd"] = "fedlrgd"
     rank: int = Field(8, ge=1)
+    """Samples of the server that stand in for all others, and parameter vectors ϑ, r."""
     lr: float = Field(0.1, gt=0)
+    """Step size of the server's descent, 1/L1 in the paper: L1 is the Lipschitz constant of the loss's gradient."""
     steps: int = Field(10, ge=1)
+    """Steps of inexact gradient descent per round; S of the paper is this times the rounds without clients."""
     tolerance: float = Field(0.0, ge=0)
+    """Descend no more once the norm of the inexact gradient is at most this."""
     growth: float = Field(100.0, gt=1)
+    """Go back to where the norm was least, and stay there, once it has grown by the factor `growth`, or θ is farther
+    from the initial parameters than `reach` times ``scale·√p``, the distance of ϑ: weights may be negative, and descent
+    on them may diverge, or lead where they mean nothing."""
     reach: float = Field(30.0, gt=0)
+    """Go back to where the norm was least, and stay there, once it has grown by the factor `growth`, or θ is farther
+    from the initial parameters than `reach` times ``scale·√p``, the distance of ϑ: weights may be negative, and descent
+    on them may diverge, or lead where they mean nothing."""
     scale: float = Field(1.0, ge=0)
+    """Standard deviation of ϑ around the initial parameters: as far as the descent may lead."""
     penalty: Literal["reweighted", "exact"] = "reweighted"
+    """The gradient of the model's penalty is part of what is re-weighted (the paper), or added as it is."""
     truncation: float = Field(1e-8, ge=0, lt=1)
+    """Singular values of G^(i) of at most this times the largest are left out, and what precision does not resolve."""
     damping: float = Field(0.0, ge=0)
+    """Tikhonov regularisation of the solution, relative to the largest singular value; 0: none."""
     solve_at: Literal["server", "client"] = "server"
+    """Who solves for the weights: the server, once, or each client (the paper), for which a round before theirs sends
+    them p inverses of r × r numbers."""
     pipelined: bool = False
+    """Sums leave as r messages of p numbers, as printed, instead of one of r·p."""
     batch: int = Field(0, ge=0)
+    """Samples of a client in one pass; 0: all of them. It changes memory and last bits."""
     memory: int = Field(1024, ge=1)
+    """Megabytes that matrices G^(i), their factors and gradients may take at a time at the server. G is computed and
+    solved for so many coordinates at a time; where that takes several passes, gradients are computed again."""
     theory: bool = False
+    """Insist on the theory's assumptions: features in [0, 1]^d, a penalty, smooth layers, all clients in time."""
     metric_columns: ClassVar[dict[str, str]] = {
         "condition": "median condition number of G^(i) over the coordinates",
         "worst_condition": "largest condition number of G^(i), inf where one is singular",
@@ -105,7 +90,6 @@ class FedLrgd(Algorithm):
     # what is refused
 
     def check(self, participation: Participation, known: bool = True) -> None:
-        """Refuse clients that may be missing, where the theory is insisted on."""
         if self.theory and (participation.invite, participation.close) != ("all", "all"):
             raise UsageError(
                 "algorithm.theory = true needs every client's sums: expected participation.invite = 'all' and "
@@ -113,7 +97,6 @@ class FedLrgd(Algorithm):
             )
 
     def check_model(self, model: Model, header: Header) -> None:
-        """Refuse more samples than the server has, and a loss that is not strongly convex where it has to be."""
         if header.server < self.rank:
             near = header.server or f"data.server = {self.rank} with data.deal = false, where the data have these keys"
             raise UsageError(
@@ -150,15 +133,12 @@ class FedLrgd(Algorithm):
     # what is exchanged
 
     def invites(self, round: int) -> bool:
-        """Return whether this is the clients' only round."""
         return round == (self.solve_at == "client")
 
     def clients_done(self, round: int) -> bool:
-        """Return whether the clients' only round is over."""
         return round > (self.solve_at == "client")
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
-        """Return the sums as one layer; pipelined: of each ϑ, the first last, since the last layer leaves first."""
         if not self.pipelined:
             return ((SUMS,),)
         return tuple((f"{SUMS}{k}",) for k in reversed(range(self.rank)))
@@ -182,7 +162,6 @@ class FedLrgd(Algorithm):
         return ({"loss": Block((), torch.float64)}, *groups)
 
     def init_server(self, task: Task) -> State:
-        """Return θ, the points ϑ, and room for what the server is to find."""
         import torch
 
         from hpcfl.algorithms.fedlrgd.reweighting import flat
@@ -195,7 +174,6 @@ class FedLrgd(Algorithm):
         return state
 
     def init_extras(self, task: Task) -> Extras:
-        """Return ``weights``, (1 + Σ v)/n [r, p]; ``best``, θ of the least norm so far [p]; and numbers."""
         import torch
 
         from hpcfl.algorithms.fedlrgd.reweighting import flat
@@ -206,12 +184,11 @@ class FedLrgd(Algorithm):
         return {"weights": weights, "best": theta, "least": inf} | numbers
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        """Send the mean gradient of its samples at each ϑ, or with `solve_at` = "client" the weights in its place."""
         import torch
 
         from hpcfl.algorithms.fedlrgd.reweighting import solved
 
-        task, weight = self._reweighted(task), visits.sizes(len(visits.clients))
+        task, weight = self._reweighted(task), visits.weights("samples")
         found = [self._mean(task, point, visits) for point in shared[POINTS]]
         sums = torch.stack([gradient for gradient, _ in found], 1).double()
         if self.solve_at == "client":
@@ -239,7 +216,6 @@ class FedLrgd(Algorithm):
     # what the server does
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        """Invert, solve for the weights, or descend: whatever is next."""
         if sums.invited:
             return self._weighted(task, state, sums)
         if state.extras["heard"] > 0:
@@ -330,11 +306,9 @@ class FedLrgd(Algorithm):
     # what is said of it
 
     def metrics(self, task: Task, state: ServerState) -> dict[str, float]:
-        """Return the `figures`."""
         return {name: state.extras[name] for name in self.metric_columns}
 
     def warnings(self, task: Task, state: ServerState) -> dict[str, str]:
-        """Say what the theory does not cover, where matrices are singular, and that a descent has ended early."""
         from hpcfl.algorithms.fedlrgd.smoothness import kinks, missing_classes
 
         found, own = {}, self._stand_ins(task)

@@ -127,11 +127,11 @@ class Executor:
             start = time.monotonic()
 
     def _gradients(self, client: int) -> int:
-        return self.job.task.computed.get(client, 0)
+        return self.job.task.oracle_calls[client]
 
     def _visit(self, client: int, shared: State, visits: Visits, sender: Sender) -> None:
         own = {name: value.clone() for name, value in self.states[client].items()}
-        self.job.task.counted()
+        self.job.task.oracle_calls.clear()
         work = self.job.algorithm.client(self.job.task, shared, own, visits)
         try:
             while True:

@@ -221,7 +221,7 @@ class Server(Rounds):
         for lane in asked:
             lane.ask_ready(Op.RELEASE)
         self.lanes.wait_for_replies(asked, SAVE_SECONDS, "ranks to be released")
-        record.news.append(released(sum(len(lane.topology.ranks) for lane in asked)))
+        record.events.append(released(sum(len(lane.topology.ranks) for lane in asked)))
         return False
 
     def leave(self, round: int, stopped: int, without_dead: bool) -> tuple[list[Lane], bool]:
@@ -244,14 +244,14 @@ class Server(Rounds):
         self.lanes.wait_for_replies(asked, LEAVE_SECONDS, "ranks to leave", rest)
         return self.lanes.those("active", "late"), hard
 
-    def together(self, record: Record, wish: str) -> str:
+    def together(self, record: Record, reason: str) -> str:
         """Take the ranks' figures from what they have sent, and tell who is lost."""
         record.by_rank = self.figures()
         record.by_rank[2, 0] = record.seconds.get("wait_seconds", 0.0)  # none where nobody was invited
         for loss in self.lanes.lost[self.told :]:
-            record.news += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
+            record.events += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
         self.told = len(self.lanes.lost)
-        return wish
+        return reason
 
     def figures(self) -> Floats:
         """Return and reset, per rank, visits, seconds of computing and waiting (0), bytes received and sent."""

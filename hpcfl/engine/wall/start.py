@@ -33,8 +33,8 @@ def lead(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop
         return Lane(topology, *_connected(comm, topology, number), job.layout, job.config.clients, bandwidth)
 
     def rest() -> None:
-        if wish := stop.wished():
-            raise Interrupted(wish)
+        if reason := stop.requested():
+            raise Interrupted(reason)
 
     topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
     all_lanes = [lane(topology, number) for number, topology in enumerate(topologies)]
@@ -45,7 +45,7 @@ def lead(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop
         if _may_fall_apart(topology, comm)
     }
     server = Server(job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth), rest)
-    with suppress(Interrupted):  # the wish lasts: the first round hears of it
+    with suppress(Interrupted):  # the request lasts: the first round hears of it
         server.gather()
     job.planner.recall(folder, now.round)
     return server
