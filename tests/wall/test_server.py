@@ -120,7 +120,7 @@ def test_a_round_with_too_few_visits_is_void_and_repeated() -> None:
     """Four groups: the loss and layers 3, 2, 1. Client 1 is complete in time, then 0 and 1 are and 2 is not."""
     job = soon()
     lanes = lanes_of(job, [[1, 4], [4, 4], [0, 3]])
-    plan, sums = server_of(job, lanes).exchange(5, job.algorithm.init_server(job.task))
+    plan, sums = server_of(job, lanes).run_round(5, job.algorithm.init_server(job.task))
     assert (plan.round, plan.repeats, plan.closes_after) == (5, 1, 1e-6)
     assert (plan.cohort.tolist(), plan.depth.tolist()) == ([0, 1, 2], [1, 1, 2])
     assert np.isfinite(plan.seconds).tolist() == [True, True, False]
