@@ -17,15 +17,13 @@ from typing import Any, TypeVar
 from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UserError
 from hpcfl.comm.launcher import judged, launched
-from hpcfl.store.atomic import number_of, numbered
+from hpcfl.store.atomic import keep_open, number_of, numbered
 
 T = TypeVar("T")
 
 GIVE_UP_SECONDS = 4.0  # how long a failed rank waits for the one that speaks to end the job, or for a disk that hangs
 TOLD = "error.txt"  # in the run folder: written by the rank that is the first to fail, removed by the next start
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
-
-_unclosed: list[BaseException] = []  # what they hold open stays so: HDF5 crashes when it closes a file it cannot write
 
 
 def raise_together(comm: Any, make: Callable[[], T]) -> T:
@@ -75,7 +73,7 @@ def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
         late = threading.Timer(GIVE_UP_SECONDS, comm.Abort, (1,))
         late.daemon = True
         late.start()
-    _unclosed.append(error)
+    keep_open(error)
     try:
         _tell(comm, folder, _explained(comm, folder, error))
     finally:

@@ -11,8 +11,8 @@ import torch
 
 from helpers.toys import Rounds, federation, planned, same_bits, visits_of
 from hpcfl.algorithms.flic.algorithm import Flic
-from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
 from hpcfl.algorithms.flic.barycenters import Barycenters, sent
+from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.base.rng import keyed
 from hpcfl.comm.message import Block, Deposits
 from hpcfl.engine.iterated import iterate
