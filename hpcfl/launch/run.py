@@ -131,7 +131,7 @@ def _in_step(job: Job, request: RunRequest, now: Progress, comm: Any, hosts: lis
 
     def rest() -> None:
         if rounds.released:
-            stopping.hand_on(stop, request.folder)
+            stopping.forward(stop, request.folder)
 
     stopped = _run_rounds(job, request, rounds, now, transport.size, stop)
     return transport.leave(stopped, rest)
@@ -156,7 +156,7 @@ def _in_real_time(job: Job, request: RunRequest, now: Progress, comm: Any, hosts
     stop, watch = stopping.Stop(folder, serves), Watch(folder, job.config.lost_after)
 
     def rest() -> None:
-        stopping.hand_on(stop, folder)
+        stopping.forward(stop, folder)
         watch.look()
 
     if not serves:
@@ -172,13 +172,13 @@ def _run_rounds(
 ) -> Stopped | None:
     """Run the rounds that are left, recorded by the server; return why not all of them, if so."""
     from hpcfl.engine.loop import run
-    from hpcfl.engine.progress import Speaker
+    from hpcfl.engine.progress import Reporter
     from hpcfl.engine.record import Recorder
 
     recorder = stopped = None
     if rounds.serves:
-        speaker = Speaker(job.config.rounds, now.round, request.quiet)
-        recorder = Recorder(request.folder, job, ranks, now.round, speaker)
+        reporter = Reporter(job.config.rounds, now.round, request.quiet)
+        recorder = Recorder(request.folder, job, ranks, now.round, reporter)
     try:
         run(job, rounds, recorder, now, stop)
     except Stopped as early:

@@ -12,6 +12,12 @@ from typing import Any
 import h5py
 
 PREFIX = ".tmp-"
+_kept_open: list[object] = []
+
+
+def keep_open(thing: object) -> None:
+    """Hold a file, or what holds it, to the end of the process: HDF5 crashes when it closes one the disk refuses."""
+    _kept_open.append(thing)
 
 
 def temporary(path: Path) -> Path:
@@ -23,10 +29,7 @@ def temporary(path: Path) -> Path:
 def replace(path: Path) -> Iterator[Path]:
     """Yield a temporary path; the file that the block writes and closes there becomes `path` at one stroke.
 
-    Raises
-    ------
-    OSError
-        If the file cannot be written; the temporary file is gone then, and `path` as it was before.
+    OSError if it cannot be written; the temporary file is gone then, and `path` as it was before.
     """
     new = temporary(path)
     try:

@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfl.store.atomic import sync_folder, temporary
+from hpcfl.store.atomic import keep_open, sync_folder, temporary
 from hpcfl.store.columns import Array, Column, Coords, add_column, add_scales, make_scale, name_axes, shape_of
 
 EVENTS = 10_000
@@ -24,27 +24,13 @@ EVENT = np.dtype([("round", "i8"), ("time", "f8"), ("kind", "S16"), ("client", "
 
 # The oldest format that knows SWMR: "latest" is unreadable for every HDF5 older than the one that wrote it.
 _FORMAT = ("v110", "v110")
-_unclosed: list[h5py.File] = []  # HDF5 may crash when it closes a file that the disk refuses: these stay open
 
 
 class Segment:
-    """An open segment; its file appears only when it can be read.
+    """An open segment, for rounds from `first` (from 0) up to the `rounds` of the whole run.
 
-    Parameters
-    ----------
-    path : Path
-        The new file.
-    columns : sequence of Column
-        All that can be recorded.
-    coords : mapping
-        The labels of each axis: client ids, layer names, ranks.
-    first, rounds : int
-        The first round of this segment (from 0), and the number of rounds of the whole run.
-
-    Raises
-    ------
-    ValueError
-        If a column has an axis without coordinates, or no round is left.
+    Its file appears only when it can be read. ValueError if a column has an axis without coordinates, or if no round
+    is left.
     """
 
     def __init__(self, path: Path, columns: Sequence[Column], coords: Coords, first: int, rounds: int) -> None:
@@ -60,7 +46,7 @@ class Segment:
         except BaseException as error:
             hidden.unlink(missing_ok=True)
             if isinstance(error, (OSError, RuntimeError)):
-                _unclosed.append(self._file)
+                keep_open(self._file)
             else:
                 self._file.close()
             raise
@@ -83,11 +69,8 @@ class Segment:
     def write(self, round: int, row: Mapping[str, Any]) -> None:
         """Record one round; it counts when this returns, and not before.
 
-        Parameters
-        ----------
-        row : mapping
-            Values by column, of the shape of the column's axes or broadcast to it; what is missing stays
-            "not recorded".
+        The values in `row` have the shape of the column's axes or are broadcast to it; columns that are missing stay
+        "not recorded".
 
         Raises
         ------
@@ -130,7 +113,6 @@ class Segment:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file; closing it again does nothing."""
         self._file.close()
 
 

@@ -49,7 +49,6 @@ hidden = [32, 16]
 """
 STRANGE = ROOT / "tests" / "helpers" / "strange"
 ULFM = ("--with-ft", "ulfm")
-LIMIT = 300.0
 RULES = {
     "all": ("participation.close=all",),
     "deadline": (
@@ -81,7 +80,7 @@ def run(
 
 
 def hpcfl(mpi: str, *args: str, **how: Any) -> Ended:
-    return job(mpi, RANKS, [str(ROOT / "tests" / "helpers" / "driver.py"), str(STRANGE), *args], LIMIT, **how)
+    return job(mpi, RANKS, [str(ROOT / "tests" / "helpers" / "driver.py"), str(STRANGE), *args], **how)
 
 
 def died(here: Path) -> set[int]:
