@@ -9,7 +9,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from helpers.runs import play
 from hpcfl import store
@@ -17,6 +16,7 @@ from hpcfl.base.errors import Diverged
 from hpcfl.comm.guard import NOBODY, NOT_FINITE, TOO_LARGE, Norms, Sieve
 from hpcfl.comm.message import Block
 from hpcfl.commands.show import summary
+from hpcfl.data.bundled import loaded
 
 pytestmark = pytest.mark.filterwarnings("ignore:Mean of empty slice")
 LAYOUT = ({"loss": Block(())}, {"b": Block((2,))}, {"a": Block((3,))})
@@ -87,7 +87,7 @@ def test_limits_follow_the_median_of_ten_rounds_and_outlive_a_checkpoint() -> No
 
 def digits(path: Path, poisoned: float = 0.0, scale: float = 1 / 16) -> Path:
     """Write the digits of some clients; the features of one are `poisoned`."""
-    images, labels = load_digits(return_X_y=True)
+    images, labels, *_ = loaded("digits", 0)
     with h5py.File(path, "w") as file:
         for client in range(CLIENTS):
             rows = slice(client * 100, client * 100 + 100)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 from torch.func import functional_call, grad, vmap
 
 from hpcfl.base.errors import RunError, UsageError
@@ -336,6 +335,8 @@ def test_the_minimum_of_a_convex_objective_is_scikit_learns(link, labels, deal):
     found = optimum(Task(Glm(link=link, ridge=0.01), federation, 0))
     x, y = stacked(federation)
     assert found.samples == len(y) == 169
+    from sklearn.linear_model import LogisticRegression  # takes as long as torch
+
     theirs = LogisticRegression(C=1 / (0.01 * 169), fit_intercept=False, tol=1e-12, max_iter=10_000).fit(x, y)
     np.testing.assert_allclose(weights(found), theirs.coef_, atol=1e-6)
     scores = x @ theirs.coef_.T if labels > 2 else np.column_stack([np.zeros(169), x @ theirs.coef_[0]])
