@@ -133,7 +133,7 @@ class Salf(Algorithm):
         if self.missing == "paper":
             return [(1 - number / (count + 1)) ** sums.invited for number in range(1, count + 1)]
         if self.missing == "exact":
-            return [float(chance) for chance in sums.missing]
+            return [float(chance) for chance in sums.miss_probability]
         if self.missing == "empirical":
             return [(float(empty) + 1) / (extras["rounds"] + 2) for empty in extras["empty"]]
         return [0.0] * count
