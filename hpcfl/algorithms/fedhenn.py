@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
 
-KERNEL = "kernel"
-ROUND = "round"
+KERNEL, ROUND = "kernel", "round"
 
 
 class FedHeNN(Local):
@@ -56,19 +55,10 @@ class FedHeNN(Local):
         from hpcfl.comm.message import Block
         from hpcfl.math.cka import triangle_size
 
-        return (
-            *super().layout(task),
-            {KERNEL: Block((triangle_size(self.alignment),)), ROUND: Block((), torch.float64)},
-        )
+        kernel = Block((triangle_size(self.alignment),))
+        return (*super().layout(task), {KERNEL: kernel, ROUND: Block((), torch.float64)})
 
     def init_server(self, task: Task) -> State:
-        """Return no kernel yet: zero, of round −1.
-
-        Raises
-        ------
-        UsageError
-            Where the model has no layer before the last one, or clients cannot take a part of the same samples.
-        """
         import torch
 
         from hpcfl.math.cka import triangle_size
@@ -84,7 +74,7 @@ class FedHeNN(Local):
                 "algorithm.name = 'fedhenn': expected features with the same number of axes for all clients, got "
                 f"{' and '.join(map(str, sorted(axes)))}; did you mean algorithm.name = 'local'?"
             )
-        kernel = torch.zeros(triangle_size(self.alignment), device=task.device)
+        kernel = torch.zeros(triangle_size(self.alignment), device=task.device)  # none yet
         return {KERNEL: kernel, ROUND: torch.tensor(-1.0, dtype=torch.float64, device=task.device)}
 
     def strength(self, round: int) -> float:

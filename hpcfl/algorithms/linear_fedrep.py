@@ -64,14 +64,6 @@ class LinearFedRep(Algorithm):
         return ((B,),)
 
     def layout(self, task: Task) -> Layout:
-        """Return one group; a round sends either the moments or the representation.
-
-        Raises
-        ------
-        UsageError
-            Where the embedding of the data is not to the dimension that they have, or a client has too few samples for
-            its head.
-        """
         import torch
 
         from hpcfl.comm.message import Block
@@ -152,7 +144,6 @@ class LinearFedRep(Algorithm):
 
 
 def _check_embedding(task: Task, latent: int) -> None:
-    """Refuse an embedding to another dimension than the latent space's, and one where there is no such space."""
     embedding, spaces = task.initial().get(WEIGHT), hasattr(task.federation, "moments")
     got = "none" if embedding is None else len(embedding)
     if spaces and got != latent:

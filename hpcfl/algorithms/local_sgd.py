@@ -63,7 +63,7 @@ class LocalTraining(Algorithm):
         return range(0)
 
     def tuned_layers(self, layers: int) -> range:
-        """Return which of so many layers learn before a test."""
+        """Return which learn before a test."""
         return self.personal_layers(layers)
 
     @abstractmethod

@@ -58,7 +58,6 @@ class Salf(Algorithm):
             )
 
     def _check_unknown(self) -> None:
-        """Refuse what needs the chance that a layer arrives by the deadline."""
         because = (
             "needs the chance that a layer arrives by the deadline, which real time with speed.model = 'none' does "
             "not tell; did you mean "
@@ -109,7 +108,6 @@ class Salf(Algorithm):
         return velocity
 
     def _scaled(self, change: Tensor, visits: Visits, layer: int) -> Tensor:
-        """Return ``change / π_{u,l}`` for the inverse-probability rule, else the change itself."""
         if self.rule != "inverse-probability":
             return change
         chance = change.new_tensor(visits.arrival[: len(change), layer - 1])
@@ -135,7 +133,7 @@ class Salf(Algorithm):
         if self.missing == "paper":
             return [(1 - number / (count + 1)) ** sums.invited for number in range(1, count + 1)]
         if self.missing == "exact":
-            return [float(chance) for chance in sums.missing]
+            return [float(chance) for chance in sums.miss_probability]
         if self.missing == "empirical":
             return [(float(empty) + 1) / (extras["rounds"] + 2) for empty in extras["empty"]]
         return [0.0] * count

@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch.func import grad, vmap
 
-from hpcfl.algorithms.fedlrgd.reweighting import flat, shaped
+from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, State

@@ -12,7 +12,7 @@ from helpers.latents import HELD, changed, copied, everybody, federation, flic, 
 from helpers.toys import Rounds, planned, same_bits, visits_of
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.flic.algorithm import Flic
-from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
+from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.algorithms.flic.phases import PRETRAINING, REALIGNING, Learner
 from hpcfl.base.types import State
 from hpcfl.data.gaussians import LinearMapping

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from helpers.latents import changed, copied, flic, halves, latent_task, learner, real
-from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
+from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.algorithms.flic.phases import ANCHORING, LOCAL, SHARED, Learner
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import State

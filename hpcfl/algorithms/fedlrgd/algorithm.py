@@ -11,7 +11,7 @@ count like a client's.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client, Extras
-    from hpcfl.algorithms.fedlrgd.reweighting import Seen, StandIns
+    from hpcfl.algorithms.fedlrgd.low_rank import Surrogates
     from hpcfl.base.types import State
     from hpcfl.comm.message import Layout, Sums
     from hpcfl.data import Header
@@ -43,7 +43,7 @@ class FedLrgd(Algorithm):
 
     name: Literal["fedlrgd"] = "fedlrgd"
     rank: int = Field(8, ge=1)
-    """Samples of the server that stand in for all others, and parameter vectors ϑ, r."""
+    """Surrogate samples, which the server holds, and parameter vectors ϑ, r."""
     lr: float = Field(0.1, gt=0)
     """Step size of the server's descent, 1/L1 in the paper: L1 is the Lipschitz constant of the loss's gradient."""
     steps: int = Field(10, ge=1)
@@ -51,13 +51,10 @@ class FedLrgd(Algorithm):
     tolerance: float = Field(0.0, ge=0)
     """Descend no more once the norm of the inexact gradient is at most this."""
     growth: float = Field(100.0, gt=1)
-    """Go back to where the norm was least, and stay there, once it has grown by the factor `growth`, or θ is farther
-    from the initial parameters than `reach` times ``scale·√p``, the distance of ϑ: weights may be negative, and descent
-    on them may diverge, or lead where they mean nothing."""
+    """Go back to where the norm was least, and stay there, once it has grown by this factor: weights may be negative,
+    and descent on them may diverge."""
     reach: float = Field(30.0, gt=0)
-    """Go back to where the norm was least, and stay there, once it has grown by the factor `growth`, or θ is farther
-    from the initial parameters than `reach` times ``scale·√p``, the distance of ϑ: weights may be negative, and descent
-    on them may diverge, or lead where they mean nothing."""
+    """The same once θ is farther from the initial parameters than this times ``scale·√p``, the distance of ϑ."""
     scale: float = Field(1.0, ge=0)
     """Standard deviation of ϑ around the initial parameters: as far as the descent may lead."""
     penalty: Literal["reweighted", "exact"] = "reweighted"
@@ -87,8 +84,6 @@ class FedLrgd(Algorithm):
         "halted": "1 where the inexact gradient had grown too much, or led too far: the descent went back and ended",
     }
 
-    # what is refused
-
     def check(self, participation: Participation, known: bool = True) -> None:
         if self.theory and (participation.invite, participation.close) != ("all", "all"):
             raise UsageError(
@@ -111,10 +106,10 @@ class FedLrgd(Algorithm):
 
     def _check_task(self, task: Task) -> None:
         """Refuse a loss that draws something, more than memory may hold, and what the theory does not cover."""
-        from hpcfl.algorithms.fedlrgd import smoothness as assumptions
-        from hpcfl.algorithms.fedlrgd.reweighting import COPIES
+        from hpcfl.algorithms.fedlrgd import smoothness
+        from hpcfl.algorithms.fedlrgd.low_rank import COPIES
 
-        assumptions.check_still(task, "algorithm.name = 'fedlrgd'")
+        smoothness.check_still(task, "algorithm.name = 'fedlrgd'")
         p, bound = task.parameter_count, self.memory * MEGABYTE // 8
         client = self.solve_at == "client"
         fits = int((bound / p / 2) ** 0.5) if client else bound // p
@@ -127,10 +122,8 @@ class FedLrgd(Algorithm):
                 f"algorithm.rank = {self.rank}, {needed / MEGABYTE:.3g} MB; did you mean {nearest}?"
             )
         if self.theory:
-            assumptions.check_smooth(task, "algorithm.theory = true")
-            assumptions.check_unit_cube(task, _held(task), "algorithm.theory = true")
-
-    # what is exchanged
+            smoothness.check_smooth(task, "algorithm.theory = true")
+            smoothness.check_unit_cube(task, _held(task), "algorithm.theory = true")
 
     def invites(self, round: int) -> bool:
         return round == (self.solve_at == "client")
@@ -144,13 +137,6 @@ class FedLrgd(Algorithm):
         return tuple((f"{SUMS}{k}",) for k in reversed(range(self.rank)))
 
     def layout(self, task: Task) -> Layout:
-        """Return the loss, then r·p numbers, or r times p.
-
-        Raises
-        ------
-        UsageError
-            Where the loss is random, what has to be held exceeds the bound, or the theory does not apply.
-        """
         import torch
 
         from hpcfl.comm.message import Block
@@ -164,7 +150,7 @@ class FedLrgd(Algorithm):
     def init_server(self, task: Task) -> State:
         import torch
 
-        from hpcfl.algorithms.fedlrgd.reweighting import flat
+        from hpcfl.algorithms.fedlrgd.low_rank import flat
 
         theta, r = flat(task.initial()), self.rank
         drawn = keyed(task.seed, "points").standard_normal((r, len(theta)))
@@ -176,7 +162,7 @@ class FedLrgd(Algorithm):
     def init_extras(self, task: Task) -> Extras:
         import torch
 
-        from hpcfl.algorithms.fedlrgd.reweighting import flat
+        from hpcfl.algorithms.fedlrgd.low_rank import flat
 
         theta = flat(task.initial())
         weights = torch.zeros(self.rank, len(theta), dtype=torch.float64, device=task.device)
@@ -186,7 +172,7 @@ class FedLrgd(Algorithm):
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         import torch
 
-        from hpcfl.algorithms.fedlrgd.reweighting import solved
+        from hpcfl.algorithms.fedlrgd.low_rank import solved
 
         task, weight = self._reweighted(task), visits.weights("samples")
         found = [self._mean(task, point, visits) for point in shared[POINTS]]
@@ -202,7 +188,7 @@ class FedLrgd(Algorithm):
 
     def _mean(self, task: Task, point: Tensor, visits: Visits) -> tuple[Tensor, Tensor]:
         """Return the mean gradient of each client's samples, ``[c, p]``, and their mean loss, ``[c]``."""
-        from hpcfl.algorithms.fedlrgd.reweighting import flat, shaped
+        from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
 
         at = task.replicate(shaped(point, task.initial()), visits)
         gradient = 0.0 * flat(at, 1)
@@ -212,8 +198,6 @@ class FedLrgd(Algorithm):
             share = gradient.new_tensor(batch.sample_counts()) / held
             gradient, loss = gradient + share[:, None] * flat(found, 1), loss + share * each
         return gradient, loss
-
-    # what the server does
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         if sums.invited:
@@ -225,16 +209,15 @@ class FedLrgd(Algorithm):
         return state
 
     def _inverted(self, task: Task, state: ServerState) -> ServerState:
-        """Return the state with the inverses for the clients."""
         import torch
 
-        from hpcfl.algorithms.fedlrgd.reweighting import Seen
+        from hpcfl.algorithms.fedlrgd.low_rank import conditioning
 
         inverse, seen = torch.empty_like(state.shared[INVERSE]), []
-        for columns, found in self._stand_ins(task).inverses(state.shared[POINTS], *self._cut(task)):
+        for columns, found in self._surrogates(task).inverses(state.shared[POINTS], *self._cut(task)):
             inverse[columns] = found.values
             seen.append((found.condition, found.cut))
-        return ServerState(state.shared | {INVERSE: inverse}, {**state.extras, **_numbers(Seen.of(seen))})
+        return ServerState(state.shared | {INVERSE: inverse}, {**state.extras, **conditioning(seen)})
 
     def _weighted(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         """Return the state with the weights that follow from what was sent; who is missing is taken for like the rest.
@@ -244,12 +227,12 @@ class FedLrgd(Algorithm):
         """
         import torch
 
-        from hpcfl.algorithms.fedlrgd.reweighting import solved
+        from hpcfl.algorithms.fedlrgd.low_rank import solved
 
         names = [name for layer in reversed(self.layers(task)) for name in layer]
         if not all(sums.weight(name) for name in names):
             return replace(state, extras={**state.extras, "heard": -1.0})
-        clients, own, shared = int(task.federation.train_sizes.sum()), self._stand_ins(task), state.shared
+        clients, own, shared = int(task.federation.train_sizes.sum()), self._surrogates(task), state.shared
         weights, numbers = torch.empty_like(state.extras["weights"]), {"heard": 1.0}
         for row, name in zip(weights.view(len(names), -1), names):
             row.copy_(sums.mean(name).flatten())
@@ -259,17 +242,17 @@ class FedLrgd(Algorithm):
             weights += solved(shared[INVERSE], rest)
         else:
             weights += rest
-            numbers |= _numbers(own.solve(shared[POINTS], weights, *self._cut(task)))
+            numbers |= own.solve(shared[POINTS], weights, *self._cut(task))
         weights += 1
         weights /= clients + own.held.y.shape[1]
         return replace(state, extras={**state.extras, **numbers, "weights": weights})
 
     def _descended(self, task: Task, state: ServerState) -> ServerState:
         """Return the state some steps further down (eq. 42)."""
-        from hpcfl.algorithms.fedlrgd.reweighting import flat, shaped
-        from hpcfl.algorithms.fedlrgd.safeguard import Descent, Leash
+        from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
+        from hpcfl.algorithms.fedlrgd.safeguard import Descent, Safeguard
 
-        own, like, extras = self._stand_ins(task), task.initial(), state.extras
+        own, like, extras = self._surrogates(task), task.initial(), state.extras
         apart = task.penalty - own.task.penalty
 
         def gradient(at: Tensor) -> Tensor:
@@ -278,24 +261,22 @@ class FedLrgd(Algorithm):
         least, taken, halted, norm = (extras[name] for name in ("least", "taken", "halted", "norm"))
         theta = flat({name: state.shared[name] for name in like})
         descent = Descent(theta, extras["best"], least, int(taken), bool(halted), norm)
-        leash = Leash(self.growth, flat(like), self.reach * self.scale * task.parameter_count**0.5)
-        descent.go(gradient, self.steps, self.lr, self.tolerance, leash)
+        guard = Safeguard(self.growth, flat(like), self.reach * self.scale * task.parameter_count**0.5)
+        descent.go(gradient, self.steps, self.lr, self.tolerance, guard)
         reached = {name: value.clone() for name, value in shaped(descent.theta, like).items()}
         numbers = {"least": descent.least, "norm": descent.norm, "taken": float(descent.taken)}
         numbers["halted"] = float(descent.halted)
         return ServerState(state.shared | reached, {**extras, **numbers, "best": descent.best})
 
     def _reweighted(self, task: Task) -> Task:
-        """Return the task whose gradients are re-weighted."""
         return task.without_penalty() if self.penalty == "exact" else task
 
-    def _stand_ins(self, task: Task) -> StandIns:
-        """Return the samples of the server that stand in for all others."""
-        from hpcfl.algorithms.fedlrgd.reweighting import Bound, StandIns
+    def _surrogates(self, task: Task) -> Surrogates:
+        from hpcfl.algorithms.fedlrgd.low_rank import Bound, Surrogates
 
         shared = 1 + (self.solve_at == "client")  # inverses are held whole then
         bound = Bound.of(self.memory * MEGABYTE // shared, task.parameter_count, self.rank, task.dtype.itemsize)
-        return StandIns(self._reweighted(task), _held(task), self.rank, bound)
+        return Surrogates(self._reweighted(task), _held(task), self.rank, bound)
 
     def _cut(self, task: Task) -> tuple[float, float]:
         """Return the threshold of singular values, relative to the largest, and the damping."""
@@ -303,18 +284,16 @@ class FedLrgd(Algorithm):
 
         return max(self.truncation, 10 * float(torch.finfo(task.dtype).eps)), self.damping
 
-    # what is said of it
-
     def metrics(self, task: Task, state: ServerState) -> dict[str, float]:
         return {name: state.extras[name] for name in self.metric_columns}
 
     def warnings(self, task: Task, state: ServerState) -> dict[str, str]:
         from hpcfl.algorithms.fedlrgd.smoothness import kinks, missing_classes
 
-        found, own = {}, self._stand_ins(task)
+        found, own = {}, self._surrogates(task)
         if bent := kinks(task):
             found["not-smooth"] = f"{', '.join(bent)}: the loss is not smooth in the data, the theory does not cover it"
-        if missing := missing_classes(task, own.standing):
+        if missing := missing_classes(task, own.samples):
             found["missing-classes"] = f"none of the server's {self.rank} samples is of class {missing}: expected all"
         if state.extras["heard"] < 0:
             found["unheard"] = "no client's sums arrived in the only round that is for them: nothing can be learnt"
@@ -327,10 +306,6 @@ class FedLrgd(Algorithm):
         if state.extras["halted"]:
             found["halted"] = "the inexact gradient grew or led too far: the descent went back to where it was least"
         return found
-
-
-def _numbers(seen: Seen) -> dict[str, float]:
-    return {name: float(value) for name, value in asdict(seen).items()}
 
 
 def _held(task: Task) -> Batch:

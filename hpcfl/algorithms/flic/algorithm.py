@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hpcfl.algorithms.flic.config import FlicKeys
+from hpcfl.algorithms.flic.config import FACTORS, MEANS, FlicKeys
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,8 +39,6 @@ class Flic(FlicKeys):
     any_shape: ClassVar[bool] = True
     metric_columns: ClassVar[dict[str, str]] = {"barycenter_iterations": "iterations of the barycenters of this round"}
 
-    # what is shared, and what is not
-
     def parts(self, task: Task) -> Parts:
         from hpcfl.algorithms.flic.objective import Parts
 
@@ -54,15 +52,12 @@ class Flic(FlicKeys):
         return (max(self.meta) + 1 if self.meta else task.federation.classes), dimension
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
-        from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
-
         count, _ = self.size(task)
         kinds = (MEANS,) if self.covariances == "fixed" else (MEANS, FACTORS)
         anchors = [f"{kind}.{number}" for kind in kinds for number in range(count)]
         return ((*self.parts(task).shared, *anchors),)
 
     def layout(self, task: Task) -> Layout:
-        from hpcfl.algorithms.flic.anchors import FACTORS
         from hpcfl.comm.message import Block
 
         _, dimension = self.size(task)
@@ -77,7 +72,6 @@ class Flic(FlicKeys):
         """Return the first anchors: random means, spherical covariances."""
         import torch
 
-        from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
         from hpcfl.base.rng import keyed
 
         means = keyed(task.seed, "anchors").standard_normal(self.size(task), dtype="float32")
@@ -114,10 +108,8 @@ class Flic(FlicKeys):
     def adapt_epochs(self) -> int:
         return self.tune_epochs
 
-    # a visit
-
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        from hpcfl.algorithms.flic.anchors import MEANS, changes
+        from hpcfl.algorithms.flic.anchors import changes
 
         learner = self._learner(task, shared, personal, visits)
         parts, params = learner.terms.parts, learner.params
@@ -143,7 +135,6 @@ class Flic(FlicKeys):
         return (anchors.slots.cpu().unsqueeze(1) == torch.arange(len(means))[:, None]).any(2)
 
     def _learner(self, task: Task, shared: State, personal: State, visits: Visits, testing: bool = False) -> Learner:
-        from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
         from hpcfl.algorithms.flic.objective import Terms
         from hpcfl.algorithms.flic.phases import Learner
         from hpcfl.learning.optim import FINE_TUNING
@@ -166,12 +157,9 @@ class Flic(FlicKeys):
         groups = torch.tensor(self.meta or range(task.federation.classes), device=task.device)
         return Anchors(held(task, visits.clients, groups), groups, dimension, self.distance)
 
-    # the server
-
     def server(self, task: Task, shared: State, sums: Sums) -> State:
         import torch
 
-        from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
         from hpcfl.comm.message import moved
 
         after = super().server(task, shared, sums)
@@ -202,8 +190,6 @@ class Flic(FlicKeys):
         from hpcfl.algorithms.flic.barycenters import Barycenters
 
         return Barycenters(*self.size(task), self.tolerance, self.iterations) if self.iterates else None
-
-    # models
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         learner = self._learner(task, shared, personal, visits, testing=True)

@@ -11,14 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.base.rng import StepKey
 from hpcfl.base.types import Ints, State
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import Task
 from hpcfl.math.gaussian import bures_factor_squared, moments
-
-MEANS, FACTORS = "anchor.means", "anchor.factors"
-"""Names of v ``[C, k]`` and L ``[C, k, k]`` in the shared state."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +30,12 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Anchors:
-    """Anchors of classes, or of groups of classes, as the clients of a chunk see them.
-
-    Attributes
-    ----------
-    slots : int64 [c, h]
-        The anchors that each client holds samples of, Y_i; −1 where it has fewer than others.
-    groups : int64 [classes]
-        The anchor of each class.
-    dimension : int
-        k.
-    distance : {"closed", "samples"}
-        W2² to the anchor, or to as many samples of it as the batch has of the class, with unbiased covariances.
-    """
+    """Anchors of classes, or of groups of classes, as the clients of a chunk see them."""
 
     slots: Tensor
+    """The anchors that each client holds samples of, Y_i, int64 [c, h]; −1 where it has fewer than others."""
     groups: Tensor
+    """The anchor of each class, int64 [classes]."""
     dimension: int
     distance: Literal["closed", "samples"] = "closed"
 
@@ -60,13 +48,7 @@ class Anchors:
         return replace(self, slots=self.slots[rows])
 
     def distances(self, params: State, z: Tensor, batch: Batch) -> Tensor:
-        """Return ``Σ_c W2²(μ_c, ν̂_c)`` over the classes in the batch, ``[c]``.
-
-        Parameters
-        ----------
-        z : Tensor [c, B, k]
-            The embedded samples.
-        """
+        """Return ``Σ_c W2²(μ_c, ν̂_c)`` over the classes in the batch, ``[c]``, of embedded samples z ``[c, B, k]``."""
         points, mask = gathered(z, self.groups[batch.y], batch.valid, self.slots)
         found = moments(points, mask)
         means, factor = self._of(params[MEANS]), self._factors(params)
@@ -129,16 +111,9 @@ class TargetAnchors:
     """Anchors ``μ_y = N(y a + (1 − y) b, I)`` of real labels, between two vectors that every client holds (section 3).
 
     No two samples need have the same label: each is a distribution by itself, and the distances are averaged.
-
-    Attributes
-    ----------
-    count : int
-        Clients of the chunk, c.
-    dimension : int
-        k.
     """
 
-    count: int
+    count: int  # clients of the chunk, c
     dimension: int
 
     @property
@@ -184,16 +159,8 @@ def held(task: Task, clients: Ints, groups: Tensor) -> Tensor:
 def gathered(z: Tensor, groups: Tensor, valid: Tensor | None, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Return the samples of each slot's anchor one after the other, ``[c, h, n, k]``, and which rows are real.
 
-    A nuclear norm costs the cube of the number of rows: the other classes' are left out, not masked.
-
-    Parameters
-    ----------
-    z : Tensor [c, B, k]
-    groups : int64 [c, B]
-        The anchor of each sample.
-    valid : bool [c, B], optional
-        Which samples are real; None: all.
-    slots : int64 [c, h]
+    A nuclear norm costs the cube of the number of rows: the other classes' are left out, not masked. Samples z are
+    ``[c, B, k]``, their anchors `groups` int64 ``[c, B]``, which of them are real `valid` bool ``[c, B]`` (None: all).
     """
     mask = groups.unsqueeze(1) == slots.unsqueeze(2)
     if valid is not None:
@@ -212,15 +179,7 @@ def _times(noise: Tensor, factor: Tensor | float) -> Tensor:
 def changes(params: State, served: State, weight: Tensor, holders: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
     """Return what clients send of their anchors: the changes of means and factors, anchor by anchor.
 
-    Parameters
-    ----------
-    params : State
-        Means ``[c, C, k]``, factors ``[c, C, k, k]`` if there are any.
-    served : State
-        Those before, without the client axis.
-    weight : float64 [c]
-    holders : bool [c, C], optional
-        Whose change of an anchor counts; None: everybody's.
+    `holders`, bool ``[c, C]``, says whose change of an anchor counts; None: everybody's.
     """
     message = {}
     for kind in (MEANS, FACTORS):

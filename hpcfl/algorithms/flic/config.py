@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hpcfl.models import Model
     from hpcfl.schedule.participation import Participation
 
+MEANS, FACTORS = "anchor.means", "anchor.factors"
+"""Names of v ``[C, k]`` and L ``[C, k, k]`` in the shared state."""
 OF_CLASSES = ("covariances", "meta", "distance", "average", "anchor_loss")
 """Keys that mean nothing where labels are real numbers."""
 

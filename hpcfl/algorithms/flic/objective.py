@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms.flic.anchors import MEANS, Anchors, TargetAnchors
+from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors
+from hpcfl.algorithms.flic.config import MEANS
 from hpcfl.base.types import State
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import Task
@@ -20,23 +21,15 @@ OWN = "own."
 
 @dataclass(frozen=True)
 class Parts:
-    """The names of a model's tensors by whose they are.
-
-    Attributes
-    ----------
-    embedding, shared, personal : tuple of str
-        φ_i, personal; α; β_i.
-    above : int
-        Number of the first layer that sees the latent space.
-    mix : float, optional
-        ω of ``θ_i = ω α + (1 − ω) β_i`` where α and β_i are the same layers.
-    """
+    """The names of a model's tensors by whose they are: φ_i (personal), α, β_i."""
 
     embedding: tuple[str, ...]
     shared: tuple[str, ...]
     personal: tuple[str, ...]
     above: int
+    """Number of the first layer that sees the latent space."""
     mix: float | None = None
+    """ω of ``θ_i = ω α + (1 − ω) β_i`` where α and β_i are the same layers."""
 
     @classmethod
     def of(cls, task: Task, inside: Literal["fedrep", "fedavg-ft", "l2gd"], mix: float) -> Parts:

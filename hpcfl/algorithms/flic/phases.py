@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
+from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.algorithms.flic.objective import Terms
 from hpcfl.base.types import State
 from hpcfl.learning.batches import Visits
@@ -25,15 +25,7 @@ SHARED, LOCAL, ANCHORING, PRETRAINING, REALIGNING = range(5)
 
 @dataclass(frozen=True)
 class Learner:
-    """A chunk's parameters and how they learn, in place.
-
-    Attributes
-    ----------
-    params : State
-        φ, α, β, the anchors as they were served, each with a leading client axis.
-    offset : int
-        Added to the number of a phase: FINE_TUNING before a test.
-    """
+    """A chunk's parameters and how they learn, in place: φ, α, β and the anchors, with a leading client axis."""
 
     keys: Flic
     task: Task
@@ -41,6 +33,7 @@ class Learner:
     terms: Terms
     params: State
     offset: int = 0
+    """Added to the number of a phase: FINE_TUNING before a test."""
 
     def pretrain(self) -> None:
         """Align embeddings that never learned to the first anchors, which are random."""
