@@ -47,7 +47,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def _over(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let methods need no clients from round 2 on, and models have a penalty."""
     for cls in (FedAvg, FedRep, Salf):
-        monkeypatch.setattr(cls, "over", lambda self, round_: round_ >= OVER)
+        monkeypatch.setattr(cls, "clients_done", lambda self, round_: round_ >= OVER)
     monkeypatch.setattr(Model, "penalty", property(lambda self: 0.01))
     yield
     stopping.uninstall()
