@@ -141,4 +141,4 @@ class Salf(Algorithm):
         count = len(self.layers(task))
         if self.missing == "paper":
             return [(1 - number / (count + 1)) ** sums.invited for number in range(1, count + 1)]
-        return [float(chance) for chance in sums.missing] if self.missing == "exact" else [0.0] * count
+        return [float(chance) for chance in sums.miss_probability] if self.missing == "exact" else [0.0] * count

@@ -76,7 +76,7 @@ def newest(folder: Path) -> Path:
 
 
 def threads(config: Config) -> int:
-    """Return the threads per operation of a process that takes a run up alone."""
+    """Threads per operation of a process that takes a run up alone."""
     return 1 if config.threads == "auto" else config.threads
 
 
@@ -110,16 +110,13 @@ class Models:
 
     Attributes
     ----------
-    config : Config
     algorithm : Algorithm
         With the protocol of evaluation that is asked for.
     round : int
         How many rounds are done.
-    shared : dict of str to array
-        The server's state by name: FLIC's anchors ``anchor.means`` [C, k], and ``anchor.factors`` [C, k, k] if they
-        learn.
-    extras : dict of str to array or str
-        What never left the server: FedLRGD's ``weights`` [r, p].
+    shared, extras : dict of str to array
+        The server's state by name, and what never left the server: FLIC's anchors ``anchor.means`` [C, k], and
+        ``anchor.factors`` [C, k, k] if they learn; FedLRGD's ``weights`` [r, p].
     """
 
     config: Config
@@ -133,7 +130,6 @@ class Models:
 
     @property
     def federation(self) -> Federation:
-        """The clients' data."""
         return self.task.federation
 
     def __len__(self) -> int:
@@ -179,13 +175,8 @@ class Models:
 class ClientModel:
     """One client's model and data.
 
-    Attributes
-    ----------
-    client : int
-    params : dict of str to Tensor
-        What the method predicts with, by the names of the model's tensors.
-    embedding : int, optional
-        How many of the model's layers are below its latent space; None: it has none.
+    `params` are what the method predicts with, by the names of the model's tensors; `embedding` is how many of the
+    model's layers are below its latent space, None where it has none.
     """
 
     client: int
@@ -195,7 +186,6 @@ class ClientModel:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample's features."""
         return self.task.federation.shapes[self.client]
 
     @cached_property
@@ -209,16 +199,9 @@ class ClientModel:
         return replace(self, params=self.task.initial(self.client))
 
     def embed(self, x: Array) -> Array:
-        """Return latent coordinates, float32 ``[n, k]``: what all layers below the latent space make of the features.
+        """Return latent coordinates, float32 ``[n, k]``, of features ``[n, *shape]``.
 
-        Parameters
-        ----------
-        x : array [n, *shape]
-
-        Raises
-        ------
-        UsageError
-            If the model has no latent space, or `x` is of another shape.
+        They are what all layers below the latent space make of them; UsageError where the model has no latent space.
         """
         if self.embedding is None:
             first = self.task.layers[0].name
@@ -228,19 +211,11 @@ class ClientModel:
         return self._made(x, self.embedding).reshape(len(x), -1)
 
     def predict(self, x: Array) -> Array:
-        """Return classes, int64 ``[n]``, or values, float32 ``[n]``, where labels are real numbers.
-
-        Raises
-        ------
-        UsageError
-            If `x` is of another shape than ``[n, *shape]``.
-        """
+        """Return classes, int64 ``[n]``, or values, float32 ``[n]``, where labels are real numbers."""
         outputs = self._made(x, None)
-        if np.issubdtype(self.data.train_labels.dtype, np.floating):
-            values: Array = outputs[:, 0]
-            return values
-        classes: Array = outputs.argmax(1)
-        return classes
+        real = np.issubdtype(self.data.train_labels.dtype, np.floating)
+        found: Array = outputs[:, 0] if real else outputs.argmax(1)
+        return found
 
     def _made(self, x: Array, last: int | None) -> Array:
         """Return what the layers before number `last` (None: all) make of features, ``[n, …]``."""
@@ -256,7 +231,6 @@ class ClientModel:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Let torch compute with so many threads within the block."""
     import torch
 
     before = torch.get_num_threads()

@@ -29,10 +29,7 @@ def temporary(path: Path) -> Path:
 def replace(path: Path) -> Iterator[Path]:
     """Yield a temporary path; the file that the block writes and closes there becomes `path` at one stroke.
 
-    Raises
-    ------
-    OSError
-        If the file cannot be written; the temporary file is gone then, and `path` as it was before.
+    OSError if it cannot be written; the temporary file is gone then, and `path` as it was before.
     """
     new = temporary(path)
     try:

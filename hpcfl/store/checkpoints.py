@@ -106,12 +106,7 @@ def save(
 def latest(run_dir: Path) -> Path | None:
     """Return the newest checkpoint that is whole, None where there is none at all; warn of those passed over.
 
-    Every byte of it is read, as long as that may take.
-
-    Raises
-    ------
-    RunError
-        If there are checkpoints, and none of them is whole.
+    Every byte of it is read, as long as that may take. RunError if there are checkpoints, and none of them is whole.
     """
     passed: list[tuple[Path, str]] = []
     for path in reversed(numbered(run_dir / "checkpoints", "round")):
@@ -196,12 +191,7 @@ def check_personal(
 ) -> None:
     """Raise UsageError where clients' personal state in a checkpoint is not of the shapes that their data give.
 
-    Parameters
-    ----------
-    like : callable
-        Gives a client's personal state; those of clients whose features have equal shapes are alike.
-    shapes : sequence of tuple of int
-        Shape of one sample's features, per client.
+    `like` gives a client's personal state, which follows from the shape of its samples' features, in `shapes`.
     """
     wanted: dict[Shape, Shapes] = {}
     for client, found in personal_shapes(path, clients).items():

@@ -32,19 +32,9 @@ _TIME_UNITS = {f"{unit}{s}" for unit in ("day", "hour", "minute", "second", "mil
 class Column:
     """One quantity recorded every round.
 
-    Attributes
-    ----------
-    dims : tuple of str
-        The axes after the round: any of ``client``, ``layer``, ``rank``.
-    dtype : str
-        A NumPy dtype; ``bool`` is stored as int8, so that -1 can say "not recorded".
-    long_name, units : str
-        For people and plots; seconds are ``s``.
-
-    Raises
-    ------
-    ValueError
-        For a name HDF5 or xarray would misread, and for units that xarray would turn into time deltas.
+    `dims` are the axes after the round: any of ``client``, ``layer``, ``rank``; `dtype` is NumPy's, ``bool`` being
+    stored as int8, so that -1 can say "not recorded". ValueError for a name that HDF5 or xarray would misread, and for
+    units that xarray would turn into time deltas: seconds are ``s``.
     """
 
     name: str

@@ -73,12 +73,7 @@ def open_run(path: Path | str) -> xarray.Dataset:
 def events(path: Path | str) -> list[dict[str, Any]]:
     """Return the log, oldest first: segment, round, time (s since 1970), kind, client (-1: none) and text.
 
-    Events of rounds that a later segment superseded are among them: they did happen.
-
-    Raises
-    ------
-    UsageError
-        As `open_run`.
+    Events of rounds that a later segment superseded are among them: they did happen. UsageError as `open_run`.
     """
     found = []
     for segment in segment_paths(run_folder(path)):
@@ -129,10 +124,7 @@ def read_facts(run_dir: Path) -> list[Fact]:
 def segment_paths(run_dir: Path) -> list[Path]:
     """Return the segments of a run, oldest first.
 
-    Raises
-    ------
-    UsageError
-        If run.h5 names a segment that is not there (its rows would read as "not recorded" in silence).
+    UsageError if run.h5 names one that is not there: its rows would read as "not recorded" in silence.
     """
     present = numbered(run_dir / "metrics", "segment")
     names = {path.name for path in present}
@@ -205,12 +197,7 @@ def _labels(scale: h5py.Dataset) -> Array:
 def ends(firsts: Sequence[int], holds: Sequence[bool]) -> list[float]:
     """Return for each segment the round from which on it is superseded (infinity: it is not).
 
-    Parameters
-    ----------
-    firsts : sequence of int
-        The first round of each segment.
-    holds : sequence of bool
-        True where the segment holds rows; one without supersedes nothing.
+    `firsts` are the segments' first rounds; one that `holds` no rows supersedes nothing.
     """
     limit, result = float("inf"), []
     for first, held in zip(reversed(firsts), reversed(holds)):
@@ -227,12 +214,8 @@ def merged_columns(parts: Sequence[Part]) -> list[Column]:
 def merged_coords(parts: Sequence[Part], facts: Sequence[Fact] = ()) -> dict[str, Array]:
     """Return the labels of every axis: the longest of all parts (the number of ranks may have changed).
 
-    Before there is any part, clients that something is known of have their numbers as labels.
-
-    Raises
-    ------
-    UsageError
-        If one part's labels do not begin the longest ones: its rows then belong to other clients or layers.
+    Before there is any part, clients that something is known of have their numbers as labels. UsageError if one part's
+    labels do not begin the longest ones: its rows then belong to other clients or layers.
     """
     longest: dict[str, Array] = {CLIENT: np.arange(len(facts[0].values))} if facts and not parts else {}
     for part in parts:

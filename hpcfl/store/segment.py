@@ -27,23 +27,10 @@ _FORMAT = ("v110", "v110")
 
 
 class Segment:
-    """An open segment; its file appears only when it can be read.
+    """An open segment, for rounds from `first` (from 0) up to the `rounds` of the whole run.
 
-    Parameters
-    ----------
-    path : Path
-        The new file.
-    columns : sequence of Column
-        All that can be recorded.
-    coords : mapping
-        The labels of each axis: client ids, layer names, ranks.
-    first, rounds : int
-        The first round of this segment (from 0), and the number of rounds of the whole run.
-
-    Raises
-    ------
-    ValueError
-        If a column has an axis without coordinates, or no round is left.
+    Its file appears only when it can be read. ValueError if a column has an axis without coordinates, or if no round
+    is left.
     """
 
     def __init__(self, path: Path, columns: Sequence[Column], coords: Coords, first: int, rounds: int) -> None:
@@ -82,11 +69,8 @@ class Segment:
     def write(self, round: int, row: Mapping[str, Any]) -> None:
         """Record one round; it counts when this returns, and not before.
 
-        Parameters
-        ----------
-        row : mapping
-            Values by column, of the shape of the column's axes or broadcast to it; what is missing stays
-            "not recorded".
+        The values in `row` have the shape of the column's axes or are broadcast to it; columns that are missing stay
+        "not recorded".
 
         Raises
         ------
@@ -129,7 +113,6 @@ class Segment:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file; closing it again does nothing."""
         self._file.close()
 
 

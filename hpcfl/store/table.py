@@ -49,19 +49,9 @@ _BLOCK_BYTES = 1 << 26
 
 
 def create(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact] = ()) -> None:
-    """Make the run folder, with a run.h5 that has no rows yet.
+    """Make the run folder, with a run.h5 that has no rows yet; UsageError if it already holds a run.
 
-    Parameters
-    ----------
-    attributes : mapping of str to str
-        What is known for the whole run: config, versions, hosts, git_commit.
-    facts : sequence of Fact
-        What is known of each client for the whole run.
-
-    Raises
-    ------
-    UsageError
-        If the folder already holds a run.
+    `attributes` are what is known for the whole run: config, versions, hosts, git_commit.
     """
     if (run_dir / "run.h5").exists():
         raise UsageError(f"'{run_dir}' already holds a run")
@@ -90,12 +80,8 @@ def begin(run_dir: Path, columns: Sequence[Column], coords: Coords, first: int, 
 def seal(run_dir: Path, force: bool = False) -> None:
     """Make every file of a run readable by any HDF5 or netCDF-4 program; does nothing where it is so already.
 
-    Parameters
-    ----------
-    run_dir : Path
-        The folder of a run that is over; its last segment may have been left by a kill.
-    force : bool
-        Seal even if the run seems to be running on another host: rows that it writes from then on are lost.
+    The last segment may have been left by a kill. `force` seals even if the run seems to be running on another host:
+    rows that it writes from then on are lost.
 
     Raises
     ------
@@ -118,12 +104,7 @@ def rebuild(run_dir: Path) -> None:
     """Write run.h5 anew from the segments that are there; its attributes stay, and what it knows of the clients.
 
     Sealed segments are mapped with the rows that count; an open one with all it has room for, so that run.h5
-    needs no change while rows arrive.
-
-    Raises
-    ------
-    UsageError
-        If this is no run folder, a segment is missing, or the segments do not belong together.
+    needs no change while rows arrive. UsageError if a segment is missing, or they do not belong together.
     """
     run_dir = run_folder(run_dir)
     parts = [read_part(path) for path in segment_paths(run_dir)]
