@@ -246,7 +246,7 @@ def test_refusals(words: tuple[str, ...], said: str, run: Run, monkeypatch: pyte
 def test_a_file_that_is_not_there_cannot_be_shown(run: Run, tmp_path: Path) -> None:
     out, error = run("--from", tmp_path / "none.h5")
     assert out == ""
-    assert error.startswith(f"{tmp_path / 'none.h5'}: not a readable HDF5 file")
+    assert error.startswith(f"{tmp_path / 'none.h5'}: no such file")
 
 
 def test_a_theta_that_was_trained_otherwise_is_refused(run: Run, tmp_path: Path) -> None:
