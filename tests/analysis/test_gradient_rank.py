@@ -227,7 +227,7 @@ def test_the_network_of_cifar_10(run: Run, tmp_path: Path) -> None:
     [
         (("--data", "mnits"), "--data mnits: unknown; did you mean 'mnist'?"),
         (("--data", "digits", "--optimizer", "sgd"), "--optimizer sgd: unknown; known: adam, rmsprop"),
-        (("--data", "digits", "--samples", "361"), "--samples 361: there are 360 test samples; did you mean 360"),
+        (("--data", "digits", "--samples", "361"), "--samples 361: there are 360 test samples; did you mean 360?"),
         (("--data", "digits", "--samples", "0"), "--samples 0: expected at least 1"),
         (
             ("--data", "digits", "--hidden", "9,x"),
