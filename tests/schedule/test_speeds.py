@@ -259,7 +259,7 @@ def test_enforced_paces_come_as_far_as_drawn(nothing, complete):
     speed = UniformDepth(stragglers=0.8, nothing=nothing, complete=complete)
     for round_ in range(50):
         one = asked(5, round_, 30, deadline=0.7)
-        ready = np.outer(speed.enforced(one), one.shares)
+        ready = np.outer(speed.enforced(one), one.work_fractions)
         depth = np.where((ready <= 0.7).any(1), (ready <= 0.7).argmax(1), L) + 1
         np.testing.assert_array_equal(depth, speed.depth(one))
         assert abs(ready / 0.7 - 1).min() > 0.1  # no layer is ready within a tenth of the deadline
