@@ -21,8 +21,7 @@ demo: .venv/ready .mpi/openmpi/ready
 	@BIN="$(BIN)" MPIRUN="$(MPIRUN)" RANKS=$(RANKS) sh jobs/demo.sh
 
 test: setup check
-	$(BIN)/python -m pytest -n 2 -m "not slow and not launch"
-	$(BIN)/python -m pytest -m "not slow and launch"
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 check: .venv/ready
 	$(BIN)/ruff check .

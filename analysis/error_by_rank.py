@@ -124,7 +124,7 @@ def gradients(models: Models, points: Tensor) -> Tensor:
     points : Tensor [k, p]
         θ.
     """
-    from hpcfl.algorithms.fedlrgd.reweighting import Bound, StandIns
+    from hpcfl.algorithms.fedlrgd.low_rank import Bound, Surrogates
     from hpcfl.commands.optimum import Objective
 
     task, held = models.task, models.task.server_batch()
@@ -133,14 +133,14 @@ def gradients(models: Models, points: Tensor) -> Tensor:
     batch = replace(held, x=every.x[None].to(held.x), y=every.y[None].to(held.y))
     bare = task.without_penalty() if settings(models)["algorithm.penalty"] == "exact" else task
     bound = Bound.of(MEMORY, p, 1, held.x.itemsize)
-    return StandIns(bare, batch, len(every.y), bound).matrices(points, slice(None))
+    return Surrogates(bare, batch, len(every.y), bound).matrices(points, slice(None))
 
 
 def fresh(models: Models, count: int) -> Tensor:
     """Return parameters of the law of ϑ that are not among them, ``[k, p]``."""
     import torch
 
-    from hpcfl.algorithms.fedlrgd.reweighting import flat
+    from hpcfl.algorithms.fedlrgd.low_rank import flat
 
     theta = flat(models.task.initial())
     drawn = keyed(models.config.seed, "error by rank").standard_normal((count, len(theta)))

@@ -50,8 +50,8 @@ from gradient_ranks.files import Array, Case, Setting, Trained
 
 from hpcfl.base.errors import ErrorOnOtherRank, UsageError, UserError, did_you_mean
 from hpcfl.comm.launcher import world
-from hpcfl.data.cifar10 import Cifar10
-from hpcfl.data.digits import Digits
+from hpcfl.data.bundled import Digits
+from hpcfl.data.cifar import Cifar10
 from hpcfl.data.mnist import Mnist
 from hpcfl.data.pooled import Pool, Pooled
 from hpcfl.launch.failure import fail, raise_together
@@ -154,8 +154,8 @@ def pool(data: str, folder: Path | None) -> tuple[Pool, list[int], int]:
     """Return all samples, the shape of one, and the number of classes."""
     source = SOURCES[data]
     folder = folder or (Path(os.environ["HPCFL_DATA"]) if os.environ.get("HPCFL_DATA") else None)
-    header = source.pool_header(folder)
-    return source.load(0, folder), list(header.shapes[0]), header.classes
+    found = source.load(0, folder)
+    return found, list(found.header.shapes[0]), found.classes
 
 
 def learned(how: Setting, net: Network, samples: Pool) -> Trained:

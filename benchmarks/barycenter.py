@@ -33,8 +33,8 @@ if launching.inside():
     import torch
     from mpi4py import MPI
 
-    from hpcfl.algorithms.flic.anchors import FACTORS
     from hpcfl.algorithms.flic.barycenters import Barycenters, sent
+    from hpcfl.algorithms.flic.config import FACTORS
     from hpcfl.base.rng import keyed
     from hpcfl.comm.collective import Tree
     from hpcfl.comm.mpi import Patience

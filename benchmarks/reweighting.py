@@ -32,7 +32,7 @@ from memory import peak, settled
 
 from hpcfl.algorithms import ServerState
 from hpcfl.algorithms.fedlrgd.algorithm import POINTS, FedLrgd
-from hpcfl.algorithms.fedlrgd.reweighting import shaped
+from hpcfl.algorithms.fedlrgd.low_rank import shaped
 from hpcfl.base.memory import give_back
 from hpcfl.base.rng import StepKey
 from hpcfl.comm.message import Deposits
@@ -72,7 +72,7 @@ def measured(p: int, rank: int, memory: int) -> dict[str, Any]:
     grown, size = peak() - before, job.task.parameter_count
     plain = median(gradients(job) for _ in range(3))
     whole, beside, mega = 8 * size * rank**2, 7 * 8 * size * rank, 2**20
-    coordinates = job.algorithm._stand_ins(job.task).bound.coordinates  # type: ignore[attr-defined]
+    coordinates = job.algorithm._surrogates(job.task).bound.coordinates  # type: ignore[attr-defined]
     return {
         **{"p": size, "r": rank, "bound": memory, "whole": round(whole / mega), "grown": round(grown / mega)},
         **{"beside": round(beside / mega), "holds": grown - beside <= memory * mega, "passes": -(-size // coordinates)},

@@ -31,6 +31,7 @@ from pathlib import Path
 from hpcfl import store
 
 PREFIXES = Path(os.environ.get("HPCFL_MPI", Path(__file__).parent.parent / ".mpi"))
+FAULTS = Path(__file__).parent.parent / "tests" / "helpers" / "faults.py"  # hpcfl, with slow checkpoints
 LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
 CONFIG = """
 rounds = 40
@@ -116,7 +117,7 @@ class Launched:
         }
         with said.open("w") as out, said.with_suffix(".err").open("w") as err:
             self.process = subprocess.Popen(
-                [str(prefix / "bin" / "mpiexec"), "-n", str(ranks), sys.executable, "-m", "hpcfl", *args],
+                [str(prefix / "bin" / "mpiexec"), "-n", str(ranks), sys.executable, str(FAULTS), *args],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

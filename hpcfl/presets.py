@@ -29,7 +29,7 @@ def read_toml(path: Path) -> Table:
 
 
 def presets() -> Mapping[str, Path]:
-    """Return the presets by name: package resources where installed from a wheel, else the checkout's."""
+    """The presets by name: package resources where installed from a wheel, else the checkout's."""
     package = Path(str(resources.files("hpcfl")))
     for folder in (package / "presets", package.parent / "jobs" / "presets"):
         if folder.is_dir():
@@ -37,8 +37,8 @@ def presets() -> Mapping[str, Path]:
     return {}
 
 
-def find(name: str) -> Path:
-    """Return the file that `name` means: a path, or a preset."""
+def preset_file(name: str) -> Path:
+    """The file that `name` means: a path, or a preset."""
     path = Path(name)
     if path.suffix == ".toml" or path.exists():
         if not path.is_file():
@@ -50,22 +50,17 @@ def find(name: str) -> Path:
 
 
 def _near(name: str) -> str:
-    """Return the preset whose name is nearest; where none is near, there are too many to name them all."""
+    """A hint at the preset whose name is nearest; where none is near, there are too many to name them all."""
     hint = did_you_mean(name, presets())
     return hint if "did you mean" in hint else "; hpcfl list names them all"
 
 
 def read(name: str, above: tuple[Path, ...] = ()) -> Table:
-    """Return the table of a preset or file; with a key ``base`` it is that of another one, some sections replaced.
+    """Read a preset or file; with a key ``base`` it is another one, in which the sections given are replaced whole.
 
-    A section that is given replaces the whole section of the base, which is a preset or a file in the same folder.
-
-    Raises
-    ------
-    UsageError
-        If a file cannot be read, or is its own base, or if there is no such base.
+    The base is a preset or a file in the same folder. UsageError where a file cannot be read or is its own base.
     """
-    path = find(name)
+    path = preset_file(name)
     table = read_toml(path)
     base = table.pop("base", None)
     if base is None:
@@ -99,11 +94,7 @@ def apply(table: Table, setting: str) -> None:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise UsageError(f"--set {setting}: '{part}' is a value, not a table")
-    table[last] = _value(text.strip())
-
-
-def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"x = {text}")["x"]
+        table[last] = tomllib.loads(f"x = {text.strip()}")["x"]
     except tomllib.TOMLDecodeError:
-        return text
+        table[last] = text.strip()

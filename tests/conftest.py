@@ -35,10 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under a launcher, leave out the tests that would start launchers or processes of their own."""
+    """Launches first, since they take longest; under a launcher, none."""
     for item in items:
         if launched() and item.get_closest_marker("launch"):
             item.add_marker(pytest.mark.skip(reason="starts processes itself; not under mpirun"))
+    items.sort(key=lambda item: (item.get_closest_marker("launch") is None, "test_launches" not in item.nodeid))
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +60,13 @@ def shared_dir(world: World, tmp_path: Path) -> Iterator[Path]:
     world.meet()
     yield Path(world.told(str(tmp_path)))
     world.meet()
+
+
+@pytest.fixture(scope="session")
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this pytest see, those of xdist too."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 class Results:

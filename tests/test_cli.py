@@ -209,7 +209,7 @@ def test_runs_where_there_is_no_mpi(tmp_path: Path) -> None:
         "from hpcfl.cli import main\n"
         "sys.exit(main(['run', 'salf-digits', '--set', 'rounds=2', '--out', 'one']))"
     )
-    ended = alone([sys.executable, "-c", code], 120, {"MPI4PY_LIBMPI": "/nonexistent", "PWD": str(tmp_path)})
+    ended = alone([sys.executable, "-c", code], env={"MPI4PY_LIBMPI": "/nonexistent", "PWD": str(tmp_path)})
     assert (ended.code, ended.err) == (0, "")
     assert "round 2/2" in ended.out
 
@@ -217,7 +217,7 @@ def test_runs_where_there_is_no_mpi(tmp_path: Path) -> None:
 @pytest.mark.launch
 def test_an_mpi_launcher_without_mpi_is_told(tmp_path: Path) -> None:
     env = {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI4PY_LIBMPI": "/nonexistent"}
-    ended = alone([sys.executable, "-m", "hpcfl", "run", "salf-digits", "--out", str(tmp_path / "one")], 60, env)
+    ended = alone([sys.executable, "-m", "hpcfl", "run", "salf-digits", "--out", str(tmp_path / "one")], env=env)
     assert ended.code == 1
     assert ended.err.startswith("hpcfl: started by an MPI launcher, but MPI cannot be loaded")
     assert len(ended.err.splitlines()) == 1

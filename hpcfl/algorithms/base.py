@@ -19,10 +19,10 @@ class FedSgd(Algorithm):
     "Step size."
 
     def client(self, task, shared, personal, visits):
-        params = task.spread(shared, visits)  # {name: [c, …]}: a chunk of c clients at a time
+        params = task.replicate(shared, visits)  # {name: [c, …]}: a chunk of c clients at a time
         batch = next(task.batches(visits, 0, steps=1))  # all that each client has
         gradients, losses = task.gradients(params, batch)
-        weight = visits.sizes(len(losses))  # whole numbers, so that sums are exact: here the samples
+        weight = visits.weights("samples")  # whole numbers, so that sums are exact: here the samples
         yield {"loss": (losses, weight)}
         for names in reversed(task.layer_names()):  # in the order of `layout`: the loss, then the last layer first
             yield {name: (-self.lr * gradients[name], weight) for name in names}

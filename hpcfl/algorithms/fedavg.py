@@ -21,30 +21,21 @@ if TYPE_CHECKING:
 
 
 class FedAvg(LocalSgd):
-    """Federated averaging.
-
-    Attributes
-    ----------
-    persist_optimizer : bool
-        Keep a client's momentum from visit to visit (the SALF authors' code), or start it anew.
-    evaluation : {"shared", "fine-tune"}
-        The model that a client is tested with: the shared one, or one whose last layers have learned from there on for
-        `tune_epochs` on the client's training data (FedAvg-FT).
-    tune_layers : int
-        The last so many layers learn then.
-    """
+    """Federated averaging."""
 
     name: Literal["fedavg"] = "fedavg"
     persist_optimizer: bool = False
+    """Keep a client's momentum from visit to visit (the SALF authors' code), or start it anew."""
     evaluation: Literal["shared", "fine-tune"] = "shared"
+    """The model that a client is tested with: the shared one, or one whose last layers have learned from there on for
+    `tune_epochs` on the client's training data (FedAvg-FT)."""
     tune_layers: int = Field(1, ge=1)
+    """The last so many layers learn then."""
 
     def tuned_layers(self, layers: int) -> range:
-        """Return the last `tune_layers`."""
         return last("tune_layers", self.tune_layers, layers)
 
     def init_client(self, task: Task, client: int) -> State:
-        """Return zero momentum where it persists, else nothing."""
         from hpcfl.learning.optim import zeros
 
         return zeros(task.initial()) if self.momentum and self.persist_optimizer else {}

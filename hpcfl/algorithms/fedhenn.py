@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
 
-KERNEL = "kernel"
-ROUND = "round"
+KERNEL, ROUND = "kernel", "round"
 
 
 class FedHeNN(Local):
@@ -39,43 +38,27 @@ class FedHeNN(Local):
 
     A client minimises its loss + η_t (1 − CKA(K̄, K_i)), η_t = `eta` · √t in the t-th round: K_i is the centred linear
     kernel of its representation, K̄ the mean of those that the clients sent last. The loss recorded includes the term.
-
-    Attributes
-    ----------
-    eta : float
-        Strength of the alignment in the first round.
-    alignment : int
-        Samples for the alignment, m; a client sends m(m + 1)/2 numbers.
     """
 
     name: Literal["fedhenn"] = "fedhenn"  # type: ignore[assignment]
     eta: float = Field(0.01, ge=0)
+    """Strength of the alignment in the first round."""
     alignment: int = Field(1000, ge=2)
+    """Samples for the alignment, m; a client sends m(m + 1)/2 numbers."""
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
-        """Return one layer: the kernel, and which round's samples it is of."""
         return ((KERNEL, ROUND),)
 
     def layout(self, task: Task) -> Layout:
-        """Return the loss, then the kernel."""
         import torch
 
         from hpcfl.comm.message import Block
         from hpcfl.math.cka import triangle_size
 
-        return (
-            *super().layout(task),
-            {KERNEL: Block((triangle_size(self.alignment),)), ROUND: Block((), torch.float64)},
-        )
+        kernel = Block((triangle_size(self.alignment),))
+        return (*super().layout(task), {KERNEL: kernel, ROUND: Block((), torch.float64)})
 
     def init_server(self, task: Task) -> State:
-        """Return no kernel yet: zero, of round −1.
-
-        Raises
-        ------
-        UsageError
-            Where the model has no layer before the last one, or clients cannot take a part of the same samples.
-        """
         import torch
 
         from hpcfl.math.cka import triangle_size
@@ -91,7 +74,7 @@ class FedHeNN(Local):
                 "algorithm.name = 'fedhenn': expected features with the same number of axes for all clients, got "
                 f"{' and '.join(map(str, sorted(axes)))}; did you mean algorithm.name = 'local'?"
             )
-        kernel = torch.zeros(triangle_size(self.alignment), device=task.device)
+        kernel = torch.zeros(triangle_size(self.alignment), device=task.device)  # none yet
         return {KERNEL: kernel, ROUND: torch.tensor(-1.0, dtype=torch.float64, device=task.device)}
 
     def strength(self, round: int) -> float:
@@ -99,7 +82,6 @@ class FedHeNN(Local):
         return self.eta * sqrt(round + 1)
 
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
-        """Return the loss with the alignment; None where nothing is to be aligned."""
         from hpcfl.math.cka import alignment, unit_kernel
 
         of = int(shared[ROUND])
@@ -116,7 +98,6 @@ class FedHeNN(Local):
         return aligned
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        """Train the clients' own models; then send the kernels of this round's samples, all clients counting alike."""
         import torch
 
         from hpcfl.math.cka import kernel_triangles
@@ -129,7 +110,6 @@ class FedHeNN(Local):
         return params
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
-        """Return the mean of the kernels that were sent, and their round; what was before where nobody sent any."""
         if not sums.weight(KERNEL):
             return shared
         return {name: sums.mean(name).to(shared[name]) for name in (KERNEL, ROUND)}

@@ -1,8 +1,4 @@
-"""FedProx: FedAvg with a proximal term that keeps clients near the model they began from (Li et al., MLSys 2020).
-
-The term alone: how much local work a client does is the same for all here, and what comes of stragglers is said by
-``participation``.
-"""
+"""FedProx: FedAvg with a proximal term (Li et al., MLSys 2020); how much work clients do is said by participation."""
 
 from __future__ import annotations
 
@@ -21,21 +17,13 @@ if TYPE_CHECKING:
 
 
 class FedProx(FedAvg):
-    """Federated averaging of models that minimise ``F_i(w) + μ/2 |w − w_t|²``, w_t being the shared one.
-
-    The loss recorded includes the term.
-
-    Attributes
-    ----------
-    mu : float
-        μ, which the authors tune for each problem; 0: FedAvg.
-    """
+    """Averages models that minimise ``F_i(w) + μ/2 |w − w_t|²``, w_t the shared one; the loss recorded is that."""
 
     name: Literal["fedprox"] = "fedprox"  # type: ignore[assignment]
     mu: float = Field(0.01, ge=0)
+    """μ, which the authors tune for each problem; 0: FedAvg."""
 
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
-        """Return the loss with the proximal term."""
         if not self.mu:
             return None
         served = task.replicate(shared, visits)

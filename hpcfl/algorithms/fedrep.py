@@ -20,39 +20,26 @@ if TYPE_CHECKING:
 
 
 class FedRep(LocalSgd):
-    """A shared representation and personal heads, trained in turns.
-
-    Attributes
-    ----------
-    epochs : int
-        Passes over a client's data in which the representation learns, per block; 0 where `steps` counts instead.
-    steps : int
-        Steps in which the representation learns, per block; 0 where `epochs` counts instead.
-    head_epochs : int
-        Passes in which the head learns before that, the representation being fixed.
-    blocks : int
-        How often head and representation take their turns in a visit (the SRPFL authors' code: 1 on CIFAR-10,
-        else 5).
-    head_layers : int
-        The last so many layers are the head; 0: all is shared, as in FedAvg.
-    """
+    """A shared representation and personal heads, trained in turns; `epochs` or `steps` are the representation's."""
 
     name: Literal["fedrep"] = "fedrep"
     evaluation: Literal["stored", "fine-tune", "new-client"] = "stored"
+    """The model that a client is tested with: see `hpcfl.algorithms.local_sgd`."""
     head_epochs: int = Field(10, ge=1)
+    """Passes in which the head learns before that, the representation being fixed."""
     blocks: int = Field(1, ge=1)
+    """How often head and representation take turns in a visit (the SRPFL authors' code: 1 on CIFAR-10, else 5)."""
     head_layers: int = Field(1, ge=0)
+    """The last so many layers are the head; 0: all is shared, as in FedAvg."""
 
     def personal_layers(self, layers: int) -> range:
-        """Return the head's layers; at least one layer is the representation."""
         return last("head_layers", self.head_layers, layers, least=0, most=layers - 1)
 
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
-        """Train head and representation in turns; the loss is that of the representation's steps."""
         import torch
 
         optimiser, own = self.optimiser_in(visits.round), self.personal(task)
-        memory = optimiser.begin(params)
+        memory = optimiser.init(params)
         losses = []
         for block in range(self.blocks):
             if own:

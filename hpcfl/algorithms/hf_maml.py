@@ -21,43 +21,27 @@ if TYPE_CHECKING:
 
 
 class HfMaml(LocalTraining):
-    """Personalised FedAvg: a model that is good after one gradient step on a client's own data.
-
-    Attributes
-    ----------
-    lr : float
-        Step size β of the model that is averaged.
-    inner_lr : float
-        Step size α of the adaptation.
-    batch : int
-        Samples of each of a step's three batches; 0 for all that a client has.
-    steps : int
-        Local steps per visit.
-    hessian : {"exact", "difference"}
-        ``H₃ g₂`` by double backpropagation, or as ``(∇f(w + δ g₂) − ∇f(w − δ g₂)) / 2δ``.
-    delta : float
-        δ of ``difference``.
-    evaluation : {"adapted", "shared", "fine-tune"}
-        The model that a client is tested with: after one step of size α on all its training data, before it, or after
-        `tune_epochs` in which the last `tune_layers` layers learn with step size β.
-    tune_layers : int
-        The last so many layers learn then.
-    """
+    """Personalised FedAvg: a model that is good after one gradient step on a client's own data; `lr` is β."""
 
     name: Literal["hf_maml"] = "hf_maml"
     inner_lr: float = Field(0.01, ge=0)
+    """Step size α of the adaptation."""
     steps: int = Field(1, ge=1)
+    """Local steps per visit."""
     hessian: Literal["exact", "difference"] = "exact"
+    """``H₃ g₂`` by double backpropagation, or as ``(∇f(w + δ g₂) − ∇f(w − δ g₂)) / 2δ``."""
     delta: float = Field(1e-3, gt=0)
+    """δ of ``difference``."""
     evaluation: Literal["adapted", "shared", "fine-tune"] = "adapted"
+    """The model that a client is tested with: after one step of size α on all its training data, before it, or after
+    `tune_epochs` in which the last `tune_layers` layers learn with step size β."""
     tune_layers: int = Field(1, ge=1)
+    """The last so many layers learn then."""
 
     def tuned_layers(self, layers: int) -> range:
-        """Return the last `tune_layers`."""
         return last("tune_layers", self.tune_layers, layers)
 
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
-        """Take the local steps."""
         import torch
 
         threes = [task.batches(visits, self.batch, steps=self.steps, phase=phase) for phase in range(3)]
@@ -80,7 +64,6 @@ class HfMaml(LocalTraining):
         return {name: (ahead[name] - behind[name]) / (2 * self.delta) for name in params}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
-        """Return the parameters that the clients predict with, by the protocol that is asked for."""
         if self.evaluation != "adapted":
             return super().model(task, shared, personal, visits)
         params = task.replicate(shared, visits)

@@ -13,18 +13,13 @@ from hpcfl.algorithms.local_sgd import LocalSgd, last
 
 
 class LgFedAvg(LocalSgd):
-    """Personal representations under shared last layers; all layers learn together.
-
-    Attributes
-    ----------
-    shared_layers : int
-        The last so many layers are shared (the SRPFL authors' code: 2); all of them: FedAvg.
-    """
+    """Personal representations under shared last layers; all layers learn together."""
 
     name: Literal["lg_fedavg"] = "lg_fedavg"
     evaluation: Literal["stored", "fine-tune", "new-client"] = "stored"
+    """The model that a client is tested with: see `hpcfl.algorithms.local_sgd`."""
     shared_layers: int = Field(2, ge=1)
+    """The last so many layers are shared (the SRPFL authors' code: 2); all of them: FedAvg."""
 
     def personal_layers(self, layers: int) -> range:
-        """Return the first layers."""
         return range(last("shared_layers", self.shared_layers, layers).start)

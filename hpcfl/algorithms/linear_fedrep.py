@@ -16,7 +16,7 @@ from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.base.errors import UsageError
-from hpcfl.data.whitening import whitening
+from hpcfl.data.linear import whitening
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from hpcfl.base.types import State
     from hpcfl.comm.message import Layout, Sums
     from hpcfl.data import Header
-    from hpcfl.data.linear import LinearFederation
-    from hpcfl.data.linear_spaces import SpacesFederation
+    from hpcfl.data.linear import LinearFederation, SpacesFederation
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
     from hpcfl.models import Model
@@ -36,29 +35,22 @@ WEIGHT, BIAS = "embedding.weight", "embedding.bias"  # where features are embedd
 
 
 class LinearFedRep(Algorithm):
-    """FedRep for linear regression: exact heads, a gradient step on the representation.
-
-    Attributes
-    ----------
-    lr : float
-        Step size η.
-    initial : {"moments", "random"}
-        ``moments``: round 0 is for all clients, and B becomes the k largest eigenvectors of the mean of
-        ``1/m Σ y² x xᵀ``, which needs Gaussian features. ``random``: B begins with orthonormal columns drawn by the
-        seed (Collins et al.'s experiments).
-    """
+    """FedRep for linear regression: exact heads, a gradient step on the representation."""
 
     name: Literal["linear_fedrep"] = "linear_fedrep"
     any_shape: ClassVar[bool] = True
     fresh: ClassVar[bool] = True
     lr: float = Field(0.1, gt=0)
+    """Step size η."""
     initial: Literal["moments", "random"] = "moments"
+    """``moments``: round 0 is for all clients, and B becomes the k largest eigenvectors of the mean of ``1/m Σ y² x
+    xᵀ``, which needs Gaussian features. ``random``: B begins with orthonormal columns drawn by the seed (Collins et
+    al.'s experiments)."""
     metric_columns: ClassVar[dict[str, str]] = {
         "distance": "principal angle distance of the representation to the true one"
     }
 
     def check_model(self, model: Model, header: Header) -> None:
-        """Refuse all but a linear model on samples of one."""
         if model.name != "linear" or not header.fresh:
             raise UsageError(
                 "algorithm.name = 'linear_fedrep' needs data.name = 'linear' and model.name = 'linear', "
@@ -66,22 +58,12 @@ class LinearFedRep(Algorithm):
             )
 
     def invites_all(self, round: int) -> bool:
-        """Return whether this is the round of the moments."""
         return round == 0 and self.initial == "moments"
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
-        """Return the representation alone."""
         return ((B,),)
 
     def layout(self, task: Task) -> Layout:
-        """Return one group; a round sends either the moments or the representation.
-
-        Raises
-        ------
-        UsageError
-            Where the embedding of the data is not to the dimension that they have, or a client has too few samples for
-            its head.
-        """
         import torch
 
         from hpcfl.comm.message import Block
@@ -105,12 +87,10 @@ class LinearFedRep(Algorithm):
         return rank, dimension
 
     def init_server(self, task: Task) -> State:
-        """Return orthonormal rows."""
         self._shape(task)
         return {B: _orthonormal(task.initial()[B].double())}
 
     def init_client(self, task: Task, client: int) -> State:
-        """Return a head of zeros, and the embedding where clients have feature spaces of their own."""
         import torch
 
         rank, dimension = self._shape(task)
@@ -122,7 +102,6 @@ class LinearFedRep(Algorithm):
         return state | {WEIGHT: weight.to(task.device), BIAS: bias.to(task.device)}
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        """Send the moments, or solve for the head and send the change of the representation."""
         import torch
 
         x, y = (part.to(task.device) for part in _drawn(task.federation, visits))  # type: ignore[arg-type]
@@ -134,7 +113,7 @@ class LinearFedRep(Algorithm):
             yield {"loss": (y.square().mean(1), weight), MOMENT: (seen.transpose(1, 2) @ seen / count, weight)}
             return personal
         low = x @ shared[B].T
-        task.count(visits.clients.tolist(), [count] * len(y))
+        task.oracle_calls.update(dict.fromkeys(visits.clients.tolist(), count))
         # by QR, for full rank: the default driver's last bits depend on where its workspace lies
         head = torch.linalg.lstsq(low, y.unsqueeze(2), driver="gels").solution
         rest = low @ head - y.unsqueeze(2)
@@ -143,7 +122,6 @@ class LinearFedRep(Algorithm):
         return personal | {HEAD: head.transpose(1, 2)}
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
-        """Return the orthonormal basis of the mean, or what the moments say."""
         import torch
 
         if MOMENT in sums and sums.weight(MOMENT):
@@ -162,12 +140,10 @@ class LinearFedRep(Algorithm):
         return {"distance": float(torch.linalg.matrix_norm(found - truth @ (truth.T @ found), 2))}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
-        """Return the representation, and the clients' heads and embeddings."""
         return {name: value.float() for name, value in (task.replicate(shared, visits) | personal).items()}
 
 
 def _check_embedding(task: Task, latent: int) -> None:
-    """Refuse an embedding to another dimension than the latent space's, and one where there is no such space."""
     embedding, spaces = task.initial().get(WEIGHT), hasattr(task.federation, "moments")
     got = "none" if embedding is None else len(embedding)
     if spaces and got != latent:

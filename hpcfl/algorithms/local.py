@@ -8,24 +8,17 @@ from hpcfl.algorithms.local_sgd import LocalSgd
 
 
 class Local(LocalSgd):
-    """Every client for itself, with a model of whatever shape: nothing but the training loss is sent.
-
-    Attributes
-    ----------
-    evaluation : {"stored", "tuned"}
-        The model that a client is tested with. ``stored``: its own as it is. ``tuned``: its own after all layers have
-        learned for `tune_epochs` more passes over its training data (FLIC), also where it never took part.
-    """
+    """Every client for itself, with a model of whatever shape: nothing but the training loss is sent."""
 
     any_shape: ClassVar[bool] = True
     name: Literal["local"] = "local"
     evaluation: Literal["stored", "tuned"] = "stored"
+    """The model that a client is tested with. ``stored``: its own as it is. ``tuned``: its own after all layers have
+    learned for `tune_epochs` more passes over its training data (FLIC), also where it never took part."""
 
     def personal_layers(self, layers: int) -> range:
-        """Return all layers."""
         return range(layers)
 
     @property
     def adapt_epochs(self) -> int:
-        """No layer is shared that a client could adapt to."""
         return 0

@@ -44,39 +44,26 @@ if TYPE_CHECKING:
 class LocalTraining(Algorithm):
     """Local training of a model whose layers are shared in part, by whatever steps.
 
-    Personal state is the personal layers, and whatever else `enter` returns: the memory that `train` is given.
-
-    Attributes
-    ----------
-    lr : float
-        Local step size.
-    batch : int
-        Samples per local step; 0 for all that a client has.
-    weights : {"samples", "uniform"}
-        Weight of a client in means over clients: its number of samples, or 1.
-    evaluation : {"shared", "stored", "tuned", "fine-tune", "new-client", "adapted"}
-        The model that a client is tested with. ``stored``: the shared layers and its own personal ones. ``fine-tune``:
-        the shared layers and the mean of all personal ones, which then learn for `tune_epochs` on its training data
-        (the SRPFL authors' code); personal layers are sent for that. ``new-client``: the shared layers, and personal
-        ones that learn so from their initial values (SRPFL, remark 4.8).
-    tune_epochs : int
-        Passes over its training data in which a client's own layers learn before the test.
+    Personal state is the personal layers, and whatever else `init_client` returns: the memory that `train` is given.
     """
 
     lr: float = Field(0.1, gt=0)
+    """Local step size."""
     batch: int = Field(10, ge=0)
+    """Samples per local step; 0 for all that a client has."""
     weights: Literal["samples", "uniform"] = "samples"
+    """Weight of a client in means over clients: its number of samples, or 1."""
     evaluation: Literal["shared", "stored", "tuned", "fine-tune", "new-client", "adapted"] = "shared"
+    """The model that a client is tested with, see above; for ``fine-tune`` personal layers are sent too."""
     tune_epochs: int = Field(10, ge=1)
-
-    # what a method says
+    """Passes over its training data in which a client's own layers learn before the test."""
 
     def personal_layers(self, layers: int) -> range:
-        """Return which of so many layers (0 … L − 1) are personal; by default none."""
+        """Return which of so many layers (0 … L − 1) are personal."""
         return range(0)
 
     def tuned_layers(self, layers: int) -> range:
-        """Return which of so many layers learn before a test; by default the personal ones."""
+        """Return which learn before a test."""
         return self.personal_layers(layers)
 
     @abstractmethod
@@ -85,15 +72,12 @@ class LocalTraining(Algorithm):
 
     @property
     def optimiser(self) -> Optimizer:
-        """The optimiser of what learns before a test."""
+        """What learns before a test takes its steps."""
         from hpcfl.learning.optim import Sgd
 
         return Sgd(self.lr)
 
-    # what follows
-
     def check(self, participation: Participation, known: bool = True) -> None:
-        """Refuse passes before a test that nobody would make."""
         idle = self.evaluates_shared and not self.adapt_epochs
         if idle and self.tune_epochs != type(self).model_fields["tune_epochs"].default:
             raise UsageError(
@@ -103,20 +87,16 @@ class LocalTraining(Algorithm):
 
     @property
     def evaluates_shared(self) -> bool:
-        """Whether nothing learns before the test."""
         return self.evaluation in ("shared", "stored")
 
     @property
     def adapt_epochs(self) -> int:
-        """`tune_epochs`."""
         return self.tune_epochs
 
     def personal_names(self, task: Task) -> set[str]:
-        """Return the names of the tensors that learn before a test."""
         return _names(task, self.tuned_layers(len(task.layer_names())))
 
     def personal(self, task: Task) -> set[str]:
-        """Return the names of the personal tensors."""
         return _names(task, self.personal_layers(len(task.layer_names())))
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
@@ -128,7 +108,6 @@ class LocalTraining(Algorithm):
         return tuple(names for names in task.layer_names() if personal.isdisjoint(names)) or (("loss",),)
 
     def layout(self, task: Task) -> Layout:
-        """Return the loss, then the layers that are sent."""
         from hpcfl.comm.message import Block
 
         if self.personal(task) >= set(task.initial()):
@@ -136,15 +115,12 @@ class LocalTraining(Algorithm):
         return super().layout(task)
 
     def init_server(self, task: Task) -> State:
-        """Return the initial values of what is sent."""
         return _some(task.initial(), {name for names in self.layers(task) for name in names})
 
     def init_client(self, task: Task, client: int) -> State:
-        """Return the initial values of the personal layers."""
         return _some(task.initial(client), self.personal(task))
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        """Train locally; when done, send the change of each layer that is sent, last layer first."""
         own, served = self.personal(task), task.replicate(shared, visits)
         params = {name: value.clone() for name, value in (served | _some(personal, own)).items()}
         memory = _some(personal, personal.keys() - own)
@@ -157,7 +133,6 @@ class LocalTraining(Algorithm):
         return {name: params[name] if name in own else memory[name] for name in personal}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
-        """Return the parameters that the clients predict with, by the protocol that is asked for."""
         if self.evaluation == "new-client":
             return self.adapted(task, shared, visits, self.tune_epochs)
         params = task.replicate(shared, visits)
@@ -166,7 +141,6 @@ class LocalTraining(Algorithm):
         return params if self.evaluates_shared else self._tuned(task, params, visits, self.tune_epochs)
 
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
-        """Return the shared layers, and what learns before a test; personal layers do so from their initial values."""
         begun = shared | _some(task.initial(int(visits.clients[0])), self.personal(task))
         return self._tuned(task, task.replicate(begun, visits), visits, epochs)
 
@@ -176,30 +150,20 @@ class LocalTraining(Algorithm):
 
 
 class LocalSgd(LocalTraining):
-    """Local training by steps of an optimiser on batches.
-
-    Attributes
-    ----------
-    epochs : int
-        Local passes over a client's data per visit; 0 where `steps` counts instead.
-    steps : int
-        Local steps per visit; 0 where `epochs` counts instead.
-    decay : float
-        The local step size of round k, counted from 0, is ``lr / (1 + decay·k)``; what learns before a test takes `lr`.
-    optimizer : {"sgd", "adam"}
-        The local optimiser; its memory starts anew with each visit, unless the method says otherwise.
-    momentum : float
-        Heavy-ball momentum of ``sgd``.
-    weight_decay : float
-        Penalty on the weights, not on the biases.
-    """
+    """Local training by steps of an optimiser on batches."""
 
     epochs: int = Field(1, ge=0)
+    """Local passes over a client's data per visit; 0 where `steps` counts instead."""
     steps: int = Field(0, ge=0)
+    """Local steps per visit; 0 where `epochs` counts instead."""
     decay: float = Field(0.0, ge=0)
+    """The step size of round k, counted from 0, is ``lr / (1 + decay·k)``; what learns before a test takes `lr`."""
     optimizer: Literal["sgd", "adam"] = "sgd"
+    """The local optimiser; its memory starts anew with each visit, unless the method says otherwise."""
     momentum: float = Field(0.0, ge=0, lt=1)
+    """Heavy-ball momentum of ``sgd``."""
     weight_decay: float = Field(0.0, ge=0)
+    """Penalty on the weights, not on the biases."""
 
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
         """Return what the clients minimise; None: the mean loss."""
@@ -210,13 +174,11 @@ class LocalSgd(LocalTraining):
         return task.batches(visits, self.batch, self.epochs, self.steps, phase)
 
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
-        """Take the local steps, in all layers together."""
         objective = self.objective(task, shared, visits)
         batches = self.local_steps(task, visits)
         return self.optimiser_in(visits.round).train(task, params, batches, memory or None, objective=objective)
 
     def check(self, participation: Participation, known: bool = True) -> None:
-        """Refuse local work of nothing, or counted in two ways, and a momentum that nothing would use."""
         super().check(participation, known)
         if (self.epochs > 0) == (self.steps > 0):
             raise UsageError(
@@ -230,12 +192,10 @@ class LocalSgd(LocalTraining):
             )
 
     def learning_rate(self, round: int) -> float:
-        """Return the local step size in a round."""
         return self.lr / (1 + self.decay * round)
 
     @property
     def optimiser(self) -> Optimizer:
-        """The local optimiser, with step size `lr`."""
         from hpcfl.learning.optim import Adam, Sgd
 
         if self.optimizer == "adam":
@@ -243,7 +203,6 @@ class LocalSgd(LocalTraining):
         return Sgd(self.lr, momentum=self.momentum, decay=self.weight_decay)
 
     def optimiser_in(self, round: int) -> Optimizer:
-        """Return the local optimiser of a round."""
         return replace(self.optimiser, lr=self.learning_rate(round))
 
 

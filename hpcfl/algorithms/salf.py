@@ -26,42 +26,29 @@ if TYPE_CHECKING:
 
 
 class Salf(Algorithm):
-    """Layer-wise averaging over those who reached the layer.
-
-    Attributes
-    ----------
-    lr : float
-        Step size η.
-    batch : int
-        Samples of the one local step; 0 for all that a client has.
-    rule : {"paper", "released", "inverse-probability"}
-        The server's denominator. ``paper``: ``(1 − p_l)·|U^l|`` (eq. 9). ``released``: the number of users
-        invited, whether they reached the layer or not, as in the authors' code. ``inverse-probability``: each
-        contribution over its own chance ``π_{u,l}``, then over the users invited; unbiased for unequal users too,
-        as long as no chance is 0.
-    missing : {"paper", "exact", "empirical", "none"}
-        p_l of the ``paper`` rule. ``paper``: ``(1 − l/(L+1))^U`` (eq. 10). ``exact``: from the speed model in
-        use. ``empirical``: ``(empty + 1)/(rounds + 2)`` over the past rounds. ``none``: 0.
-    blocks : {"layer", "tensor"}
-        A layer is a module with weight and bias, or each tensor by itself (the authors' code).
-    momentum : float
-        Heavy-ball momentum of the local step; of use only where `persist_optimizer` keeps it between visits.
-    persist_optimizer : bool
-        Keep each user's momentum from visit to visit; it advances for the layers that were reached.
-    """
+    """Layer-wise averaging over those who reached the layer."""
 
     name: Literal["salf"] = "salf"
     lr: float = Field(0.05, gt=0)
+    """Step size η."""
     batch: int = Field(16, ge=0)
+    """Samples of the one local step; 0 for all that a client has."""
     rule: Literal["paper", "released", "inverse-probability"] = "paper"
+    """The server's denominator. ``paper``: ``(1 − p_l)·|U^l|`` (eq. 9). ``released``: the number of users invited,
+    whether they reached the layer or not, as in the authors' code. ``inverse-probability``: each contribution over its
+    own chance ``π_{u,l}``, then over the users invited; unbiased for unequal users too, as long as no chance is 0."""
     missing: Literal["paper", "exact", "empirical", "none"] = "exact"
+    """p_l of the ``paper`` rule. ``paper``: ``(1 − l/(L+1))^U`` (eq. 10). ``exact``: from the speed model in use.
+    ``empirical``: ``(empty + 1)/(rounds + 2)`` over the past rounds. ``none``: 0."""
     blocks: Literal["layer", "tensor"] = "layer"
+    """A layer is a module with weight and bias, or each tensor by itself (the authors' code)."""
     momentum: float = Field(0.0, ge=0, lt=1)
+    """Heavy-ball momentum of the local step; of use only where `persist_optimizer` keeps it between visits."""
     persist_optimizer: bool = False
+    """Keep each user's momentum from visit to visit; it advances for the layers that were reached."""
     layerwise: ClassVar[bool] = True
 
     def check(self, participation: Participation, known: bool = True) -> None:
-        """Refuse a rule whose chances are not known."""
         if not known and participation.close == "deadline":
             self._check_unknown()
         if self.rule == "inverse-probability" and participation.close == "first":
@@ -71,7 +58,6 @@ class Salf(Algorithm):
             )
 
     def _check_unknown(self) -> None:
-        """Refuse what needs the chance that a layer arrives by the deadline."""
         because = (
             "needs the chance that a layer arrives by the deadline, which real time with speed.model = 'none' does "
             "not tell; did you mean "
@@ -84,7 +70,6 @@ class Salf(Algorithm):
             raise UsageError(f"algorithm.missing = 'exact' {because}missing = 'empirical' (or 'paper', 'none')?")
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
-        """Return layers 1 … L as modules or as tensors."""
         return task.layer_names(self.blocks)
 
     def init_extras(self, task: Task) -> Extras:
@@ -95,20 +80,19 @@ class Salf(Algorithm):
         return {"empty": torch.zeros(len(self.layers(task))), "rounds": 0.0}
 
     def init_client(self, task: Task, client: int) -> State:
-        """Return zero momentum where it persists, else nothing."""
         from hpcfl.learning.optim import zeros
 
         return zeros(task.initial()) if self.momentum and self.persist_optimizer else {}
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        """Take one local step; send the change of each layer as backpropagation reaches it."""
-        from hpcfl.learning.optim import descend
+        from hpcfl.learning.optim import Sgd
 
         level = {name: number for number, names in enumerate(self.layers(task), start=1) for name in names}
         start = task.replicate(shared, visits)
         batch = next(task.batches(visits, self.batch, steps=1))
         rows = [visits.in_time(max(level[name] for name in names)) for names in task.layer_names()]
         velocity = {name: value.clone() for name, value in personal.items()}
+        sgd = Sgd(self.lr, momentum=self.momentum)
         for stage, gradients, losses in task.backprop(start, batch, rows):
             if stage == len(rows) - 1:
                 yield {"loss": (losses, visits.ones(len(losses)))}
@@ -118,20 +102,18 @@ class Salf(Algorithm):
                     return velocity
                 own = {name: start[name][:count].clone()}
                 past = {name: velocity[name][:count]} if velocity else {}
-                descend(own, {name: gradients[name][:count]}, past, self.lr, self.momentum)
+                sgd.apply(own, {name: gradients[name][:count]}, past)
                 change = own[name] - start[name][:count]
                 yield {name: (self._scaled(change, visits, level[name]), visits.ones(count))}
         return velocity
 
     def _scaled(self, change: Tensor, visits: Visits, layer: int) -> Tensor:
-        """Return ``change / π_{u,l}`` for the inverse-probability rule, else the change itself."""
         if self.rule != "inverse-probability":
             return change
         chance = change.new_tensor(visits.arrival[: len(change), layer - 1])
         return change / chance.view(-1, *[1] * (change.dim() - 1))
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        """Move each layer by the sum of what arrived over the rule's denominator; an empty layer stays."""
         from hpcfl.comm.message import moved
 
         layers, shared, extras = self.layers(task), dict(state.shared), state.extras

@@ -68,11 +68,11 @@ def ended(round: int, code: int) -> Stopped | None:
 
 
 class Interrupted(Exception):  # noqa: N818
-    """A round in real time is given up because the run is to stop; `wish` says why."""
+    """A round in real time is given up because the run is to stop; `reason` says why."""
 
-    def __init__(self, wish: str) -> None:
-        super().__init__(wish)
-        self.wish = wish
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 def listed(numbers: Iterable[int], most: int = 8) -> str:

@@ -23,9 +23,8 @@ def registered(package: str, base: type[C], by: str = "name") -> dict[str, str]:
         The key of the section that holds its name.
     """
     path: Sequence[str] = import_module(package).__path__
-    modules = (f"{package}.{info.name}" for info in pkgutil.iter_modules(path))
-    found = {module: _defined(module, base, by) for module in modules}
-    return {str(cls.model_fields[by].default): module for module, cls in found.items() if cls}
+    modules = [f"{package}.{info.name}" for info in pkgutil.iter_modules(path)]
+    return {name: module for module in modules for name in _defined(module, base, by)}
 
 
 def lookup(package: str, base: type[C], name: str, key: str, by: str = "name") -> type[C]:
@@ -33,9 +32,7 @@ def lookup(package: str, base: type[C], name: str, key: str, by: str = "name") -
     known = registered(package, base, by)
     if name not in known:
         raise UsageError(f"{key}: no '{name}'{did_you_mean(name, known)}")
-    cls = _defined(known[name], base, by)
-    assert cls is not None
-    return cls
+    return _defined(known[name], base, by)[name]
 
 
 def _own(value: type, module: str) -> bool:
@@ -43,11 +40,12 @@ def _own(value: type, module: str) -> bool:
     return f"{value.__module__}.".startswith(f"{module}.")
 
 
-def _defined(module: str, base: type[C], by: str) -> type[C] | None:
-    """Return the one named class of `module` that derives from `base`; helpers and bases give none."""
+def _defined(module: str, base: type[C], by: str) -> dict[str, type[C]]:
+    """Return the named classes of `module` that derive from `base`; helpers and bases have no names."""
+    found: dict[str, type[C]] = {}
     for value in vars(import_module(module)).values():
         if isinstance(value, type) and issubclass(value, base) and _own(value, module) and not isabstract(value):
             field = value.model_fields.get(by)
             if field is not None and isinstance(field.default, str):
-                return value
-    return None
+                found.setdefault(field.default, value)
+    return found

@@ -8,32 +8,134 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 
-from hpcfl.base.errors import UsageError
+from hpcfl import config as configs
+from hpcfl import store
+from hpcfl.algorithms import algorithm_class, algorithms
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.types import Ints
 from hpcfl.comm.placement import chunk_size, cut_by_kind
-from hpcfl.commands.adapt_request import Wish
+from hpcfl.commands.show import digest
+from hpcfl.engine.trained import loaded, newest, threads
+from hpcfl.launch.request import check_writable
 from hpcfl.store.atomic import created, replace
 
 if TYPE_CHECKING:
     from hpcfl.base.types import State
+    from hpcfl.config import Config
     from hpcfl.learning.task import Task
 
 SCORES = ("accuracy_before", "accuracy_after", "loss_before", "loss_after")
+COLUMNS = ("client", "train_samples", "test_samples", *SCORES)
 
 
-def adapted(wish: Wish) -> dict[str, Any]:
-    """Let the clients adapt, test them before and after, write the file if one is wished for.
+@dataclass(frozen=True)
+class AdaptRequest:
+    """Who is to adapt to what; `saved` is the newest whole checkpoint without personal state, `clients` int64 [n]."""
+
+    folder: Path
+    config: Config
+    data: Path | None
+    newest: Path
+    saved: store.Checkpoint
+    clients: Ints
+    epochs: int
+    out: Path | None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the figures are of."""
+        return {
+            "run": str(self.folder),
+            "round": self.saved.round,
+            "state_sha256": digest(self.saved.shared),
+            "algorithm": self.config.algorithm.name,
+            "epochs": self.epochs,
+        }
+
+
+def adapt_request(
+    folder: Path, chosen: str | None, epochs: int | None, data_dir: Path | None, out: Path | None
+) -> AdaptRequest:
+    """Judge what is asked for, from headers and checkpoints alone: torch is not loaded.
+
+    `chosen` are client ids with commas between them or ``"all"``, None: those that never took part. `epochs` None is
+    the algorithm's own number; `out` is a file that does not exist.
+
+    Raises
+    ------
+    UsageError
+        If there is no run or no checkpoint, its algorithm cannot adapt, a client is not known or nobody is left, the
+        file is there or cannot be written, or the data are not there.
+    RunError
+        If no checkpoint can be read whole.
+    """
+    folder = store.run_folder(folder)
+    attributes = store.run_attributes(folder)
+    config = configs.from_text(attributes["config"])
+    if not config.algorithm.adapt_epochs:
+        able = [name for name in algorithms() if algorithm_class(name).model_construct(name=name).adapt_epochs]
+        raise UsageError(
+            f"algorithm.name = '{config.algorithm.name}' has no layers that a client could adapt; "
+            f"expected a run of {', '.join(able)}"
+        )
+    last = newest(folder)
+    saved = store.load(last, personal=False)
+    clients = absent(folder, config.clients, saved.round) if chosen is None else picked(chosen, config.clients)
+    if out is not None:
+        if os.path.lexists(out):
+            raise UsageError(f"--out {out} already exists: expected a new file")
+        check_writable(out)
+    data = store.data_folder(attributes, data_dir)
+    config.check_shapes(config.data.check(config.clients, data))
+    return AdaptRequest(folder, config, data, last, saved, clients, epochs or config.algorithm.adapt_epochs, out)
+
+
+def picked(text: str, clients: int) -> Ints:
+    """The ids in ``"3,5"``, ascending, or all for ``"all"``, int64 [n]; UsageError where one is not known."""
+    if text.strip() == "all":
+        return np.arange(clients)
+    found = set()
+    for word in text.split(","):
+        try:
+            client = int(word)
+        except ValueError:
+            raise UsageError(
+                f"--client {text}: expected ids with commas between them, or 'all'; got '{word}'"
+            ) from None
+        if not 0 <= client < clients:
+            near = min(max(client, 0), clients - 1)
+            raise refusal(f"--client {text}", f"ids 0 … {clients - 1}", client, near)
+        found.add(client)
+    return np.array(sorted(found))
+
+
+def absent(folder: Path, clients: int, rounds: int) -> Ints:
+    """The clients of which nothing counted in the first `rounds` rounds, int64 [n]; UsageError if there are none."""
+    data = store.open_run(folder)
+    counted = np.zeros(clients, dtype=bool)
+    if "arrived" in data:  # rounds after the checkpoint are no part of its state
+        counted = (data["arrived"].values[data["round"].values < rounds] == 1).any(0)
+    if counted.all():
+        raise UsageError(f"all clients of '{folder}' have taken part: expected --client ID[,ID...] or --client all")
+    return np.flatnonzero(~counted)
+
+
+def adapted(request: AdaptRequest) -> dict[str, Any]:
+    """Let the clients adapt, test them before and after, write the file if one is asked for.
 
     Returns
     -------
     dict
-        `Wish.facts`; layers (names of the tensors that learned); clients: one dict each of client, train_samples,
-        test_samples and `SCORES` (on its own test part; None where it has none); mean: of `SCORES`, over clients.
+        `AdaptRequest.facts`; layers (names of the tensors that learned); clients: one dict each of client,
+        train_samples, test_samples and `SCORES` (on its own test part; None where it has none); mean: of `SCORES`,
+        over clients.
 
     Raises
     ------
@@ -42,45 +144,44 @@ def adapted(wish: Wish) -> dict[str, Any]:
     """
     import torch
 
-    from hpcfl.engine.trained import loaded, threads
-
-    torch.set_num_threads(threads(wish.config))
-    task, shared = loaded(wish.config, wish.data, wish.saved, wish.newest, wish.clients.tolist())
-    own = wish.config.algorithm.personal_names(task)
+    config, clients = request.config, request.clients
+    torch.set_num_threads(threads(config))
+    task, shared = loaded(config, request.data, request.saved, request.newest, clients.tolist())
+    own = config.algorithm.personal_names(task)
     if not own:
-        raise UsageError(f"algorithm: '{wish.config.algorithm.name}' shares all layers here: none is left to adapt")
-    size = chunk_size(wish.config.batch_clients, wish.config.clients, task.nbytes, wish.config.one_by_one)
+        raise UsageError(f"algorithm: '{config.algorithm.name}' shares all layers here: none is left to adapt")
+    size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one)
     rows: list[dict[str, Any]] = []
-    with _file(wish) as file:
-        for part in cut_by_kind(size, wish.clients, task.federation.shapes):
-            found, params = _chunk(wish, task, shared, part)
+    with _file(request) as file:
+        for part in cut_by_kind(size, clients, task.federation.shapes):
+            found, params = _adapt_chunk(request, task, shared, part)
             rows += found
             if file is not None:
                 _write(file, found, {name: value.cpu().numpy() for name, value in params.items() if name in own})
     rows.sort(key=lambda row: row["client"])
     means = {name: _mean([row[name] for row in rows]) for name in SCORES}
     layers = [name for name in dict.fromkeys([*task.initial(), *sorted(own)]) if name in own]
-    return {**wish.facts, "layers": layers, "clients": rows, "mean": means}
+    return {**request.facts, "layers": layers, "clients": rows, "mean": means}
 
 
-def _chunk(wish: Wish, task: Task, shared: State, clients: Ints) -> tuple[list[dict[str, Any]], State]:
-    """Return the rows of some clients, and their parameters ``{name: [c, …]}``."""
+def _adapt_chunk(request: AdaptRequest, task: Task, shared: State, clients: Ints) -> tuple[list[dict[str, Any]], State]:
+    """Rows of the table, and what was learned, ``{name: [c, …]}``."""
     from hpcfl.learning.batches import Visits
+    from hpcfl.learning.evaluate import client_scores
 
-    federation, algorithm = task.federation, wish.config.algorithm
-    sizes = federation.test_sizes[clients]
-    seen = Visits.for_test(wish.saved.round, clients)
-    columns = {"client": clients, "train_samples": federation.train_sizes[clients], "test_samples": sizes}
+    sizes = task.federation.test_sizes[clients]
+    seen = Visits.for_test(request.saved.round, clients)
+    columns = {"client": clients, "train_samples": task.federation.train_sizes[clients], "test_samples": sizes}
     params: State = {}
-    for when, epochs in (("before", 0), ("after", wish.epochs)):
-        params = algorithm.adapted(task, shared, seen, epochs)
-        losses, correct = task.tested(params, clients)
+    for when, epochs in (("before", 0), ("after", request.epochs)):
+        params = request.config.algorithm.adapted(task, shared, seen, epochs)
+        losses, correct = client_scores(task, params, clients)
         columns |= {f"accuracy_{when}": _per_sample(correct, sizes), f"loss_{when}": _per_sample(losses, sizes)}
     return [dict(zip(columns, row)) for row in zip(*(values.tolist() for values in columns.values()))], params
 
 
 def _per_sample(sums: Any, sizes: Ints) -> Any:
-    """Return means as objects, None where there is nothing to take them over."""
+    """Means as objects, None where there is nothing to take them over."""
     means = sums / np.where(sizes > 0, sizes, np.nan)
     return np.where(np.isnan(means), None, means)
 
@@ -91,19 +192,19 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 @contextlib.contextmanager
-def _file(wish: Wish) -> Iterator[h5py.File | None]:
-    """Yield the file to write to, which is there once it is whole; None where none is wished for."""
-    if wish.out is None:
+def _file(request: AdaptRequest) -> Iterator[h5py.File | None]:
+    """Yield the file to write to, which is there once it is whole; None where none is asked for."""
+    if request.out is None:
         yield None
         return
     try:
-        wish.out.parent.mkdir(parents=True, exist_ok=True)
-        with replace(wish.out) as new, created(new) as file:
-            file.attrs.update(wish.facts)
+        request.out.parent.mkdir(parents=True, exist_ok=True)
+        with replace(request.out) as new, created(new) as file:
+            file.attrs.update(request.facts)
             yield file
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error  # h5py's own text names the temporary file
-        raise UsageError(f"--out {wish.out} cannot be written: {reason}") from None
+        raise UsageError(f"--out {request.out} cannot be written: {reason}") from None
 
 
 def _write(file: h5py.File, rows: Sequence[Mapping[str, Any]], tensors: Mapping[str, Any]) -> None:
@@ -116,7 +217,6 @@ def _write(file: h5py.File, rows: Sequence[Mapping[str, Any]], tensors: Mapping[
 
 
 def headline(found: Mapping[str, Any]) -> str:
-    """Return in one line what was adapted to what."""
     return (
         f"{found['run']}: {found['algorithm']} after {found['round']} rounds, state {found['state_sha256'][:12]}; "
         f"{', '.join(found['layers'])} learned for {found['epochs']} epochs"
@@ -124,15 +224,12 @@ def headline(found: Mapping[str, Any]) -> str:
 
 
 def table(found: Mapping[str, Any]) -> Any:
-    """Return the clients and their means as a table for the terminal."""
-    from rich.table import Table
+    """The clients and their means as a `rich` table."""
+    from rich.table import Column, Table
 
-    shown = Table()
-    names = ("client", "train_samples", "test_samples", *SCORES)
-    for name in names:
-        shown.add_column(name.replace("_", " "), justify="right")
+    shown = Table(*(Column(name.replace("_", " "), justify="right") for name in COLUMNS))
     for row in found["clients"]:
-        shown.add_row(*(_cell(row[name]) for name in names))
+        shown.add_row(*(_cell(row[name]) for name in COLUMNS))
     shown.add_section()
     shown.add_row("mean", "", "", *(_cell(found["mean"][name]) for name in SCORES))
     return shown

@@ -1,12 +1,12 @@
-"""What the ranks of a launch found, and the traps in it: one line each, with the fix."""
+"""What the ranks of a launch found, and what is wrong with it: one line each, with the fix."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hpcfl.comm import launcher as world
+from hpcfl.comm.launcher import OPENMPI
 from hpcfl.comm.placement import shares
 
 LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
@@ -14,182 +14,142 @@ LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank sees of its place.
-
-    Attributes
-    ----------
-    host, device, gpu : str
-        Where it runs; `gpu` tells one GPU from another, whatever its number, and is empty on a CPU.
-    cores : list of int
-        The cores that it may use.
-    host_cores, threads : int
-        Cores of the host, and threads that torch uses on this rank as it was started.
-    polling : list of float
-        Seconds of a broadcast of 8 bytes and of 1 MB, polled, medians; empty without MPI.
-    settings : dict
-        The environment variables that traps depend on, where they are set.
-    """
+    """What one rank sees of its place."""
 
     host: str
     device: str
-    gpu: str
-    cores: list[int]
+    gpu: str  # tells one GPU from another, whatever its number; empty on a CPU
+    cores: list[int]  # that it may use
     host_cores: int
-    threads: int
-    polling: list[float] = field(default_factory=list)
-    settings: dict[str, str] = field(default_factory=dict)
+    threads: int  # that torch uses on this rank as it was started
+    polling: list[float] = field(default_factory=list)  # median seconds of polled broadcasts; empty without MPI
+    settings: dict[str, str] = field(default_factory=dict)  # environment variables that diagnoses depend on, if set
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What all ranks found.
-
-    Attributes
-    ----------
-    launcher, mpi, standard, level : str
-        Who started the ranks, name and number of the MPI library, of the standard, and the thread level; the last
-        two are empty where MPI was not started.
-    wrong : str
-        What is wrong with the launch, empty where all is well.
-    ulfm : bool
-        A dead rank is reported to the others.
-    cuda : bool or None
-        MPI takes buffers in GPU memory; None: it cannot be asked, or was not started.
-    wheels : list of str
-        MPI runtimes installed into this Python environment.
-    """
+    """What all ranks found."""
 
     ranks: list[Rank]
     launcher: str = ""
-    mpi: str = ""
-    standard: str = ""
+    mpi: str = ""  # name and number of the library
+    standard: str = ""  # this and the next: empty where MPI was not started
     level: str = ""
-    wrong: str = ""
-    ulfm: bool = False
-    cuda: bool | None = None
-    wheels: list[str] = field(default_factory=list)
+    wrong: str = ""  # with the launch
+    ulfm: bool = False  # a dead rank is reported to the others
+    cuda: bool | None = None  # MPI takes buffers in GPU memory; None: it cannot be asked, or was not started
+    wheels: list[str] = field(default_factory=list)  # MPI runtimes installed into this Python environment
     versions: dict[str, str] = field(default_factory=dict)
 
     def hosts(self) -> dict[str, list[int]]:
-        """Return the ranks of each host, hosts in the order of their first ranks."""
+        """The ranks of each host, hosts in the order of their first ranks."""
         found: dict[str, list[int]] = {}
         for rank, here in enumerate(self.ranks):
             found.setdefault(here.host, []).append(rank)
         return found
 
+    def on(self, host: str) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.host == host]
+
     def cores(self, host: str) -> int:
-        """Return how many cores the ranks of a host may use together."""
-        return len({core for rank in self.hosts()[host] for core in self.ranks[rank].cores})
+        """How many cores the ranks of a host may use together."""
+        return len({core for rank in self.on(host) for core in rank.cores})
 
     def share(self) -> list[int]:
-        """Return each rank's share of the cores of its host."""
+        """Each rank's share of the cores of its host."""
         found = [1] * len(self.ranks)
         for members in self.hosts().values():
             for rank, share in zip(members, shares([self.ranks[rank].cores for rank in members])):
                 found[rank] = share
         return found
 
-
-def traps(facts: Facts) -> list[str]:
-    """Return one line per trap."""
-    found = (
-        facts.wrong,
-        two_wheels(facts.wheels),
-        thread_level(facts.level),
-        threads_unset(facts),
-        too_many_threads(facts),
-        oversubscribed(facts),
-        bound_to_one(facts),
-        shared_gpu(facts.ranks),
-        async_progress(facts.ranks),
-        fault(facts.ranks),
-        no_ulfm(facts),
-    )
-    return [line for line in found if line]
+    def fit(self, host: str) -> int:
+        """Threads per rank that a host has cores for."""
+        return min(self.share()[rank] for rank in self.hosts()[host])
 
 
-def two_wheels(wheels: Sequence[str]) -> str:
-    """Return a line if both MPI runtimes are in one environment: both bring bin/mpiexec."""
-    if len(wheels) < 2:
+def diagnose(facts: Facts) -> list[str]:
+    """One line for each thing that is wrong."""
+    return [line for line in (facts.wrong, *(check(facts) for check in CHECKS)) if line]
+
+
+def two_wheels(facts: Facts) -> str:
+    if len(facts.wheels) < 2:
         return ""
     return (
-        f"{' and '.join(wheels)} are installed in one environment, and both bring bin/mpiexec; uninstall both, "
+        f"{' and '.join(facts.wheels)} are installed in one environment, and both bring bin/mpiexec; uninstall both, "
         "then install each with pip install --ignore-installed --prefix .mpi/<name> <name>"
     )
 
 
-def thread_level(level: str) -> str:
-    """Return a line if MPI would not stand a second thread: one computes while the main one talks."""
+def thread_level(facts: Facts) -> str:
+    """One thread computes while the main one talks: MPI has to stand that."""
+    level = facts.level
     if level not in LEVELS or LEVELS.index(level) >= LEVELS.index("SERIALIZED"):
         return ""
     return f"MPI's thread level is {level}, expected SERIALIZED or MULTIPLE; use an MPI that is built with threads"
 
 
 def threads_unset(facts: Facts) -> str:
-    """Return a line if each of several ranks would take all cores."""
-    crowded = [
-        host
-        for host, members in facts.hosts().items()
-        if len(members) > 1 and any("OMP_NUM_THREADS" not in facts.ranks[rank].settings for rank in members)
-    ]
-    if not crowded:
+    """Each of several ranks would take all cores."""
+    found = _crowded(
+        facts, lambda _, here: len(here) > 1 and any("OMP_NUM_THREADS" not in rank.settings for rank in here)
+    )
+    if not found:
         return ""
-    first = facts.hosts()[crowded[0]]
-    most = max(facts.ranks[rank].threads for rank in first)
+    most = max(rank.threads for rank in facts.on(found[0]))
     return (
-        f"OMP_NUM_THREADS is unset with {_on(len(first), crowded)}: what torch takes depends on its build (here up to "
-        f"{most} per rank) unless the config says; export OMP_NUM_THREADS={min(facts.share()[rank] for rank in first)}"
+        f"OMP_NUM_THREADS is unset with {_ranks_on(facts, found)}: what torch takes depends on its build (here up to "
+        f"{most} per rank) unless the config says; export OMP_NUM_THREADS={facts.fit(found[0])}"
     )
 
 
 def too_many_threads(facts: Facts) -> str:
-    """Return a line if somebody asked for more threads than there are cores."""
-    asked = {
-        host: [facts.ranks[rank].threads for rank in members]
-        for host, members in facts.hosts().items()
-        if all("OMP_NUM_THREADS" in facts.ranks[rank].settings for rank in members)
-    }
-    crowded = [host for host, each in asked.items() if max(each) > 1 and sum(each) > facts.cores(host)]
-    if not crowded:
+    def asked(host: str, here: Sequence[Rank]) -> bool:
+        each = [rank.threads for rank in here if "OMP_NUM_THREADS" in rank.settings]
+        return len(each) == len(here) and max(each) > 1 and sum(each) > facts.cores(host)
+
+    found = _crowded(facts, asked)
+    if not found:
         return ""
-    each, members = asked[crowded[0]], facts.hosts()[crowded[0]]
+    threads = sum(rank.threads for rank in facts.on(found[0]))
     return (
-        f"{_on(len(each), crowded)}: {sum(each)} threads with {_cores(facts.cores(crowded[0]))}; "
-        f"export OMP_NUM_THREADS={min(facts.share()[rank] for rank in members)}"
+        f"{_ranks_on(facts, found)}: {threads} threads with {_cores(facts.cores(found[0]))}; "
+        f"export OMP_NUM_THREADS={facts.fit(found[0])}"
     )
 
 
 def oversubscribed(facts: Facts) -> str:
-    """Return a line if there are more ranks than cores; those that wait cost little, as they sleep."""
-    crowded = [host for host, members in facts.hosts().items() if len(members) > facts.cores(host)]
-    if not crowded:
+    """More ranks than cores; those that wait cost little, as they sleep."""
+    found = _crowded(facts, lambda host, here: len(here) > facts.cores(host))
+    if not found:
         return ""
-    count, cores = len(facts.hosts()[crowded[0]]), facts.cores(crowded[0])
+    cores = facts.cores(found[0])
     return (
-        f"{_on(count, crowded)} with {_cores(cores)}: waiting ranks sleep and cost little, computing ones slow "
+        f"{_ranks_on(facts, found)} with {_cores(cores)}: waiting ranks sleep and cost little, computing ones slow "
         f"each other; for timings start at most {cores} there"
     )
 
 
 def bound_to_one(facts: Facts) -> str:
-    """Return a line if Open MPI bound its ranks to one core each, as it does with two, on however large a host."""
-    for host, members in facts.hosts().items():
-        if facts.launcher == world.OPENMPI and all(len(facts.ranks[rank].cores) == 1 for rank in members):
-            total = facts.ranks[members[0]].host_cores
-            if total > len(members):
-                return (
-                    f"{_on(len(members), [host])}: each is bound to one of its {total} cores; "
-                    "start with mpiexec --bind-to none, or --map-by slot:PE=<cores per rank>"
-                )
-    return ""
+    """Open MPI binds two ranks to one core each, on however large a host."""
+    bound = _crowded(
+        facts, lambda _, here: all(len(rank.cores) == 1 for rank in here) and here[0].host_cores > len(here)
+    )
+    if facts.launcher != OPENMPI or not bound:
+        return ""
+    return (
+        f"{_ranks_on(facts, bound[:1])}: each is bound to one of its {facts.on(bound[0])[0].host_cores} cores; "
+        "start with mpiexec --bind-to none, or --map-by slot:PE=<cores per rank>"
+    )
 
 
-def shared_gpu(ranks: Sequence[Rank]) -> str:
-    """Return a line if client ranks share a GPU; the server does not count, it computes little."""
-    users = Counter((rank.host, rank.gpu) for rank in ranks[1:] if rank.gpu)
-    for (host, gpu), count in users.items():
+def shared_gpu(facts: Facts) -> str:
+    """Client ranks share a GPU; the server does not count, it computes little."""
+    clients = [rank for rank in facts.ranks[1:] if rank.gpu]
+    for (host, gpu), count in Counter((rank.host, rank.gpu) for rank in clients).items():
         if count > 1:
-            device = next(rank.device for rank in ranks[1:] if (rank.host, rank.gpu) == (host, gpu))
+            device = next(rank.device for rank in clients if (rank.host, rank.gpu) == (host, gpu))
             return (
                 f"{count} client ranks share one GPU ({device}, host {host}): its memory and time are divided; "
                 "start as many client ranks per host as it has GPUs, or show each its own (srun --gpus-per-task=1)"
@@ -197,10 +157,10 @@ def shared_gpu(ranks: Sequence[Rank]) -> str:
     return ""
 
 
-def async_progress(ranks: Sequence[Rank]) -> str:
-    """Return a line if MPICH's progress thread is on: it spins on a core."""
-    for rank in ranks:
-        value = rank.settings.get("MPIR_CVAR_ASYNC_PROGRESS", "0")
+def async_progress(facts: Facts) -> str:
+    """MPICH's progress thread spins on a core."""
+    for rank in facts.ranks:
+        value = rank.settings.get("MPIR_CVAR_ASYNC_PROGRESS", "")
         if value.lower() not in ("", "0", "no", "false", "off"):
             return (
                 f"MPIR_CVAR_ASYNC_PROGRESS={value}: a thread of each rank spins, rounds took 1.7 times longer; unset it"
@@ -208,28 +168,37 @@ def async_progress(ranks: Sequence[Rank]) -> str:
     return ""
 
 
-def fault(ranks: Sequence[Rank]) -> str:
-    """Return a line if faults are asked for."""
-    for rank in ranks:
-        if "HPCFL_FAULT" in rank.settings:
-            return f"HPCFL_FAULT={rank.settings['HPCFL_FAULT']}: faults are made on purpose; unset it for a real run"
-    return ""
-
-
 def no_ulfm(facts: Facts) -> str:
-    """Return what becomes of a job whose rank dies."""
     if facts.ulfm or len(facts.ranks) < 2:
         return ""
     end = "a rank that dies ends the job; go on with hpcfl resume"
-    if facts.mpi.startswith("Open MPI") and facts.launcher == world.OPENMPI:
+    if facts.mpi.startswith("Open MPI") and facts.launcher == OPENMPI:
         return f"no fault tolerance (ULFM): {end}, or start with mpiexec --with-ft ulfm to go on without it"
     return (
         f"no fault tolerance (ULFM) with {facts.mpi}: {end}; Open MPI 5's mpiexec --with-ft ulfm would go on without it"
     )
 
 
-def _on(count: int, hosts: Sequence[str]) -> str:
-    more = f" and {len(hosts) - 1} more" if len(hosts) > 1 else ""
+CHECKS = (
+    two_wheels,
+    thread_level,
+    threads_unset,
+    too_many_threads,
+    oversubscribed,
+    bound_to_one,
+    shared_gpu,
+    async_progress,
+    no_ulfm,
+)
+
+
+def _crowded(facts: Facts, is_crowded: Callable[[str, Sequence[Rank]], bool]) -> list[str]:
+    return [host for host in facts.hosts() if is_crowded(host, facts.on(host))]
+
+
+def _ranks_on(facts: Facts, hosts: Sequence[str]) -> str:
+    """How many ranks are on the first of these hosts, and how many hosts are alike."""
+    count, more = len(facts.on(hosts[0])), f" and {len(hosts) - 1} more" if len(hosts) > 1 else ""
     return f"{count} rank{'s' * (count != 1)} on host {hosts[0]}{more}"
 
 

@@ -1,4 +1,4 @@
-"""What a launch looks like from the inside: MPI, ranks, hosts, devices, threads. What to mend is in `traps`."""
+"""What a launch looks like from the inside: MPI, ranks, hosts, devices, threads."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hpcfl.comm import launcher as world
-from hpcfl.comm.placement import cores
-from hpcfl.commands.diagnostics import LEVELS, Facts, Rank, traps
+from hpcfl.comm.placement import cores, device
+from hpcfl.commands.diagnostics import LEVELS, Facts, Rank, diagnose
+from hpcfl.launch.failure import raise_together
 from hpcfl.launch.run import versions
 
-SETTINGS = ("OMP_NUM_THREADS", "MPIR_CVAR_ASYNC_PROGRESS", "HPCFL_FAULT", "MPI4PY_LIBMPI", "CUDA_VISIBLE_DEVICES")
+SETTINGS = ("OMP_NUM_THREADS", "MPIR_CVAR_ASYNC_PROGRESS", "MPI4PY_LIBMPI", "CUDA_VISIBLE_DEVICES")
 SIZES = (8, 1_000_000)  # bytes of the broadcasts that are timed
 REPEATS = 7
 # in a process of its own: once MPI is loaded unstarted, nothing else here could start it on import
@@ -27,8 +29,8 @@ PROBE = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; pr
 
 
 def examine(comm: Any) -> Facts | None:
-    """Return what the ranks of `comm` (None: this process) find, on rank 0; None on the others."""
-    _torch_everywhere(comm)
+    """Look around on all ranks of `comm` (None: this process); return what they find on rank 0, None on the others."""
+    raise_together(comm, lambda: import_module("torch"))
     found = gathered(comm, json.dumps(asdict(_rank(comm))))
     if not found:
         return None
@@ -42,7 +44,7 @@ def examine(comm: Any) -> Facts | None:
 
 
 def gathered(comm: Any, text: str) -> list[str]:
-    """Return every rank's text on rank 0, in the order of the ranks; nothing on the others."""
+    """Every rank's text on rank 0, in the order of the ranks; nothing on the others."""
     if comm is None:
         return [text]
     import numpy as np
@@ -61,21 +63,21 @@ def gathered(comm: Any, text: str) -> list[str]:
 
 
 def as_json(facts: Facts) -> str:
-    """Return all facts, each rank's share of the cores and the traps as one JSON object."""
-    whole = asdict(facts) | {"world": len(facts.ranks), "traps": traps(facts)}
+    """All facts, each rank's share of the cores and the diagnoses as one JSON object."""
+    whole = asdict(facts) | {"world": len(facts.ranks), "traps": diagnose(facts)}
     whole["ranks"] = [each | {"share": share} for each, share in zip(whole["ranks"], facts.share())]
     return json.dumps(whole)
 
 
 def report(facts: Facts) -> list[str]:
-    """Return the lines to print: what was found, then one line per trap."""
+    """The lines to print: what was found, then what is wrong with it."""
     rows = [("MPI", _mpi(facts)), ("world", _world(facts))]
     rows += [(f"host {host}", _host(facts, members)) for host, members in facts.hosts().items()]
     rows += [("waiting", _waiting(facts.ranks)), ("faults", _faults(facts)), ("GPU", _gpu(facts))]
     rows += [("versions", " · ".join(f"{name} {number}" for name, number in facts.versions.items()))]
-    found = traps(facts)
     wide = max(len(name) for name, _ in rows) + 2
-    return [f"{name:<{wide}}{text}" for name, text in rows] + [f"trap: {line}" for line in found or ["none found"]]
+    wrong = [f"trap: {line}" for line in diagnose(facts) or ["none found"]]
+    return [f"{name:<{wide}}{text}" for name, text in rows] + wrong
 
 
 def _mpi(facts: Facts) -> str:
@@ -126,37 +128,19 @@ def _gpu(facts: Facts) -> str:
 
 
 def _span(numbers: Sequence[int]) -> str:
-    """Return ``3`` or ``1-3`` for sorted numbers."""
+    """``3`` or ``1-3`` for sorted numbers."""
     return str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]}-{numbers[-1]}"
 
 
 def _runs(numbers: Sequence[int]) -> str:
-    """Return sorted numbers as ``0-2 5 7-8``."""
+    """Sorted numbers as ``0-2 5 7-8``."""
     starts = [number for number in numbers if number - 1 not in numbers]
     ends = [number for number in numbers if number + 1 not in numbers]
     return " ".join(_span(pair) for pair in zip(starts, ends))
 
 
-def _torch_everywhere(comm: Any) -> None:
-    """Import torch; a rank that cannot must tell the others, or they would wait for ever."""
-    error = None
-    try:
-        import torch  # noqa: F401
-    except Exception as caught:
-        error = caught
-    if comm is None and error is not None:
-        raise error
-    if comm is not None:
-        from hpcfl.comm.mpi import settle
-
-        settle(comm, error)
-
-
 def _rank(comm: Any) -> Rank:
-    """Return what this rank sees."""
     import torch
-
-    from hpcfl.comm.placement import device
 
     visible = torch.cuda.device_count()
     own = device(world.local(comm)[0], visible)
@@ -173,7 +157,7 @@ def _rank(comm: Any) -> Rank:
 
 
 def _gpu_name(device: str) -> str:
-    """Return what tells a GPU from the others of its host: its UUID, or its number in what the launcher shows."""
+    """What tells a GPU from the others of its host: its UUID, or its number in what the launcher shows."""
     import torch
 
     shown = f"{device} of {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
@@ -181,7 +165,7 @@ def _gpu_name(device: str) -> str:
 
 
 def _polling(comm: Any) -> list[float]:
-    """Return the median seconds of a broadcast of each of `SIZES`, waited for without spinning."""
+    """Median seconds of a broadcast of each of `SIZES`, waited for without spinning."""
     if comm is None:
         return []
     import numpy as np
@@ -216,7 +200,7 @@ def _started(comm: Any) -> dict[str, Any]:
 
 
 def _unstarted() -> str:
-    """Return which MPI mpi4py would load, empty if none."""
+    """The MPI that mpi4py would load, empty if none."""
     try:
         probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

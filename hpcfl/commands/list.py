@@ -6,8 +6,6 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from pydantic_core import PydanticUndefined
-
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.config import ConfigBase
 from hpcfl.comm.guard import Guard
@@ -42,19 +40,19 @@ def lines() -> Iterator[str]:
 
 def _described(cls: type[ConfigBase]) -> Iterator[str]:
     """Yield a section's name, what it is, and its keys with defaults and meaning."""
-    keys = _documented(cls)
+    documented = _documented(cls)
     head = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
-    name = next((str(f.default) for key, f in cls.model_fields.items() if key in ("name", "model")), "")
+    keys = {key: field for key, field in cls.model_fields.items() if key not in ("name", "model")}
+    name = next((str(field.default) for key, field in cls.model_fields.items() if key not in keys), "")
     yield f"  {name}: {head}" if name else f"  {head}"
-    for key, field in cls.model_fields.items():
-        if key in ("name", "model"):
-            continue
-        default = "required" if field.default is PydanticUndefined else repr(field.default)
-        yield f"    {key} = {default}  {keys.get(key) or field.description or ''}".rstrip()
+    for key, field in keys.items():
+        default = "required" if field.is_required() else repr(field.default)
+        meaning = documented.get(key) or " ".join((field.description or "").split())
+        yield f"    {key} = {default}  {meaning}".rstrip()
 
 
 def _documented(cls: type[ConfigBase]) -> dict[str, str]:
-    """Return each key's text from the Attributes sections of the class and its bases."""
+    """Each key's text from the Attributes sections of the class and its bases."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         document = inspect.cleandoc(vars(base).get("__doc__") or "")

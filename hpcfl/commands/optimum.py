@@ -13,50 +13,29 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch.func import grad, vmap
 
-from hpcfl.algorithms.fedlrgd.reweighting import flat, shaped
+from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, State
-from hpcfl.learning.batches import losses
+from hpcfl.learning.batches import sample_losses
 from hpcfl.learning.task import Task
 
 if TYPE_CHECKING:
     from hpcfl.config import Config
 
-MOST = 2000
-"""Most parameters: Newton's steps factor a matrix of so many rows and columns."""
-EXACT, ENOUGH = 1e-12, 1e-9
-"""The gradient's norm that is sought, and the one that will do where rounding allows of no smaller one."""
-ROUGHLY = 1e-6
-"""The gradient's largest entry at which Newton's steps take over."""
-NEWTON = 100
-"""Most steps of Newton's."""
-HALVINGS = 30
-"""How often a step that does not help is halved."""
-FLAT = 1e-13
-"""Curvature, as a part of the largest, below which a direction counts as one in which the objective is constant."""
-
-SADDLE = 1e-6
-"""Least curvature, as a part of the largest, that makes a saddle where it is negative."""
-NEAR = 1e-3
-"""Length of the step that is left at a minimum, relative to the parameters: where there is none it is about 1."""
+MOST = 2000  # parameters: Newton's steps factor a matrix of so many rows and columns
+EXACT, ENOUGH = 1e-12, 1e-9  # the gradient's norm that is sought, and that will do where rounding allows of no smaller
+ROUGHLY = 1e-6  # the gradient's largest entry at which Newton's steps take over
+NEWTON = 100  # most steps of Newton's
+HALVINGS = 30  # of a step that does not help
+FLAT = 1e-13  # curvature, as a part of the largest, below which the objective counts as constant in a direction
+SADDLE = 1e-6  # least curvature, as a part of the largest, that makes a saddle where it is negative
+NEAR = 1e-3  # step that is left at a minimum, relative to the parameters: where there is none it is about 1
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """Where the objective is least.
-
-    Attributes
-    ----------
-    value : float
-        F*.
-    parameters : State
-        θ*, float64, ``{name: […]}``.
-    gradient : float
-        Euclidean norm of ∇F(θ*).
-    samples : int
-        n, the clients' and the server's.
-    """
+    """Where F is least: F*, θ* (float64, ``{name: […]}``), the norm of ∇F there, and n of clients and server."""
 
     value: float
     parameters: State
@@ -64,22 +43,18 @@ class Optimum:
     samples: int
 
     def facts(self) -> dict[str, float | int]:
-        """Return value, norm of the gradient, number of samples n and number of parameters p."""
+        """Value, norm of the gradient, number of samples n and number of parameters p."""
         size = sum(value.numel() for value in self.parameters.values())
         return {"value": self.value, "gradient": self.gradient, "n": self.samples, "p": size}
 
 
 def optimum(task: Task, starts: int = 4) -> Optimum:
-    """Return the minimum of ``F(θ) = 1/n Σ f(x; θ) + μ/2·‖θ‖²`` over the training samples of clients and server.
+    """Find the minimum of ``F(θ) = 1/n Σ f(x; θ) + μ/2·‖θ‖²`` over the training samples of clients and server.
 
-    In float64 whatever the task's precision: L-BFGS from each start, then Newton's steps from the best of what they
-    find, until the gradient's norm is at most 1e-12 or rounding allows of no smaller one (at most 1e-9). Where F is
-    convex (links logistic and softmax) that is the global minimum; else it is the best local one that was found.
-
-    Parameters
-    ----------
-    starts : int
-        The task's initial values, and so many less one keyed standard normals.
+    In float64 whatever the task's precision: L-BFGS from each start (the task's initial values, and keyed standard
+    normals), then Newton's steps from the best of what they find, until the gradient's norm is at most 1e-12 or
+    rounding allows of no smaller one (at most 1e-9). Where F is convex (links logistic and softmax) that is the global
+    minimum; else it is the best local one that was found.
 
     Raises
     ------
@@ -93,54 +68,48 @@ def optimum(task: Task, starts: int = 4) -> Optimum:
     others = [keyed(task.seed, "optimum", client=i).standard_normal(len(first)) for i in range(1, starts)]
     found = [objective.descended(start) for start in (first, *others)]
     theta = objective.polished(min(found, key=objective.value))
-    return Optimum(
-        objective.value(theta), shaped(torch.from_numpy(theta), objective.like), objective.norm(theta), len(objective.y)
-    )
+    parameters = shaped(torch.from_numpy(theta), objective.like)
+    return Optimum(objective.value(theta), parameters, objective.norm(theta), len(objective.y))
 
 
 def of(config: Config, data_dir: Path | None) -> Optimum:
-    """Return the minimum of a config's objective."""
+    """Find the minimum of a config's objective."""
     config.check(data_dir)
     federation = config.data.federate(config.clients, config.seed, data_dir)
     return optimum(Task(config.model, federation, config.seed, precision="double"))
 
 
 class Objective:
-    """F of parameters as one vector ``[p]``."""
+    """F of parameters as one vector ``[p]``; called with a tensor, it is differentiable as often as wanted."""
 
     def __init__(self, task: Task) -> None:
-        self.task = task
-        self.like = task.initial()
         if task.parameter_count > MOST:
             got = task.parameter_count
             raise UsageError(f"model: expected at most {MOST} parameters for a minimum to be found, got {got}")
+        self.task, self.like = task, task.initial()
         self.x, self.y = _samples(task)
 
     def flat(self, parameters: State) -> Floats:
-        """Return parameters as one vector."""
         found: Floats = flat({name: parameters[name] for name in self.like}).double().cpu().numpy()
         return found
 
     def __call__(self, theta: Tensor) -> Tensor:
-        """Return F, differentiable as often as wanted."""
         outputs = self.task.forward(shaped(theta.unsqueeze(0), self.like), self.x.unsqueeze(0))
-        return losses(outputs, self.y.unsqueeze(0)).mean() + self.task.penalty / 2 * theta.square().sum()
+        return sample_losses(outputs, self.y.unsqueeze(0)).mean() + self.task.penalty / 2 * theta.square().sum()
 
     def value(self, theta: Floats) -> float:
-        """Return F."""
         return float(self(torch.from_numpy(theta)))
 
     def gradient(self, theta: Floats) -> Floats:
-        """Return ∇F ``[p]``."""
         found: Floats = grad(self)(torch.from_numpy(theta)).numpy()
         return found
 
     def norm(self, theta: Floats) -> float:
-        """Return ‖∇F‖."""
+        """‖∇F‖."""
         return float(np.linalg.norm(self.gradient(theta)))
 
     def hessian(self, theta: Floats) -> Floats:
-        """Return ∇²F ``[p, p]``, a few columns at a time."""
+        """∇²F ``[p, p]``, a few columns at a time."""
         at = torch.from_numpy(theta)
 
         def column(direction: Tensor) -> Tensor:
@@ -151,13 +120,13 @@ class Objective:
         return (found + found.T) / 2
 
     def descended(self, theta: Floats) -> Floats:
-        """Return where L-BFGS comes to from a start."""
+        """Where L-BFGS comes to from a start."""
         options = {"gtol": ROUGHLY, "ftol": 0.0, "maxiter": 10_000, "maxfun": 20_000, "maxcor": 30}
         found: Floats = minimize(self.value, theta, jac=self.gradient, method="L-BFGS-B", options=options).x
         return found
 
     def polished(self, theta: Floats) -> Floats:
-        """Return where Newton's steps come to; RunError where that is no minimum."""
+        """Where Newton's steps come to; RunError where that is no minimum."""
         for _ in range(NEWTON):
             if not EXACT < self.norm(theta) < inf:
                 break
@@ -167,18 +136,18 @@ class Objective:
             if ahead is None:
                 break
             theta = ahead
-        self._judge(theta)
+        self._check(theta)
         return theta
 
     def _newton(self, theta: Floats) -> tuple[Floats, float]:
-        """Return Newton's step, along directions that are not flat, and the least curvature."""
+        """Newton's step, along directions that are not flat, and the least curvature as a part of the largest."""
         curvatures, axes = np.linalg.eigh(self.hessian(theta))
         steep = np.abs(curvatures) > FLAT * np.abs(curvatures).max()
         axes, slopes = axes[:, steep], self.gradient(theta)
         step: Floats = axes @ ((axes.T @ slopes) / curvatures[steep])
         return step, float(curvatures.min() / np.abs(curvatures).max())
 
-    def _judge(self, theta: Floats) -> None:
+    def _check(self, theta: Floats) -> None:
         """Refuse what is no minimum: a slope that is left, a saddle, or a descent that goes on for ever."""
         norm = self.norm(theta)
         if not norm <= ENOUGH:
@@ -198,7 +167,7 @@ class Objective:
 
 
 def _samples(task: Task) -> tuple[Tensor, Tensor]:
-    """Return all training samples ``[n, …]`` and labels ``[n]``, real numbers as float64."""
+    """All training samples ``[n, …]`` and labels ``[n]``, real numbers as float64."""
     federation = task.federation
     if len(set(federation.shapes)) > 1:
         raise UsageError("data: clients have features of different shapes: expected one model for all of them")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError, did_you_mean
 
 
 def plot(runs: Sequence[Path], picture: Path) -> None:
-    """Draw the accuracy curves of `runs` into `picture` (format by its suffix).
-
-    The global test accuracy is drawn where it was recorded, else the mean over the clients' own test parts.
-    """
+    """Draw the accuracy curves of `runs` into `picture` (format by its suffix)."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -27,11 +25,7 @@ def plot(runs: Sequence[Path], picture: Path) -> None:
         data = store.open_run(path)
         if "accuracy" not in data:  # killed before its first segment was there
             continue
-        accuracy = data["accuracy"]
-        if not accuracy.notnull().any():
-            accuracy = data["client_accuracy"].mean("client")
-        accuracy = accuracy.dropna("round")
-        name = store.run_folder(path).resolve().name
+        accuracy, name = _accuracy(data), store.run_folder(path).resolve().name
         left.plot(accuracy["round"] + 1, accuracy, label=name)
         right.plot(data["sim_seconds"].sel(round=accuracy["round"]), accuracy, label=name)
     left.set(xlabel="round", ylabel="test accuracy")
@@ -43,3 +37,11 @@ def plot(runs: Sequence[Path], picture: Path) -> None:
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=120)
     plt.close(figure)
+
+
+def _accuracy(data: Any) -> Any:
+    """The global test accuracy where it was recorded, else the mean over the clients' own test parts."""
+    accuracy = data["accuracy"]
+    if not accuracy.notnull().any():
+        accuracy = data["client_accuracy"].mean("client")
+    return accuracy.dropna("round")

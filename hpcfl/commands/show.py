@@ -13,10 +13,24 @@ import numpy as np
 from hpcfl import store
 from hpcfl.base.errors import RunError
 
-LAST = 10  # evaluations that the mean accuracy at the end is taken over
-COUNTED = ("rounds", "void", "repeats")
+LAST = 10  # evaluations that accuracy_last is the mean of
 LOG_WIDTH = 120
-
+NOTHING: dict[str, Any] = {
+    "rounds": 0,
+    "accuracy": None,  # of the last evaluation
+    "accuracy_last": None,
+    "client_accuracy": None,  # mean over clients, of the last evaluation
+    "arrived": None,  # share of the invited
+    "void": 0,  # rounds
+    "repeats": 0,  # void attempts at rounds
+    "sim_seconds": None,
+    "wall_seconds": None,
+    "oracle": None,  # federated oracle complexity so far, where it was recorded
+    "lost": [],  # clients, and how
+    "rejected": 0,  # visits, in whole or part
+    "state_sha256": None,  # of the newest whole checkpoint
+}
+"""A run that was killed before its first segment was there; keys as in `summary`."""
 HEADINGS = {
     "rounds": "rounds",
     "accuracy": "accuracy",
@@ -31,7 +45,7 @@ HEADINGS = {
 
 
 def digest(shared: Mapping[str, Any]) -> str:
-    """Return SHA-256 of the shared state, in the order of the names."""
+    """SHA-256 of the shared state, in the order of the names."""
     found = hashlib.sha256()
     for name in sorted(shared):
         found.update(np.ascontiguousarray(shared[name]).tobytes())
@@ -39,54 +53,33 @@ def digest(shared: Mapping[str, Any]) -> str:
 
 
 def summary(path: Path) -> dict[str, Any]:
-    """Return one run's figures.
-
-    Returns
-    -------
-    dict
-        run, status, rounds, accuracy (last evaluation), accuracy_last (mean of the last 10 evaluations),
-        client_accuracy (mean over clients, last evaluation), arrived (share of the invited), void (rounds),
-        repeats (void attempts), sim_seconds, wall_seconds, oracle (federated oracle complexity so far; None where it
-        was not recorded), lost (clients, and how), rejected (visits, in whole or part), state_sha256 (of the newest
-        whole checkpoint).
-    """
+    """One run's figures: run, status, and the keys of `NOTHING`."""
     folder = store.run_folder(path)
     data = store.open_run(folder)
-    if "cohort" not in data:  # killed before its first segment was there
-        missing = dict.fromkeys(HEADINGS.values())
-        return {
-            "run": str(folder),
-            "status": store.read_status(folder).state,
-            **missing,
-            "oracle": None,
-            **dict.fromkeys(COUNTED, 0),
-            "lost": [],
-            "rejected": 0,
-        }
-    clients = data["client_accuracy"].mean("client").dropna("round").values
+    row = {"run": str(folder), "status": store.read_status(folder).state, **NOTHING}
+    if "cohort" not in data:
+        return row
+    lost = {event["client"]: event["text"] for event in store.events(folder) if event["kind"] == "lost"}
     scores = data["accuracy"].dropna("round").values
     invited = float((data["cohort"] == 1).sum())
-    return {
-        "run": str(folder),
-        "status": store.read_status(folder).state,
+    return row | {
         "rounds": int(data.sizes["round"]),
         "accuracy": _last(scores, 1),
         "accuracy_last": _last(scores, LAST),
-        "client_accuracy": _last(clients, 1),
+        "client_accuracy": _last(data["client_accuracy"].mean("client").dropna("round").values, 1),
         "arrived": float((data["arrived"] == 1).sum()) / invited if invited else None,
         "void": int((data["void"] == 1).sum()),
         "repeats": int(data["repeats"].clip(min=0).sum()) if "repeats" in data else 0,
         "sim_seconds": _last(data["sim_seconds"].values, 1),
         "wall_seconds": _last(data["wall_seconds"].values, 1),
         "oracle": float(data["oracle"].sum()) if "oracle" in data else None,
-        "lost": sorted(lost(folder).items()),
+        "lost": sorted(lost.items()),
         "rejected": int((data["rejected"] == 1).sum()) if "rejected" in data else 0,
         "state_sha256": _state(folder),
     }
 
 
 def _state(folder: Path) -> str | None:
-    """Return the digest of the newest whole checkpoint, None where there is none."""
     try:
         newest = store.latest(folder)
     except RunError as error:  # the other figures are there all the same
@@ -95,17 +88,12 @@ def _state(folder: Path) -> str | None:
     return digest(store.load(newest, personal=False).shared) if newest else None
 
 
-def lost(folder: Path) -> dict[int, str]:
-    """Return the clients that a run has lost for good in real time, and how."""
-    return {event["client"]: event["text"] for event in store.events(folder) if event["kind"] == "lost"}
-
-
 def _last(values: Any, count: int) -> float | None:
     return float(np.mean(values[-count:])) if len(values) else None
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return the rows as a table for the terminal."""
+    """The rows as a `rich` table."""
     from rich.table import Column, Table
 
     shown = Table(
@@ -116,15 +104,15 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Any:
     return shown
 
 
-def printed(table: Any) -> None:
-    """Print a table; a log has no width of its own."""
+def print_table(table: Any) -> None:
+    """Print a `rich` table; a log has no width of its own."""
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(table)
 
 
 def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what does not fit into a table: who was lost on the way, and how much was rejected."""
+    """What does not fit into a table: who was lost on the way, and how much was rejected."""
     for row in rows:
         for client, how in row["lost"]:
             yield f"{Path(row['run']).name}: client {client} was lost {how}"

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfl import store
-from hpcfl.base.errors import UsageError
-from hpcfl.config import Config, load
+from hpcfl.base.errors import UsageError, refusal
+from hpcfl.config import load
 from hpcfl.data import Header
 from hpcfl.launch.request import check_same
 
-LONGEST = 200
-"""Characters of a run's name; file systems take 255 bytes, and a log's name is longer."""
-Headers = dict[tuple[str, int], Header]
-"""What is known of data sections for so many clients."""
+LONGEST = 200  # characters of a run's name; file systems take 255 bytes, and a log's name is longer
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of the folder."""
         return self.folder.name
 
     @property
@@ -44,7 +40,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """How the run stands: ``new``, or what its status says."""
+        """``new``, or what the run's status says."""
         return store.read_status(self.folder).state if (self.folder / "run.h5").exists() else "new"
 
     @property
@@ -54,7 +50,7 @@ class Run:
         return ["run", self.config, *pairs, "--out", str(self.folder), "--resume", *self.options]
 
     def line(self, launcher: Sequence[str] = ()) -> str:
-        """Return index, state, folder and command, separated by tabs."""
+        """Index, state, folder and command, separated by tabs."""
         command = shlex.join([*launcher, "hpcfl", *self.words])
         return "\t".join([str(self.index), self.state, str(self.folder), command])
 
@@ -68,18 +64,10 @@ def runs(
     data_dir: Path | None = None,
     force: bool = False,
 ) -> list[Run]:
-    """Return the runs of a sweep, in an order that follows from the arguments alone; the last key changes fastest.
+    """List the runs of a sweep, in an order that follows from the arguments alone; the last key changes fastest.
 
-    Parameters
-    ----------
-    configs : sequence of str
-        Presets or TOML files.
-    settings, grid : sequence of str
-        ``key=value`` for all runs, and ``key=v1,v2,…`` for as many as there are values.
-    seeds : str, optional
-        ``1,2,5-7``; another axis of the grid.
-    data_dir, force
-        As ``hpcfl run`` takes them.
+    `settings` are ``key=value`` for all runs, `grid` ``key=v1,v2,…`` for as many as there are values, and `seeds`
+    ``1,2,5-7`` is another axis of the grid.
 
     Raises
     ------
@@ -93,27 +81,13 @@ def runs(
         varied = tuple(f"{key}={value}" for key, value in zip(given, values))
         run = Run(len(found), config, (*settings, *varied), out / name_of(config, varied), options)
         if (other := found.setdefault(run.name, run)) is not run:
-            both = f"'{_varied(other)}' and '{_varied(run)}'"
+            both = " and ".join(f"'{' '.join([each.config, *each.settings])}'" for each in (other, run))
             raise UsageError(f"two runs would share the folder '{run.folder}': {both}; expected each once")
     return list(found.values())
 
 
-def picked(found: list[Run], only: int | None) -> list[Run]:
-    """Return the one run that is asked for, or all; UsageError where there is no such index."""
-    if only is None:
-        return found
-    if not 0 <= only < len(found):
-        nearest = min(max(only, 0), len(found) - 1)
-        raise UsageError(f"--only: expected 0 to {len(found) - 1}, got {only}; did you mean {nearest}?")
-    return [found[only]]
-
-
-def _varied(run: Run) -> str:
-    return " ".join([run.config, *run.settings])
-
-
 def axes(settings: Sequence[str], grid: Sequence[str], seeds: str | None) -> dict[str, list[str]]:
-    """Return the values of each key that varies."""
+    """The values of each key that varies."""
     once = {setting.partition("=")[0].strip() for setting in settings}
     lists = [_axis(text) for text in grid] + ([("seed", seed_list(seeds))] if seeds is not None else [])
     found: dict[str, list[str]] = {}
@@ -125,12 +99,13 @@ def axes(settings: Sequence[str], grid: Sequence[str], seeds: str | None) -> dic
 
 
 def _axis(text: str) -> tuple[str, list[str]]:
-    """Return key and values of ``key=v1,v2,…``; commas within brackets or quotes are part of a value."""
+    """Key and values of ``key=v1,v2,…``; commas within brackets or quotes are part of a value."""
     key, _, rest = text.partition("=")
     values, held = [], ""
     for part in rest.split(","):
         held += part
-        if _closed(held):
+        brackets = all(held.count(left) == held.count(right) for left, right in ("[]", "{}"))
+        if brackets and not any(held.count(quote) % 2 for quote in "\"'"):
             values.append(held.strip())
             held = ""
         else:
@@ -140,14 +115,8 @@ def _axis(text: str) -> tuple[str, list[str]]:
     return key.strip(), values
 
 
-def _closed(text: str) -> bool:
-    """Return whether every bracket and quote of a value is closed."""
-    pairs = all(text.count(left) == text.count(right) for left, right in ("[]", "{}"))
-    return pairs and not any(text.count(quote) % 2 for quote in "\"'")
-
-
 def seed_list(text: str) -> list[str]:
-    """Return the seeds of ``1,2,5-7``."""
+    """The seeds of ``1,2,5-7``."""
     found: list[str] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part)
@@ -159,7 +128,7 @@ def seed_list(text: str) -> list[str]:
 
 
 def name_of(config: str, varied: Sequence[str]) -> str:
-    """Return a name that tells what the run differs in, of characters that any file system takes."""
+    """A name that tells what the run differs in, of characters that any file system takes."""
     bare = [re.sub(r"[\[\]{}\"'\s]", "", text) for text in (Path(config).stem, *varied)]
     name = "_".join(re.sub(r"[^A-Za-z0-9_.=+-]+", "-", text) for text in bare)
     if len(name) <= LONGEST:
@@ -168,23 +137,27 @@ def name_of(config: str, varied: Sequence[str]) -> str:
     return f"{name[: LONGEST - 1 - len(mark)]}-{mark}"
 
 
-def judge(chosen: Sequence[Run], data_dir: Path | None) -> None:
+def picked(found: list[Run], only: int | None) -> list[Run]:
+    """The one run that is asked for, or all; UsageError where there is no such index."""
+    if only is None:
+        return found
+    if not 0 <= only < len(found):
+        raise refusal("--only", f"0 to {len(found) - 1}", only, min(max(only, 0), len(found) - 1))
+    return [found[only]]
+
+
+def check(chosen: Sequence[Run], data_dir: Path | None) -> None:
     """Raise UsageError for the first run whose config is wrong, or whose folder holds a run of another config."""
-    headers: Headers = {}
+    headers: dict[tuple[str, int], Header] = {}  # data that several runs share are read only once
     for run in chosen:
         try:
             config = load(run.config, run.settings)
-            _check(config, data_dir, headers)
+            config.check_values()
+            key = config.data.model_dump_json(), config.clients
+            if key not in headers:
+                headers[key] = config.data.check(config.clients, data_dir)
+            config.check_shapes(headers[key])
             if run.state != "new":
                 check_same(run.folder, config)
         except UsageError as error:
             raise UsageError(f"run {run.index} ({run.name}): {error}") from None
-
-
-def _check(config: Config, data_dir: Path | None, headers: Headers) -> None:
-    """Check a config as a run does, but read data that several runs share only once."""
-    config.check_values()
-    key = config.data.model_dump_json(), config.clients
-    if key not in headers:
-        headers[key] = config.data.check(config.clients, data_dir)
-    config.check_shapes(headers[key])

@@ -12,22 +12,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
+
 from hpcfl.base.errors import Stopped, UsageError
-from hpcfl.comm.launcher import world
 from hpcfl.commands.sweep import Run
-from hpcfl.commands.sweep_board import Board
 from hpcfl.engine.stopping import NAMES, REPEAT_SECONDS
 from hpcfl.launch.request import check_writable
 
 PROGRAM = (sys.executable, "-m", "hpcfl")
 POLL_SECONDS = 0.1
 TAIL_BYTES = 4096
-FINISHED = ("done", "diverged")
-"""States of a run that is not started again."""
+FINISHED = ("done", "diverged")  # states of a run that is not started again
+SIGNALS = tuple(signal.Signals[f"SIG{name}"] for name in NAMES)
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 _prctl = getattr(ctypes.CDLL(None), "prctl", None)
@@ -42,24 +45,13 @@ class Child:
     begin: int
 
 
-@dataclass
-class Crew:
-    """The processes that are running.
+class Children:
+    """The processes that are running; `launcher` goes before each run's command, as ``mpirun -n 4``."""
 
-    Attributes
-    ----------
-    launcher : sequence of str
-        What goes before each run's command, as ``mpirun -n 4``.
-    asked : bool
-        Whether somebody wants all of them to stop.
-    """
-
-    launcher: Sequence[str] = ()
-    asked: bool = False
-
-    def __post_init__(self) -> None:
-        self.children: list[Child] = []
-        self.since = 0.0
+    def __init__(self, launcher: Sequence[str] = ()) -> None:
+        self.launcher = launcher
+        self.running: list[Child] = []
+        self.asked, self.since = False, 0.0  # to stop, all of them
 
     def start(self, run: Run) -> None:
         """Start a run as a process group of its own, which stops in good order should this process be killed."""
@@ -73,16 +65,16 @@ class Crew:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env={"OMP_NUM_THREADS": "1", **os.environ},
-                preexec_fn=lambda: _tie(parent, gentle),  # safe: this process has no second thread
+                preexec_fn=lambda: _die_with(parent, gentle),  # safe: this process has no second thread
             )
-        self.children.append(Child(run, process, begin))
+        self.running.append(Child(run, process, begin))
 
     def _gentle(self, number: int) -> int:
-        """Return the signal that asks for what `number` asks; some launchers kill at once for all but USR1."""
+        """The signal that asks for what `number` asks; some launchers kill at once for all but USR1."""
         return signal.SIGUSR1 if self.launcher else number
 
-    def heed(self, noted: list[int]) -> None:
-        """Hand signals on: the first one, and those of somebody who has become impatient."""
+    def pass_on(self, noted: list[int]) -> None:
+        """Hand signals on: the first one, and those that are repeated with impatience."""
         while noted:
             number = noted.pop(0)
             if not self.asked:
@@ -92,24 +84,24 @@ class Crew:
                 self._send(number)
 
     def _send(self, number: int) -> None:
-        for child in self.children:
+        for child in self.running:
             child.process.send_signal(number)
 
     def ended(self) -> list[Child]:
-        """Return the processes that have ended since the last call."""
-        over = [child for child in self.children if child.process.poll() is not None]
-        self.children = [child for child in self.children if child not in over]
+        """The processes that have ended since the last call."""
+        over = [child for child in self.running if child.process.poll() is not None]
+        self.running = [child for child in self.running if child not in over]
         return over
 
     def leave(self) -> None:
-        """Wait for whatever still runs, after a request to stop: something went wrong here."""
-        if self.children:
+        """Wait for all that still run, after a request to stop: something went wrong here."""
+        if self.running:
             self._send(self._gentle(signal.SIGTERM))
-        for child in self.children:
+        for child in self.running:
             child.process.wait()
 
 
-def _tie(parent: int, number: int) -> None:
+def _die_with(parent: int, number: int) -> None:
     """Let this process get the signal when its parent ends, however that ends; in the child, before its program."""
     if _prctl is not None:
         _prctl(PARENT_DEATH_SIGNAL, number)
@@ -117,12 +109,57 @@ def _tie(parent: int, number: int) -> None:
         os._exit(1)
 
 
+class Board:
+    """Tells of runs, and counts how they end: a bar with the running ones on a terminal, a line each in a log."""
+
+    def __init__(self, runs: int, skipped: int, diverged: int = 0) -> None:
+        self.runs = runs
+        self.counts = Counter(skipped=skipped, diverged=diverged)
+        self.failures: list[str] = []
+        self.bar: Progress | None = None
+        if sys.stderr.isatty():
+            running = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
+            columns = TextColumn("runs"), BarColumn(20), MofNCompleteColumn(), running
+            # refreshed by hand: a thread of its own would make it unsafe to start processes
+            self.bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, expand=True)
+            self.task = self.bar.add_task("", total=runs, completed=skipped + diverged)
+            self.bar.start()
+
+    def running(self, names: Sequence[str]) -> None:
+        if self.bar is not None:
+            done = self.counts.total()
+            self.bar.update(self.task, completed=done, description=", ".join(names), refresh=True)
+
+    def over(self, name: str, outcome: str, reason: str = "") -> None:
+        """Tell of a run that has ended, and keep the reason if it has failed."""
+        self.counts[outcome] += 1
+        if outcome == "failed":
+            self.failures.append(f"{name} failed: {reason}")
+        if self.bar is None:
+            print(f"{self.counts.total()}/{self.runs}  {outcome}  {name}", flush=True)
+
+    def close(self) -> None:
+        """Leave the bar as it is at the end."""
+        self.running([])
+        if self.bar is not None:
+            self.bar.stop()
+
+    def total(self, waiting: int) -> None:
+        """Say what has failed and the sum of it all; what is rare only where there was any."""
+        for line in self.failures:
+            print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+        rare = {"diverged": self.counts["diverged"], "stopped": self.counts["stopped"], "not started": waiting}
+        found = {word: self.counts[word] for word in ("done", "skipped", "failed")}
+        found |= {word: count for word, count in rare.items() if count}
+        said = ", ".join(f"{count} {word}" for word, count in found.items())
+        print(f"{self.runs} run{'s' * (self.runs != 1)}: {said}", flush=True)
+
+
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
     """Yield a list to which the requests to stop are added; one that is ignored stays so."""
     noted: list[int] = []
-    numbers = [signal.Signals[f"SIG{name}"] for name in NAMES]
-    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, lambda got, _: noted.append(got)) for number in heard}
     try:
         yield noted
@@ -136,20 +173,24 @@ def carry_out(runs: Sequence[Run], jobs: int = 1, launcher: Sequence[str] = ()) 
     _make(runs[0].folder.parent)
     states = [run.state for run in runs]
     waiting = [run for run, state in zip(runs, states) if state not in FINISHED]
-    crew, board = Crew(launcher), Board(len(runs), states.count("done"), states.count("diverged"))
+    children, board = Children(launcher), Board(len(runs), states.count("done"), states.count("diverged"))
     with signals() as noted:
         try:
-            while crew.children or (waiting and not crew.asked):
-                while waiting and not crew.asked and len(crew.children) < jobs:
-                    _start(crew, waiting.pop(0), board)
-                board.running([child.run.name for child in crew.children])
+            while children.running or (waiting and not children.asked):
+                while waiting and not children.asked and len(children.running) < jobs:
+                    run = waiting.pop(0)
+                    try:
+                        children.start(run)
+                    except OSError as error:
+                        board.over(run.name, "failed", f"cannot be started: {error}")
+                board.running([child.run.name for child in children.running])
                 time.sleep(POLL_SECONDS)
-                crew.heed(noted)
-                for child in crew.ended():
-                    word = outcome(child.process.returncode, crew.asked, child.run.state)
+                children.pass_on(noted)
+                for child in children.ended():
+                    word = outcome(child.process.returncode, children.asked, child.run.state)
                     board.over(child.run.name, word, failure(child) if word == "failed" else "")
         finally:
-            crew.leave()
+            children.leave()
             board.close()
     board.total(len(waiting))
     return Stopped.code if board.counts["stopped"] or waiting else int(board.counts["failed"] > 0)
@@ -163,16 +204,8 @@ def _make(folder: Path) -> None:
         raise UsageError(f"'{folder}' cannot be written: {error.strerror}; expected a writable folder") from None
 
 
-def _start(crew: Crew, run: Run, board: Board) -> None:
-    """Start a run; one that cannot be started has failed."""
-    try:
-        crew.start(run)
-    except OSError as error:
-        board.over(run.name, "failed", f"cannot be started: {error}")
-
-
 def outcome(code: int, asked: bool, state: str = "new") -> str:
-    """Return how a run has ended; one that was asked to stop may have been ended by that before it could say so.
+    """How a run has ended; one that was asked to stop may have been ended by that before it could say so.
 
     Some launchers return a code of their own when they are told to end: the `state` of the run folder counts then.
     """
@@ -180,30 +213,22 @@ def outcome(code: int, asked: bool, state: str = "new") -> str:
         return "diverged"
     if code == 0:
         return "done"
-    if asked and state == "stopped":
-        return "stopped"
-    handed_on = {signal.Signals[f"SIG{name}"].value for name in NAMES}
-    by_signal = asked and (-code in handed_on or code - 128 in handed_on)  # launchers and shells: 128 + n
-    return "stopped" if code == Stopped.code or by_signal else "failed"
+    by_signal = asked and (-code in SIGNALS or code - 128 in SIGNALS)  # launchers and shells: 128 + n
+    return "stopped" if code == Stopped.code or by_signal or (asked and state == "stopped") else "failed"
 
 
 def failure(child: Child) -> str:
-    """Return one line on why a run has failed: what it said last."""
+    """One line on why a run has failed: what it said last."""
     code = child.process.returncode
-    how = f"exit code {code}" if code >= 0 else f"signal {_signal_name(-code)}"
+    how = f"exit code {code}"
+    if code < 0:
+        names = {number.value: number.name.removeprefix("SIG") for number in signal.Signals}
+        how = f"signal {names.get(-code, -code)}"  # most real-time signals have no name
     return f"{how}: {last_words(child.run.log, child.begin) or f'nothing was said in {child.run.log}'}"
 
 
-def _signal_name(number: int) -> str:
-    """Return a signal's name, or the number of one that has none, as most real-time signals."""
-    try:
-        return signal.Signals(number).name.removeprefix("SIG")
-    except ValueError:
-        return str(number)
-
-
 def last_words(log: Path, begin: int) -> str:
-    """Return the last error in a log after `begin` bytes, or its last line: launchers add lines of their own."""
+    """The last error in a log after `begin` bytes, or its last line: launchers add lines of their own."""
     try:
         with log.open("rb") as file:
             file.seek(max(begin, log.stat().st_size - TAIL_BYTES))
@@ -215,23 +240,8 @@ def last_words(log: Path, begin: int) -> str:
     return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
 
 
-def check_alone() -> None:
-    """Raise UsageError where a launcher started this process: each of its ranks would start every run."""
-    if world() is not None:
-        raise UsageError(
-            "hpcfl sweep was started by an MPI launcher, which belongs before each of its runs: "
-            "expected hpcfl sweep ... --launcher 'mpirun -n 4'"
-        )
-
-
 def launcher_words(text: str) -> list[str]:
-    """Return the words of a launcher's command line.
-
-    Raises
-    ------
-    UsageError
-        If it cannot be read or there is no such command.
-    """
+    """The words of a launcher's command line; UsageError where it cannot be read or there is no such command."""
     try:
         words = shlex.split(text)
     except ValueError as error:

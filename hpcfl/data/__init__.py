@@ -1,11 +1,8 @@
-"""Where samples come from: one file per source, named like the value of the key ``data.name``.
+"""Where samples come from: a source per value of the key ``data.name``, each a class that some module here defines.
 
-A module that defines a named `Source` is a source: digits, mnist, usps, cifar10, cifar100, emnist, femnist, sent140,
-hdf5, linear, unit_cube, reduced, and those whose clients have feature spaces of their own: two_digits,
-noisy_features, linear_mapping, linear_spaces. The others are what sources are made of: promises and bases (base,
-pooled, cifar, gaussians), readers of file formats (idx, pickles, leaf, glove, libsvm, hdf5_file, folder), how samples
-are dealt to clients (partition) and which the server keeps (server), how pixels become features (pixels), and how
-features of known moments are whitened (whitening).
+Images cut from one pool (`pooled`, `partition`): mnist, emnist (`mnist`), cifar10, cifar100 (`cifar`), usps, digits,
+reduced (`bundled`). Clients who come with their data: femnist, sent140, hdf5. Synthetic: unit_cube, linear,
+linear_spaces (`linear`), noisy_features, linear_mapping (`gaussians`). Two domains: two_digits. `formats` reads files.
 """
 
 from hpcfl.base.registry import lookup, registered
@@ -20,5 +17,5 @@ def sources() -> list[str]:
 
 
 def source_class(name: str) -> type[Source]:
-    """Return the data source called `name`; UsageError names the nearest where there is none."""
+    """Return the data source called `name`; UsageError says which is nearest where there is none."""
     return lookup("hpcfl.data", Source, name, "data.name")  # type: ignore[type-abstract]

@@ -1,58 +1,42 @@
-"""What a data source promises: a header, a check that is cheap, and a federation of clients."""
+"""What a data source promises: a check, and a federation of clients."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError
-from hpcfl.base.types import Shape
+from hpcfl.base.types import Ints, Shape
 
 Features = NDArray[np.float32]
-Integers = NDArray[np.int64]
-Labels = Integers | Features
+Labels = Ints | Features
 Range = tuple[float, float]
+Pixels = NDArray[np.uint8] | Features
+Scale = Literal["unit", "centred"]
+BLACK: dict[Scale, float] = {"unit": 0.0, "centred": -1.0}
 
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of a data set before its samples are read.
+    """What is known of a data set before a federation is made of it."""
 
-    Attributes
-    ----------
-    clients : int or None
-        Number of clients the data comes with; None where any number can be cut from a pool.
-    train, test : int
-        Number of samples, over all clients.
-    shapes : tuple of tuple of int
-        Shape of one sample's features per client, or one entry where all are equal. Where the seed draws the
-        clients' shapes, the narrowest and the widest that there may be, whatever the number of clients.
-    classes : int
-        Labels are ``0 .. classes - 1``; 1 for targets.
-    targets : bool
-        Whether labels are real numbers.
-    fresh : bool
-        Whether clients may draw new samples of a linear model in each round.
-    server : int
-        Training samples that the server itself holds; they are not among `train`.
-    ranges : tuple of (float, float)
-        Least and largest training feature of each client, where a source's `check` has read them all; else empty.
-    """
-
-    clients: int | None
-    train: int
+    clients: int | None  # None: any number can be cut from a pool
+    train: int  # samples, over all clients
     test: int
-    shapes: tuple[Shape, ...]
-    classes: int
-    targets: bool = False
-    fresh: bool = False
-    server: int = 0
-    ranges: tuple[Range, ...] = ()
+    shapes: tuple[Shape, ...]  # of one sample, per client; one where all are equal; the extremes if the seed draws them
+    classes: int  # labels are 0 .. classes - 1; 1 for targets
+    targets: bool = False  # labels are real numbers
+    fresh: bool = False  # clients may draw new samples of a linear model in each round
+    server: int = 0  # training samples that the server itself holds, not among `train`
+    ranges: tuple[Range, ...] = ()  # least and largest training feature of each client, where all have been read
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,29 +51,16 @@ class ClientData:
 
 @dataclass(frozen=True, eq=False)
 class Federation(ABC):
-    """The clients' data as the engine reads it.
+    """The clients' data as the engine reads it."""
 
-    Attributes
-    ----------
-    classes : int
-        Labels are ``0 .. classes - 1``; 1 for targets.
-    train_sizes, test_sizes : int64 [clients]
-        Samples of each client; a test size may be 0.
-    shapes : list of tuple of int
-        Shape of one sample's features, per client.
-    augment : float, optional
-        Batches of images are cropped and flipped at random, padded with this value; None: they are not.
-    """
-
-    classes: int
-    train_sizes: Integers
-    test_sizes: Integers
-    shapes: list[Shape]
-    augment: float | None = field(default=None, kw_only=True)
+    classes: int  # labels are 0 .. classes - 1; 1 for targets
+    train_sizes: Ints  # [clients]
+    test_sizes: Ints  # [clients], may be 0
+    shapes: list[Shape]  # one sample's features, per client
+    augment: float | None = field(default=None, kw_only=True)  # images are padded with it, cropped and flipped
 
     @property
     def clients(self) -> int:
-        """Number of clients."""
         return len(self.shapes)
 
     @abstractmethod
@@ -97,26 +68,26 @@ class Federation(ABC):
         """Return the samples of client `i`; only these are converted to float32."""
 
     def server_train(self) -> tuple[Features, Labels] | None:
-        """Return the training samples that the server itself holds ``([n, *shape], [n])``; None: it holds none."""
+        """Return the server's own training samples ``([n, *shape], [n])``, classes taking turns; None: it has none."""
         return None
 
-    @abstractmethod
     def server_test(self) -> tuple[Features, Labels] | None:
-        """Return the global test set ``([n, *shape], [n])``, or None where there is none."""
+        """Return the global test set ``([n, *shape], [n])``; None where there is none."""
+        return None
 
 
 class Source(ConfigBase, ABC):
     """Base of the ``data`` sections of the config: where samples come from and how clients share them."""
 
-    def header(self, data_dir: Path | None) -> Header:
-        """Return the sizes, from file headers alone; what `check` needs, unless a source has a `check` of its own.
+    @abstractmethod
+    def check(self, clients: int, data_dir: Path | None) -> Header:
+        """Return what is known without the seed, after reading files as far as that is cheap.
 
         Raises
         ------
         UsageError
-            If a file is missing, or its header shows that it is not what it should be.
+            If a file is missing or not what it should be, or the data cannot be shared by `clients` clients.
         """
-        raise NotImplementedError(f"{type(self).__name__}: expected a method header or check")
 
     @abstractmethod
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> Federation:
@@ -128,19 +99,49 @@ class Source(ConfigBase, ABC):
             If `check` would, or if the samples turn out not to allow the partition.
         """
 
-    def check(self, clients: int, data_dir: Path | None) -> Header:
-        """Return the header after checking that the data suits so many clients.
 
-        Raises
-        ------
-        UsageError
-            If `header` does, or if the data cannot be shared by `clients` clients.
-        """
-        header = self.header(data_dir)
-        if clients < 1:
-            raise UsageError(f"clients = {clients}: expected at least 1")
-        if header.clients is not None and header.clients != clients:
+class Served(Source, ABC):
+    """Keys of all sources whose server may hold training samples of its own."""
+
+    server: int = Field(0, ge=0)
+    """training samples that the server holds itself, beside the clients'"""
+    deal: bool = False
+    """deal the server's samples out to the clients, one each in turn: the training samples are then the same in all,
+    for methods whose server holds none"""
+
+    @property
+    def keeps(self) -> int:
+        """Training samples that the server holds in the end."""
+        return 0 if self.deal else self.server
+
+    def check_server(self, total: int) -> None:
+        """Refuse a server that leaves none of `total` training samples to the clients, or has none to deal out."""
+        if self.server >= total:
             raise UsageError(
-                f"clients = {clients}, but the data holds {header.clients}: set clients = {header.clients}"
+                f"data.server = {self.server}, but there are {total} training samples for clients and server; "
+                f"did you mean {total - 1}?"
             )
-        return header
+        if self.deal and not self.server:
+            raise UsageError("data.deal = true, but data.server = 0: expected samples to deal out; did you mean 1?")
+
+
+def check_clients(clients: int, there: int | None = None, where: str = "the data") -> None:
+    """Refuse a number of clients below 1, or other than that which the data comes with."""
+    if clients < 1:
+        raise UsageError(f"clients = {clients}: expected at least 1")
+    if there not in (None, clients):
+        raise UsageError(f"clients = {clients}, but {where} holds {there}: set clients = {there}")
+
+
+def lengths(parts: Sequence[Ints]) -> Ints:
+    return np.array([len(part) for part in parts], dtype=np.int64)
+
+
+def scaled(pixels: Pixels, peak: int, scale: Scale) -> Features:
+    """Return pixels of ``0 .. peak`` as new float32 numbers of [0, 1] (unit) or [-1, 1] (centred)."""
+    found: Features = pixels.astype(np.float32)
+    found /= peak
+    if scale == "centred":
+        found -= 0.5
+        found /= 0.5
+    return found

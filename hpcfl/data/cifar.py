@@ -6,47 +6,30 @@ The python version pickles a dictionary with ``data``, uint8 ``[n, 3072]``, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.base.errors import UsageError
-from hpcfl.data.base import Header, Integers
+from hpcfl.base.types import Ints
 from hpcfl.data.formats import pickles
-from hpcfl.data.formats.folder import folder
+from hpcfl.data.formats.files import check_labels, folder, reading
 from hpcfl.data.pooled import Pool, Pooled
 
 SHAPE, PIXELS, PEAK = (3, 32, 32), 3072, 255
-Samples = tuple[NDArray[np.uint8], Integers]
+Samples = tuple[NDArray[np.uint8], Ints]
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How a data set is laid out.
+class Layout(NamedTuple):
+    """How a data set is laid out."""
 
-    Attributes
-    ----------
-    binary, python : str
-        Folder of either version.
-    train, test : tuple of str
-        Files without the binary version's suffix ``.bin``.
-    label_bytes : int
-        Labels before the pixels of a record; the last of them is read.
-    key : bytes
-        The same label in the python version.
-    classes : int
-        Labels are ``0 .. classes - 1``.
-    """
-
-    binary: str
-    python: str
-    train: tuple[str, ...]
+    folders: tuple[str, str]  # of the binary and of the python version
+    train: tuple[str, ...]  # files, in the binary version with suffix .bin
     test: tuple[str, ...]
-    label_bytes: int
-    key: bytes
+    label_bytes: int  # labels before the pixels of a record; the last of them is read
+    key: bytes  # the same label in the python version
     classes: int
 
 
@@ -56,71 +39,66 @@ class Cifar(Pooled):
     name: str
     layout: ClassVar[Layout]
 
-    def pool_header(self, data_dir: Path | None) -> Header:
-        """Return the sizes: of binary files by their lengths; pickles are read to their ends."""
-        train, test = (self._counts(names, data_dir) for names in (self.layout.train, self.layout.test))
-        return Header(None, sum(train), sum(test), (SHAPE,), self.layout.classes)
-
-    def verify(self, data_dir: Path | None) -> None:
-        """Read all files that `pool_header` has not read."""
-        for path in self._files(self.layout.train + self.layout.test, data_dir):
-            if path.suffix:
-                self._read(path)
-
     def load(self, seed: int, data_dir: Path | None) -> Pool:
-        """Return the images as distributed; `seed` has no effect."""
-        layout = self.layout
-        return Pool(*self._joined(layout.train, data_dir), *self._joined(layout.test, data_dir), PEAK)
+        home = folder(self.name, data_dir, *self.layout.folders)
+        suffix = ".bin" if home.name == self.layout.folders[0] else ""
+        files = [[home / f"{name}{suffix}" for name in names] for names in (self.layout.train, self.layout.test)]
+        train, test = map(self._joined, files)
+        return Pool(*train, *test, PEAK, self.layout.classes)
 
-    def _files(self, names: tuple[str, ...], data_dir: Path | None) -> list[Path]:
-        found = folder(self.name, data_dir, self.layout.binary, self.layout.python)
-        suffix = ".bin" if found.name == self.layout.binary else ""
-        return [found / f"{file}{suffix}" for file in names]
-
-    def _joined(self, names: tuple[str, ...], data_dir: Path | None) -> Samples:
-        pixels, labels = zip(*(self._read(path) for path in self._files(names, data_dir)))
+    def _joined(self, paths: list[Path]) -> Samples:
+        """Return images and labels of files that should hold equally many."""
+        pixels, labels = zip(*(self._read(path) for path in paths))
+        counts = list(map(len, labels))
+        if min(counts) < max(counts):
+            short, full = paths[counts.index(min(counts))], paths[counts.index(max(counts))]
+            raise UsageError(
+                f"{short}: truncated or damaged, {min(counts)} records; expected {max(counts)} as in {full.name}"
+            )
         return np.concatenate(pixels).reshape(-1, *SHAPE), np.concatenate(labels)
 
-    def _counts(self, names: tuple[str, ...], data_dir: Path | None) -> list[int]:
-        """Return the records of each file; UsageError where one has lost some of those that the others have."""
-        paths = self._files(names, data_dir)
-        counts = [self._count(path) for path in paths]
-        short, full = counts.index(min(counts)), counts.index(max(counts))
-        if short != full:
-            raise UsageError(
-                f"{paths[short]}: truncated or damaged, {counts[short]} records; "
-                f"expected {counts[full]} as in {paths[full].name}"
-            )
-        return counts
-
-    def _count(self, path: Path) -> int:
-        return _records(path, self.layout.label_bytes + PIXELS) if path.suffix else len(self._read(path)[1])
-
     def _read(self, path: Path) -> Samples:
-        """Return pixels uint8 ``[n, 3072]`` and labels of one file."""
         layout = self.layout
         pixels, labels = _binary(path, layout.label_bytes) if path.suffix else _pickled(path, layout.key)
-        wrong = np.flatnonzero((labels < 0) | (labels >= layout.classes))
-        if wrong.size:
-            raise UsageError(
-                f"{path}: label {labels[wrong[0]]} of sample {wrong[0]}, expected 0 to {layout.classes - 1}"
-            )
+        check_labels(str(path), labels, 0, layout.classes)
         return pixels, labels
 
 
-def _records(path: Path, length: int) -> int:
-    """Return how many records of `length` bytes a file holds."""
-    if not path.is_file():
-        raise UsageError(f"{path}: no such file")
-    size = path.stat().st_size
-    if size == 0 or size % length:
-        raise UsageError(f"{path}: truncated or damaged, {size} bytes; expected whole records of {length}")
-    return size // length
+class Cifar10(Cifar):
+    """The folder ``cifar-10-batches-bin/`` or ``cifar-10-batches-py/`` of the data folder, as distributed."""
+
+    name: Literal["cifar10"] = "cifar10"
+    layout: ClassVar[Layout] = Layout(
+        folders=("cifar-10-batches-bin", "cifar-10-batches-py"),
+        train=tuple(f"data_batch_{number}" for number in range(1, 6)),
+        test=("test_batch",),
+        label_bytes=1,
+        key=b"labels",
+        classes=10,
+    )
+
+
+class Cifar100(Cifar):
+    """The folder ``cifar-100-binary/`` or ``cifar-100-python/`` of the data folder, as distributed; fine labels."""
+
+    name: Literal["cifar100"] = "cifar100"
+    layout: ClassVar[Layout] = Layout(
+        folders=("cifar-100-binary", "cifar-100-python"),
+        train=("train",),
+        test=("test",),
+        label_bytes=2,  # coarse, fine
+        key=b"fine_labels",
+        classes=100,
+    )
 
 
 def _binary(path: Path, label_bytes: int) -> Samples:
+    with reading(path, "whole records"):
+        content = np.fromfile(path, dtype=np.uint8)
     length = label_bytes + PIXELS
-    records = np.fromfile(path, dtype=np.uint8, count=_records(path, length) * length).reshape(-1, length)
+    if not len(content) or len(content) % length:
+        raise UsageError(f"{path}: truncated or damaged, {len(content)} bytes; expected whole records of {length}")
+    records = content.reshape(-1, length)
     return records[:, label_bytes:], records[:, label_bytes - 1].astype(np.int64)
 
 

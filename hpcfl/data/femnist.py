@@ -10,12 +10,12 @@ from pydantic import Field
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
-from hpcfl.data.base import Header, Integers, Source
+from hpcfl.base.types import Ints
+from hpcfl.data.base import Header, Scale, Source, check_clients
 from hpcfl.data.formats import leaf
-from hpcfl.data.formats.folder import folder
+from hpcfl.data.formats.files import folder
 from hpcfl.data.formats.leaf import User
 from hpcfl.data.partition import Parts, follow, iid, keep, shards
-from hpcfl.data.pixels import Scale
 from hpcfl.data.pooled import Pool, PooledFederation
 
 CLASSES, SIDE = 62, 28
@@ -31,16 +31,21 @@ class Femnist(Source):
     """
 
     name: Literal["femnist"] = "femnist"
-    first_classes: int = Field(CLASSES, ge=1, le=CLASSES, description="use only the classes below this (SRPFL: 10)")
-    merge: bool = Field(False, description="clients draw from all users' samples instead of being one user each")
-    classes: int | None = Field(None, ge=1, description="distinct classes per client, drawn at random; none: all held")
-    samples: int | None = Field(None, ge=1, description="training samples that a client keeps; none: all")
-    imbalance: int = Field(0, ge=0, description="a client keeps up to so many more, drawn uniformly")
-    scale: Scale = Field("unit", description="pixels to [0, 1] (unit) or [-1, 1] (centred)")
+    first_classes: int = Field(CLASSES, ge=1, le=CLASSES)
+    """use only the classes below this (SRPFL: 10)"""
+    merge: bool = False
+    """clients draw from all users' samples instead of being one user each"""
+    classes: int | None = Field(None, ge=1)
+    """distinct classes per client, drawn at random; none: all held"""
+    samples: int | None = Field(None, ge=1)
+    """training samples that a client keeps; none: all"""
+    imbalance: int = Field(0, ge=0)
+    """a client keeps up to so many more, drawn uniformly"""
+    scale: Scale = "unit"
+    """pixels to [0, 1] (unit) or [-1, 1] (centred)"""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
-        """Return the header of the users that so many clients are made of."""
-        return self._header(self._chosen(clients, data_dir))
+        return self._pool(self._chosen(clients, data_dir)).header
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> PooledFederation:
         """Return the clients; `seed` decides about the classes and samples that they keep.
@@ -51,23 +56,34 @@ class Femnist(Source):
             If the files are malformed, if there are too few users, or if a client has too few samples.
         """
         users = self._chosen(clients, data_dir)
-        pool = _pool(users)
-        train, test = (self._dealt if self.merge else self._own)(users, pool, clients, seed)
-        train = self._limited(pool.train_labels, train, seed)
-        return PooledFederation(
-            classes=self.first_classes,
-            train_sizes=np.array([len(part) for part in train], dtype=np.int64),
-            test_sizes=np.array([len(part) for part in test], dtype=np.int64),
-            shapes=[(1, SIDE, SIDE)] * clients,
-            pool=pool,
-            train_parts=train,
-            test_parts=test,
-            scale=self.scale,
-        )
+        pool = self._pool(users)
+        train, test = self._dealt(pool, clients, seed) if self.merge else self._own(users, pool, seed)
+        return PooledFederation.of(pool, self._limited(pool.train_labels, train, seed), test, self.scale)
+
+    def _chosen(self, clients: int, data_dir: Path | None) -> Users:
+        """Return the users whose samples are used."""
+        check_clients(clients)
+        users = self._users(data_dir)
+        if self.merge:
+            there, what = sum(len(train.labels) for train, _ in users), "training samples"
+        else:
+            needed = self.classes or 1
+            users = [pair for pair in users if len(np.unique(pair[0].labels)) >= needed]
+            there = len(users)
+            what = f"users with training samples of {needed} of the first {self.first_classes} classes"
+        if clients > there:
+            raise UsageError(f"clients = {clients}, but there are {there} {what}; did you mean {there}?")
+        return users if self.merge else users[:clients]
 
     def _users(self, data_dir: Path | None) -> Users:
         """Return all users that have training samples of the first classes; to be merged, all users."""
-        self._check_keys()
+        if self.classes is not None and self.classes > self.first_classes:
+            raise UsageError(
+                f"data.classes = {self.classes}: there are {self.first_classes} (data.first_classes); "
+                f"did you mean {self.first_classes}?"
+            )
+        if self.imbalance and self.samples is None:
+            raise UsageError(f"data.imbalance = {self.imbalance} needs data.samples, the least that a client keeps")
         home = folder(self.name, data_dir, "femnist/data", "femnist")
         train, test = (leaf.read(home / part, SIDE * SIDE, CLASSES) for part in ("train", "test"))
         if not self.merge and train.keys().isdisjoint(test):
@@ -77,63 +93,36 @@ class Femnist(Source):
         pairs = [(self._first(train.get(name, nobody)), self._first(test.get(name, nobody))) for name in names]
         return [pair for pair in pairs if self.merge or len(pair[0].labels)]
 
-    def _check_keys(self) -> None:
-        if self.classes is not None and self.classes > self.first_classes:
-            raise UsageError(
-                f"data.classes = {self.classes}: there are {self.first_classes} (data.first_classes); "
-                f"did you mean {self.first_classes}?"
-            )
-        if self.imbalance and self.samples is None:
-            raise UsageError(f"data.imbalance = {self.imbalance} needs data.samples, the least that a client keeps")
-
     def _first(self, user: User) -> User:
         kept = user.labels < self.first_classes
         return User(user.features[kept], user.labels[kept])
 
-    def _chosen(self, clients: int, data_dir: Path | None) -> Users:
-        """Return the users whose samples are used."""
-        if clients < 1:
-            raise UsageError(f"clients = {clients}: expected at least 1")
-        users = self._users(data_dir)
-        if self.merge:
-            there, what = sum(len(train.labels) for train, _ in users), "training samples"
-        else:
-            needed = self.classes or 1
-            users = [pair for pair in users if len(np.unique(pair[0].labels)) >= needed]
-            there, what = (
-                len(users),
-                f"users with training samples of {needed} of the first {self.first_classes} classes",
-            )
-        if clients > there:
-            raise UsageError(f"clients = {clients}, but there are {there} {what}; did you mean {there}?")
-        return users if self.merge else users[:clients]
+    def _pool(self, users: Users) -> Pool:
+        """Return the users' samples one after another."""
+        (train, train_labels), (test, test_labels) = (map(np.concatenate, zip(*part)) for part in zip(*users))
+        shape = (-1, 1, SIDE, SIDE)
+        return Pool(train.reshape(shape), train_labels, test.reshape(shape), test_labels, 1, self.first_classes)
 
-    def _header(self, users: Users) -> Header:
-        train, test = (sum(len(pair[part].labels) for pair in users) for part in (0, 1))
-        return Header(None, train, test, ((1, SIDE, SIDE),), self.first_classes)
-
-    def _own(self, users: Users, pool: Pool, clients: int, seed: int) -> tuple[Parts, Parts]:
+    def _own(self, users: Users, pool: Pool, seed: int) -> tuple[Parts, Parts]:
         """Return each user's samples of the classes that it keeps."""
         train, test = (
-            np.split(np.arange(len(labels)), np.cumsum([len(pair[part].labels) for pair in users])[:-1])
-            for part, labels in enumerate((pool.train_labels, pool.test_labels))
+            np.split(np.arange(len(labels)), np.cumsum([len(own.labels) for own in part])[:-1])
+            for part, labels in zip(zip(*users), (pool.train_labels, pool.test_labels))
         )
-        if self.classes is None:
-            return train, test
-        for i in range(clients):
+        for i in range(len(users) if self.classes is not None else 0):
             held = np.unique(pool.train_labels[train[i]])
             kept = keyed(seed, "classes", client=i).choice(held, self.classes, replace=False)
             train[i] = train[i][np.isin(pool.train_labels[train[i]], kept)]
             test[i] = test[i][np.isin(pool.test_labels[test[i]], kept)]
         return train, test
 
-    def _dealt(self, users: Users, pool: Pool, clients: int, seed: int) -> tuple[Parts, Parts]:
+    def _dealt(self, pool: Pool, clients: int, seed: int) -> tuple[Parts, Parts]:
         """Return parts of the merged samples, as equal as the classes allow."""
         rng, labels = keyed(seed, "partition"), pool.train_labels
         train = iid(labels, clients, rng) if self.classes is None else shards(labels, clients, self.classes, rng)
         return train, follow(pool.test_labels, [labels[part] for part in train], keyed(seed, "partition", step=1))
 
-    def _limited(self, labels: Integers, parts: Parts, seed: int) -> Parts:
+    def _limited(self, labels: Ints, parts: Parts, seed: int) -> Parts:
         """Cut each part down to the samples that a client keeps."""
         if self.samples is None:
             return parts
@@ -149,15 +138,3 @@ class Femnist(Source):
                 )
             kept.append(keep(labels, part, count, rng))
         return kept
-
-
-def _pool(users: Users) -> Pool:
-    """Return the users' samples one after another."""
-    (train_features, train_labels), (test_features, test_labels) = (
-        (
-            np.concatenate([pair[part].features for pair in users]).reshape(-1, 1, SIDE, SIDE),
-            np.concatenate([pair[part].labels for pair in users]),
-        )
-        for part in (0, 1)
-    )
-    return Pool(train_features, train_labels, test_features, test_labels, peak=1)

@@ -1,23 +1,23 @@
-"""Sources whose classes are Gaussians, and whose clients see them in feature spaces of their own.
+"""FLIC's toy problems (Rakotomamonjy et al., appendix S4): Gaussian classes, each client with its own feature space.
 
-The two toy problems of FLIC (Rakotomamonjy et al., appendix S4) derive from `Gaussians`: classes are dealt to clients,
-every class is shared out evenly among those who hold it, and each client looks at its samples in its own way.
+Classes are dealt to clients, every class is shared out evenly among those who hold it, and each client looks at its
+samples in its own way: with noisy features appended, or through a linear map.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
-from hpcfl.base.types import Floats, Shape
-from hpcfl.data.base import ClientData, Federation, Header, Integers, Source
+from hpcfl.base.types import Floats, Ints, Shape
+from hpcfl.data.base import ClientData, Federation, Header, Source, check_clients
 from hpcfl.data.partition import holders
 
 WIDE, NARROW = (0.05, 1.0), (0.15, 0.35)  # shares of their training samples that clients keep, each for half of them
@@ -25,75 +25,44 @@ WIDE, NARROW = (0.05, 1.0), (0.15, 0.35)  # shares of their training samples tha
 
 @dataclass(frozen=True, eq=False)
 class GaussianFederation(Federation):
-    """Clients whose samples are made when they are asked for.
+    """Clients whose samples are made when they are asked for, keyed by the seed and the client."""
 
-    Attributes
-    ----------
-    seed : int
-        Samples are keyed by it and by their client.
-    counts : int64 [clients, classes]
-        Samples that each client holds of each class, before any is put aside.
-    centres : float64 [classes, informative]
-        Means of the classes.
-    deviations : float64 [informative]
-        Standard deviations of all classes in each direction.
-    view : callable
-        ``view(latent, client, seed)`` turns samples ``[n, informative]`` into a client's features ``[n, k_i]``.
-    thinning : bool
-        Training samples are drawn, with replacement, from those that a client holds.
-    """
-
+    source: Gaussians
     seed: int
-    counts: Integers
-    centres: Floats
-    deviations: Floats
-    view: Callable[[Floats, int, int], Floats]
-    thinning: bool
+    counts: Ints  # [clients, classes]: samples that each client holds of each class, for training and testing
+    centres: Floats  # [classes, informative]: means of the classes
+    deviations: Floats  # [informative]: of all classes in each direction
 
     def client(self, i: int) -> ClientData:
-        """Return the samples of client `i`: its test part, and what it keeps of the others."""
         rng = keyed(self.seed, "gaussian samples", client=i)
         labels = rng.permutation(np.repeat(np.arange(self.classes), self.counts[i]))
         drawn = rng.standard_normal((len(labels), self.centres.shape[1]))
-        features = self.view(self.centres[labels] + self.deviations * drawn, i, self.seed).astype(np.float32)
+        latent = self.centres[labels] + self.deviations * drawn
+        features = self.source.view(latent, i, self.seed).astype(np.float32)
         test, train = np.split(np.arange(len(labels)), [self.test_sizes[i]])
-        if self.thinning:
+        if self.source.thinning:
             train = np.sort(keyed(self.seed, "thinned samples", client=i).choice(train, self.train_sizes[i]))
         return ClientData(features[train], labels[train], features[test], labels[test])
 
-    def server_test(self) -> None:
-        """Return None: clients have no feature space in common."""
-
 
 class Gaussians(Source):
-    """Keys of all sources whose classes are Gaussians.
-
-    Attributes
-    ----------
-    labels : int
-        How many classes there are, C.
-    classes : int
-        Classes per client; each is held by as many clients as any other, up to one.
-    informative : int
-        Dimension of the space in which the classes are drawn.
-    spread : float
-        Standard deviation of the classes' centres in each direction.
-    samples_per_class : int
-        Samples of a class, shared out evenly among its holders.
-    test_share : float
-        Part of a client's samples that is put aside for testing, before the others are thinned.
-    thinning : bool
-        Clients keep a random share of their training samples, uniform on 5 to 100 % for about half of them and on
-        15 to 35 % for the others; the samples kept are drawn with replacement, and small clients may lose a class.
-    """
+    """Keys of all sources whose classes are Gaussians."""
 
     labels: int = Field(20, ge=1)
+    """how many classes there are, C"""
     classes: int = Field(3, ge=1)
+    """classes per client; each is held by as many clients as any other, up to one"""
     informative: int = Field(5, ge=1)
+    """dimension of the space in which the classes are drawn"""
     spread: float = Field(gt=0)
+    """standard deviation of the classes' centres in each direction"""
     samples_per_class: int = Field(2000, ge=1)
+    """samples of a class, shared out evenly among its holders"""
     test_share: float = Field(0.2, ge=0, lt=1)
+    """part of a client's samples that is put aside for testing, before the others are thinned"""
     thinning: bool = True
+    """clients keep a random share of their training samples, uniform on 5 to 100 % for about half of them and on
+    15 to 35 % for the others; the samples kept are drawn with replacement, and small clients may lose a class"""
 
     @abstractmethod
     def widths(self) -> tuple[int, int]:
@@ -111,18 +80,10 @@ class Gaussians(Source):
         """Return how many features a client has, k_i."""
         return drawn_width(*self.widths(), client, seed)
 
-    def header(self, data_dir: Path | None) -> Header:
-        """Return the sizes before thinning, and the narrowest and the widest shape that clients may have."""
-        if self.classes > self.labels:
-            raise UsageError(
-                f"data.classes: expected at most data.labels = {self.labels}, got {self.classes}; "
-                f"did you mean {self.labels}?"
-            )
-        return self._sized(self.labels)
-
     def check(self, clients: int, data_dir: Path | None) -> Header:
-        """Return the header after checking that every holder of a class gets a sample of it."""
-        super().check(clients, data_dir)
+        check_order("data.classes", self.classes, "data.labels", self.labels)
+        shapes = extremes(*self.widths())
+        check_clients(clients)
         dealt = clients * self.classes
         if dealt > self.labels * self.samples_per_class:
             most = -(-dealt // self.labels)
@@ -131,43 +92,100 @@ class Gaussians(Source):
                 f"a class (data.classes = {self.classes} of data.labels = {self.labels} each), got "
                 f"{self.samples_per_class}; did you mean {most}?"
             )
-        return self._sized(min(self.labels, dealt))
-
-    def _sized(self, used: int) -> Header:
-        total = used * self.samples_per_class
+        total = min(self.labels, dealt) * self.samples_per_class
         test = round(self.test_share * total)
-        return Header(None, total - test, test, extremes(*self.widths()), self.labels)
+        return Header(None, total - test, test, shapes, self.labels)  # before thinning
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> GaussianFederation:
-        """Return the clients; who holds what is known, no sample is drawn yet."""
         self.check(clients, data_dir)
         counts = self._dealt(clients, seed)
         sizes = counts.sum(axis=1)
         test = np.minimum(np.rint(self.test_share * sizes).astype(np.int64), sizes - 1)
-        centres = self.spread * keyed(seed, "centres").standard_normal((self.labels, self.informative))
         return GaussianFederation(
             classes=self.labels,
             train_sizes=thinned(sizes - test, seed) if self.thinning else sizes - test,
             test_sizes=test,
             shapes=[(self.width(i, seed),) for i in range(clients)],
+            source=self,
             seed=seed,
             counts=counts,
-            centres=centres,
+            centres=self.spread * keyed(seed, "centres").standard_normal((self.labels, self.informative)),
             deviations=self.deviations(seed),
-            view=self.view,
-            thinning=self.thinning,
         )
 
-    def _dealt(self, clients: int, seed: int) -> Integers:
+    def _dealt(self, clients: int, seed: int) -> Ints:
         """Return how many samples each client holds of each class, int64 [clients, C]."""
         pool = np.full(self.labels, self.samples_per_class)
         holds = holders(pool, clients, self.classes, keyed(seed, "partition"))
         share, rest = np.divmod(pool, np.maximum(holds.sum(axis=0), 1))
-        counts: Integers = np.where(holds, share + (holds.cumsum(axis=0) <= rest), 0)
+        counts: Ints = np.where(holds, share + (holds.cumsum(axis=0) <= rest), 0)
         return counts
 
 
-def thinned(sizes: Integers, seed: int) -> Integers:
+class NoisyFeatures(Gaussians):
+    """FLIC's toy problem "noisy features": to each client's samples a number of standard normal features is appended.
+
+    Classes are ``N(centre, I)``.
+    """
+
+    name: Literal["noisy_features"] = "noisy_features"
+    spread: float = Field(0.8, gt=0)
+    """standard deviation of the classes' centres in each direction"""
+    least_noise: int = Field(1, ge=0)
+    """least number of appended features, which is uniform over clients"""
+    most_noise: int = Field(10, ge=0)
+    """largest number of appended features"""
+
+    def widths(self) -> tuple[int, int]:
+        check_order("data.least_noise", self.least_noise, "data.most_noise", self.most_noise)
+        return self.informative + self.least_noise, self.informative + self.most_noise
+
+    def view(self, latent: Floats, client: int, seed: int) -> Floats:
+        spurious = self.width(client, seed) - self.informative
+        noise = keyed(seed, "spurious features", client=client).standard_normal((len(latent), spurious))
+        return np.hstack([latent, noise])
+
+
+class LinearMapping(Gaussians):
+    """FLIC's toy problem "linear mapping": each client sees ``x M_i``, M_i a matrix of standard normal entries.
+
+    Its width is the client's own, too.
+    """
+
+    name: Literal["linear_mapping"] = "linear_mapping"
+    spread: float = Field(0.5, gt=0)
+    """standard deviation of the classes' centres in each direction"""
+    covariance: Literal["diagonal", "identity"] = "diagonal"
+    """of all classes alike; diagonal: independent directions, their variances drawn by the seed"""
+    least_variance: float = Field(0.5, gt=0)
+    """least of the variances (diagonal), which are uniform over directions"""
+    most_variance: float = Field(1.5, gt=0)
+    """largest of the variances (diagonal)"""
+    least: int = Field(5, ge=1)
+    """least number of features, which is uniform over clients"""
+    most: int = Field(50, ge=1)
+    """largest number of features"""
+
+    def widths(self) -> tuple[int, int]:
+        check_order("data.least_variance", self.least_variance, "data.most_variance", self.most_variance)
+        check_order("data.least", self.least, "data.most", self.most)
+        return self.least, self.most
+
+    def deviations(self, seed: int) -> Floats:
+        if self.covariance == "identity":
+            return super().deviations(seed)
+        rng = keyed(seed, "variances")
+        return np.sqrt(rng.uniform(self.least_variance, self.most_variance, self.informative))
+
+    def matrix(self, client: int, seed: int) -> Floats:
+        """Return a client's matrix M_i, ``[informative, k_i]``."""
+        return keyed(seed, "linear map", client=client).standard_normal((self.informative, self.width(client, seed)))
+
+    def view(self, latent: Floats, client: int, seed: int) -> Floats:
+        return latent @ self.matrix(client, seed)
+
+
+def thinned(sizes: Ints, seed: int) -> Ints:
     """Return how many of their training samples clients keep, at least one each.
 
     As in the code that FLIC's authors released: a share drawn from `WIDE` or from `NARROW`, with equal chances.
@@ -184,13 +202,12 @@ def drawn_width(least: int, most: int, client: int, seed: int) -> int:
     return int(keyed(seed, "features", client=client).integers(least, most, endpoint=True))
 
 
-def ordered(least: int, most: int, keys: tuple[str, str] = ("least", "most")) -> tuple[int, int]:
-    """Return the range; UsageError where it is reversed."""
-    if least > most:
-        raise UsageError(f"data.{keys[0]}: expected at most data.{keys[1]} = {most}, got {least}; did you mean {most}?")
-    return least, most
-
-
 def extremes(least: int, most: int) -> tuple[Shape, ...]:
     """Return the narrowest and the widest shape of features; one where these are equal."""
     return tuple((width,) for width in sorted({least, most}))
+
+
+def check_order(key: str, value: float, limit_key: str, limit: float) -> None:
+    """Refuse a key's value above another key's."""
+    if value > limit:
+        raise UsageError(f"{key}: expected at most {limit_key} = {limit}, got {value}; did you mean {limit}?")

@@ -1,16 +1,22 @@
-"""MNIST (LeCun et al. 1998): 60000 training and 10000 test images of digits, from IDX files."""
+"""MNIST (LeCun et al. 1998) and EMNIST (Cohen et al. 2017): handwritten digits and letters, 28 x 28, from IDX files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from pydantic import Field
+
 from hpcfl.base.errors import UsageError
-from hpcfl.data.base import Header
+from hpcfl.base.types import Ints
+from hpcfl.data.base import Pixels
 from hpcfl.data.formats import idx
+from hpcfl.data.formats.files import folder
 from hpcfl.data.pooled import Pool, Pooled
 
-CLASSES, SIDE, PEAK = 10, 28, 255
+CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
+SIDE, PEAK = 28, 255
 
 
 class Mnist(Pooled):
@@ -18,37 +24,34 @@ class Mnist(Pooled):
 
     name: Literal["mnist"] = "mnist"
 
-    def pool_header(self, data_dir: Path | None) -> Header:
-        """Return the sizes that the files' headers give."""
-        counts = {}
-        for part in ("train", "t10k"):
-            images, labels = idx.find(_folder(data_dir), part)
-            counts[part], *sides = idx.read_sizes(images, labels)
-            if sides != [SIDE, SIDE]:
-                raise UsageError(f"{images}: {sides[0]} x {sides[1]} pixels, expected {SIDE} x {SIDE}")
-        return Header(None, counts["train"], counts["t10k"], ((1, SIDE, SIDE),), CLASSES)
+    def load(self, seed: int, data_dir: Path | None) -> Pool:
+        home = folder(self.name, data_dir, "mnist")
+        (images, labels), (tests, test_labels) = (idx.read_pair(home, part, SIDE, 10) for part in ("train", "t10k"))
+        return Pool(images[:, None], labels, tests[:, None], test_labels, PEAK, 10)
 
-    def verify(self, data_dir: Path | None) -> None:
-        """Read all files to their ends."""
-        for part in ("train", "t10k"):
-            images, labels = idx.find(_folder(data_dir), part)
-            idx.verify(images)
-            idx.read_labels(labels, CLASSES)
+
+class Emnist(Pooled):
+    """The folder ``emnist/`` of the data folder: the IDX files of a split as distributed, plain or gzipped."""
+
+    name: Literal["emnist"] = "emnist"
+    split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = "balanced"
+    """which of the published subsets: files emnist-<split>-train-images-idx3-ubyte, ..."""
+    first_classes: int | None = Field(None, ge=1)
+    """use only the classes below this number (SRPFL: 10)"""
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
-        """Return the images as distributed; `seed` has no effect."""
-        train_images, train_labels = idx.find(_folder(data_dir), "train")
-        test_images, test_labels = idx.find(_folder(data_dir), "t10k")
-        return Pool(
-            idx.read_images(train_images)[:, None],
-            idx.read_labels(train_labels, CLASSES),
-            idx.read_images(test_images)[:, None],
-            idx.read_labels(test_labels, CLASSES),
-            PEAK,
-        )
+        most = CLASSES[self.split]
+        if self.first_classes is not None and self.first_classes > most:
+            raise UsageError(
+                f"data.first_classes = {self.first_classes}: split '{self.split}' has {most}; did you mean {most}?"
+            )
+        home = folder(self.name, data_dir, "emnist")
+        return Pool(*self._read(home, "train"), *self._read(home, "test"), PEAK, self.first_classes or most)
 
-
-def _folder(data_dir: Path | None) -> Path:
-    if data_dir is None:
-        raise UsageError("data.name = 'mnist': --data-dir or HPCFL_DATA must name the folder of mnist/")
-    return data_dir / "mnist"
+    def _read(self, home: Path, part: str) -> tuple[Pixels, Ints]:
+        """Return a part's images, upright as MNIST's, of the first classes."""
+        most, first = CLASSES[self.split], 1 if self.split == "letters" else 0
+        images, labels = idx.read_pair(home, f"emnist-{self.split}-{part}", SIDE, most, first)
+        pixels = np.ascontiguousarray(images.transpose(0, 2, 1))  # the files hold columns before rows
+        kept = labels < (self.first_classes or most)
+        return pixels[kept, None], labels[kept]

@@ -1,6 +1,7 @@
 """Cutting one pool of labelled samples into disjoint parts, one per client.
 
-Every function returns the clients' sample indices in ascending order; all draws are the given generator's.
+Every cut returns the clients' sample indices in ascending order, a list of int64 ``[n_i]``; all draws are the given
+generator's. Labels are int64 ``[n]``, classes ``0 .. C - 1``.
 """
 
 from __future__ import annotations
@@ -9,55 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcfl.base.errors import UsageError
-from hpcfl.data.base import Integers
+from hpcfl.base.types import Floats, Ints
 
-Parts = list[Integers]
-Weights = NDArray[np.float64]
+Parts = list[Ints]
+Holds = NDArray[np.bool_]
 
 
-def iid(labels: Integers, clients: int, rng: np.random.Generator) -> Parts:
-    """Give every client equally many samples, drawn without regard to labels.
-
-    The ``len(labels) % clients`` samples that remain (at most ``clients - 1``) are left out.
-
-    Parameters
-    ----------
-    labels : int64 [n]
-        Only their number matters.
-    clients : int
-        Number of parts; with more clients than samples all parts are empty.
-    rng : numpy.random.Generator
-        Source of the permutation.
-
-    Returns
-    -------
-    list of int64 [n // clients]
-    """
+def iid(labels: Ints, clients: int, rng: np.random.Generator) -> Parts:
+    """Give every client equally many samples, without regard to labels; ``n % clients`` samples are left out."""
     size = len(labels) // clients
     order = rng.permutation(len(labels))[: size * clients]
     return list(np.sort(order.reshape(clients, size), axis=1))
 
 
-def shards(labels: Integers, clients: int, classes: int, rng: np.random.Generator) -> Parts:
+def shards(labels: Ints, clients: int, classes: int, rng: np.random.Generator) -> Parts:
     """Give every client samples of exactly `classes` distinct classes.
 
     Each class is held by about ``clients * classes / C`` clients. All samples of a class that is held are
     given away, in shares such that the clients' sizes differ by no more than rounding wherever the classes
-    allow it. Classes are left out only where ``clients * classes < C``.
-
-    Parameters
-    ----------
-    labels : int64 [n]
-        Classes ``0 .. C - 1``.
-    clients, classes : int
-        Number of parts, and of distinct classes in each.
-    rng : numpy.random.Generator
-        Decides who holds which class and which samples.
-
-    Raises
-    ------
-    UsageError
-        If the classes are too few or too small for every client to have a sample of each of its classes.
+    allow it. Classes are left out only where ``clients * classes < C``. UsageError as of `holders`.
     """
     counts = np.bincount(labels)
     holds = holders(counts, clients, classes, rng)
@@ -65,36 +36,11 @@ def shards(labels: Integers, clients: int, classes: int, rng: np.random.Generato
     return _deal(labels, holds + _apportion(_even_rows(holds, spare), spare), rng)
 
 
-def holders(counts: Integers, clients: int, classes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Decide who holds which class, bool [clients, C]: `classes` distinct ones each, all classes as often as can be.
-
-    Parameters
-    ----------
-    counts : int64 [C]
-        Samples of each class; no class has more holders than samples.
-    clients, classes : int
-        Number of clients, and of distinct classes that each is dealt.
-    rng : numpy.random.Generator
-        Decides who holds what.
-
-    Raises
-    ------
-    UsageError
-        If the classes are too few or too small.
-    """
-    return _holders(_quotas(counts, clients, classes, rng), clients, classes, rng)
-
-
-def grouped(labels: Integers, clients: int, classes: int, groups: int, rng: np.random.Generator) -> Parts:
+def grouped(labels: Ints, clients: int, classes: int, groups: int, rng: np.random.Generator) -> Parts:
     """Give each block of clients classes of its own, and within it every client `classes` of these, as `shards` does.
 
     Clients and classes are cut in their order into `groups` parts as equal as can be (SRPFL, appendix C: correlated
-    heterogeneity).
-
-    Raises
-    ------
-    UsageError
-        If a group's classes are too few or too small for its clients.
+    heterogeneity). UsageError if a group's classes are too few or too small for its clients.
     """
     parts: Parts = []
     present = np.unique(labels)
@@ -109,23 +55,12 @@ def grouped(labels: Integers, clients: int, classes: int, groups: int, rng: np.r
     return parts
 
 
-def dirichlet(labels: Integers, clients: int, alpha: float, rng: np.random.Generator) -> Parts:
+def dirichlet(labels: Ints, clients: int, alpha: float, rng: np.random.Generator) -> Parts:
     """Give every client equally many samples, of classes in proportions ``q_i ~ Dir(alpha * p)``.
 
     As in Hsu et al. (2019), `p` holds the classes' shares of the pool and sums to 1; codes that draw from
     ``Dir(a, ..., a)`` over C balanced classes correspond to ``alpha = C * a``. A class that runs out is
     replaced by the client's others. At most ``clients - 1`` samples are left out.
-
-    Parameters
-    ----------
-    labels : int64 [n]
-        Classes ``0 .. C - 1``; ``n >= clients`` gives every client at least one sample.
-    clients : int
-        Number of parts.
-    alpha : float
-        Concentration: small for one class per client, large for the pool's proportions.
-    rng : numpy.random.Generator
-        Source of the proportions and of the samples.
     """
     left = np.bincount(labels)
     present = left > 0
@@ -138,55 +73,32 @@ def dirichlet(labels: Integers, clients: int, alpha: float, rng: np.random.Gener
     return _deal(labels, counts, rng)
 
 
-def follow(labels: Integers, moulds: list[Integers], rng: np.random.Generator) -> Parts:
+def follow(labels: Ints, moulds: list[Ints], rng: np.random.Generator) -> Parts:
     """Cut a second pool like a first: class c goes to the clients in proportion to what they hold of it.
 
-    Parameters
-    ----------
-    labels : int64 [n]
-        Labels of the pool to be cut.
-    moulds : list of int64 [n_i]
-        Labels of each client's part of the first pool; classes in none of them are left out.
-    rng : numpy.random.Generator
-        Decides which samples.
+    `moulds` are the labels of each client's part of the first pool; classes in none of them are left out.
     """
     width = 1 + max(int(part.max(initial=0)) for part in [labels, *moulds])
     weights = np.stack([np.bincount(part, minlength=width) for part in moulds]).astype(np.float64)
     return _deal(labels, _apportion(weights, np.bincount(labels, minlength=width)), rng)
 
 
-def thin(labels: Integers, parts: Parts, law: str, spread: float, rng: np.random.Generator) -> Parts:
+def thin(labels: Ints, parts: Parts, law: str, spread: float, rng: np.random.Generator) -> Parts:
     """Make the parts unequal: each keeps a random share of its samples, the largest share being all.
 
-    Parameters
-    ----------
-    labels : int64 [n]
-        Labels of the pool.
-    parts : list of int64 [n_i]
-        What the clients would hold; each class in a part keeps at least one sample.
-    law : {"log-normal", "uniform"}
-        Shares in proportion to ``exp(spread * z)``, ``z ~ N(0, 1)``, or to ``1 - spread * u``, ``u ~ U[0, 1)``.
-    spread : float
-        Above 0; at most 1 for ``"uniform"``.
-    rng : numpy.random.Generator
-        Source of the shares and of the samples that are kept.
+    Shares are in proportion to ``exp(spread * z)``, ``z ~ N(0, 1)`` (`law` "log-normal"), or to ``1 - spread * u``,
+    ``u ~ U[0, 1)`` ("uniform"). Each class in a part keeps at least one sample.
     """
-    shares = _shares(len(parts), law, spread, rng)
+    if law == "log-normal":
+        drawn = rng.standard_normal(len(parts))
+        shares = np.exp(spread * (drawn - drawn.max()))  # exp of what is at most 0 does not overflow
+    else:
+        shares = 1 - spread * rng.random(len(parts))
+        shares /= shares.max()
     return [keep(labels, part, round(share * len(part)), rng) for part, share in zip(parts, shares)]
 
 
-def _shares(count: int, law: str, spread: float, rng: np.random.Generator) -> Weights:
-    """Return so many shares, the largest 1."""
-    if law == "log-normal":
-        drawn = rng.standard_normal(count)
-        shares: Weights = np.exp(spread * (drawn - drawn.max()))  # exp of what is at most 0 does not overflow
-    else:
-        shares = 1 - spread * rng.random(count)
-        shares /= shares.max()
-    return shares
-
-
-def keep(labels: Integers, part: Integers, count: int, rng: np.random.Generator) -> Integers:
+def keep(labels: Ints, part: Ints, count: int, rng: np.random.Generator) -> Ints:
     """Return `count` random samples of a part in ascending order, at least one of each class that it holds."""
     order = rng.permutation(part)
     _, firsts = np.unique(labels[order], return_index=True)
@@ -194,7 +106,35 @@ def keep(labels: Integers, part: Integers, count: int, rng: np.random.Generator)
     return np.sort(order[: max(count, len(firsts))])
 
 
-def _quotas(counts: Integers, clients: int, classes: int, rng: np.random.Generator) -> Integers:
+def turns(labels: Ints, count: int, rng: np.random.Generator) -> Ints:
+    """Return `count` of the samples such that classes take turns: class 0, 1, …, then again, as long as each lasts.
+
+    Any first r of them are of as many classes as can be, and are the first r of any greater `count`.
+    """
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    kinds = labels[order]
+    turn = np.arange(len(order)) - np.searchsorted(kinds, kinds)  # how many of its class come before
+    return order[np.lexsort((kinds, turn))[:count]]
+
+
+def holders(counts: Ints, clients: int, classes: int, rng: np.random.Generator) -> Holds:
+    """Decide who holds which class, bool [clients, C]: `classes` distinct ones each, all classes as often as can be.
+
+    No class has more holders than samples, `counts` int64 [C]; UsageError if the classes are too few or too small.
+    """
+    left = _quotas(counts, clients, classes, rng)
+    holds = np.zeros((clients, len(counts)), dtype=np.bool_)
+    for row in holds:
+        # Largest remaining quota first never leaves a client too few distinct classes (Gale and Ryser).
+        picked = np.lexsort((rng.random(len(left)), -left))[:classes]
+        row[picked] = True
+        left[picked] -= 1
+    # Neighbours were dealt complementary classes: permute, lest client ids tell who resembles whom.
+    return rng.permutation(holds)
+
+
+def _quotas(counts: Ints, clients: int, classes: int, rng: np.random.Generator) -> Ints:
     """Return how many clients hold each class: the most even numbers that class sizes and clients allow."""
     limit = np.minimum(counts, clients)
     total = clients * classes
@@ -214,20 +154,7 @@ def _quotas(counts: Integers, clients: int, classes: int, rng: np.random.Generat
     return quotas
 
 
-def _holders(quotas: Integers, clients: int, classes: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Return who holds which class, bool [clients, C], given how many clients hold each."""
-    left = quotas.copy()
-    holds = np.zeros((clients, len(quotas)), dtype=np.bool_)
-    for row in holds:
-        # Largest remaining quota first never leaves a client too few distinct classes (Gale and Ryser).
-        picked = np.lexsort((rng.random(len(left)), -left))[:classes]
-        row[picked] = True
-        left[picked] -= 1
-    # Neighbours were dealt complementary classes: permute, lest client ids tell who resembles whom.
-    return rng.permutation(holds)
-
-
-def _even_rows(holds: NDArray[np.bool_], totals: Integers) -> Weights:
+def _even_rows(holds: Holds, totals: Ints) -> Floats:
     """Scale the pattern `holds` to column sums `totals` and rows as equal as it allows (Sinkhorn)."""
     weights = holds.astype(np.float64)
     share = totals.sum() / len(holds)
@@ -240,7 +167,7 @@ def _even_rows(holds: NDArray[np.bool_], totals: Integers) -> Weights:
     return weights
 
 
-def _apportion(weights: Weights, totals: Integers) -> Integers:
+def _apportion(weights: Floats, totals: Ints) -> Ints:
     """Scale each column to its total and round to integers; what rounding owes a row, its next column gets.
 
     Returns int64 [clients, C]: zero where `weights` is; columns sum to `totals`, or 0 where without weight.
@@ -260,7 +187,7 @@ def _apportion(weights: Weights, totals: Integers) -> Integers:
     return counts
 
 
-def _draw(wanted: Weights, left: Integers, size: int, rng: np.random.Generator) -> Integers:
+def _draw(wanted: Floats, left: Ints, size: int, rng: np.random.Generator) -> Ints:
     """Draw `size` labels in proportions `wanted` from a pool that has `left` of each; return counts [C]."""
     taken = np.zeros_like(left)
     while size > 0:
@@ -273,7 +200,7 @@ def _draw(wanted: Weights, left: Integers, size: int, rng: np.random.Generator) 
     return taken
 
 
-def _deal(labels: Integers, counts: Integers, rng: np.random.Generator) -> Parts:
+def _deal(labels: Ints, counts: Ints, rng: np.random.Generator) -> Parts:
     """Give client i ``counts[i, c]`` random samples of each class c."""
     samples, owners = [], []
     for c in range(counts.shape[1]):

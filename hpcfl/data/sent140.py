@@ -5,57 +5,41 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
-from hpcfl.data.base import ClientData, Features, Federation, Header, Integers, Source
+from hpcfl.base.types import Ints
+from hpcfl.data.base import ClientData, Features, Federation, Header, Source, check_clients, lengths
 from hpcfl.data.formats import glove
-from hpcfl.data.formats.folder import check_last_line, folder
+from hpcfl.data.formats.files import folder, opened_lines
 
 COLUMNS = "polarity, id, date, query, user, text"
-POLARITY = {"0": 0, "2": None, "4": 1}
-"""Label of each polarity; neutral tweets are left out."""
-Tweets = list[tuple[str, int]]
-"""Text and label of each of a user's tweets, in order of the file."""
+POLARITY = {"0": 0, "2": None, "4": 1}  # label of each polarity; neutral tweets are left out
+Tweets = list[tuple[str, int]]  # text and label of each of a user's tweets, in order of the file
 
 
 @dataclass(frozen=True, eq=False)
 class Sent140Federation(Federation):
-    """Tweets as rows of a table of vectors, looked up when a client is asked for.
+    """Tweets as rows of a table of vectors, looked up when a client is asked for."""
 
-    Attributes
-    ----------
-    vectors : float32 [words, dim]
-        Row 0 is zero: padding, and words that are not known.
-    tokens : list of int64 [n_i, length]
-        Rows of `vectors` for the words of each client's tweets.
-    labels : list of int64 [n_i]
-    train_parts, test_parts : list of int64
-        Which of a client's tweets belong to either part.
-    """
-
-    vectors: Features
-    tokens: list[Integers]
-    labels: list[Integers]
-    train_parts: list[Integers]
-    test_parts: list[Integers]
+    vectors: Features  # [words, dim]; row 0 is zero: padding, and words that are not known
+    tokens: list[Ints]  # [n_i, length] per client: rows of `vectors` for the words of its tweets
+    labels: list[Ints]
+    train_parts: list[Ints]  # which of a client's tweets belong to either part
+    test_parts: list[Ints]
 
     def client(self, i: int) -> ClientData:
         """Return the samples of client `i`, features ``[n, length, dim]``."""
         train, test, tokens, labels = self.train_parts[i], self.test_parts[i], self.tokens[i], self.labels[i]
         return ClientData(self.vectors[tokens[train]], labels[train], self.vectors[tokens[test]], labels[test])
-
-    def server_test(self) -> None:
-        """Return None: there is no global test set."""
 
 
 class Sent140(Source):
@@ -66,31 +50,32 @@ class Sent140(Source):
     """
 
     name: Literal["sent140"] = "sent140"
-    file: str = Field("training.1600000.processed.noemoticon.csv", min_length=1, description="the tweets")
-    glove: str = Field("glove.6B.100d.txt", min_length=1, description="the word vectors, of any dimension")
-    min_samples: int = Field(10, ge=1, description="users with fewer tweets are no clients")
-    length: int = Field(25, ge=1, description="words of a tweet that are used; shorter ones are padded with zeros")
-    vocabulary: int = Field(10000, ge=1, description="the most frequent words of the clients' tweets; others are zeros")
+    file: str = Field("training.1600000.processed.noemoticon.csv", min_length=1)
+    """the tweets"""
+    glove: str = Field("glove.6B.100d.txt", min_length=1)
+    """the word vectors, of any dimension"""
+    min_samples: int = Field(10, ge=1)
+    """users with fewer tweets are no clients"""
+    length: int = Field(25, ge=1)
+    """words of a tweet that are used; shorter ones are padded with zeros"""
+    vocabulary: int = Field(10000, ge=1)
+    """the most frequent words of the clients' tweets; others are zeros"""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
-        """Return the header of the clients' tweets after reading all of both files."""
-        home = folder(self.name, data_dir, "sent140")
-        users = self._chosen(clients, home)
-        _, vectors = self._vectors(users, home)
-        return self._header(users, vectors.shape[1])
+        users, _, vectors = self._read(clients, data_dir)
+        test = sum(map(_tests, users))
+        return Header(None, sum(map(len, users)) - test, test, ((self.length, vectors.shape[1]),), 2)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> Sent140Federation:
         """Return the clients; `seed` decides which of their tweets are for testing."""
-        home = folder(self.name, data_dir, "sent140")
-        users = self._chosen(clients, home)
-        rows, vectors = self._vectors(users, home)
+        users, rows, vectors = self._read(clients, data_dir)
         orders = [keyed(seed, "split", client=i).permutation(len(tweets)) for i, tweets in enumerate(users)]
         test = [np.sort(order[: _tests(order)]) for order in orders]
         train = [np.sort(order[_tests(order) :]) for order in orders]
         return Sent140Federation(
             classes=2,
-            train_sizes=np.array([len(part) for part in train], dtype=np.int64),
-            test_sizes=np.array([len(part) for part in test], dtype=np.int64),
+            train_sizes=lengths(train),
+            test_sizes=lengths(test),
             shapes=[(self.length, vectors.shape[1])] * clients,
             vectors=vectors,
             tokens=[self._tokens(tweets, rows) for tweets in users],
@@ -99,28 +84,22 @@ class Sent140(Source):
             test_parts=test,
         )
 
-    def _users(self, home: Path) -> list[Tweets]:
-        """Return the tweets of each user that has enough of them, most first."""
+    def _read(self, clients: int, data_dir: Path | None) -> tuple[list[Tweets], dict[str, int], Features]:
+        """Return the clients' tweets, the row of each known word, and the vectors."""
+        home = folder(self.name, data_dir, "sent140")
+        check_clients(clients)
         tweets: dict[str, Tweets] = {}
         for user, text, label in _rows(home / self.file):
             tweets.setdefault(user, []).append((text, label))
         names = [name for name, own in tweets.items() if len(own) >= self.min_samples]
-        return [tweets[name] for name in sorted(names, key=lambda name: (-len(tweets[name]), name))]
-
-    def _chosen(self, clients: int, home: Path) -> list[Tweets]:
-        if clients < 1:
-            raise UsageError(f"clients = {clients}: expected at least 1")
-        users = self._users(home)
-        if clients > len(users):
+        if clients > len(names):
             raise UsageError(
-                f"clients = {clients}, but {home / self.file} has {len(users)} users of at least "
-                f"data.min_samples = {self.min_samples} tweets; did you mean {len(users)}?"
+                f"clients = {clients}, but {home / self.file} has {len(names)} users of at least "
+                f"data.min_samples = {self.min_samples} tweets; did you mean {len(names)}?"
             )
-        return users[:clients]
-
-    def _header(self, users: list[Tweets], dim: int) -> Header:
-        test = sum(_tests(tweets) for tweets in users)
-        return Header(None, sum(map(len, users)) - test, test, ((self.length, dim),), 2)
+        names.sort(key=lambda name: (-len(tweets[name]), name))
+        users = [tweets[name] for name in names[:clients]]
+        return users, *self._vectors(users, home)
 
     def _vectors(self, users: list[Tweets], home: Path) -> tuple[dict[str, int], Features]:
         """Return the row of each known word, and the vectors."""
@@ -132,7 +111,7 @@ class Sent140(Source):
         vectors = np.stack([np.zeros(dim, dtype=np.float32), *(found[word] for word in known)])
         return {word: row for row, word in enumerate(known, start=1)}, vectors
 
-    def _tokens(self, tweets: Tweets, rows: dict[str, int]) -> Integers:
+    def _tokens(self, tweets: Tweets, rows: dict[str, int]) -> Ints:
         """Return the rows of the tweets' words, ``[n, length]``."""
         tokens = np.zeros((len(tweets), self.length), dtype=np.int64)
         for own, (text, _) in zip(tokens, tweets):
@@ -146,26 +125,20 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
-def _tests(tweets: Tweets | NDArray[np.int64]) -> int:
+def _tests(tweets: Sized) -> int:
     """Return how many of a user's tweets are for testing."""
     return len(tweets) // 5
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str, int]]:
     """Yield user, text and label of each tweet that is not neutral."""
-    try:
-        check_last_line(path)
-        with path.open(encoding="latin-1", newline="") as file:
-            reader = csv.reader(file)
-            for row in reader:
-                where = f"{path}: line {reader.line_num}"
-                if len(row) != 6:
-                    raise UsageError(f"{where} has {len(row)} columns, expected 6 ({COLUMNS})")
-                if row[0] not in POLARITY:
-                    raise UsageError(f"{where}: polarity {row[0][:40]!r}, expected 0, 2 or 4")
-                if (label := POLARITY[row[0]]) is not None:
-                    yield row[4], row[5], label
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
-    except (OSError, csv.Error) as error:
-        raise UsageError(f"{path}: truncated or damaged, expected CSV ({error})") from None
+    with opened_lines(path, "CSV", "latin-1", "", csv.Error) as file:
+        reader = csv.reader(file)
+        for row in reader:
+            where = f"{path}: line {reader.line_num}"
+            if len(row) != 6:
+                raise UsageError(f"{where} has {len(row)} columns, expected 6 ({COLUMNS})")
+            if row[0] not in POLARITY:
+                raise UsageError(f"{where}: polarity {row[0][:40]!r}, expected 0, 2 or 4")
+            if (label := POLARITY[row[0]]) is not None:
+                yield row[4], row[5], label

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from math import floor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from hpcfl.base.errors import UsageError
-from hpcfl.data.base import ClientData, Federation, Header, Integers, Source
-from hpcfl.data.digits import Digits
+from hpcfl.base.types import Ints
+from hpcfl.data.base import ClientData, Federation, Header, Scale, Source
+from hpcfl.data.bundled import Digits
 from hpcfl.data.mnist import Mnist
-from hpcfl.data.pixels import Scale
 from hpcfl.data.pooled import Pooled, PooledFederation
 from hpcfl.data.usps import Usps
 
@@ -33,26 +33,14 @@ POOLS: dict[str, Callable[..., Pooled]] = {
 
 @dataclass(frozen=True, eq=False)
 class TwoDomains(Federation):
-    """Clients of two pools.
+    """Clients of two pools."""
 
-    Attributes
-    ----------
-    domains : int64 [clients]
-        0 where a client holds images of the first domain, 1 where of the second.
-    dealt : pair of PooledFederation
-        Each domain's own clients, in the order in which they come among all.
-    """
-
-    domains: Integers
-    dealt: tuple[PooledFederation, PooledFederation]
+    domains: Ints  # [clients]: 0 where a client holds images of the first domain, 1 where of the second
+    pools: list[PooledFederation]  # each domain's own clients, in the order in which they come among all
 
     def client(self, i: int) -> ClientData:
-        """Return the samples of client `i`."""
         domain = int(self.domains[i])
-        return self.dealt[domain].client(int((self.domains[:i] == domain).sum()))
-
-    def server_test(self) -> None:
-        """Return None: no test set suits the models of both domains."""
+        return self.pools[domain].client(int((self.domains[:i] == domain).sum()))
 
 
 class TwoDigits(Source):
@@ -65,33 +53,38 @@ class TwoDigits(Source):
     """
 
     name: Literal["two_digits"] = "two_digits"
-    first: Domain = Field("mnist", description="domain of a share of the clients: mnist, usps, digits, digits-4x4")
-    second: Domain = Field("digits", description="another domain, of all other clients")
-    share: float = Field(0.5, gt=0, lt=1, description="share of the clients in the first domain")
-    classes: int = Field(3, ge=1, le=CLASSES, description="distinct classes per client (FLIC: 3 or 5)")
-    train_samples: int | None = Field(None, ge=1, description="use only so many training samples of each domain")
-    scale: Scale = Field("unit", description="pixels to [0, 1] (unit) or [-1, 1] (centred)")
+    first: Domain = "mnist"
+    """domain of a share of the clients: mnist, usps, digits, digits-4x4"""
+    second: Domain = "digits"
+    """another domain, of all other clients"""
+    share: float = Field(0.5, gt=0, lt=1)
+    """share of the clients in the first domain"""
+    classes: int = Field(3, ge=1, le=CLASSES)
+    """distinct classes per client (FLIC: 3 or 5)"""
+    train_samples: int | None = Field(None, ge=1)
+    """use only so many training samples of each domain"""
+    scale: Scale = "unit"
+    """pixels to [0, 1] (unit) or [-1, 1] (centred)"""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
-        """Return the header, a shape for each client, after reading all files of both domains."""
         found = []
         for at, number in enumerate(self._numbers(clients)):
-            with self._named(at):
-                found.append(self._pool(at).check(number, data_dir))
+            with self._domain(at) as source:
+                found.append(source.check(number, data_dir))
         shapes = tuple(found[domain].shapes[0] for domain in self._domains(clients))
         return Header(None, sum(own.train for own in found), sum(own.test for own in found), shapes, CLASSES)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> TwoDomains:
         """Return the clients; both domains are cut by `seed`, independently of each other."""
-        dealt = []
+        pools = []
         for at, number in enumerate(self._numbers(clients)):
-            with self._named(at):
-                dealt.append(self._pool(at).cut(number, seed, data_dir, at))
+            with self._domain(at) as source:
+                pools.append(source.cut(number, seed, data_dir, at))
         domains, sizes = self._domains(clients), np.zeros((2, clients), dtype=np.int64)
-        for at, own in enumerate(dealt):
+        for at, own in enumerate(pools):
             sizes[:, domains == at] = own.train_sizes, own.test_sizes
-        shapes = [dealt[domain].shapes[0] for domain in domains]
-        return TwoDomains(CLASSES, sizes[0], sizes[1], shapes, domains, (dealt[0], dealt[1]))
+        shapes = [pools[domain].shapes[0] for domain in domains]
+        return TwoDomains(CLASSES, sizes[0], sizes[1], shapes, domains, pools)
 
     def _numbers(self, clients: int) -> tuple[int, int]:
         """Return how many clients each domain has; UsageError where it has none."""
@@ -108,22 +101,19 @@ class TwoDigits(Source):
             )
         return first, clients - first
 
-    def _domains(self, clients: int) -> Integers:
+    def _domains(self, clients: int) -> Ints:
         """Return each client's domain, int64 [clients]: the first i clients hold the rounded share of i."""
         counts = np.floor(self.share * np.arange(clients + 1) + 0.5)
-        domains: Integers = (1 - np.diff(counts)).astype(np.int64)
+        domains: Ints = (1 - np.diff(counts)).astype(np.int64)
         return domains
 
-    def _pool(self, at: int) -> Pooled:
-        """Return the source of the first (0) or second (1) domain."""
-        keys: dict[str, Any] = {key: getattr(self, key) for key in ("classes", "train_samples", "scale")}
-        return POOLS[(self.first, self.second)[at]](partition="shards", **keys)
-
     @contextmanager
-    def _named(self, at: int) -> Iterator[None]:
-        """Say of which domain a refusal speaks: its numbers of clients and samples are not those of all."""
+    def _domain(self, at: int) -> Iterator[Pooled]:
+        """Yield the source of the first (0) or second (1) domain; a refusal inside speaks of this domain alone."""
+        key, domain = (("first", self.first), ("second", self.second))[at]
         try:
-            yield
+            yield POOLS[domain](
+                partition="shards", classes=self.classes, train_samples=self.train_samples, scale=self.scale
+            )
         except UsageError as error:
-            key, domain = (("first", self.first), ("second", self.second))[at]
             raise UsageError(f"data.{key} = '{domain}': {error}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -12,51 +12,32 @@ from pydantic import Field
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats
-from hpcfl.data.base import ClientData, Features, Federation, Header, Labels
-from hpcfl.data.server import Served, turns
+from hpcfl.data.base import ClientData, Features, Federation, Header, Labels, Served, check_clients
+from hpcfl.data.partition import turns
 
-NARROWEST = 0.2
-"""Side of a client's box at heterogeneity 1."""
-CHOICE = 10
-"""The server's samples are drawn from so many times as many, so that classes can take turns."""
+NARROWEST = 0.2  # side of a client's box at heterogeneity 1
+CHOICE = 10  # the server's samples are drawn from so many times as many, so that classes can take turns
 
 
 @dataclass(frozen=True, eq=False)
 class CubeFederation(Federation):
-    """Clients whose samples are drawn when they are asked for.
+    """Clients whose samples are drawn when they are asked for."""
 
-    Attributes
-    ----------
-    seed, samples, test_samples, heterogeneity, noise
-        As of `UnitCube`.
-    truth : float64 [classes, 1 + d]
-        θ*.
-    own : pair of arrays
-        What the server holds or what is dealt out, features ``[r, d]`` and labels ``[r]``.
-    deal : bool
-        Whether it is dealt out.
-    """
-
+    source: UnitCube
     seed: int
-    samples: int
-    test_samples: int
-    heterogeneity: float
-    noise: float
-    truth: Floats
-    own: tuple[Features, Labels]
-    deal: bool
+    truth: Floats  # θ* [classes, 1 + d]
+    own: tuple[Features, Labels]  # what the server holds or what is dealt out, [r, d] and [r]
 
     def client(self, i: int) -> ClientData:
         """Return the samples of client `i`; those that it was dealt come last."""
-        (width,), rng = self.shapes[i], keyed(self.seed, "client of the cube", client=i)
-        side = 1 - (1 - NARROWEST) * self.heterogeneity
-        corner = (1 - side) * rng.random(width)
-        truth = self.truth + self.heterogeneity * rng.standard_normal(self.truth.shape)
-        x = corner + side * rng.random((self.samples + self.test_samples, width))
-        y = labelled(x, truth, self.noise, rng)
-        train, test = np.split(np.arange(len(x)), [self.samples])
-        dealt = slice(i, None if self.deal else 0, self.clients)
-        features = x.astype(np.float32)
+        source, rng = self.source, keyed(self.seed, "client of the cube", client=i)
+        side = 1 - (1 - NARROWEST) * source.heterogeneity
+        corner = (1 - side) * rng.random(source.dimension)
+        truth = self.truth + source.heterogeneity * rng.standard_normal(self.truth.shape)
+        x = corner + side * rng.random((source.samples + source.test_samples, source.dimension))
+        y = labelled(x, truth, source.noise, rng)
+        features, dealt = x.astype(np.float32), slice(i, None if source.deal else 0, self.clients)
+        train, test = slice(source.samples), slice(source.samples, None)
         return ClientData(
             np.concatenate([features[train], self.own[0][dealt]]),
             np.concatenate([y[train], self.own[1][dealt]]),
@@ -65,12 +46,11 @@ class CubeFederation(Federation):
         )
 
     def server_train(self) -> tuple[Features, Labels] | None:
-        """Return the server's own samples, in the order in which classes take turns; None where it has none."""
-        return None if self.deal or not len(self.own[1]) else self.own
+        return self.own if self.source.keeps else None
 
     def server_test(self) -> tuple[Features, Labels] | None:
         """Return all clients' test samples; None where there are none."""
-        if not self.test_samples:
+        if not self.source.test_samples:
             return None
         held = [self.client(i) for i in range(self.clients)]
         labels: Labels = np.concatenate([own.test_labels for own in held])
@@ -83,48 +63,35 @@ class UnitCube(Served):
     Classes are drawn from the softmax of the scores; targets are ``tanh`` of the one score and normal noise, which is
     not clipped. θ* is standard normal. The server's samples have θ*, and are drawn from ones uniform on the cube such
     that classes take turns. There are ``clients * samples + server`` training samples in all.
-
-    Attributes
-    ----------
-    dimension : int
-        Features per sample, d.
-    labels : int
-        Number of classes; 1: targets.
-    samples : int
-        Training samples of each client, s.
-    test_samples : int
-        Test samples of each client, of the same law; the global test set is those of all.
-    heterogeneity : float
-        From 0, where clients' features are uniform on the cube and θ* is the truth of all, to 1. At h a client's
-        features are uniform on a box of side 1 - 0.8 h at a random place in the cube, and its truth is θ* + h times
-        standard normals of its own.
-    noise : float
-        Standard deviation of the targets' noise, or the chance that a class is drawn uniformly instead.
     """
 
     name: Literal["unit_cube"] = "unit_cube"
     dimension: int = Field(2, ge=1)
+    """features per sample, d"""
     labels: int = Field(2, ge=1)
+    """number of classes; 1: targets"""
     samples: int = Field(50, ge=1)
+    """training samples of each client, s"""
     test_samples: int = Field(20, ge=0)
+    """test samples of each client, of the same law; the global test set is those of all"""
     heterogeneity: float = Field(0.0, ge=0, le=1)
+    """from 0, where clients' features are uniform on the cube and θ* is the truth of all, to 1; at h a client's
+    features are uniform on a box of side 1 - 0.8 h at a random place in the cube, and its truth is θ* + h times
+    standard normals of its own"""
     noise: float = Field(0.0, ge=0)
+    """standard deviation of the targets' noise, or the chance that a class is drawn uniformly instead"""
 
-    def header(self, data_dir: Path | None) -> Header:
-        """Return the sizes of one client; UsageError where the noise is no chance."""
+    def check(self, clients: int, data_dir: Path | None) -> Header:
         if self.labels > 1 and self.noise > 1:
             raise UsageError(
                 f"data.noise = {self.noise}: of data.labels = {self.labels} classes it is a chance, at most 1; "
                 "did you mean 1.0?"
             )
-        shapes, targets = ((self.dimension,),), self.labels == 1
-        return Header(None, self.samples, self.test_samples, shapes, self.labels, targets, server=self.keeps)
-
-    def check(self, clients: int, data_dir: Path | None) -> Header:
-        """Return the header of so many clients."""
-        header, total = super().check(clients, data_dir), clients * self.samples + self.server
+        check_clients(clients)
+        total = clients * self.samples + self.server
         self.check_server(total)
-        return replace(header, train=total - header.server, test=clients * self.test_samples)
+        shapes, test = ((self.dimension,),), clients * self.test_samples
+        return Header(None, total - self.keeps, test, shapes, self.labels, self.labels == 1, server=self.keeps)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> CubeFederation:
         """Return the clients; only the server's samples are drawn already."""
@@ -138,18 +105,14 @@ class UnitCube(Served):
             train_sizes=sizes,
             test_sizes=np.full(clients, self.test_samples),
             shapes=[(self.dimension,)] * clients,
+            source=self,
             seed=seed,
-            samples=self.samples,
-            test_samples=self.test_samples,
-            heterogeneity=self.heterogeneity,
-            noise=self.noise,
             truth=truth,
             own=self._own(truth, seed),
-            deal=self.deal,
         )
 
     def _own(self, truth: Floats, seed: int) -> tuple[Features, Labels]:
-        """Return the server's samples, ``[r, d]`` and ``[r]``, whoever holds them in the end."""
+        """Return the server's samples, ``[r, d]`` and ``[r]``, before any are dealt out."""
         rng = keyed(seed, "server of the cube")
         x = rng.random((CHOICE * self.server, self.dimension))
         y = labelled(x, truth, self.noise, rng)

@@ -22,6 +22,7 @@ from hpcfl.comm.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.comm.transport import Personal
 from hpcfl.config import Config
 from hpcfl.learning.batches import Visits
+from hpcfl.learning.evaluate import client_objectives, client_scores
 from hpcfl.learning.task import Task
 from hpcfl.schedule.doubling import Stage
 from hpcfl.schedule.plan import Plan
@@ -162,7 +163,7 @@ class Job:
     @cached_property
     def _likes(self) -> dict[Shape, State]:
         shapes = self.task.federation.shapes
-        return {shapes[client]: self.algorithm.init_client(self.task, client) for client in self.task.kinds}
+        return {shape: self.algorithm.init_client(self.task, shapes.index(shape)) for shape in dict.fromkeys(shapes)}
 
     @property
     def personal_bytes(self) -> int:
@@ -190,8 +191,9 @@ class Job:
     def scored(self, round: int, shared: State, personal: State, clients: Ints) -> Floats:
         """Return the `scores` of a chunk's clients, ``[scores, c]``."""
         params = self.algorithm.model(self.task, shared, personal, Visits.for_test(round, clients))
-        tested = self.task.tested(params, clients)
-        return np.array([*tested, self.task.objectives(params, clients)] if self.scores > len(tested) else tested)
+        tested = client_scores(self.task, params, clients)
+        wanted = self.scores > len(tested)
+        return np.array([*tested, client_objectives(self.task, params, clients)] if wanted else tested)
 
 
 def stacked(states: list[State]) -> State:

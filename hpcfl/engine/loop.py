@@ -16,6 +16,7 @@ from hpcfl.comm.transport import Saved
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, Recorder
 from hpcfl.engine.stopping import Stop
+from hpcfl.learning.evaluate import server_objective, server_scores
 from hpcfl.learning.task import SERVER
 from hpcfl.schedule.plan import Plan
 
@@ -57,7 +58,7 @@ class Rounds(ABC):
         """Return the clients' scores, ``[scores, clients]``, see `Job.scores`; NaN: not known."""
 
     @abstractmethod
-    def together(self, record: Record, wish: str) -> str:
+    def together(self, record: Record, reason: str) -> str:
         """Bring the ranks' figures together in `record`; return why the run is to stop, "" where it is not."""
 
     @abstractmethod
@@ -71,7 +72,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
     Raises
     ------
     Stopped
-        On every rank after the same round, once a checkpoint is written, if any rank wishes to `stop`; not on those
+        On every rank after the same round, once a checkpoint is written, if any rank was asked to `stop`; not on those
         that were released.
     Diverged
         On every rank after the same round, which has no checkpoint.
@@ -81,28 +82,28 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         record = Record.open()
         if rounds.release(now, record):
             return now
-        job.task.counted()  # what tests and figures have computed is no part of a round
+        job.task.oracle_calls.clear()  # what tests and figures have computed is no part of a round
         try:
             plan, sums = rounds.exchange(now, record)
         except Interrupted as early:
             if now.round > saved:
                 save(job, rounds, recorder, now)
-            raise Stopped(now.round, early.wish) from None
+            raise Stopped(now.round, early.reason) from None
         if rounds.serves:
             step(job, now, record, sums)
         now.round += 1
         if config.evaluate.due(now.round, config.rounds):
             record.scores = evaluate(job, rounds, now)
-        wish = close(job, rounds, now, record, plan, stop.wished())
+        reason = close(job, rounds, now, record, plan, stop.requested())
         if recorder is not None:
             recorder.row(plan, record, sums, now.clock)
         if fault := record.broken or job.guard.diverged(plan.arrived(record.rejected), record.rejected):
             raise Diverged(now.round, f"round {plan.round}: {fault}")
-        if wish or config.checkpoint.due(now.round, config.rounds):
+        if reason or config.checkpoint.due(now.round, config.rounds):
             save(job, rounds, recorder, now)
             saved = now.round
-        if wish and now.round < config.rounds:
-            raise Stopped(now.round, wish)
+        if reason and now.round < config.rounds:
+            raise Stopped(now.round, reason)
     return now
 
 
@@ -112,21 +113,21 @@ def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
     with record.timed("server_seconds"):
         state = job.algorithm.step(job.task, ServerState(now.shared, now.extras), sums)
     now.shared, now.extras = state.shared, state.extras
-    record.server_gradients = job.task.counted().get(SERVER, 0)
+    record.server_gradients = job.task.oracle_calls[SERVER]
     rate = job.algorithm.learning_rate(now.round)
     record.signal = job.config.doubling.signal(before, now.shared, sums, rate)
-    record.measure(job.algorithm, job.task, state)
+    record.note_metrics(job.algorithm, job.task, state)
     record.broken = job.guard.out_of_bounds(before, now.shared)
 
 
-def close(job: Job, rounds: Rounds, now: Progress, record: Record, plan: Plan, wish: str) -> str:
+def close(job: Job, rounds: Rounds, now: Progress, record: Record, plan: Plan, reason: str) -> str:
     """Bring the ranks' figures together and note what of them matters later; return why the run is to stop, if so."""
     now.clock["sim_seconds"] += plan.duration
     now.clock["wall_seconds"] += record.elapsed()
-    wish = rounds.together(record, wish)
+    reason = rounds.together(record, reason)
     record.stage, now.stage = now.stage.number, job.planner.next_stage(plan.round, now.stage, record.signal)
     now.norms.saw(record.norms)
-    return wish
+    return reason
 
 
 def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | float]:
@@ -136,7 +137,7 @@ def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | floa
         return {}
     sizes = np.where(job.task.federation.test_sizes > 0, job.task.federation.test_sizes, np.nan)
     scores: dict[str, Floats | float] = {"client_test_loss": found[0] / sizes, "client_accuracy": found[1] / sizes}
-    together = job.task.server_tested(now.shared) if job.algorithm.evaluates_shared else None
+    together = server_scores(job.task, now.shared) if job.algorithm.evaluates_shared else None
     if together is not None:
         loss, correct, size = together
         scores |= {"test_loss": loss / size, "accuracy": correct / size}
@@ -150,7 +151,7 @@ def objective(job: Job, now: Progress, sums: Floats) -> float:
 
     What is added, and in which order, does not depend on who has computed it.
     """
-    own, count = job.task.server_objective(now.shared)
+    own, count = server_objective(job.task, now.shared)
     return float(np.append(sums, own).sum()) / (count + int(job.task.federation.train_sizes.sum()))
 
 

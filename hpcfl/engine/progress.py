@@ -11,16 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-class Speaker:
-    """Tells of rounds that are safely on disk.
-
-    Parameters
-    ----------
-    rounds, first : int
-        The run's rounds, and the round that this start begins with.
-    quiet : bool
-        Say nothing.
-    """
+class Reporter:
+    """Tells of rounds that are safely on disk; `first` is the round that this start begins with."""
 
     def __init__(self, rounds: int, first: int, quiet: bool = False) -> None:
         self.rounds, self.quiet = rounds, quiet
@@ -42,27 +34,24 @@ class Speaker:
             print(f"round {done}/{self.rounds}  {self.text}", flush=True)
 
     def warn(self, kind: str, text: str) -> None:
-        """Say something that the user should know, in one line."""
         if self.bar is not None:
             self.bar.console.print(f"hpcfl: warning: {kind}: {text}", markup=False, soft_wrap=True)
         elif not self.quiet:
             print(f"hpcfl: warning: {kind}: {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Take the bar away."""
         if self.bar is not None:
             self.bar.stop()
 
 
 def accuracy_of(row: Mapping[str, Any]) -> float:
-    """Return the global test accuracy, or where there is no global test set the mean over the clients' own."""
+    """The global test accuracy, or where there is no global test set the mean over the clients' own."""
     found = row["client_accuracy"]
     known = found[~np.isnan(found)]
     return float(row.get("accuracy", known.mean() if len(known) else np.nan))
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """Return a row's headline figures."""
     accuracy = accuracy_of(row)
     tested = "" if np.isnan(accuracy) else f"accuracy {accuracy:.4f}  "
     invited = int(np.sum(row["cohort"]))

@@ -18,7 +18,7 @@ from hpcfl.base.types import Floats, Ints
 from hpcfl.comm.guard import Rejection
 from hpcfl.comm.message import Sums
 from hpcfl.comm.transport import Saved, Transport
-from hpcfl.engine.stopping import meant, number_of
+from hpcfl.engine.stopping import decode, encode
 from hpcfl.schedule.complexity import Spent
 from hpcfl.schedule.plan import Plan
 from hpcfl.store import Column, Fact
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hpcfl.algorithms import Algorithm, ServerState
     from hpcfl.data import Federation
     from hpcfl.engine.job import Job
-    from hpcfl.engine.progress import Speaker
+    from hpcfl.engine.progress import Reporter
     from hpcfl.learning.task import Task
 
 COLUMNS = (
@@ -41,9 +41,7 @@ COLUMNS = (
     Column("client_test_loss", ("client",), "float64", "cross-entropy of the client's model on its own test part"),
     Column("cohort", ("client",), "bool", "client was invited"),
     Column("arrived", ("client",), "bool", "something of the client's visit counted"),
-    Column(
-        "rejected", ("client",), "bool", "the visit, or layers of it, was not finite or too large and did not count"
-    ),
+    Column("rejected", ("client",), "bool", "the visit, or layers of it, did not count: not finite or too large"),
     Column("version", ("client",), "int64", "round whose state the client was served, -1 if not invited"),
     Column("depth", ("client",), "int64", "first layer that counted, L + 1 for none, -1 if not invited"),
     Column("blocks", ("client",), "int64", "layers of the client that counted"),
@@ -58,6 +56,13 @@ COLUMNS = (
     Column("wall_seconds", (), "float64", "wall-clock seconds since the start", "s"),
     Column("server_seconds", (), "float64", "wall-clock seconds of the server's step", "s"),
     Column("message_bytes", (), "int64", "bytes of the layers that counted, as the method sends them", "bytes"),
+    Column("visits", ("rank",), "int64", "visits computed"),
+    Column("compute_seconds", ("rank",), "float64", "wall-clock seconds of computing", "s"),
+    Column("wait_seconds", ("rank",), "float64", "wall-clock seconds of sending and waiting", "s"),
+    Column("wire_bytes_in", ("rank",), "int64", "bytes received by MPI calls, evaluation excluded", "bytes"),
+    Column("wire_bytes_out", ("rank",), "int64", "bytes sent by MPI calls, evaluation excluded", "bytes"),
+)
+ORACLE = (
     Column("gradients", (), "int64", "gradients of single samples, the most that a visit that counted has computed"),
     Column("server_gradients", (), "int64", "gradients of single samples that the server's step has computed"),
     Column("vectors", (), "float64", "numbers that clients sent and that counted, over those of one client's model"),
@@ -66,12 +71,8 @@ COLUMNS = (
     Column("epochs_c", (), "int64", "epochs in which clients only sent"),
     Column("oracle", (), "float64", "federated oracle complexity of the round: gradients plus phi times vectors"),
     Column("running_time", (), "float64", "expected running time of the round's epochs, in gradients"),
-    Column("visits", ("rank",), "int64", "visits computed"),
-    Column("compute_seconds", ("rank",), "float64", "wall-clock seconds of computing", "s"),
-    Column("wait_seconds", ("rank",), "float64", "wall-clock seconds of sending and waiting", "s"),
-    Column("wire_bytes_in", ("rank",), "int64", "bytes received by MPI calls, evaluation excluded", "bytes"),
-    Column("wire_bytes_out", ("rank",), "int64", "bytes sent by MPI calls, evaluation excluded", "bytes"),
 )
+"""Columns of federated oracle complexity, where `oracle.phi` is given."""
 MOST_LOGGED = 1000  # rejections that are events too: the log has room for ten times as many of all kinds
 PER_RANK = ("visits", "compute_seconds", "wait_seconds", "wire_bytes_in", "wire_bytes_out")
 WALL = ("wall_seconds", "server_seconds", "compute_seconds", "wait_seconds")
@@ -79,7 +80,7 @@ WALL = ("wall_seconds", "server_seconds", "compute_seconds", "wait_seconds")
 
 
 def about_clients(federation: Federation) -> list[Fact]:
-    """Return what a run knows of its clients from the start, int64 [clients] each."""
+    """What a run knows of its clients from the start, int64 [clients] each."""
     features = np.array([prod(shape) for shape in federation.shapes], dtype=np.int64)
     return [
         Fact("train_samples", federation.train_sizes.astype(np.int64), "training samples of the client"),
@@ -90,14 +91,22 @@ def about_clients(federation: Federation) -> list[Fact]:
 
 @dataclass
 class Record:
-    """One round as it is measured on one rank; `ranks` brings the ranks' figures together on the server.
+    """One round as it is measured on one rank; `gather` brings the ranks' measurements together on the server.
 
     Attributes
     ----------
     gradients, server_gradients : int
         The most gradients that a visit has computed, and those of the server's step.
-    rejected : dict of int to Rejection
-        The clients whose visits were rejected.
+    wire : tuple of int
+        Bytes received and sent.
+    scores, metrics, warnings : mapping
+        What the evaluation gave, what the algorithm measures of the state, and what it warns of, by kind.
+    by_rank : float64 [5, ranks]
+        In the order of `PER_RANK`.
+    signal : float
+        What a stage of doubling may end by, see `Doubling.signal`.
+    events : list of tuple
+        Kind, client (-1: none) and text.
     limits : float64 [units]
         The largest norms that are accepted, see `RunGuard.limits`; None: they are not measured.
     norms : float64 [clients, units]
@@ -113,12 +122,12 @@ class Record:
     seconds: dict[str, float] = field(default_factory=dict)
     wire: tuple[int, int] = (0, 0)
     scores: Mapping[str, Floats | float] = field(default_factory=dict)
-    figures: Mapping[str, float] = field(default_factory=dict)
-    remarks: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    warnings: Mapping[str, str] = field(default_factory=dict)
     by_rank: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     signal: float = 0.0
     stage: int = 0
-    news: list[tuple[str, int, str]] = field(default_factory=list)
+    events: list[tuple[str, int, str]] = field(default_factory=list)
     rejected: dict[int, Rejection] = field(default_factory=dict)
     limits: Floats | None = None
     norms: Floats = field(default_factory=lambda: np.zeros((0, 0)))
@@ -126,10 +135,9 @@ class Record:
 
     @classmethod
     def open(cls) -> Record:
-        """Start measuring a round."""
         return cls(time.perf_counter())
 
-    def measures(self, clients: int, limits: Floats | None) -> None:
+    def measure_norms(self, clients: int, limits: Floats | None) -> None:
         """Measure the messages' norms, if there are limits to them."""
         if limits is not None:
             self.limits, self.norms = limits, np.zeros((clients, len(limits)))
@@ -142,38 +150,30 @@ class Record:
         within = sum(self.seconds.values()) - known
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start - within
 
-    def measure(self, algorithm: Algorithm, task: Task, state: ServerState) -> None:
-        """Note what the algorithm has to say of the state after the round."""
-        self.figures = algorithm.metrics(task, state)
-        self.remarks = algorithm.warnings(task, state)
+    def note_metrics(self, algorithm: Algorithm, task: Task, state: ServerState) -> None:
+        self.metrics, self.warnings = algorithm.metrics(task, state), algorithm.warnings(task, state)
 
     def elapsed(self) -> float:
-        """Return wall-clock seconds since the round began."""
+        """Wall-clock seconds since the round began."""
         return time.perf_counter() - self.start
 
-    def carried(self, transport: Transport) -> None:
+    def count_bytes(self, transport: Transport) -> None:
         """Note the bytes that the round itself has moved."""
         sent, received = transport.count()
         self.wire = received, sent
 
-    def ranks(self, transport: Transport, wish: str = "", clients: int = 0) -> str:
-        """Bring every rank's figures together, float64 ``[5, ranks]`` in the order of `PER_RANK`, and what it rejected.
+    def gather(self, transport: Transport, reason: str = "", clients: int = 0) -> str:
+        """Bring together what all ranks have measured and rejected.
 
-        Returns
-        -------
-        str
-            Why the run is to stop after this round: this rank's own `wish`, or somebody's; "" if nobody's. It is empty
-            on all ranks or on none.
+        Returns why the run is to stop after this round: this rank's own `reason`, or another's; "" if none has one.
+        It is empty on all ranks or on none.
         """
         timed = self.seconds.get("compute_seconds", 0.0), self.seconds.get("wait_seconds", 0.0)
-        figures = self.gradients, self.signal, number_of(wish), bool(self.broken), len(self.rejected)
-        own = np.zeros((len(PER_RANK) + len(figures), transport.size))
-        own[:, transport.rank] = self.visits, *timed, *self.wire, *figures
-        together = transport.agree(own)
-        self.by_rank, (gradients, signal, wishes, broken, rejected) = (
-            together[: -len(figures)],
-            together[-len(figures) :],
-        )
+        own = self.gradients, self.signal, encode(reason), bool(self.broken), len(self.rejected)
+        table = np.zeros((len(PER_RANK) + len(own), transport.size))
+        table[:, transport.rank] = self.visits, *timed, *self.wire, *own
+        table = transport.agree(table)
+        self.by_rank, (gradients, signal, reasons, broken, rejected) = np.split(table, [len(PER_RANK)])
         self.gradients, self.signal = int(gradients.max()), float(signal.sum())
         if broken.any() and not self.broken:
             self.broken = "the server's state is not finite"
@@ -181,94 +181,85 @@ class Record:
             self._share_rejections(transport, clients)
         if self.norms.size:
             self.norms = transport.agree(self.norms)
-        return wish or meant(wishes)
+        return reason or decode(reasons)
 
     def _share_rejections(self, transport: Transport, clients: int) -> None:
         table = np.zeros((clients, 3))
         for client, found in self.rejected.items():
             table[client] = found.depth, found.group, found.reason
         table = transport.agree(table)
-        told = np.flatnonzero(table[:, 2])
-        self.rejected = {client: Rejection(*map(int, table[client])) for client in told.tolist()}
+        rejected = np.flatnonzero(table[:, 2]).tolist()
+        self.rejected = {client: Rejection(*map(int, table[client])) for client in rejected}
 
 
 def released(ranks: int) -> tuple[str, int, str]:
-    """Return the news that clients are needed no more."""
+    """The event that clients are needed no more."""
     return "released", -1, f"clients are needed no more: {ranks} rank{'s' * (ranks > 1)} released"
 
 
 class Recorder:
-    """The server's pen: metrics segment, checkpoints, and what is said on the terminal.
+    """Writes metrics and checkpoints to an existing run folder, and tells of rounds that are on file.
 
-    Parameters
-    ----------
-    run_dir : Path
-        An existing run folder.
-    first : int
-        The round that this start begins with.
+    `first` is the round that this start begins with.
     """
 
-    def __init__(self, run_dir: Path, job: Job, ranks: int, first: int, speaker: Speaker) -> None:
-        self.run_dir, self.job, self.speaker = run_dir, job, speaker
-        self.said: set[str] = set()
+    def __init__(self, run_dir: Path, job: Job, ranks: int, first: int, reporter: Reporter) -> None:
+        self.run_dir, self.job, self.reporter = run_dir, job, reporter
+        self.warned: set[str] = set()
         self.rejections = 0
         coords: dict[str, Sequence[int | str]] = {
             "client": range(job.config.clients),
             "layer": job.layers.names,
             "rank": range(ranks),
         }
-        figures = [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
-        self.segment = store.begin(run_dir, [*COLUMNS, *figures], coords, first, job.config.rounds)
+        columns = [*COLUMNS, *(ORACLE if job.config.oracle.phi is not None else ())]
+        columns += [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
+        self.segment = store.begin(run_dir, columns, coords, first, job.config.rounds)
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
-        """Write one round; only then is it spoken of."""
-        plan = self._counted(plan, record.rejected)
-        row: dict[str, Any] = self._of_plan(plan) | self._spent(plan, record)
-        row |= dict(record.scores) | dict(record.figures) | dict(clock)
-        row["layer_weight"] = [sums.weight(names[0]) for names in self.job.layers.tensors]
+        """Write one round, then tell of it."""
+        depth = plan.depth.copy()
+        for client, rejection in record.rejected.items():
+            depth[np.searchsorted(plan.cohort, client)] = rejection.depth
+        plan = replace(plan, depth=depth)
+        row = self.plan_columns(plan) | self.oracle_columns(plan, record)
+        row |= dict(record.scores) | dict(record.metrics) | dict(clock)
+        row["layer_weight"] = [sums.weight(tensors[0]) for tensors in self.job.layers.tensors]
         if "loss" in sums and sums.weight("loss"):
             row["loss"] = float(sums.mean("loss"))
         for name, values in zip(PER_RANK, record.by_rank):
             row[name] = values if name.endswith("seconds") else values.astype(np.int64)
-        row["stage"] = record.stage
-        row["server_seconds"] = record.seconds.get("server_seconds", 0.0)
-        for kind, rank, text in record.news:
-            self.segment.event(plan.round, kind, rank, text)
+        row["stage"], row["server_seconds"] = record.stage, record.seconds.get("server_seconds", 0.0)
         row["rejected"] = np.isin(np.arange(self.job.config.clients), list(record.rejected))
-        for client, rejection in sorted(record.rejected.items()):
-            self._rejected(plan.round, client, self.job.guard.why(rejection))
-        remarks = self.job.planner.warnings | dict(record.remarks)
-        for kind in sorted(remarks.keys() - self.said):
-            self.segment.event(plan.round, kind, -1, remarks[kind])
-            self.speaker.warn(kind, remarks[kind])
-        self.said |= remarks.keys()
+        self._log(plan.round, record)
         self.segment.write(plan.round, row)
-        self.speaker.round(plan.round + 1, row)
+        self.reporter.round(plan.round + 1, row)
 
-    def _counted(self, plan: Plan, rejected: Mapping[int, Rejection]) -> Plan:
-        """Return the plan with the depths that are left of visits that were rejected."""
-        depth = plan.depth.copy()
-        for client, rejection in rejected.items():
-            depth[np.searchsorted(plan.cohort, client)] = rejection.depth
-        return replace(plan, depth=depth)
+    def _log(self, round: int, record: Record) -> None:
+        """Log a round's events, and warn of each kind once; a client that is always rejected must not fill the log."""
+        for kind, client, text in record.events:
+            self.segment.event(round, kind, client, text)
+        for client, rejection in sorted(record.rejected.items()):
+            why = self.job.guard.why(rejection)
+            self.rejections += 1
+            if self.rejections == 1:
+                self.reporter.warn("rejected", f"round {round}: client {client}: {why}; more of it is only recorded")
+            if self.rejections <= MOST_LOGGED:
+                self.segment.event(round, "rejected", client, why)
+        warnings = self.job.planner.warnings | dict(record.warnings)
+        for kind in sorted(warnings.keys() - self.warned):
+            self.segment.event(round, kind, -1, warnings[kind])
+            self.reporter.warn(kind, warnings[kind])
+        self.warned |= warnings.keys()
 
-    def _rejected(self, round: int, client: int, why: str) -> None:
-        """Log a rejection, and say the first one; a client that is always rejected must not fill the log."""
-        self.rejections += 1
-        if self.rejections == 1:
-            self.speaker.warn("rejected", f"round {round}: client {client}: {why}; more of it is only recorded")
-        if self.rejections <= MOST_LOGGED:
-            self.segment.event(round, "rejected", client, why)
-
-    def _of_plan(self, plan: Plan) -> dict[str, Any]:
-        """Return the columns that follow from the plan alone."""
-        counted = plan.layers + 1 - plan.depth
+    def plan_columns(self, plan: Plan) -> dict[str, Any]:
+        """The columns that follow from the plan alone."""
         return {
             "cohort": self._by_client(plan, 1, 0),
             "arrived": self._by_client(plan, plan.counted, 0),
             "version": self._by_client(plan, plan.round, -1),
             "depth": self._by_client(plan, plan.depth, -1),
-            "blocks": self._by_client(plan, counted, 0),
+            "blocks": self._by_client(plan, plan.layers + 1 - plan.depth, 0),
             "visit_seconds": self._by_client(plan, plan.seconds, np.nan),
             "void": not plan.counted.any(),
             "repeats": plan.repeats,
@@ -277,16 +268,19 @@ class Recorder:
             "message_bytes": int(np.dot(_sent(plan), self.job.layers.bytes)),
         }
 
-    def _spent(self, plan: Plan, record: Record) -> dict[str, Any]:
-        """Return the columns of federated oracle complexity."""
-        numbers, phi = int(np.dot(_sent(plan), self.job.layers.numbers)), self.job.config.oracle.phi
-        counted, size = int(plan.counted.sum()), self.job.task.parameter_count
-        spent = Spent(record.gradients if counted else 0, record.server_gradients, counted, numbers, size)
-        epochs = {f"epochs_{kind}": number for kind, number in zip("abc", spent.epochs)}
-        return epochs | {
+    def oracle_columns(self, plan: Plan, record: Record) -> dict[str, Any]:
+        """The columns of federated oracle complexity; none where no φ is given."""
+        phi = self.job.config.oracle.phi
+        if phi is None:
+            return {}
+        numbers, counted = int(np.dot(_sent(plan), self.job.layers.numbers)), int(plan.counted.sum())
+        gradients = record.gradients if counted else 0
+        spent = Spent(gradients, record.server_gradients, counted, numbers, self.job.task.parameter_count)
+        return {
             "gradients": spent.gradients,
             "server_gradients": spent.server_gradients,
             "vectors": spent.vectors,
+            **{f"epochs_{kind}": number for kind, number in zip("abc", spent.epochs)},
             "oracle": spent.complexity(phi),
             "running_time": spent.running_time(phi),
         }
@@ -314,17 +308,15 @@ class Recorder:
             text = f"the checkpoint after round {done} holds the client's personal state after round {round_}"
             self.segment.event(done - 1, "stale", client, text)
         if stale():
-            print(f"hpcfl: checkpoint after round {done}: {_older(stale())}", file=sys.stderr, flush=True)
+            print(f"hpcfl: checkpoint after round {done}: {_stale_line(stale())}", file=sys.stderr, flush=True)
         return path
 
     def close(self) -> None:
-        """End the segment and make the run folder readable by any HDF5 reader."""
         self.segment.close()
-        self.speaker.close()
+        self.reporter.close()
 
 
-def _older(stale: Mapping[int, int]) -> str:
-    """Return whose personal state did not come in time."""
+def _stale_line(stale: Mapping[int, int]) -> str:
     clients, oldest = sorted(stale), min(stale.values())
     rounds = f"round {oldest}" if oldest == max(stale.values()) else f"rounds {oldest} to {max(stale.values())}"
     return f"no personal state in time from client{'s' * (len(stale) > 1)} {listed(clients)}; kept is that of {rounds}"

@@ -53,7 +53,7 @@ class Simulated(Rounds):
             now.shared, now.personal, self.mine = {}, {}, []
             self.job.task.release_data()
             return True
-        record.news.append(released(self.transport.size - 1))
+        record.events.append(released(self.transport.size - 1))
         self.alone, self.transport = True, Alone(self.transport.size)
         now.personal, self.mine = taken, self.job.chunks
         return False
@@ -76,16 +76,17 @@ class Simulated(Rounds):
         now.shared = self.transport.invite(now.shared)
         sums = Deposits(self.job.layout, len(plan.cohort), plan.miss_probability)
         kept: list[Message] = []
-        record.measures(self.job.config.clients, self.job.guard.limits(now.norms))
+        record.measure_norms(self.job.config.clients, self.job.guard.limits(now.norms))
         with record.timed("compute_seconds"):
             for chunk in self.mine:
                 record.visits += visit(self.job, plan, chunk, now, sums, kept, record)
-        record.gradients = max(self.job.task.counted().values(), default=0)
+        record.gradients = max(self.job.task.oracle_calls.values(), default=0)
+        self.job.task.oracle_calls.clear()
         with record.timed("wait_seconds"):
             sums = self.transport.close(sums)
         if self.job.iterated is not None:
             sums.iterated = self._iterated(self.job.iterated, now.shared, kept, record)
-        record.carried(self.transport)
+        record.count_bytes(self.transport)
         return plan, sums
 
     def _iterated(self, reduction: IteratedReduction, shared: State, kept: list[Message], record: Record) -> State:
@@ -106,9 +107,9 @@ class Simulated(Rounds):
             found[:, chunk.clients] = self.job.scored(now.round, now.shared, now.personal[chunk.number], chunk.clients)
         return self.transport.reduce(found)
 
-    def together(self, record: Record, wish: str) -> str:
-        """Bring every rank's figures together, and its wish to stop."""
-        return record.ranks(self.transport, wish, self.job.config.clients)
+    def together(self, record: Record, reason: str) -> str:
+        """Bring every rank's figures together, and why it is to stop."""
+        return record.gather(self.transport, reason, self.job.config.clients)
 
     def personal(self, now: Progress) -> Iterator[Saved]:
         """Let every rank hand over the state that it hosts."""

@@ -1,7 +1,7 @@
 """Leaving early when asked to: signals, which are noted, and the file ``stop`` in a run folder, which asks.
 
-Neither interrupts anything. Whoever runs the rounds looks for wishes where a round ends, so that what is left behind
-is whole and can be gone on with. Nothing heavy is imported with this module: until `install`, signals kill.
+Neither interrupts anything. The round loop looks for requests where a round ends, so that what is left behind is whole
+and can be gone on with. Nothing heavy is imported with this module: until `install`, signals kill.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _before: dict[int, Any] = {}
 def install() -> None:
     """Note TERM, INT and USR1 from now on; to be called before anything large is imported, in the main thread.
 
-    A signal that comes while these are loaded is then not lost, nor deadly. One that is ignored stays so: whoever
-    started this process wanted it. In another thread nothing is done.
+    A signal that comes while these are loaded is then not lost, nor deadly. One that is ignored stays so. In another
+    thread nothing is done.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -46,7 +46,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Give the signals back to whoever had them before `install`, and forget what was noted."""
+    """Restore the signal handlers from before `install`, and forget what was noted."""
     global _signal
     for number, handler in _before.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -55,7 +55,7 @@ def uninstall() -> None:
 
 
 def disregard() -> None:
-    """Let signals pass unheard from now on, if they were noted until now: all is done but for the exit.
+    """Ignore signals from now on, if they were noted until now: all is done but for the exit.
 
     A launcher ends the others when the first rank has left with other than 0, and their exit code is to be the same.
     """
@@ -74,22 +74,14 @@ def _note(number: int, _: FrameType | None) -> None:
 
 
 class Stop:
-    """The wish to stop as one rank knows of it: a signal that it was sent; at the server also the run's stop file.
-
-    Parameters
-    ----------
-    folder : Path
-        The run folder.
-    serves : bool
-        Whether this rank is the server: it alone looks for the file.
-    """
+    """Requests to stop that reach one rank: a signal that it was sent; at the server also the stop file in `folder`."""
 
     def __init__(self, folder: Path, serves: bool) -> None:
         self.path, self.serves = folder / FILE, serves
         self.found, self.due = "", -math.inf
-        self.handed_on = False
+        self.forwarded = False
 
-    def wished(self) -> str:
+    def requested(self) -> str:
         """Return why the run is to stop, as ``"signal USR1"`` or ``"hpcfl stop"``; "" where it is not."""
         if _signal:
             return f"signal {_signal}"
@@ -107,16 +99,16 @@ def _read(path: Path) -> str:
         return ""
 
 
-def number_of(wish: str) -> int:
-    """Return a wish as a number that ranks can exchange: 0 for none, a signal's own, -1 for any other."""
-    if not wish:
+def encode(reason: str) -> int:
+    """Return a reason to stop as a number that ranks can exchange: 0 for none, a signal's own, -1 for any other."""
+    if not reason:
         return 0
-    name = wish.removeprefix("signal ")
+    name = reason.removeprefix("signal ")
     return int(signal.Signals[f"SIG{name}"]) if name in NAMES else -1
 
 
-def meant(numbers: Floats) -> str:
-    """Return the first rank's wish in words, "" where no rank has one; `numbers` [ranks] are those of `number_of`."""
+def decode(numbers: Floats) -> str:
+    """Return the first rank's reason in words, "" where no rank has one; `numbers` [ranks] are those of `encode`."""
     for rank in numbers.nonzero()[0]:
         number = int(numbers[rank])
         return ASKED if number < 0 else f"signal {signal.Signals(number).name.removeprefix('SIG')} on rank {rank}"
@@ -124,13 +116,7 @@ def meant(numbers: Floats) -> str:
 
 
 def request(folder: Path, reason: str = ASKED) -> None:
-    """Ask the run in `folder` to stop; any process that sees the folder may.
-
-    Raises
-    ------
-    UsageError
-        If the folder cannot be written.
-    """
+    """Ask the run in `folder` to stop, from any process; UsageError if the folder cannot be written."""
     from hpcfl.store.atomic import write_text
 
     text = reason + "\n"
@@ -143,15 +129,15 @@ def request(folder: Path, reason: str = ASKED) -> None:
         raise UsageError(f"'{folder}' cannot be asked to stop: {FILE} cannot be written: {error.strerror}") from None
 
 
-def hand_on(stop: Stop, folder: Path) -> None:
-    """Ask the server to stop because this rank was told to.
+def forward(stop: Stop, folder: Path) -> None:
+    """Ask the server to stop because this rank was asked to.
 
     In real time, and where the rank was released, ranks do not agree round by round.
     """
-    wish = stop.wished()
-    if wish and not stop.handed_on:
-        request(folder, wish)
-        stop.handed_on = True
+    reason = stop.requested()
+    if reason and not stop.forwarded:
+        request(folder, reason)
+        stop.forwarded = True
 
 
 def withdraw(folder: Path) -> None:
@@ -160,13 +146,7 @@ def withdraw(folder: Path) -> None:
 
 
 def running(path: Path) -> Path:
-    """Return the folder of a run that is running.
-
-    Raises
-    ------
-    UsageError
-        If there is no run, or it is not running.
-    """
+    """Return the folder of a run; UsageError if there is none, or it is not running."""
     from hpcfl import store
 
     folder = store.run_folder(path)

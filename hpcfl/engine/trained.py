@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.store.compatibility import check_personal, check_shared
 
 if TYPE_CHECKING:
     from hpcfl.algorithms import Algorithm
@@ -77,7 +76,7 @@ def newest(folder: Path) -> Path:
 
 
 def threads(config: Config) -> int:
-    """Return the threads per operation of a process that takes a run up alone."""
+    """Threads per operation of a process that takes a run up alone."""
     return 1 if config.threads == "auto" else config.threads
 
 
@@ -93,8 +92,8 @@ def loaded(
     federation = config.data.federate(config.clients, config.seed, data)
     task = Task(config.model, federation, config.seed, device(0, torch.cuda.device_count()), config.precision)
     like = config.algorithm.init_server(task)
-    check_shared(saved.shared, like)
-    check_personal(path, clients, lambda client: config.algorithm.init_client(task, client), federation.shapes)
+    store.check_shared(saved.shared, like)
+    store.check_personal(path, clients, lambda client: config.algorithm.init_client(task, client), federation.shapes)
     return task, restored(like, saved.shared)
 
 
@@ -111,16 +110,13 @@ class Models:
 
     Attributes
     ----------
-    config : Config
     algorithm : Algorithm
         With the protocol of evaluation that is asked for.
     round : int
         How many rounds are done.
-    shared : dict of str to array
-        The server's state by name: FLIC's anchors ``anchor.means`` [C, k], and ``anchor.factors`` [C, k, k] if they
-        learn.
-    extras : dict of str to array or str
-        What never left the server: FedLRGD's ``weights`` [r, p].
+    shared, extras : dict of str to array
+        The server's state by name, and what never left the server: FLIC's anchors ``anchor.means`` [C, k], and
+        ``anchor.factors`` [C, k, k] if they learn; FedLRGD's ``weights`` [r, p].
     """
 
     config: Config
@@ -134,7 +130,6 @@ class Models:
 
     @property
     def federation(self) -> Federation:
-        """The clients' data."""
         return self.task.federation
 
     def __len__(self) -> int:
@@ -180,13 +175,8 @@ class Models:
 class ClientModel:
     """One client's model and data.
 
-    Attributes
-    ----------
-    client : int
-    params : dict of str to Tensor
-        What the method predicts with, by the names of the model's tensors.
-    embedding : int, optional
-        How many of the model's layers are below its latent space; None: it has none.
+    `params` are what the method predicts with, by the names of the model's tensors; `embedding` is how many of the
+    model's layers are below its latent space, None where it has none.
     """
 
     client: int
@@ -196,7 +186,6 @@ class ClientModel:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample's features."""
         return self.task.federation.shapes[self.client]
 
     @cached_property
@@ -210,16 +199,9 @@ class ClientModel:
         return replace(self, params=self.task.initial(self.client))
 
     def embed(self, x: Array) -> Array:
-        """Return latent coordinates, float32 ``[n, k]``: what all layers below the latent space make of the features.
+        """Return latent coordinates, float32 ``[n, k]``, of features ``[n, *shape]``.
 
-        Parameters
-        ----------
-        x : array [n, *shape]
-
-        Raises
-        ------
-        UsageError
-            If the model has no latent space, or `x` is of another shape.
+        They are what all layers below the latent space make of them; UsageError where the model has no latent space.
         """
         if self.embedding is None:
             first = self.task.layers[0].name
@@ -229,41 +211,26 @@ class ClientModel:
         return self._made(x, self.embedding).reshape(len(x), -1)
 
     def predict(self, x: Array) -> Array:
-        """Return classes, int64 ``[n]``, or values, float32 ``[n]``, where labels are real numbers.
-
-        Raises
-        ------
-        UsageError
-            If `x` is of another shape than ``[n, *shape]``.
-        """
+        """Return classes, int64 ``[n]``, or values, float32 ``[n]``, where labels are real numbers."""
         outputs = self._made(x, None)
-        if np.issubdtype(self.data.train_labels.dtype, np.floating):
-            values: Array = outputs[:, 0]
-            return values
-        classes: Array = outputs.argmax(1)
-        return classes
+        real = np.issubdtype(self.data.train_labels.dtype, np.floating)
+        found: Array = outputs[:, 0] if real else outputs.argmax(1)
+        return found
 
     def _made(self, x: Array, last: int | None) -> Array:
         """Return what the layers before number `last` (None: all) make of features, ``[n, …]``."""
         import torch
 
-        from hpcfl.learning.task import TEST_BATCH
-
         if x.shape[1:] != self.shape:
             raise UsageError(f"x: client {self.client} has features of shape {self.shape}, got {x.shape[1:]}")
         params = {name: value.unsqueeze(0) for name, value in self.params.items()}
         rows = torch.from_numpy(np.asarray(x, np.float32)).to(self.task.device)
-        with torch.no_grad():
-            parts = [
-                self.task.forward(params, part.unsqueeze(0), last=last)[0] for part in torch.split(rows, TEST_BATCH)
-            ]
-        found: Array = torch.cat(parts).cpu().numpy()
+        found: Array = self.task.outputs(params, rows, last).cpu().numpy()
         return found
 
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Let torch compute with so many threads within the block."""
     import torch
 
     before = torch.get_num_threads()

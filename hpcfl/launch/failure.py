@@ -17,15 +17,13 @@ from typing import Any, TypeVar
 from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UserError
 from hpcfl.comm.launcher import judged, launched
-from hpcfl.store.atomic import number_of, numbered
+from hpcfl.store.atomic import keep_open, number_of, numbered
 
 T = TypeVar("T")
 
 GIVE_UP_SECONDS = 4.0  # how long a failed rank waits for the one that speaks to end the job, or for a disk that hangs
 TOLD = "error.txt"  # in the run folder: written by the rank that is the first to fail, removed by the next start
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
-
-_unclosed: list[BaseException] = []  # what they hold open stays so: HDF5 crashes when it closes a file it cannot write
 
 
 def raise_together(comm: Any, make: Callable[[], T]) -> T:
@@ -51,15 +49,18 @@ def raise_together(comm: Any, make: Callable[[], T]) -> T:
 
 def speaks(error: UserError) -> bool:
     """True on the one rank that tells of an error: where all ranks had it at once, the first."""
-    comm = None if error.settled or not launched() else judged()[0]
-    if comm is None:
+    if error.settled or not launched():
         return True
-    from hpcfl.comm.mpi import settle
-
     try:
-        settle(comm, error)
-    except (UserError, ErrorOnOtherRank) as settled:
-        return settled is error
+        comm = judged()[0]
+        if comm is not None:
+            from hpcfl.comm.mpi import settle
+
+            settle(comm, error)
+    except ErrorOnOtherRank:
+        return False
+    except UserError:  # this one, or MPI cannot be loaded
+        return True
     return True
 
 
@@ -72,7 +73,7 @@ def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
         late = threading.Timer(GIVE_UP_SECONDS, comm.Abort, (1,))
         late.daemon = True
         late.start()
-    _unclosed.append(error)
+    keep_open(error)
     try:
         _tell(comm, folder, _explained(comm, folder, error))
     finally:

@@ -24,7 +24,6 @@ from hpcfl.engine import stopping
 from hpcfl.launch.failure import TOLD, fail, note, raise_together
 from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.doubling import Stage
-from hpcfl.store.compatibility import check_personal, check_shared
 
 if TYPE_CHECKING:
     from hpcfl.comm.transport import Transport
@@ -132,7 +131,7 @@ def _in_step(job: Job, request: RunRequest, now: Progress, comm: Any, hosts: lis
 
     def rest() -> None:
         if rounds.released:
-            stopping.hand_on(stop, request.folder)
+            stopping.forward(stop, request.folder)
 
     stopped = _run_rounds(job, request, rounds, now, transport.size, stop)
     return transport.leave(stopped, rest)
@@ -157,7 +156,7 @@ def _in_real_time(job: Job, request: RunRequest, now: Progress, comm: Any, hosts
     stop, watch = stopping.Stop(folder, serves), Watch(folder, job.config.lost_after)
 
     def rest() -> None:
-        stopping.hand_on(stop, folder)
+        stopping.forward(stop, folder)
         watch.look()
 
     if not serves:
@@ -173,13 +172,13 @@ def _run_rounds(
 ) -> Stopped | None:
     """Run the rounds that are left, recorded by the server; return why not all of them, if so."""
     from hpcfl.engine.loop import run
-    from hpcfl.engine.progress import Speaker
+    from hpcfl.engine.progress import Reporter
     from hpcfl.engine.record import Recorder
 
     recorder = stopped = None
     if rounds.serves:
-        speaker = Speaker(job.config.rounds, now.round, request.quiet)
-        recorder = Recorder(request.folder, job, ranks, now.round, speaker)
+        reporter = Reporter(job.config.rounds, now.round, request.quiet)
+        recorder = Recorder(request.folder, job, ranks, now.round, reporter)
     try:
         run(job, rounds, recorder, now, stop)
     except Stopped as early:
@@ -222,9 +221,9 @@ def _begun(job: Job, request: RunRequest, rank: int) -> Progress:
     now.round, now.stage = saved.round, Stage.of(saved.clock)
     now.clock = {name: saved.clock[name] for name in now.clock}
     now.norms = Norms.restored(saved.memory)
-    check_shared(saved.shared, now.shared)
+    store.check_shared(saved.shared, now.shared)
     hosted = [client for chunk in job.hosted(rank) for client in chunk.clients.tolist()]
-    check_personal(path, hosted, job.like, job.task.federation.shapes)
+    store.check_personal(path, hosted, job.like, job.task.federation.shapes)
     now.shared, now.extras = restored(now.shared, saved.shared), restored(now.extras, saved.extras)
     for chunk in job.hosted(rank):
         state = now.personal[chunk.number]

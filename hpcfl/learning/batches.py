@@ -1,7 +1,8 @@
-"""What an algorithm's client side is given: the visits of a chunk, and the samples of one step."""
+"""Visits, which an algorithm's client side is given, and the batches of samples of their steps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Literal
@@ -10,9 +11,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from hpcfl.base.rng import StepKey
+from hpcfl.base.rng import StepKey, keyed
 from hpcfl.base.types import Floats, Ints
+
+STACKED_BYTES = 2**25  # most that is copied together for a visit
+PHASE_STEPS = 2**32  # more steps than a phase of a visit has
+PADDING = 4  # pixels around an image before it is cropped
 
 
 class RoundClosed(Exception):  # noqa: N818
@@ -21,111 +27,151 @@ class RoundClosed(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Visits:
-    """The visits of one chunk in one round, deepest first.
-
-    Attributes
-    ----------
-    round : int
-    clients : int64 [c]
-        Client ids.
-    depth : int64 [c]
-        First layer (1 … L) each one delivers in time, ascending.
-    samples : int64 [c]
-        Training samples each one holds.
-    arrival : float64 [c, L]
-        Chance that layer l counts; NaN where unknown.
-    over : threading.Event, optional
-        In wall clock: set when the round has closed.
-    """
+    """The visits of one chunk of c clients in one round, deepest first."""
 
     round: int
     clients: Ints
+    """Client ids, ``[c]``."""
     depth: Ints
+    """First layer (1 … L) that each one delivers in time, ascending, ``[c]``."""
     samples: Ints
+    """Training samples that each one holds, ``[c]``."""
     arrival: Floats
+    """Chance that layer l counts, ``[c, L]``; NaN where unknown."""
     closed: Event | None = None
+    """In real time: set when the round has closed."""
 
     @classmethod
     def for_test(cls, round: int, clients: Ints) -> Visits:
-        """Return what a test after `round` rounds needs to know: nothing is sent, so depths and chances are empty."""
+        """Visits that send nothing: a test after `round` rounds."""
         return cls(round, clients, np.ones(0, int), np.ones(0, int), np.ones((0, 0)))
 
     def raise_if_closed(self) -> None:
-        """Raise `RoundClosed` where the round has closed meanwhile."""
         if self.closed is not None and self.closed.is_set():
             raise RoundClosed
 
     def in_time(self, layer: int) -> int:
-        """Return how many rows (the first ones) still have time for layer `layer` (1 … L)."""
+        """How many clients (the first ones) still have time for layer `layer` (1 … L)."""
         if self.closed is not None and self.closed.is_set():
             return 0
         return int(np.searchsorted(self.depth, layer, side="right"))
 
     def ones(self, rows: int) -> Tensor:
-        """Return weight 1 for the first `rows` visits."""
+        """Weight 1 for the first `rows` visits."""
         return torch.ones(rows, dtype=torch.float64)
 
-    def sizes(self, rows: int) -> Tensor:
-        """Return weight n_i for the first `rows` visits."""
-        return torch.from_numpy(self.samples[:rows].astype(np.float64))
-
     def weights(self, by: Literal["samples", "uniform"]) -> Tensor:
-        """Return the weights of all visits in a mean over clients, ``[c]``: the numbers of samples, or 1."""
-        rows = len(self.clients)
-        return self.sizes(rows) if by == "samples" else self.ones(rows)
+        """The clients' weights in a mean, ``[c]``: their numbers of samples, or 1."""
+        return torch.from_numpy(self.samples.astype(np.float64)) if by == "samples" else self.ones(len(self.clients))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's samples: features ``[c, B, …]``, labels ``[c, B]``, which rows are real (None: all).
-
-    Attributes
-    ----------
-    sizes : list of int, optional
-        How many rows of each client are real, known without asking the device; None: `valid` tells.
-    """
+    """One step's samples of c clients, B each."""
 
     x: Tensor
+    """Features, ``[c, B, …]``."""
     y: Tensor
+    """Classes, int64 ``[c, B]``, or real targets."""
     valid: Tensor | None
+    """Which samples are real, bool ``[c, B]``; None: all."""
     key: StepKey
     sizes: list[int] | None = None
+    """How many samples of each client are real, known without asking the device; None: `valid` tells."""
 
     def sample_counts(self) -> list[int]:
-        """Return how many samples of each client there are, [c]."""
         if self.sizes is None:
             return [self.x.shape[1]] * len(self.x) if self.valid is None else self.valid.sum(1).tolist()
         return self.sizes
 
     def active(self) -> Tensor | None:
-        """Return which clients have any sample in this step, bool ``[c]``; None for all of them."""
+        """Which clients have any sample in this step, bool ``[c]``; None: all of them."""
         return None if self.valid is None else self.valid.any(1)
 
     def active_weight(self) -> Tensor:
-        """Return 1 for each client that has a sample in this step, else 0, ``[c]``."""
+        """1 for each client that has a sample in this step, else 0, ``[c]``."""
         active = self.active()
         return self.x.new_ones(len(self.x)) if active is None else active.to(self.x.dtype)
 
-    def losses(self, logits: Tensor, rows: int | None = None) -> Tensor:
-        """Return each client's mean loss over its real rows, ``[c]`` (or of the first `rows`)."""
-        y = self.y[:rows]
-        each = losses(logits, y)
+    def losses(self, outputs: Tensor, rows: int | None = None) -> Tensor:
+        """Mean loss over each client's real samples, ``[c]`` (or of the first `rows` clients)."""
+        each = sample_losses(outputs, self.y[:rows])
         if self.valid is None:
             return each.mean(1)
         valid = self.valid[:rows]
         return (each * valid).sum(1) / valid.sum(1).clamp(min=1)
 
 
-def losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the samples' losses ``[c, B]``: cross-entropy for classes, the squared error for targets.
-
-    Parameters
-    ----------
-    outputs : Tensor
-        ``[c, B, classes]``, or ``[c, B, 1]`` for targets.
-    y : Tensor
-        Classes, int64 ``[c, B]``, or targets, float32.
-    """
+def sample_losses(outputs: Tensor, y: Tensor) -> Tensor:
+    """``[c, B]``: cross-entropy of classes from ``[c, B, classes]``, squared error of targets from ``[c, B, 1]``."""
     if y.is_floating_point():
         return (outputs.squeeze(-1) - y).square()
     return F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+
+
+def batches(
+    data: Sequence[tuple[Tensor, Tensor]],
+    visits: Visits,
+    seed: int,
+    size: int,
+    epochs: int = 0,
+    steps: int = 0,
+    phase: int = 0,
+    fill: float | None = None,
+) -> Iterator[Batch]:
+    """See `Task.batches`; `data` are each client's features and labels, with `fill` images are cropped and mirrored."""
+    generators = [keyed(seed, "batches", visits.round, int(client), phase) for client in visits.clients]
+    orders = [_order(rng, len(y), size, epochs, steps) for rng, (_, y) in zip(generators, data)]
+    count, width = max(len(order) for order in orders), max(order.shape[1] for order in orders)
+    index = np.full((len(orders), count, width), -1)
+    for own, order in zip(index, orders):
+        own[: order.shape[0], : order.shape[1]] = order
+    clients, device = [int(client) for client in visits.clients], data[0][1].device
+    real, rows = (part.to(device) for part in (torch.from_numpy(index >= 0), torch.from_numpy(index).clamp(min=0)))
+    pick_x, pick_y = (_picker(part, count * width) for part in zip(*data))
+    for step, sizes in enumerate((index >= 0).sum(2).T.tolist()):
+        visits.raise_if_closed()
+        x, y = pick_x(rows[:, step]), pick_y(rows[:, step])
+        key = StepKey(seed, visits.round, clients, step + PHASE_STEPS * phase)
+        if fill is not None:
+            x = crop_and_flip(x, key, fill)
+        yield Batch(x, y, None if min(sizes) == width else real[:, step], key, sizes)
+
+
+def _order(rng: np.random.Generator, n: int, size: int, epochs: int, steps: int) -> Ints:
+    """Sample indices ``[steps, size]`` of one client's visit, −1 where the last batch of a pass is not full."""
+    size = min(size, n) if size else n
+    if steps:
+        passes = -(-steps * size // n)
+        return np.concatenate([rng.permutation(n) for _ in range(passes)])[: steps * size].reshape(steps, size)
+    orders = np.full((epochs, -(-n // size) * size), -1)
+    for row in orders:
+        row[:n] = rng.permutation(n)
+    return orders.reshape(-1, size)
+
+
+def _picker(parts: Sequence[Tensor], count: int) -> Callable[[Tensor], Tensor]:
+    """What picks rows ``[c, B]`` of the clients' samples ``c × [n_i, …]``; `count` rows of each are picked in all."""
+    longest = max(len(part) for part in parts)
+    if count < longest or len(parts) * longest * parts[0][:1].nbytes > STACKED_BYTES:
+        return lambda rows: torch.stack([part.index_select(0, own) for part, own in zip(parts, rows)])
+    # one tensor of all that is held costs a copy, and saves an operation per client and step
+    whole = pad_sequence(list(parts), batch_first=True)
+    clients = torch.arange(len(parts), device=whole.device)[:, None]
+    return lambda rows: whole[clients, rows]
+
+
+def crop_and_flip(x: Tensor, key: StepKey, fill: float) -> Tensor:
+    """Images ``[c, B, C, H, W]`` cropped at random from copies padded with `fill`, mirrored with chance 1/2."""
+    clients, batch, channels, height, width = x.shape
+    # one row of draws per sample, so that a sample's do not depend on how many come after it
+    drawn = np.stack([rng.random((batch, 3)) for rng in key.generators("augment")]).reshape(clients * batch, 3)
+    corners = (drawn[:, :2] * (2 * PADDING + 1)).astype(np.int64)
+    rows = corners[:, :1] + np.arange(height)
+    columns = corners[:, 1:] + np.arange(width)
+    columns = np.where(drawn[:, 2:] < 0.5, columns[:, ::-1], columns)
+    down, across = (torch.from_numpy(index).to(x.device) for index in (rows, columns))
+    padded = F.pad(x.flatten(0, 1), (PADDING,) * 4, value=fill)
+    sample = torch.arange(len(padded), device=x.device)[:, None, None, None]
+    colour = torch.arange(channels, device=x.device)[:, None, None]
+    return padded[sample, colour, down[:, None, :, None], across[:, None, None, :]].view(x.shape)

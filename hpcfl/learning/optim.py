@@ -21,7 +21,6 @@ FINE_TUNING = 2**20
 
 
 def zeros(state: State) -> State:
-    """Return zeros of the same names, shapes and types."""
     return {name: torch.zeros_like(value) for name, value in state.items()}
 
 
@@ -29,24 +28,20 @@ def zeros(state: State) -> State:
 class Optimizer(ABC):
     """What turns gradients into steps, for each client of a chunk by itself.
 
-    Attributes
-    ----------
-    lr : float
-        Step size.
-    decay : float
-        λ of the penalty ``λ/2 · |w|²``; it takes weights, not biases.
+    Its memory is ``{name: [c, …]}``, changed in place.
     """
 
     lr: float
     decay: float = field(default=0.0, kw_only=True)
+    """λ of the penalty ``λ/2 · |w|²``; it takes weights, not biases."""
 
     @abstractmethod
-    def begin(self, params: State) -> State:
-        """Return the memory before the first step, ``{name: [c, …]}``; empty for none."""
+    def init(self, params: State) -> State:
+        """The memory before the first step; empty for none."""
 
     @abstractmethod
     def apply(self, params: State, gradients: State, memory: State, active: Tensor | None = None) -> None:
-        """Take one step in place, `memory` too; of the clients `active` (bool ``[c]``) only, None: of all."""
+        """Take one step in place; of the clients `active` (bool ``[c]``) only, None: of all."""
 
     def train(
         self,
@@ -57,27 +52,14 @@ class Optimizer(ABC):
         names: Collection[str] | None = None,
         objective: Objective | None = None,
     ) -> Tensor:
-        """Take one step per batch, in place; return each client's mean objective over its steps, ``[c]``.
-
-        Parameters
-        ----------
-        params : State
-            ``{name: [c, …]}``.
-        memory : State, optional
-            The optimiser's, changed in place; None: it starts from nothing and is forgotten.
-        names : collection of str, optional
-            The parameters that learn; the others stay. None: all.
-        objective : callable, optional
-            What is minimised; None: the mean loss.
-        """
-        learn = params.keys() if names is None else params.keys() & names
-        group = ParamGroup([name for name in params if name in learn], self, objective, memory)
-        return train(task, params, batches, [group])
+        """`train` with one group of parameters: those in `names`, None: all."""
+        learning = [name for name in params if names is None or name in names]
+        return train(task, params, batches, [ParamGroup(learning, self, objective, memory)])
 
     def fine_tuned(
         self, task: Task, params: State, visits: Visits, batch: int, epochs: int, names: Collection[str]
     ) -> State:
-        """Return the parameters after some epochs in which only `names` learn: what is tested afterwards."""
+        """The parameters after some epochs in which only `names` learn: what is tested afterwards."""
         params = {name: value.clone() for name, value in params.items()}
         upper = task.freeze_below(params, visits, names)
         self.train(upper, params, upper.batches(visits, batch, epochs, phase=FINE_TUNING), names=names)
@@ -86,10 +68,7 @@ class Optimizer(ABC):
     def step(
         self, task: Task, params: State, learn: State, memory: State, batch: Batch, objective: Objective | None = None
     ) -> Tensor:
-        """Let `learn`, a part of `params`, take one step in place; return the objective before it, ``[c]``.
-
-        The gradients are freed before those of the next step are computed.
-        """
+        """Let `learn`, a part of `params`, take one step in place; return the objective before it, ``[c]``."""
         gradients, loss = task.gradients(params, batch, learn, objective)
         if self.decay:
             for name, gradient in gradients.items():
@@ -101,17 +80,24 @@ class Optimizer(ABC):
 
 @dataclass(frozen=True)
 class Sgd(Optimizer):
-    """Stochastic gradient descent with heavy-ball momentum."""
+    """Stochastic gradient descent, ``v ← momentum·v + g``, ``w ← w − lr·v``; its memory is v."""
 
     momentum: float = 0.0
 
-    def begin(self, params: State) -> State:
-        """Return the velocity, zero; nothing without momentum."""
+    def init(self, params: State) -> State:
         return zeros(params) if self.momentum else {}
 
     def apply(self, params: State, gradients: State, memory: State, active: Tensor | None = None) -> None:
-        """Take one step, see `descend`."""
-        descend(params, gradients, memory, self.lr, self.momentum, active)
+        for name, gradient in gradients.items():
+            mask = None if active is None else _column(active, gradient)
+            if mask is not None:  # a client that rests may have any gradient, and 0 · ∞ is no number
+                gradient = torch.where(mask, gradient, 0.0)
+            if memory and mask is None:
+                gradient = memory[name].mul_(self.momentum).add_(gradient)
+            elif memory and mask is not None:
+                memory[name].copy_(torch.where(mask, memory[name] * self.momentum + gradient, memory[name]))
+                gradient = memory[name] * mask
+            params[name].add_(gradient, alpha=-self.lr)
 
 
 @dataclass(frozen=True)
@@ -121,96 +107,67 @@ class Adam(Optimizer):
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
 
-    def begin(self, params: State) -> State:
-        """Return first and second moments and the numbers of steps, zero."""
+    def init(self, params: State) -> State:
         moments = {f"{kind} {name}": torch.zeros_like(value) for name, value in params.items() for kind in ("m", "v")}
-        return moments | {"steps": next(iter(params.values())).new_zeros(_rows(params))}
+        return moments | {"steps": next(iter(params.values())).new_zeros(_clients(params))}
 
     def apply(self, params: State, gradients: State, memory: State, active: Tensor | None = None) -> None:
-        """Take one step."""
         steps = memory["steps"]
         steps += 1 if active is None else active.to(steps.dtype)
         scale = self.lr * (1 - self.betas[1] ** steps).sqrt() / (1 - self.betas[0] ** steps)
         if active is not None:
             scale = torch.where(active, scale, 0.0)
         for name, gradient in gradients.items():
-            shape = -1, *[1] * (gradient.dim() - 1)
-            epsilon = self.epsilon * (1 - self.betas[1] ** steps).sqrt().view(shape)
-            mask = None if active is None else active.view(shape)
-            first = _mixed(memory[f"m {name}"], gradient, self.betas[0], mask)
-            second = _mixed(memory[f"v {name}"], gradient.square(), self.betas[1], mask)
+            epsilon = self.epsilon * _column((1 - self.betas[1] ** steps).sqrt(), gradient)
+            mask = None if active is None else _column(active, gradient)
+            first = _averaged(memory[f"m {name}"], gradient, self.betas[0], mask)
+            second = _averaged(memory[f"v {name}"], gradient.square(), self.betas[1], mask)
             # the factor of a client that has taken no step yet is 0 · ∞
-            step = scale.view(shape) * first / (second.sqrt() + epsilon)
+            step = _column(scale, gradient) * first / (second.sqrt() + epsilon)
             params[name].sub_(step if mask is None else torch.where(mask, step, 0.0))
 
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """Some parameters, their optimiser, what they learn by (None: the mean loss), and the optimiser's memory."""
+    """Some parameters and how they learn."""
 
     names: Collection[str]
     optimiser: Optimizer
     objective: Objective | None = None
+    """None: the mean loss."""
     memory: State | None = None
+    """The optimiser's; None: it starts from nothing and is forgotten."""
 
 
 def train(task: Task, params: State, batches: Iterable[Batch], groups: Iterable[ParamGroup]) -> Tensor:
-    """Let the parameter groups take a step each on every batch, one after the other, in place.
+    """Let the groups of parameters take a step each on every batch, one after the other, in place.
 
-    An empty group is left out; where all are, no batch is asked for.
-
-    Returns
-    -------
-    Tensor [c]
-        Each client's mean of the last group's objective over its steps.
+    Return each client's mean of the last group's objective over its steps, ``[c]``. An empty group is left out; where
+    all are, no batch is asked for.
     """
     learning = [group for group in groups if group.names]
     own = [{name: params[name] for name in group.names} for group in learning]
-    kept = [group.optimiser.begin(o) if group.memory is None else group.memory for group, o in zip(learning, own)]
-    losses = torch.zeros(_rows(params), dtype=task.dtype, device=task.device)
+    kept = [group.optimiser.init(o) if group.memory is None else group.memory for group, o in zip(learning, own)]
+    losses = torch.zeros(_clients(params), dtype=task.dtype, device=task.device)
     taken = torch.zeros_like(losses)
     for batch in batches if learning else ():
         for group, learn, memory in zip(learning, own, kept):
             loss = group.optimiser.step(task, params, learn, memory, batch, group.objective)
-        counted = batch.active_weight()
-        losses += loss * counted  # an objective may be more than the loss, also where a client rests
-        taken += counted
+        weight = batch.active_weight()
+        losses += loss * weight  # an objective may be more than the loss, also where a client rests
+        taken += weight
     return losses / taken.clamp(min=1)
 
 
-def _rows(params: State) -> int:
+def _clients(params: State) -> int:
     return len(next(iter(params.values())))
 
 
-def _mixed(mean: Tensor, value: Tensor, beta: float, mask: Tensor | None) -> Tensor:
-    """Advance a running mean in place, where the mask says; return it."""
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    """One value per client, ``[c, 1, …]``."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def _averaged(mean: Tensor, value: Tensor, beta: float, mask: Tensor | None) -> Tensor:
+    """Advance an exponential average in place, where the mask says."""
     return mean.lerp_(value, 1 - beta if mask is None else torch.where(mask, 1 - beta, 0.0).expand_as(mean))
-
-
-def descend(
-    params: State, gradients: State, velocity: State, lr: float, momentum: float, active: Tensor | None = None
-) -> None:
-    """Take one SGD step in place: ``v ← momentum·v + g``, ``w ← w − lr·v`` (v = g without momentum).
-
-    Parameters
-    ----------
-    velocity : State
-        The momentum, changed in place; empty for none.
-    active : bool [c], optional
-        Clients that take the step; None for all.
-    """
-    for name, gradient in gradients.items():
-        if active is not None:  # a client that rests may have any gradient, and 0 · ∞ is no number
-            gradient = torch.where(active.view(-1, *[1] * (gradient.dim() - 1)), gradient, 0.0)
-        if velocity:
-            gradient = _pushed(velocity[name], gradient, momentum, active)
-        params[name].add_(gradient, alpha=-lr)
-
-
-def _pushed(velocity: Tensor, gradient: Tensor, momentum: float, active: Tensor | None) -> Tensor:
-    """Advance the momentum in place for the active clients; return their step, zero for the others."""
-    if active is None:
-        return velocity.mul_(momentum).add_(gradient)
-    mask = active.view(-1, *[1] * (gradient.dim() - 1))
-    velocity.copy_(torch.where(mask, velocity * momentum + gradient, velocity))
-    return velocity * mask

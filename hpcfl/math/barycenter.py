@@ -3,6 +3,7 @@
 The barycenter of ``N(m_i, Σ_i)`` with weights w_i has mean ``Σ w_i m_i``; its covariance is the fixed point of
 ``S ← S^{-½} (Σ w_i (S^½ Σ_i S^½)^½)² S^{-½}`` (Álvarez-Esteban et al. 2016). An iteration is one sum over i of
 k × k matrices: each holder of a Σ_i gives a `barycenter_term`, `fixed_point` makes the next S of their weighted sum.
+All is float64, ``[..., k, k]``; the bits of a result do not depend on what else is in its batch.
 """
 
 from __future__ import annotations
@@ -16,52 +17,30 @@ from hpcfl.math.psd import check_psd, per_matrix, sqrtm_one, sqrtm_pair, symmetr
 
 
 class Barycenter(NamedTuple):
-    """A Gaussian between Gaussians, and how it was come by.
-
-    Attributes
-    ----------
-    mean : Tensor [..., k]
-    cov : Tensor [..., k, k]
-    iterations : int64 [...]
-        How many were taken.
-    change : float64 [...]
-        Relative change of the covariance in the last of them; above the tolerance where it has not converged.
-    """
+    """A Gaussian between Gaussians, and how it was come by."""
 
     mean: Tensor
+    """``[..., k]``."""
     cov: Tensor
+    """``[..., k, k]``."""
     iterations: Tensor
+    """How many were taken, int64 ``[...]``."""
     change: Tensor
+    """Relative change of the covariance in the last one, ``[...]``; above the tolerance where it has not converged."""
 
 
 @torch.no_grad()
 def barycenter(means: Tensor, covs: Tensor, weights: Tensor, tol: float = 1e-12, iterations: int = 200) -> Barycenter:
-    """Return the Wasserstein barycenter of ``N(means[i], covs[i])``.
-
-    The iteration starts from the weighted mean of the covariances, whose range holds all of theirs: a start with a
-    smaller range could never leave it.
+    """Return the Wasserstein barycenter over i of ``N(means[i], covs[i])``, mean and covariance in the types that came.
 
     Parameters
     ----------
-    means : Tensor [m, ..., k]
-    covs : Tensor [m, ..., k, k]
-        They may be singular, or zero.
+    means, covs : Tensor [m, ..., k], [m, ..., k, k]
+        Covariances may be singular, or zero; UsageError where one is none.
     weights : Tensor [m] or [m, ...]
         At least 0, of a positive sum over i; they are normalised.
     tol : float
         The relative change (Frobenius norm) at which the iteration ends.
-    iterations : int
-        At most this many.
-
-    Returns
-    -------
-    Barycenter
-        Mean and covariance in the types that came.
-
-    Raises
-    ------
-    UsageError
-        Where one of `covs` is no covariance.
     """
     check_psd(covs, "covs")
     lead = covs.shape[1:-2]
@@ -78,61 +57,6 @@ def barycenter(means: Tensor, covs: Tensor, weights: Tensor, tol: float = 1e-12,
     return Barycenter(mean.to(means.dtype), cov, taken, last)
 
 
-def sqrtm_and_inverse(cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``S^½`` and ``S^{-½}``, float64 ``[..., k, k]``, the inverse on the range of S if it is singular."""
-    root_s, inverse = per_matrix(sqrtm_pair, cov)
-    return root_s, inverse
-
-
-def barycenter_term(root_s: Tensor, cov: Tensor) -> Tensor:
-    """Return ``(S^½ Σ S^½)^½``, one client's part of an iteration, float64.
-
-    Parameters
-    ----------
-    root_s : Tensor [..., k, k]
-        ``S^½``, from `sqrtm_and_inverse`.
-    cov : Tensor [..., k, k]
-        Σ. The bits of a result do not depend on what else is in the batch.
-    """
-    return per_matrix(lambda half, own: (sqrtm_one(half @ own @ half),), root_s, cov)[0]
-
-
-def fixed_point(inverse: Tensor, total: Tensor) -> Tensor:
-    """Return the next S, ``S^{-½} M² S^{-½}``, float64 ``[..., k, k]``.
-
-    Parameters
-    ----------
-    inverse : Tensor [..., k, k]
-        ``S^{-½}``, from `sqrtm_and_inverse`.
-    total : Tensor [..., k, k]
-        M, the mean of `barycenter_term` with weights that sum to 1.
-    """
-    return per_matrix(_next, inverse, total)[0]
-
-
-def relative_change(before: Tensor, after: Tensor) -> Tensor:
-    """Return ``|after − before| / |before|`` (Frobenius norms), float64 ``[...]``; 0 where nothing has changed."""
-    return per_matrix(_change, before, after)[0]
-
-
-def weighted_sum(shares: Tensor, values: Tensor) -> Tensor:
-    """Return ``Σ_i shares[i]·values[i]``, added up in the order of i."""
-    total = torch.zeros_like(values[0])
-    for share, value in zip(shares, values):
-        total = total + share * value
-    return total
-
-
-def _next(inverse: Tensor, total: Tensor) -> tuple[Tensor]:
-    half = inverse @ total  # times its transpose: positive semi-definite whatever the rounding
-    return (symmetric(half @ half.mT),)
-
-
-def _change(before: Tensor, after: Tensor) -> tuple[Tensor]:
-    moved, size = (after - before).norm(), before.norm()
-    return (torch.where(moved == 0, 0.0, moved / size),)
-
-
 def _normalised(weights: Tensor) -> Tensor:
     total = weights.sum(0)
     if bool((weights < 0).any()) or not bool((total > 0).all()):
@@ -142,9 +66,49 @@ def _normalised(weights: Tensor) -> Tensor:
 
 def _iterated(covs: Tensor, shares: Tensor, tol: float, iterations: int) -> tuple[Tensor, int, float]:
     """Iterate for one barycenter ``[m, k, k]``; return its covariance, the number of iterations, the last change."""
+    # from the weighted mean, whose range holds all of theirs: a start with a smaller range could never leave it
     now, moved, count = symmetric(weighted_sum(shares, covs)), torch.inf, 0
     while count < iterations and not moved <= tol:
-        root_s, inverse = sqrtm_and_inverse(now)
-        after = fixed_point(inverse, weighted_sum(shares, barycenter_term(root_s, covs)))
+        root, inverse = sqrtm_and_inverse(now)
+        after = fixed_point(inverse, weighted_sum(shares, barycenter_term(root, covs)))
         now, moved, count = after, float(relative_change(now, after)), count + 1
     return now, count, moved
+
+
+def weighted_sum(shares: Tensor, values: Tensor) -> Tensor:
+    """``Σ_i shares[i]·values[i]``, added up in the order of i."""
+    total = torch.zeros_like(values[0])
+    for share, value in zip(shares, values):
+        total = total + share * value
+    return total
+
+
+def sqrtm_and_inverse(cov: Tensor) -> tuple[Tensor, Tensor]:
+    """``S^½`` and ``S^{-½}``, the inverse on the range of S if it is singular."""
+    root, inverse = per_matrix(sqrtm_pair, cov)
+    return root, inverse
+
+
+def barycenter_term(root: Tensor, cov: Tensor) -> Tensor:
+    """``(S^½ Σ S^½)^½`` from ``S^½`` and Σ: one client's part of an iteration."""
+    return per_matrix(lambda half, own: (sqrtm_one(half @ own @ half),), root, cov)[0]
+
+
+def fixed_point(inverse: Tensor, total: Tensor) -> Tensor:
+    """The next S, ``S^{-½} M² S^{-½}``, from ``S^{-½}`` and M, the mean of terms with weights that sum to 1."""
+
+    def one(inverse: Tensor, total: Tensor) -> tuple[Tensor]:
+        half = inverse @ total  # times its transpose: positive semi-definite whatever the rounding
+        return (symmetric(half @ half.mT),)
+
+    return per_matrix(one, inverse, total)[0]
+
+
+def relative_change(before: Tensor, after: Tensor) -> Tensor:
+    """``|after − before| / |before|`` (Frobenius norms), ``[...]``; 0 where nothing has changed."""
+
+    def one(before: Tensor, after: Tensor) -> tuple[Tensor]:
+        moved, size = (after - before).norm(), before.norm()
+        return (torch.where(moved == 0, 0.0, moved / size),)
+
+    return per_matrix(one, before, after)[0]

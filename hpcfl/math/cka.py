@@ -14,19 +14,19 @@ FLAT = 10.0
 
 
 def triangle_size(samples: int) -> int:
-    """Return how many entries a kernel of so many samples has on and above its diagonal."""
+    """Entries of a kernel of so many samples on and above its diagonal."""
     return samples * (samples + 1) // 2
 
 
 def kernel_triangles(z: Tensor) -> Tensor:
-    """Return the upper triangles of the kernels of representations ``[c, m, k]``, row by row, ``[c, m(m+1)/2]``."""
+    """Upper triangles of the kernels of representations ``[c, m, k]``, row by row, ``[c, m(m+1)/2]``."""
     upper = _upper(z.shape[1], z.device)
     # one by one: m x m for all of a chunk would be the largest tensors of a visit
     return torch.stack([(own @ own.T).masked_select(upper) for own in _centred(z)])
 
 
 def unit_kernel(triangle: Tensor, samples: int) -> Tensor:
-    """Return the symmetric matrix ``[m, m]`` of this upper triangle, of Frobenius norm 1; zero stays zero."""
+    """The kernel ``[m, m]`` of this upper triangle, scaled to Frobenius norm 1; zero stays zero."""
     whole = triangle.new_zeros(samples, samples).masked_scatter_(_upper(samples, triangle.device), triangle)
     whole += whole.triu(1).T
     norm = whole.norm()
@@ -34,21 +34,10 @@ def unit_kernel(triangle: Tensor, samples: int) -> Tensor:
 
 
 def alignment(target: Tensor, z: Tensor) -> Tensor:
-    """Return ``<target, K> / ‖K‖``, 0 … 1: the CKA of the kernels K of representations with a kernel of norm 1.
+    """``<target, K> / ‖K‖``, 0 … 1, ``[c]``: the CKA of the kernels K of `z` ``[c, m, k]`` with a `unit_kernel`.
 
-    Where all samples have the same representation, K is zero: so are the alignment and its gradient.
-
-    Parameters
-    ----------
-    target : Tensor
-        ``[m, m]``, symmetric and centred, see `unit_kernel`. It is a constant.
-    z : Tensor
-        ``[c, m, k]``.
-
-    Returns
-    -------
-    Tensor
-        ``[c]``.
+    The target is a constant. Where all samples have the same representation, K is zero: so are the alignment and its
+    gradient.
     """
     z = _scaled(_centred(z), z)
     gram = z.mT @ z if z.shape[2] <= z.shape[1] else z @ z.mT
@@ -62,7 +51,7 @@ def alignment(target: Tensor, z: Tensor) -> Tensor:
 
 
 def _upper(samples: int, device: torch.device) -> Tensor:
-    """Return where the upper triangle is, bool ``[m, m]``: an eighth of the memory of its indices."""
+    """Where the upper triangle is, bool ``[m, m]``: an eighth of the memory of its indices."""
     return torch.ones(samples, samples, dtype=torch.bool, device=device).triu_()
 
 
@@ -71,7 +60,7 @@ def _centred(z: Tensor) -> Tensor:
 
 
 def _scaled(centred: Tensor, z: Tensor) -> Tensor:
-    """Return centred representations of norm 1 each, zero for flat ones; alignment does not depend on their scale."""
+    """Centred representations of norm 1 each, zero for flat ones; alignment does not depend on their scale."""
     size, whole = (part.detach().flatten(1).norm(dim=1) for part in (centred, z))
     flat = size <= FLAT * torch.finfo(z.dtype).eps * whole
     return centred * torch.where(flat, 0.0, 1 / size)[:, None, None]

@@ -22,25 +22,18 @@ from hpcfl.math.psd import EPS, check_psd, per_matrix, sqrtm_one, symmetric
 
 @dataclass(frozen=True)
 class Moments:
-    """Empirical moments.
-
-    Attributes
-    ----------
-    mean : Tensor [..., k]
-        Zero where there is no row.
-    centred : Tensor [..., n, k]
-        Rows less their mean; those that do not count are zero.
-    count : int64 [...]
-        How many rows count.
-    """
+    """Empirical moments."""
 
     mean: Tensor
+    """``[..., k]``, zero where there is no row."""
     centred: Tensor
+    """Rows less their mean, ``[..., n, k]``; those that do not count are zero."""
     count: Tensor
+    """How many rows count, int64 ``[...]``."""
 
 
 def moments(points: Tensor, mask: Tensor) -> Moments:
-    """Return mean, centred rows and number of the rows of `points` ``[..., n, k]`` that `mask` ``[..., n]`` picks.
+    """Mean, centred rows and number of the rows of `points` ``[..., n, k]`` that `mask` ``[..., n]`` picks.
 
     The cost of a nuclear norm grows with the cube of n: better gather a class than mask all others in a batch.
     """
@@ -52,7 +45,7 @@ def moments(points: Tensor, mask: Tensor) -> Moments:
 
 
 def _polar(z: Tensor, came: torch.dtype, wanted: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the singular values of ``[..., n, k]``, float64, in no order, and, if wanted, U Vᵀ of those that count.
+    """The singular values of ``[..., n, k]``, float64, in no order, and, if wanted, U Vᵀ of those that count.
 
     From the eigenvectors Q of the smaller Gram matrix, say Z Zᵀ, at less than half the cost of a singular value
     decomposition. Its eigenvalues are off by eps·σ_max², so that their roots would make √eps·σ_max = 1.5e-8·σ_max of
@@ -74,7 +67,7 @@ def _polar(z: Tensor, came: torch.dtype, wanted: bool) -> tuple[Tensor, Tensor |
 
 
 class _NuclearNorm(Function):
-    """Σ σ_i of float64 z, whose numbers are as exact as those of type `came`; the gradient is U Vᵀ."""
+    """Σ σ_i of float64 z, whose numbers are as exact as those of type `came`."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, came: torch.dtype) -> Tensor:
@@ -89,19 +82,11 @@ class _NuclearNorm(Function):
 
 
 def nuclear_norm(z: Tensor) -> Tensor:
-    """Return ``‖Z‖_*``, the sum of the singular values.
+    """``‖Z‖_*``, the sum of the singular values of ``[..., n, k]``.
 
     Its gradient is ``U Vᵀ``, without the directions of singular values that cannot be told from rounding: those
     below ``max(n, k)·eps`` (of the type that came) or ``√(min(n, k)·eps)`` (of float64, below which the Gram matrix
     does not separate them) times the largest. That is a subgradient where they are zero.
-
-    Parameters
-    ----------
-    z : Tensor [..., n, k]
-
-    Returns
-    -------
-    Tensor [...]
     """
     return _nuclear(z.double(), z.dtype).to(z.dtype)
 
@@ -136,22 +121,10 @@ class _Isotropic(Function):
 
 
 def bures_factor_squared(factor: Tensor | float | None, points: Tensor, count: Tensor | int, ddof: int = 0) -> Tensor:
-    """Return ``𝔅²(L Lᵀ, ZᵀZ/d) = ‖L‖² + ‖Z‖²/d − 2 ‖Z L‖_*/√d`` with ``d = count − ddof``.
+    """``𝔅²(L Lᵀ, ZᵀZ/d) = ‖L‖² + ‖Z‖²/d − 2 ‖Z L‖_*/√d`` with ``d = count − ddof``, ``[...]``.
 
-    Parameters
-    ----------
-    factor : Tensor [..., k, k], or a number, optional
-        L; a number s stands for s·I, None for I, both without a k × k product.
-    points : Tensor [..., n, k]
-        Z, centred; rows that do not count are zero.
-    count : int [...]
-        How many rows do. With ``d ≤ 0`` the covariance counts as zero, so that tr L Lᵀ remains.
-    ddof : int
-        0 or 1.
-
-    Returns
-    -------
-    Tensor [...]
+    `factor` is L ``[..., k, k]``; a number s stands for s·I, None for I, both without a k × k product. `points` are Z
+    ``[..., n, k]``, centred; the rows that `count` leaves out are zero. With ``d ≤ 0`` the covariance counts as zero.
     """
     divisor = (torch.as_tensor(count, device=points.device) - ddof).double()
     scale = torch.where(divisor > 0, divisor.clamp(min=1).rsqrt(), 0)
@@ -171,7 +144,7 @@ def bures_factor_squared(factor: Tensor | float | None, points: Tensor, count: T
 
 
 def _aligned(cov_a: Tensor, cov_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tr (A^½ B A^½)^½ and the transport maps from A to B and back, of one pair ``[k, k]``.
+    """Tr (A^½ B A^½)^½ and the transport maps from A to B and back, of one pair ``[k, k]``.
 
     From ``A^½ B^½ = U Σ Vᵀ``: the map is ``B^½ V Σ⁻¹ Vᵀ B^½``, which for regular A equals the usual formula, needs no
     inverse of A, and for singular A is still the derivative with respect to a factor of A.
@@ -208,28 +181,16 @@ class _Bures(Function):
 
 
 def bures_squared(cov_a: Tensor, cov_b: Tensor) -> Tensor:
-    """Return the squared Bures distance of covariances ``[..., k, k]``, which may be singular, as ``[...]``."""
+    """The squared Bures distance of covariances ``[..., k, k]``, which may be singular; they are not checked."""
     dtype = torch.promote_types(cov_a.dtype, cov_b.dtype)
     value: Tensor = _Bures.apply(cov_a.double(), cov_b.double())  # type: ignore[no-untyped-call]
     return value.to(dtype)
 
 
 def w2_squared(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tensor) -> Tensor:
-    """Return the squared 2-Wasserstein distance of N(mean_a, cov_a) and N(mean_b, cov_b).
+    """The squared 2-Wasserstein distance of N(mean_a, cov_a) and N(mean_b, cov_b), ``[...]``.
 
-    Parameters
-    ----------
-    mean_a, mean_b : Tensor [..., k]
-    cov_a, cov_b : Tensor [..., k, k]
-
-    Returns
-    -------
-    Tensor [...]
-
-    Raises
-    ------
-    UsageError
-        Where `cov_a` or `cov_b` is no covariance; `bures_squared` does not look.
+    UsageError where `cov_a` or `cov_b` is no covariance.
     """
     check_psd(cov_a.detach(), "cov_a")
     check_psd(cov_b.detach(), "cov_b")
@@ -239,7 +200,7 @@ def w2_squared(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tensor) -> 
 
 
 def transport_map(cov_a: Tensor, cov_b: Tensor) -> Tensor:
-    """Return ``T = A^{-½} (A^½ B A^½)^½ A^{-½}``, which pushes N(0, A) to N(0, B), for regular A ``[..., k, k]``.
+    """``T = A^{-½} (A^½ B A^½)^½ A^{-½}``, which pushes N(0, A) to N(0, B), for regular A ``[..., k, k]``.
 
     ``T A T = B``. For singular A the map reaches only what the range of A can be moved to.
     """

@@ -1,4 +1,4 @@
-"""Roots of symmetric positive semi-definite matrices, which may be singular.
+"""Square roots of symmetric positive semi-definite matrices, which may be singular.
 
 Everything is computed in float64, one matrix at a time from memory of its own: a batched product may choose another
 kernel, and an unaligned one too, so the last bits of a result would depend on the batch that its matrix is in.
@@ -20,20 +20,7 @@ SLACK = 1e-6  # relative to the largest entry or eigenvalue: what rounding to fl
 
 
 def per_matrix(function: Callable[..., tuple[Tensor, ...]], *matrices: Tensor) -> tuple[Tensor, ...]:
-    """Apply a function to matrices one by one, in float64.
-
-    Parameters
-    ----------
-    function : callable
-        Takes one matrix per argument, returns tensors.
-    matrices : Tensor [..., k, k]
-        The leading dimensions are broadcast.
-
-    Returns
-    -------
-    tuple of Tensor
-        What the function returns, with the leading dimensions in front.
-    """
+    """Apply a function of float64 matrices to ``[..., k, k]`` one by one; the leading dimensions are broadcast."""
     lead = np.broadcast_shapes(*(m.shape[:-2] for m in matrices))  # torch's own loads sympy, for a second and more
     flat = [m.double().expand(*lead, *m.shape[-2:]).reshape(-1, *m.shape[-2:]) for m in matrices]
     found = [function(*(m.clone(memory_format=torch.contiguous_format) for m in row)) for row in zip(*flat)]
@@ -41,43 +28,33 @@ def per_matrix(function: Callable[..., tuple[Tensor, ...]], *matrices: Tensor) -
 
 
 def symmetric(matrix: Tensor) -> Tensor:
-    """Return the symmetric part of ``[..., k, k]``: exactly symmetric, where products are so up to rounding."""
+    """The symmetric part of ``[..., k, k]``: exactly symmetric, where products are so up to rounding."""
     return (matrix + matrix.mT).mul_(0.5)
 
 
 def sqrtm(cov: Tensor) -> Tensor:
-    """Return the symmetric root ``cov^½``.
-
-    Eigenvalues below ``k·eps`` times the largest count as zero, as do negative ones: they are rounding, and their
-    roots would be 1e-8 of the largest, far above rounding.
-
-    Parameters
-    ----------
-    cov : Tensor [..., k, k]
-
-    Returns
-    -------
-    Tensor [..., k, k]
-        In the type that came. NaN where `cov` has an entry that is not finite.
-    """
+    """The symmetric root of ``[..., k, k]``, in the type that came; NaN where `cov` has an entry that is not finite."""
     return per_matrix(lambda one: (sqrtm_one(one),), cov)[0].to(cov.dtype)
 
 
 def sqrtm_one(cov: Tensor) -> Tensor:
-    """Return the symmetric root of one matrix ``[k, k]``, float64."""
     values, vectors = _spectrum(cov)
     return symmetric((vectors * values.sqrt()) @ vectors.mT)
 
 
 def sqrtm_pair(cov: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the symmetric root of one matrix ``[k, k]`` and its pseudo-inverse, float64, by one decomposition."""
+    """The symmetric root of one matrix and its pseudo-inverse, by one decomposition."""
     values, vectors = _spectrum(cov)
     inverse = torch.where(values == 0, 0, values.rsqrt())
     return symmetric((vectors * values.sqrt()) @ vectors.mT), symmetric((vectors * inverse) @ vectors.mT)
 
 
 def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues ``[k]``, zero where they are negligible, and eigenvectors ``[k, k]``."""
+    """Eigenvalues and eigenvectors.
+
+    Values below ``k·eps`` times the largest count as zero, as do negative ones: they are rounding, and their roots
+    would be 1e-8 of the largest, far above rounding.
+    """
     if not matrix.sum().isfinite():  # LAPACK would raise; a run that diverges is to go on with NaN
         return matrix.new_full((len(matrix),), torch.nan), torch.full_like(matrix, torch.nan)
     values, vectors = torch.linalg.eigh(symmetric(matrix))
@@ -85,19 +62,7 @@ def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_psd(cov: Tensor, name: str) -> None:
-    """Refuse what is no covariance: not square, not finite, not symmetric, or with an eigenvalue below zero.
-
-    Parameters
-    ----------
-    cov : Tensor [..., k, k]
-        What a user gives.
-    name : str
-        What the error calls it; a matrix among several is given with its index.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Raise UsageError where one of ``[..., k, k]``, named with its index, is no covariance."""
     if cov.dim() < 2 or cov.shape[-1] != cov.shape[-2] or not cov.numel():
         raise UsageError(f"{name}: expected square matrices [..., k, k], got shape {list(cov.shape)}")
     cov = cov.double()

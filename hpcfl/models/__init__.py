@@ -1,16 +1,41 @@
-"""Model families, one per file."""
+"""Model families, one per file. A model is a chain of layers."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpcfl.base.config import ConfigBase
 from hpcfl.base.registry import lookup, registered
-from hpcfl.models.base import Model
 
-__all__ = ["Model", "model_class", "models"]
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Model(ConfigBase):
+    """Base of the ``[model]`` sections. One file in ``hpcfl/models/`` is one family, named by ``model.name``."""
+
+    name: str
+
+    @property
+    def penalty(self) -> float:
+        """μ of a penalty ``μ/2 · |θ|²`` that belongs to what is minimised."""
+        return 0.0
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        """Raise UsageError where features of `shape` cannot go through this model. Does not import torch."""
+
+    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
+        """Return the named layers, first one first, freshly initialised from torch's global generator.
+
+        A layer in SALF's sense is a module with weight and bias, with what follows it up to the next.
+        """
+        raise NotImplementedError
 
 
 def models() -> dict[str, str]:
-    """Return ``{name: module}`` of the model families there are."""
+    """Each family's name and module."""
     return registered("hpcfl.models", Model)
 
 
 def model_class(name: str) -> type[Model]:
-    """Return the model family called `name`."""
     return lookup("hpcfl.models", Model, name, "model.name")

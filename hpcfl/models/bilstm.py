@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from hpcfl.base.errors import UsageError
-from hpcfl.models.base import Model
+from hpcfl.models import Model
 from hpcfl.models.mlp import check_dropout, dense
 
 if TYPE_CHECKING:
@@ -13,28 +13,19 @@ if TYPE_CHECKING:
 
 
 class BiLstm(Model):
-    """SRPFL's network for Sent140 by default: two bidirectional LSTM layers of 256, then 5 units, then the classes.
-
-    Attributes
-    ----------
-    layers : int
-        LSTM layers; what the last one ends with in either direction goes on.
-    hidden : int
-        Units per layer and direction.
-    dropout : float
-        Chance that an output of an LSTM layer but the last is dropped while training.
-    bottleneck : int
-        Units of a ReLU layer before the last one; 0 for none.
-    """
+    """SRPFL's network for Sent140 by default: two bidirectional LSTM layers of 256, then 5 units, then the classes."""
 
     name: Literal["bilstm"] = "bilstm"
     layers: int = 2
+    """LSTM layers; what the last one ends with in either direction goes on."""
     hidden: int = 256
+    """Units per layer and direction."""
     dropout: float = 0.5
+    """Chance that an output of an LSTM layer but the last is dropped while training."""
     bottleneck: int = 5
+    """Units of a ReLU layer before the last one; 0 for none."""
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Refuse inputs that are no sequences of vectors, and sizes that cannot be."""
         if min(self.layers, self.hidden) < 1 or self.bottleneck < 0:
             raise UsageError("model: expected layers and hidden of at least 1, and bottleneck of at least 0")
         if len(shape) != 2 or min(shape) < 1:
@@ -42,19 +33,17 @@ class BiLstm(Model):
         check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        """Return lstm1 … lstmn, then fc1 and, after a bottleneck, fc2."""
         from torch import nn
 
-        from hpcfl.models.modules import lstm
-        from hpcfl.models.modules.layers import Dropout
+        from hpcfl.models.modules import custom
 
-        stages, inputs = [], shape[1]
+        layers, inputs = [], shape[1]
         for number in range(1, self.layers + 1):
-            modules: list[nn.Module] = [lstm.BiLstm(inputs, self.hidden)]
+            modules: list[nn.Module] = [custom.BiLstm(inputs, self.hidden)]
             if number == self.layers:
-                modules.append(lstm.Ends())
+                modules.append(custom.Ends())
             elif self.dropout:
-                modules.append(Dropout(self.dropout))
-            stages.append((f"lstm{number}", nn.Sequential(*modules)))
+                modules.append(custom.Dropout(self.dropout))
+            layers.append((f"lstm{number}", nn.Sequential(*modules)))
             inputs = 2 * self.hidden
-        return stages + dense([inputs, *([self.bottleneck] if self.bottleneck else []), classes], 0.0)
+        return layers + dense([inputs, *([self.bottleneck] if self.bottleneck else []), classes], 0.0)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from hpcfl.base.errors import UsageError
-from hpcfl.models.base import Model
+from hpcfl.models import Model
 from hpcfl.models.mlp import check_dropout, dense
 
 if TYPE_CHECKING:
@@ -14,31 +14,21 @@ if TYPE_CHECKING:
 
 
 class Cnn(Model):
-    """The SALF paper's CNN by default: conv 5x5x6, pool, conv 5x5x6, pool, fc 50, fc.
-
-    Attributes
-    ----------
-    channels : tuple of int
-        Filters of each convolution.
-    kernel : int
-        Side of the square filters.
-    padding : {"valid", "same"}
-        No padding, or the input's size kept.
-    hidden : tuple of int
-        Widths of the hidden fully connected layers.
-    dropout : float
-        Chance that a hidden unit of those is dropped while training.
-    """
+    """The SALF paper's CNN by default: conv 5x5x6, pool, conv 5x5x6, pool, fc 50, fc."""
 
     name: Literal["cnn"] = "cnn"
     channels: tuple[int, ...] = (6, 6)
+    """Filters of each convolution."""
     kernel: int = 5
+    """Side of the square filters."""
     padding: Literal["valid", "same"] = "valid"
+    """No padding, or the input's size kept."""
     hidden: tuple[int, ...] = (50,)
+    """Widths of the hidden fully connected layers."""
     dropout: float = 0.0
+    """Chance that a hidden unit of those is dropped while training."""
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Refuse inputs that are no images or too small for the pooling, and sizes below 1."""
         if min((*self.channels, *self.hidden, self.kernel), default=1) < 1:
             raise UsageError("model: expected channels, hidden and kernel of at least 1")
         if len(shape) != 3:
@@ -51,24 +41,18 @@ class Cnn(Model):
             )
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        """Return conv1 … convn, fc1 … fcm."""
         from torch import nn
 
-        convolutions = [
-            (
-                f"conv{number}",
-                nn.Sequential(
-                    nn.Conv2d(inputs, outputs, self.kernel, padding=self.padding), nn.ReLU(), nn.MaxPool2d(2)
-                ),
-            )
-            for number, (inputs, outputs) in enumerate(pairwise((shape[0], *self.channels)), start=1)
-        ]
+        convolutions = []
+        for number, (inputs, outputs) in enumerate(pairwise((shape[0], *self.channels)), start=1):
+            convolution = nn.Conv2d(inputs, outputs, self.kernel, padding=self.padding)
+            convolutions.append((f"conv{number}", nn.Sequential(convolution, nn.ReLU(), nn.MaxPool2d(2))))
         height, width = self._sides(shape)
         flat = (shape[0], *self.channels)[-1] * height * width
         return convolutions + dense([flat, *self.hidden, classes], self.dropout)
 
     def _sides(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Return height and width after the last pooling."""
+        """Height and width after the last pooling."""
         height, width = shape[1:]
         lost = self.kernel - 1 if self.padding == "valid" else 0
         for _ in self.channels:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfl.base.errors import UsageError
-from hpcfl.models.base import Model
+from hpcfl.models import Model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,35 +22,27 @@ class Latent(Model):
     """Embedding, hidden layers, classifier: ``embed1 … embedn``, ``hidden1 …``, ``head``.
 
     Only the embedding knows the shape of the features. All else has the same initial values for every shape.
-
-    Attributes
-    ----------
-    embedding : {"dense", "convolutions", "identity"}
-        ``dense``: linear layers, ReLU between them. ``convolutions``: two convolutions with max-pooling and a sigmoid
-        each, then one linear layer. ``identity``: none; features must have `dimension` coordinates.
-    widths : tuple of int
-        Widths of the dense embedding's hidden layers.
-    channels : tuple of int
-        Filters of the two convolutions, 5 x 5 with the input's size kept.
-    dimension : int
-        Dimension of the latent space, k.
-    rectify : bool
-        A ReLU at the end of the embedding; what is never negative cannot be distributed as a Gaussian.
-    hidden : tuple of int
-        Widths of the layers between embedding and classifier, each with a LeakyReLU of slope 0.01: empty for
-        FLIC-Class, one for FLIC-HL.
     """
 
     name: Literal["latent"] = "latent"
     embedding: Literal["dense", "convolutions", "identity"] = "dense"
+    """``dense``: linear layers, ReLU between them. ``convolutions``: two convolutions with max-pooling and a sigmoid
+    each, then one linear layer. ``identity``: none; features must have `dimension` coordinates.
+    """
     widths: tuple[int, ...] = (64, 64)
+    """Widths of the dense embedding's hidden layers."""
     channels: tuple[int, int] = (8, 16)
+    """Filters of the two convolutions, 5 x 5 with the input's size kept."""
     dimension: int = Field(64, ge=1)
+    """Dimension of the latent space, k."""
     rectify: bool = False
+    """A ReLU at the end of the embedding; what is never negative cannot be distributed as a Gaussian."""
     hidden: tuple[int, ...] = ()
+    """Widths of the layers between embedding and classifier, each with a LeakyReLU of slope 0.01: empty for FLIC-Class,
+    one for FLIC-HL.
+    """
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Refuse sizes below 1, convolutions of what are no images, an identity between different dimensions."""
         if min((*self.widths, *self.channels, *self.hidden)) < 1:
             raise UsageError("model: expected widths, channels and hidden of at least 1")
         if self.embedding == "identity" and prod(shape) != self.dimension:
@@ -65,7 +57,6 @@ class Latent(Model):
             )
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        """Return the layers; what does not depend on the shape is drawn first."""
         from torch import nn
 
         widths = (self.dimension, *self.hidden)

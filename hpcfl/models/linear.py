@@ -8,30 +8,24 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfl.base.errors import UsageError
-from hpcfl.models.base import Model
+from hpcfl.models import Model
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 class Linear(Model):
-    """A linear representation and a linear head: ``W B x``, or ``W B (E x + b)``.
-
-    Attributes
-    ----------
-    rank : int
-        Dimension of the representation, k.
-    dimension : int or None
-        Coordinates to which an affine embedding brings the features first; None: there is no embedding. Only the
-        embedding knows the shape of the features.
-    """
+    """A linear representation and a linear head: ``W B x``, or ``W B (E x + b)``."""
 
     name: Literal["linear"] = "linear"
     rank: int = Field(2, ge=1)
+    """Dimension of the representation, k."""
     dimension: int | None = Field(None, ge=1)
+    """Coordinates to which an affine embedding brings the features first; None: there is no embedding. Only the
+    embedding knows the shape of the features.
+    """
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Refuse a representation of more dimensions than what it is computed from."""
         most = prod(shape) if self.dimension is None else self.dimension
         if self.rank > most:
             raise UsageError(
@@ -39,7 +33,6 @@ class Linear(Model):
             )
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        """Return the layers; what does not depend on the shape is drawn first."""
         from torch import nn
 
         width = prod(shape)

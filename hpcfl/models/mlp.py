@@ -7,38 +7,29 @@ from math import prod
 from typing import TYPE_CHECKING, Literal
 
 from hpcfl.base.errors import UsageError
-from hpcfl.models.base import Model
+from hpcfl.models import Model
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 class Mlp(Model):
-    """A multilayer perceptron with ReLU: fc1, fc2, ….
-
-    Attributes
-    ----------
-    hidden : tuple of int
-        Widths of the hidden layers; empty for a linear model.
-    dropout : float
-        Chance that a hidden unit is dropped while training, 0 <= dropout < 1.
-    softmax : bool
-        Whether the outputs go through a softmax before the loss applies its own, as in SRPFL's released code.
-    """
+    """A multilayer perceptron with ReLU: fc1, fc2, …."""
 
     name: Literal["mlp"] = "mlp"
     hidden: tuple[int, ...] = (32, 16)
+    """Widths of the hidden layers; empty for a linear model."""
     dropout: float = 0.0
+    """Chance that a hidden unit is dropped while training, 0 <= dropout < 1."""
     softmax: bool = False
+    """The outputs go through a softmax before the loss applies its own, as in SRPFL's released code."""
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Refuse widths below 1 and dropout outside [0, 1)."""
         if any(width < 1 for width in self.hidden):
             raise UsageError(f"model.hidden: expected widths of at least 1, got {list(self.hidden)}")
         check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        """Return one layer per linear layer."""
         from torch import nn
 
         layers = dense([prod(shape), *self.hidden, classes], self.dropout)
@@ -48,7 +39,6 @@ class Mlp(Model):
 
 
 def check_dropout(chance: float) -> None:
-    """Refuse a chance outside [0, 1)."""
     if not 0 <= chance < 1:
         raise UsageError(f"model.dropout: expected a chance of at least 0 and below 1, got {chance}")
 
@@ -57,7 +47,7 @@ def dense(widths: list[int], dropout: float) -> list[tuple[str, nn.Sequential]]:
     """Return linear layers fc1 … fcn for these widths, the input flattened, ReLU between them."""
     from torch import nn
 
-    from hpcfl.models.modules.layers import Dropout
+    from hpcfl.models.modules.custom import Dropout
 
     layers = []
     for number, (inputs, outputs) in enumerate(pairwise(widths), start=1):

@@ -22,16 +22,11 @@ from hpcfl.base.config import ConfigBase
 
 
 class Oracle(ConfigBase):
-    """What federated oracle complexity is reckoned with; nothing of a run depends on it.
+    """What federated oracle complexity is reckoned with; nothing of a run depends on it."""
 
-    Attributes
-    ----------
-    phi : float
-        φ, the cost of sending the numbers of one model to the server over that of one sample's gradient. It is large
-        (φ ≫ 1), and the paper names no value; 0 counts gradients alone.
-    """
-
-    phi: float = Field(100.0, ge=0)
+    phi: float | None = Field(None, ge=0)
+    """φ, the cost of sending the numbers of one model to the server over that of one sample's gradient. It is large
+    (φ ≫ 1), and the paper names no value; 0 counts gradients alone. None: oracle complexity is not recorded."""
 
 
 @dataclass(frozen=True)

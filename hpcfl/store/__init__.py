@@ -1,18 +1,26 @@
 """The run folder: what a run records, its checkpoints and its status, and how all of it is read again.
 
-Written by one process only; readable while it is written, and after a kill. See `begin` for writing and
-`open_run` for reading.
+Written by one process only; readable while it is written, and after a kill. A row is written by `Segment.write`
+(segment.py), a checkpoint by `save` (checkpoints.py); `open_run` (reading.py) reads a run.
 """
 
-from hpcfl.store.checkpoints import Checkpoint, latest, load, load_personal, personal_rounds, personal_shapes, save
+from hpcfl.store.checkpoints import (
+    Checkpoint,
+    check_personal,
+    check_shared,
+    latest,
+    load,
+    load_personal,
+    personal_rounds,
+    personal_shapes,
+    save,
+)
 from hpcfl.store.columns import Column, Fact
-from hpcfl.store.metrics import Segment
 from hpcfl.store.owner import release, take
-from hpcfl.store.reading import events, open_run
-from hpcfl.store.seal import begin, seal
-from hpcfl.store.segments import data_folder, read_facts, run_attributes, run_folder
+from hpcfl.store.reading import data_folder, events, open_run, read_facts, run_attributes, run_folder
+from hpcfl.store.segment import Segment
 from hpcfl.store.status import Status, read_status, write_status
-from hpcfl.store.table import create, rebuild
+from hpcfl.store.table import begin, create, rebuild, seal
 
 __all__ = [
     "Checkpoint",
@@ -21,6 +29,8 @@ __all__ = [
     "Segment",
     "Status",
     "begin",
+    "check_personal",
+    "check_shared",
     "create",
     "data_folder",
     "events",

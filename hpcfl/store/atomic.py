@@ -11,40 +11,30 @@ from typing import Any
 
 import h5py
 
-from hpcfl.store import fault
-
 PREFIX = ".tmp-"
+_kept_open: list[object] = []
+
+
+def keep_open(thing: object) -> None:
+    """Hold a file, or what holds it, to the end of the process: HDF5 crashes when it closes one the disk refuses."""
+    _kept_open.append(thing)
 
 
 def temporary(path: Path) -> Path:
-    """Return the name in `path`'s folder under which its next version is written.
-
-    The name holds the process id, so that two processes never write to one temporary file.
-    """
+    """The name beside `path` under which its next version is written: every process has its own."""
     return path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
 
 
 @contextlib.contextmanager
-def replace(path: Path, kind: str = "") -> Iterator[Path]:
+def replace(path: Path) -> Iterator[Path]:
     """Yield a temporary path; the file that the block writes and closes there becomes `path` at one stroke.
 
-    Parameters
-    ----------
-    path : Path
-        the file to create or to replace.
-    kind : str
-        a kind of write known to `fault`, to be reached just before the file becomes visible.
-
-    Raises
-    ------
-    OSError
-        if the file cannot be written; the temporary file is gone then, and `path` as it was before.
+    OSError if it cannot be written; the temporary file is gone then, and `path` as it was before.
     """
     new = temporary(path)
     try:
         yield new
         sync(new)
-        fault.reach(kind)
         new.replace(path)
     except BaseException:
         new.unlink(missing_ok=True)
@@ -55,10 +45,7 @@ def replace(path: Path, kind: str = "") -> Iterator[Path]:
 class _Sink(io.FileIO):
     """A file to which every write succeeds, as far as HDF5 can tell: it crashes where one fails.
 
-    Attributes
-    ----------
-    error : OSError or None
-        The first failure; nothing is written after it.
+    Nothing is written after the first failure, which is kept in `error`.
     """
 
     error: OSError | None = None
@@ -85,13 +72,7 @@ class _Sink(io.FileIO):
 
 @contextlib.contextmanager
 def created(path: Path, **options: Any) -> Iterator[h5py.File]:
-    """Yield a new HDF5 file, which is closed after the block.
-
-    Raises
-    ------
-    OSError
-        If the disk refuses any of it.
-    """
+    """Yield a new HDF5 file, which is closed after the block; OSError if the disk refuses any of it."""
     with _Sink(str(path), "w+") as sink:
         try:
             with h5py.File(sink, "w", **options) as file:
@@ -105,7 +86,6 @@ def created(path: Path, **options: Any) -> Iterator[h5py.File]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Make `text` the content of `path`, in UTF-8."""
     with replace(path) as new:
         new.write_text(text, encoding="utf-8")
 
@@ -126,12 +106,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def numbered(folder: Path, stem: str) -> list[Path]:
-    """Return the files ``stem-<number>.h5`` of a folder by rising number, whatever its digits."""
+    """The files ``stem-<number>.h5`` of a folder by rising number, whatever its digits."""
     return sorted(folder.glob(f"{stem}-[0-9]*.h5"), key=number_of)
 
 
 def number_of(path: Path) -> int:
-    """Return the number in ``stem-<number>.h5``."""
     return int(path.stem.rpartition("-")[2])
 
 

@@ -1,10 +1,14 @@
-"""Checkpoints: one immutable file each, written under another name and made visible at one stroke."""
+"""Checkpoints: one immutable file each, written under another name and made visible at one stroke.
+
+The personal state of clients is stored by equal shapes: all clients whose tensors have the same names, shapes and
+dtypes are rows of the same datasets, however they were cut into chunks. So any rank can read any clients.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,32 +17,43 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfl.base.errors import RunError
-from hpcfl.store import fault
+from hpcfl.base.errors import RunError, UsageError
+from hpcfl.base.types import Shape
 from hpcfl.store.atomic import created, number_of, numbered, replace
 from hpcfl.store.columns import Array
-from hpcfl.store.integrity import USER_BLOCK, damage, stamp, told
-from hpcfl.store.personal import Tensors, checked_name, read_chunks, read_clients, read_shapes, write_chunks
+from hpcfl.store.integrity import USER_BLOCK, damage, one_line, stamp
 
+Tensors = Mapping[str, Array]
+Chunk = tuple[Array, dict[str, Array]]
+"""Client ids [c], and their tensors ``{name: [c, …]}``."""
+Shapes = Mapping[str, tuple[int, ...]]
+
+_CHUNK_BYTES = 1 << 20
+_LEAST_BYTES = 1 << 12
+_EARLIER = "server."  # what began the names of `Checkpoint.extras` among the shared state in files of earlier versions
 _log = logging.getLogger(__name__)
-
-EARLIER = "server."
-"""What began the names of `Checkpoint.extras` among the shared state in files of earlier versions."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A run after `round` rounds.
 
-    `personal` has an entry ``(client_ids [c], tensors {name: [c, ...]})`` for each set of clients whose
-    tensors have equal names, shapes and dtypes. `stale` has the clients whose personal state is older than the rest,
-    and the rounds after which it was theirs (0: before the first visit). `extras` never leave the server: arrays,
-    numbers (0-d arrays) and strings.
+    Attributes
+    ----------
+    personal : list
+        ``(client_ids [c], {name: [c, ...]})`` for each set of clients whose tensors have equal names, shapes, dtypes.
+    memory : dict
+        What the server remembers of earlier rounds beside its state.
+    stale : dict of int to int
+        Clients whose personal state is older than the rest, and the rounds after which it was theirs (0: before the
+        first visit).
+    extras : dict
+        What never leaves the server: arrays, numbers (0-d arrays) and strings.
     """
 
     round: int
     shared: dict[str, Array]
-    personal: list[tuple[Array, dict[str, Array]]]
+    personal: list[Chunk]
     clock: dict[str, float]
     memory: dict[str, Array] = field(default_factory=dict)
     stale: dict[int, int] = field(default_factory=dict)
@@ -52,38 +67,19 @@ def save(
     personal: Iterable[tuple[Any, Tensors]],
     clock: Mapping[str, float],
     keep: int,
-    memory: Mapping[str, Array] | None = None,
+    memory: Tensors | None = None,
     stale: Callable[[], Mapping[int, int]] = dict,
     extras: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the checkpoint after `round` rounds, then delete all but the last `keep` up to this one.
 
-    Parameters
-    ----------
-    run_dir : Path
-        the run folder.
-    round : int
-        how many rounds are done.
-    shared : mapping
-        the server's state by name; dtypes are kept to the bit.
-    personal : iterable
-        ``(client_ids [c], {name: [c, ...]})`` for one chunk of clients after the other; taken one at a
-        time, so that memory holds one chunk.
-    clock : mapping
-        times and counts to go on from.
-    keep : int
-        how many checkpoints stay, at least 1.
-    memory : mapping
-        what the server remembers of earlier rounds beside its state.
-    stale : callable
-        returns, when `personal` is exhausted, the clients whose state is older, and the rounds it is from.
-    extras : mapping
-        what never leaves the server: arrays, numbers and strings.
+    `shared`, `clock`, `memory`, `extras` are those of `Checkpoint`; dtypes are kept to the bit. `personal` is taken
+    chunk by chunk, so that memory holds one; then `stale` is asked.
 
     Raises
     ------
     ValueError
-        for a name with a slash, a client given twice, tensors without the client axis, or `keep` below 1; the
+        For a name with a slash, a client given twice, tensors without the client axis, or `keep` below 1; the
         checkpoint does not appear then.
     """
     if keep < 1:
@@ -97,8 +93,7 @@ def save(
             _write_shared(file.create_group("shared"), shared)
             _write_shared(file.create_group("extras"), extras or {})
             _write_shared(file.create_group("memory"), memory or {})
-            fault.reach("checkpoint")
-            write_chunks(file.create_group("personal"), personal)
+            _write_personal(file.create_group("personal"), personal)
             if found := stale():
                 file.create_group("stale").update({"ids": [*found], "rounds": [*found.values()]})
         stamp(new)
@@ -111,12 +106,7 @@ def save(
 def latest(run_dir: Path) -> Path | None:
     """Return the newest checkpoint that is whole, None where there is none at all; warn of those passed over.
 
-    Every byte of it is read, as long as that may take.
-
-    Raises
-    ------
-    RunError
-        if there are checkpoints, and none of them is whole.
+    Every byte of it is read, as long as that may take. RunError if there are checkpoints, and none of them is whole.
     """
     passed: list[tuple[Path, str]] = []
     for path in reversed(numbered(run_dir / "checkpoints", "round")):
@@ -138,22 +128,17 @@ def latest(run_dir: Path) -> Path | None:
 
 
 def load(path: Path, personal: bool = True) -> Checkpoint:
-    """Read a checkpoint, with the clients' personal state or without.
-
-    Raises
-    ------
-    RunError
-        if it is not there or damaged.
-    """
+    """Read a checkpoint, with the clients' personal state or without; RunError if it is not there or damaged."""
     with _opened(path) as file:
+        groups = file["personal"].values() if personal else ()
         shared = {name: np.asarray(item[()]) for name, item in file["shared"].items()}
         extras = {name: _read(item) for name, item in file.get("extras", {}).items()}
-        for name in [name for name in shared if name.startswith(EARLIER)]:  # where earlier versions had them
-            extras[name.removeprefix(EARLIER)] = shared.pop(name)
+        for name in [name for name in shared if name.startswith(_EARLIER)]:
+            extras[name.removeprefix(_EARLIER)] = shared.pop(name)
         return Checkpoint(
             round=int(file.attrs["round"]),
             shared=shared,
-            personal=read_chunks(file["personal"]) if personal else [],
+            personal=[(same["ids"][:], {name: item[:] for name, item in same["tensors"].items()}) for same in groups],
             clock={name: float(value) for name, value in file["clock"].attrs.items()},
             memory={name: np.asarray(item[()]) for name, item in file.get("memory", {}).items()},
             stale=_read_stale(file),
@@ -162,42 +147,73 @@ def load(path: Path, personal: bool = True) -> Checkpoint:
 
 
 def load_personal(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str, Array]]:
-    """Read the personal state of some clients only: ``{client: {name: [...]}}``.
+    """Read the personal state of some clients, of those that are there: ``{client: {name: [...]}}``.
 
-    A client that the checkpoint does not hold is not in the result.
-
-    Raises
-    ------
-    RunError
-        if the checkpoint is not there or damaged.
+    RunError as `load`.
     """
+    wanted = np.unique(np.fromiter(client_ids, np.int64))
+    found: dict[int, dict[str, Array]] = {}
     with _opened(path) as file:
-        return read_clients(file["personal"], client_ids)
+        for same in file["personal"].values():
+            clients = same["ids"][:]
+            rows = np.flatnonzero(np.isin(clients, wanted))
+            tensors = {name: _take(item, rows) for name, item in same["tensors"].items()}
+            for place, client in enumerate(clients[rows]):
+                found[int(client)] = {name: np.asarray(values[place]) for name, values in tensors.items()}
+    return found
 
 
 def personal_rounds(path: Path, client_ids: Iterable[int]) -> dict[int, int]:
-    """Return how many rounds were done when the personal state of some clients was as the checkpoint has it.
-
-    Raises
-    ------
-    RunError
-        if the checkpoint is not there or damaged.
-    """
+    """Return after how many rounds some clients' personal state was as a checkpoint has it; RunError as `load`."""
     with _opened(path) as file:
         stale, done = _read_stale(file), int(file.attrs["round"])
     return {client: stale.get(client, done) for client in client_ids}
 
 
-def personal_shapes(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str, tuple[int, ...]]]:
-    """Return the shapes of some clients' personal state: ``{client: {name: shape}}``, of those that are there.
-
-    Raises
-    ------
-    RunError
-        if the checkpoint is not there or damaged.
-    """
+def personal_shapes(path: Path, client_ids: Iterable[int]) -> dict[int, Shapes]:
+    """Return the shapes of those of some clients that are there: ``{client: {name: shape}}``; RunError as `load`."""
+    wanted = np.unique(np.fromiter(client_ids, np.int64))
+    found: dict[int, Shapes] = {}
     with _opened(path) as file:
-        return read_shapes(file["personal"], client_ids)
+        for same in file["personal"].values():
+            shapes = {name: item.shape[1:] for name, item in same["tensors"].items()}
+            found |= dict.fromkeys(np.intersect1d(same["ids"][:], wanted).tolist(), shapes)
+    return found
+
+
+def check_shared(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise UsageError where shared tensors of a checkpoint are not of the shapes of `wanted`."""
+    _compare(_shapes(saved), _shapes(wanted), "data")
+
+
+def check_personal(
+    path: Path, clients: Iterable[int], like: Callable[[int], Mapping[str, Any]], shapes: Sequence[Shape]
+) -> None:
+    """Raise UsageError where clients' personal state in a checkpoint is not of the shapes that their data give.
+
+    `like` gives a client's personal state, which follows from the shape of its samples' features, in `shapes`.
+    """
+    wanted: dict[Shape, Shapes] = {}
+    for client, found in personal_shapes(path, clients).items():
+        shape = shapes[client]
+        if shape not in wanted:
+            wanted[shape] = _shapes(like(client))
+        _compare(found, wanted[shape], f"data: client {client} has features of shape {shape}")
+
+
+def _compare(saved: Shapes, wanted: Shapes, whose: str) -> None:
+    for name, shape in wanted.items():
+        found = saved.get(name)
+        if found != shape:
+            there = "none" if found is None else list(found)
+            raise UsageError(
+                f"{whose}: '{name}' has shape {list(shape)} on these data, in the checkpoint {there}: "
+                "expected the data of the run"
+            )
+
+
+def _shapes(tensors: Mapping[str, Any]) -> Shapes:
+    return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
 @contextmanager
@@ -206,21 +222,109 @@ def _opened(path: Path) -> Iterator[h5py.File]:
         with h5py.File(path, "r") as file:
             yield file
     except Exception as error:  # h5py raises almost anything on a damaged file
-        raise RunError(f"checkpoint {path} cannot be read: {told(error)}") from error
+        raise RunError(f"checkpoint {path} cannot be read: {one_line(error)}") from error
 
 
 def _read_stale(file: h5py.File) -> dict[int, int]:
-    """Return the clients with older state, and its rounds; none where nothing was late."""
     group = file.get("stale")
     return {} if group is None else dict(zip(group["ids"][:].tolist(), group["rounds"][:].tolist()))
 
 
 def _write_shared(group: h5py.Group, shared: Mapping[str, Any]) -> None:
-    """Write the server's tensors, whatever their shapes, numbers and strings."""
+    """Write tensors, whatever their shapes, numbers and strings."""
     for name, value in shared.items():
         data = value if isinstance(value, str) else np.asarray(value)
-        group.create_dataset(checked_name(name), data=data, fletcher32=np.size(value) > 1)
+        group.create_dataset(_checked_name(name), data=data, fletcher32=np.size(value) > 1)
 
 
 def _read(item: h5py.Dataset) -> Any:
     return item.asstr()[()] if h5py.check_string_dtype(item.dtype) else np.asarray(item[()])
+
+
+def _write_personal(group: h5py.Group, personal: Iterable[tuple[Any, Tensors]]) -> None:
+    """Write chunk after chunk, each to the group of its shapes."""
+    groups: dict[Any, h5py.Group] = {}
+    for clients, tensors in _batches(_checked(personal)):
+        kind = _kind(tensors)
+        if kind not in groups:
+            groups[kind] = group.create_group(f"{len(groups):03d}")
+        _append(groups[kind], "ids", clients)
+        tensor_group = groups[kind].require_group("tensors")
+        for name, data in tensors.items():
+            _append(tensor_group, name, data)
+
+
+def _kind(tensors: Tensors) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    """Return what chunks have in common that are rows of the same datasets."""
+    return tuple(sorted((name, data.shape[1:], data.dtype.str) for name, data in tensors.items()))
+
+
+def _checked(personal: Iterable[tuple[Any, Tensors]]) -> Iterator[Chunk]:
+    """Pass the chunks on as arrays; ValueError at a client that was there before, or tensors without a row for each."""
+    seen: set[int] = set()
+    for ids, given in personal:
+        clients = np.asarray(ids, np.int64)
+        tensors = {_checked_name(name): np.asarray(value) for name, value in given.items()}
+        twice = seen.intersection(clients.tolist())
+        if twice or len(set(clients.tolist())) < len(clients):
+            some = sorted(twice or clients.tolist())[:5]
+            raise ValueError(f"the personal state of a client is given twice, among {some}")
+        for name, data in tensors.items():
+            if data.shape[:1] != clients.shape:
+                raise ValueError(f"'{name}' has shape {data.shape} for {len(clients)} clients")
+        seen.update(clients.tolist())
+        yield clients, tensors
+
+
+def _checked_name(name: str) -> str:
+    """Return a tensor's name if HDF5 takes it as one name."""
+    if not name or "/" in name or name == ".":
+        raise ValueError(f"no tensor can be named '{name}'")
+    return name
+
+
+def _batches(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Join small neighbours of equal shapes: writing clients one by one is ten times slower."""
+    held: list[Chunk] = []
+    size = 0
+    for clients, tensors in chunks:
+        if held and _kind(tensors) != _kind(held[0][1]):
+            yield _concatenated(held)
+            held, size = [], 0
+        size += sum(data.nbytes for data in tensors.values()) + clients.nbytes
+        if size < _CHUNK_BYTES:  # copied, as the caller may fill the same arrays again
+            clients, tensors = clients.copy(), {name: data.copy() for name, data in tensors.items()}
+        held.append((clients, tensors))
+        if size >= _CHUNK_BYTES:
+            yield _concatenated(held)
+            held, size = [], 0
+    if held:
+        yield _concatenated(held)
+
+
+def _concatenated(chunks: list[Chunk]) -> Chunk:
+    if len(chunks) == 1:
+        return chunks[0]
+    clients = np.concatenate([ids for ids, _ in chunks])
+    return clients, {name: np.concatenate([tensors[name] for _, tensors in chunks]) for name in chunks[0][1]}
+
+
+def _append(group: h5py.Group, name: str, data: Array) -> None:
+    """Add rows to a dataset, or make it."""
+    if name in group:
+        dataset = group[name]
+        dataset.resize(len(dataset) + len(data), axis=0)
+        if data.size:
+            dataset[-len(data) :] = data
+        return
+    row = max(1, data.nbytes // max(1, len(data)))
+    rows = max(1, _LEAST_BYTES // row, min(len(data), _CHUNK_BYTES // row))
+    chunks = (rows, *(max(1, size) for size in data.shape[1:]))
+    group.create_dataset(name, data=data, chunks=chunks, maxshape=(None,) * data.ndim, fletcher32=True)
+
+
+def _take(dataset: h5py.Dataset, rows: Array) -> Array:
+    """Return some rows (ascending), read in runs of neighbours."""
+    runs = [run for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if run.size]
+    blocks = [dataset[int(run[0]) : int(run[-1]) + 1] for run in runs]
+    return np.concatenate([np.empty((0, *dataset.shape[1:]), dataset.dtype), *blocks])

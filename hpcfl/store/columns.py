@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+Coords = Mapping[str, Sequence[int | str] | Array]
+"""The labels of each axis: client ids, layer names, ranks."""
 
-# Columns that readers get as coordinates over the round: a curve may be drawn against any of them.
 AXES = ("sim_seconds", "wall_seconds", "message_bytes")
+"""Columns that readers get as coordinates over the round: a curve may be drawn against any of them."""
 CLIENT = "client"
 LABELS = {"round": "round", "client": "client id", "layer": "layer", "rank": "MPI rank"}
 
@@ -30,21 +32,9 @@ _TIME_UNITS = {f"{unit}{s}" for unit in ("day", "hour", "minute", "second", "mil
 class Column:
     """One quantity recorded every round.
 
-    Parameters
-    ----------
-    name : str
-        the name of the dataset.
-    dims : tuple of str
-        the axes after the round: any of ``client``, ``layer``, ``rank``.
-    dtype : str
-        a NumPy dtype; ``bool`` is stored as int8, so that -1 can say "not recorded".
-    long_name, units : str
-        for people and plots; seconds are ``s``.
-
-    Raises
-    ------
-    ValueError
-        for a name HDF5 or xarray would misread, and for units that xarray would turn into time deltas.
+    `dims` are the axes after the round: any of ``client``, ``layer``, ``rank``; `dtype` is NumPy's, ``bool`` being
+    stored as int8, so that -1 can say "not recorded". ValueError for a name that HDF5 or xarray would misread, and for
+    units that xarray would turn into time deltas: seconds are ``s``.
     """
 
     name: str
@@ -61,7 +51,6 @@ class Column:
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """The dtype in the file."""
         given = np.dtype(self.dtype)
         return np.dtype("int8") if given.kind == "b" else given
 
@@ -76,7 +65,7 @@ class Fact:
 
 
 def fill_of(dtype: np.dtype[Any]) -> Any:
-    """Return what stands for "not recorded": NaN, -1, the largest unsigned number, or an empty string."""
+    """What stands for "not recorded": NaN, -1, the largest unsigned number, or an empty string."""
     if dtype.kind == "f":
         return dtype.type(np.nan)
     if dtype.kind == "S":
@@ -86,33 +75,25 @@ def fill_of(dtype: np.dtype[Any]) -> Any:
     return dtype.type(-1) if dtype.kind == "i" else np.iinfo(dtype).max
 
 
-def shape_of(column: Column, coords: Mapping[str, Sequence[Any] | Array], rows: int) -> tuple[int, ...]:
-    """Return the extents ``(rows, ...)`` of a column.
-
-    Raises
-    ------
-    ValueError
-        if the column has an axis without coordinates.
-    """
+def shape_of(column: Column, coords: Coords, rows: int) -> tuple[int, ...]:
+    """The extents ``(rows, ...)`` of a column; ValueError if it has an axis without coordinates."""
     for dim in column.dims:
         if dim not in coords:
             raise ValueError(f"column {column.name}: no coordinates for its axis '{dim}'")
     return (rows, *(len(coords[dim]) for dim in column.dims))
 
 
-def add_scales(file: h5py.File, coords: Mapping[str, Sequence[Any] | Array]) -> None:
+def add_scales(file: h5py.File, coords: Coords) -> None:
     """Write the coordinates (integers or strings) other than the round as dimension scales."""
     for name, values in coords.items():
         labels = np.asarray(values)
         if labels.dtype.kind in "UO" or not labels.size:
             labels = labels.astype(object if name == "layer" else np.int64)
         dtype = h5py.string_dtype() if labels.dtype.kind == "O" else labels.dtype
-        scale = file.create_dataset(name, data=labels, dtype=dtype)
-        make_scale(scale, name)
+        make_scale(file.create_dataset(name, data=labels, dtype=dtype), name)
 
 
 def make_scale(dataset: h5py.Dataset, name: str) -> None:
-    """Declare a dataset the dimension scale `name`."""
     dataset.attrs["long_name"] = LABELS.get(name, name)
     dataset.make_scale(name)
 
@@ -129,7 +110,6 @@ def add_column(file: h5py.File, column: Column, shape: tuple[int, ...], **option
 
 
 def add_facts(file: h5py.File, facts: Iterable[Fact]) -> None:
-    """Write what is known of each client, attached to the dimension scale of the clients."""
     for fact in facts:
         dataset = file.create_dataset(fact.name, data=fact.values)
         dataset.dims[0].attach_scale(file[CLIENT])
@@ -137,12 +117,11 @@ def add_facts(file: h5py.File, facts: Iterable[Fact]) -> None:
 
 
 def facts_of(file: h5py.File) -> list[Fact]:
-    """Return what an open file knows of each client: its datasets whose first axis is that of the clients."""
-    clients = f"/{CLIENT}"
+    """The datasets whose first axis is that of the clients."""
     return [
         Fact(name, item[:], str(item.attrs["long_name"]))
         for name, item in file.items()
-        if isinstance(item, h5py.Dataset) and not item.is_scale and item.dims[0][0].name == clients
+        if isinstance(item, h5py.Dataset) and not item.is_scale and item.dims[0][0].name == f"/{CLIENT}"
     ]
 
 
@@ -162,7 +141,6 @@ def name_axes(file: h5py.File, columns: Iterable[Column]) -> None:
 
 
 def columns_of(file: h5py.File) -> tuple[Column, ...]:
-    """Return the columns that an open file holds."""
     return tuple(
         Column(
             name=name,

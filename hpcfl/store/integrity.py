@@ -32,14 +32,17 @@ def damage(path: Path) -> str:
             head = file.read(USER_BLOCK)
             if not head.startswith(_SIGNATURE):
                 return "" if head == _block(file) else "its bytes are not those that were written"
-        _read_all(path)
+        most = path.stat().st_size
+        with h5py.File(path, "r") as old:
+            int(old.attrs["round"])
+            dict(old.attrs)
+            old.visititems(lambda _, item: _read(item, most))
     except Exception as error:  # h5py raises almost anything on a damaged file
-        return told(error)
+        return one_line(error)
     return ""
 
 
-def told(error: Exception) -> str:
-    """Return an error's text in one line."""
+def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -52,15 +55,6 @@ def _block(file: BinaryIO) -> bytes:
         size += len(piece)
     line = f"hpcfl checkpoint: {USER_BLOCK} bytes, then {size} bytes of HDF5 with sha256 {found.hexdigest()}\n"
     return line.encode().ljust(USER_BLOCK, b"\0")
-
-
-def _read_all(path: Path) -> None:
-    """Read every attribute and dataset of a file without a digest."""
-    most = path.stat().st_size
-    with h5py.File(path, "r") as file:
-        int(file.attrs["round"])
-        dict(file.attrs)
-        file.visititems(lambda _, item: _read(item, most))
 
 
 def _read(item: Any, most: int) -> None:

@@ -19,7 +19,7 @@ from hpcfl.base.errors import UsageError
 from hpcfl.store.status import Status, parsed, read_status, signed
 
 FILE = "lock"
-_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)  # whoever may not write the file cannot go on with the run either
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)  # without the right to write this file nobody can go on either
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _NAMED_SECONDS = 2.0  # how long an owner may take from the lock to its name in the file
 _POLL_SECONDS = 0.01
@@ -30,15 +30,8 @@ _held: dict[str, FileIO] = {}
 def take(run_dir: Path, force: bool = False) -> None:
     """Make this process the owner of an existing folder, until `release`.
 
-    Parameters
-    ----------
-    force : bool
-        pass over an owner, or a run that is said to be running, on another host.
-
-    Raises
-    ------
-    UsageError
-        if another process owns the folder or runs its run, or the file cannot be written.
+    `force` passes over an owner, or a run that is said to be running, on another host. UsageError if another process
+    owns the folder or runs its run, or the file cannot be written.
     """
     try:
         file = _locked(run_dir, force)
@@ -133,7 +126,7 @@ def _refusal(run_dir: Path, owner: Status) -> str:
 
 
 def _sign(file: FileIO) -> None:
-    # written in place, against the rule: a new file would not have the lock; whoever reads it half waits
+    # written in place, against the rule: a new file would not have the lock; a reader of a half waits
     file.truncate(0)
     file.write(signed("running", "this process owns the folder").encode())
     os.fsync(file.fileno())  # other hosts are to see it
@@ -145,7 +138,7 @@ def _text(file: FileIO) -> str:
 
 
 def _is_there(run_dir: Path, file: FileIO) -> bool:
-    """Whether the open file is the one that others find in the folder."""
+    """True where the open file is the one that others find in the folder."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), (run_dir / FILE).stat())
     return False

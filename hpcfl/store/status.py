@@ -31,22 +31,14 @@ class Status:
 
     @property
     def here(self) -> bool:
-        """Whether it was written on this host."""
         return self.host == socket.gethostname()
 
 
 def write_status(run_dir: Path, state: str, reason: str = "", ranks: Sequence[str] = ()) -> None:
     """Replace the status of a run; host, process and time are those of the caller.
 
-    Parameters
-    ----------
-    ranks : sequence of str
-        Process and host of each rank, for whoever wants to look at one of them or signal it.
-
-    Raises
-    ------
-    ValueError
-        if `state` is none of `STATES`.
+    `state` is one of `STATES`, else ValueError; `ranks` has process and host of each rank, for people who want to look
+    at one of them or signal it.
     """
     if state not in STATES:
         raise ValueError(f"a run is one of {', '.join(STATES)}, not '{state}'")
@@ -55,7 +47,7 @@ def write_status(run_dir: Path, state: str, reason: str = "", ranks: Sequence[st
 
 
 def signed(state: str, reason: str) -> str:
-    """Return the text that says so, in the name of this process."""
+    """The text of a status, in the name of this process."""
     fields = {
         "reason": " ".join(reason.split()),
         "host": socket.gethostname(),
@@ -75,7 +67,7 @@ def read_status(run_dir: Path) -> Status:
 
 
 def parsed(text: str) -> Status:
-    """Return what a text of `signed` says, or what follows from it."""
+    """The status in a text of `signed`."""
     lines = text.splitlines()
     fields = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
     state = lines[0].strip() if lines else "unknown"
@@ -93,7 +85,7 @@ def parsed(text: str) -> Status:
 
 
 def _alive(pid: int, started: str) -> bool:
-    """Whether process `pid` lives and is the one that started then (numbers are given anew)."""
+    """True where process `pid` lives and is the one that started then (numbers are given anew)."""
     if pid <= 0:
         return False
     try:

@@ -1,4 +1,8 @@
-"""run.h5: one table over all segments of a run, made of virtual datasets; it holds no rows of its own."""
+"""run.h5, one table over all segments of a run, and what begins and ends segments.
+
+The table is made of virtual datasets and holds no rows of its own. A segment that is being written, or was left by a
+kill, opens only in SWMR mode; a sealed one is a closed file of its acknowledged rows and opens anywhere.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,11 @@ import h5py
 import numpy as np
 
 from hpcfl.base.errors import UsageError
-from hpcfl.store.atomic import created, replace
+from hpcfl.store.atomic import clean, created, number_of, replace
 from hpcfl.store.columns import (
     Array,
     Column,
+    Coords,
     Fact,
     add_column,
     add_facts,
@@ -24,39 +29,29 @@ from hpcfl.store.columns import (
     name_axes,
     shape_of,
 )
-from hpcfl.store.segments import (
+from hpcfl.store.owner import owned, running
+from hpcfl.store.reading import (
+    INTERNAL,
     Part,
     ends,
     merged_columns,
     merged_coords,
+    open_segment,
     read_facts,
     read_part,
     run_attributes,
     run_folder,
     segment_paths,
 )
+from hpcfl.store.segment import Segment
 
-_OWN = ("segments", "sealed", "coordinates")
-
-Counted = Sequence[tuple[Part, int]]
+_BLOCK_BYTES = 1 << 26
 
 
 def create(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact] = ()) -> None:
-    """Make the run folder, with a run.h5 that has no rows yet.
+    """Make the run folder, with a run.h5 that has no rows yet; UsageError if it already holds a run.
 
-    Parameters
-    ----------
-    run_dir : Path
-        the new folder.
-    attributes : mapping of str to str
-        what is known for the whole run: config, versions, hosts, git_commit.
-    facts : sequence of Fact
-        what is known of each client for the whole run.
-
-    Raises
-    ------
-    UsageError
-        if the folder already holds a run.
+    `attributes` are what is known for the whole run: config, versions, hosts, git_commit.
     """
     if (run_dir / "run.h5").exists():
         raise UsageError(f"'{run_dir}' already holds a run")
@@ -65,34 +60,60 @@ def create(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact] =
     _write(run_dir / "run.h5", attributes, facts, [])
 
 
-def rebuild(run_dir: Path) -> None:
-    """Write run.h5 anew from the segments that are there; its attributes stay, and what it knows of the clients.
+def begin(run_dir: Path, columns: Sequence[Column], coords: Coords, first: int, rounds: int) -> Segment:
+    """Open the next segment of a run and put it into run.h5; what earlier starts left behind is tidied up.
 
-    Sealed segments are mapped with the rows that count; an open one with all it has room for, so that run.h5
-    needs no change while rows arrive.
+    Parameters are those of `Segment`. Call it only when no other process runs this run.
+    """
+    run_dir = run_folder(run_dir)
+    for folder in (run_dir, run_dir / "metrics", run_dir / "checkpoints"):
+        clean(folder)
+    earlier = segment_paths(run_dir)
+    for path in earlier:
+        _seal_segment(path)
+    number = number_of(earlier[-1]) + 1 if earlier else 0
+    segment = Segment(run_dir / "metrics" / f"segment-{number:03d}.h5", columns, coords, first, rounds)
+    rebuild(run_dir)
+    return segment
+
+
+def seal(run_dir: Path, force: bool = False) -> None:
+    """Make every file of a run readable by any HDF5 or netCDF-4 program; does nothing where it is so already.
+
+    The last segment may have been left by a kill. `force` seals even if the run seems to be running on another host:
+    rows that it writes from then on are lost.
 
     Raises
     ------
     UsageError
-        if this is no run folder, a segment is missing, or the segments do not belong together.
+        If another process owns the folder or is running the run: a segment replaced under it would take its rows along.
+    """
+    run_dir = run_folder(run_dir)
+    if other := running(run_dir, force):
+        doubt = "" if other.here else ", or was killed there"
+        raise UsageError(f"'{run_dir}' is still running as process {other.pid} on {other.host}{doubt}")
+    with owned(run_dir, force):
+        paths = segment_paths(run_dir)
+        changed = [_seal_segment(path) for path in paths]
+        table = run_attributes(run_dir)
+        if any(changed) or not table["sealed"] or json.loads(table["segments"]) != [path.name for path in paths]:
+            rebuild(run_dir)
+
+
+def rebuild(run_dir: Path) -> None:
+    """Write run.h5 anew from the segments that are there; its attributes stay, and what it knows of the clients.
+
+    Sealed segments are mapped with the rows that count; an open one with all it has room for, so that run.h5
+    needs no change while rows arrive. UsageError if a segment is missing, or they do not belong together.
     """
     run_dir = run_folder(run_dir)
     parts = [read_part(path) for path in segment_paths(run_dir)]
-    kept = {name: value for name, value in run_attributes(run_dir).items() if name not in _OWN}
+    kept = {name: value for name, value in run_attributes(run_dir).items() if name not in INTERNAL}
     _write(run_dir / "run.h5", kept, read_facts(run_dir), parts)
 
 
-def is_sealed(run_dir: Path) -> bool:
-    """Whether run.h5 was built from these very segments, all of them sealed."""
-    attributes = run_attributes(run_dir)
-    return bool(attributes["sealed"]) and json.loads(attributes["segments"]) == [
-        path.name for path in segment_paths(run_dir)
-    ]
-
-
 def _write(path: Path, attributes: Mapping[str, str], facts: Sequence[Fact], parts: Sequence[Part]) -> None:
-    """Replace run.h5 at one stroke."""
-    with replace(path, "table") as new, created(new) as file:
+    with replace(path) as new, created(new) as file:
         file.attrs.update(attributes)
         file.attrs["segments"] = json.dumps([part.path.name for part in parts])
         file.attrs["sealed"] = int(all(part.sealed for part in parts))
@@ -118,12 +139,11 @@ def _counted(parts: Sequence[Part]) -> list[tuple[Part, int]]:
     return result
 
 
-def _map_rounds(file: h5py.File, counted: Counted) -> None:
+def _map_rounds(file: h5py.File, counted: Sequence[tuple[Part, int]]) -> None:
     """Create the dimension scale of the rounds, itself virtual."""
     rows = sum(n for _, n in counted)
     if rows:
-        layout = h5py.VirtualLayout((rows,), np.int64)
-        start = 0
+        layout, start = h5py.VirtualLayout((rows,), np.int64), 0
         for part, n in counted:
             layout[start : start + n] = _source(part, "round", (), np.dtype(np.int64))[:n]
             start += n
@@ -133,7 +153,9 @@ def _map_rounds(file: h5py.File, counted: Counted) -> None:
     make_scale(dataset, "round")
 
 
-def _map_column(file: h5py.File, column: Column, coords: Mapping[str, Array], counted: Counted) -> None:
+def _map_column(
+    file: h5py.File, column: Column, coords: Mapping[str, Array], counted: Sequence[tuple[Part, int]]
+) -> None:
     """Create one column; where a segment lacks it, or has fewer ranks, it reads as "not recorded"."""
     shape = shape_of(column, coords, sum(n for _, n in counted))
     if not all(shape):
@@ -144,8 +166,7 @@ def _map_column(file: h5py.File, column: Column, coords: Mapping[str, Array], co
         if column.name in {known.name for known in part.columns}:
             inner = tuple(len(part.coords[dim]) for dim in column.dims)
             source = _source(part, column.name, inner, column.stored)
-            where = (slice(start, start + n), *(slice(size) for size in inner))
-            layout[where] = source[:n]
+            layout[(slice(start, start + n), *(slice(size) for size in inner))] = source[:n]
         start += n
     dataset = file.create_virtual_dataset(column.name, layout, fillvalue=fill_of(column.stored))
     label(file, dataset, column)
@@ -155,3 +176,34 @@ def _source(part: Part, name: str, inner: tuple[int, ...], dtype: np.dtype[np.ge
     """Return a dataset of a segment; its path is relative to run.h5, so that the folder can be moved."""
     rows = len(part.rounds) if part.sealed else part.total - part.first
     return h5py.VirtualSource(f"metrics/{part.path.name}", name, (rows, *inner), dtype)
+
+
+def _seal_segment(path: Path) -> bool:
+    """Rewrite one segment as a closed file of its acknowledged rows; return False where it is one already."""
+    part = read_part(path)
+    if part.sealed:
+        return False
+    with open_segment(path) as source, replace(path) as new, created(new) as target:
+        target.attrs.update({"first": part.first, "rounds": part.total, "sealed": 1})
+        make_scale(target.create_dataset("round", data=part.rounds), "round")
+        add_scales(target, part.coords)
+        for column in part.columns:
+            old = source[column.name]
+            copy = add_column(target, column, (len(part.rounds), *old.shape[1:]))
+            _copy_rows(old, copy, part.rounds - part.first)
+        name_axes(target, part.columns)
+        count = source["log/count"][:]
+        target.create_dataset("log/events", data=source["log/events"][: int(count[0])])
+        target.create_dataset("log/count", data=count)
+    return True
+
+
+def _copy_rows(old: h5py.Dataset, new: h5py.Dataset, rows: Array) -> None:
+    """Copy the given rows, a block at a time so that memory stays small."""
+    if not new.size:
+        return
+    step = max(1, _BLOCK_BYTES * len(rows) // max(1, new.nbytes))
+    for start in range(0, len(rows), step):
+        block = rows[start : start + step]
+        low, high = int(block[0]), int(block[-1]) + 1
+        new[start : start + len(block)] = old[low:high][np.asarray(block) - low]

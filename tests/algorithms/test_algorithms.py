@@ -43,8 +43,8 @@ OWN = {  # problems of those that need one of their own, and less work than by d
         "model": {"name": "latent", "widths": [8], "dimension": 4, "hidden": [6]},
         "algorithm": {
             **{"name": "flic", "epochs": 1, "batch": 20, "draws": 4, "lr": 0.02, "pretrain": 1},
-            **{"lambda1": 0.1, "lambda2": 0.1, "average": "holders", "factors": True},
-            **{"reduction": "bures", "iterations": 3},
+            **{"lambda1": 0.1, "lambda2": 0.1, "average": "holders", "covariances": "bures"},
+            "iterations": 3,
         },
     },
     "linear_fedrep": {

@@ -12,7 +12,7 @@ from helpers.toys import Rounds, Toy, federation, mlp_task, plain, planned, read
 from hpcfl.algorithms.fedhenn import FedHeNN, represented
 from hpcfl.algorithms.local import Local
 from hpcfl.base.errors import UsageError
-from hpcfl.data.noisy_features import NoisyFeatures
+from hpcfl.data.gaussians import NoisyFeatures
 from hpcfl.learning.task import Task
 from hpcfl.math.cka import alignment, kernel_triangles, triangle_size, unit_kernel
 from hpcfl.models.latent import Latent

@@ -13,10 +13,10 @@ import torch
 from helpers.runs import play, recorded, same
 from helpers.toys import Rounds, Toy, planned
 from hpcfl import store
-from hpcfl.algorithms.fedlrgd import reweighting
+from hpcfl.algorithms.fedlrgd import low_rank
 from hpcfl.algorithms.fedlrgd.algorithm import INVERSE, POINTS, FedLrgd
-from hpcfl.algorithms.fedlrgd.reweighting import Bound, Inverse, flat, shaped
-from hpcfl.algorithms.fedlrgd.safeguard import Descent, Leash
+from hpcfl.algorithms.fedlrgd.low_rank import Bound, Inverse, flat, shaped
+from hpcfl.algorithms.fedlrgd.safeguard import Descent, Safeguard
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
@@ -257,13 +257,13 @@ def test_matrices_are_worked_through_within_the_bound(monkeypatch: pytest.Monkey
         made.append(matrices.nbytes)
         return plain(matrices, *more)
 
-    monkeypatch.setattr(reweighting.Inverse, "of", measured)
+    monkeypatch.setattr(low_rank.Inverse, "of", measured)
     parts = descended(algorithm, task, 2).now.extras
     p = sum(value.numel() for value in task.initial().values())
     assert sum(made) == 8 * p * 100
     held = Bound.of(2**20, p, 10, 8)
-    assert len(made) > reweighting.PARTS * (p // held.coordinates)
-    assert max(made) == 8 * 100 * (held.coordinates // reweighting.PARTS)
+    assert len(made) > low_rank.PARTS * (p // held.coordinates)
+    assert max(made) == 8 * 100 * (held.coordinates // low_rank.PARTS)
     np.testing.assert_allclose(parts["weights"], whole["weights"], rtol=1e-6, atol=1e-9)
 
 
@@ -279,33 +279,33 @@ def test_bound_by_hand() -> None:
 
 def test_descends_as_far_as_it_is_told() -> None:
     start = torch.tensor([2.0, -1.0], dtype=torch.float64)
-    descent, leash = Descent(start, start), Leash(10.0, start, 10.0)
-    descent.go(lambda at: at, 3, 0.5, 0.0, leash)
+    descent, guard = Descent(start, start), Safeguard(10.0, start, 10.0)
+    descent.go(lambda at: at, 3, 0.5, 0.0, guard)
     np.testing.assert_array_equal(descent.theta, start / 8)
     assert (descent.taken, descent.halted) == (3, False)
-    descent.go(lambda at: at, 100, 0.5, 0.01, leash)
+    descent.go(lambda at: at, 100, 0.5, 0.01, guard)
     assert descent.norm <= 0.01 < 2 * descent.norm
     taken = descent.taken
-    descent.go(lambda at: at, 100, 0.5, 0.01, leash)
+    descent.go(lambda at: at, 100, 0.5, 0.01, guard)
     assert descent.taken == taken
 
 
 def test_goes_back_where_it_diverges() -> None:
     start = torch.tensor([1.0], dtype=torch.float64)
-    descent, leash = Descent(start, start), Leash(4.0, start, 10.0)
-    descent.go(lambda at: -at, 100, 0.5, 0.0, leash)  # 1, 1.5, 2.25, 3.375, 5.0625
+    descent, guard = Descent(start, start), Safeguard(4.0, start, 10.0)
+    descent.go(lambda at: -at, 100, 0.5, 0.0, guard)  # 1, 1.5, 2.25, 3.375, 5.0625
     assert (float(descent.theta), descent.halted, descent.taken) == (1.0, True, 4)
-    descent.go(lambda at: at, 100, 0.5, 0.0, leash)
+    descent.go(lambda at: at, 100, 0.5, 0.0, guard)
     assert (float(descent.theta), descent.taken) == (1.0, 4)
     lost = Descent(start, start)
-    lost.go(lambda at: at * float("nan"), 5, 0.5, 0.0, leash)
+    lost.go(lambda at: at * float("nan"), 5, 0.5, 0.0, guard)
     assert (float(lost.theta), lost.halted) == (1.0, True)
 
 
 def test_goes_back_where_it_is_led_too_far() -> None:
     start = torch.tensor([1.0], dtype=torch.float64)
     descent = Descent(start, start)
-    descent.go(lambda at: -1 / at, 100, 1.0, 0.0, Leash(4.0, start, 2.0))  # 1, 2, 2.5, 2.9, 3.24…: ever flatter
+    descent.go(lambda at: -1 / at, 100, 1.0, 0.0, Safeguard(4.0, start, 2.0))  # 1, 2, 2.5, 2.9, 3.24…: ever flatter
     assert (round(float(descent.theta), 6), descent.halted, descent.taken) == (2.9, True, 4)
 
 
@@ -320,6 +320,7 @@ def values(**algorithm: Any) -> dict[str, Any]:
         "data": {"name": "unit_cube", "dimension": 2, "labels": 2, "samples": 12, "server": 7, "heterogeneity": 0.8},
         "model": {"name": "glm", "link": "logistic", "ridge": 0.1},
         "speed": {"model": "none"},
+        "oracle": {"phi": 100.0},
     }
 
 

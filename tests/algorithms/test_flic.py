@@ -12,10 +12,10 @@ from helpers.latents import HELD, changed, copied, everybody, federation, flic, 
 from helpers.toys import Rounds, planned, same_bits, visits_of
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.flic.algorithm import Flic
-from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
+from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.algorithms.flic.phases import PRETRAINING, REALIGNING, Learner
 from hpcfl.base.types import State
-from hpcfl.data.linear_mapping import LinearMapping
+from hpcfl.data.gaussians import LinearMapping
 from hpcfl.learning.task import Task
 from hpcfl.models.latent import Latent
 
@@ -31,8 +31,8 @@ def test_without_its_terms_it_is_fedrep(weights: Any) -> None:
     """To the bit, also where some are late, and the loss that is recorded."""
     task = Task(Latent(embedding="identity", dimension=5, hidden=(4,)), federation(SIZES, [5] * 4), 0)
     same: dict[str, Any] = {"lr": 0.2, "batch": 4, "optimizer": "sgd", "weights": weights, "weight_decay": 0.1}
-    one = Rounds(Flic(**same, epochs=2, shared_epochs=3, lambda1=0, lambda2=0), task, 3)
-    other = Rounds(FedRep(**same, head_epochs=2, epochs=3), task, 3)
+    one = Rounds(Flic(**same, epochs=2, lambda1=0, lambda2=0), task, 3)
+    other = Rounds(FedRep(**same, head_epochs=2, epochs=1), task, 3)
     for round_, depth in enumerate(([1, 1, 1, 1], [1, LATE, 1, LATE], [LATE, 1, 1, 1])):
         left, right = one.step(planned(depth, 1, round_)), other.step(planned(depth, 1, round_))
         assert torch.equal(left.mean("loss"), right.mean("loss"))
@@ -45,7 +45,7 @@ def test_without_its_terms_it_is_fedrep(weights: Any) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_results_do_not_depend_on_the_chunk(optimizer: str) -> None:
-    keys = {"lr": 0.02, "epochs": 2, "distance": "samples", "factors": True, "pretrain": 1, "realign": 1}
+    keys = {"lr": 0.02, "epochs": 2, "distance": "samples", "covariances": "mean", "pretrain": 1, "realign": 1}
     sizes, widths = (9, 3, 6, 5, 7), (5, 5, 6, 5, 6)
     runs = [Rounds(flic(optimizer=optimizer, **keys), latent_task(sizes, widths), chunk) for chunk in (1, 2, None)]
     for round_ in range(2):
@@ -66,12 +66,12 @@ def anchors(state: State) -> State:
     return {name: state[name] for name in (MEANS, FACTORS)}
 
 
-@pytest.mark.parametrize("reduction", ["factor_mean", "bures"])
+@pytest.mark.parametrize("reduction", ["mean", "bures"])
 @pytest.mark.parametrize("average", ["active", "holders"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_class_that_no_visited_client_holds_keeps_its_anchor(reduction: str, average: str, optimizer: str) -> None:
     """Class 3 is nobody's; in the second round only client 1 is visited, which holds 1 and 2."""
-    keys = flic(factors=True, reduction=reduction, average=average, optimizer=optimizer)
+    keys = flic(covariances=reduction, average=average, optimizer=optimizer)
     rounds = Rounds(keys, latent_task(SIZES, WIDTHS))
     for round_, (depth, kept) in enumerate((([1, 1, 1, 1], {3}), ([LATE, 1, LATE, LATE], {0, 3}))):
         before = copied(rounds.state)
@@ -85,7 +85,7 @@ def test_a_class_that_no_visited_client_holds_keeps_its_anchor(reduction: str, a
 @pytest.mark.parametrize("average", ["active", "holders"])
 def test_an_anchor_is_the_mean_over_those_who_count(average: str, weights: str) -> None:
     task = latent_task(SIZES, WIDTHS)
-    keys = flic(factors=True, average=average, weights=weights)
+    keys = flic(covariances="mean", average=average, weights=weights)
     first, own = anchors(keys.init_server(task)), []
     for client in range(3):  # the fourth is late
         rounds = Rounds(keys, task)

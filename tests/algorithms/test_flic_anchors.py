@@ -11,8 +11,8 @@ import torch
 
 from helpers.toys import Rounds, federation, planned, same_bits, visits_of
 from hpcfl.algorithms.flic.algorithm import Flic
-from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
 from hpcfl.algorithms.flic.barycenters import Barycenters, sent
+from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.base.rng import keyed
 from hpcfl.comm.message import Block, Deposits
 from hpcfl.engine.iterated import iterate
@@ -28,8 +28,7 @@ EVERYBODY = range(CLIENTS)
 class Few(Flic):
     """The reduction alone: three anchors in four dimensions, whatever the data."""
 
-    factors: bool = True
-    reduction: str = "bures"
+    covariances: str = "bures"
 
     def size(self, task):
         return C, K
@@ -127,7 +126,7 @@ def test_a_round_ends_at_the_barycenters_of_the_visits_that_counted(weights, ave
     """Of five clients the second does not count; the first and the last hold few classes."""
     task = Task(Latent(widths=(), dimension=K), federation([1, 6, 9, 5, 2]), 0)
     keys = {"lambda1": 1.0, "lr": 0.05, "anchor_lr": 0.3, "epochs": 1, "batch": 4}
-    algorithm = Flic(factors=True, reduction="bures", weights=weights, average=average, **keys)
+    algorithm = Flic(covariances="bures", weights=weights, average=average, **keys)
     rounds, counted = Rounds(algorithm, task, per_chunk=1), [0, 2, 3, 4]
     served, changes, shares = rounds.state, [], []
     for client in counted:
@@ -135,7 +134,7 @@ def test_a_round_ends_at_the_barycenters_of_the_visits_that_counted(weights, ave
         got: dict[str, Any] = {}
         drained(algorithm.client(task, served, own, visits_of(task, [client])), got.update)
         changes.append(torch.stack([got[sent(c)][0][0] for c in range(C)]))
-        holds = torch.tensor([c in task.labels(client) for c in range(C)])
+        holds = torch.tensor([c in task.samples(client).y for c in range(C)])
         assert torch.equal(changes[-1].flatten(1).any(1), holds)
         size = float(task.federation.train_sizes[client]) if weights == "samples" else 1.0
         shares.append(size * (holds if average == "holders" else torch.ones(C)))

@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from helpers.latents import changed, copied, flic, halves, latent_task, learner, real
-from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
+from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.algorithms.flic.phases import ANCHORING, LOCAL, SHARED, Learner
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import State
-from hpcfl.learning.batches import Batch
-from hpcfl.learning.task import PHASE_STEPS
+from hpcfl.learning.batches import PHASE_STEPS, Batch
 from hpcfl.math.gaussian import transport_map, w2_squared
 
 SIZES = (9, 3, 6, 5)  # with four at a time: batches that are not full, and clients that rest
@@ -42,12 +41,12 @@ class Plain:
         self.own, self.batch, self.row = own, batch, row
         client = int(own.visits.clients[row])
         groups = np.array(own.keys.meta or range(own.task.federation.classes))
-        self.held = np.unique(groups[own.task.labels(client).numpy()])
+        self.held = np.unique(groups[own.task.samples(client).y.numpy()])
         self.groups = torch.from_numpy(groups)
         self.embed, self.above = halves(own, row)
         self.x, self.y = real(batch, row)
         self.means = own.params[MEANS][row].double()
-        eye = own.keys.scale * torch.eye(3, dtype=torch.float64)
+        eye = torch.eye(3, dtype=torch.float64)
         self.factors = own.params[FACTORS][row].double() if FACTORS in own.params else eye.repeat(len(self.means), 1, 1)
 
     def loss(self) -> Tensor:
@@ -55,7 +54,7 @@ class Plain:
 
     def distance(self) -> Tensor:
         labels, total = self.groups[self.y], torch.zeros((), dtype=torch.float64)
-        ddof, z = self.own.keys.ddof, self.embed(self.x)
+        ddof, z = int(self.own.keys.distance == "samples"), self.embed(self.x)
         most = int(torch.bincount(labels).max())
         drawn = noise("samples of anchors", self.batch, self.row, len(self.held), most, 3)
         for anchor in torch.unique(labels).tolist():
@@ -78,11 +77,10 @@ class Plain:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "text": {},
-    "factors": {"factors": True},
-    "scale": {"scale": 0.5, "ddof": 1},
+    "factors": {"covariances": "mean"},
     "samples": {"distance": "samples"},
-    "samples of factors": {"distance": "samples", "factors": True, "ddof": 1},
-    "groups": {"meta": (0, 1, 0, 1), "factors": True},
+    "samples of factors": {"distance": "samples", "covariances": "mean"},
+    "groups": {"meta": (0, 1, 0, 1), "covariances": "mean"},
 }
 
 
@@ -109,7 +107,7 @@ def test_the_released_codes_anchors_learn_by_their_means() -> None:
     """All distances with weight 1, and the mean over all classes of the loss of their means."""
     own = learner(flic(anchor_loss="means"), latent_task(SIZES, [5] * 4), range(4))
     batch = next(own.task.batches(own.visits, 0, steps=1))
-    found = own.terms.own_classes(own.params, batch)
+    found = own.terms.released(own.params, batch)
     for row in range(4):
         plain = Plain(own, batch, row)
         wanted = plain.distance() + cross_entropy(plain.above(plain.means), torch.arange(4))
@@ -117,7 +115,7 @@ def test_the_released_codes_anchors_learn_by_their_means() -> None:
 
 
 def test_targets_have_anchors_between_two_vectors() -> None:
-    own = learner(flic(anchors="targets"), latent_task(SIZES, [5] * 4, targets=True), range(4))
+    own = learner(flic(), latent_task(SIZES, [5] * 4, targets=True), range(4))
     for batch in own.task.batches(own.visits, 4, 1):
         found = {name: getattr(own.terms, name)(own.params, batch) for name in ("embedding", "alignment", "above")}
         for row in torch.nonzero(batch.active_weight()).flatten().tolist():
@@ -140,7 +138,7 @@ def test_targets_have_anchors_between_two_vectors() -> None:
 
 @pytest.mark.parametrize("distance", ["closed", "samples"])
 def test_what_is_drawn_does_not_depend_on_who_is_in_the_chunk(distance: str) -> None:
-    keys, task = flic(distance=distance, factors=True), latent_task(SIZES, [5] * 4)
+    keys, task = flic(distance=distance, covariances="mean"), latent_task(SIZES, [5] * 4)
     together = learner(keys, task, range(4), moved=False)
     whole = list(task.batches(together.visits, 4, 1))
     for client in range(4):
@@ -185,7 +183,7 @@ def test_the_embedding_moves_first_then_the_head_then_what_is_shared(hidden: tup
 @pytest.mark.parametrize("lambda2", [0.0, 0.2])
 def test_an_anchor_takes_one_step_to_the_moments_of_all_samples(lambda2: float) -> None:
     """``v ← v − η (2 λ1 (v − m̂) + λ2 ∇)`` and ``L ← L − η (2 λ1 (I − T) L + λ2 ∇)``, over the classes held."""
-    keys = flic(factors=True, lambda2=lambda2, anchor_lr=0.05, batch=2)
+    keys = flic(covariances="mean", lambda2=lambda2, anchor_lr=0.05, batch=2)
     own = learner(keys, latent_task(SIZES, [5] * 4), range(4))
     batch = next(own.task.batches(own.visits, 0, steps=1, phase=ANCHORING))
     before = copied(own.params)
@@ -226,7 +224,7 @@ PHASES = {
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("inside", ["fedrep", "fedavg-ft", "l2gd"])
 def test_each_phase_moves_its_own_parameters_alone(inside: str, optimizer: str) -> None:
-    keys = flic(inside=inside, optimizer=optimizer, pretrain=1, realign=1, factors=True, weight_decay=0.1)
+    keys = flic(inside=inside, optimizer=optimizer, pretrain=1, realign=1, covariances="mean", weight_decay=0.1)
     own = learner(keys, latent_task(SIZES, [5] * 4), range(4))
     parts = own.terms.parts
     above = parts.personal or parts.shared

@@ -35,7 +35,7 @@ DATA = {
     "samples_per_class": 20,
     "thinning": False,
 }
-BURES = {"factors": True, "reduction": "bures", "iterations": 20}
+BURES = {"covariances": "bures", "iterations": 20}
 DEADLINE = {"participation": {"close": "deadline", "deadline": 0.5}}
 DOUBLING = {
     "participation": {"close": "first", "first": 2},
@@ -79,7 +79,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def holders(values: dict[str, Any]) -> np.ndarray:
     """Which client holds which class, bool [clients, labels]."""
     task = job(values).task
-    return np.array([[bool((task.labels(i) == c).any()) for c in range(LABELS)] for i in range(CLIENTS)])
+    return np.array([[bool((task.samples(i).y == c).any()) for c in range(LABELS)] for i in range(CLIENTS)])
 
 
 @pytest.mark.parametrize("rule", [DEADLINE, DOUBLING], ids=["deadline", "doubling"])
@@ -171,7 +171,7 @@ def adapt(run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[st
 def test_newcomers_of_any_width_learn_what_is_theirs(
     solo: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcfl.commands.adapt_request.world", lambda: None)
+    monkeypatch.setattr("hpcfl.comm.launcher.world", lambda: None)
     run, job_, never = few(solo, tmp_path)
     path, federation = tmp_path / "own.h5", job_.task.federation
     found = adapt(run, capsys, "--epochs", "20", "--out", str(path))
@@ -197,8 +197,8 @@ def test_newcomers_of_any_width_learn_what_is_theirs(
 def test_widths_adapt_together_as_each_by_itself(
     solo: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcfl.commands.adapt_request.world", lambda: None)
-    run, *_ = few(solo, tmp_path, factors=True, pretrain=1)
+    monkeypatch.setattr("hpcfl.comm.launcher.world", lambda: None)
+    run, *_ = few(solo, tmp_path, covariances="mean", pretrain=1)
     together = adapt(run, capsys, "--epochs", "2")["clients"]
     for row in together:
         (alone,) = adapt(run, capsys, "--epochs", "2", "--client", str(row["client"]))["clients"]
@@ -220,7 +220,7 @@ def test_what_is_a_newcomers_own(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hpcfl.commands.adapt_request.world", lambda: None)
+    monkeypatch.setattr("hpcfl.comm.launcher.world", lambda: None)
     run, _, never = few(solo, tmp_path, inside=inside)
     found = adapt(run, capsys, "--epochs", "1", "--out", str(tmp_path / "own.h5"))
     embedding = [f"embed{layer}.{kind}" for layer in (1, 2) for kind in ("weight", "bias")]
@@ -241,7 +241,9 @@ def said(values: dict[str, Any], ranks: int = 1) -> dict[str, str]:
 def test_a_check_counts_what_is_shared_and_the_widest_client() -> None:
     alpha, means, factors = 5 * DIMENSION + 5, LABELS * DIMENSION, LABELS * DIMENSION**2
     assert said(table())["message"].startswith(f"{4 * (alpha + means)} bytes per whole visit;")
-    assert said(table({"factors": True}))["message"].startswith(f"{4 * (alpha + means + factors)} bytes per whole")
+    assert said(table({"covariances": "mean"}))["message"].startswith(
+        f"{4 * (alpha + means + factors)} bytes per whole"
+    )
     assert said(table(**DOUBLING))["cohort"].startswith("7 invited, 3.8 counted on average")
     wide = {**DATA, "most_noise": 9000}
     values = table(data=wide, clock="wall", batch_clients="auto", speed={"model": "none"})

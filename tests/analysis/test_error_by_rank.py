@@ -15,7 +15,7 @@ from test_flic_figures import script
 
 from helpers.runs import alone, toml
 from hpcfl import store
-from hpcfl.algorithms.fedlrgd.reweighting import Bound, Inverse, StandIns, solved
+from hpcfl.algorithms.fedlrgd.low_rank import Bound, Inverse, Surrogates, solved
 from hpcfl.commands.optimum import Objective
 from hpcfl.engine.trained import open_models
 
@@ -153,7 +153,7 @@ def test_errors_are_those_of_the_runs_weights(
         objective, points = Objective(models.task), error_by_rank.fresh(models, 7)
         held = models.task.server_batch()
         assert held is not None
-        stand_ins = StandIns(models.task, held, own["rank"], Bound.of(2**20, 2, own["rank"], 8))
+        stand_ins = Surrogates(models.task, held, own["rank"], Bound.of(2**20, 2, own["rank"], 8))
         weights = torch.from_numpy(models.extras["weights"])
         exact = [objective.gradient(point.numpy()) for point in points]
         apart = [np.linalg.norm(stand_ins.gradient(at, weights).numpy() - to) for at, to in zip(points, exact)]

@@ -22,8 +22,7 @@ from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.lg_fedavg import LgFedAvg
 from hpcfl.cli import main
 from hpcfl.comm.launcher import launched
-from hpcfl.commands.adapt import adapted
-from hpcfl.commands.adapt_request import judged
+from hpcfl.commands.adapt import adapt_request, adapted
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.engine.record import COLUMNS
@@ -90,7 +89,7 @@ def scored(task: Task, state: dict[str, torch.Tensor], client: int) -> tuple[flo
 def test_it_is_the_plain_loop(method: str, tmp_path: Path) -> None:
     keys, own = METHODS[method]
     task = made(tmp_path / "run", keys)
-    found = adapted(judged(tmp_path / "run", None, None, None, tmp_path / "own.h5"))
+    found = adapted(adapt_request(tmp_path / "run", None, None, None, tmp_path / "own.h5"))
     shared, initial = shared_of(tmp_path / "run"), task.initial()
     personal = {} if keys["name"] in ("fedavg", "hf_maml") else {name: initial[name] for name in own}
     start = shared | personal
@@ -116,7 +115,10 @@ def test_it_is_the_plain_loop(method: str, tmp_path: Path) -> None:
 def test_only_what_is_personal_learns(method: str, tmp_path: Path) -> None:
     keys, own = METHODS[method]
     task = made(tmp_path / "run", keys)
-    shared, algorithm = shared_of(tmp_path / "run"), judged(tmp_path / "run", "all", None, None, None).config.algorithm
+    shared, algorithm = (
+        shared_of(tmp_path / "run"),
+        adapt_request(tmp_path / "run", "all", None, None, None).config.algorithm,
+    )
     fresh, learned = (algorithm.adapted(task, shared, visits_of(task, [2, 5]), epochs) for epochs in (0, 2))
     for name in task.initial():
         for client in range(2):
@@ -136,7 +138,7 @@ def test_who_adapts_together_does_not_matter(clock: str, tmp_path: Path) -> None
     wall = {"clock": "wall", "batch_clients": "auto", "lane_width": 3, "speed": {"model": "none"}}
     made(tmp_path / "run", FEDREP, dropout=0.2, **(wall if clock == "wall" else {"batch_clients": 4}))
     found = {
-        chosen: adapted(judged(tmp_path / "run", chosen, 3, None, tmp_path / f"{chosen}.h5"))
+        chosen: adapted(adapt_request(tmp_path / "run", chosen, 3, None, tmp_path / f"{chosen}.h5"))
         for chosen in ("3", "6,3,3,1", "all")
     }
     (one,) = found["3"]["clients"]
@@ -175,14 +177,14 @@ def run_of(name: str) -> dict[str, Any]:
 
 def is_as_evaluated(folder: Path) -> None:
     """The figures of a run's last evaluation come from the state of its last checkpoint."""
-    found = adapted(judged(folder, "all", None, None, None))
+    found = adapted(adapt_request(folder, "all", None, None, None))
     data = store.open_run(folder)
     last = data.sel(round=3)
     for score, column in (("accuracy_after", "client_accuracy"), ("loss_after", "client_test_loss")):
         assert [row[score] for row in found["clients"]] == pytest.approx(last[column].values.tolist(), abs=1e-6)
         assert found["mean"][score] == pytest.approx(float(last[column].mean()), abs=1e-6)
     never = [client for client in range(7) if not (data["blocks"].values[:, client] > 0).any()]
-    assert judged(folder, None, None, None, None).clients.tolist() == never != []
+    assert adapt_request(folder, None, None, None, None).clients.tolist() == never != []
     assert (found["round"], found["state_sha256"]) == (4, summary(folder)["state_sha256"])
 
 
@@ -339,7 +341,7 @@ print(json.dumps({"codes": codes, "torch": "torch" in sys.modules}))
 @pytest.mark.launch
 def test_all_that_can_be_is_judged_before_torch_is_imported(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(prepared)
-    ended = alone([sys.executable, "-c", SEVERAL, json.dumps([typed for typed, _ in CASES.values()])], 60)
+    ended = alone([sys.executable, "-c", SEVERAL, json.dumps([typed for typed, _ in CASES.values()])])
     assert json.loads(ended.out) == {"codes": [2] * len(CASES), "torch": False}
 
 

@@ -117,5 +117,5 @@ def test_any_source_is_looked_at(tmp_path, capsys):
 def test_a_source_is_not_told_of_a_key_that_it_does_not_have():
     config = from_table(values() | {"data": {"name": "unit_cube"}})
     federation = config.data.federate(CLIENTS, 0, None)
-    (line,) = check._features(config, ((0.0, 255.0),) * CLIENTS, federation)
+    ((_, line),) = check.features(config, ((0.0, 255.0),) * CLIENTS, federation)
     assert line.endswith(STANDARDISED)

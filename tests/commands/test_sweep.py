@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from helpers.launcher import alive, descendants
+from helpers.launcher import LIMIT, alive, descendants
 from helpers.runs import cut_back
 from hpcfl import store
 from hpcfl.base.errors import UsageError
@@ -25,11 +25,10 @@ from hpcfl.cli import main
 from hpcfl.comm.launcher import launched
 from hpcfl.commands import sweep, sweep_run
 from hpcfl.commands.show import summary
-from hpcfl.commands.sweep_board import Board
+from hpcfl.commands.sweep_run import Board
 from hpcfl.data import Header
-from hpcfl.data.digits import Digits
+from hpcfl.data.bundled import Digits
 
-LIMIT = 60.0
 FEW = ["--set", "rounds=4", "--set", "checkpoint.every=2", "--set", "evaluate.every=1"]
 
 STUB = """
@@ -53,7 +52,7 @@ def tell(name):
 
 tell("begun")
 wanted = int(os.environ.get("STUB_SIGNALS", "0"))
-end = time.monotonic() + 50
+end = time.monotonic() + 500
 while len(got) < wanted and time.monotonic() < end:
     time.sleep(0.01)
     if got and "heard" not in facts:
@@ -237,10 +236,10 @@ def test_data_are_read_once_for_all_runs_that_share_them(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Digits, "check", counted)
     grid = ["algorithm.lr=0.1,0.2", "clients=5,6", "data.train_samples=100,200"]
-    sweep.judge(sweep.runs(["fedavg-digits"], Path("s"), [], grid, "1-3"), None)
+    sweep.check(sweep.runs(["fedavg-digits"], Path("s"), [], grid, "1-3"), None)
     assert sorted(read) == [(5, 100), (5, 200), (6, 100), (6, 200)]
     with pytest.raises(UsageError, match=r"^run 1 \(.*data.train_samples = 5000"):  # what is refused is so again
-        sweep.judge(sweep.runs(["fedavg-digits"], Path("s"), [], ["data.train_samples=100,5000"]), None)
+        sweep.check(sweep.runs(["fedavg-digits"], Path("s"), [], ["data.train_samples=100,5000"]), None)
 
 
 # ---- the list
@@ -408,12 +407,12 @@ class Pretender:
 
 def test_a_signal_said_twice_at_once_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     process: Any = Pretender()
-    crew = sweep_run.Crew()
-    crew.children.append(sweep_run.Child(sweep.runs(["a"], Path("s"))[0], process, 0))
-    crew.heed([signal.SIGTERM, signal.SIGTERM, signal.SIGINT])
+    children = sweep_run.Children()
+    children.running.append(sweep_run.Child(sweep.runs(["a"], Path("s"))[0], process, 0))
+    children.pass_on([signal.SIGTERM, signal.SIGTERM, signal.SIGINT])
     assert process.got == [signal.SIGTERM]
     monkeypatch.setattr(sweep_run, "REPEAT_SECONDS", -1.0)
-    crew.heed([signal.SIGUSR1, signal.SIGINT])
+    children.pass_on([signal.SIGUSR1, signal.SIGINT])
     assert process.got == [signal.SIGTERM, signal.SIGINT]
 
 
@@ -528,10 +527,10 @@ def test_a_diverged_run_is_finished_and_no_failure(stub: list[str], capfd: Any) 
         store.create(runs_of("s", seed), {"config": config.text(), "data_dir": ""})
     for seed, state in ((1, "diverged"), (2, "stopped"), (4, "done")):
         store.write_status(runs_of("s", seed), state, "round 3: the loss is not finite")
-    ends: Any = sweep_run.Crew.ended
+    ends: Any = sweep_run.Children.ended
 
-    def diverges(crew: sweep_run.Crew) -> list[sweep_run.Child]:
-        over: list[sweep_run.Child] = ends(crew)
+    def diverges(children: sweep_run.Children) -> list[sweep_run.Child]:
+        over: list[sweep_run.Child] = ends(children)
         for child in over:
             if child.run.index == 1:
                 assert child.process.returncode == 3
@@ -539,7 +538,7 @@ def test_a_diverged_run_is_finished_and_no_failure(stub: list[str], capfd: Any) 
         return over
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_run.Crew, "ended", diverges)
+        patch.setattr(sweep_run.Children, "ended", diverges)
         assert swept("--seeds", "1,2,4,5") == 0
     assert sorted(facts("begun")) == ["2", "5"]
     said, complained = capfd.readouterr()

@@ -10,11 +10,8 @@ import pytest
 
 from hpcfl.base.errors import UsageError
 from hpcfl.data import Source, source_class, sources
-from hpcfl.data.gaussians import NARROW, WIDE, thinned
-from hpcfl.data.linear_mapping import LinearMapping
-from hpcfl.data.linear_spaces import LinearSpaces
-from hpcfl.data.noisy_features import NoisyFeatures
-from hpcfl.data.whitening import spectrum, whitening
+from hpcfl.data.gaussians import NARROW, WIDE, LinearMapping, NoisyFeatures, thinned
+from hpcfl.data.linear import LinearSpaces, spectrum, whitening
 
 GAUSSIAN = [NoisyFeatures, LinearMapping]
 ALL = [*GAUSSIAN, LinearSpaces]

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from test_sources import idx_bytes, refused, rng, seeds, write
 
 from hpcfl.data import partition, source_class, sources
-from hpcfl.data.cifar10 import Cifar10
-from hpcfl.data.cifar100 import Cifar100
-from hpcfl.data.digits import Digits
-from hpcfl.data.emnist import Emnist
+from hpcfl.data.bundled import Digits
+from hpcfl.data.cifar import Cifar10, Cifar100
 from hpcfl.data.femnist import Femnist
 from hpcfl.data.formats import pickles
+from hpcfl.data.mnist import Emnist
 from hpcfl.data.sent140 import Sent140, words
 
 
@@ -468,6 +467,7 @@ def test_merged_users_without_training_samples_of_the_first_classes_test_the_oth
 
 
 def test_a_global_test_set_without_samples_is_none(tmp_path):
+    from hpcfl.learning.evaluate import server_scores
     from hpcfl.learning.task import Task
     from hpcfl.models.mlp import Mlp
 
@@ -476,7 +476,7 @@ def test_a_global_test_set_without_samples_is_none(tmp_path):
     federation = Femnist(first_classes=10).federate(1, 0, tmp_path)
     assert len(federation.server_test()[1]) == 0
     task = Task(Mlp(hidden=(2,)), federation, 0)
-    assert task.server_tested(task.initial()) is None
+    assert server_scores(task, task.initial()) is None
 
 
 def test_merged_samples_are_dealt_anew(tmp_path):

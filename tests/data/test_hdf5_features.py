@@ -110,7 +110,7 @@ def test_targets_that_are_not_finite_are_refused(value, tmp_path):
 
 def test_the_number_of_classes_may_be_stated(tmp_path):
     store(tmp_path, sound())
-    assert section().header(tmp_path).classes == 4
+    assert section().check(3, tmp_path).classes == 4
     assert section(labels=6).check(3, tmp_path).classes == 6
     assert section(labels=6).federate(3, 0, tmp_path).classes == 6
     line = refused_by_all(section(labels=3), tmp_path, "mine.h5: clients/a1/train/labels hold 3", clients=3)

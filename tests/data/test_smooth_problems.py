@@ -17,16 +17,15 @@ from hpcfl.base.errors import RunError, UsageError
 from hpcfl.cli import main
 from hpcfl.commands.optimum import Optimum, optimum
 from hpcfl.data.base import Federation
-from hpcfl.data.digits import Digits
-from hpcfl.data.noisy_features import NoisyFeatures
-from hpcfl.data.reduced import Reduced, reduced
-from hpcfl.data.server import turns
+from hpcfl.data.bundled import Digits, Reduced, reduced
+from hpcfl.data.gaussians import NoisyFeatures
+from hpcfl.data.partition import turns
 from hpcfl.data.unit_cube import UnitCube
 from hpcfl.learning.task import Task
 from hpcfl.models.glm import Glm
 from hpcfl.models.mlp import Mlp
+from hpcfl.models.modules.custom import Rough
 from hpcfl.models.modules.layers import Layer
-from hpcfl.models.modules.links import Rough
 
 
 def refused(call: Callable[..., Any], *args: Any) -> str:

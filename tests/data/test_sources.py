@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from hpcfl.base.errors import UsageError
 from hpcfl.data import partition, source_class, sources
-from hpcfl.data.digits import Digits
+from hpcfl.data.bundled import Digits
 from hpcfl.data.formats import idx
 from hpcfl.data.hdf5 import Hdf5
 from hpcfl.data.mnist import Mnist
@@ -261,7 +261,7 @@ def used_labels(section: Digits, used: int, seed: int) -> np.ndarray:
 
 def test_only_so_many_training_samples_are_used():
     section = Digits(train_samples=100, partition="dirichlet")
-    assert section.header(None).train == 100
+    assert section.check(10, None).train == 100
     federation = section.federate(10, 0, None)
     assert federation.train_sizes.tolist() == [10] * 10
     assert len(federation.server_test()[1]) == 360
@@ -383,14 +383,14 @@ def test_sound_files_are_read(folder):
 def test_an_unpacked_file_that_kept_its_name_is_read(tmp_path):
     path = tmp_path / "labels.gz"
     path.write_bytes(idx_bytes(LABELS))
-    assert np.array_equal(idx.read_labels(path, 10), LABELS)
+    assert np.array_equal(idx.read(path, 1), LABELS)
 
 
 def test_a_gzip_file_of_two_members_is_read(tmp_path):
     content = idx_bytes(LABELS)
     path = tmp_path / "labels.gz"
     path.write_bytes(gzip.compress(content[:30]) + gzip.compress(content[30:]))
-    assert np.array_equal(idx.read_labels(path, 10), LABELS)
+    assert np.array_equal(idx.read(path, 1), LABELS)
 
 
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
@@ -406,11 +406,10 @@ def test_images_in_place_of_labels_are_refused(folder, zipped):
 
 @pytest.mark.parametrize("kept", [0, 3, 10, 18, 2000, -1])
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-images-idx3-ubyte"])
-def test_a_truncated_file_is_refused_by_its_header(folder, zipped, name, kept):
+def test_a_truncated_file_is_refused(folder, zipped, name, kept):
     path = path_of(folder, name, zipped)
     path.write_bytes(path.read_bytes()[:kept])
     refused_by_all(folder, name, "truncated")
-    assert name in refused(Mnist().header, folder)
 
 
 def test_a_file_that_is_too_long_is_refused(folder, zipped):
@@ -446,8 +445,8 @@ def test_images_of_another_size_are_refused(folder, zipped):
 def test_a_missing_file_or_folder_is_named(folder, zipped, tmp_path):
     path_of(folder, "t10k-images-idx3-ubyte", zipped).unlink()
     refused_by_all(folder, str(folder / "mnist"), "t10k-images-idx3-ubyte.gz")
-    refused_by_all(tmp_path / "elsewhere", str(tmp_path / "elsewhere" / "mnist"))
-    assert all(word in refused(Mnist().header, None) for word in ("--data-dir", "HPCFL_DATA", "mnist/"))
+    refused_by_all(tmp_path / "elsewhere", f"{tmp_path / 'elsewhere'} has no folder mnist/")
+    assert all(word in refused(Mnist().check, 3, None) for word in ("--data-dir", "HPCFL_DATA", "mnist/"))
 
 
 def test_the_real_mnist():
@@ -508,7 +507,7 @@ def test_clients_of_an_hdf5_file_are_read(tmp_path):
 def test_equal_shapes_are_given_once_and_numbers_sorted_as_numbers(tmp_path):
     store(tmp_path, sound({"10": 2, "9": 2, "0": 2}))
     section = Hdf5(file="mine.h5")
-    assert section.header(tmp_path).shapes == ((2,),)
+    assert section.check(3, tmp_path).shapes == ((2,),)
     first = [section.federate(3, 0, tmp_path).client(i).train_features[0, 0] for i in range(3)]
     assert first == [2, 1, 0]
 
@@ -528,9 +527,9 @@ def test_a_file_may_lie_in_the_working_directory(tmp_path, monkeypatch):
     store(tmp_path, sound())
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert Hdf5(file="mine.h5").header(tmp_path / "data").clients == 3
-    assert Hdf5(file="mine.h5").header(None).clients == 3
-    message = refused(Hdf5(file="none.h5").header, tmp_path / "data")
+    assert Hdf5(file="mine.h5").check(3, tmp_path / "data").clients == 3
+    assert Hdf5(file="mine.h5").check(3, None).clients == 3
+    message = refused(Hdf5(file="none.h5").check, 3, tmp_path / "data")
     assert "data.file = 'none.h5'" in message
     assert str(tmp_path / "data") in message
 
@@ -581,10 +580,10 @@ def test_another_number_of_clients_is_refused(tmp_path):
 
 def test_files_that_are_not_hdf5_or_hold_no_clients_are_refused(tmp_path):
     section = Hdf5(file="mine.h5")
-    assert "no clients" in refused(section.header, store(tmp_path, {"samples": np.ones(3)}))
+    assert "no clients" in refused(section.check, 3, store(tmp_path, {"samples": np.ones(3)}))
     content = (tmp_path / "mine.h5").read_bytes()
     for wrong in (b"", b"not hdf5", content[: len(content) // 2]):
         (tmp_path / "mine.h5").write_bytes(wrong)
-        message = refused(section.header, tmp_path)
+        message = refused(section.check, 3, tmp_path)
         assert "mine.h5" in message
         assert "not a readable HDF5 file" in message

@@ -13,7 +13,7 @@ from test_sources import LABELS as MNIST_LABELS
 from test_sources import idx_bytes, refused, write
 
 from hpcfl.data import source_class, sources
-from hpcfl.data.digits import Digits
+from hpcfl.data.bundled import Digits
 from hpcfl.data.two_digits import TwoDigits
 from hpcfl.data.usps import Usps
 
@@ -141,7 +141,7 @@ def test_truncated_files_of_usps_are_refused(form, share, tmp_path):
 
 def test_small_digits_are_means_of_the_large_ones_with_the_same_split():
     large, small = (Digits(side=side).federate(10, 3, None) for side in (8, 4))
-    assert Digits(side=4).header(None).shapes == ((1, 4, 4),)
+    assert Digits(side=4).check(10, None).shapes == ((1, 4, 4),)
     for i in (0, 9):
         features = large.client(i).train_features
         means = features.reshape(-1, 1, 4, 2, 4, 2).mean(axis=(3, 5))

@@ -81,7 +81,7 @@ class Median(Algorithm):
 
     def client(self, task, shared, personal, visits):
         points = torch.from_numpy(np.stack([point(visits.round, int(client)) for client in visits.clients]))
-        weight = visits.sizes(len(points))
+        weight = visits.weights("samples")
         yield {"loss": (points.square().sum(1), weight)}
         yield {"point": (points, weight)}
         return personal

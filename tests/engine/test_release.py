@@ -25,11 +25,12 @@ from hpcfl.config import from_table
 from hpcfl.engine import stopping
 from hpcfl.engine.job import Job
 from hpcfl.engine.loop import objective
-from hpcfl.engine.progress import Speaker
+from hpcfl.engine.progress import Reporter
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
+from hpcfl.learning.evaluate import client_objectives, server_objective
 from hpcfl.learning.task import Task
 from hpcfl.models import Model
 from hpcfl.models.mlp import Mlp
@@ -46,7 +47,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def _over(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let methods need no clients from round 2 on, and models have a penalty."""
     for cls in (FedAvg, FedRep, Salf):
-        monkeypatch.setattr(cls, "over", lambda self, round_: round_ >= OVER)
+        monkeypatch.setattr(cls, "clients_done", lambda self, round_: round_ >= OVER)
     monkeypatch.setattr(Model, "penalty", property(lambda self: 0.01))
     yield
     stopping.uninstall()
@@ -97,16 +98,16 @@ def test_the_server_takes_over_and_the_others_forget(rank: int) -> None:
     now.round, record = OVER, Record.open()
     assert rounds.release(now, record) == rounds.released == (rank == 1)
     if rank == 1:
-        assert (now.shared, now.personal, rounds.mine, record.news) == ({}, {}, [], [])
+        assert (now.shared, now.personal, rounds.mine, record.events) == ({}, {}, [], [])
         assert not hasattr(job.task, "federation")
         return
-    assert record.news == [("released", -1, "clients are needed no more: 1 rank released")]
+    assert record.events == [("released", -1, "clients are needed no more: 1 rank released")]
     assert [chunk.number for chunk in rounds.mine] == sorted(before)
     assert all(same_bits(now.personal[number], before[number]) for number in before)
     assert np.isfinite(rounds.scores(now)).all()
     again = Record.open()
     assert not rounds.release(now, again)
-    assert again.news == []
+    assert again.events == []
 
 
 @pytest.mark.mpi
@@ -148,9 +149,9 @@ def test_a_signal_to_a_rank_that_was_released_stops_all(
         pytest.skip("nobody is released")
     file, folder = shared_dir / "run.toml", shared_dir / "run"
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
-    speak, release = Speaker.round, Simulated.release
+    speak, release = Reporter.round, Simulated.release
 
-    def spoken(self: Speaker, done: int, row: Any) -> None:
+    def spoken(self: Reporter, done: int, row: Any) -> None:
         speak(self, done, row)
         while done == 3 and not (folder / "stop").exists():
             time.sleep(0.001)
@@ -162,7 +163,7 @@ def test_a_signal_to_a_rank_that_was_released_stops_all(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(Speaker, "round", spoken)
+        patch.setattr(Reporter, "round", spoken)
         patch.setattr(Simulated, "release", signalled)
         if world.rank == 0:
             toml(values("fedrep"), file)
@@ -230,7 +231,7 @@ def by_hand(task: Task, x: Any, y: Any, params: dict[str, Any], mu: float) -> fl
 @pytest.mark.parametrize("holds", [0, 9])
 def test_the_objective_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch, holds: int) -> None:
     """In passes of 4 rows; clients predict with models of their own, the server with the shared one."""
-    monkeypatch.setattr("hpcfl.learning.task.TEST_BATCH", 4)
+    monkeypatch.setattr("hpcfl.learning.evaluate.TEST_BATCH", 4)
     rng, sizes = np.random.default_rng(1), [3, 11, 8]
     found = federation(sizes)
     own = rng.normal(size=(holds, 5)).astype(np.float32), rng.integers(3, size=holds)
@@ -239,7 +240,7 @@ def test_the_objective_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch, holds: 
     task.penalty = 0.3
     shared = {name: torch.randn_like(value) for name, value in task.initial().items()}
     params = {name: torch.randn(3, *value.shape, dtype=value.dtype) for name, value in shared.items()}
-    sums = task.objectives(params, np.arange(3))
+    sums = client_objectives(task, params, np.arange(3))
     wanted = [
         by_hand(
             task,
@@ -269,8 +270,8 @@ def test_the_objective_is_recorded_where_it_is_wanted(solo: Any, tmp_path: Path)
     newest = store.latest(run)
     assert newest is not None
     shared = {name: torch.from_numpy(value) for name, value in store.load(newest, personal=False).shared.items()}
-    sums = [job.task.objectives({n: v[None] for n, v in shared.items()}, np.array([c]))[0] for c in range(7)]
-    server, count = job.task.server_objective(shared)
+    sums = [client_objectives(job.task, {n: v[None] for n, v in shared.items()}, np.array([c]))[0] for c in range(7)]
+    server, count = server_objective(job.task, shared)
     assert (server > 0, count) == (True, 10)
     total = (sum(sums) + server) / (job.task.federation.train_sizes.sum() + 10)
     np.testing.assert_allclose(store.open_run(run)["objective"].values, [np.nan, total], rtol=1e-6)

@@ -13,16 +13,17 @@ import h5py
 import numpy as np
 import pytest
 
+from helpers import faults
 from helpers.runs import play, same, table, toml
 from hpcfl import store
 from hpcfl.base.errors import Stopped, UsageError
 from hpcfl.cli import carry_out, main
 from hpcfl.engine import stopping
-from hpcfl.engine.progress import Speaker
+from hpcfl.engine.progress import Reporter
 from hpcfl.engine.record import Recorder
 from hpcfl.launch.request import resume_request, run_request
 from hpcfl.launch.run import launch
-from hpcfl.store import atomic, fault
+from hpcfl.store import atomic
 
 ROUNDS = 6
 EVERY = 4  # rounds between checkpoints
@@ -57,14 +58,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def once_told(monkeypatch: pytest.MonkeyPatch, round_: int, act: Callable[[], Any]) -> None:
     """Do something when a round has been told of: it is over then, so that the next one is the last."""
-    speak = Speaker.round
+    speak = Reporter.round
 
-    def spoken(self: Speaker, done: int, row: Any) -> None:
+    def spoken(self: Reporter, done: int, row: Any) -> None:
         speak(self, done, row)
         if done == round_:
             act()
 
-    monkeypatch.setattr(Speaker, "round", spoken)
+    monkeypatch.setattr(Reporter, "round", spoken)
 
 
 def run(*more: str) -> int:
@@ -121,7 +122,7 @@ def test_the_command_stops_a_run(here: Path, monkeypatch: pytest.MonkeyPatch, ca
 
 def test_stopped_again_and_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every start does one round, whatever else happens to be due after it."""
-    monkeypatch.setattr(stopping.Stop, "wished", lambda self: "signal TERM")
+    monkeypatch.setattr(stopping.Stop, "requested", lambda self: "signal TERM")
     assert run() == 85
     codes = [main(["resume", "one"]) for _ in range(ROUNDS - 1)]
     assert codes == [85] * (ROUNDS - 2) + [0]
@@ -240,17 +241,17 @@ def test_the_file_is_looked_at_now_and_then_and_by_the_server_alone(
     now = 100.0
     monkeypatch.setattr("hpcfl.engine.stopping.time.monotonic", lambda: now)
     server, client = stopping.Stop(tmp_path, True), stopping.Stop(tmp_path, False)
-    assert server.wished() == ""
+    assert server.requested() == ""
     stopping.request(tmp_path, "signal USR1")
     now = 100.19
-    assert server.wished() == ""
+    assert server.requested() == ""
     now = 100.21
-    assert server.wished() == "signal USR1"
-    assert client.wished() == ""
+    assert server.requested() == "signal USR1"
+    assert client.requested() == ""
     stopping.withdraw(tmp_path)
-    assert server.wished() == "signal USR1"  # a wish stays one
+    assert server.requested() == "signal USR1"  # a wish stays one
     (tmp_path / "stop").touch()
-    assert stopping.Stop(tmp_path, True).wished() == "hpcfl stop"
+    assert stopping.Stop(tmp_path, True).requested() == "hpcfl stop"
 
 
 def test_a_folder_that_cannot_be_asked(tmp_path: Path) -> None:
@@ -274,21 +275,21 @@ def test_a_run_that_begins_may_clear_a_request_away_once(tmp_path: Path, monkeyp
 def test_a_rank_hands_its_signal_on_once(tmp_path: Path) -> None:
     stopping.install()
     stop = stopping.Stop(tmp_path, False)
-    stopping.hand_on(stop, tmp_path)
+    stopping.forward(stop, tmp_path)
     assert not (tmp_path / "stop").exists()
     signal.raise_signal(signal.SIGTERM)
-    stopping.hand_on(stop, tmp_path)
+    stopping.forward(stop, tmp_path)
     assert (tmp_path / "stop").read_text() == "signal TERM\n"
     stopping.withdraw(tmp_path)
-    stopping.hand_on(stop, tmp_path)
+    stopping.forward(stop, tmp_path)
     assert not (tmp_path / "stop").exists()
 
 
 def test_wishes_as_numbers_and_back() -> None:
-    assert [stopping.number_of(wish) for wish in ("", "signal USR1", "hpcfl stop", "whatever")] == [0, 10, -1, -1]
-    assert stopping.meant(np.zeros(3)) == ""
-    assert stopping.meant(np.array([0.0, 0.0, 15.0])) == "signal TERM on rank 2"
-    assert stopping.meant(np.array([-1.0, 2.0])) == "hpcfl stop"
+    assert [stopping.encode(wish) for wish in ("", "signal USR1", "hpcfl stop", "whatever")] == [0, 10, -1, -1]
+    assert stopping.decode(np.zeros(3)) == ""
+    assert stopping.decode(np.array([0.0, 0.0, 15.0])) == "signal TERM on rank 2"
+    assert stopping.decode(np.array([-1.0, 2.0])) == "hpcfl stop"
 
 
 def test_the_first_signal_counts_and_an_impatient_user_is_heard(tmp_path: Path, monkeypatch: Any) -> None:
@@ -296,7 +297,7 @@ def test_the_first_signal_counts_and_an_impatient_user_is_heard(tmp_path: Path, 
     stopping.install()
     for name in ("USR1", "INT", "TERM", "TERM"):  # schedulers say it several times at once
         signal.raise_signal(SIGNALS[name])
-        assert stop.wished() == "signal USR1"
+        assert stop.requested() == "signal USR1"
     monkeypatch.setattr(stopping, "REPEAT_SECONDS", -1.0)
     signal.raise_signal(signal.SIGUSR1)
     with pytest.raises(KeyboardInterrupt):
@@ -307,7 +308,7 @@ def test_the_first_signal_counts_and_an_impatient_user_is_heard(tmp_path: Path, 
     assert again == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     stopping.uninstall()
-    assert stop.wished() == ""
+    assert stop.requested() == ""
 
 
 def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
@@ -315,7 +316,7 @@ def test_what_was_ignored_stays_ignored(tmp_path: Path) -> None:
     try:
         stopping.install()
         signal.raise_signal(signal.SIGUSR1)
-        assert stopping.Stop(tmp_path, False).wished() == ""
+        assert stopping.Stop(tmp_path, False).requested() == ""
         stopping.uninstall()
         assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
     finally:
@@ -337,26 +338,16 @@ def test_nothing_is_installed_twice_nor_elsewhere_than_in_the_main_thread() -> N
     assert signal.getsignal(signal.SIGUSR1) == before
 
 
-# ---- the hook that makes checkpoints slow
-
-
 def test_a_slow_checkpoint_is_not_visible_while_it_is_written(tmp_path: Path, monkeypatch: Any) -> None:
     slept: list[tuple[float, list[int]]] = []
-    monkeypatch.setenv(fault.VARIABLE, "checkpoint-seconds:0.25")
-    monkeypatch.setattr("hpcfl.store.fault.time.sleep", lambda seconds: slept.append((seconds, checkpoints(tmp_path))))
+    faults.install("checkpoint-seconds:0.25", monkeypatch.setattr)
+    monkeypatch.setattr("helpers.faults.time.sleep", lambda seconds: slept.append((seconds, checkpoints(tmp_path))))
     personal = [([0], {"m": np.ones((1, 2))})]
     for round_ in (1, 2):
         store.save(tmp_path, round_, {"w": np.ones(2)}, personal, {}, keep=5)
     store.write_status(tmp_path, "running")
     assert slept == [(0.25, []), (0.25, [1])]
     assert checkpoints(tmp_path) == [1, 2]
-
-
-@pytest.mark.parametrize("number", ["", "x", "-1", "inf", "nan"])
-def test_seconds_must_be_some(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
-    monkeypatch.setenv(fault.VARIABLE, f"checkpoint-seconds:{number}")
-    with pytest.raises(UsageError, match=r"HPCFL_FAULT must be kind:n, .* or checkpoint-seconds:s, not"):
-        fault.reach("checkpoint")
 
 
 # ---- any number of ranks
@@ -403,13 +394,13 @@ def test_ranks_that_wish_at_different_times_stop_at_the_first_and_go_on(world: A
     """The last rank wishes from round 3 on, the one before it from round 4 on, and so forth."""
     rounds = 0
 
-    def wished(self: stopping.Stop) -> str:
+    def requested(self: stopping.Stop) -> str:
         nonlocal rounds
         rounds += 1
         return "signal TERM" if rounds >= 2 + world.size - world.rank else ""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stopping.Stop, "wished", wished)
+        patch.setattr(stopping.Stop, "requested", requested)
         early = stopped(world, shared_dir)
     whose = world.size - 1
     assert early.round == 3

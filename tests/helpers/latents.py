@@ -70,7 +70,7 @@ def halves(learner: Learner, row: int) -> tuple[nn.Sequential, nn.Sequential]:
     """Return one client's embedding and what is above it as ordinary networks, float64."""
     task = learner.task
     net = plain(task, {name: learner.params[name][row] for name in task.initial()}).requires_grad_(False)
-    below = sum(len(layer.modules) for layer in task.layers[: learner.terms.parts.first])
+    below = sum(len(layer.modules) for layer in task.layers[: learner.terms.parts.above])
     return net[:below].double(), net[below:].double()
 
 

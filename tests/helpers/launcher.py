@@ -10,10 +10,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
 PREFIXES = Path(os.environ.get("HPCFL_MPI", ROOT / ".mpi"))
+LIMIT = 600.0  # seconds after which a job hangs, on a busy machine too
 
 
 def mpis() -> list[str]:
@@ -35,16 +37,12 @@ class Ended:
         return re.findall(r"^\W?(hpcfl: .*)$", self.err, re.MULTILINE)
 
 
-def job(
-    mpi: str,
-    ranks: int,
-    command: Sequence[str],
-    limit: float,
-    env: Mapping[str, str] | None = None,
-    options: Sequence[str] = (),
-    program: Sequence[str] = (sys.executable,),
-) -> Ended:
-    """Run ``mpiexec options -n ranks python …`` with the named MPI."""
+def under(
+    mpi: str, ranks: int, words: Sequence[str], options: Sequence[str] = (), program: Sequence[str] = (sys.executable,)
+) -> tuple[list[str], dict[str, str]]:
+    """Return a command line, ``mpiexec options -n ranks python words``, and its environment; without mpiexec for ""."""
+    if not mpi:
+        return [*program, *words], {}
     prefix = PREFIXES / mpi
     settings = {
         "MPI4PY_LIBMPI": str(prefix / "lib" / LIBRARIES[mpi]),
@@ -54,34 +52,51 @@ def job(
         "FI_TCP_IFACE": "lo",
         "UCX_NET_DEVICES": "lo",
     }
-    return alone(
-        [str(prefix / "bin" / "mpiexec"), *options, "-n", str(ranks), *program, *command],
-        limit,
-        {**settings, **(env or {})},
-    )
+    return [str(prefix / "bin" / "mpiexec"), *options, "-n", str(ranks), *program, *words], settings
 
 
-def alone(command: Sequence[str], limit: float, env: Mapping[str, str] | None = None) -> Ended:
-    """Run a command as its own process group; end it with all its descendants when the time is up."""
-    child = subprocess.Popen(
+def start(command: Sequence[str], env: Mapping[str, str], **files: Any) -> subprocess.Popen[str]:
+    """Start a command as its own process group, one thread per process."""
+    return subprocess.Popen(
         command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
         errors="replace",
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        **files,
     )
+
+
+def job(
+    mpi: str, ranks: int, words: Sequence[str], limit: float = LIMIT, env: Mapping[str, str] | None = None, **how: Any
+) -> Ended:
+    """Run Python on ranks of the named MPI, see `under`."""
+    command, settings = under(mpi, ranks, words, **how)
+    return alone(command, limit, {**settings, **(env or {})})
+
+
+def alone(command: Sequence[str], limit: float = LIMIT, env: Mapping[str, str] | None = None) -> Ended:
+    """Run a command as its own process group; end it with all its descendants when the time is up."""
+    child = start(command, env or {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         out, err = child.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        for pid in descendants(child.pid):  # launchers put their ranks into groups of their own
-            kill_one(pid)
+    except BaseException as error:
+        end(child)
         out, err = child.communicate()
-        raise AssertionError(f"no end after {limit} s:\n{out[-4000:]}\n{err[-4000:]}") from None
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise AssertionError(f"no end after {limit} s:\n{out[-4000:]}\n{err[-4000:]}") from None
+        raise
     assert not survivors(child.pid), "the job left processes behind"
     return Ended(child.returncode, out, err)
+
+
+def end(process: subprocess.Popen[str]) -> list[int]:
+    """Kill a process that still runs, and all its descendants: launchers put their ranks into groups of their own."""
+    family = descendants(process.pid) if process.poll() is None else []
+    for pid in family:
+        kill_one(pid)
+    return family
 
 
 def survivors(group: int) -> bool:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.launcher import LIBRARIES, PREFIXES, descendants, kill_one
-
-LIMIT = 120.0
+from helpers.launcher import LIMIT, end, start, under
 
 
 @dataclass(frozen=True)
 class Live:
     """A job that was started, and what it has said so far."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[str]
     here: Path
 
     @property
@@ -44,32 +40,13 @@ class Live:
 
 
 @contextmanager
-def live(mpi: str, ranks: int, command: Sequence[str], here: Path) -> Iterator[Live]:
-    """Start ``python command`` on ranks of the named MPI, or alone (""); nobody is left when the block ends."""
-    before: list[str] = []
-    settings = {"OMP_NUM_THREADS": "1"}
-    if mpi:
-        before = [str(PREFIXES / mpi / "bin" / "mpiexec"), "-n", str(ranks)]
-        settings |= {
-            "MPI4PY_LIBMPI": str(PREFIXES / mpi / "lib" / LIBRARIES[mpi]),
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-            "FI_TCP_IFACE": "lo",
-            "UCX_NET_DEVICES": "lo",
-        }
-    with (here / "out").open("wb") as out, (here / "err").open("wb") as err:
-        process = subprocess.Popen(
-            [*before, sys.executable, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-            env={**os.environ, **settings},
-        )
+def live(mpi: str, ranks: int, words: Sequence[str], here: Path) -> Iterator[Live]:
+    """Start Python on ranks of the named MPI, or alone (""); nobody is left when the block ends."""
+    command, settings = under(mpi, ranks, words)
+    with (here / "out").open("w") as out, (here / "err").open("w") as err:
+        process = start(command, settings, stdout=out, stderr=err)
     try:
         yield Live(process, here)
     finally:
-        for pid in descendants(process.pid) if process.poll() is None else []:
-            kill_one(pid)
+        end(process)
         process.wait()

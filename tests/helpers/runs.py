@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,9 @@ def alone(values: dict[str, Any], file: Path, folder: Path) -> None:
         return
     launch(lambda: run_request(str(file), (), folder, None, resume=False, quiet=True), None)
     if kept is not None:
-        shutil.copytree(folder, kept)
+        copy = shutil.copytree(folder, kept.with_name(f"{kept.name}.{os.getpid()}"))
+        with suppress(OSError):  # another launch was faster
+            copy.rename(kept)
 
 
 def recorded(folder: Path) -> dict[str, np.ndarray]:

@@ -147,9 +147,12 @@ def fork(order: Mapping[str, Any]) -> int:
 
 
 def command(order: Mapping[str, Any]) -> int:
+    import faults
+
     import hpcfl.algorithms
     from hpcfl.cli import main
 
+    faults.install(os.environ.get(faults.VARIABLE, ""))
     if order["algorithms"]:
         hpcfl.algorithms.__path__.append(order["algorithms"])
     return main(order["args"])

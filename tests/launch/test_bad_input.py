@@ -28,7 +28,6 @@ from hpcfl.comm.launcher import launched
 from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
 
-LIMIT = 180.0
 HELPERS = Path(__file__).parents[1] / "helpers"
 Array = np.ndarray[Any, Any]
 Prepare = Callable[[Path], object]
@@ -474,7 +473,7 @@ def test_all_is_judged_before_torch_is_imported(tmp_path: Path, monkeypatch: pyt
             here.mkdir()
             case.prepare(here)
             argvs[name] = case.argv(here)
-    ended = alone([sys.executable, "-c", SEVERAL, json.dumps(argvs)], LIMIT)
+    ended = alone([sys.executable, "-c", SEVERAL, json.dumps(argvs)])
     found = json.loads(ended.out.splitlines()[-1])
     assert found == {"codes": dict.fromkeys(argvs, 2), "torch": False, "mpi": False}
     assert len(ended.err.splitlines()) == len(argvs)
@@ -484,7 +483,7 @@ def test_all_is_judged_before_torch_is_imported(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.launch
 def test_one_line_from_a_job(tmp_path: Path) -> None:
     command = ["-m", "hpcfl", "run", "salf-digits", "--set", "algorithm.lrr=1", "--out", str(tmp_path / "out")]
-    ended = job("openmpi", 4, command, LIMIT)  # the launcher that is particular about exit codes
+    ended = job("openmpi", 4, command)  # the launcher that is particular about exit codes
     assert ended.code == 2
     assert ended.said == ["hpcfl: algorithm.lrr: unknown key; did you mean 'lr'?"]
     assert "Traceback" not in ended.err
@@ -501,7 +500,7 @@ def test_an_error_on_one_rank_ends_the_job(mpi: str, clock: str, tmp_path: Path)
     text = text.replace("uniform-depth", "none").replace('close = "deadline"', 'close = "all"')
     (tmp_path / "my.toml").write_text(text + "[evaluate]\nevery = 1\n")
     command = [HELPERS / "driver.py", HELPERS / "strange", "run", tmp_path / "my.toml", "--out", tmp_path / "out"]
-    ended = job(mpi, 4, [str(word) for word in command], LIMIT)
+    ended = job(mpi, 4, [str(word) for word in command])
     assert ended.code != 0
     assert ended.err.count("Traceback (most recent call last)") == 1
     assert ("worker.py" in ended.err) == (clock == "wall")

@@ -16,7 +16,6 @@ from hpcfl import store
 from hpcfl.launch.failure import refused
 
 HELPERS = Path(__file__).parents[1] / "helpers"
-LIMIT = 60.0
 HDF5 = (
     "Can't write data (file write failed: time = Sun Nov 22\n, filename = '{path}', file descriptor = 3, "
     "errno = {number}, error message = '…')"
@@ -33,7 +32,7 @@ def test_a_full_disk_ends_the_job(mpi: str, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     command = [HELPERS / "driver.py", HELPERS / "strange", "run", toml(values, tmp_path / "my.toml"), "--out", folder]
     words = [str(word) for word in command]
-    ended = job(mpi, 3, words, LIMIT) if mpi else alone([sys.executable, *words], LIMIT)
+    ended = job(mpi, 3, words)
     assert ended.code == 1
     who = "rank 0 of 3: " if mpi else ""
     file = folder / "metrics" / "segment-000.h5"
@@ -53,7 +52,7 @@ def test_wherever_the_disk_is_full_there_is_one_line(kilobytes: int, tmp_path: P
     file = toml(table("salf", "mlp", False, rounds=6, checkpoint={"every": 1}), tmp_path / "my.toml")
     limit = f"ulimit -f {2 * kilobytes}; exec"  # in blocks of 512 bytes
     words = [sys.executable, "-m", "hpcfl", "run", str(file), "--out", str(tmp_path / "out")]
-    ended = alone(["sh", "-c", f"{limit} {shlex.join(words)}"], LIMIT)
+    ended = alone(["sh", "-c", f"{limit} {shlex.join(words)}"])
     assert ended.code == 1
     assert ended.err.count("\n") == 1, ended.err
     assert "cannot be written: File too large; all rounds reported are safe" in ended.said[0]

@@ -115,7 +115,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     **{
         f"bures-on-lanes-of-{width}": (
-            {"clock": "wall", "lane_width": width, **flic(reduction="bures", factors=True)},
+            {"clock": "wall", "lane_width": width, **flic(reduction="bures", covariances="mean")},
             f"lane_width: algorithm.name = 'flic' asks for further sums over single messages, which ranks that share a "
             f"lane add up on the way: expected 1, got {width!r}; did you mean 1",
         )
@@ -201,7 +201,7 @@ def test_all_is_judged_before_torch_is_imported(tmp_path: Path) -> None:
         prepare(name, tmp_path / name)
         settings = [str(tmp_path / name / "my.toml"), "--data-dir", str(tmp_path / name)]
         argvs[name] = ["run", *settings, "--out", str(tmp_path / name / "out")]
-    ended = alone([sys.executable, "-c", SEVERAL, json.dumps(argvs)], 60)
+    ended = alone([sys.executable, "-c", SEVERAL, json.dumps(argvs)])
     found = json.loads(ended.out.splitlines()[-1])
     assert found == {"codes": dict.fromkeys(argvs, 2), "torch": False, "mpi": False}
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers.toys import full_batch, mlp_task, plain, read, visits_of
-from hpcfl.learning.optim import Adam, Optimizer, Sgd, descend, zeros
+from hpcfl.learning.optim import Adam, Optimizer, Sgd, zeros
 
 EPOCHS = 3
 
@@ -76,5 +76,5 @@ def test_an_objective_counts_only_where_a_client_takes_a_step() -> None:
 def test_who_rests_does_not_move_whatever_its_gradient(momentum: float) -> None:
     params, gradient = {"w": torch.zeros(2, 3)}, torch.tensor([[1.0] * 3, [torch.nan] * 3])
     velocity = zeros(params) if momentum else {}
-    descend(params, {"w": gradient}, velocity, 0.5, momentum, torch.tensor([True, False]))
+    Sgd(0.5, momentum=momentum).apply(params, {"w": gradient}, velocity, torch.tensor([True, False]))
     np.testing.assert_array_equal(params["w"], [[-0.5] * 3, [0.0] * 3])

@@ -9,9 +9,11 @@ from torch import nn
 
 from helpers.toys import cnn_task, full_batch, mlp_task, plain, plain_gradients, same_bits, visits_of
 from hpcfl.base.rng import StepKey
+from hpcfl.learning.evaluate import client_scores, server_scores
 from hpcfl.learning.task import Task
 from hpcfl.models.mlp import Mlp
-from hpcfl.models.modules.layers import Dropout, Layer
+from hpcfl.models.modules.custom import Dropout
+from hpcfl.models.modules.layers import Layer
 
 SIZES = [3, 9, 5, 12]
 MAKERS = {"mlp": mlp_task, "cnn": cnn_task}
@@ -351,7 +353,7 @@ def test_scores_are_the_plain_models():
     for client, own in enumerate(task.federation.held):
         object.__setattr__(own, "test_features", own.train_features[: client * 2])
         object.__setattr__(own, "test_labels", own.train_labels[: client * 2])
-    losses, right = task.tested(params, np.arange(4))
+    losses, right = client_scores(task, params, np.arange(4))
     assert (losses[0], right[0]) == (0, 0)
     for client in range(1, 4):
         x, y = (part[: client * 2] for part in full_batch(task, client))
@@ -365,11 +367,11 @@ def test_scores_are_the_plain_models():
 def test_the_servers_test_set_is_scored_whole(monkeypatch):
     task = mlp_task([40])
     x, y = full_batch(task, 0)
-    assert task.server_tested(task.initial()) is None
+    assert server_scores(task, task.initial()) is None
     task = mlp_task([40])
     monkeypatch.setattr(type(task.federation), "server_test", lambda _self: (x.numpy(), y.numpy()))
-    monkeypatch.setattr("hpcfl.learning.task.TEST_BATCH", 7)
-    loss, correct, size = task.server_tested(task.initial())
+    monkeypatch.setattr("hpcfl.learning.evaluate.TEST_BATCH", 7)
+    loss, correct, size = server_scores(task, task.initial())
     logits = plain(task, task.initial())(x)
     assert loss == pytest.approx(nn.functional.cross_entropy(logits, y, reduction="sum").item(), rel=1e-5)
     assert (correct, size) == (int((logits.argmax(1) == y).sum()), 40)
@@ -410,7 +412,7 @@ def test_layers_that_draw_are_not_computed_once():
 
 @pytest.mark.parametrize("sizes", [[5, 9, 7], [40, 3, 8]])
 def test_samples_that_are_copied_together_are_the_same(sizes, monkeypatch):
-    import hpcfl.learning.task as module
+    import hpcfl.learning.batches as module
 
     task, visits = mlp_task(sizes), visits_of(mlp_task(sizes), [0, 1, 2])
     together = list(task.batches(visits, 4, 2))

@@ -10,14 +10,14 @@ from torch import nn
 from helpers.toys import federation, full_batch, load, mlp_task, plain, plain_gradients, visits_of
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import StepKey
-from hpcfl.data.digits import Digits
+from hpcfl.data.bundled import Digits
+from hpcfl.learning.batches import crop_and_flip
 from hpcfl.learning.task import Task
 from hpcfl.models.bilstm import BiLstm
 from hpcfl.models.cnn import Cnn
 from hpcfl.models.latent import Latent
 from hpcfl.models.mlp import Mlp
-from hpcfl.models.modules.augment import augmented
-from hpcfl.models.modules.layers import Dropout
+from hpcfl.models.modules.custom import Dropout
 
 SIZES = [3, 7, 5]
 LENGTH, DIM = 6, 4
@@ -244,7 +244,7 @@ def crops(image, black):
 @pytest.mark.parametrize("black", [0.0, -1.0])
 def test_images_are_cropped_from_a_padded_copy_and_mirrored(black):
     x = images(3, 40)
-    made = augmented(x, key_of([4, 0, 9]), black)
+    made = crop_and_flip(x, key_of([4, 0, 9]), black)
     assert made.shape == x.shape
     assert made.dtype == torch.float32
     ways = []
@@ -260,13 +260,13 @@ def test_images_are_cropped_from_a_padded_copy_and_mirrored(black):
 def test_crops_are_keyed_by_client_round_step_and_seed():
     x = images(3, 6)
     x[1:] = x[0]
-    together = augmented(x, key_of([4, 0, 9]), 0.0)
+    together = crop_and_flip(x, key_of([4, 0, 9]), 0.0)
     for number, client in enumerate([4, 0, 9]):
-        assert torch.equal(together[number], augmented(x[:1], key_of([client]), 0.0)[0])
-        assert torch.equal(together[number, :2], augmented(x[:1, :2], key_of([client]), 0.0)[0])
+        assert torch.equal(together[number], crop_and_flip(x[:1], key_of([client]), 0.0)[0])
+        assert torch.equal(together[number, :2], crop_and_flip(x[:1, :2], key_of([client]), 0.0)[0])
     assert not torch.equal(together[0], together[1])
     others = [key_of([4], round_=4), key_of([4], step=3), key_of([4], seed=6)]
-    assert not any(torch.equal(together[0], augmented(x[:1], other, 0.0)[0]) for other in others)
+    assert not any(torch.equal(together[0], crop_and_flip(x[:1], other, 0.0)[0]) for other in others)
 
 
 def test_batches_are_augmented_where_the_data_section_says_so():
@@ -278,7 +278,7 @@ def test_batches_are_augmented_where_the_data_section_says_so():
     task = Task(Mlp(), federated, 0)
     still = Task(Mlp(), replace(federated, augment=None), 0)
     together, bare = (one_batch(own, [3, 8, 1], round_=2, size=10, step=4) for own in (task, still))
-    assert torch.equal(together.x, augmented(bare.x, together.key, -1.0))
+    assert torch.equal(together.x, crop_and_flip(bare.x, together.key, -1.0))
     assert not torch.equal(together.x, bare.x)
     assert torch.equal(together.y, bare.y)
     assert torch.equal(together.x[1], one_batch(task, [8], round_=2, size=10, step=4).x[0])
@@ -304,7 +304,6 @@ def test_only_the_embedding_depends_on_the_shape(embedding: str) -> None:
         visits = visits_of(task, [client])
         x, _ = full_batch(task, client)
         assert task.forward(task.replicate(params, visits), x[None]).shape == (1, 4, 3)
-    assert task.kinds == [0, 1]
     assert task.nbytes == sum(value.nbytes for value in one.values())
 
 

@@ -52,7 +52,7 @@ class Notes(Recorder):
         self.rows: list[dict[str, Any]] = []
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
-        self.rows.append(self._of_plan(plan) | self._spent(plan, record))
+        self.rows.append(self.plan_columns(plan) | self.oracle_columns(plan, record))
 
     def checkpoint(self, *given: Any) -> None:
         pass
@@ -64,14 +64,15 @@ def run(values: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     config.check(None)
     job = Job.of(config, None, 1)
     notes, rounds = Notes(job), Simulated(job, Alone(), 0)
-    engine.run(job, rounds, notes, job.begin(0), SimpleNamespace(wished=str))  # type: ignore[arg-type]
+    engine.run(job, rounds, notes, job.begin(0), SimpleNamespace(requested=str))  # type: ignore[arg-type]
     columns = {name: np.array([row[name] for row in notes.rows]) for name in notes.rows[0]}
     return columns, job.task.federation.train_sizes
 
 
 def small(algorithm: dict[str, Any], **more: Any) -> dict[str, Any]:
     """Two rounds of 7 clients of unequal sizes in chunks of 2, all in time, tested after both."""
-    plain = {"rounds": 2, "speed": {"model": "none"}, "participation": {"close": "all"}, "data": UNEQUAL}
+    plain: dict[str, Any] = {"rounds": 2, "speed": {"model": "none"}, "participation": {"close": "all"}}
+    plain |= {"data": UNEQUAL, "oracle": {"phi": PHI}}
     return table("salf", "mlp", True, algorithm=algorithm, **{**plain, **more})
 
 
@@ -142,7 +143,7 @@ HAND: dict[str, tuple[Callable[[int], Counted], int, int]] = {
 
 @pytest.mark.parametrize("name", sorted(algorithms()))
 def test_every_algorithm_is_counted_batched_or_not(name: str) -> None:
-    own = {"rounds": 2, "speed": {"model": "none"}, "participation": {"close": "all"}}
+    own = {"rounds": 2, "speed": {"model": "none"}, "participation": {"close": "all"}, "oracle": {"phi": PHI}}
     found = []
     for batched in (True, False):
         config = values(name, batched) | own
@@ -239,11 +240,11 @@ def test_what_the_server_computes_is_an_epoch_of_its_own(monkeypatch: pytest.Mon
     step = FedAvg.server
 
     def server(self: FedAvg, task: Task, shared: Any, sums: Any) -> Any:
-        task.count([SERVER], [11])
+        task.oracle_calls[SERVER] += 11
         return step(self, task, shared, sums)
 
     monkeypatch.setattr(FedAvg, "server", server)
-    monkeypatch.setattr(FedAvg, "metrics", lambda self, task, shared: task.count([SERVER], [1]) or {})
+    monkeypatch.setattr(FedAvg, "metrics", lambda self, task, shared: task.oracle_calls.update({SERVER: 1}) or {})
     data, _ = run(small({"name": "fedavg", "epochs": 0, "steps": 1, "batch": 2}))
     np.testing.assert_array_equal(data["gradients"], 2)
     np.testing.assert_array_equal(data["server_gradients"], 11)
@@ -255,6 +256,12 @@ def test_what_the_server_computes_is_an_epoch_of_its_own(monkeypatch: pytest.Mon
 # where they are counted
 
 
+def counted(task: Task) -> dict[int, int]:
+    found = dict(task.oracle_calls)
+    task.oracle_calls.clear()
+    return found
+
+
 def test_padding_is_no_sample() -> None:
     task = mlp_task([3, 9, 5])
     visits = visits_of(task, [0, 1, 2])
@@ -262,8 +269,8 @@ def test_padding_is_no_sample() -> None:
     for batch in task.batches(visits, 4, epochs=2):
         task.gradients(params, batch)
         assert batch.sample_counts() == Batch(batch.x, batch.y, batch.valid, batch.key).sample_counts()  # by the mask
-    assert task.counted() == {0: 6, 1: 18, 2: 10}
-    assert task.counted() == {}
+    assert counted(task) == {0: 6, 1: 18, 2: 10}
+    assert counted(task) == {}
 
 
 def test_each_way_to_a_gradient_counts() -> None:
@@ -272,16 +279,13 @@ def test_each_way_to_a_gradient_counts() -> None:
     params = task.replicate(task.initial(), visits)
     batch = next(task.batches(visits, 4, steps=1))
     task.gradients(params, batch, ["fc3.bias"])  # by a part of the parameters
-    assert task.counted() == {1: 4, 2: 4, 0: 3}
+    assert counted(task) == {1: 4, 2: 4, 0: 3}
     list(task.backprop(params, batch, [0, 1, 2]))  # the last client does not even begin
-    assert task.counted() == {1: 4, 2: 4}
+    assert counted(task) == {1: 4, 2: 4}
     list(task.backprop(params, batch, [0, 0, 0]))
-    assert task.counted() == {}
+    assert counted(task) == {}
     task.hessian_vector_product(params, batch, params)
-    assert task.counted() == {1: 8, 2: 8, 0: 6}
-    task.count([1, SERVER], [5, 7])
-    task.count([1], [1])
-    assert task.counted() == {1: 6, SERVER: 7}
+    assert counted(task) == {1: 8, 2: 8, 0: 6}
 
 
 def test_sample_by_sample_and_at_the_server() -> None:
@@ -291,7 +295,7 @@ def test_sample_by_sample_and_at_the_server() -> None:
     held = Batch(own.x, own.y, None, StepKey(0, 0, [SERVER], 0))
     task.per_sample_gradients(task.initial(), held)
     task.gradients({name: value[None] for name, value in task.initial().items()}, held)
-    assert task.counted() == {1: 6, SERVER: 12}
+    assert counted(task) == {1: 6, SERVER: 12}
 
 
 def test_the_task_above_fixed_layers_shares_the_count() -> None:
@@ -302,8 +306,8 @@ def test_the_task_above_fixed_layers_shares_the_count() -> None:
     assert upper is not task
     for batch in upper.batches(visits, 4, epochs=1):
         upper.gradients(params, batch, ["fc3.weight"])
-    assert task.counted() == {0: 4, 1: 6}
-    assert upper.counted() == {}
+    assert counted(task) == {0: 4, 1: 6}
+    assert counted(upper) == {}
 
 
 def test_the_largest_model_gives_p() -> None:
@@ -331,12 +335,12 @@ def test_a_visit_signs_with_its_gradients_to_the_last_one() -> None:
 def test_phi_is_a_key() -> None:
     config = from_table(small({"name": "fedrep"}, oracle={"phi": 7.5}))
     assert config.oracle.phi == 7.5
-    assert Oracle().phi == PHI
+    assert Oracle().phi is None
     with pytest.raises(UsageError, match=r"^oracle\.phi: .*greater than or equal to 0, got -1"):
         from_table(small({"name": "fedavg"}, oracle={"phi": -1}))
     lines = "\n".join(report(config, config.check(None), None, 2))
     assert f"oracle        p = {MLP}, φ = 7.5; 0.8595 vectors of p numbers per whole visit" in lines
-    assert any(line.startswith("    phi = 100.0  φ, the cost") for line in catalogue.lines())
+    assert any(line.startswith("    phi = None  φ, the cost") for line in catalogue.lines())
 
 
 def test_a_summary_adds_up_the_rounds(solo: Any, tmp_path: Path) -> None:
@@ -346,6 +350,17 @@ def test_a_summary_adds_up_the_rounds(solo: Any, tmp_path: Path) -> None:
     for column in COSTS:
         np.testing.assert_array_equal(data[column], costs[column], err_msg=column)
     assert summary(tmp_path / "run")["oracle"] == 3 * (6 + 7 * PHI)
+
+
+def test_costs_are_recorded_only_where_phi_is_given(solo: Any, tmp_path: Path) -> None:
+    config = small({"name": "fedavg", "epochs": 0, "steps": 1}, oracle={})
+    data = store.open_run(play(solo, config, tmp_path / "run", None))
+    assert data["message_bytes"].values.all()
+    assert not set(COSTS) & set(data.variables)
+    assert summary(tmp_path / "run")["oracle"] is None
+    assert not any(
+        line.startswith("oracle") for line in report(from_table(config), from_table(config).check(None), None, 1)
+    )
 
 
 def test_the_step_size_of_fedave() -> None:

@@ -164,7 +164,9 @@ def test_the_gradient_of_one_full_step_is_the_mean_of_all(solo: Any) -> None:
     losses = [torch.nn.functional.cross_entropy(net(x), y) for x, y in (full_batch(job.task, i) for i in range(7))]
     gradients = torch.autograd.grad(torch.stack(losses).mean(), list(net.parameters()))
     wanted = sum(float(gradient.double().square().sum()) for gradient in gradients)
-    assert job.config.doubling.signal(now.shared, after, sums, job.algorithm.learning_rate(0)) == pytest.approx(wanted, rel=1e-4)
+    assert job.config.doubling.signal(now.shared, after, sums, job.algorithm.learning_rate(0)) == pytest.approx(
+        wanted, rel=1e-4
+    )
 
 
 # ---- equalities

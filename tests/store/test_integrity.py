@@ -111,7 +111,7 @@ def test_the_damaged_one_is_named_in_one_line(stopped: Path) -> None:
         f"hpcfl: checkpoint {newest} cannot be read whole and is passed over: its bytes are not those that were written"
     )
     for words in (["show", str(stopped)], ["resume", str(stopped), "--quiet"]):
-        ended = alone([sys.executable, "-m", "hpcfl", *words], 60)
+        ended = alone([sys.executable, "-m", "hpcfl", *words])
         assert (ended.code, ended.err) == (0, line + "\n")
 
 

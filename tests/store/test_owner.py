@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from helpers import faults
+from helpers.launcher import LIMIT
 from helpers.runs import cut_back, play, table, toml
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
@@ -26,7 +28,6 @@ from hpcfl.store import owner
 from hpcfl.store.status import parsed, signed
 
 HOST = os.uname().nodename
-LIMIT = 120.0
 ROUNDS = 6
 OWN = rf"'.*' is running on {HOST} \(pid {os.getpid()}\); hpcfl stop .* ends it$"
 
@@ -198,7 +199,7 @@ import os, pathlib, sys, time
 from hpcfl import store
 from hpcfl.base.errors import UsageError
 folder, inside = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[1] + ".inside")
-won, end = 0, time.monotonic() + 60
+won, end = 0, time.monotonic() + 500
 while won < 200 and time.monotonic() < end:
     try:
         store.take(folder)
@@ -247,14 +248,13 @@ def values() -> dict[str, Any]:
     return table("salf", "mlp", batched=True, rounds=ROUNDS, checkpoint={"every": 1, "keep": 9})
 
 
-def hpcfl(*words: Any, slow: bool = False) -> subprocess.Popen[str]:
-    """Start a command; a slow one takes a second for each checkpoint."""
+def hpcfl(*words: Any, fault: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "hpcfl", *map(str, words)],
+        [*faults.COMMAND, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **({"HPCFL_FAULT": "checkpoint-seconds:1"} if slow else {})},
+        env={**os.environ, faults.VARIABLE: fault},
     )
 
 
@@ -310,9 +310,7 @@ def test_of_two_that_begin_one_is_refused(undisturbed: Path, tmp_path: Path) -> 
 @pytest.mark.launch
 def test_a_killed_run_is_gone_on_with(undisturbed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    first = hpcfl("run", toml(values(), tmp_path / "run.toml"), "--out", folder, slow=True)
-    await_(folder / "checkpoints" / "round-000001.h5")
-    first.send_signal(signal.SIGKILL)
+    first = hpcfl("run", toml(values(), tmp_path / "run.toml"), "--out", folder, fault="checkpoint:2")
     assert ended(first)[0] == -signal.SIGKILL
     assert lock(folder).exists()
     assert main(["resume", str(folder), "--quiet"]) == 0

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -15,11 +14,10 @@ import numpy as np
 import pytest
 import xarray
 
+from helpers import faults
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.store import atomic, fault
-from hpcfl.store.events import Log, read_log
-from hpcfl.store.metrics import Segment
+from hpcfl.store import Segment, atomic
 
 COLUMNS = [
     store.Column("sim_seconds", (), "f8", "simulated seconds since the start", "s"),
@@ -72,8 +70,8 @@ def row(value):
 
 
 def run_python(code: str, *args, fault_at="") -> subprocess.Popen[str]:
-    env = {**os.environ, fault.VARIABLE: fault_at, "PYTHONPATH": str(Path(store.__file__).parents[2])}
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
+    env = {**os.environ, faults.VARIABLE: fault_at, "PYTHONPATH": str(Path(store.__file__).parents[2])}
+    command = [*faults.COMMAND, "-c", textwrap.dedent(code), *map(str, args)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
 
 
@@ -215,13 +213,12 @@ def test_events(tmp_path):
     }  # fmt: skip
 
 
-def test_a_full_log_says_so(tmp_path):
-    with h5py.File(tmp_path / "log.h5", "w") as file:
-        log = Log(file, capacity=3)
-        for n in range(5):
-            log.add(n, "late", n, "")
-        kinds = [event["kind"] for event in read_log(file)]
-    assert kinds == ["late", "late", "log-full"]
+def test_a_full_log_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpcfl.store.segment.EVENTS", 3)
+    run_dir, recorder = new_run(tmp_path)
+    for n in range(5):
+        recorder.event(n, "late", n, "")
+    assert [event["kind"] for event in store.events(run_dir)] == ["late", "late", "log-full"]
 
 
 # ---- several segments
@@ -425,10 +422,10 @@ def test_kill_while_sealing(tmp_path):
     check_all_readers(run_dir, said)
 
 
-def test_a_wrong_fault_is_refused(monkeypatch):
-    monkeypatch.setenv(fault.VARIABLE, "metric:3")
-    with pytest.raises(UsageError, match="HPCFL_FAULT must be kind:n"):
-        fault.reach("metrics")
+@pytest.mark.parametrize("setting", ["metric:3", "metrics:0", "checkpoint-seconds:x", "checkpoint-seconds:inf"])
+def test_a_wrong_fault_is_refused(setting):
+    with pytest.raises(ValueError, match=r"HPCFL_FAULT: expected|could not convert"):
+        faults.install(setting)
 
 
 def test_a_failed_replacement_leaves_the_old_file(tmp_path):

@@ -37,7 +37,7 @@ def table() -> dict[str, Any]:
         "threads": 1,
         "evaluate": {"every": 3, "last": 1},
         "checkpoint": {"every": 3},
-        "algorithm": {"name": "flic", **learning, "factors": True, "reduction": "bures", "iterations": 5},
+        "algorithm": {"name": "flic", **learning, "covariances": "bures", "iterations": 5},
         "participation": {"close": "first", "first": 2},
         "doubling": {"when": "rounds", "rounds": 1},
         "data": DATA,

@@ -14,7 +14,7 @@ from helpers.runs import play, table
 from hpcfl import store
 from hpcfl.base.errors import Stopped
 from hpcfl.engine import stopping
-from hpcfl.engine.progress import Speaker
+from hpcfl.engine.progress import Reporter
 
 pytestmark = pytest.mark.mpi
 
@@ -42,13 +42,13 @@ def real(world: Any, width: Any, **more: Any) -> dict[str, Any]:
 
 def once_told(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, Any], Any]) -> None:
     """Do something when a round has been told of."""
-    speak = Speaker.round
+    speak = Reporter.round
 
-    def spoken(self: Speaker, done: int, row: Any) -> None:
+    def spoken(self: Reporter, done: int, row: Any) -> None:
         speak(self, done, row)
         act(done, row)
 
-    monkeypatch.setattr(Speaker, "round", spoken)
+    monkeypatch.setattr(Reporter, "round", spoken)
 
 
 # ---- a lane of several ranks

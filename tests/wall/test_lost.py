@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers import faults
 from helpers.launcher import ROOT, Ended, alive, job, mpis
 from hpcfl import store
 from hpcfl.commands.show import summary
@@ -48,7 +49,6 @@ hidden = [32, 16]
 """
 STRANGE = ROOT / "tests" / "helpers" / "strange"
 ULFM = ("--with-ft", "ulfm")
-LIMIT = 300.0
 RULES = {
     "all": ("participation.close=all",),
     "deadline": (
@@ -80,7 +80,7 @@ def run(
 
 
 def hpcfl(mpi: str, *args: str, **how: Any) -> Ended:
-    return job(mpi, RANKS, [str(ROOT / "tests" / "helpers" / "driver.py"), str(STRANGE), *args], LIMIT, **how)
+    return job(mpi, RANKS, [str(ROOT / "tests" / "helpers" / "driver.py"), str(STRANGE), *args], **how)
 
 
 def died(here: Path) -> set[int]:
@@ -171,7 +171,7 @@ def test_two_ranks_die_at_any_time(number: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [1, "all"])
 @pytest.mark.parametrize(("mpi", "options"), [*((mpi, ()) for mpi in mpis()), ("openmpi", ULFM)])
 def test_the_server_dies(mpi: str, options: tuple[str, ...], width: Any, tmp_path: Path) -> None:
-    ended = run(mpi, tmp_path, [], f"lane_width={width}", options=options, env={"HPCFL_FAULT": "metrics:5"})
+    ended = run(mpi, tmp_path, [], f"lane_width={width}", options=options, env={faults.VARIABLE: "metrics:5"})
     assert ended.code != 0
     assert readable(tmp_path, ended) >= 4
     nobody_is_left(tmp_path)

@@ -11,40 +11,27 @@ import pytest
 
 from helpers.launcher import ROOT, mpis
 from helpers.live import Live, live
+from helpers.runs import table, toml
 from hpcfl import store
 from hpcfl.engine import stopping
 
 pytestmark = pytest.mark.launch
 
-CONFIG = """
-rounds = 100000
-clients = 2
-clock = "wall"
-threads = 1
-patience = 0.5
-
-[evaluate]
-every = 1  # a line for every round
-
-[checkpoint]
-every = 100000
-
-[algorithm]
-name = "fedavg"
-momentum = 0.5
-persist_optimizer = true
-
-[participation]
-close = "deadline"
-deadline = 0.2
-
-[data]
-name = "digits"
-
-[model]
-name = "mlp"
-hidden = [16]
-"""
+CONFIG = table(
+    "fedavg",
+    "mlp",
+    False,
+    rounds=100000,
+    clients=2,
+    clock="wall",
+    threads=1,
+    patience=0.5,
+    evaluate={"every": 1},  # a line for every round
+    checkpoint={"every": 100000},
+    algorithm={"name": "fedavg", "momentum": 0.5, "persist_optimizer": True},
+    participation={"close": "deadline", "deadline": 0.2},
+    speed={"model": "none"},
+)
 WORDS = r"^\W?hpcfl: still waiting \([\d.]+ s\) for (1 free client for round \d+|scores): ranks 1, 2 with clients 0, 1$"
 
 
@@ -55,8 +42,7 @@ def told(job: Live) -> int:
 @pytest.mark.parametrize("mpi", mpis())
 def test_who_is_suspended_is_named_and_a_wish_to_stop_is_heard(mpi: str, tmp_path: Path) -> None:
     """All clients are suspended, then one wakes, then all are again: the run says so, goes on, and stops."""
-    file, folder = tmp_path / "run.toml", tmp_path / "run"
-    file.write_text(CONFIG)
+    file, folder = toml(CONFIG, tmp_path / "run.toml"), tmp_path / "run"
     command = [str(ROOT / "tests" / "helpers" / "hasty.py"), "1.0", "run", str(file), "--out", str(folder)]
     with live(mpi, 3, command, tmp_path) as job:
         job.until(lambda: told(job) > 2)

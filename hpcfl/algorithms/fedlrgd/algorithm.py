@@ -11,7 +11,7 @@ count like a client's.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client, Extras
-    from hpcfl.algorithms.fedlrgd.reweighting import Seen, StandIns
+    from hpcfl.algorithms.fedlrgd.low_rank import Surrogates
     from hpcfl.base.types import State
     from hpcfl.comm.message import Layout, Sums
     from hpcfl.data import Header
@@ -39,60 +39,42 @@ MEGABYTE = 2**20
 
 
 class FedLrgd(Algorithm):
-    """Federated low-rank gradient descent.
-
-    Attributes
-    ----------
-    rank : int
-        Samples of the server that stand in for all others, and parameter vectors ϑ, r.
-    lr : float
-        Step size of the server's descent, 1/L1 in the paper: L1 is the Lipschitz constant of the loss's gradient.
-    steps : int
-        Steps of inexact gradient descent per round; S of the paper is this times the rounds without clients.
-    tolerance : float
-        Descend no more once the norm of the inexact gradient is at most this.
-    growth, reach : float
-        Go back to where the norm was least, and stay there, once it has grown by the factor `growth`, or θ is farther
-        from the initial parameters than `reach` times ``scale·√p``, the distance of ϑ: weights may be negative, and
-        descent on them may diverge, or lead where they mean nothing.
-    scale : float
-        Standard deviation of ϑ around the initial parameters: as far as the descent may lead.
-    penalty : {"reweighted", "exact"}
-        The gradient of the model's penalty is part of what is re-weighted (the paper), or added as it is.
-    truncation : float
-        Singular values of G^(i) of at most this times the largest are left out, and what precision does not resolve.
-    damping : float
-        Tikhonov regularisation of the solution, relative to the largest singular value; 0: none.
-    solve_at : {"server", "client"}
-        Who solves for the weights: the server, once, or each client (the paper), for which a round before theirs sends
-        them p inverses of r × r numbers.
-    pipelined : bool
-        Sums leave as r messages of p numbers, as printed, instead of one of r·p.
-    batch : int
-        Samples of a client in one pass; 0: all of them. It changes memory and last bits.
-    memory : int
-        Megabytes that matrices G^(i), their factors and gradients may take at a time at the server. G is computed and
-        solved for so many coordinates at a time; where that takes several passes, gradients are computed again.
-    theory : bool
-        Insist on the theory's assumptions: features in [0, 1]^d, a penalty, smooth layers, all clients in time.
-    """
+    """Federated low-rank gradient descent."""
 
     name: Literal["fedlrgd"] = "fedlrgd"
     rank: int = Field(8, ge=1)
+    """Surrogate samples, which the server holds, and parameter vectors ϑ, r."""
     lr: float = Field(0.1, gt=0)
+    """Step size of the server's descent, 1/L1 in the paper: L1 is the Lipschitz constant of the loss's gradient."""
     steps: int = Field(10, ge=1)
+    """Steps of inexact gradient descent per round; S of the paper is this times the rounds without clients."""
     tolerance: float = Field(0.0, ge=0)
+    """Descend no more once the norm of the inexact gradient is at most this."""
     growth: float = Field(100.0, gt=1)
+    """Go back to where the norm was least, and stay there, once it has grown by this factor: weights may be negative,
+    and descent on them may diverge."""
     reach: float = Field(30.0, gt=0)
+    """The same once θ is farther from the initial parameters than this times ``scale·√p``, the distance of ϑ."""
     scale: float = Field(1.0, ge=0)
+    """Standard deviation of ϑ around the initial parameters: as far as the descent may lead."""
     penalty: Literal["reweighted", "exact"] = "reweighted"
+    """The gradient of the model's penalty is part of what is re-weighted (the paper), or added as it is."""
     truncation: float = Field(1e-8, ge=0, lt=1)
+    """Singular values of G^(i) of at most this times the largest are left out, and what precision does not resolve."""
     damping: float = Field(0.0, ge=0)
+    """Tikhonov regularisation of the solution, relative to the largest singular value; 0: none."""
     solve_at: Literal["server", "client"] = "server"
+    """Who solves for the weights: the server, once, or each client (the paper), for which a round before theirs sends
+    them p inverses of r × r numbers."""
     pipelined: bool = False
+    """Sums leave as r messages of p numbers, as printed, instead of one of r·p."""
     batch: int = Field(0, ge=0)
+    """Samples of a client in one pass; 0: all of them. It changes memory and last bits."""
     memory: int = Field(1024, ge=1)
+    """Megabytes that matrices G^(i), their factors and gradients may take at a time at the server. G is computed and
+    solved for so many coordinates at a time; where that takes several passes, gradients are computed again."""
     theory: bool = False
+    """Insist on the theory's assumptions: features in [0, 1]^d, a penalty, smooth layers, all clients in time."""
     metric_columns: ClassVar[dict[str, str]] = {
         "condition": "median condition number of G^(i) over the coordinates",
         "worst_condition": "largest condition number of G^(i), inf where one is singular",
@@ -102,10 +84,7 @@ class FedLrgd(Algorithm):
         "halted": "1 where the inexact gradient had grown too much, or led too far: the descent went back and ended",
     }
 
-    # what is refused
-
     def check(self, participation: Participation, known: bool = True) -> None:
-        """Refuse clients that may be missing, where the theory is insisted on."""
         if self.theory and (participation.invite, participation.close) != ("all", "all"):
             raise UsageError(
                 "algorithm.theory = true needs every client's sums: expected participation.invite = 'all' and "
@@ -113,7 +92,6 @@ class FedLrgd(Algorithm):
             )
 
     def check_model(self, model: Model, header: Header) -> None:
-        """Refuse more samples than the server has, and a loss that is not strongly convex where it has to be."""
         if header.server < self.rank:
             near = header.server or f"data.server = {self.rank} with data.deal = false, where the data have these keys"
             raise UsageError(
@@ -128,10 +106,10 @@ class FedLrgd(Algorithm):
 
     def _check_task(self, task: Task) -> None:
         """Refuse a loss that draws something, more than memory may hold, and what the theory does not cover."""
-        from hpcfl.algorithms.fedlrgd import smoothness as assumptions
-        from hpcfl.algorithms.fedlrgd.reweighting import COPIES
+        from hpcfl.algorithms.fedlrgd import smoothness
+        from hpcfl.algorithms.fedlrgd.low_rank import COPIES
 
-        assumptions.check_still(task, "algorithm.name = 'fedlrgd'")
+        smoothness.check_still(task, "algorithm.name = 'fedlrgd'")
         p, bound = task.parameter_count, self.memory * MEGABYTE // 8
         client = self.solve_at == "client"
         fits = int((bound / p / 2) ** 0.5) if client else bound // p
@@ -144,33 +122,21 @@ class FedLrgd(Algorithm):
                 f"algorithm.rank = {self.rank}, {needed / MEGABYTE:.3g} MB; did you mean {nearest}?"
             )
         if self.theory:
-            assumptions.check_smooth(task, "algorithm.theory = true")
-            assumptions.check_unit_cube(task, _held(task), "algorithm.theory = true")
-
-    # what is exchanged
+            smoothness.check_smooth(task, "algorithm.theory = true")
+            smoothness.check_unit_cube(task, _held(task), "algorithm.theory = true")
 
     def invites(self, round: int) -> bool:
-        """Return whether this is the clients' only round."""
         return round == (self.solve_at == "client")
 
     def clients_done(self, round: int) -> bool:
-        """Return whether the clients' only round is over."""
         return round > (self.solve_at == "client")
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
-        """Return the sums as one layer; pipelined: of each ϑ, the first last, since the last layer leaves first."""
         if not self.pipelined:
             return ((SUMS,),)
         return tuple((f"{SUMS}{k}",) for k in reversed(range(self.rank)))
 
     def layout(self, task: Task) -> Layout:
-        """Return the loss, then r·p numbers, or r times p.
-
-        Raises
-        ------
-        UsageError
-            Where the loss is random, what has to be held exceeds the bound, or the theory does not apply.
-        """
         import torch
 
         from hpcfl.comm.message import Block
@@ -182,10 +148,9 @@ class FedLrgd(Algorithm):
         return ({"loss": Block((), torch.float64)}, *groups)
 
     def init_server(self, task: Task) -> State:
-        """Return θ, the points ϑ, and room for what the server is to find."""
         import torch
 
-        from hpcfl.algorithms.fedlrgd.reweighting import flat
+        from hpcfl.algorithms.fedlrgd.low_rank import flat
 
         theta, r = flat(task.initial()), self.rank
         drawn = keyed(task.seed, "points").standard_normal((r, len(theta)))
@@ -195,10 +160,9 @@ class FedLrgd(Algorithm):
         return state
 
     def init_extras(self, task: Task) -> Extras:
-        """Return ``weights``, (1 + Σ v)/n [r, p]; ``best``, θ of the least norm so far [p]; and numbers."""
         import torch
 
-        from hpcfl.algorithms.fedlrgd.reweighting import flat
+        from hpcfl.algorithms.fedlrgd.low_rank import flat
 
         theta = flat(task.initial())
         weights = torch.zeros(self.rank, len(theta), dtype=torch.float64, device=task.device)
@@ -206,12 +170,11 @@ class FedLrgd(Algorithm):
         return {"weights": weights, "best": theta, "least": inf} | numbers
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        """Send the mean gradient of its samples at each ϑ, or with `solve_at` = "client" the weights in its place."""
         import torch
 
-        from hpcfl.algorithms.fedlrgd.reweighting import solved
+        from hpcfl.algorithms.fedlrgd.low_rank import solved
 
-        task, weight = self._reweighted(task), visits.sizes(len(visits.clients))
+        task, weight = self._reweighted(task), visits.weights("samples")
         found = [self._mean(task, point, visits) for point in shared[POINTS]]
         sums = torch.stack([gradient for gradient, _ in found], 1).double()
         if self.solve_at == "client":
@@ -225,7 +188,7 @@ class FedLrgd(Algorithm):
 
     def _mean(self, task: Task, point: Tensor, visits: Visits) -> tuple[Tensor, Tensor]:
         """Return the mean gradient of each client's samples, ``[c, p]``, and their mean loss, ``[c]``."""
-        from hpcfl.algorithms.fedlrgd.reweighting import flat, shaped
+        from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
 
         at = task.replicate(shaped(point, task.initial()), visits)
         gradient = 0.0 * flat(at, 1)
@@ -236,10 +199,7 @@ class FedLrgd(Algorithm):
             gradient, loss = gradient + share[:, None] * flat(found, 1), loss + share * each
         return gradient, loss
 
-    # what the server does
-
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        """Invert, solve for the weights, or descend: whatever is next."""
         if sums.invited:
             return self._weighted(task, state, sums)
         if state.extras["heard"] > 0:
@@ -249,16 +209,15 @@ class FedLrgd(Algorithm):
         return state
 
     def _inverted(self, task: Task, state: ServerState) -> ServerState:
-        """Return the state with the inverses for the clients."""
         import torch
 
-        from hpcfl.algorithms.fedlrgd.reweighting import Seen
+        from hpcfl.algorithms.fedlrgd.low_rank import conditioning
 
         inverse, seen = torch.empty_like(state.shared[INVERSE]), []
-        for columns, found in self._stand_ins(task).inverses(state.shared[POINTS], *self._cut(task)):
+        for columns, found in self._surrogates(task).inverses(state.shared[POINTS], *self._cut(task)):
             inverse[columns] = found.values
             seen.append((found.condition, found.cut))
-        return ServerState(state.shared | {INVERSE: inverse}, {**state.extras, **_numbers(Seen.of(seen))})
+        return ServerState(state.shared | {INVERSE: inverse}, {**state.extras, **conditioning(seen)})
 
     def _weighted(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         """Return the state with the weights that follow from what was sent; who is missing is taken for like the rest.
@@ -268,12 +227,12 @@ class FedLrgd(Algorithm):
         """
         import torch
 
-        from hpcfl.algorithms.fedlrgd.reweighting import solved
+        from hpcfl.algorithms.fedlrgd.low_rank import solved
 
         names = [name for layer in reversed(self.layers(task)) for name in layer]
         if not all(sums.weight(name) for name in names):
             return replace(state, extras={**state.extras, "heard": -1.0})
-        clients, own, shared = int(task.federation.train_sizes.sum()), self._stand_ins(task), state.shared
+        clients, own, shared = int(task.federation.train_sizes.sum()), self._surrogates(task), state.shared
         weights, numbers = torch.empty_like(state.extras["weights"]), {"heard": 1.0}
         for row, name in zip(weights.view(len(names), -1), names):
             row.copy_(sums.mean(name).flatten())
@@ -283,17 +242,17 @@ class FedLrgd(Algorithm):
             weights += solved(shared[INVERSE], rest)
         else:
             weights += rest
-            numbers |= _numbers(own.solve(shared[POINTS], weights, *self._cut(task)))
+            numbers |= own.solve(shared[POINTS], weights, *self._cut(task))
         weights += 1
         weights /= clients + own.held.y.shape[1]
         return replace(state, extras={**state.extras, **numbers, "weights": weights})
 
     def _descended(self, task: Task, state: ServerState) -> ServerState:
         """Return the state some steps further down (eq. 42)."""
-        from hpcfl.algorithms.fedlrgd.reweighting import flat, shaped
-        from hpcfl.algorithms.fedlrgd.safeguard import Descent, Leash
+        from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
+        from hpcfl.algorithms.fedlrgd.safeguard import Descent, Safeguard
 
-        own, like, extras = self._stand_ins(task), task.initial(), state.extras
+        own, like, extras = self._surrogates(task), task.initial(), state.extras
         apart = task.penalty - own.task.penalty
 
         def gradient(at: Tensor) -> Tensor:
@@ -302,24 +261,22 @@ class FedLrgd(Algorithm):
         least, taken, halted, norm = (extras[name] for name in ("least", "taken", "halted", "norm"))
         theta = flat({name: state.shared[name] for name in like})
         descent = Descent(theta, extras["best"], least, int(taken), bool(halted), norm)
-        leash = Leash(self.growth, flat(like), self.reach * self.scale * task.parameter_count**0.5)
-        descent.go(gradient, self.steps, self.lr, self.tolerance, leash)
+        guard = Safeguard(self.growth, flat(like), self.reach * self.scale * task.parameter_count**0.5)
+        descent.go(gradient, self.steps, self.lr, self.tolerance, guard)
         reached = {name: value.clone() for name, value in shaped(descent.theta, like).items()}
         numbers = {"least": descent.least, "norm": descent.norm, "taken": float(descent.taken)}
         numbers["halted"] = float(descent.halted)
         return ServerState(state.shared | reached, {**extras, **numbers, "best": descent.best})
 
     def _reweighted(self, task: Task) -> Task:
-        """Return the task whose gradients are re-weighted."""
         return task.without_penalty() if self.penalty == "exact" else task
 
-    def _stand_ins(self, task: Task) -> StandIns:
-        """Return the samples of the server that stand in for all others."""
-        from hpcfl.algorithms.fedlrgd.reweighting import Bound, StandIns
+    def _surrogates(self, task: Task) -> Surrogates:
+        from hpcfl.algorithms.fedlrgd.low_rank import Bound, Surrogates
 
         shared = 1 + (self.solve_at == "client")  # inverses are held whole then
         bound = Bound.of(self.memory * MEGABYTE // shared, task.parameter_count, self.rank, task.dtype.itemsize)
-        return StandIns(self._reweighted(task), _held(task), self.rank, bound)
+        return Surrogates(self._reweighted(task), _held(task), self.rank, bound)
 
     def _cut(self, task: Task) -> tuple[float, float]:
         """Return the threshold of singular values, relative to the largest, and the damping."""
@@ -327,20 +284,16 @@ class FedLrgd(Algorithm):
 
         return max(self.truncation, 10 * float(torch.finfo(task.dtype).eps)), self.damping
 
-    # what is said of it
-
     def metrics(self, task: Task, state: ServerState) -> dict[str, float]:
-        """Return the `figures`."""
         return {name: state.extras[name] for name in self.metric_columns}
 
     def warnings(self, task: Task, state: ServerState) -> dict[str, str]:
-        """Say what the theory does not cover, where matrices are singular, and that a descent has ended early."""
         from hpcfl.algorithms.fedlrgd.smoothness import kinks, missing_classes
 
-        found, own = {}, self._stand_ins(task)
+        found, own = {}, self._surrogates(task)
         if bent := kinks(task):
             found["not-smooth"] = f"{', '.join(bent)}: the loss is not smooth in the data, the theory does not cover it"
-        if missing := missing_classes(task, own.standing):
+        if missing := missing_classes(task, own.samples):
             found["missing-classes"] = f"none of the server's {self.rank} samples is of class {missing}: expected all"
         if state.extras["heard"] < 0:
             found["unheard"] = "no client's sums arrived in the only round that is for them: nothing can be learnt"
@@ -353,10 +306,6 @@ class FedLrgd(Algorithm):
         if state.extras["halted"]:
             found["halted"] = "the inexact gradient grew or led too far: the descent went back to where it was least"
         return found
-
-
-def _numbers(seen: Seen) -> dict[str, float]:
-    return {name: float(value) for name, value in asdict(seen).items()}
 
 
 def _held(task: Task) -> Batch:

@@ -1,4 +1,4 @@
-"""Gradient descent on gradients that are not exact, and may lead nowhere."""
+"""Gradient descent on inexact gradients, which may lead nowhere, and the safeguard that ends it then."""
 
 from __future__ import annotations
 
@@ -12,17 +12,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Leash:
-    """Where a descent goes back for good.
-
-    Attributes
-    ----------
-    growth : float
-        The gradient's norm has grown by more than this factor, or is no number.
-    start : Tensor [p]
-    reach : float
-        It is farther from there than this.
-    """
+class Safeguard:
+    """Ends a descent whose gradient is no number or has grown more than `growth`, or that is `reach` from `start`."""
 
     growth: float
     start: Tensor
@@ -35,18 +26,14 @@ class Descent:
 
     Attributes
     ----------
-    theta : Tensor [p]
-        Where it is.
-    best : Tensor [p]
-        Where the gradient's norm was least.
-    least : float
-        The least norm.
+    theta, best : Tensor [p]
+        Where it is, and where the gradient's norm was least.
+    least, norm : float
+        The least norm, and the norm where it was last computed.
     taken : int
         Steps so far.
     halted : bool
-        Whether it has gone back to `best` for good.
-    norm : float
-        The norm where it was last computed.
+        It has gone back to `best` for good.
     """
 
     theta: Tensor
@@ -56,29 +43,19 @@ class Descent:
     halted: bool = False
     norm: float = 0.0
 
-    def go(self, gradient: Callable[[Tensor], Tensor], steps: int, lr: float, tolerance: float, leash: Leash) -> None:
-        """Take up to so many steps.
-
-        Parameters
-        ----------
-        gradient : callable
-            The inexact gradient at a point, ``[p]``.
-        lr : float
-            Step size.
-        tolerance : float
-            No step is taken where the norm is at most this.
-        leash : Leash
-            Where it goes back to `best` and ends.
-        """
+    def go(
+        self, gradient: Callable[[Tensor], Tensor], steps: int, lr: float, tolerance: float, guard: Safeguard
+    ) -> None:
+        """Take up to so many steps, none where the norm of the inexact gradient is at most `tolerance`."""
         for _ in range(steps):
             if self.halted:
                 return
             slope = gradient(self.theta)
             self.norm = float(slope.norm())
-            far = float((self.theta - leash.start).norm()) > leash.reach
+            far = float((self.theta - guard.start).norm()) > guard.reach
             if self.norm <= self.least and not far:
                 self.best, self.least = self.theta, self.norm
-            if far or not self.norm <= leash.growth * self.least:
+            if far or not self.norm <= guard.growth * self.least:
                 self.theta, self.norm, self.halted = self.best, self.least, True
             elif self.norm <= tolerance:
                 return

@@ -7,7 +7,7 @@ and ``λ1 Σ_c W2²(μ_c, ν̂_c)`` and β_i by the loss and ``λ2 Σ_c 1/J Σ_j
 then one step of the anchors whose classes the client holds. All terms are means; Algorithm S2 as printed scales by n_i.
 
 The defaults are the paper's text. What the authors released differs from it; to come close to that:
-``distance = "samples"``, ``ddof = 1``, ``spread = 10.0``, ``anchor_loss = "means"``, ``realign = 1``,
+``distance = "samples"``, ``spread = 10.0``, ``anchor_loss = "means"``, ``realign = 1``,
 ``weight_decay = 1e-3``, ``shared_from = 20`` (FLIC-HL), ``evaluation = "head"``. There every client aligns anew after
 every round; here a client does so when it is visited or tested next.
 """
@@ -17,16 +17,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hpcfl.algorithms.flic.config import FlicKeys
+from hpcfl.algorithms.flic.config import FACTORS, MEANS, FlicKeys
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client, Extras, IteratedReduction, ServerState
-    from hpcfl.algorithms.flic.anchors import Anchors
-    from hpcfl.algorithms.flic.parts import Parts
+    from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors
+    from hpcfl.algorithms.flic.objective import Parts
     from hpcfl.algorithms.flic.phases import Learner
-    from hpcfl.algorithms.flic.targets import Targets
     from hpcfl.base.types import State
     from hpcfl.comm.message import Layout, Sums
     from hpcfl.learning.batches import Visits
@@ -40,33 +39,25 @@ class Flic(FlicKeys):
     any_shape: ClassVar[bool] = True
     metric_columns: ClassVar[dict[str, str]] = {"barycenter_iterations": "iterations of the barycenters of this round"}
 
-    # what is shared, and what is not
-
     def parts(self, task: Task) -> Parts:
-        """Return which tensors are φ, α and β."""
-        from hpcfl.algorithms.flic.parts import Parts
+        from hpcfl.algorithms.flic.objective import Parts
 
-        return Parts.of(task, self.inside, 0.5 if self.mix is None else self.mix)
+        return Parts.of(task, self.inside, self.mix)
 
     def size(self, task: Task) -> tuple[int, int]:
         """Return number C and dimension k of the anchors."""
-        dimension = int(next(iter(task.layers[self.parts(task).first].tensors.values())).shape[1])
-        if self.anchors == "targets":
+        dimension = int(next(iter(task.layers[self.parts(task).above].tensors.values())).shape[1])
+        if task.federation.classes == 1:  # labels are real numbers
             return 2, dimension
         return (max(self.meta) + 1 if self.meta else task.federation.classes), dimension
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
-        """Return one layer of all that is sent: a visit counts as a whole."""
-        from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
-
         count, _ = self.size(task)
-        kinds = (MEANS, *([FACTORS] if self.factors else []))
+        kinds = (MEANS,) if self.covariances == "fixed" else (MEANS, FACTORS)
         anchors = [f"{kind}.{number}" for kind in kinds for number in range(count)]
         return ((*self.parts(task).shared, *anchors),)
 
     def layout(self, task: Task) -> Layout:
-        """Return the loss, then α and each anchor's mean and factor by themselves: they have weights of their own."""
-        from hpcfl.algorithms.flic.anchors import FACTORS
         from hpcfl.comm.message import Block
 
         _, dimension = self.size(task)
@@ -77,24 +68,22 @@ class Flic(FlicKeys):
             found[name] = Block(shape)
         return {"loss": Block(())}, found
 
-    def anchored(self, task: Task) -> State:
+    def first_anchors(self, task: Task) -> State:
         """Return the first anchors: random means, spherical covariances."""
         import torch
 
-        from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
         from hpcfl.base.rng import keyed
 
         means = keyed(task.seed, "anchors").standard_normal(self.size(task), dtype="float32")
         found = {MEANS: self.spread * torch.from_numpy(means).to(task.device)}
-        if self.factors:
+        if self.covariances != "fixed":
             count, dimension = means.shape
-            found[FACTORS] = self.scale * torch.eye(dimension, device=task.device).repeat(count, 1, 1)
+            found[FACTORS] = torch.eye(dimension, device=task.device).repeat(count, 1, 1)
         return found
 
     def init_server(self, task: Task) -> State:
-        """Return α and the anchors before round 0."""
         initial = task.initial()
-        return {name: initial[name] for name in self.parts(task).shared} | self.anchored(task)
+        return {name: initial[name] for name in self.parts(task).shared} | self.first_anchors(task)
 
     def init_extras(self, task: Task) -> Extras:
         import torch
@@ -102,32 +91,25 @@ class Flic(FlicKeys):
         return {"iterations": torch.zeros(1)} if self.iterates else {}
 
     def init_client(self, task: Task, client: int) -> State:
-        """Return φ and β before a client's first visit."""
         import torch
 
         flag = {"pretrained": torch.zeros(1)} if self.pretrain else {}
-        return self.parts(task).entered(task.initial(client)) | flag
+        return self.parts(task).first(task.initial(client)) | flag
 
     def personal_names(self, task: Task) -> set[str]:
-        """Return the names of φ and β."""
         parts = self.parts(task)
         return {*parts.embedding, *parts.personal}
 
     @property
     def evaluates_shared(self) -> bool:
-        """Whether clients predict alike: they do not."""
         return False
 
     @property
     def adapt_epochs(self) -> int:
-        """`tune_epochs`."""
         return self.tune_epochs
 
-    # a visit
-
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        """Train φ, β, α, the anchors; then send the changes of α and of the anchors."""
-        from hpcfl.algorithms.flic.anchors import MEANS, changes
+        from hpcfl.algorithms.flic.anchors import changes
 
         learner = self._learner(task, shared, personal, visits)
         parts, params = learner.terms.parts, learner.params
@@ -144,7 +126,7 @@ class Flic(FlicKeys):
         yield message | changes(params, shared, weight, holders)
         return {name: params[name] for name in personal}
 
-    def _holds(self, anchors: Anchors | Targets, means: Tensor) -> Tensor:
+    def _holds(self, anchors: Anchors | TargetAnchors, means: Tensor) -> Tensor:
         """Return which anchors each client's step may move, bool ``[c, C]``."""
         import torch
 
@@ -152,39 +134,32 @@ class Flic(FlicKeys):
             return torch.ones(len(anchors.slots), len(means), dtype=torch.bool)
         return (anchors.slots.cpu().unsqueeze(1) == torch.arange(len(means))[:, None]).any(2)
 
-    def _learner(self, task: Task, shared: State, personal: State, visits: Visits) -> Learner:
-        from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
+    def _learner(self, task: Task, shared: State, personal: State, visits: Visits, testing: bool = False) -> Learner:
         from hpcfl.algorithms.flic.objective import Terms
         from hpcfl.algorithms.flic.phases import Learner
+        from hpcfl.learning.optim import FINE_TUNING
 
         rows = len(visits.clients)
         served = {name: shared[name].expand(rows, *shared[name].shape) for name in (MEANS, FACTORS) if name in shared}
         params = {name: value.clone() for name, value in (task.replicate(shared, visits) | served | personal).items()}
-        terms = Terms(
-            task, self.parts(task), self._anchors(task, visits), self.lambda1, self.lambda2, self.draws or self.batch
-        )
-        return Learner(self, task, visits, terms, params)
+        weights = self.lambda1, self.lambda2, self.draws or self.batch
+        terms = Terms(task, self.parts(task), self._anchors(task, visits), *weights)
+        return Learner(self, task, visits, terms, params, FINE_TUNING if testing else 0)
 
-    def _anchors(self, task: Task, visits: Visits) -> Anchors | Targets:
+    def _anchors(self, task: Task, visits: Visits) -> Anchors | TargetAnchors:
         import torch
 
-        from hpcfl.algorithms.flic.anchors import Anchors, held
-        from hpcfl.algorithms.flic.targets import Targets
+        from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors, held
 
         _, dimension = self.size(task)
-        if self.anchors == "targets":
-            return Targets(len(visits.clients), dimension)
+        if task.federation.classes == 1:
+            return TargetAnchors(len(visits.clients), dimension)
         groups = torch.tensor(self.meta or range(task.federation.classes), device=task.device)
-        slots = held(task, visits.clients, groups)
-        return Anchors(slots, groups, dimension, self.scale, self.distance, self.ddof)
-
-    # the server
+        return Anchors(held(task, visits.clients, groups), groups, dimension, self.distance)
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
-        """Return α and the anchors after the round."""
         import torch
 
-        from hpcfl.algorithms.flic.anchors import FACTORS, MEANS
         from hpcfl.comm.message import moved
 
         after = super().server(task, shared, sums)
@@ -209,20 +184,15 @@ class Flic(FlicKeys):
 
     @property
     def iterates(self) -> bool:
-        return self.reduction == "bures"
+        return self.covariances == "bures"
 
     def iterated_reduction(self, task: Task) -> IteratedReduction | None:
         from hpcfl.algorithms.flic.barycenters import Barycenters
 
         return Barycenters(*self.size(task), self.tolerance, self.iterations) if self.iterates else None
 
-    # models
-
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
-        """Return the parameters that the clients predict with, by the protocol that is asked for."""
-        from hpcfl.algorithms.flic.phases import tuning
-
-        learner = tuning(self._learner(task, shared, personal, visits))
+        learner = self._learner(task, shared, personal, visits, testing=True)
         parts = learner.terms.parts
         if self.evaluation != "stored":
             learner.pretrain()
@@ -232,18 +202,15 @@ class Flic(FlicKeys):
         if self.evaluation == "head":
             learner.local(self.tune_epochs, parts.personal or parts.shared, embedding=False)
             learner.realign()
-        return parts.predicting(learner.params)
+        return parts.mixed(learner.params)
 
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
-        """Return the models of newcomers: α and the anchors are kept, φ and β learn (section 3.3)."""
         import torch
-
-        from hpcfl.algorithms.flic.phases import tuning
 
         states = [self.init_client(task, int(client)) for client in visits.clients]
         personal = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-        learner = tuning(self._learner(task, shared, personal, visits))
+        learner = self._learner(task, shared, personal, visits, testing=True)
         if epochs:
             learner.pretrain()
             learner.local(epochs, learner.terms.parts.personal)
-        return learner.terms.parts.predicting(learner.params)
+        return learner.terms.parts.mixed(learner.params)

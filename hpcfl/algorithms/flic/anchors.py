@@ -11,16 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.base.rng import StepKey
 from hpcfl.base.types import Ints, State
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import Task
 from hpcfl.math.gaussian import bures_factor_squared, moments
-
-MEANS, FACTORS = "anchor.means", "anchor.factors"
-"""Names of v ``[C, k]`` and L ``[C, k, k]`` in the shared state."""
-
-Distance = Literal["closed", "samples"]
 
 
 @dataclass(frozen=True)
@@ -34,54 +30,31 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Anchors:
-    """Anchors of classes, or of groups of classes, as the clients of a chunk see them.
-
-    Attributes
-    ----------
-    slots : int64 [c, h]
-        The anchors that each client holds samples of, Y_i; −1 where it has fewer than others.
-    groups : int64 [classes]
-        The anchor of each class.
-    dimension : int
-        k.
-    scale : float
-        s of fixed covariances ``s² I``, where no factors are given.
-    distance : {"closed", "samples"}
-        W2² to the anchor, or to as many samples of it as the batch has of the class.
-    ddof : int
-        Of the empirical covariance: 0 or 1.
-    """
+    """Anchors of classes, or of groups of classes, as the clients of a chunk see them."""
 
     slots: Tensor
+    """The anchors that each client holds samples of, Y_i, int64 [c, h]; −1 where it has fewer than others."""
     groups: Tensor
+    """The anchor of each class, int64 [classes]."""
     dimension: int
-    scale: float = 1.0
-    distance: Distance = "closed"
-    ddof: int = 0
+    distance: Literal["closed", "samples"] = "closed"
 
     @cached_property
     def real(self) -> Tensor:
-        """Whether a slot has an anchor, bool ``[c, h]``."""
+        """True where a slot has an anchor, bool ``[c, h]``."""
         return self.slots >= 0
 
     def of(self, rows: Tensor) -> Anchors:
-        """Return them as some of the clients see them."""
         return replace(self, slots=self.slots[rows])
 
-    def apart(self, params: State, z: Tensor, batch: Batch) -> Tensor:
-        """Return ``Σ_c W2²(μ_c, ν̂_c)`` over the classes in the batch, ``[c]``.
-
-        Parameters
-        ----------
-        z : Tensor [c, B, k]
-            The embedded samples.
-        """
+    def distances(self, params: State, z: Tensor, batch: Batch) -> Tensor:
+        """Return ``Σ_c W2²(μ_c, ν̂_c)`` over the classes in the batch, ``[c]``, of embedded samples z ``[c, B, k]``."""
         points, mask = gathered(z, self.groups[batch.y], batch.valid, self.slots)
         found = moments(points, mask)
         means, factor = self._of(params[MEANS]), self._factors(params)
         if self.distance == "samples":
             means, factor = self._sampled(means, factor, mask, batch.key)
-        covariance = bures_factor_squared(factor, found.centred, found.count, self.ddof)
+        covariance = bures_factor_squared(factor, found.centred, found.count, self._ddof)
         each = (means - found.mean).square().sum(-1) + covariance
         return torch.where(found.count > 0, each, 0.0).sum(1)
 
@@ -94,7 +67,7 @@ class Anchors:
         weights = (self.real.to(points.dtype) / count).unsqueeze(2).expand(noise.shape[:3])
         return Drawn(points.flatten(1, 2), labels.flatten(1), weights.flatten(1))
 
-    def misread(self, outputs: Tensor, drawn: Drawn) -> Tensor:
+    def losses(self, outputs: Tensor, drawn: Drawn) -> Tensor:
         """Return ``Σ_c 1/J Σ_j ℓ(c, g(Z))``, ``[c]``, from ``outputs [c, s, classes]``; ℓ of a group's probability."""
         chances = F.log_softmax(outputs, -1)
         inside = self.groups == drawn.anchors.unsqueeze(-1)
@@ -102,13 +75,16 @@ class Anchors:
         each = torch.logsumexp(chances.masked_fill(~inside, -torch.inf), -1)
         return -(each * drawn.weights).sum(1)
 
+    @property
+    def _ddof(self) -> int:
+        return int(self.distance == "samples")
+
     def _of(self, values: Tensor) -> Tensor:
-        """Return the rows of ``[c, C, …]`` that the slots name, ``[c, h, …]``."""
         rows = torch.arange(len(self.slots), device=values.device)[:, None]
         return values[rows, self.slots.clamp(min=0)]
 
     def _factors(self, params: State) -> Tensor | float:
-        return self._of(params[FACTORS]) if FACTORS in params else self.scale
+        return self._of(params[FACTORS]) if FACTORS in params else 1.0
 
     def _noise(self, key: StepKey, counts: list[int], purpose: str = "draws of anchors") -> Tensor:
         """Return standard normal numbers ``[c, h, n, k]``, a function of seed, round, client and step.
@@ -126,29 +102,65 @@ class Anchors:
         counts = mask.sum(-1).amax(-1).tolist()
         noise = _times(self._noise(key, counts, "samples of anchors"), factor)
         found = moments(noise, mask)
-        spread = (found.count - self.ddof).clamp(min=1).rsqrt()[..., None, None].to(noise.dtype)
+        spread = (found.count - self._ddof).clamp(min=1).rsqrt()[..., None, None].to(noise.dtype)
         return means + found.mean, (found.centred * spread).mT
+
+
+@dataclass(frozen=True)
+class TargetAnchors:
+    """Anchors ``μ_y = N(y a + (1 − y) b, I)`` of real labels, between two vectors that every client holds (section 3).
+
+    No two samples need have the same label: each is a distribution by itself, and the distances are averaged.
+    """
+
+    count: int  # clients of the chunk, c
+    dimension: int
+
+    @property
+    def slots(self) -> Tensor:
+        """Both vectors, for every client, ``[c, 2]``."""
+        return torch.arange(2).expand(self.count, 2)
+
+    def of(self, rows: Tensor) -> TargetAnchors:
+        return replace(self, count=len(rows))
+
+    def distances(self, params: State, z: Tensor, batch: Batch) -> Tensor:
+        """Return the mean of ``W2²(μ_y, δ_z) = |y a + (1 − y) b − z|² + k`` over the samples, ``[c]``."""
+        each = (self._means(params, batch.y) - z).double().square().sum(-1) + self.dimension
+        if batch.valid is None:
+            return each.mean(1).to(z.dtype)
+        return ((each * batch.valid).sum(1) / batch.valid.sum(1).clamp(min=1)).to(z.dtype)
+
+    def drawn(self, params: State, key: StepKey, count: int) -> Drawn:
+        """Return `count` samples of anchors whose targets are uniform on [0, 1]."""
+        found = key.generators("draws of anchors")
+        y = torch.stack([torch.from_numpy(rng.random(count, dtype="float32")) for rng in found])
+        noise = [torch.from_numpy(rng.standard_normal((count, self.dimension), dtype="float32")) for rng in found]
+        y, xi = y.to(params[MEANS].device), torch.stack(noise).to(params[MEANS].device)
+        return Drawn(self._means(params, y) + xi, y, torch.full_like(y, 1 / count))
+
+    def losses(self, outputs: Tensor, drawn: Drawn) -> Tensor:
+        """Return the mean squared error, ``[c]``, from ``outputs [c, s, 1]``."""
+        return ((outputs.squeeze(-1) - drawn.anchors).square() * drawn.weights).sum(1)
+
+    @staticmethod
+    def _means(params: State, y: Tensor) -> Tensor:
+        """Return ``y a + (1 − y) b``, ``[c, s, k]``."""
+        a, b = params[MEANS].unbind(1)
+        return y.unsqueeze(-1) * a.unsqueeze(1) + (1 - y.unsqueeze(-1)) * b.unsqueeze(1)
 
 
 def held(task: Task, clients: Ints, groups: Tensor) -> Tensor:
     """Return the anchors of the clients' training labels, ascending, −1 where one has fewer, int64 ``[c, h]``."""
-    own = [torch.unique(groups[task.labels(int(client))]) for client in clients]
+    own = [torch.unique(groups[task.samples(client).y]) for client in clients]
     return torch.nn.utils.rnn.pad_sequence(own, batch_first=True, padding_value=-1)
 
 
 def gathered(z: Tensor, groups: Tensor, valid: Tensor | None, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Return the samples of each slot's anchor one after the other, ``[c, h, n, k]``, and which rows are real.
 
-    A nuclear norm costs the cube of the number of rows: the other classes' are left out, not masked.
-
-    Parameters
-    ----------
-    z : Tensor [c, B, k]
-    groups : int64 [c, B]
-        The anchor of each sample.
-    valid : bool [c, B], optional
-        Which samples are real; None: all.
-    slots : int64 [c, h]
+    A nuclear norm costs the cube of the number of rows: the other classes' are left out, not masked. Samples z are
+    ``[c, B, k]``, their anchors `groups` int64 ``[c, B]``, which of them are real `valid` bool ``[c, B]`` (None: all).
     """
     mask = groups.unsqueeze(1) == slots.unsqueeze(2)
     if valid is not None:
@@ -167,15 +179,7 @@ def _times(noise: Tensor, factor: Tensor | float) -> Tensor:
 def changes(params: State, served: State, weight: Tensor, holders: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
     """Return what clients send of their anchors: the changes of means and factors, anchor by anchor.
 
-    Parameters
-    ----------
-    params : State
-        Means ``[c, C, k]``, factors ``[c, C, k, k]`` if there are any.
-    served : State
-        Those before, without the client axis.
-    weight : float64 [c]
-    holders : bool [c, C], optional
-        Whose change of an anchor counts; None: everybody's.
+    `holders`, bool ``[c, C]``, says whose change of an anchor counts; None: everybody's.
     """
     message = {}
     for kind in (MEANS, FACTORS):

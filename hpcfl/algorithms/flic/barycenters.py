@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms.base import IteratedReduction
-from hpcfl.algorithms.flic.anchors import FACTORS
+from hpcfl.algorithms.flic.config import FACTORS
 from hpcfl.base.types import State
 from hpcfl.comm.message import Block, Message, Sums
 from hpcfl.math.barycenter import barycenter_term, fixed_point, relative_change, sqrtm_and_inverse
@@ -37,14 +37,9 @@ class Barycenters(IteratedReduction):
     def query(self, shared: State) -> Generator[State, Sums, State]:
         """Iterate from the mean covariance on.
 
-        All ranks must stop alike, and what they compute may differ in the last bit between processors: so the change
-        that tells when to stop is summed up too, one iteration later.
-
-        Returns
-        -------
-        State
-            ``factors`` [C, k, k], symmetric roots; ``iterations`` [C]; ``changed`` bool [C], True where any visit has
-            changed the anchor: only then its factor means anything.
+        The change that tells when to stop is summed up too, one iteration later, so that all ranks stop alike. Finds
+        ``factors`` [C, k, k], symmetric roots; ``iterations`` [C]; ``changed`` bool [C], True where any visit has
+        changed the anchor: only then its factor means anything.
         """
         factors = shared[FACTORS].cpu()
         served = _covariance(factors)
@@ -70,13 +65,7 @@ class Barycenters(IteratedReduction):
         return {"factors": roots, "iterations": taken, "changed": changed > 0}
 
     def response(self, query: State, message: Message) -> Message:
-        """Return what some visits' factors add: their covariances first, then ``(S^½ Σ_i S^½)^½``.
-
-        Parameters
-        ----------
-        message : Message
-            The changes ``L_i − L``, ``(value [c, k, k], weight [c])`` per anchor.
-        """
+        """Return what some visits' changes ``L_i − L`` add: their covariances first, then ``(S^½ Σ_i S^½)^½``."""
         factors, roots = query[FACTORS], query[ROOT]
         rows, found = len(message[sent(0)][1]), {}
         for number, factor in enumerate(factors):
@@ -100,7 +89,6 @@ def sent(number: int) -> str:
 
 
 def _covariance(factor: Tensor) -> Tensor:
-    """Return ``L Lᵀ``, float64."""
     return per_matrix(lambda own: (symmetric(own @ own.mT),), factor)[0]
 
 
@@ -126,18 +114,15 @@ def _pulled(roots: Tensor, served: Tensor, picked: Tensor) -> Tensor:
 
 @cache
 def _lower(size: int) -> Tensor:
-    """Return rows and columns of the entries of a lower triangle, int64 ``[2, k (k + 1) / 2]``."""
     return torch.tril_indices(size, size)
 
 
 def _triangle(matrix: Tensor) -> Tensor:
-    """Return the lower triangle of a symmetric matrix ``[k, k]``, flat."""
     rows, columns = _lower(len(matrix))
     return matrix[rows, columns]
 
 
 def _whole(triangle: Tensor, size: int) -> Tensor:
-    """Return the symmetric matrix of a triangle."""
     rows, columns = _lower(size)
     matrix = triangle.new_zeros(size, size)
     matrix[rows, columns] = triangle

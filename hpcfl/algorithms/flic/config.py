@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,163 +15,134 @@ if TYPE_CHECKING:
     from hpcfl.models import Model
     from hpcfl.schedule.participation import Participation
 
+MEANS, FACTORS = "anchor.means", "anchor.factors"
+"""Names of v ``[C, k]`` and L ``[C, k, k]`` in the shared state."""
+OF_CLASSES = ("covariances", "meta", "distance", "average", "anchor_loss")
+"""Keys that mean nothing where labels are real numbers."""
+
 
 class FlicKeys(Algorithm):
-    """Personal embeddings into a latent space with shared Gaussian anchors.
-
-    Attributes
-    ----------
-    inside : {"fedrep", "fedavg-ft", "l2gd"}
-        What α and β_i are above the embedding (Table 2). ``fedrep``: the hidden layers and the classifier.
-        ``fedavg-ft``: all is α, and learns in the local epochs. ``l2gd``: all of α and of β_i, of which the model is
-        ``ω α + (1 − ω) β_i``.
-    mix : float
-        ω of ``l2gd``; other methods have none.
-    lr : float
-        Local step size.
-    optimizer : {"adam", "sgd"}
-        The local optimiser; it starts anew with each phase of a visit.
-    weight_decay : float
-        Penalty on the weights above the embedding.
-    batch : int
-        Samples per local step; 0 for all that a client has.
-    epochs : int
-        Local epochs M of φ_i and β_i.
-    shared_epochs : int
-        Epochs of α after that.
-    shared_from : int
-        α learns from this round on.
-    lambda1 : float
-        λ1, the weight of the distance to the anchors.
-    lambda2 : float
-        λ2, the weight of the anchors' samples.
-    draws : int
-        Samples J of each anchor per step; 0: `batch`.
-    distance : {"closed", "samples"}
-        W2² to the anchor, or to as many samples of it as the batch has of the class.
-    ddof : int
-        Empirical covariances are divided by n − ddof.
-    anchors : {"classes", "targets"}
-        An anchor for each class, or ``μ_y = N(y a + (1 − y) b, I)`` for real labels.
-    meta : tuple of int
-        The anchor of each class, where classes share anchors; empty: each has its own.
-    factors : bool
-        Whether the factors L_c learn (Algorithm 1), or covariances stay `scale`² I (the experiments).
-    spread : float
-        Standard deviation of the coordinates of the first means.
-    scale : float
-        The first L_c are `scale` times I.
-    anchor_lr : float
-        Step size of the anchors; None: `lr`.
-    anchor_loss : {"held", "means"}
-        The anchors that a client holds move by λ1 and λ2 as above; or all of them by the distance with weight 1 and
-        ``1/C Σ_c ℓ(c, g(v_c))``.
-    weights : {"uniform", "samples"}
-        ω_i of the means over clients: 1, or the number of samples.
-    average : {"active", "holders"}
-        An anchor is averaged over all visits that counted, or over those whose client holds its class.
-    reduction : {"factor_mean", "bures"}
-        ``L_c ← mean L_{i,c}`` as printed, or the Wasserstein barycenter of the clients' anchors.
-    tolerance : float
-        ``bures``: iterations end when the covariance moves by less, relative to its size.
-    iterations : int
-        ``bures``: at most so many.
-    pretrain : int
-        Epochs in which an embedding aligns to the first anchors, before its client's first visit.
-    pretrain_batch : int
-        Samples per step then.
-    realign : int
-        Epochs in which an embedding aligns to the anchors at the beginning of a visit, and before a test of a model
-        that is not `stored`.
-    evaluation : {"stored", "tuned", "head"}
-        The model that a client is tested with: as it is, or after `tune_epochs` more local epochs, or after
-        `tune_epochs` epochs of β_i alone and `realign`.
-    tune_epochs : int
-        Local epochs before the test; with `hpcfl adapt`, those of φ and β of a newcomer.
-    """
+    """Personal embeddings into a latent space with shared Gaussian anchors."""
 
     inside: Literal["fedrep", "fedavg-ft", "l2gd"] = "fedrep"
-    mix: float | None = Field(None, ge=0, le=1)
+    """What α and β_i are above the embedding (Table 2). ``fedrep``: hidden layers and classifier. ``fedavg-ft``: all is
+    α, and learns in the local epochs. ``l2gd``: all of both, the model is ``ω α + (1 − ω) β_i``."""
+    mix: float = Field(0.5, ge=0, le=1)
+    """ω of ``l2gd``."""
     lr: float = Field(1e-3, gt=0)
+    """Local step size."""
     optimizer: Literal["adam", "sgd"] = "adam"
+    """The local optimiser; it starts anew with each phase of a visit."""
     weight_decay: float = Field(0.0, ge=0)
+    """Penalty on the weights above the embedding."""
     batch: int = Field(100, ge=0)
+    """Samples per local step; 0 for all that a client has."""
     epochs: int = Field(10, ge=1)
-    shared_epochs: int = Field(1, ge=1)
+    """Local epochs M of φ_i and β_i; one of α follows."""
     shared_from: int = Field(0, ge=0)
+    """α learns from this round on."""
     lambda1: float = Field(1e-3, ge=0)
+    """λ1, the weight of the distance to the anchors."""
     lambda2: float = Field(1e-3, ge=0)
+    """λ2, the weight of the anchors' samples."""
     draws: int = Field(0, ge=0)
+    """Samples J of each anchor per step; 0: `batch`."""
     distance: Literal["closed", "samples"] = "closed"
-    ddof: Literal[0, 1] = 0
-    anchors: Literal["classes", "targets"] = "classes"
+    """W2² to the anchor, empirical covariances divided by n; or to as many samples of it as the batch has of the class,
+    divided by n − 1."""
     meta: tuple[int, ...] = ()
-    factors: bool = False
+    """The anchor of each class, where classes share anchors; empty: each has its own."""
+    covariances: Literal["fixed", "mean", "bures"] = "fixed"
+    """Of the anchors: I (the experiments), or factors L_c that learn (Algorithm 1), from I on. ``mean``: ``L_c ← mean
+    L_{i,c}`` as printed. ``bures``: the Wasserstein barycenter of the clients' anchors."""
     spread: float = Field(1.0, ge=0)
-    scale: float = Field(1.0, ge=0)
+    """Standard deviation of the coordinates of the first means."""
     anchor_lr: float | None = Field(None, gt=0)
+    """Step size of the anchors; None: `lr`."""
     anchor_loss: Literal["held", "means"] = "held"
+    """The anchors that a client holds move by λ1 and λ2 as above; or all of them by the distance with weight 1 and
+    ``1/C Σ_c ℓ(c, g(v_c))``."""
     weights: Literal["uniform", "samples"] = "uniform"
+    """ω_i of the means over clients: 1, or the number of samples."""
     average: Literal["active", "holders"] = "active"
-    reduction: Literal["factor_mean", "bures"] = "factor_mean"
+    """An anchor is averaged over all visits that counted, or over those whose client holds its class."""
     tolerance: float = Field(1e-9, gt=0)
+    """``bures``: iterations end when the covariance moves by less, relative to its size."""
     iterations: int = Field(100, ge=1)
+    """``bures``: at most so many."""
     pretrain: int = Field(0, ge=0)
+    """Epochs in which an embedding aligns to the first anchors, before its client's first visit."""
     pretrain_batch: int = Field(10, ge=0)
+    """Samples per step then."""
     realign: int = Field(0, ge=0)
+    """Epochs in which an embedding aligns to the anchors when a visit begins, and before a test unless `stored`."""
     evaluation: Literal["stored", "tuned", "head"] = "stored"
+    """The model that a client is tested with: as it is, or after `tune_epochs` more local epochs, or after
+    `tune_epochs` epochs of β_i alone and `realign`."""
     tune_epochs: int = Field(10, ge=1)
+    """Local epochs before the test; with `hpcfl adapt`, those of φ and β of a newcomer."""
+
+    renamed: ClassVar[Mapping[str, str]] = {"factors": "covariances", "reduction": "covariances", "ddof": "distance"}
+
+    @classmethod
+    def from_table(cls, table: Any, where: str, recorded: bool = False) -> FlicKeys:
+        """Return the section in a table; of a recorded one, keys that say no more than others do are left out."""
+        return super().from_table(_without_implied(table) if recorded else table, where, recorded)
 
     def check(self, participation: Participation, known: bool = True) -> None:
-        """Refuse keys that nothing would use."""
         if self.lambda2 and not (self.draws or self.batch):
             raise UsageError("algorithm.draws: expected at least 1 with algorithm.batch = 0, got 0; did you mean 100?")
-        for idle, needed, keys in self._idle():
-            for key in keys if idle else ():
-                self._refuse(key, f"algorithm.{needed}")
-
-    def _idle(self) -> list[tuple[bool, str, tuple[str, ...]]]:
-        """Return whether some keys do nothing, what they would need, and which they are."""
         moving = bool(self.lambda1 or self.lambda2) or self.anchor_loss == "means"
         aligning = bool(self.lambda1 or self.pretrain or self.realign) or self.anchor_loss == "means"
-        classes = ("factors", "meta", "distance", "ddof", "scale", "average", "anchor_loss")
-        return [
+        idle = [  # whether some keys do nothing, what they would need, and which they are
             (self.inside != "l2gd", "inside = 'l2gd'", ("mix",)),
-            (self.inside == "fedavg-ft", "inside = 'fedrep'", ("shared_epochs", "shared_from")),
-            (self.anchors == "targets", "anchors = 'classes'", classes),
-            (self.anchor_loss == "means", "anchor_loss = 'held'", ("factors", "meta", "average")),
-            (not self.factors, "factors = true", ("reduction",)),
-            (self.reduction == "factor_mean", "reduction = 'bures'", ("tolerance", "iterations")),
+            (self.inside == "fedavg-ft", "inside = 'fedrep'", ("shared_from",)),
+            (self.anchor_loss == "means", "anchor_loss = 'held'", ("covariances", "meta", "average")),
+            (self.covariances != "bures", "covariances = 'bures'", ("tolerance", "iterations")),
             (not self.pretrain, "pretrain above 0", ("pretrain_batch",)),
             (not self.lambda2, "lambda2 above 0", ("draws",)),
-            (not moving, "lambda1 above 0", ("factors", "anchor_lr", "average")),
-            (not aligning, "lambda1 above 0", ("distance", "ddof")),
-            (not aligning and not self.lambda2, "lambda1 above 0", ("spread", "scale", "meta")),
+            (not moving, "lambda1 above 0", ("covariances", "anchor_lr", "average")),
+            (not aligning, "lambda1 above 0", ("distance",)),
+            (not aligning and not self.lambda2, "lambda1 above 0", ("spread", "meta")),
         ]
+        for _, needed, keys in [row for row in idle if row[0]]:
+            self._refuse(keys, f"algorithm.{needed}")
 
-    def _refuse(self, key: str, needed: str) -> None:
+    def _refuse(self, keys: tuple[str, ...], needed: str) -> None:
         """Raise UsageError where a key that does nothing has another value than by default."""
-        value = getattr(self, key)
-        if value != type(self).model_fields[key].default:
-            raise UsageError(f"algorithm.{key} = {value!r} has no meaning without {needed}: remove it, or set {needed}")
+        for key in keys:
+            value = getattr(self, key)
+            if value != type(self).model_fields[key].default:
+                raise UsageError(
+                    f"algorithm.{key} = {value!r} has no meaning without {needed}: remove it, or set {needed}"
+                )
 
     def check_model(self, model: Model, header: Header) -> None:
-        """Refuse a model without a latent space, keys for what it lacks, and anchors that are not of the data."""
         if model.name != "latent":
             raise UsageError(
                 f"model.name: algorithm.name = 'flic' needs an embedding, got '{model.name}'; did you mean 'latent'?"
             )
-        if header.targets != (self.anchors == "targets"):
-            kind, near = ("real numbers", "targets") if header.targets else ("classes", "classes")
-            raise UsageError(f"algorithm.anchors: the labels are {kind}, got '{self.anchors}'; did you mean '{near}'?")
+        if header.targets:
+            self._refuse(OF_CLASSES, "labels that are classes")
         if self.meta and (len(self.meta) != header.classes or set(self.meta) != set(range(max(self.meta) + 1))):
             raise UsageError(
                 f"algorithm.meta: expected {header.classes} numbers (one per class) from 0 on without gaps, "
                 f"got {list(self.meta)}"
             )
         if not getattr(model, "hidden", ()) and self.inside == "fedrep":
-            for key in ("shared_epochs", "shared_from"):
-                self._refuse(key, "layers in model.hidden")
+            self._refuse(("shared_from",), "layers in model.hidden")
         if getattr(model, "embedding", "") == "identity":
-            for key in ("pretrain", "realign"):
-                self._refuse(key, "model.embedding = 'dense'")
+            self._refuse(("pretrain", "realign"), "model.embedding = 'dense'")
+
+
+def _without_implied(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded table in today's keys; what they cannot say is left as it is, and refused."""
+    now = dict(table)
+    if "factors" in now or "reduction" in now:
+        factors, reduction = now.pop("factors", False), now.pop("reduction", "factor_mean")
+        now["covariances"] = ("bures" if reduction == "bures" else "mean") if factors else "fixed"
+    ddof = int(now.get("distance") == "samples")
+    for key, implied in {"ddof": ddof, "scale": 1.0, "shared_epochs": 1, "anchors": now.get("anchors")}.items():
+        if key in now and now[key] == implied:
+            del now[key]
+    return now if now.get("mix", 0.0) is not None else {key: value for key, value in now.items() if key != "mix"}

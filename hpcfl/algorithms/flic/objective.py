@@ -1,54 +1,87 @@
-"""What FLIC minimises over each of its parts (eq. 4)."""
+"""Which tensors are whose, and what FLIC minimises over each of its parts (section 3, eq. 4)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms.flic.anchors import MEANS, Anchors
-from hpcfl.algorithms.flic.parts import Parts
-from hpcfl.algorithms.flic.targets import Targets
+from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors
+from hpcfl.algorithms.flic.config import MEANS
 from hpcfl.base.types import State
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import Task
+from hpcfl.models.latent import EMBED
+
+OWN = "own."
+"""What begins the names of personal copies of shared tensors (L2GD)."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The names of a model's tensors by whose they are: φ_i (personal), α, β_i."""
+
+    embedding: tuple[str, ...]
+    shared: tuple[str, ...]
+    personal: tuple[str, ...]
+    above: int
+    """Number of the first layer that sees the latent space."""
+    mix: float | None = None
+    """ω of ``θ_i = ω α + (1 − ω) β_i`` where α and β_i are the same layers."""
+
+    @classmethod
+    def of(cls, task: Task, inside: Literal["fedrep", "fedavg-ft", "l2gd"], mix: float) -> Parts:
+        above = sum(layer.name.startswith(EMBED) for layer in task.layers)
+        embedding = tuple(name for layer in task.layers[:above] for name in layer.tensors)
+        hidden = tuple(name for layer in task.layers[above:-1] for name in layer.tensors)
+        head = tuple(task.layers[-1].tensors)
+        if inside == "fedrep":
+            return cls(embedding, hidden, head, above)
+        if inside == "fedavg-ft":
+            return cls(embedding, hidden + head, (), above)
+        return cls(embedding, hidden + head, tuple(OWN + name for name in hidden + head), above, mix)
+
+    def mixed(self, params: State) -> State:
+        """Return the parameters with those in place that the model predicts with."""
+        if self.mix is None:
+            return params
+        found = {name: self.mix * params[name] + (1 - self.mix) * params[OWN + name] for name in self.shared}
+        return params | found
+
+    def first(self, initial: State) -> State:
+        """Return a client's first φ and β from the initial values of its model."""
+        return {name: initial[name.removeprefix(OWN)].clone() for name in (*self.embedding, *self.personal)}
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of ``F_i = f_i + λ1 Σ_c W2²(μ_c, ν̂_c) + λ2 Σ_c 1/J Σ_j ℓ(c, g(Z_c^(j)))``, each ``[c]``.
-
-    Attributes
-    ----------
-    lambda1, lambda2 : float
-    draws : int
-        J.
-    """
+    """The terms of ``F_i = f_i + λ1 Σ_c W2²(μ_c, ν̂_c) + λ2 Σ_c 1/J Σ_j ℓ(c, g(Z_c^(j)))``, each ``[c]``."""
 
     task: Task
     parts: Parts
-    anchors: Anchors | Targets
+    anchors: Anchors | TargetAnchors
     lambda1: float
     lambda2: float
-    draws: int
+    draws: int  # J
 
     def embedding(self, params: State, batch: Batch) -> Tensor:
         """Return loss and distance, what the embedding learns by."""
-        params = self.parts.predicting(params)
+        params = self.parts.mixed(params)
         z = self.latent(params, batch)
         loss = batch.losses(self._outputs(params, z, batch))
-        return loss + self.lambda1 * self.anchors.apart(params, z, batch) if self.lambda1 else loss
+        return loss + self.lambda1 * self.anchors.distances(params, z, batch) if self.lambda1 else loss
 
     def alignment(self, params: State, batch: Batch) -> Tensor:
         """Return the distance alone."""
-        return self.anchors.apart(params, self.latent(params, batch), batch)
+        return self.anchors.distances(params, self.latent(params, batch), batch)
 
     def above(self, params: State, batch: Batch) -> Tensor:
         """Return loss and what samples of the anchors add to it: what all above the latent space learns by."""
-        params = self.parts.predicting(params)
+        params = self.parts.mixed(params)
         loss = self.task.losses(params, batch)
-        return loss + self.lambda2 * self._misread(params, batch) if self.lambda2 else loss
+        return loss + self.lambda2 * self._of_samples(params, batch) if self.lambda2 else loss
 
     def anchoring(self, params: State, batch: Batch) -> Tensor:
         """Return what the anchors learn by."""
@@ -56,26 +89,27 @@ class Terms:
         if self.lambda1:
             with torch.no_grad():
                 z = self.latent(params, batch)
-            found = found + self.lambda1 * self.anchors.apart(params, z, batch)
+            found = found + self.lambda1 * self.anchors.distances(params, z, batch)
         if self.lambda2:
-            found = found + self.lambda2 * self._misread(self.parts.predicting(params), batch)
+            found = found + self.lambda2 * self._of_samples(self.parts.mixed(params), batch)
         return found
 
-    def own_classes(self, params: State, batch: Batch) -> Tensor:
+    def released(self, params: State, batch: Batch) -> Tensor:
         """Return the distance and the loss of all anchors' means: what the released code moves the anchors by."""
         with torch.no_grad():
             z = self.latent(params, batch)
-        outputs = self._outputs(self.parts.predicting(params), params[MEANS], batch)
+        outputs = self._outputs(self.parts.mixed(params), params[MEANS], batch)
         labels = torch.arange(outputs.shape[1], device=outputs.device).expand(outputs.shape[:2])
-        return self.anchors.apart(params, z, batch) + Batch(params[MEANS], labels, None, batch.key).losses(outputs)
+        means = Batch(params[MEANS], labels, None, batch.key)
+        return self.anchors.distances(params, z, batch) + means.losses(outputs)
 
     def latent(self, params: State, batch: Batch) -> Tensor:
         """Return the embedded samples, ``[c, B, k]``."""
-        return self.task.forward(params, batch.x, batch.key, last=self.parts.first).flatten(2)
+        return self.task.forward(params, batch.x, batch.key, last=self.parts.above).flatten(2)
 
     def _outputs(self, params: State, z: Tensor, batch: Batch) -> Tensor:
-        return self.task.forward(params, z, batch.key, first=self.parts.first)
+        return self.task.forward(params, z, batch.key, first=self.parts.above)
 
-    def _misread(self, params: State, batch: Batch) -> Tensor:
+    def _of_samples(self, params: State, batch: Batch) -> Tensor:
         drawn = self.anchors.drawn(params, batch.key, self.draws)
-        return self.anchors.misread(self._outputs(params, drawn.points, batch), drawn)
+        return self.anchors.losses(self._outputs(params, drawn.points, batch), drawn)

@@ -5,60 +5,44 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfl.base.errors import UsageError
-from hpcfl.base.types import Shape
-from hpcfl.data.base import Features, Integers, Labels, Range
-from hpcfl.data.pixels import Scale, scaled
+from hpcfl.base.types import Ints, Shape
+from hpcfl.data.base import Features, Labels, Range, Scale, scaled
 
-PIECE = 16 << 20
-"""Bytes of features that are read at a time."""
-PEAK = 255
-"""Largest pixel."""
+PIECE = 16 << 20  # bytes of features that are read at a time
+PEAK = 255  # largest pixel
 LINKS = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "an external link"}
 
 
-@dataclass(frozen=True)
-class Part:
-    """One pair of features and labels.
+class Part(NamedTuple):
+    """One pair of features and labels."""
 
-    Attributes
-    ----------
-    group : str
-        Where it lies in the file.
-    size : int
-        Number of samples.
-    shape : tuple of int
-        Shape of one sample's features.
-    dtype : numpy.dtype
-        Type of the labels: integers for classes, floating-point numbers for targets.
-    largest : int
-        Largest class; -1 where there are no samples, 0 for targets.
-    """
-
-    group: str
+    group: str  # where it lies in the file
     size: int
-    shape: Shape
-    dtype: np.dtype[np.generic]
-    largest: int
+    shape: Shape  # of one sample's features
+    dtype: np.dtype[np.generic]  # of the labels: integers for classes, floating-point numbers for targets
+    largest: int  # class; -1 where there are no samples, 0 for targets
 
     @property
     def real(self) -> bool:
-        """Whether labels are targets."""
+        """True where labels are targets."""
         return self.dtype.kind == "f"
 
+    @property
+    def features(self) -> str:
+        return f"{self.shape[0]} features" if len(self.shape) == 1 else f"features of shape {self.shape}"
 
-@dataclass(frozen=True)
-class Survey:
+
+class Survey(NamedTuple):
     """What a file holds: clients in natural order of their ids, and the global test set or None."""
 
-    ids: list[str]
     train: list[Part]
     test: list[Part]
     server: Part | None
@@ -66,12 +50,10 @@ class Survey:
     @property
     def parts(self) -> list[Part]:
         """All parts, the global test set last."""
-        pairs = [part for pair in zip(self.train, self.test) for part in pair]
-        return pairs + ([self.server] if self.server else [])
+        return [part for pair in zip(self.train, self.test) for part in pair] + ([self.server] if self.server else [])
 
     @property
     def shapes(self) -> list[Shape]:
-        """Shape of one sample's features, per client."""
         return [part.shape for part in self.train]
 
     @property
@@ -184,59 +166,65 @@ def _cover(space: Any, target: Any) -> None:
 
 
 def survey(path: Path) -> Survey:
-    """Return what is in a file after looking at all of it but the features.
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be read, or if something is missing or not as it should be.
-    """
+    """Return what is in a file after looking at all of it but the features; UsageError if anything is wrong."""
     with opened(path) as file:
         clients = _linked(file, "clients")
         if not isinstance(clients, h5py.Group) or len(clients) == 0:
             raise UsageError(f"{path}: no clients, expected groups clients/<id>/train and clients/<id>/test")
         ids = sorted(clients, key=_natural)
-        train = [_part(file, f"clients/{name}/train") for name in ids]
-        test = [_part(file, f"clients/{name}/test") for name in ids]
-        found = Survey(ids, train, test, _part(file, "test") if "test" in file else None)
+        train, test = ([_part(file, f"clients/{name}/{part}") for name in ids] for part in ("train", "test"))
+        found = Survey(train, test, _part(file, "test") if "test" in file else None)
     _check_kinds(path, found)
-    _check_shapes(path, found)
+    for name, own, other in zip(ids, train, test):
+        _check_client(f"{path}: ", name, own, other, found.server)
     return found
 
 
-def unchanged(file: h5py.File, part: Part) -> Part:
-    """Return a part as it was surveyed; UsageError where there are other sizes or other labels by now."""
-    now = _part(file, part.group)
-    for before, after in ((_worded(part.shape), _worded(now.shape)), (f"{part.size} samples", f"{now.size} samples")):
-        if before != after:
+def _check_kinds(path: Path, found: Survey) -> None:
+    """Refuse classes beside targets."""
+    first = found.parts[0]
+    for part in found.parts:
+        if part.real != first.real:
             raise UsageError(
-                f"{file.filename}: {part.group} has {after}, but {before} when it was checked; expected a file that "
-                "stays as it is"
+                f"{path}: {first.group}/labels are {first.dtype}, but {part.group}/labels {part.dtype}; "
+                "expected integers in all (classes) or floating-point numbers in all (targets)"
             )
-    if now.real != part.real or now.largest != part.largest:
+
+
+def _check_client(where: str, name: str, train: Part, test: Part, server: Part | None) -> None:
+    """Refuse a client without samples, and parts that do not fit together."""
+    if train.size == 0:
+        raise UsageError(f"{where}{train.group} has no samples, expected at least 1")
+    if test.shape != train.shape:
         raise UsageError(
-            f"{file.filename}: {part.group} has other labels than when it was checked; expected a file that stays as "
-            "it is"
+            f"{where}client '{name}' has {train.features} in train and {test.features} in test; "
+            "expected the same in both"
         )
-    return now
+    if server is not None and server.shape != train.shape:
+        raise UsageError(
+            f"{where}test has {server.features}, client '{name}' {train.features}; a global test set needs equal shapes"
+        )
 
 
-def read(
-    file: h5py.File, group: str, kept: Integers | None = None, scale: Scale | None = None
-) -> tuple[Features, Labels]:
+def unchanged(file: h5py.File, part: Part) -> str:
+    """Return the group of a part; UsageError where there are other sizes or other labels than were surveyed."""
+    now = _part(file, part.group)
+    if now.shape != part.shape:
+        changed = f"{now.features}, but {part.features}"
+    elif now.size != part.size:
+        changed = f"{now.size} samples, but {part.size} samples"
+    elif (now.real, now.largest) != (part.real, part.largest):
+        changed = "other labels than"
+    else:
+        return part.group
+    where = f"{file.filename}: {part.group}"
+    raise UsageError(f"{where} has {changed} when it was checked; expected a file that stays as it is")
+
+
+def read(file: h5py.File, group: str, kept: Ints | None = None, scale: Scale | None = None) -> tuple[Features, Labels]:
     """Return the features and labels of a group, float32 ``[n, ...]`` and int64 (or float32) ``[n]``.
 
-    Parameters
-    ----------
-    kept : int64 [k], optional
-        Which features of one axis are returned; None: all.
-    scale : {"unit", "centred"}, optional
-        The features are pixels of 0 to `PEAK`, to be scaled; None: they are numbers, returned as they are.
-
-    Raises
-    ------
-    UsageError
-        If a feature is not finite, or no pixel.
+    `kept` are the features of one axis that are returned; None: all. Otherwise as `pieces`.
     """
     found, labels = dataset(file, f"{group}/features"), dataset(file, f"{group}/labels")
     shape = found.shape[1:] if kept is None else (len(kept),)
@@ -247,12 +235,9 @@ def read(
 
 
 def pieces(features: h5py.Dataset, scale: Scale | None = None) -> Iterator[tuple[int, Features]]:
-    """Yield first row and float32 rows of a data set, a few at a time, scaled if they are pixels.
+    """Yield first row and float32 rows of a data set, a few at a time.
 
-    Raises
-    ------
-    UsageError
-        If a number is not finite, or no pixel.
+    Given a `scale`, they are pixels of 0 to `PEAK`, and are scaled. UsageError if a number is not finite, or no pixel.
     """
     rows = max(1, PIECE // max(1, 4 * int(np.prod(features.shape[1:]))))
     numbers = features.astype(np.float32)
@@ -270,91 +255,49 @@ def pieces(features: h5py.Dataset, scale: Scale | None = None) -> Iterator[tuple
 
 
 def verify(path: Path, found: Survey, scale: Scale | None = None) -> tuple[Range, ...]:
-    """Read all features; return the range of each client's training features, as they are trained on.
+    """Read all features as `pieces`; return the range of each client's training features, as scaled.
 
-    Raises
-    ------
-    UsageError
-        If a number is not finite, or no pixel.
+    It is 0 and 0 where there are none.
     """
+    ranges: dict[str, Range] = {}
     with opened(path) as file:
-        ranges = {part.group: _range(dataset(file, f"{part.group}/features"), scale) for part in found.parts}
+        for part in found.parts:
+            ends = [(p.min(), p.max()) for _, p in pieces(dataset(file, f"{part.group}/features"), scale)]
+            least, most = min((low for low, _ in ends), default=0.0), max((high for _, high in ends), default=0.0)
+            ranges[part.group] = float(least), float(most)
     return tuple(ranges[part.group] for part in found.train)
-
-
-def _range(features: h5py.Dataset, scale: Scale | None) -> Range:
-    """Return the least and the largest number, as scaled; 0 and 0 where there are none."""
-    found = [(float(piece.min()), float(piece.max())) for _, piece in pieces(features, scale)]
-    return min((least for least, _ in found), default=0.0), max((most for _, most in found), default=0.0)
 
 
 def _part(file: h5py.File, group: str) -> Part:
     """Return the sizes of one pair of features and labels, checking them."""
     features, labels = dataset(file, f"{group}/features"), dataset(file, f"{group}/labels")
+    shape, where = features.shape[1:], f"{file.filename}: {group}"
     if features.dtype.kind not in "fiu":
-        raise UsageError(f"{file.filename}: {features.name[1:]} are {features.dtype}, expected numbers")
+        raise UsageError(f"{where}/features are {features.dtype}, expected numbers")
     if labels.dtype.kind not in "fiu":
-        raise UsageError(f"{file.filename}: {labels.name[1:]} are {labels.dtype}, expected integers or real targets")
+        raise UsageError(f"{where}/labels are {labels.dtype}, expected integers or real targets")
     if features.ndim < 2 or labels.ndim != 1:
         raise UsageError(
-            f"{file.filename}: {group} has features {features.shape} and labels {labels.shape}, "
-            "expected [samples, ...] and [samples]"
+            f"{where} has features {features.shape} and labels {labels.shape}, expected [samples, ...] and [samples]"
         )
-    if 0 in features.shape[1:]:
-        raise UsageError(f"{file.filename}: {features.name[1:]} are {features.shape}, expected at least 1 per sample")
+    if 0 in shape:
+        raise UsageError(f"{where}/features are {features.shape}, expected at least 1 per sample")
     if len(features) != len(labels):
-        raise UsageError(f"{file.filename}: {group} has {len(features)} features, but {len(labels)} labels")
-    shape = tuple(int(size) for size in features.shape[1:])
-    return Part(group, len(labels), shape, labels.dtype, _largest(file, labels))
+        raise UsageError(f"{where} has {len(features)} features, but {len(labels)} labels")
+    return Part(group, len(labels), tuple(map(int, shape)), labels.dtype, _largest(f"{where}/labels", labels[()]))
 
 
-def _largest(file: h5py.File, labels: h5py.Dataset) -> int:
+def _largest(where: str, values: NDArray[Any]) -> int:
     """Return the largest class, 0 for targets; UsageError where a class is below 0, or a target not finite."""
-    values = labels[()]
-    if labels.dtype.kind == "f":
+    if values.dtype.kind == "f":
         with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
             wrong = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
         if wrong.size:
-            raise UsageError(
-                f"{file.filename}: {labels.name[1:]}: sample {wrong[0]} has {values[wrong[0]]}, "
-                "expected finite 32-bit numbers"
-            )
+            raise UsageError(f"{where}: sample {wrong[0]} has {values[wrong[0]]}, expected finite 32-bit numbers")
         return 0
     if values.min(initial=0) < 0:
-        raise UsageError(f"{file.filename}: {labels.name[1:]} hold {values.min()}, expected labels from 0")
+        raise UsageError(f"{where} hold {values.min()}, expected labels from 0")
     return int(values.max()) if values.size else -1
-
-
-def _check_kinds(path: Path, found: Survey) -> None:
-    """Refuse classes beside targets."""
-    first = found.parts[0]
-    other = next((part for part in found.parts if part.real != first.real), None)
-    if other is not None:
-        raise UsageError(
-            f"{path}: {first.group}/labels are {first.dtype}, but {other.group}/labels {other.dtype}; "
-            "expected integers in all (classes) or floating-point numbers in all (targets)"
-        )
-
-
-def _check_shapes(path: Path, found: Survey) -> None:
-    """Refuse clients without samples, and parts that do not fit together."""
-    for name, train, test in zip(found.ids, found.train, found.test):
-        if train.size == 0:
-            raise UsageError(f"{path}: {train.group} has no samples, expected at least 1")
-        if test.shape != train.shape:
-            raise UsageError(
-                f"{path}: client '{name}' has {_worded(train.shape)} in train and {_worded(test.shape)} in test; "
-                "expected the same in both"
-            )
-        if found.server is not None and found.server.shape != train.shape:
-            raise UsageError(
-                f"{path}: test has {_worded(found.server.shape)}, client '{name}' {_worded(train.shape)}; "
-                "a global test set needs equal shapes"
-            )
-
-
-def _worded(shape: Shape) -> str:
-    return f"{shape[0]} features" if len(shape) == 1 else f"features of shape {shape}"
 
 
 def _natural(name: str) -> tuple[list[str | int], str]:

@@ -6,35 +6,30 @@ A file holds ``users``, ``num_samples`` in the same order, and ``user_data: {use
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpcfl.base.errors import UsageError
-from hpcfl.data.base import Features, Integers
+from hpcfl.base.types import Ints
+from hpcfl.data.base import Features
+from hpcfl.data.formats.files import reading
 
-KEYS = ("users", "num_samples", "user_data")
+KEYS = {"users": list, "num_samples": list, "user_data": dict}
 
 
-@dataclass(frozen=True, eq=False)
-class User:
+class User(NamedTuple):
     """One user's samples: features float32 ``[n, length]`` from 0 to 1, labels int64 ``[n]``."""
 
     features: Features
-    labels: Integers
+    labels: Ints
 
 
 def read(folder: Path, length: int, classes: int) -> dict[str, User]:
     """Return the users of all JSON files of a folder, files in order of their names, users as each file lists them.
 
-    Parameters
-    ----------
-    length : int
-        Numbers per sample.
-    classes : int
-        Labels are ``0 .. classes - 1``.
+    A sample has `length` numbers and a label ``0 .. classes - 1``.
 
     Raises
     ------
@@ -60,14 +55,11 @@ def read(folder: Path, length: int, classes: int) -> dict[str, User]:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """Return a file's content, its lists of users checked."""
-    try:
+    with reading(path, "JSON", ValueError, RecursionError):
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: truncated or damaged, expected JSON ({str(error).splitlines()[0]})") from None
     if not isinstance(content, dict):
         raise UsageError(f"{path}: holds a {type(content).__name__}, expected an object with {', '.join(KEYS)}")
-    for key, kind in zip(KEYS, (list, list, dict)):
+    for key, kind in KEYS.items():
         if not isinstance(content.get(key), kind):
             raise UsageError(f"{path}: '{key}' is missing or no {kind.__name__}; expected {', '.join(KEYS)}")
     users, sizes = content["users"], content["num_samples"]
@@ -89,16 +81,14 @@ def _user(where: str, data: Any, length: int, classes: int) -> User:
     x, y = data["x"], data["y"]
     if len(x) != len(y):
         raise UsageError(f"{where}: {len(x)} samples in 'x', but {len(y)} labels in 'y'")
-    for number, label in enumerate(y):
+    for i, label in enumerate(y):
         if type(label) is not int or not 0 <= label < classes:
-            said = f"{where}: label {_short(label)} of sample {number}"
-            raise UsageError(f"{said}, expected an integer 0 to {classes - 1}")
-    rows = [_row(f"{where}: sample {number}", row, length) for number, row in enumerate(x)]
+            raise UsageError(f"{where}: label {_short(label)} of sample {i}, expected an integer 0 to {classes - 1}")
+    rows = [_row(f"{where}: sample {i}", row, length) for i, row in enumerate(x)]
     return User(np.array(rows, dtype=np.float32).reshape(-1, length), np.array(y, dtype=np.int64))
 
 
 def _row(where: str, row: Any, length: int) -> Features:
-    """Return one sample's numbers."""
     size = len(row) if isinstance(row, list) else 0
     if size != length:
         raise UsageError(f"{where} has {size} values, expected {length}")

@@ -48,8 +48,7 @@ class Array:
         _, shape, kind, fortran, data = state
         if not isinstance(kind, Type) or not isinstance(data, bytes):
             raise UsageError("holds an array without a type of numbers, or without its bytes")
-        dtype = np.dtype(kind.order + kind.code)
-        sizes = [int(size) for size in shape]
+        dtype, sizes = np.dtype(kind.order + kind.code), [int(size) for size in shape]
         if any(size < 0 for size in sizes) or prod(sizes) * dtype.itemsize != len(data):
             raise UsageError(
                 f"holds an array of shape {str(shape)[:40]} and {len(data)} bytes, which do not go together"
@@ -67,11 +66,9 @@ class Admitted:
         object.__setattr__(self, "make", make)
 
     def __call__(self, *given: Any) -> Any:
-        """Return what stands for the result."""
         return self.make(*given)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse."""
         raise UsageError("changes what it refers to")
 
 
@@ -97,10 +94,9 @@ ADMITTED = {
 
 
 class Restricted(pickle.Unpickler):
-    """An unpickler that knows what arrays are made of, and nothing else."""
+    """An unpickler that knows what arrays are made of, and nothing else: any other global could run anything."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for an admitted global; any other could be made to run anything."""
         if (module, name) not in ADMITTED:
             named = f"{module}.{name}"[:80]
             raise UsageError(f"refers to {named!r}, expected nothing but arrays of numbers and plain values: not read")
@@ -109,13 +105,11 @@ class Restricted(pickle.Unpickler):
 
 def _plain(value: Any) -> Any:
     """Return the value with its arrays."""
-    if isinstance(value, Array):
-        return value.value
     if isinstance(value, dict):
         return {key: _plain(own) for key, own in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_plain(own) for own in value)
-    return value
+    return value.value if isinstance(value, Array) else value
 
 
 def read(path: Path) -> Any:

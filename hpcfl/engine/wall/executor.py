@@ -87,11 +87,11 @@ class Host:
 
     def computed(self, client: int) -> int:
         """Return how many gradients a client's visit has computed so far."""
-        return self.job.task.computed.get(client, 0)
+        return self.job.task.oracle_calls[client]
 
     def _visit(self, client: int, shared: State, visits: Visits, sender: Sender) -> None:
         own = {name: value.clone() for name, value in self.states[client].items()}
-        self.job.task.counted()
+        self.job.task.oracle_calls.clear()
         work = self.job.algorithm.client(self.job.task, shared, own, visits)
         try:
             while True:

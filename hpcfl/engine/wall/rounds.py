@@ -49,7 +49,7 @@ class RealTime(Rounds):
         """Let the client ranks sleep, once; who is late then goes on, and is not asked again."""
         if self.kept is None and self.job.algorithm.clients_done(now.round):
             self.kept, ranks = self.server.release(self.last)
-            record.news.append(released(ranks))
+            record.events.append(released(ranks))
         return False
 
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Held]:
@@ -81,15 +81,15 @@ class RealTime(Rounds):
             return np.full((self.job.scores, self.job.config.clients), np.nan)
         return self.server.scores(now.round, now.shared)
 
-    def together(self, record: Record, wish: str) -> str:
+    def together(self, record: Record, reason: str) -> str:
         """Take the ranks' figures from what they have sent, and tell who is lost."""
         figures = self.server.figures()
         figures[2, 0] += record.seconds.get("wait_seconds", 0.0)  # none where nobody was invited
         record.by_rank = figures
         for loss in self.server.fleet.lost[self.told :]:
-            record.news += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
+            record.events += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
         self.told = len(self.server.fleet.lost)
-        return wish
+        return reason
 
     def personal(self, now: Progress) -> Iterator[Saved]:
         """Ask the ranks that are free for the acknowledged state; of the others, repeat what was saved last."""

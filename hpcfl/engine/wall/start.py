@@ -45,8 +45,8 @@ def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop:
     }
 
     def rest() -> None:
-        if wish := stop.wished():
-            raise Interrupted(wish)
+        if reason := stop.requested():
+            raise Interrupted(reason)
 
     def load(clients: list[int]) -> dict[int, Arrays]:
         return store.load_personal(now.saved, clients) if now.saved else {}
@@ -56,7 +56,7 @@ def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop:
 
     fleet = Fleet(lanes, spare, job.config.lost_after, job.config.patience, bandwidth)
     server = Server(job, fleet, rest)
-    with suppress(Interrupted):  # the wish lasts: the first round hears of it
+    with suppress(Interrupted):  # the request lasts: the first round hears of it
         server.gather()
     job.planner.recall(folder, now.round)
     return RealTime(job, server, last_saved(job, load), since)

@@ -1,1 +1,1 @@
-"""What models are made of, in torch: layers over a chunk of clients, recurrent ones, links, augmentation."""
+"""What models are made of. It imports torch, which a check of the config is not to load: so it lies in a folder."""

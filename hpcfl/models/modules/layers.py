@@ -1,7 +1,4 @@
-"""Running one layer of a model for a chunk of clients, each with parameters of its own.
-
-Everything here has a leading client axis: parameters ``[c, …]``, activations ``[c, B, …]``.
-"""
+"""Running one layer of a model for a chunk of clients: parameters ``[c, …]``, activations ``[c, B, …]``."""
 
 from __future__ import annotations
 
@@ -15,33 +12,14 @@ from torch.func import functional_call, vmap
 
 from hpcfl.base.rng import StepKey, key_as_seed
 from hpcfl.base.types import State
+from hpcfl.models.modules.custom import Dropout
 
 KINKED = nn.ReLU, nn.LeakyReLU, nn.Hardtanh, nn.MaxPool1d, nn.MaxPool2d
-
-
-class Dropout(nn.Module):
-    """Dropout whose mask is keyed by (seed, round, client, step, layer), so it is the same on any rank.
-
-    ``torch.nn.functional.dropout`` takes no generator. Called as an ordinary module it changes nothing.
-    """
-
-    def __init__(self, chance: float) -> None:
-        super().__init__()
-        self.chance = chance
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x: outside a training step nothing is dropped."""
-        return x
-
-    def dropped(self, x: Tensor, key: StepKey, number: int) -> Tensor:
-        """Return x ``[c, B, …]`` with units dropped and the rest scaled by 1/(1 − chance)."""
-        kept = [rng.random(x.shape[1:], dtype="float32") >= self.chance for rng in key.generators(f"dropout {number}")]
-        mask = torch.stack([torch.from_numpy(rows) for rows in kept]).to(x.device)
-        return x * mask / (1.0 - self.chance)
+TorchDropout = nn.modules.dropout._DropoutNd
 
 
 class Layer:
-    """One named layer: its modules, its tensors' names, and how to run it for a chunk."""
+    """One named layer of a model: its modules, its tensors by name, and how to run it."""
 
     def __init__(self, name: str, modules: nn.Sequential, number: int) -> None:
         self.name = name
@@ -55,8 +33,8 @@ class Layer:
 
     @property
     def unbatched(self) -> bool:
-        """Whether the layer has a dropout that cannot be batched."""
-        return any(isinstance(module, nn.modules.dropout._DropoutNd) for module in self.modules)
+        """True for torch's own dropout, which clients take one by one."""
+        return any(isinstance(module, TorchDropout) for module in self.modules)
 
     @property
     def nonsmooth(self) -> list[str]:
@@ -69,24 +47,24 @@ class Layer:
 
     @property
     def random(self) -> bool:
-        """Whether the layer has a dropout, and so gives something else in each training step."""
+        """True where the layer gives something else in each training step."""
         return self.unbatched or any(isinstance(module, Dropout) for module in self.modules)
 
     def __call__(self, params: dict[str, Tensor], x: Tensor, key: StepKey | None) -> Tensor:
         """Return the layer's output ``[c, B, …]``; `key` is None outside training."""
         for module, names in zip(self.modules, self.names):
             if names:
-                x = _own_parameters(module, {key: params[name] for key, name in names.items()}, x)
+                x = _with_parameters(module, {own: params[name] for own, name in names.items()}, x)
             elif isinstance(module, Dropout):
                 x = x if key is None else module.dropped(x, key, self.number)
-            elif isinstance(module, nn.modules.dropout._DropoutNd):
-                x = x if key is None else _foreign_dropout(module, x, key, self.number)
+            elif isinstance(module, TorchDropout):
+                x = x if key is None else _torch_dropout(module, x, key, self.number)
             else:
                 x = module(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return x
 
 
-def _own_parameters(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:
+def _with_parameters(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:
     """Run a module with one set of parameters per client."""
     if len(x) == 1:  # the plain loop: no batching rules in between
         # squeezed, not indexed: the gradient of an index is a second copy
@@ -98,7 +76,7 @@ def _own_parameters(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> 
 
 
 def _call(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Run a module with other parameters; the common modules without the detour of functional_call."""
+    """`functional_call`; the common modules go without its detour."""
     if isinstance(module, nn.Linear):
         return F.linear(x, params["weight"], params.get("bias"))
     if isinstance(module, nn.Conv2d):
@@ -108,29 +86,30 @@ def _call(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:
     return result
 
 
-def _foreign_dropout(module: nn.Module, x: Tensor, key: StepKey, number: int) -> Tensor:
-    """Run a dropout that takes no generator client by client, each under a keyed global seed."""
-    seed, round_, clients, step = key
+def _torch_dropout(module: nn.Module, x: Tensor, key: StepKey, layer: int) -> Tensor:
+    """A dropout that takes no generator, client by client, each under a keyed global seed."""
     rows = []
-    for client, row in zip(clients, x):
+    for client, row in zip(key.clients, x):
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key_as_seed(seed, f"dropout {number}", round_, client, step))
+            torch.manual_seed(key_as_seed(key.seed, f"dropout {layer}", key.round, client, key.step))
             rows.append(module.train()(row))
     return torch.stack(rows)
 
 
 @dataclass(frozen=True)
 class Tape:
-    """What one layer's backward pass needs: its leaves, and the output of the clients that will go through it."""
+    """What one layer's backward pass needs."""
 
     params: State
     x: Tensor
     tracked: Tensor
-    whole: Tensor
+    """Output of the clients that go through the backward pass, with its graph."""
+    output: Tensor
+    """Output of all clients."""
 
     @classmethod
     def record(cls, layer: Layer, params: State, x: Tensor, count: int, key: StepKey) -> Tape:
-        """Run the layer for all rows, building a graph only for the first `count`: the others stop before it."""
+        """Run the layer for all clients, building a graph only for the first `count`: the others stop before it."""
         own = {name: params[name] for name in layer.tensors}
         leaves = {name: value[:count].detach().requires_grad_() for name, value in own.items()}
         inputs = x[:count].detach().requires_grad_(layer.number > 0)

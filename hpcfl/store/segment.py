@@ -1,10 +1,13 @@
 """The writer of a segment: what one start of a run records, one row a round, readable while it grows.
 
-The file is in HDF5's single-writer-multiple-readers mode: after a kill, every acknowledged row is there.
+The file is in HDF5's single-writer-multiple-readers mode: after a kill, every acknowledged row is there. Rare things
+that happen to a run are events, rows of fixed width in a group of their own, ``log``, where readers of the rounds do
+not look.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,63 +15,44 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfl.store import fault
-from hpcfl.store.atomic import sync_folder, temporary
-from hpcfl.store.columns import Array, Column, add_column, add_scales, make_scale, name_axes, shape_of
-from hpcfl.store.events import Log
+from hpcfl.store.atomic import keep_open, sync_folder, temporary
+from hpcfl.store.columns import Array, Column, Coords, add_column, add_scales, make_scale, name_axes, shape_of
+
+EVENTS = 10_000
+"""The most events of one segment."""
+EVENT = np.dtype([("round", "i8"), ("time", "f8"), ("kind", "S16"), ("client", "i8"), ("text", "S200")])
 
 # The oldest format that knows SWMR: "latest" is unreadable for every HDF5 older than the one that wrote it.
 _FORMAT = ("v110", "v110")
-_unclosed: list[h5py.File] = []  # HDF5 may crash when it closes a file that the disk refuses: these stay open
 
 
 class Segment:
-    """An open segment.
+    """An open segment, for rounds from `first` (from 0) up to the `rounds` of the whole run.
 
-    Parameters
-    ----------
-    path : Path
-        the new file; it appears only when it can be read.
-    columns : sequence of Column
-        all that can be recorded.
-    coords : mapping
-        the labels of each axis: client ids, layer names, ranks.
-    first, rounds : int
-        the first round of this segment (from 0), and the number of rounds of the whole run.
-
-    Raises
-    ------
-    ValueError
-        if a column has an axis without coordinates, or no round is left.
+    Its file appears only when it can be read. ValueError if a column has an axis without coordinates, or if no round
+    is left.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        columns: Sequence[Column],
-        coords: Mapping[str, Sequence[int | str]],
-        first: int,
-        rounds: int,
-    ) -> None:
+    def __init__(self, path: Path, columns: Sequence[Column], coords: Coords, first: int, rounds: int) -> None:
         if not 0 <= first <= rounds:
             raise ValueError(f"a segment of rounds {first} to {rounds} cannot be")
         self.path, self.first, self.rounds = path, first, rounds
         hidden = temporary(path)
         self._file = h5py.File(hidden, "w", libver=_FORMAT)
         try:
-            self._build(columns, coords)
+            self._lay_out(columns, coords)
             self._file.swmr_mode = True
             hidden.replace(path)  # a reader never sees a segment that is half laid out
         except BaseException as error:
             hidden.unlink(missing_ok=True)
             if isinstance(error, (OSError, RuntimeError)):
-                _unclosed.append(self._file)
+                keep_open(self._file)
             else:
                 self._file.close()
             raise
         sync_folder(path.parent)
 
-    def _build(self, columns: Sequence[Column], coords: Mapping[str, Sequence[int | str]]) -> None:
+    def _lay_out(self, columns: Sequence[Column], coords: Coords) -> None:
         """Create everything the file will ever hold: nothing can be added in SWMR mode."""
         file, rows = self._file, self.rounds - self.first
         file.attrs.update({"first": self.first, "rounds": self.rounds, "sealed": 0})
@@ -78,31 +62,26 @@ class Segment:
         add_scales(file, coords)
         self._columns = {c.name: add_column(file, c, shape_of(c, coords, rows)) for c in columns}
         name_axes(file, columns)
-        self._log = Log(file)
+        self._events = file.create_dataset("log/events", (EVENTS,), EVENT, chunks=(min(EVENTS, 32),))
+        self._event_count = file.create_dataset("log/count", data=np.zeros(1, np.int64))
+        self._logged = 0
 
     def write(self, round: int, row: Mapping[str, Any]) -> None:
         """Record one round; it counts when this returns, and not before.
 
-        Parameters
-        ----------
-        round : int
-            from `first` to `rounds` - 1.
-        row : mapping
-            values by column, of the shape of the column's axes or broadcast to it; what is missing stays
-            "not recorded".
+        The values in `row` have the shape of the column's axes or are broadcast to it; columns that are missing stay
+        "not recorded".
 
         Raises
         ------
         KeyError, IndexError, ValueError, TypeError
-            for an unknown column, a round of another segment, a wrong shape, a fraction for an integer
+            For an unknown column, a round of another segment, a wrong shape, a fraction for an integer
             column; the row does not count then.
         """
         if not self.first <= round < self.rounds:
             raise IndexError(f"round {round} is not one of {self.first} to {self.rounds - 1}")
         ready = {name: self._fit(name, value) for name, value in row.items()}
-        for place, (name, value) in enumerate(ready.items()):
-            if place == len(ready) // 2:
-                fault.reach("metrics")
+        for name, value in ready.items():
             self._columns[name][round - self.first] = value
         self._file.flush()
         self._rounds[round - self.first] = round
@@ -118,9 +97,25 @@ class Segment:
         return np.broadcast_to(data.astype(column.dtype), column.shape[1:])
 
     def event(self, round: int, kind: str, client: int, text: str) -> None:
-        """Log something that happened, on file when this returns; `client` is -1 where it concerns none."""
-        self._log.add(round, kind, client, text)
+        """Log something that happened, on file when this returns; `client` is -1 where it concerns none.
+
+        A log that is full says so in its last event and drops all others.
+        """
+        if self._logged >= EVENTS:
+            return
+        if self._logged == EVENTS - 1:
+            kind, client, text = "log-full", -1, f"events after the first {EVENTS - 1} are not logged"
+        record = (round, time.time(), _bytes(kind, 16), client, _bytes(text, 200))
+        self._events[self._logged] = np.array(record, EVENT)
+        self._file.flush()  # the record before the count: a reader trusts what is counted
+        self._logged += 1
+        self._event_count[0] = self._logged
+        self._file.flush()
 
     def close(self) -> None:
-        """Close the file; closing it again does nothing."""
         self._file.close()
+
+
+def _bytes(text: str, width: int) -> bytes:
+    """Return `text` in UTF-8, cut at a character so that it fits."""
+    return text.encode()[:width].decode(errors="ignore").encode()

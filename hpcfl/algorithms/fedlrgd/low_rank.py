@@ -1,8 +1,8 @@
-"""Samples that stand in for others: weights, coordinate by coordinate, under which their gradients add up to theirs.
+"""Low-rank interpolation of gradients: weights, coordinate by coordinate, under which those of r samples add up to all.
 
 A loss that is smooth in its data has partial derivatives ``g_i(x; θ)`` that are nearly of low rank: those of any sample
-are nearly linear combinations of those of r samples, with weights that do not depend on θ (Jadbabaie, Makur & Shah,
-Section III-B). Gradients are vectors here, all p coordinates of a model one after the other.
+are nearly linear combinations of those of r surrogate samples, with weights that do not depend on θ (Jadbabaie, Makur &
+Shah, Section III-B). Gradients are vectors here, all p coordinates of a model one after the other.
 """
 
 from __future__ import annotations
@@ -40,15 +40,7 @@ def shaped(vector: Tensor, like: State) -> State:
 
 @dataclass(frozen=True)
 class Bound:
-    """How much is worked on at a time.
-
-    Attributes
-    ----------
-    coordinates : int
-        Matrices ``G^(i)`` that are held together.
-    samples : int
-        Samples whose gradients are held together.
-    """
+    """How much is held at a time: matrices ``G^(i)``, one per coordinate, and samples' gradients."""
 
     coordinates: int
     samples: int
@@ -64,29 +56,18 @@ class Bound:
 
 @dataclass(frozen=True)
 class Inverse:
-    """Pseudo-inverses of square matrices that may be singular.
-
-    Attributes
-    ----------
-    values : float64 [q, r, r]
-    condition : float64 [q]
-        Largest over smallest singular value; inf where that is 0.
-    cut : bool [q]
-        Whether singular values were left out.
-    """
+    """Pseudo-inverses of square matrices that may be singular."""
 
     values: Tensor
+    """float64 [q, r, r]"""
     condition: Tensor
+    """Largest over smallest singular value, inf where that is 0, float64 [q]."""
     cut: Tensor
+    """True where singular values were left out, bool [q]."""
 
     @classmethod
     def of(cls, matrices: Tensor, truncation: float, damping: float) -> Inverse:
-        """Invert by singular values s: ``s / (s² + (damping·s_1)²)``, those of at most ``truncation·s_1`` left out.
-
-        Parameters
-        ----------
-        matrices : float64 [q, r, r]
-        """
+        """Invert ``[q, r, r]`` by singular values ``s / (s² + (damping·s_1)²)``, without those ≤ ``truncation·s_1``."""
         left, s, right = torch.linalg.svd(matrices)
         top = s[:, :1]
         kept = s > truncation * top
@@ -95,28 +76,14 @@ class Inverse:
         return cls(values, torch.where(s[:, -1] > 0, s[:, 0] / s[:, -1], torch.inf), ~kept.all(1))
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What is recorded of the inverses of all coordinates.
-
-    Attributes
-    ----------
-    condition, worst_condition : float
-        Median and largest condition number.
-    truncated : int
-        Coordinates in which singular values were left out.
-    """
-
-    condition: float
-    worst_condition: float
-    truncated: int
-
-    @classmethod
-    def of(cls, parts: Sequence[tuple[Tensor, Tensor]]) -> Seen:
-        """Sum up condition numbers and where values were cut, some coordinates at a time."""
-        condition = torch.cat([part for part, _ in parts])
-        cut = sum(int(part.sum()) for _, part in parts)
-        return cls(float(condition.median()), float(condition.max()), cut)
+def conditioning(parts: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """Return what is recorded of all coordinates' inverses, from `condition` and `cut` of some at a time."""
+    condition, cut = (torch.cat(part) for part in zip(*parts))
+    return {
+        "condition": float(condition.median()),
+        "worst_condition": float(condition.max()),
+        "truncated": float(cut.sum()),
+    }
 
 
 def solved(inverse: Tensor, sums: Tensor) -> Tensor:
@@ -125,19 +92,8 @@ def solved(inverse: Tensor, sums: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class StandIns:
-    """The samples that stand in for all others, r of those that the server holds.
-
-    Attributes
-    ----------
-    task : Task
-        Whose gradients are re-weighted.
-    held : Batch
-        All samples of the server, ``[1, n, …]``.
-    rank : int
-        How many of them stand in, the first ones, r.
-    bound : Bound
-    """
+class Surrogates:
+    """The surrogate samples: the first r = `rank` of those that the server holds, ``[1, n, …]``."""
 
     task: Task
     held: Batch
@@ -145,18 +101,12 @@ class StandIns:
     bound: Bound
 
     @property
-    def standing(self) -> Batch:
-        """The samples that stand in, ``[1, r, …]``."""
+    def samples(self) -> Batch:
+        """The surrogate samples, ``[1, r, …]``."""
         return self._some(slice(0, self.rank))
 
     def inverses(self, points: Tensor, truncation: float, damping: float) -> Iterator[tuple[slice, Inverse]]:
-        """Yield the pseudo-inverses of ``(G^(i))ᵀ`` for some coordinates i at a time, within the bound.
-
-        Parameters
-        ----------
-        points : Tensor [r, p]
-            ϑ_1 … ϑ_r.
-        """
+        """Yield the pseudo-inverses of ``(G^(i))ᵀ`` at ϑ_1 … ϑ_r ``[r, p]``, some coordinates i at a time."""
         most = self.bound.coordinates
         for start in range(0, points.shape[1], most):
             held = self.matrices(points, slice(start, start + most))
@@ -165,13 +115,13 @@ class StandIns:
                 start += len(part)
             del held, part
 
-    def solve(self, points: Tensor, sums: Tensor, truncation: float, damping: float) -> Seen:
+    def solve(self, points: Tensor, sums: Tensor, truncation: float, damping: float) -> dict[str, float]:
         """Replace `sums`, float64 ``[r, p]``, by the weights under which the samples add up to them, in place."""
         seen = []
         for columns, inverse in self.inverses(points, truncation, damping):
             sums[:, columns] = solved(inverse.values, sums[:, columns])
             seen.append((inverse.condition, inverse.cut))
-        return Seen.of(seen)
+        return conditioning(seen)
 
     def matrices(self, points: Tensor, columns: slice) -> Tensor:
         """Return ``g_i(x_j; ϑ_k)`` for some coordinates i, float64 ``[i, k, j]``: the transposes of G^(i)."""
@@ -184,15 +134,7 @@ class StandIns:
         return found
 
     def gradient(self, at: Tensor, weights: Tensor) -> Tensor:
-        """Return the weighted sum of the samples' gradients at θ, coordinate by coordinate (eq. 41), float64 ``[p]``.
-
-        Parameters
-        ----------
-        at : Tensor [p]
-            θ.
-        weights : float64 [r, p]
-            Of sample k in coordinate i.
-        """
+        """Return the sum of the samples' gradients at θ ``[p]`` by `weights` float64 ``[r, p]`` (eq. 41)."""
         total, theta = torch.zeros_like(weights[0]), shaped(at, self.task.initial())
         for where, part in self._pieces():
             total += (flat(self.task.per_sample_gradients(theta, part), 1) * weights[where]).sum(0)
@@ -208,7 +150,6 @@ class StandIns:
         return count * torch.cat(found).double()
 
     def _pieces(self) -> Iterator[tuple[slice, Batch]]:
-        """Yield as many of the samples at a time as the bound allows, and where they are."""
         for start in range(0, self.rank, self.bound.samples):
             where = slice(start, min(start + self.bound.samples, self.rank))
             yield where, self._some(where)
