@@ -155,12 +155,12 @@ def lead(comm: MPI.Intracomm, job: Job, rounds: int, entries: int) -> tuple[Any,
     taken, start, took = np.zeros((rounds, len(SECONDS)), bool), np.zeros(rounds), np.zeros(rounds)
     blocking = []
     for number in range(rounds):
-        plan, sums = server.exchange(number, shared)
+        plan, sums = server.run_round(number, shared)
         taken[number, plan.cohort[plan.depth == 1]] = True
         start[number], took[number] = server.began, server.took
         assert sums.weight("layer 1") == taken[number].sum()
         if last_of_turn(number, rounds):
-            server.leave(number, stopped=False, bereft=False)
+            server.leave(number, stopped=False, without_dead=True)
             blocking += [calls(comm, entries) for _ in range(TURN)]
     return taken, start, took, np.array(blocking).T
 

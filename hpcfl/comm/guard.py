@@ -31,7 +31,7 @@ GROWTH = 1e3  # in one round no norm of a state that still learns rises so; netw
 METRIC = "loss"  # the block that is no part of a message's norm, and the last to name where others are not finite too
 NOT_FINITE, TOO_LARGE = 1, 2
 REASONS = {NOT_FINITE: "is not finite", TOO_LARGE: "has a norm beyond guard.max_norm"}
-NOBODY = -1
+NO_GROUP = -1
 
 
 class Guard(ConfigBase):
@@ -43,25 +43,16 @@ class Guard(ConfigBase):
     """
 
     max_norm: float | None = Field(None, gt=0)
-    """What is larger than so many times the median Euclidean norm of the messages that were accepted in the last 10
-    rounds (of this layer, where layers are sent one by one) does not count either. By default all sizes do."""
+    """Messages count only up to so many times the median Euclidean norm of those accepted in the last 10 rounds (of
+    the layer, where layers are sent one by one). By default all sizes do."""
+
     most: float = Field(0.5, ge=0, le=1)
-    """A round in which more than this share of the visits that arrived was rejected ends the run: it has diverged."""
+    """A round in which more than this share of the visits that arrived is rejected ends the run: it has diverged."""
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """What of a visit was rejected.
-
-    Attributes
-    ----------
-    depth : int
-        The first layer that counts nevertheless, L + 1 for none.
-    group : int
-        The number of the group by which it was rejected.
-    reason : int
-        `NOT_FINITE` or `TOO_LARGE`.
-    """
+    """What of a visit was rejected: the first layer that counts nevertheless (L + 1: none), by which group, and why."""
 
     depth: int
     group: int
@@ -69,13 +60,7 @@ class Rejection:
 
 
 class Norms:
-    """Norms of the messages that were accepted in the last rounds: of each visit's layers, or of each whole visit.
-
-    Parameters
-    ----------
-    rounds : iterable of float64 [visits, units]
-        0 for layers that did not count; the newest last.
-    """
+    """Norms of the messages accepted in the last rounds, each [visits, units]: of layers or of whole visits, 0: not."""
 
     def __init__(self, rounds: Iterable[Floats] = ()) -> None:
         self.rounds: deque[Floats] = deque(rounds, maxlen=WINDOW)
@@ -91,14 +76,12 @@ class Norms:
             self.rounds.append(table[table.any(1)])
 
     def saved(self) -> dict[str, Floats | Ints]:
-        """Return what `restored` takes, for a checkpoint; nothing where there is nothing to remember."""
         if not self.rounds:
             return {}
         return {"norms": np.concatenate(self.rounds), "norm_counts": np.array([len(each) for each in self.rounds])}
 
     @classmethod
     def restored(cls, saved: Mapping[str, NDArray[Any]]) -> Norms:
-        """Return what had been `saved`."""
         return cls(np.split(saved["norms"], np.cumsum(saved["norm_counts"])[:-1])) if saved else cls()
 
 
@@ -110,24 +93,24 @@ class Sieve:
     rows : int
         Visits of the chunk.
     whole : bool
-        Whether a visit counts as a whole or not at all; else each group of the layout is judged by itself.
+        A visit counts as a whole or not at all; else each group of the layout is judged by itself.
     limits : float64 [units], optional
-        The largest norms: of each group of the layout, or of the whole visit. None: any finite norm will do.
+        The largest norms; None: any finite norm will do.
 
     Attributes
     ----------
     first : int64 [rows]
-        The number of the group by which a visit was rejected; `NOBODY`: it was not.
+        The number of the group by which a visit was rejected; `NO_GROUP`: it was not.
     reason : int64 [rows]
         `NOT_FINITE`, `TOO_LARGE`, or 0.
     norms : float64 [rows, units]
-        Those of what was accepted; 0 elsewhere.
+        Of what was accepted; 0 elsewhere.
     """
 
     def __init__(self, rows: int, layout: Layout, whole: bool, limits: Floats | None = None) -> None:
         self.group = {name: number for number, blocks in enumerate(layout) for name in blocks}
         self.whole, self.limits = whole, limits
-        self.first: Ints = np.full(rows, NOBODY)
+        self.first: Ints = np.full(rows, NO_GROUP)
         self.reason: Ints = np.zeros(rows, dtype=np.int64)
         self.norms: Floats = np.zeros((rows, 0 if limits is None else len(limits)))
 
@@ -141,23 +124,23 @@ class Sieve:
             try:
                 message = next(work)
             except StopIteration as end:
-                yield from self._passed(held)
+                yield from self._released(held)
                 state: State = end.value
                 return state
             for name, (value, weight) in message.items():
                 if held and self._unit(name) != self._unit(held[0][0]):
-                    yield from self._passed(held)
+                    yield from self._released(held)
                     held = []
                 held.append((name, value, weight))
 
     def _unit(self, name: str) -> int:
         return 0 if self.whole else self.group[name]
 
-    def _passed(self, held: Sequence[Part]) -> Generator[Message, None, None]:
+    def _released(self, held: Sequence[Part]) -> Generator[Message, None, None]:
         if held:
             self.judge(held)
         for name, value, weight in held:
-            bad = self.first[: len(weight)] != NOBODY
+            bad = self.first[: len(weight)] != NO_GROUP
             yield {name: without(value, weight, bad) if bad.any() else (value, weight)}
 
     def judge(self, held: Sequence[Part]) -> None:
@@ -171,11 +154,11 @@ class Sieve:
                 squares[: len(sizes)] += sizes**2
         if self.limits is not None:
             self._reject(np.sqrt(squares) > self.limits[unit], self.group[held[-1][0]], TOO_LARGE)
-            good = np.flatnonzero(self.first[:rows] == NOBODY)
+            good = np.flatnonzero(self.first[:rows] == NO_GROUP)
             self.norms[good, unit] = np.sqrt(squares[good])
 
     def _reject(self, which: NDArray[np.bool_], group: int, reason: int) -> None:
-        rows = np.flatnonzero(which & (self.first[: len(which)] == NOBODY))
+        rows = np.flatnonzero(which & (self.first[: len(which)] == NO_GROUP))
         self.first[rows], self.reason[rows] = group, reason
 
 

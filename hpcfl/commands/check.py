@@ -62,7 +62,7 @@ def _rounds(job: Job) -> Facts:
     if clock == "wall" and not speed.known(clock):
         first = job.planner.plan(job.planner.attempt(0))
         yield "cohort", f"{len(first.cohort)} invited"
-        yield "layers", f"{first.layers}; chances to reach them in time are not known"
+        yield "layers", f"{first.layers}; chances to reach them by a deadline are not known"
         yield "time", "real" + ("" if isnan(end := first.closes_after) else f", a first deadline of {end:.3g} s")
         return
     plans = _planned(job, min(PREVIEW, job.config.rounds))
@@ -112,7 +112,7 @@ def _messages(job: Job) -> Facts:
 
 def _reduced(layout: Iterable[Mapping[str, Block]]) -> int:
     """Bytes of the exact sums of all blocks."""
-    return sum(block.slabs * 8 * prod(block.shape) for group in layout for block in group.values())
+    return sum(block.bins * 8 * prod(block.shape) for group in layout for block in group.values())
 
 
 def _chunks(job: Job, ranks: int) -> Facts:

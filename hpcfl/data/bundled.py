@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints, Shape
 from hpcfl.data.base import Header, Pixels
@@ -16,18 +17,23 @@ from hpcfl.data.pooled import Pool, Pooled
 
 
 class Table(NamedTuple):
-    """What scikit-learn is known to bundle: importing it takes more than a second."""
+    """What scikit-learn is known to bundle: a file of numbers, labels last, below `skip` lines of a head."""
 
     shape: Shape
     train: int
     classes: int
     peak: float
+    file: str
+    skip: int = 0
 
     def header(self, shape: Shape) -> Header:
         return Header(None, self.train, self.shape[0] - self.train, (shape,), self.classes)
 
 
-TABLES = {"breast_cancer": Table((569, 30), 455, 2, 4254), "digits": Table((1797, 64), 1437, 10, 16)}
+TABLES = {
+    "breast_cancer": Table((569, 30), 455, 2, 4254, "breast_cancer.csv", 1),
+    "digits": Table((1797, 64), 1437, 10, 16, "digits.csv.gz"),
+}
 
 
 class Digits(Pooled):
@@ -41,7 +47,7 @@ class Digits(Pooled):
         return TABLES["digits"].header((1, self.side, self.side))
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
-        table, labels, train, test = _loaded("digits", seed)
+        table, labels, train, test = loaded("digits", seed)
         times = 8 // self.side
         blocks = table.astype(np.uint8).reshape(-1, 1, self.side, times, self.side, times)
         sums: Pixels = blocks.sum(axis=(3, 5), dtype=np.uint8)  # at most 64, four times the peak
@@ -64,33 +70,33 @@ class Reduced(Pooled):
 
     def pool_header(self, data_dir: Path | None) -> Header:
         if self.augment:
-            raise UsageError(
-                "data.augment = true: expected images, data.name = 'reduced' has none; did you mean false?"
-            )
+            raise refusal("data.augment", "false, since data.name = 'reduced' has no images", True, False)
         return TABLES[self.set].header((self.dimension,))
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
         classes = self.pool_header(data_dir).classes
-        table, labels, train, test = _loaded(self.set, seed)
+        table, labels, train, test = loaded(self.set, seed)
         features = reduced(table, train, self.dimension, self.set == "breast_cancer").astype(np.float32)
         return Pool(features[train], labels[train], features[test], labels[test], 1, classes)
 
 
-def _loaded(name: str, seed: int) -> tuple[Floats, Ints, Ints, Ints]:
+def loaded(name: str, seed: int) -> tuple[Floats, Ints, Ints, Ints]:
     """Return a table float64 ``[n, features]`` and its labels, and the rows for training and testing.
 
-    UsageError where this scikit-learn bundles another one.
+    The file is read where scikit-learn keeps it: importing scikit-learn takes as long as importing torch. UsageError
+    where there is none, or another one.
     """
-    from sklearn import datasets
-
-    table, labels = getattr(datasets, f"load_{name}")(return_X_y=True)
-    known = TABLES[name]
-    found = Table(table.shape, known.train, int(labels.max()) + 1, table.max())
-    if found != known:
-        raise UsageError(f"scikit-learn's {name}: expected {known}, got {found}")
+    found, known = find_spec("sklearn"), TABLES[name]
+    path = Path(found.origin if found and found.origin else "sklearn").parent / "datasets" / "data" / known.file
+    if not path.is_file():
+        raise UsageError(f"scikit-learn's {name}: expected the file {path}, which is not there")
+    whole = np.loadtxt(path, delimiter=",", skiprows=known.skip)
+    table, labels = whole[:, :-1], whole[:, -1].astype(np.int64)
+    if (table.shape, labels.max() + 1, table.max()) != (known.shape, known.classes, known.peak):
+        raise UsageError(f"scikit-learn's {name}: expected {known}, got {table.shape} up to {table.max()}")
     order = keyed(seed, "split").permutation(len(table))
     train, test = np.sort(order[: known.train]), np.sort(order[known.train :])
-    return table.astype(np.float64), labels.astype(np.int64), train, test
+    return np.ascontiguousarray(table), labels, train, test
 
 
 def reduced(table: Floats, train: Ints, dimension: int, standardised: bool) -> Floats:

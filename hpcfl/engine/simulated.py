@@ -11,7 +11,7 @@ import torch
 
 from hpcfl.algorithms import IteratedReduction
 from hpcfl.base.types import Floats, State
-from hpcfl.comm.message import Deposits, Message
+from hpcfl.comm.message import ExactSums, Message
 from hpcfl.comm.placement import Chunk
 from hpcfl.comm.transport import Alone, Personal, Saved, Transport
 from hpcfl.engine.iterated import blank, iterate, keep
@@ -68,13 +68,13 @@ class Simulated(Rounds):
             taken[chunk.number] = {name: torch.from_numpy(state[name]).to(like[name], copy=True) for name in state}
         return taken
 
-    def exchange(self, now: Progress, record: Record) -> tuple[Plan, Deposits]:
+    def exchange(self, now: Progress, record: Record) -> tuple[Plan, ExactSums]:
         """Carry out the next round: who counts, and how far, was decided before."""
         self.plans = self.plans or self.job.planner.plans(self.first, lambda: now.stage.number)
         plan = next(self.plans)
         self.transport.count()
         now.shared = self.transport.invite(now.shared)
-        sums = Deposits(self.job.layout, len(plan.cohort), plan.miss_probability)
+        sums = ExactSums(self.job.layout, len(plan.cohort), plan.miss_probability)
         kept: list[Message] = []
         record.measure_norms(self.job.config.clients, self.job.guard.limits(now.norms))
         with record.timed("compute_seconds"):
@@ -92,7 +92,7 @@ class Simulated(Rounds):
     def _iterated(self, reduction: IteratedReduction, shared: State, kept: list[Message], record: Record) -> State:
         """Return what the reduction finds; all ranks iterate together."""
 
-        def reduce(sums: Deposits) -> Deposits:
+        def reduce(sums: ExactSums) -> ExactSums:
             with record.timed("wait_seconds"):
                 return self.transport.share(sums)
 
@@ -121,7 +121,7 @@ def visit(
     plan: Plan,
     chunk: Chunk,
     now: Progress,
-    sums: Deposits,
+    sums: ExactSums,
     kept: list[Message] | None = None,
     record: Record | None = None,
 ) -> int:
@@ -153,7 +153,7 @@ def visit(
     return len(rows)
 
 
-def _take(sums: Deposits, kept: Message, message: Message) -> None:
+def _take(sums: ExactSums, kept: Message, message: Message) -> None:
     sums.add(message)
     keep(message, kept)
 

@@ -142,28 +142,28 @@ def _transport(comm: Any) -> Transport:
         from hpcfl.comm.transport import Alone
 
         return Alone()
-    from hpcfl.comm.collective import Tree
+    from hpcfl.comm.collective import Collective
 
-    return Tree(comm)
+    return Collective(comm)
 
 
 def _in_real_time(job: Job, request: RunRequest, now: Progress, comm: Any, hosts: list[str]) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
     from hpcfl.engine.wall import start
-    from hpcfl.engine.wall.watchdog import Watch
+    from hpcfl.engine.wall.watchdog import Watchdog
 
     folder, serves = request.folder, comm.Get_rank() == 0
-    stop, watch = stopping.Stop(folder, serves), Watch(folder, job.config.lost_after)
+    stop, watch = stopping.Stop(folder, serves), Watchdog(folder, job.config.lost_after)
 
     def rest() -> None:
         stopping.forward(stop, folder)
         watch.look()
 
     if not serves:
-        return start.served(job, comm, hosts, now, rest)
-    rounds = start.led(job, comm, hosts, folder, stop, now)
+        return start.serve(job, comm, hosts, now, rest)
+    rounds = start.lead(job, comm, hosts, folder, stop, now)
     stopped = _run_rounds(job, request, rounds, now, comm.Get_size(), stop)
-    start.dismissed(rounds, comm, now.round, stopped)
+    start.dismiss(rounds, comm, now.round, stopped)
     return stopped
 
 

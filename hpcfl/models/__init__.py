@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.registry import lookup, registered
 
 if TYPE_CHECKING:
     from torch import nn
+
+Width = Annotated[int, Field(ge=1)]
+Chance = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Model(ConfigBase):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field
+
 from hpcfl.base.errors import UsageError
-from hpcfl.models import Model
-from hpcfl.models.mlp import check_dropout, dense
+from hpcfl.models import Chance, Model, Width
+from hpcfl.models.mlp import dense
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,21 +18,18 @@ class BiLstm(Model):
     """SRPFL's network for Sent140 by default: two bidirectional LSTM layers of 256, then 5 units, then the classes."""
 
     name: Literal["bilstm"] = "bilstm"
-    layers: int = 2
+    layers: Width = 2
     """LSTM layers; what the last one ends with in either direction goes on."""
-    hidden: int = 256
+    hidden: Width = 256
     """Units per layer and direction."""
-    dropout: float = 0.5
+    dropout: Chance = 0.5
     """Chance that an output of an LSTM layer but the last is dropped while training."""
-    bottleneck: int = 5
+    bottleneck: int = Field(5, ge=0)
     """Units of a ReLU layer before the last one; 0 for none."""
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        if min(self.layers, self.hidden) < 1 or self.bottleneck < 0:
-            raise UsageError("model: expected layers and hidden of at least 1, and bottleneck of at least 0")
         if len(shape) != 2 or min(shape) < 1:
             raise UsageError(f"model.name = 'bilstm' needs features of shape (length, dimension), got {shape}")
-        check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
         from torch import nn

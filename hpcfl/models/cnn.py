@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from hpcfl.base.errors import UsageError
-from hpcfl.models import Model
-from hpcfl.models.mlp import check_dropout, dense
+from hpcfl.models import Chance, Model, Width
+from hpcfl.models.mlp import dense
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,23 +17,20 @@ class Cnn(Model):
     """The SALF paper's CNN by default: conv 5x5x6, pool, conv 5x5x6, pool, fc 50, fc."""
 
     name: Literal["cnn"] = "cnn"
-    channels: tuple[int, ...] = (6, 6)
+    channels: tuple[Width, ...] = (6, 6)
     """Filters of each convolution."""
-    kernel: int = 5
+    kernel: Width = 5
     """Side of the square filters."""
     padding: Literal["valid", "same"] = "valid"
     """No padding, or the input's size kept."""
-    hidden: tuple[int, ...] = (50,)
+    hidden: tuple[Width, ...] = (50,)
     """Widths of the hidden fully connected layers."""
-    dropout: float = 0.0
+    dropout: Chance = 0.0
     """Chance that a hidden unit of those is dropped while training."""
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        if min((*self.channels, *self.hidden, self.kernel), default=1) < 1:
-            raise UsageError("model: expected channels, hidden and kernel of at least 1")
         if len(shape) != 3:
             raise UsageError(f"model.name = 'cnn' needs features of shape (channels, height, width), got {shape}")
-        check_dropout(self.dropout)
         if min(self._sides(shape)) < 1:
             raise UsageError(
                 f"model.channels: {len(self.channels)} convolutions of kernel {self.kernel} leave nothing of "

@@ -6,10 +6,8 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
 from hpcfl.base.errors import UsageError
-from hpcfl.models import Model
+from hpcfl.models import Model, Width
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,22 +27,20 @@ class Latent(Model):
     """``dense``: linear layers, ReLU between them. ``convolutions``: two convolutions with max-pooling and a sigmoid
     each, then one linear layer. ``identity``: none; features must have `dimension` coordinates.
     """
-    widths: tuple[int, ...] = (64, 64)
+    widths: tuple[Width, ...] = (64, 64)
     """Widths of the dense embedding's hidden layers."""
-    channels: tuple[int, int] = (8, 16)
+    channels: tuple[Width, Width] = (8, 16)
     """Filters of the two convolutions, 5 x 5 with the input's size kept."""
-    dimension: int = Field(64, ge=1)
+    dimension: Width = 64
     """Dimension of the latent space, k."""
     rectify: bool = False
     """A ReLU at the end of the embedding; what is never negative cannot be distributed as a Gaussian."""
-    hidden: tuple[int, ...] = ()
+    hidden: tuple[Width, ...] = ()
     """Widths of the layers between embedding and classifier, each with a LeakyReLU of slope 0.01: empty for FLIC-Class,
     one for FLIC-HL.
     """
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        if min((*self.widths, *self.channels, *self.hidden)) < 1:
-            raise UsageError("model: expected widths, channels and hidden of at least 1")
         if self.embedding == "identity" and prod(shape) != self.dimension:
             raise UsageError(
                 f"model.dimension: embedding = 'identity' keeps the {prod(shape)} features, got {self.dimension}; "

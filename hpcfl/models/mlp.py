@@ -6,8 +6,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
-from hpcfl.base.errors import UsageError
-from hpcfl.models import Model
+from hpcfl.models import Chance, Model, Width
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,17 +16,12 @@ class Mlp(Model):
     """A multilayer perceptron with ReLU: fc1, fc2, …."""
 
     name: Literal["mlp"] = "mlp"
-    hidden: tuple[int, ...] = (32, 16)
+    hidden: tuple[Width, ...] = (32, 16)
     """Widths of the hidden layers; empty for a linear model."""
-    dropout: float = 0.0
-    """Chance that a hidden unit is dropped while training, 0 <= dropout < 1."""
+    dropout: Chance = 0.0
+    """Chance that a hidden unit is dropped while training."""
     softmax: bool = False
     """The outputs go through a softmax before the loss applies its own, as in SRPFL's released code."""
-
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
-        if any(width < 1 for width in self.hidden):
-            raise UsageError(f"model.hidden: expected widths of at least 1, got {list(self.hidden)}")
-        check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
         from torch import nn
@@ -38,12 +32,7 @@ class Mlp(Model):
         return layers
 
 
-def check_dropout(chance: float) -> None:
-    if not 0 <= chance < 1:
-        raise UsageError(f"model.dropout: expected a chance of at least 0 and below 1, got {chance}")
-
-
-def dense(widths: list[int], dropout: float) -> list[tuple[str, nn.Sequential]]:
+def dense(widths: list[int], dropout: Chance) -> list[tuple[str, nn.Sequential]]:
     """Return linear layers fc1 … fcn for these widths, the input flattened, ReLU between them."""
     from torch import nn
 

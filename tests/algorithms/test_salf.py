@@ -23,7 +23,7 @@ from hpcfl.algorithms import ServerState
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.message import Deposits
+from hpcfl.comm.message import ExactSums
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.equal import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
@@ -268,7 +268,7 @@ def test_a_layer_that_nobody_reached_stays_to_the_bit(keys, depth):
 
 def answered(algorithm, task, shared, reached, invited=4, missing=None, extras=None):
     """The server's answer where `reached[l-1]` users sent ones as the change of every tensor of layer l."""
-    sums = Deposits(algorithm.layout(task), invited, np.zeros(len(reached)) if missing is None else missing)
+    sums = ExactSums(algorithm.layout(task), invited, np.zeros(len(reached)) if missing is None else missing)
     for names, count in zip(algorithm.layers(task), reached):
         weight = torch.ones(count, dtype=torch.float64)
         sums.add({name: (torch.ones(count, *shared[name].shape), weight) for name in names})

@@ -105,11 +105,11 @@ def test_the_transport_carries_any_type(world: Any) -> None:
 
     if world.comm is None:
         pytest.skip("needs MPI")
-    from hpcfl.comm.collective import Tree
+    from hpcfl.comm.collective import Collective
 
     mine = {"a": torch.arange(3.0), "b": torch.tensor([[1, 2]]), "c": torch.tensor(2.5, dtype=torch.float64)}
     start = mine if world.rank == 0 else {name: torch.zeros_like(value) for name, value in mine.items()}
-    got = Tree(world.comm).invite(start)
+    got = Collective(world.comm).invite(start)
     for name, value in mine.items():
         assert torch.equal(got[name], value)
     assert got.keys() == mine.keys()

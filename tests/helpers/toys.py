@@ -14,7 +14,7 @@ from hpcfl.algorithms import Algorithm, ServerState
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
 from hpcfl.comm.guard import Guard
-from hpcfl.comm.message import Deposits
+from hpcfl.comm.message import ExactSums
 from hpcfl.comm.placement import cut
 from hpcfl.data import ClientData, Federation
 from hpcfl.engine.iterated import iterate
@@ -117,7 +117,7 @@ class Rounds:
 
     def collect(self, plan):
         """The sums of one round; the shared state is not touched."""
-        sums = Deposits(self.job.layout, len(plan.cohort), plan.miss_probability)
+        sums = ExactSums(self.job.layout, len(plan.cohort), plan.miss_probability)
         kept = []
         for chunk in self.job.chunks:
             visit(self.job, plan, chunk, self.now, sums, kept)

@@ -84,7 +84,6 @@ class Started:
 def serve() -> int:
     """Fork what standard input asks for, until it ends; return how many children had to be killed."""
     import h5netcdf  # noqa: F401
-    import sklearn.datasets
     import torch
     import xarray  # noqa: F401
 
@@ -97,7 +96,6 @@ def serve() -> int:
     from hpcfl.data import sources
     from hpcfl.models import models
 
-    sklearn.datasets.load_digits()
     torch.set_num_threads(1)
     assert all((algorithms(), sources(), models()))  # all of them imported
     running: set[int] = set()

@@ -258,7 +258,7 @@ CASES = {
     "rate-nan": fedavg("speed.model=exponential speed.rate=nan", "speed.rate", "nan"),
     "alpha-nan": fedavg("data.partition=dirichlet data.alpha=nan", "data.alpha", "nan"),
     "rate-0": fedavg("speed.model=exponential speed.rate=0.0", "speed.rate", "0.0"),
-    "width-0": salf("model.hidden=[32,0]", "model.hidden", "at least 1", "0"),
+    "width-0": salf("model.hidden=[32,0]", "model.hidden", "greater than or equal to 1, got 0"),
     "dropout-1": salf("model.dropout=1.0", "model.dropout", "1.0"),
     "batch-below-0": salf("algorithm.batch=-1", "algorithm.batch", "-1"),
     # names

@@ -159,18 +159,22 @@ def test_the_default_is_the_papers_network():
 
 
 @pytest.mark.parametrize(
-    ("keys", "shape", "said"),
+    ("key", "value", "said"),
     [
-        ({}, (3, 32, 32), r"needs features of shape \(length, dimension\), got \(3, 32, 32\)"),
-        ({"layers": 0}, (25, 100), "layers and hidden of at least 1"),
-        ({"hidden": 0}, (25, 100), "layers and hidden of at least 1"),
-        ({"bottleneck": -1}, (25, 100), "bottleneck of at least 0"),
-        ({"dropout": 1.0}, (25, 100), "model.dropout: expected a chance"),
+        ("layers", 0, "greater than or equal to 1, got 0"),
+        ("hidden", 0, "greater than or equal to 1, got 0"),
+        ("bottleneck", -1, "greater than or equal to 0, got -1"),
+        ("dropout", 1.0, "less than 1, got 1.0"),
     ],
 )
-def test_what_cannot_be_an_lstm_is_refused(keys, shape, said):
-    with pytest.raises(UsageError, match=said):
-        BiLstm(**keys).check(shape, 2)
+def test_what_cannot_be_an_lstm_is_refused(key, value, said):
+    with pytest.raises(UsageError, match=rf"model\.{key}: expected {said}"):
+        BiLstm.from_table({key: value}, "model")
+
+
+def test_an_lstm_takes_sequences_of_vectors():
+    with pytest.raises(UsageError, match=r"needs features of shape \(length, dimension\), got \(3, 32, 32\)"):
+        BiLstm().check((3, 32, 32), 2)
 
 
 # --- LeNet-5 and MLP ----------------------------------------------------------------------------------------

@@ -274,7 +274,7 @@ def test_runs_that_recorded_less_are_refused(tmp_path: Path) -> None:
 
 
 def test_older_states_are_refused_by_round(solo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Recorder._of_plan
+    honest = Recorder.plan_columns
 
     def stale(self: Recorder, plan: Plan) -> dict[str, Any]:
         row = honest(self, plan)
@@ -282,7 +282,7 @@ def test_older_states_are_refused_by_round(solo: Any, tmp_path: Path, monkeypatc
 
     values = table("salf", "mlp", False)
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "_of_plan", stale)
+        patch.setattr(Recorder, "plan_columns", stale)
         run = play(solo, values, tmp_path / "run", None)
     with pytest.raises(RunError, match="older states in round 2"):
         job_of(replay(values, run))
