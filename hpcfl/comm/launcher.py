@@ -1,15 +1,13 @@
 """What started this process and as how many ranks, and what MPI is told before it starts.
 
-Wrong launches are told apart before a run begins. MPI reads settings from the environment when it starts:
+Wrong launches are told apart before a run begins. MPI's settings, in the environment:
 
-Nonblocking collectives are to be binomial trees. By themselves both MPIs cut large messages into pieces that go around
-in turns. A piece moves on when its rank looks, and ranks that give way between two looks make it wait: 1 MB to and from
-9 ranks took 12 times as long under MPICH, 100 MB to and from 3 ranks twice as long under Open MPI. In a binomial tree a
-message is one piece.
+`TREES`: nonblocking collectives are binomial trees. By themselves both MPIs cut large messages into pieces that move on
+when a rank looks, and wait for ranks that give way between two looks: 1 MB to and from 9 ranks took 12 times as long
+under MPICH, 100 MB to and from 3 ranks twice as long under Open MPI. In a binomial tree a message is one piece.
 
-Where MPI tells of dead ranks, MPI_Finalize is not to wait for the launcher. It meets twice there: over MPI without the
-dead, then once more through the launcher, which at times goes on waiting for them (with two ranks killed about 1 run in
-50 never ended on a busy machine; open-mpi/ompi issue 11404).
+`FAREWELL`: with ULFM, MPI_Finalize does not meet a second time through the launcher, which at times waits for the dead
+(with two ranks killed about 1 run in 50 never ended on a busy machine; open-mpi/ompi issue 11404).
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ TREES = {
 FAREWELL = {"OMPI_MCA_async_mpi_finalize": "1"}
 
 
-def prefer(environ: MutableMapping[str, str]) -> None:
+def set_defaults(environ: MutableMapping[str, str]) -> None:
     """Add MPI's settings where the environment does not say what is wanted; to be called before MPI starts."""
     for name, value in (TREES | FAREWELL if _ulfm_asked(environ) else TREES).items():
         environ.setdefault(name, value)
@@ -56,19 +54,13 @@ def launched() -> bool:
 def world() -> Any:
     """Return the world communicator where a launcher started this process, else None: MPI is not imported then.
 
-    The processes of a wrong launch know nothing of each other: the first one speaks, the others stay silent.
-
-    Raises
-    ------
-    UsageError
-        If the launch is wrong, on the first process; `ErrorOnOtherRank` on the others.
-    RunError
-        If MPI cannot be loaded.
+    A wrong launch is a UsageError on its first process and `ErrorOnOtherRank` on the others, which know nothing of each
+    other. RunError where MPI cannot be loaded.
     """
-    comm, wrong = judged()
+    comm, wrong = checked_world()
     if not wrong:
         return comm
-    if position(os.environ) > 0:
+    if launched_rank(os.environ) > 0:
         time.sleep(PATIENCE)
         raise ErrorOnOtherRank(2)
     error = UsageError(wrong)
@@ -76,7 +68,7 @@ def world() -> Any:
     raise error
 
 
-def judged() -> tuple[Any, str]:
+def checked_world() -> tuple[Any, str]:
     """Return the world communicator or None, and one line on what is wrong with the launch, empty where all is well.
 
     MPI is asked for its name before it starts: an MPICH under a foreign launcher ends the process while starting.
@@ -94,7 +86,7 @@ def judged() -> tuple[Any, str]:
     return MPI.COMM_WORLD, scattered(os.environ, MPI.COMM_WORLD.Get_size(), text)
 
 
-def position(environ: Environ) -> int:
+def launched_rank(environ: Environ) -> int:
     """The number that the launcher gave this process; 0 without one."""
     return next((_count(environ, key) for key in RANKS if key in environ), 0)
 
@@ -183,9 +175,7 @@ def has_ulfm(comm: Any) -> bool:
     Open MPI has the calls in any case, and they answer; only ``mpiexec --with-ft ulfm`` switches the reports on and
     keeps the launcher from killing the rest. MPICH has nothing.
     """
-    if comm is None:
-        return False
-    found = re.match(r"Open MPI v(\d+)", _loaded().Get_library_version())
+    found = None if comm is None else re.match(r"Open MPI v(\d+)", _loaded().Get_library_version())
     return found is not None and int(found[1]) >= 5 and _ulfm_asked(os.environ)
 
 
@@ -227,14 +217,13 @@ def _count(environ: Environ, key: str) -> int:
 
 def _loaded() -> Any:
     """MPI, not yet started if nobody has imported it before; RunError where it cannot be loaded."""
-    prefer(os.environ)
+    set_defaults(os.environ)
     try:
         import mpi4py
 
         mpi4py.rc(initialize=False, finalize=True)
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise RunError(
-            f"started by an MPI launcher, but MPI cannot be loaded: {' '.join(str(error).split())}"
-        ) from None
+        text = " ".join(str(error).split())
+        raise RunError(f"started by an MPI launcher, but MPI cannot be loaded: {text}") from None
     return MPI
