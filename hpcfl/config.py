@@ -31,13 +31,13 @@ class Evaluate(ConfigBase):
     """When models are evaluated, and what else is computed then."""
 
     every: int = Field(10, ge=1)
-    """rounds between two evaluations"""
+    """After every so many rounds."""
     last: int = Field(10, ge=1)
-    """rounds at the end of the run that are all evaluated"""
+    """And after each of so many last rounds of the run."""
     objective: bool = False
-    """also record the objective: the mean loss over all training samples, the clients' under the models that they
-    predict with, the server's own under the shared one, each with the penalty; without dropout and augmentation. In
-    real time it is not known where a client did not answer."""
+    """Record the objective too: the mean loss over all training samples, the clients' under the models that they
+    predict with, the server's own (if it holds any) under the shared one, each with the penalty. Nothing is drawn for
+    it: no dropout, no augmentation. In real time it is not known where a client did not answer."""
 
     def due(self, done: int, rounds: int) -> bool:
         """Return whether the state after `done` of `rounds` rounds is evaluated."""
@@ -48,9 +48,9 @@ class Checkpoints(ConfigBase):
     """When checkpoints are written, and how many are kept."""
 
     every: int = Field(50, ge=1)
-    """rounds between two checkpoints; there is one at the end too"""
+    """After every so many rounds, and at the end."""
     keep: int = Field(2, ge=1)
-    """newest checkpoints that are kept"""
+    """The newest so many stay."""
 
     def due(self, done: int, rounds: int) -> bool:
         """Return whether the state after `done` of `rounds` rounds is saved."""
@@ -61,32 +61,29 @@ class Config(ConfigBase):
     """Everything that a run depends on. The same config gives the same result, to the bit."""
 
     rounds: int = Field(ge=1)
-    """rounds of the run"""
     clients: int = Field(ge=1)
-    """clients of the federation"""
     seed: int = Field(0, ge=0, lt=2**63)
-    """what all random numbers are drawn by"""
     clock: Literal["simulated", "wall"] = "simulated"
-    """simulated: seconds are drawn and nothing sleeps; wall: they are real and rounds close by them"""
+    """Seconds are drawn and nothing sleeps, or they are real and rounds close by them."""
     precision: Literal["single", "double"] = "single"
-    """parameters, samples and messages are float32, or float64 where the last digits of a minimum count"""
+    """Type of parameters, samples and messages: float32, or float64 where the last digits of a minimum count."""
     batch_clients: Literal["auto", False] | int = "auto"
-    """clients per chunk, whose computations are batched; false: one by one. It decides about the last bits of a
-    result, so auto follows from the config alone and never from the number of ranks."""
+    """Clients per chunk: their computations are batched together. The chunk size decides about the last bits of a
+    result, so it follows from the config alone and never from the number of ranks. False: one by one."""
     threads: Literal["auto"] | int = "auto"
-    """threads per rank within one operation; they too decide about the last bits. auto: 1 in simulated time, in wall
-    time OMP_NUM_THREADS, or this rank's share of its host's cores."""
+    """Threads per rank within one operation; like the chunk size part of what decides about the last bits. ``auto``: 1
+    in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of its host's cores."""
     lane_width: Literal["auto", "node", "all"] | int = "auto"
-    """wall clock: client ranks that share a lane, which only they can hold up: 1 is safest, wider lanes save bytes.
-    node: the ranks of one host; auto: 1 up to 64 ranks, then node."""
+    """Wall clock: client ranks that share a lane. A lane can be held up by its own ranks only; 1 is safest, and wider
+    lanes save bytes. ``node``: the ranks of one host. ``auto``: 1 up to 64 ranks, then ``node``."""
     lost_after: float | None = Field(None, gt=0)
-    """wall clock: seconds of silence after which a rank that owes an answer counts as dead, for MPIs that do not tell;
-    by default never"""
+    """Wall clock: seconds of silence after which a rank that owes an answer counts as dead; for MPIs that do not tell.
+    By default never."""
     patience: float = Field(30.0, gt=0)
-    """wall clock: seconds for which the server waits for ranks before it says on stderr for whom, and again every
-    5 minutes"""
+    """Wall clock: seconds for which the server waits for ranks before it says on stderr for whom; it says so again
+    every 5 minutes."""
     fault_tolerance: Literal["auto", "ulfm"] = "auto"
-    """wall clock: go on without dead ranks where the MPI tells of them (auto), or refuse to run where it does not"""
+    """Wall clock: go on without dead ranks where the MPI tells of them (``auto``), or refuse to run elsewhere."""
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoints = Checkpoints()
     algorithm: SerializeAsAny[Algorithm]
