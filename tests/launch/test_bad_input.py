@@ -504,7 +504,7 @@ def test_an_error_on_one_rank_ends_the_job(mpi: str, clock: str, tmp_path: Path)
     ended = job(mpi, 4, [str(word) for word in command])
     assert ended.code != 0
     assert ended.err.count("Traceback (most recent call last)") == 1
-    assert ("worker.py" in ended.err) == (clock == "wall")
+    assert ("executor.py" in ended.err) == (clock == "wall")
     assert len(ended.said) == 1, ended.err
     assert re.fullmatch(r"hpcfl: rank \d of 4: ArithmeticError: no luck", ended.said[0])
     data = store.open_run(tmp_path / "out")
