@@ -27,7 +27,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from hpcfl.base.types import Floats
-    from hpcfl.comm.message import Deposits, Message
+    from hpcfl.comm.message import ExactSums, Message
 
 if launching.inside():
     import torch
@@ -36,7 +36,7 @@ if launching.inside():
     from hpcfl.algorithms.flic.barycenters import Barycenters, sent
     from hpcfl.algorithms.flic.config import FACTORS
     from hpcfl.base.rng import keyed
-    from hpcfl.comm.collective import Tree
+    from hpcfl.comm.collective import Collective
     from hpcfl.comm.mpi import Patience
     from hpcfl.comm.placement import cores
     from hpcfl.engine.iterated import iterate
@@ -66,7 +66,7 @@ def on_a_rank(asked: argparse.Namespace) -> None:
     """Measure both in turns; the server prints."""
     comm = MPI.COMM_WORLD
     Patience.crowd = comm.Get_size() / len(cores())
-    tree, rows, size = Tree(comm), [], 0
+    tree, rows, size = Collective(comm), [], 0
     clients = asked.clients if comm.Get_rank() else 0
     messages = [message(asked, comm.Get_rank(), client) for client in range(clients)]
     for _ in range(1 + asked.turns):
@@ -98,12 +98,12 @@ class Timed:
         Bytes of a call.
     """
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Collective) -> None:
         self.tree = tree
         self.rows: list[tuple[float, float]] = []
         self.left, self.size = time.perf_counter(), 0
 
-    def __call__(self, sums: Deposits) -> Deposits:
+    def __call__(self, sums: ExactSums) -> ExactSums:
         """Return the sums over all ranks."""
         entered = time.perf_counter()
         total = self.tree.share(sums)
@@ -113,7 +113,7 @@ class Timed:
         return total
 
 
-def iterated(asked: argparse.Namespace, tree: Tree, messages: list[Message]) -> tuple[Floats, int]:
+def iterated(asked: argparse.Namespace, tree: Collective, messages: list[Message]) -> tuple[Floats, int]:
     """Iterate by further sums; return seconds ``[iterations, 2]``, see `Timed`, and the bytes of a sum."""
     timed, reduction = Timed(tree), Barycenters(asked.classes, asked.dimension, 1e-300, ITERATIONS)
     served = {FACTORS: torch.eye(asked.dimension).repeat(asked.classes, 1, 1)}

@@ -67,7 +67,7 @@ def ours(federation: Federation, settings: Config) -> Callable[[], None]:
     task = Task(settings.model, federation, settings.seed)
     size = chunk_size(settings.batch_clients, CLIENTS, sum(v.nbytes for v in task.initial().values()))
     chunks = cut(size, np.ones(CLIENTS), 1)
-    job = Job(settings, task, settings.algorithm, chunks, settings.algorithm.layout(task), np.array([1.0, 0.5]))
+    job = Job(settings, task, settings.algorithm, chunks)
     now, rounds = job.begin(0), Simulated(job, Alone(), 0)
 
     def one_round() -> None:

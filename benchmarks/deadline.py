@@ -95,10 +95,10 @@ def job(case: str, width: str, rounds: int) -> None:
     shared = made.algorithm.init_server(made.task)
     while not series.over:
         series.strike()
-        plan, sums = server.exchange(series.number, shared)
+        plan, sums = server.run_round(series.number, shared)
         shared = made.algorithm.server(made.task, shared, sums)
         series.note(plan, server.began, server.took)
-    _, hard = server.leave(series.number, False, bereft=bool(lost))
+    _, hard = server.leave(series.number, False, without_dead=not lost)
     print(json.dumps(series.summary()), flush=True)
     if hard:
         os._exit(0)

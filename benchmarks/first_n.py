@@ -41,15 +41,15 @@ if launching.inside():
 
     from hpcfl.base.types import Floats, State
     from hpcfl.engine.job import Job
-    from hpcfl.schedule.plan import Invitation
+    from hpcfl.schedule.plan import Attempt
     from hpcfl.schedule.speeds.equal import Equal
 
     class Sleeps(Equal):
         """Each client's visit takes the seconds that are drawn for it."""
 
-        def enforced(self, asked: Invitation) -> Floats:
+        def enforced(self, attempt: Attempt) -> Floats:
             """Return the seconds of those who are invited, float64 [n]."""
-            return drawn(asked.round)[asked.cohort]
+            return drawn(attempt.round)[attempt.cohort]
 
     class Stamped(wall_rounds.Layers):
         """Notes when each round's visit began, and when its sleep was over and the block was handed to MPI's thread."""
@@ -155,12 +155,12 @@ def lead(comm: MPI.Intracomm, job: Job, rounds: int, entries: int) -> tuple[Any,
     taken, start, took = np.zeros((rounds, len(SECONDS)), bool), np.zeros(rounds), np.zeros(rounds)
     blocking = []
     for number in range(rounds):
-        plan, sums = server.exchange(number, shared)
+        plan, sums = server.run_round(number, shared)
         taken[number, plan.cohort[plan.depth == 1]] = True
         start[number], took[number] = server.began, server.took
         assert sums.weight("layer 1") == taken[number].sum()
         if last_of_turn(number, rounds):
-            server.leave(number, stopped=False, bereft=False)
+            server.leave(number, stopped=False, without_dead=True)
             blocking += [calls(comm, entries) for _ in range(TURN)]
     return taken, start, took, np.array(blocking).T
 

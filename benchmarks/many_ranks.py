@@ -187,8 +187,8 @@ def asleep(comm: MPI.Intracomm) -> None:
 def one_round(job: Job, side: Any, turn: int) -> None:
     """Take part in a round in which rank 1 computes."""
     if isinstance(side, wall_rounds.Timed):
-        side.exchange(turn, job.algorithm.init_server(job.task))
-        side.leave(turn, stopped=False, bereft=False)
+        side.run_round(turn, job.algorithm.init_server(job.task))
+        side.leave(turn, stopped=False, without_dead=True)
     else:
         side.serve()
 

@@ -37,7 +37,7 @@ if launching.inside():
     from hpcfl.algorithms.fedavg import FedAvg
     from hpcfl.algorithms.salf import Salf
     from hpcfl.commands.check import bounds
-    from hpcfl.engine.job import Job
+    from hpcfl.engine.job import Job, Progress
 
 ALGORITHMS = ("salf", "fedavg", "layers")
 HIDDEN = [1600] * 6
@@ -100,12 +100,12 @@ def rounds(job: Job, comm: MPI.Intracomm) -> None:
         return
     server, shared = wall_rounds.server(job, comm), job.algorithm.init_server(job.task)
     for number in range(ROUNDS):
-        plan, sums = server.exchange(number, shared)
+        plan, sums = server.run_round(number, shared)
         assert plan.counted.all()
         shared = job.algorithm.server(job.task, shared, sums)
         if not isinstance(job.algorithm, wall_rounds.Layers):  # a model that nobody can test
-            server.scores(number, shared)
-    server.leave(ROUNDS, stopped=False, bereft=False)
+            server.scores(Progress(number, shared, {}))
+    server.leave(ROUNDS, stopped=False, without_dead=True)
 
 
 def settled() -> int:

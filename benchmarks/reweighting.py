@@ -35,7 +35,7 @@ from hpcfl.algorithms.fedlrgd.algorithm import POINTS, FedLrgd
 from hpcfl.algorithms.fedlrgd.low_rank import shaped
 from hpcfl.base.memory import give_back
 from hpcfl.base.rng import StepKey
-from hpcfl.comm.message import Deposits
+from hpcfl.comm.message import ExactSums
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 
@@ -99,7 +99,7 @@ def solved(job: Job) -> float:
         ServerState(job.algorithm.init_server(job.task), job.algorithm.init_extras(job.task)),
     )
     assert isinstance(algorithm, FedLrgd)
-    sums = Deposits(job.layout, 1, np.zeros(1))
+    sums = ExactSums(job.layout, 1, np.zeros(1))
     shape = algorithm.rank, job.task.parameter_count
     sums.add({"sums": (torch.rand(1, *shape, dtype=torch.float64), torch.ones(1, dtype=torch.float64))})
     begun = time.perf_counter()

@@ -25,7 +25,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from math import prod
 
 import launching
 import numpy as np
@@ -37,10 +36,9 @@ if launching.inside():
     from hpcfl.comm.mpi import wait
     from hpcfl.comm.packing import Bytes
     from hpcfl.engine.job import Job
-    from hpcfl.engine.wall.client import Member
-    from hpcfl.engine.wall.framing import Group, room
+    from hpcfl.engine.wall.client import ClientRank
+    from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, zero_frames
     from hpcfl.engine.wall.lane import Lane
-    from hpcfl.engine.wall.staging import Shipment
 
 WIDTHS: tuple[int | str, ...] = ("all", 1)
 WARM = 3
@@ -94,31 +92,31 @@ class Bare:
 
     def __init__(self, lanes: Sequence[Lane] = ()) -> None:
         self.call = np.zeros(8, np.int64)
-        self.buffers = [room(lane.wire) for lane in lanes]  # the server keeps those of its lanes
-        self.summed = [own for lane, own in zip(lanes, self.buffers) if len(lane.bench.ranks) > 1]
+        self.buffers = [zero_frames(lane.formats) for lane in lanes]  # the server keeps those of its lanes
+        self.summed = [own for lane, own in zip(lanes, self.buffers) if len(lane.topology.ranks) > 1]
 
     def server(self, lanes: list[Lane], state: list[Bytes]) -> None:
         """Send the state down, receive the layers."""
         wait([lane.control.Ibcast(self.call, root=0) for lane in lanes])
         wait([lane.data.Ibcast(part, root=0) for lane in lanes for part in state])
-        for part in [part for own in self.summed for parcel in own for part in parcel]:
+        for part in [part for own in self.summed for frame in own for part in frame]:
             part.zero_()  # the server's own part of the sums
-        wait([request for lane, own in zip(lanes, self.buffers) for parcel in own for request in lane.receive(parcel)])
+        wait([request for lane, own in zip(lanes, self.buffers) for frame in own for request in lane.receive(frame)])
 
-    def client(self, member: Member, shipments: list[Shipment]) -> None:
+    def client(self, member: ClientRank, staged: list[StagedFrame]) -> None:
         """Receive the state, send the layers."""
         wait([member.control.Ibcast(self.call, root=0)])
         wait([member.data.Ibcast(part, root=0) for part in member.parts])
-        wait([request for shipment in shipments for request in member.send(shipment)])
+        wait([request for staged in staged for request in member.send(staged)])
 
 
 def lead(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> Iterator[dict[str, float]]:
     """Lead rounds of every kind in turns; yield the seconds of each."""
     server, shared = wall_rounds.server(job, comm), job.algorithm.init_server(job.task)
-    lanes = server.fleet.lanes
+    lanes = server.lanes.all
     bare = Bare(lanes)
     whole = np.ones((3, len(job.layout) * entries), np.float32)
-    _, sums = server.exchange(0, shared)
+    _, sums = server.run_round(0, shared)
     server.figures()
     for number in range(1, 1 + rounds):
         row: dict[str, float] = {}
@@ -126,11 +124,11 @@ def lead(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> Iterator[d
         with timed(row, "server"):
             shared = step()
         with timed(row, "round"):
-            _, sums = server.exchange(number, shared)
+            _, sums = server.run_round(number, shared)
         row["compute"] = float(server.figures()[1].max())
         row["hpcfl"] = row["round"] - row["compute"]
         assert all(bool((value == number).all()) for value in shared.values())
-        server.leave(number, stopped=False, bereft=False)
+        server.leave(number, stopped=False, without_dead=True)
         state = server.packing.sent(shared)
         step()
         with timed(row, "bare"):
@@ -145,18 +143,18 @@ def lead(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> Iterator[d
 def follow(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> None:
     """Be a client in all of them."""
     member = wall_rounds.member(job, comm)
-    bare, shipments = Bare(), [full(group) for group in member.wire]
+    bare, staged = Bare(), [full(group) for group in member.formats]
     whole = np.ones((2, len(job.layout) * entries), np.float32)
     for _ in range(rounds):
         member.serve()
-        bare.client(member, shipments)
+        bare.client(member, staged)
         comm.Bcast(whole[0], root=0)
         comm.Reduce(whole[1], None, root=0)
 
 
-def full(group: Group) -> Shipment:
+def full(group: FrameFormat) -> StagedFrame:
     """Return a group with its layer in it."""
-    return Shipment([group.head(), *(wall_rounds.ones(prod(group.blocks[name].shape))[0] for name in group.large)])
+    return StagedFrame(group, [group.head(), *(wall_rounds.ones(group.blocks[name].size)[0] for name in group.large)])
 
 
 @contextmanager

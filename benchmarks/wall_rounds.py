@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from mpi4py import MPI
 from torch import Tensor
@@ -27,11 +26,11 @@ from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.stopping import Stop
 from hpcfl.engine.wall import start
-from hpcfl.engine.wall.client import Member
-from hpcfl.engine.wall.executor import Host
-from hpcfl.engine.wall.outcome import Tally
+from hpcfl.engine.wall.client import ClientRank
+from hpcfl.engine.wall.executor import Executor
+from hpcfl.engine.wall.outcome import RoundOutcome
 from hpcfl.engine.wall.server import Server
-from hpcfl.schedule.plan import Invitation
+from hpcfl.schedule.plan import Attempt
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
@@ -108,8 +107,7 @@ def job_of(algorithm: Algorithm, ranks: int, width: int | str, rules: Mapping[st
     lean = sum(value.nbytes for value in algorithm.init_server(job.task).values()) >= LEAN_BYTES
     if lean:
         give_back()  # as every job does with a model of this size
-    shares = np.linspace(1, 0, len(algorithm.layers(job.task)), endpoint=False)
-    return replace(job, algorithm=algorithm, layout=algorithm.layout(job.task), shares=shares, lean=lean)
+    return replace(job, algorithm=algorithm, lean=lean)
 
 
 class Timed(Server):
@@ -121,38 +119,38 @@ class Timed(Server):
         When the last round's invitation was sent (seconds of the monotonic clock).
     took : float
         Seconds from there until it was decided what counts.
-    asked : Invitation
+    attempt : Attempt
         Who was invited.
     """
 
     began = took = 0.0
-    asked: Invitation
+    attempt: Attempt
 
-    def _attempt(self, round_: int, attempt: int, shared: State, stage: int) -> Tally:
-        tally = super()._attempt(round_, attempt, shared, stage)
-        self.took = time.monotonic() - tally.start
-        self.began, self.asked = tally.start, tally.asked
-        return tally
+    def _attempt(self, *given: Any) -> RoundOutcome:
+        outcome = super()._attempt(*given)
+        self.took = time.monotonic() - outcome.start
+        self.began, self.attempt = outcome.start, outcome.attempt
+        return outcome
 
 
 def server(job: Job, comm: MPI.Intracomm) -> Timed:
     """Return the server's side; every client rank calls `serve` or `member` meanwhile."""
-    made = start.led(job, comm, _here(comm), NOWHERE, Stop(NOWHERE, True), job.begin(0)).server
-    return Timed(job, made.fleet, made.rest)
+    made = start.lead(job, comm, _here(comm), NOWHERE, Stop(NOWHERE, True), job.begin(0))
+    return Timed(job, made.lanes, made.rest)
 
 
 def serve(job: Job, comm: MPI.Intracomm) -> None:
     """Be a client rank until the server says that the run is over."""
-    start.served(job, comm, _here(comm), job.begin(comm.Get_rank()), lambda: None)
+    start.serve(job, comm, _here(comm), job.begin(comm.Get_rank()), lambda: None)
 
 
-def member(job: Job, comm: MPI.Intracomm) -> Member:
+def member(job: Job, comm: MPI.Intracomm) -> ClientRank:
     """Return a client rank's side, whose `serve` may be called again after the server's `leave`."""
     rank = comm.Get_rank()
     rows = lane_topologies(job.config.lane_width, _here(comm), job.chunks)
     number, bench = next((number, bench) for number, bench in enumerate(rows) if rank in bench.ranks)
-    host = Host(job, job.hosted(rank), job.begin(rank).personal)
-    return Member(job, host, bench, bench.ranks.index(rank), start._connected(comm, bench, number), lambda: None)
+    host = Executor(job, job.hosted(rank), job.begin(rank).personal)
+    return ClientRank(job, host, bench, bench.ranks.index(rank), start._connected(comm, bench, number), lambda: None)
 
 
 def _here(comm: MPI.Intracomm) -> list[str]:

@@ -20,6 +20,7 @@ from hpcfl.comm.placement import check_single
 from hpcfl.data import Header, Source, source_class
 from hpcfl.models import Model, model_class
 from hpcfl.presets import Table, apply, read
+from hpcfl.schedule import planner
 from hpcfl.schedule.complexity import Oracle
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
@@ -145,11 +146,8 @@ class Config(ConfigBase):
             )
         if self.clock == "wall" and self.singles:
             check_single(self.singles, self.lane_width)
-        self.participation.check(self.clients)
-        self.doubling.check(self.participation)
-        self.speed.check(self.participation, self.clock)
-        self.speed.covers(self.rounds, self.clients)
-        self._check_times()
+        rules = self.participation, self.doubling, self.speed, self.algorithm
+        planner.check(*rules, self.rounds, self.clients, self.clock)
         self.algorithm.check(self.speed.rules(self.participation), self.speed.known(self.clock))
 
     def check_shapes(self, header: Header) -> None:
@@ -170,34 +168,6 @@ class Config(ConfigBase):
             f"data: {whose}: algorithm '{self.algorithm.name}' shares one model, which needs equal shapes; "
             f"expected one of {able}"
         )
-
-    def _check_times(self) -> None:
-        """Refuse what needs other times than the speed model's."""
-        if self.algorithm.invites_all(0) and self.speed.by_deadline:
-            raise UsageError(
-                f"algorithm.name = '{self.algorithm.name}' begins with a round that waits for everybody, but the times "
-                f"of speed.model = '{self.speed.model}' follow from the deadline; "
-                "did you mean speed.model = 'exponential'?"
-            )
-        if self.doubling.when != "never" and self.algorithm.clients_done(2):
-            raise UsageError(
-                f"doubling.when = '{self.doubling.when}': algorithm.name = '{self.algorithm.name}' invites clients "
-                "once, so that nothing can double; did you mean doubling.when = 'never'?"
-            )
-        if self.doubling.when == "theory" and not self.speed.known("wall"):
-            raise UsageError(
-                "doubling.when = 'theory' needs to know how long the first n visits take, which speed.model = "
-                f"'{self.speed.model}' does not tell; did you mean doubling.when = 'plateau'?"
-            )
-
-    def remarks(self) -> dict[str, str]:
-        """Return what the user should know before the run, by name."""
-        if self.participation.close != "first" or self.participation.whole(self.algorithm.layerwise):
-            return {}
-        return {
-            "partial": "participation.close = 'first' counts whole visits only: layers of a visit that is not complete "
-            "when the round closes do not count, although participation.partial = 'keep'"
-        }
 
     def text(self) -> str:
         """Return the whole config as JSON, defaults included."""

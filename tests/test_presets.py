@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from data.test_sources import idx_bytes, refused
+from hpcfl.algorithms import ServerState
 from hpcfl.comm.transport import Alone
 from hpcfl.commands import check
 from hpcfl.commands.check import report
@@ -146,7 +147,7 @@ def test_every_experiment_runs_a_round_at_its_size(name: str, folder: Path) -> N
     now = job.begin(0)
     plan, sums = Simulated(job, Alone(), 0).exchange(now, Record.open())
     assert plan.counted.sum() == (config.participation.first or config.clients)
-    after = job.algorithm.server(job.task, now.shared, sums)
+    after = job.algorithm.step(job.task, ServerState(now.shared, now.extras), sums).shared
     assert all(value.isfinite().all() for value in after.values())
     assert any((value != now.shared[key]).any() for key, value in after.items())
     chunk = job.chunks[0]  # testing all clients would take most of the time

@@ -1,6 +1,6 @@
 """FedAvg: local SGD, then the mean of the models (McMahan et al., AISTATS 2017).
 
-With ``participation.partial = "discard"`` and a deadline this is drop-stragglers FedAvg (SALF, eq. 4).
+With ``participation.partial = "discard"`` and rounds that close by time this is drop-stragglers FedAvg (SALF, eq. 4).
 
 With ``epochs = 0``, ``steps = b``, ``batch = 1``, ``weights = "uniform"``, ``lr = 4/μ`` and ``decay = b`` this is
 FedPAQ without quantisation (Reisizadeh et al., AISTATS 2020), with its step size η_k = 4/(μ(kb + 1)) in round k of b

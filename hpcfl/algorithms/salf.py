@@ -113,27 +113,32 @@ class Salf(Algorithm):
         chance = change.new_tensor(visits.arrival[: len(change), layer - 1])
         return change / chance.view(-1, *[1] * (change.dim() - 1))
 
+    def server(self, task: Task, shared: State, sums: Sums) -> State:
+        return self._moved(task, shared, sums, self._nobody(task, sums))
+
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
+        if not state.extras:
+            return super().step(task, state, sums)
+        empty, rounds = state.extras["empty"], state.extras["rounds"]
+        chances = [(float(times) + 1) / (rounds + 2) for times in empty]
+        again = empty.new_tensor([sums.weight(names[0]) == 0 for names in self.layers(task)])
+        extras = {"empty": empty + again, "rounds": rounds + 1}
+        return ServerState(self._moved(task, state.shared, sums, chances), extras)
+
+    def _moved(self, task: Task, shared: State, sums: Sums, chances: list[float]) -> State:
+        """Move each layer by the sum of what arrived over the rule's denominator; an empty layer stays."""
         from hpcfl.comm.message import moved
 
-        layers, shared, extras = self.layers(task), dict(state.shared), state.extras
-        for chance, names in zip(self._nobody(extras, sums, len(layers)), layers):
+        after = dict(shared)
+        for chance, names in zip(chances, self.layers(task)):
             for name in names:
-                shared[name] = moved(shared[name], sums.over(name, self._denominator(name, sums, chance)))
-        if extras:
-            empty = [float(sums.weight(names[0]) == 0) for names in layers]
-            extras = {"empty": extras["empty"] + extras["empty"].new_tensor(empty), "rounds": extras["rounds"] + 1}
-        return ServerState(shared, extras)
+                over = (1.0 - chance) * sums.weight(name) if self.rule == "paper" else float(sums.invited)
+                after[name] = moved(shared[name], sums.over(name, over))
+        return after
 
-    def _denominator(self, name: str, sums: Sums, chance: float) -> float:
-        return (1.0 - chance) * sums.weight(name) if self.rule == "paper" else float(sums.invited)
-
-    def _nobody(self, extras: Extras, sums: Sums, count: int) -> list[float]:
-        """Return p_l for l = 1 … L."""
+    def _nobody(self, task: Task, sums: Sums) -> list[float]:
+        """Return p_l for l = 1 … L, but for those that the past rounds tell."""
+        count = len(self.layers(task))
         if self.missing == "paper":
             return [(1 - number / (count + 1)) ** sums.invited for number in range(1, count + 1)]
-        if self.missing == "exact":
-            return [float(chance) for chance in sums.missing]
-        if self.missing == "empirical":
-            return [(float(empty) + 1) / (extras["rounds"] + 2) for empty in extras["empty"]]
-        return [0.0] * count
+        return [float(chance) for chance in sums.miss_probability] if self.missing == "exact" else [0.0] * count

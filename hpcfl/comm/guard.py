@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import hypot, inf, isfinite, isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.base.types import State
+    from hpcfl.comm.layers import Layers
     from hpcfl.comm.message import Layout, Message
 
     Part = tuple[str, Tensor, Tensor]
@@ -28,7 +31,7 @@ GROWTH = 1e3  # in one round no norm of a state that still learns rises so; netw
 METRIC = "loss"  # the block that is no part of a message's norm, and the last to name where others are not finite too
 NOT_FINITE, TOO_LARGE = 1, 2
 REASONS = {NOT_FINITE: "is not finite", TOO_LARGE: "has a norm beyond guard.max_norm"}
-NOBODY = -1
+NO_GROUP = -1
 
 
 class Guard(ConfigBase):
@@ -37,33 +40,19 @@ class Guard(ConfigBase):
     What is not finite, or so large that its square is not, never counts: of methods that send layers one by one the
     layer and all below it, else the whole visit. The client's personal state does not advance then, and nobody takes
     its place in the round.
-
-    Attributes
-    ----------
-    max_norm : float
-        What is larger than so many times the median Euclidean norm of the messages that were accepted in the last 10
-        rounds (of this layer, where layers are sent one by one) does not count either. By default all sizes do.
-    most : float
-        A round in which more than this share of the visits that arrived was rejected ends the run: it has diverged.
     """
 
     max_norm: float | None = Field(None, gt=0)
+    """Messages count only up to so many times the median Euclidean norm of those accepted in the last 10 rounds (of
+    the layer, where layers are sent one by one). By default all sizes do."""
+
     most: float = Field(0.5, ge=0, le=1)
+    """A round in which more than this share of the visits that arrived is rejected ends the run: it has diverged."""
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """What of a visit was rejected.
-
-    Attributes
-    ----------
-    depth : int
-        The first layer that counts nevertheless, L + 1 for none.
-    group : int
-        The number of the group by which it was rejected.
-    reason : int
-        `NOT_FINITE` or `TOO_LARGE`.
-    """
+    """What of a visit was rejected: the first layer that counts nevertheless (L + 1: none), by which group, and why."""
 
     depth: int
     group: int
@@ -71,13 +60,7 @@ class Rejection:
 
 
 class Norms:
-    """Norms of the messages that were accepted in the last rounds: of each visit's layers, or of each whole visit.
-
-    Parameters
-    ----------
-    rounds : iterable of float64 [visits, units]
-        0 for layers that did not count; the newest last.
-    """
+    """Norms of the messages accepted in the last rounds, each [visits, units]: of layers or of whole visits, 0: not."""
 
     def __init__(self, rounds: Iterable[Floats] = ()) -> None:
         self.rounds: deque[Floats] = deque(rounds, maxlen=WINDOW)
@@ -93,14 +76,12 @@ class Norms:
             self.rounds.append(table[table.any(1)])
 
     def saved(self) -> dict[str, Floats | Ints]:
-        """Return what `restored` takes, for a checkpoint; nothing where there is nothing to remember."""
         if not self.rounds:
             return {}
         return {"norms": np.concatenate(self.rounds), "norm_counts": np.array([len(each) for each in self.rounds])}
 
     @classmethod
     def restored(cls, saved: Mapping[str, NDArray[Any]]) -> Norms:
-        """Return what had been `saved`."""
         return cls(np.split(saved["norms"], np.cumsum(saved["norm_counts"])[:-1])) if saved else cls()
 
 
@@ -112,24 +93,24 @@ class Sieve:
     rows : int
         Visits of the chunk.
     whole : bool
-        Whether a visit counts as a whole or not at all; else each group of the layout is judged by itself.
+        A visit counts as a whole or not at all; else each group of the layout is judged by itself.
     limits : float64 [units], optional
-        The largest norms: of each group of the layout, or of the whole visit. None: any finite norm will do.
+        The largest norms; None: any finite norm will do.
 
     Attributes
     ----------
     first : int64 [rows]
-        The number of the group by which a visit was rejected; `NOBODY`: it was not.
+        The number of the group by which a visit was rejected; `NO_GROUP`: it was not.
     reason : int64 [rows]
         `NOT_FINITE`, `TOO_LARGE`, or 0.
     norms : float64 [rows, units]
-        Those of what was accepted; 0 elsewhere.
+        Of what was accepted; 0 elsewhere.
     """
 
     def __init__(self, rows: int, layout: Layout, whole: bool, limits: Floats | None = None) -> None:
         self.group = {name: number for number, blocks in enumerate(layout) for name in blocks}
         self.whole, self.limits = whole, limits
-        self.first: Ints = np.full(rows, NOBODY)
+        self.first: Ints = np.full(rows, NO_GROUP)
         self.reason: Ints = np.zeros(rows, dtype=np.int64)
         self.norms: Floats = np.zeros((rows, 0 if limits is None else len(limits)))
 
@@ -143,23 +124,23 @@ class Sieve:
             try:
                 message = next(work)
             except StopIteration as end:
-                yield from self._passed(held)
+                yield from self._released(held)
                 state: State = end.value
                 return state
             for name, (value, weight) in message.items():
                 if held and self._unit(name) != self._unit(held[0][0]):
-                    yield from self._passed(held)
+                    yield from self._released(held)
                     held = []
                 held.append((name, value, weight))
 
     def _unit(self, name: str) -> int:
         return 0 if self.whole else self.group[name]
 
-    def _passed(self, held: Sequence[Part]) -> Generator[Message, None, None]:
+    def _released(self, held: Sequence[Part]) -> Generator[Message, None, None]:
         if held:
             self.judge(held)
         for name, value, weight in held:
-            bad = self.first[: len(weight)] != NOBODY
+            bad = self.first[: len(weight)] != NO_GROUP
             yield {name: without(value, weight, bad) if bad.any() else (value, weight)}
 
     def judge(self, held: Sequence[Part]) -> None:
@@ -173,12 +154,66 @@ class Sieve:
                 squares[: len(sizes)] += sizes**2
         if self.limits is not None:
             self._reject(np.sqrt(squares) > self.limits[unit], self.group[held[-1][0]], TOO_LARGE)
-            good = np.flatnonzero(self.first[:rows] == NOBODY)
+            good = np.flatnonzero(self.first[:rows] == NO_GROUP)
             self.norms[good, unit] = np.sqrt(squares[good])
 
     def _reject(self, which: NDArray[np.bool_], group: int, reason: int) -> None:
-        rows = np.flatnonzero(which & (self.first[: len(which)] == NOBODY))
+        rows = np.flatnonzero(which & (self.first[: len(which)] == NO_GROUP))
         self.first[rows], self.reason[rows] = group, reason
+
+
+class RunGuard:
+    """The guard's rules in one run: which norms are accepted, what was rejected, when the run has diverged.
+
+    Parameters
+    ----------
+    whole : bool
+        Whether a visit counts as a whole or not at all.
+    """
+
+    def __init__(self, rules: Guard, layers: Layers, layout: Layout, whole: bool) -> None:
+        self.rules, self.layers, self.layout, self.whole = rules, layers, layout, whole
+
+    def limits(self, seen: Norms) -> Floats | None:
+        """Return the largest norms that are accepted: of each group, or of a visit; None: any will do."""
+        factor = self.rules.max_norm
+        return None if factor is None else seen.limits(factor, 1 if self.whole else len(self.layout))
+
+    def sieve(self, rows: int, limits: Floats | None) -> Sieve:
+        """Return what takes out of the messages of so many visits what must not count."""
+        return Sieve(rows, self.layout, self.whole, limits)
+
+    def rejections(self, clients: Ints, sieve: Sieve) -> dict[int, Rejection]:
+        """Return whose visits a sieve has rejected, its rows being those of `clients`."""
+        found = {}
+        for client, group, reason in zip(clients.tolist(), sieve.first.tolist(), sieve.reason.tolist()):
+            if reason:
+                found[client] = Rejection(self.layers.reached[0 if self.whole else group], group, reason)
+        return found
+
+    def why(self, rejection: Rejection) -> str:
+        """Return in words why a visit was rejected."""
+        return f"layer '{self.layers.name(self.layers.of_groups[rejection.group])}' {REASONS[rejection.reason]}"
+
+    def diverged(self, arrived: int, rejected: Mapping[int, Rejection]) -> str:
+        """Return in words that too many of the visits that arrived were rejected, "" where they were not."""
+        if len(rejected) <= self.rules.most * arrived:
+            return ""
+        first = rejected[min(rejected)]
+        return f"{len(rejected)} of {arrived} visits that arrived were rejected: {self.why(first)}"
+
+    def out_of_bounds(self, before: State, after: State) -> str:
+        """Return in words how a round's step has led the shared state out of all bounds, "" where it has not."""
+        old = hypot(*(norms(value)[0] for value in before.values()))
+        new = {name: norms(value)[0] for name, value in after.items()}
+        most = GROWTH * old if old >= 1.0 else sys.float_info.max  # from nothing, any norm may be right
+        if hypot(*new.values()) <= most:
+            return ""
+        worst = max(new, key=lambda name: inf if isnan(new[name]) else new[name])
+        layer = self.layers.name(self.layers.of[worst]) if worst in self.layers.of else worst
+        if not isfinite(new[worst]):
+            return f"layer '{layer}' of the shared state is not finite"
+        return f"the shared state's norm rose from {old:.3g} to {hypot(*new.values()):.3g}, most in layer '{layer}'"
 
 
 def norms(value: Tensor, rows: int = 1) -> Floats:

@@ -1,15 +1,13 @@
 """What started this process and as how many ranks, and what MPI is told before it starts.
 
-Wrong launches are told apart before a run begins. MPI reads settings from the environment when it starts:
+Wrong launches are told apart before a run begins. MPI's settings, in the environment:
 
-Nonblocking collectives are to be binomial trees. By themselves both MPIs cut large messages into pieces that go around
-in turns. A piece moves on when its rank looks, and ranks that give way between two looks make it wait: 1 MB to and from
-9 ranks took 12 times as long under MPICH, 100 MB to and from 3 ranks twice as long under Open MPI. In a binomial tree a
-message is one piece.
+`TREES`: nonblocking collectives are binomial trees. By themselves both MPIs cut large messages into pieces that move on
+when a rank looks, and wait for ranks that give way between two looks: 1 MB to and from 9 ranks took 12 times as long
+under MPICH, 100 MB to and from 3 ranks twice as long under Open MPI. In a binomial tree a message is one piece.
 
-Where MPI tells of dead ranks, MPI_Finalize is not to wait for the launcher. It meets twice there: over MPI without the
-dead, then once more through the launcher, which at times goes on waiting for them (with two ranks killed about 1 run in
-50 never ended on a busy machine; open-mpi/ompi issue 11404).
+`FAREWELL`: with ULFM, MPI_Finalize does not meet a second time through the launcher, which at times waits for the dead
+(with two ranks killed about 1 run in 50 never ended on a busy machine; open-mpi/ompi issue 11404).
 """
 
 from __future__ import annotations
@@ -56,14 +54,8 @@ def launched() -> bool:
 def world() -> Any:
     """Return the world communicator where a launcher started this process, else None: MPI is not imported then.
 
-    The processes of a wrong launch know nothing of each other: the first one speaks, the others stay silent.
-
-    Raises
-    ------
-    UsageError
-        If the launch is wrong, on the first process; `ErrorOnOtherRank` on the others.
-    RunError
-        If MPI cannot be loaded.
+    A wrong launch is a UsageError on its first process and `ErrorOnOtherRank` on the others, which know nothing of each
+    other. RunError where MPI cannot be loaded.
     """
     comm, wrong = judged()
     if not wrong:
@@ -183,9 +175,7 @@ def has_ulfm(comm: Any) -> bool:
     Open MPI has the calls in any case, and they answer; only ``mpiexec --with-ft ulfm`` switches the reports on and
     keeps the launcher from killing the rest. MPICH has nothing.
     """
-    if comm is None:
-        return False
-    found = re.match(r"Open MPI v(\d+)", _loaded().Get_library_version())
+    found = None if comm is None else re.match(r"Open MPI v(\d+)", _loaded().Get_library_version())
     return found is not None and int(found[1]) >= 5 and _ulfm_asked(os.environ)
 
 
@@ -234,7 +224,6 @@ def _loaded() -> Any:
         mpi4py.rc(initialize=False, finalize=True)
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise RunError(
-            f"started by an MPI launcher, but MPI cannot be loaded: {' '.join(str(error).split())}"
-        ) from None
+        text = " ".join(str(error).split())
+        raise RunError(f"started by an MPI launcher, but MPI cannot be loaded: {text}") from None
     return MPI

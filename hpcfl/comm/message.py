@@ -5,9 +5,9 @@ A visit's message is ``{block: (value, weight)}``; a missing block has weight ze
 
 Addition of floating-point numbers is not associative, so a sum over ranks depends on who holds what. Here every
 partial sum (float64, formed within one chunk, always the same chunk) is split on fixed grids: multiples of 2^-12,
-then of 2^-46, then of 2^-80. Sums of such multiples are exact while the totals stay below 2^41 (2^7, 2^-27 for
-the second and third grid: room for 2^20 chunks), and exact sums have no order. float32 blocks use two grids,
-float64 blocks three. The pre-rounding idea is that of Demmel & Nguyen (2013), with grids fixed in advance so
+then of 2^-46, then of 2^-80, each with a bin of its own. Sums of such multiples are exact while the totals stay below
+2^41 (2^7, 2^-27 for the second and third grid: room for 2^20 chunks), and exact sums have no order. float32 blocks use
+two grids, float64 blocks three. The pre-rounding idea is that of Demmel & Nguyen (2013), with grids fixed in advance so
 that no extra reduction is needed. Beyond those ranges (a run that diverges) sums are still sums, but no longer
 the same to the bit on any number of ranks.
 """
@@ -24,14 +24,15 @@ import torch
 from torch import Tensor
 
 from hpcfl.base.types import Floats, State
-from hpcfl.comm.pool import Shelf
+from hpcfl.comm.packing import Packing
+from hpcfl.comm.pool import BufferPool
 
 Message = Mapping[str, tuple[Tensor, Tensor]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
 
 GRIDS = (2.0**12, 2.0**46, 2.0**80)
 ROUNDER = 1.5 * 2.0**52
-SHELF = Shelf()
+POOL = BufferPool()
 PIECE = 65_536  # entries that are worked on at a time: they stay in the caches
 
 
@@ -43,37 +44,35 @@ class Block:
     dtype: torch.dtype = torch.float32
 
     @property
-    def slabs(self) -> int:
+    def bins(self) -> int:
         """How many grids a sum of this block needs."""
         return 2 if self.dtype == torch.float32 else 3
 
     @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
     def bytes(self) -> int:
         """Size of one visit's value on the wire, in bytes."""
-        return prod(self.shape) * self.dtype.itemsize
+        return self.size * self.dtype.itemsize
 
 
 Layout = tuple[dict[str, Block], ...]
 """The groups of blocks that leave together, in the order in which they leave."""
 
 
-def deposit(total: Floats, slabs: Floats, scratch: Floats) -> None:
-    """Add `total` to the slabs, split into multiples of the grids; `total` is used up.
+def add_to_bins(total: Floats, bins: Floats, scratch: Floats) -> None:
+    """Add `total` [n] to the bins [2 or 3, n], split into multiples of the grids; `total` is used up.
 
-    Parameters
-    ----------
-    total : float64 [n]
-    slabs : float64 [2 or 3, n]
-        Changed in place.
-    scratch : float64 [at least n]
-        Room to work in: fresh memory for every message cost more than the arithmetic.
+    `scratch`, at least n numbers, is room to work in: fresh memory for every message cost more than the arithmetic.
     """
     part = scratch[: len(total)]
-    for grid, slab in zip(GRIDS, slabs):
+    for grid, own in zip(GRIDS, bins):
         # adding and subtracting 1.5 * 2^52 grid steps rounds to a multiple of the step
         np.add(total, ROUNDER / grid, out=part)
         part -= ROUNDER / grid
-        slab += part
+        own += part
         total -= part
 
 
@@ -84,16 +83,16 @@ class Sums(ABC):
     ----------
     invited : int
         Visits invited to the round.
-    missing : float64 [L]
+    miss_probability : float64 [L]
         Chance that nobody's layer l counts, as the speed model has it.
     iterated : State
         What the iterated reduction over the messages that counted has found (`hpcfl.engine.iterated`).
     """
 
-    def __init__(self, layout: Layout, invited: int = 0, missing: Floats | None = None) -> None:
+    def __init__(self, layout: Layout, invited: int = 0, miss_probability: Floats | None = None) -> None:
         self.layout = layout
         self.invited = invited
-        self.missing = np.zeros(0) if missing is None else missing
+        self.miss_probability = np.zeros(0) if miss_probability is None else miss_probability
         self.iterated: State = {}
 
     @abstractmethod
@@ -120,72 +119,55 @@ class Sums(ABC):
         return any(name in group for group in self.layout)
 
 
-class Deposits(Sums):
-    """Sums that grow message by message, exactly."""
+class ExactSums(Sums):
+    """Sums that grow message by message, exactly.
 
-    def __init__(self, layout: Layout, invited: int = 0, missing: Floats | None = None) -> None:
-        super().__init__(layout, invited, missing)
-        self.buffers = [_Buffer(group) for group in layout]
-        self._place = {name: buffer for buffer in self.buffers for name in buffer.blocks}
+    Attributes
+    ----------
+    buffers : list of float64 [n]
+        One for each group, as ranks add them up: each block's weight, then its bins.
+    """
+
+    def __init__(self, layout: Layout, invited: int = 0, miss_probability: Floats | None = None) -> None:
+        super().__init__(layout, invited, miss_probability)
+        self.buffers: list[Floats] = []
+        self._own: dict[str, Floats] = {}
+        for group in layout:
+            sizes = {name: 1 + block.bins * block.size for name, block in group.items()}
+            packing = Packing(
+                {name: torch.empty(size, dtype=torch.float64, device="meta") for name, size in sizes.items()}
+            )
+            buffer = packing.zeros()
+            self.buffers.append(buffer.view(torch.float64).numpy())
+            self._own |= {name: own.numpy() for name, own in packing.views(buffer).items()}
+        self._blocks = {name: block for group in layout for name, block in group.items()}
+        self._scratch: Floats = np.empty(max((block.size for block in self._blocks.values()), default=0))
 
     def add(self, message: Message) -> None:
         """Add the rows of one chunk."""
         for name, (value, weight) in message.items():
-            self._place[name].add(name, value, weight)
+            rows = value.detach().cpu().reshape(len(weight), self._blocks[name].size)
+            total = torch.zeros(rows.shape[1], dtype=torch.float64)
+            for row, factor in zip(rows, weight.tolist()):
+                total.add_(row, alpha=factor)  # converted on the way, in float64
+            self.add_total(name, total.numpy(), float(weight.sum()))
 
-    def deposit(self, name: str, total: Floats, weight: float) -> None:
+    def add_total(self, name: str, total: Floats, weight: float) -> None:
         """Add a sum that is already formed, float64 [n], which is used up."""
-        self._place[name].deposit(name, total, weight)
+        self._own[name][0] += weight
+        add_to_bins(total, self.bins(name), self._scratch)
 
-    def slabs(self, name: str) -> Floats:
+    def bins(self, name: str) -> Floats:
         """Return a block's sums on the grids, a view, float64 [2 or 3, n]."""
-        return self._place[name].slabs(name)
+        block = self._blocks[name]
+        return self._own[name][1:].reshape(block.bins, block.size)
 
     def total(self, name: str) -> Tensor:
-        """Return ``Σ weight·value``, float64, of the block's shape."""
-        return self._place[name].total(name)
+        total = self.bins(name)[::-1].sum(0)  # smallest first
+        return torch.from_numpy(total.reshape(self._blocks[name].shape))
 
     def weight(self, name: str) -> float:
-        """Return ``Σ weight``."""
-        return self._place[name].weight(name)
-
-
-class _Buffer:
-    """One group's sums in one contiguous float64 array, as it goes over the wire: ``[weight, slabs…]`` per block."""
-
-    def __init__(self, blocks: dict[str, Block]) -> None:
-        self.blocks = blocks
-        self.starts: dict[str, int] = {}
-        size = 0
-        for name, block in blocks.items():
-            self.starts[name] = size
-            size += 1 + block.slabs * prod(block.shape)
-        self.data: Floats = np.zeros(size)
-        self.scratch: Floats = np.empty(max(prod(block.shape) for block in blocks.values()))
-
-    def add(self, name: str, value: Tensor, weight: Tensor) -> None:
-        rows = value.detach().cpu().reshape(len(weight), prod(self.blocks[name].shape))
-        total = torch.zeros(rows.shape[1], dtype=torch.float64)
-        for row, factor in zip(rows, weight.tolist()):
-            total.add_(row, alpha=factor)  # converted on the way, in float64
-        self.deposit(name, total.numpy(), float(weight.sum()))
-
-    def deposit(self, name: str, total: Floats, weight: float) -> None:
-        self.data[self.starts[name]] += weight
-        deposit(total, self.slabs(name), self.scratch)
-
-    def total(self, name: str) -> Tensor:
-        slabs = self.slabs(name)[::-1].sum(0)  # smallest first
-        return torch.from_numpy(slabs.reshape(self.blocks[name].shape))
-
-    def weight(self, name: str) -> float:
-        return float(self.data[self.starts[name]])
-
-    def slabs(self, name: str) -> Floats:
-        """Return the block's slabs, a view ``[slabs, n]``."""
-        block, start = self.blocks[name], self.starts[name] + 1
-        size = prod(block.shape)
-        return self.data[start : start + block.slabs * size].reshape(block.slabs, size)
+        return float(self._own[name][0])
 
 
 def moved(value: Tensor, update: Tensor) -> Tensor:
@@ -196,7 +178,7 @@ def moved(value: Tensor, update: Tensor) -> Tensor:
     update = update.to(value.device).expand_as(value)
     if value.is_cuda or value.numel() <= PIECE:
         return (value.double() + update).to(value.dtype)
-    after = SHELF.room(value)
+    after = POOL.empty_like(value)
     for new, old, change in zip(*(torch.split(part.reshape(-1), PIECE) for part in (after, value, update))):
         new.copy_(old.double() + change)
     return after

@@ -35,17 +35,12 @@ class Patience:
     A blocking wait spins: 33 waiting MPICH ranks on 2 cores made a computing one 16 times slower. A plain back-off
     without the first regime costs 14 times at 1 MB. One look moves MPI on by one step, and what has come while this
     rank slept needs up to three: so many looks follow every sleep. A look that takes much longer than others has
-    moved bytes, but in looks that do much else this is hard to see: whoever knows how many bytes are on their way says
-    so, and does not sleep for as long as copying them may take. Where looks take long, as they do at many lanes or
+    moved bytes, but in looks that do much else this is hard to see: a caller that knows how many bytes are on their way
+    says so, and does not sleep for as long as copying them may take. Where looks take long, as they do at many lanes or
     among many ranks of MPICH, they are rarer.
-
-    Attributes
-    ----------
-    crowd : float
-        Ranks per core of this host: all that wait together are to take a quarter of the cores at most.
     """
 
-    crowd: ClassVar[float] = 1.0
+    crowd: ClassVar[float] = 1.0  # ranks per core: all that wait together are to take a quarter of the cores at most
 
     def __init__(self) -> None:
         self.least, self.looked = inf, 0.0
@@ -78,8 +73,7 @@ class Bandwidth:
     """How fast bytes move between the server and its lanes, and so how long those that are under way may take.
 
     What comes decides: a sum over ranks may be many times slower than a broadcast. The median of its last transfers
-    counts, since one of them may have met a rank that was suspended. Until there is one, no more is counted on than
-    the fastest broadcast has shown.
+    counts, since one may have met a suspended rank; until there is one, the fastest broadcast.
     """
 
     def __init__(self) -> None:
@@ -92,7 +86,6 @@ class Bandwidth:
             self.incoming.append(nbytes / (time.monotonic() - start + 1e-6))
 
     def went(self, nbytes: int, start: float) -> None:
-        """Note a broadcast, now over."""
         if nbytes >= TELLING:
             self.outgoing = max(self.outgoing, nbytes / (time.monotonic() - start + 1e-6))
 
@@ -142,17 +135,15 @@ def names(comm: MPI.Intracomm, name: str) -> list[str]:
 
 def settle(comm: MPI.Intracomm, error: Exception | None) -> None:
     """Raise on every rank if any has an error: its own on the first such rank, `ErrorOnOtherRank` on the others."""
-    rank, size = comm.Get_rank(), comm.Get_size()
-    code = 0 if error is None else 2 if isinstance(error, UsageError) else 1
-    found = np.zeros((2, size), dtype=np.int64)
-    sent = np.zeros((2, size), dtype=np.int64)
-    sent[:, rank] = code > 0, code
-    wait([comm.Iallreduce(sent, found, MPI.SUM)])
-    if not found[0].any():
+    codes = np.zeros(comm.Get_size(), dtype=np.int64)
+    if error is not None:
+        codes[comm.Get_rank()] = 2 if isinstance(error, UsageError) else 1
+    wait([comm.Iallreduce(MPI.IN_PLACE, codes, MPI.SUM)])
+    if not codes.any():
         return
-    first = int(found[0].argmax())
-    if rank == first and error is not None:
+    first = int(np.flatnonzero(codes)[0])
+    if comm.Get_rank() == first and error is not None:
         if isinstance(error, UserError):
             error.settled = True
         raise error
-    raise ErrorOnOtherRank(int(found[1, first]))
+    raise ErrorOnOtherRank(int(codes[first]))

@@ -1,7 +1,8 @@
-"""Many tensors in one buffer, for the wire."""
+"""Many tensors in one buffer, for the wire: state, personal state and sums, under either clock."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 import numpy as np
@@ -12,8 +13,8 @@ from torch import Tensor
 from hpcfl.base.types import State
 from hpcfl.comm.pool import ALIGNED
 
-ALONE = 2**20  # bytes; tensors of this size travel from where they are, smaller ones are put together
 Bytes = NDArray[np.uint8]
+APART_BYTES = 2**20  # tensors of this size travel from where they are, smaller ones are put together
 
 
 class Packing:
@@ -27,66 +28,54 @@ class Packing:
         Names that travel together: neighbours in the buffer. A large tensor is a part by itself.
     """
 
-    def __init__(self, like: State) -> None:
+    def __init__(self, like: Mapping[str, Tensor]) -> None:
         self.like = {name: (tuple(value.shape), value.dtype) for name, value in like.items()}
-        self.starts: dict[str, int] = {}
+        self.extents: dict[str, slice] = {}
         self.parts: list[list[str]] = []
         self.nbytes = 0
         apart = True
         for name, (shape, dtype) in self.like.items():
-            self.starts[name] = self.nbytes
             size = prod(shape) * dtype.itemsize
+            self.extents[name] = slice(self.nbytes, self.nbytes + size)
             self.nbytes += -(-size // ALIGNED) * ALIGNED
-            if apart or size >= ALONE:
+            if apart or size >= APART_BYTES:
                 self.parts.append([])
             self.parts[-1].append(name)
-            apart = size >= ALONE
+            apart = size >= APART_BYTES
 
-    def empty(self, pinned: bool = False) -> Tensor:
+    def zeros(self) -> Tensor:
         """Return a buffer, uint8 ``[nbytes]``."""
-        return torch.zeros(self.nbytes, dtype=torch.uint8, pin_memory=pinned)
+        return torch.zeros(self.nbytes, dtype=torch.uint8)
 
     def views(self, buffer: Tensor) -> State:
         """Return the tensors that lie in the buffer: views, not copies."""
-        return {
-            name: buffer[slice(*self._extent(name))].view(dtype).view(shape)
-            for name, (shape, dtype) in self.like.items()
-        }
+        return {name: buffer[self.extents[name]].view(dtype).view(shape) for name, (shape, dtype) in self.like.items()}
 
-    def write(self, buffer: Tensor, state: State) -> None:
-        """Copy the tensors into the buffer."""
+    def packed(self, state: State) -> Tensor:
+        """Return a buffer with copies of the tensors."""
+        buffer = self.zeros()
         for name, place in self.views(buffer).items():
-            place.copy_(state[name])
+            place.copy_(state[name].detach())
+        return buffer
 
     def sent(self, state: State) -> list[Bytes]:
         """Return the parts as they are sent: large tensors' own memory where they are on a CPU, else copies."""
-        return [_memory(state[names[0]]) if len(names) == 1 else self._together(names, state) for names in self.parts]
+        return [_memory(state[names[0]]) if len(names) == 1 else _together(names, state) for names in self.parts]
 
     def received(self, buffer: Tensor) -> list[Bytes]:
         """Return the places in a buffer into which the parts are received."""
-        return [as_bytes(buffer[self.starts[names[0]] : self._extent(names[-1])[1]]) for names in self.parts]
-
-    def _extent(self, name: str) -> tuple[int, int]:
-        """Return where a tensor begins and ends."""
-        shape, dtype = self.like[name]
-        start = self.starts[name]
-        return start, start + prod(shape) * dtype.itemsize
-
-    def _together(self, names: list[str], state: State) -> Bytes:
-        first = self.starts[names[0]]
-        data = torch.zeros(self._extent(names[-1])[1] - first, dtype=torch.uint8)
-        for name in names:
-            start, stop = self._extent(name)
-            value = state[name].detach()
-            data[start - first : stop - first].view(value.dtype).view(value.shape).copy_(value)
-        return as_bytes(data)
+        return [as_bytes(buffer[self.extents[names[0]].start : self.extents[names[-1]].stop]) for names in self.parts]
 
 
 def as_bytes(buffer: Tensor) -> Bytes:
-    """Return the buffer as MPI takes it."""
     array: Bytes = buffer.numpy()
     return array
 
 
 def _memory(value: Tensor) -> Bytes:
     return as_bytes(value.detach().cpu().contiguous().flatten().view(torch.uint8))
+
+
+def _together(names: list[str], state: State) -> Bytes:
+    part = Packing({name: state[name] for name in names})
+    return as_bytes(part.packed(state)[: part.extents[names[-1]].stop])

@@ -98,16 +98,16 @@ class Topology:
         start = sum(len(own) for own in self.hosted[:local_rank])
         return slice(start, start + len(self.hosted[local_rank]))
 
-    def slots(self, cohort: Ints) -> list[list[int]]:
-        """Who is visited in which slot, ``[slot][local rank]``, −1 for nobody.
+    def turns(self, cohort: Ints) -> list[list[int]]:
+        """Who is visited in which turn, ``[turn][local rank]``, −1 for nobody.
 
         Each rank serves its invited clients in the order in which it hosts them; the ranks with fewer of them
-        send nothing in the last slots, but take part in the sums.
+        send nothing in the last turns, but take part in the sums.
         """
         invited = set(cohort.tolist())
         rows = [[client for client in own if client in invited] for own in self.hosted]
         count = max(len(row) for row in rows)
-        return [[row[slot] if slot < len(row) else -1 for row in rows] for slot in range(count)]
+        return [[row[turn] if turn < len(row) else -1 for row in rows] for turn in range(count)]
 
     def single(self, local_rank: int) -> Topology:
         """The lane of one of the ranks by itself."""

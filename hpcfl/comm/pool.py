@@ -18,15 +18,15 @@ LARGE_BYTES = 2**21  # from here on torch does it, and gaps in the chunks would 
 ALIGNED = 64  # bytes; torch's own allocations begin at such multiples, and the last bits of a product depend on it
 
 
-class Shelf:
+class BufferPool:
     """Chunks of memory that are filled with tensors one after the other, and again when all of those are gone."""
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []
         self._rest = torch.empty(0, dtype=torch.uint8)
 
-    def room(self, like: Tensor) -> Tensor:
-        """Return an uninitialised contiguous tensor like this one; large ones are torch's own."""
+    def empty_like(self, like: Tensor) -> Tensor:
+        """Return an uninitialised contiguous tensor; large ones are torch's own."""
         size = -(-like.nbytes // ALIGNED) * ALIGNED
         if size >= LARGE_BYTES:
             return torch.empty_like(like, memory_format=torch.contiguous_format)
@@ -36,14 +36,12 @@ class Shelf:
         return part.view(like.dtype).view(like.shape)
 
     def _chunk(self) -> Tensor:
-        chunk = self._free.pop() if self._free else _large()
+        if self._free:
+            chunk = self._free.pop()
+        else:
+            chunk = mmap.mmap(-1, CHUNK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                chunk.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(chunk, dtype=np.uint8)
         weakref.finalize(whole, self._free.append, chunk)  # tensors keep the array alive, and nothing else does
         return torch.from_numpy(whole)
-
-
-def _large() -> mmap.mmap:
-    chunk = mmap.mmap(-1, CHUNK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        chunk.madvise(mmap.MADV_HUGEPAGE)
-    return chunk

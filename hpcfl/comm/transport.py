@@ -7,14 +7,15 @@ The loop knows only this interface. `Alone` hosts every client in one process an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hpcfl.base.errors import Stopped
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.comm.message import Deposits
+from hpcfl.comm.message import ExactSums
 from hpcfl.comm.placement import Chunk
 
 Personal = dict[int, State]
@@ -33,25 +34,20 @@ def idle() -> None:
     """Do nothing while waiting."""
 
 
-class Transport(ABC):
-    """How state reaches the clients and sums reach the server.
+def arrays(state: Mapping[str, Tensor]) -> Arrays:
+    return {name: value.cpu().numpy() for name, value in state.items()}
 
-    Attributes
-    ----------
-    rank, size : int
-        This rank and how many there are; rank 0 serves.
-    sent, received : int
-        Bytes handed to and taken from the wire by this rank since `count` was last called.
-    """
+
+class Transport(ABC):
+    """How state reaches the clients and sums reach the server; rank 0 serves."""
 
     rank = 0
     size = 1
-    sent = 0
+    sent = 0  # bytes handed to the wire by this rank since `count` was last called
     received = 0
 
     @property
     def serves(self) -> bool:
-        """Whether this rank is the server."""
         return self.rank == 0
 
     def count(self) -> tuple[int, int]:
@@ -62,15 +58,15 @@ class Transport(ABC):
 
     @abstractmethod
     def invite(self, shared: State) -> State:
-        """Return the server's shared state, on every rank."""
+        """Give every rank the server's shared state."""
 
     @abstractmethod
-    def close(self, sums: Deposits) -> Deposits:
-        """Return the sums over all ranks (meaningful on the server)."""
+    def close(self, sums: ExactSums) -> ExactSums:
+        """Return the sums over all ranks (meaningful on the server); `sums` may be changed."""
 
     @abstractmethod
-    def share(self, sums: Deposits) -> Deposits:
-        """Return the sums over all ranks, the same on every rank."""
+    def share(self, sums: ExactSums) -> ExactSums:
+        """Return the sums over all ranks, the same on every rank; `sums` may be changed."""
 
     @abstractmethod
     def reduce(self, values: Floats) -> Floats:
@@ -88,56 +84,33 @@ class Transport(ABC):
         """
 
     def leave(self, stopped: Stopped | None = None, rest: Callable[[], None] = idle) -> Stopped | None:
-        """Part from the other ranks; nothing can be sent afterwards.
+        """Part from the other ranks, for good; return how the rounds ended, on every rank.
 
-        Parameters
-        ----------
-        stopped : Stopped, optional
-            Why this rank has not done all rounds; a rank that was released does not know.
-        rest : callable
-            Called now and then while the server is waited for, as long as it may take.
-
-        Returns
-        -------
-        Stopped or None
-            How the rounds ended, on every rank.
+        A rank that was released does not know whether it was `stopped`; it calls `rest` while it waits for the server.
         """
         return stopped
 
 
 class Alone(Transport):
-    """One process that is server and clients at once.
-
-    Parameters
-    ----------
-    size : int
-        Ranks of which figures are kept: others may have been released.
-    """
+    """One process that is server and clients at once; `size`: ranks of which figures are kept, some being released."""
 
     def __init__(self, size: int = 1) -> None:
         self.size = size
 
     def invite(self, shared: State) -> State:
-        """Return the state as it is."""
         return shared
 
-    def close(self, sums: Deposits) -> Deposits:
-        """Return the sums as they are."""
+    def close(self, sums: ExactSums) -> ExactSums:
         return sums
 
-    def share(self, sums: Deposits) -> Deposits:
-        """Return the sums as they are."""
+    def share(self, sums: ExactSums) -> ExactSums:
         return sums
 
     def reduce(self, values: Floats) -> Floats:
-        """Return the values as they are."""
         return values
 
     def agree(self, values: Floats) -> Floats:
-        """Return the values as they are."""
         return values
 
     def collect(self, chunks: Sequence[Chunk], personal: Personal, like: Like) -> Iterator[Saved]:
-        """Yield the chunks' own state."""
-        for chunk in chunks:
-            yield chunk.clients, {name: value.cpu().numpy() for name, value in personal[chunk.number].items()}
+        return ((chunk.clients, arrays(personal[chunk.number])) for chunk in chunks)

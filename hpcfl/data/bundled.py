@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints, Shape
 from hpcfl.data.base import Header, Pixels
@@ -70,9 +70,7 @@ class Reduced(Pooled):
 
     def pool_header(self, data_dir: Path | None) -> Header:
         if self.augment:
-            raise UsageError(
-                "data.augment = true: expected images, data.name = 'reduced' has none; did you mean false?"
-            )
+            raise refusal("data.augment", "false, since data.name = 'reduced' has no images", True, False)
         return TABLES[self.set].header((self.dimension,))
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:

@@ -8,13 +8,12 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
-from hpcfl.data.base import Header, Scale, Source, check_clients
-from hpcfl.data.formats import leaf
+from hpcfl.data.base import Header, Scale, Source, check_clients, check_order
 from hpcfl.data.formats.files import folder
-from hpcfl.data.formats.leaf import User
+from hpcfl.data.formats.text import User, read_leaf
 from hpcfl.data.partition import Parts, follow, iid, keep, shards
 from hpcfl.data.pooled import Pool, PooledFederation
 
@@ -72,20 +71,16 @@ class Femnist(Source):
             there = len(users)
             what = f"users with training samples of {needed} of the first {self.first_classes} classes"
         if clients > there:
-            raise UsageError(f"clients = {clients}, but there are {there} {what}; did you mean {there}?")
+            raise refusal("clients", f"at most {there}, the {what}", clients, there)
         return users if self.merge else users[:clients]
 
     def _users(self, data_dir: Path | None) -> Users:
         """Return all users that have training samples of the first classes; to be merged, all users."""
-        if self.classes is not None and self.classes > self.first_classes:
-            raise UsageError(
-                f"data.classes = {self.classes}: there are {self.first_classes} (data.first_classes); "
-                f"did you mean {self.first_classes}?"
-            )
+        check_order("data.classes", self.classes or 1, "data.first_classes", self.first_classes)
         if self.imbalance and self.samples is None:
-            raise UsageError(f"data.imbalance = {self.imbalance} needs data.samples, the least that a client keeps")
+            raise refusal("data.samples", f"the least that a client keeps, for data.imbalance = {self.imbalance}", None)
         home = folder(self.name, data_dir, "femnist/data", "femnist")
-        train, test = (leaf.read(home / part, SIDE * SIDE, CLASSES) for part in ("train", "test"))
+        train, test = (read_leaf(home / part, SIDE * SIDE, CLASSES) for part in ("train", "test"))
         if not self.merge and train.keys().isdisjoint(test):
             raise UsageError(f"{home / 'test'}: none of its users is in train/; expected LEAF's split by sample")
         nobody = User(np.zeros((0, SIDE * SIDE), dtype=np.float32), np.zeros(0, dtype=np.int64))
@@ -131,10 +126,8 @@ class Femnist(Source):
             rng = keyed(seed, "samples", client=i)
             count = self.samples + int(rng.integers(self.imbalance + 1))
             if count > len(part):
-                raise UsageError(
-                    f"data.samples = {self.samples}, data.imbalance = {self.imbalance}: client {i} keeps {count} "
-                    f"training samples, but has {len(part)}; did you mean data.samples + data.imbalance = "
-                    f"{min(map(len, parts))}{'' if self.merge else ', or data.merge = true'}?"
-                )
+                least, key = min(map(len, parts)), "data.samples + data.imbalance"
+                text = f"at most {least} training samples{'' if self.merge else ' or data.merge = true'}"
+                raise refusal(key, f"{text}, since client {i} has {len(part)}", self.samples + self.imbalance, least)
             kept.append(keep(labels, part, count, rng))
         return kept

@@ -14,10 +14,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints, Shape
-from hpcfl.data.base import ClientData, Federation, Header, Source, check_clients
+from hpcfl.data.base import ClientData, Federation, Header, Source, check_clients, check_order
 from hpcfl.data.partition import holders
 
 WIDE, NARROW = (0.05, 1.0), (0.15, 0.35)  # shares of their training samples that clients keep, each for half of them
@@ -87,11 +87,9 @@ class Gaussians(Source):
         dealt = clients * self.classes
         if dealt > self.labels * self.samples_per_class:
             most = -(-dealt // self.labels)
-            raise UsageError(
-                f"data.samples_per_class: expected at least {most}, since up to {most} of clients = {clients} hold "
-                f"a class (data.classes = {self.classes} of data.labels = {self.labels} each), got "
-                f"{self.samples_per_class}; did you mean {most}?"
-            )
+            dealt_out = f"(data.classes = {self.classes} of data.labels = {self.labels} each)"
+            text = f"at least {most}, since up to {most} of clients = {clients} hold a class {dealt_out}"
+            raise refusal("data.samples_per_class", text, self.samples_per_class, most)
         total = min(self.labels, dealt) * self.samples_per_class
         test = round(self.test_share * total)
         return Header(None, total - test, test, shapes, self.labels)  # before thinning
@@ -101,17 +99,10 @@ class Gaussians(Source):
         counts = self._dealt(clients, seed)
         sizes = counts.sum(axis=1)
         test = np.minimum(np.rint(self.test_share * sizes).astype(np.int64), sizes - 1)
-        return GaussianFederation(
-            classes=self.labels,
-            train_sizes=thinned(sizes - test, seed) if self.thinning else sizes - test,
-            test_sizes=test,
-            shapes=[(self.width(i, seed),) for i in range(clients)],
-            source=self,
-            seed=seed,
-            counts=counts,
-            centres=self.spread * keyed(seed, "centres").standard_normal((self.labels, self.informative)),
-            deviations=self.deviations(seed),
-        )
+        train = thinned(sizes - test, seed) if self.thinning else sizes - test
+        shapes = [(self.width(i, seed),) for i in range(clients)]
+        centres = self.spread * keyed(seed, "centres").standard_normal((self.labels, self.informative))
+        return GaussianFederation(self.labels, train, test, shapes, self, seed, counts, centres, self.deviations(seed))
 
     def _dealt(self, clients: int, seed: int) -> Ints:
         """Return how many samples each client holds of each class, int64 [clients, C]."""
@@ -205,9 +196,3 @@ def drawn_width(least: int, most: int, client: int, seed: int) -> int:
 def extremes(least: int, most: int) -> tuple[Shape, ...]:
     """Return the narrowest and the widest shape of features; one where these are equal."""
     return tuple((width,) for width in sorted({least, most}))
-
-
-def check_order(key: str, value: float, limit_key: str, limit: float) -> None:
-    """Refuse a key's value above another key's."""
-    if value > limit:
-        raise UsageError(f"{key}: expected at most {limit_key} = {limit}, got {value}; did you mean {limit}?")

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
 from hpcfl.data.base import ClientData, Features, Federation, Header, Labels, Scale, Source, check_clients
@@ -80,30 +80,17 @@ class Hdf5(Source):
             shapes = shapes[:1] if smallest == shapes[0] else shapes[:1] + [smallest] * (len(shapes) - 1)
         train, test = (sum(part.size for part in parts) for parts in (found.train, found.test))
         ranges = hdf5_file.verify(path, found, self.scale) if 4 * found.features <= VERIFIED else ()
-        return Header(
-            clients=len(found.train),
-            train=train,
-            test=test,
-            shapes=tuple(shapes),
-            classes=self.labels or found.classes,
-            targets=found.parts[0].real,
-            ranges=() if self.prune else ranges,  # which features are left, the seed decides
-        )
+        classes, targets = self.labels or found.classes, found.parts[0].real
+        seen = () if self.prune else ranges  # which features are left, the seed decides
+        return Header(clients, train, test, tuple(shapes), classes, targets, ranges=seen)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> Hdf5Federation:
         """Return the clients of the file in natural order of their ids; `seed` decides which features are pruned."""
         path, found = self._survey(clients, data_dir)
         kept = [self._kept(shape[0], seed, i) for i, shape in enumerate(found.shapes)] if self.prune else None
-        return Hdf5Federation(
-            classes=self.labels or found.classes,
-            train_sizes=np.array([part.size for part in found.train], dtype=np.int64),
-            test_sizes=np.array([part.size for part in found.test], dtype=np.int64),
-            shapes=found.shapes if kept is None else [(len(own),) for own in kept],
-            path=path,
-            found=found,
-            kept=kept,
-            scale=self.scale,
-        )
+        train, test = (np.array([part.size for part in parts], dtype=np.int64) for parts in (found.train, found.test))
+        shapes = found.shapes if kept is None else [(len(own),) for own in kept]
+        return Hdf5Federation(self.labels or found.classes, train, test, shapes, path, found, kept, self.scale)
 
     def _most(self, width: int) -> int:
         """Return how many of so many features may be pruned, never all."""
@@ -123,32 +110,27 @@ class Hdf5(Source):
             tried = " or ".join(str(place.parent) for place in dict.fromkeys(places))
             raise UsageError(f"data.file = {self.file!r}: no such file in {tried}")
         found = hdf5_file.survey(path)
-        self._check_labels(path, found)
+        if self.labels is not None:
+            self._check_labels(path, found)
         if self.prune:
             self._check_prune(path, found)
         check_clients(clients, len(found.train), f"data.file = {self.file!r}")
         return path, found
 
     def _check_labels(self, path: Path, found: Survey) -> None:
-        first = found.parts[0]
-        if self.labels is not None and first.real:
-            raise UsageError(
-                f"data.labels = {self.labels} counts classes, but {path}: {first.group}/labels are {first.dtype}; "
-                "expected integers, or no data.labels"
-            )
-        for part in found.parts:
-            if self.labels is not None and part.largest >= self.labels:
-                raise UsageError(
-                    f"{path}: {part.group}/labels hold {part.largest}, expected 0 to {self.labels - 1} as "
-                    f"data.labels = {self.labels}; did you mean {found.classes}?"
-                )
+        first, last = found.parts[0], max(found.parts, key=lambda part: part.largest)
+        if first.real:
+            text = f"nothing, since {path}: {first.group}/labels are {first.dtype}, which count no classes"
+            raise refusal("data.labels", text, self.labels)
+        if last.largest >= (self.labels or 0):
+            text = f"at least {found.classes}, since {path}: {last.group}/labels hold {last.largest}"
+            raise refusal("data.labels", text, self.labels, found.classes)
 
     def _check_prune(self, path: Path, found: Survey) -> None:
-        where = f"data.prune = {self.prune}: {path}"
         if found.server is not None:
-            raise UsageError(f"{where} has a global test set, which needs clients of equal shapes; did you mean 0.0?")
+            text = f"0, since {path} has a global test set, which needs clients of equal shapes"
+            raise refusal("data.prune", text, self.prune, 0.0)
         for part in found.parts:
             if len(part.shape) != 1:
-                raise UsageError(
-                    f"{where}: {part.group} has features of shape {part.shape}, expected one axis; did you mean 0.0?"
-                )
+                text = f"0, since {path}: {part.group} has {part.features}, not one axis"
+                raise refusal("data.prune", text, self.prune, 0.0)

@@ -12,16 +12,16 @@ from pydantic import Field
 
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats
-from hpcfl.data.base import ClientData, Federation, Header, Source, check_clients
-from hpcfl.data.gaussians import check_order, drawn_width, extremes
+from hpcfl.data.base import ClientData, Federation, Header, Source, check_clients, check_order
+from hpcfl.data.gaussians import drawn_width, extremes
 
 
 @dataclass(frozen=True, eq=False)
 class LinearFederation(Federation):
     """Clients that draw as many samples as they are asked for."""
 
+    source: Linear | LinearSpaces
     seed: int
-    noise: float
     truth: Floats  # B* [d, k], with orthonormal columns
     heads: Floats  # w_i* [clients, k], of length √k
 
@@ -34,7 +34,7 @@ class LinearFederation(Federation):
         """Return a client's fresh samples of a round: features ``[m, d]`` and targets ``[m]``, float64."""
         rng = keyed(self.seed, "linear samples", round_, client)
         x = rng.standard_normal((int(self.train_sizes[client]), len(self.truth)))
-        return x, x @ (self.truth @ self.heads[client]) + self.noise * rng.standard_normal(len(x))
+        return x, x @ (self.truth @ self.heads[client]) + self.source.noise * rng.standard_normal(len(x))
 
     def client(self, i: int) -> ClientData:
         """Return the samples of round 0, for methods that keep what they have."""
@@ -64,7 +64,7 @@ class Linear(Source):
         self.check(clients, data_dir)
         truth, heads = representation(self.dimension, self.rank, clients, keyed(seed, "linear truth"))
         sizes, none = np.full(clients, self.samples), np.zeros(clients, dtype=np.int64)
-        return LinearFederation(1, sizes, none, [(self.dimension,)] * clients, seed, self.noise, truth, heads)
+        return LinearFederation(1, sizes, none, [(self.dimension,)] * clients, self, seed, truth, heads)
 
 
 def representation(dimension: int, rank: int, clients: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
@@ -107,7 +107,7 @@ class SpacesFederation(LinearFederation):
         white = rng.standard_normal((int(self.train_sizes[client]), len(space.mean)))
         x = space.mean + (white * np.sqrt(space.values)) @ space.vectors.T
         latent = white[:, : len(self.truth)] * self.signs
-        return x, latent @ (self.truth @ self.heads[client]) + self.noise * rng.standard_normal(len(x))
+        return x, latent @ (self.truth @ self.heads[client]) + self.source.noise * rng.standard_normal(len(x))
 
     def moments(self, client: int) -> tuple[Floats, Floats]:
         """Return the mean ``[k_i]`` and the covariance ``[k_i, k_i]`` of a client's features, which are known."""
@@ -160,18 +160,10 @@ class LinearSpaces(Source):
         """Return the clients; A*, β_i*, the signs, and each client's moments are functions of the seed alone."""
         self.check(clients, data_dir)
         truth, heads = representation(self.dimension, self.rank, clients, keyed(seed, "truth of spaces"))
-        return SpacesFederation(
-            classes=1,
-            train_sizes=np.full(clients, self.samples),
-            test_sizes=np.zeros(clients, dtype=np.int64),
-            shapes=[(drawn_width(self.least, self.most, i, seed),) for i in range(clients)],
-            seed=seed,
-            noise=self.noise,
-            truth=truth,
-            heads=heads,
-            signs=keyed(seed, "signs of spaces").choice([-1.0, 1.0], self.dimension),
-            gap=self.gap,
-        )
+        sizes, none = np.full(clients, self.samples), np.zeros(clients, dtype=np.int64)
+        shapes = [(drawn_width(self.least, self.most, i, seed),) for i in range(clients)]
+        signs = keyed(seed, "signs of spaces").choice([-1.0, 1.0], self.dimension)
+        return SpacesFederation(1, sizes, none, shapes, self, seed, truth, heads, signs, self.gap)
 
 
 def spectrum(covariance: Floats) -> tuple[Floats, Floats]:

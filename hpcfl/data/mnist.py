@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import refusal
 from hpcfl.base.types import Ints
 from hpcfl.data.base import Pixels
 from hpcfl.data.formats import idx
@@ -42,9 +42,7 @@ class Emnist(Pooled):
     def load(self, seed: int, data_dir: Path | None) -> Pool:
         most = CLASSES[self.split]
         if self.first_classes is not None and self.first_classes > most:
-            raise UsageError(
-                f"data.first_classes = {self.first_classes}: split '{self.split}' has {most}; did you mean {most}?"
-            )
+            raise refusal("data.first_classes", f"at most {most} in split '{self.split}'", self.first_classes, most)
         home = folder(self.name, data_dir, "emnist")
         return Pool(*self._read(home, "train"), *self._read(home, "test"), PEAK, self.first_classes or most)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import refusal
 from hpcfl.base.types import Floats, Ints
 
 Parts = list[Ints]
@@ -45,10 +45,8 @@ def grouped(labels: Ints, clients: int, classes: int, groups: int, rng: np.rando
     parts: Parts = []
     present = np.unique(labels)
     if 1 < groups > (most := len(present) // classes):
-        raise UsageError(
-            f"data.label_groups = {groups}: the training samples are of {len(present)} classes, expected at least "
-            f"{groups * classes}, data.classes = {classes} per group; did you mean {max(1, most)}?"
-        )
+        each = f"for data.classes = {classes} of {len(present)} in each"
+        raise refusal("data.label_groups", f"at most {most}, {each}", groups, max(1, most))
     for owners, held in zip(np.array_split(np.arange(clients), groups), np.array_split(present, groups)):
         pool = np.flatnonzero(np.isin(labels, held))
         parts += [pool[part] for part in shards(labels[pool], len(owners), classes, rng)]
@@ -139,10 +137,9 @@ def _quotas(counts: Ints, clients: int, classes: int, rng: np.random.Generator) 
     limit = np.minimum(counts, clients)
     total = clients * classes
     if limit.sum() < total:
-        raise UsageError(
-            f"data.classes = {classes}: training samples per class are {counts[counts > 0].min()} to {counts.max()}, "
-            f"too few for clients = {clients}; did you mean {limit.sum() // clients}?"
-        )
+        most, sizes = limit.sum() // clients, f"{counts[counts > 0].min()} to {counts.max()}"
+        text = f"at most {most}, for {sizes} training samples a class and clients = {clients}"
+        raise refusal("data.classes", text, classes, most)
     quotas = np.zeros_like(counts)
     while total > 0:
         room = np.flatnonzero(quotas < limit)

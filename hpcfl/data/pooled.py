@@ -10,12 +10,11 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import refusal, toml
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
 from hpcfl.data import partition
 from hpcfl.data.base import (
-    BLACK,
     ClientData,
     Features,
     Federation,
@@ -28,6 +27,8 @@ from hpcfl.data.base import (
     scaled,
 )
 from hpcfl.data.partition import Parts
+
+BLACK: dict[Scale, float] = {"unit": 0.0, "centred": -1.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,52 +161,35 @@ class Pooled(Served):
         """Return the header of what is used of a pool, after checking that it can be partitioned."""
         used = header.train if self.train_samples is None else self.train_samples
         if used > header.train:
-            raise UsageError(f"data.train_samples = {used}, but there are {header.train}; did you mean {header.train}?")
+            raise refusal("data.train_samples", f"at most {header.train}", used, header.train)
         self.check_server(used)
         check_clients(clients)
-        self._check_sizes()
+        if (self.sizes == "equal") != (self.spread is None):
+            expected = "nothing" if self.sizes == "equal" else "a number above 0"
+            raise refusal("data.spread", f"{expected} with data.sizes = '{self.sizes}'", self.spread)
+        if self.sizes == "uniform" and (self.spread or 0) > 1:
+            raise refusal("data.spread", "at most 1, the least share being 1 - spread", self.spread, 1.0)
         left = used - self.server  # dealt out or not, the server's samples are not partitioned
         if clients > left:
-            raise UsageError(f"clients = {clients}, but there are {left} training samples; did you mean {left}?")
+            raise refusal("clients", f"at most {left}, one per training sample", clients, left)
         if self.partition == "shards":
             self._check_shards(clients, left, header.classes)
-        for key in ("label_groups", "classes") if self.partition != "shards" else ():
-            if (value := getattr(self, key)) != Pooled.model_fields[key].default:
-                raise UsageError(
-                    f"data.{key} = {value} has no meaning with data.partition = '{self.partition}': "
-                    "remove it, or set data.partition = 'shards'"
-                )
+            return replace(header, train=used - self.keeps, server=self.keeps)
+        for key in ("label_groups", "classes"):
+            default, value = Pooled.model_fields[key].default, getattr(self, key)
+            if value != default:
+                text = f"{toml(default)} with data.partition = '{self.partition}'"
+                raise refusal(f"data.{key}", text, value, "data.partition = 'shards'")
         return replace(header, train=used - self.keeps, server=self.keeps)
 
-    def _check_sizes(self) -> None:
-        if self.sizes == "equal" and self.spread is not None:
-            raise UsageError(
-                f"data.spread = {self.spread} has no meaning with data.sizes = 'equal': "
-                "remove it, or set data.sizes = 'log-normal' or 'uniform'"
-            )
-        if self.sizes != "equal" and self.spread is None:
-            raise UsageError(f"data.sizes = '{self.sizes}' needs data.spread, a number above 0")
-        if self.sizes == "uniform" and (self.spread or 0) > 1:
-            raise UsageError(
-                f"data.spread = {self.spread}: the least share is 1 - spread, at least 0; did you mean 1.0?"
-            )
-
     def _check_shards(self, clients: int, samples: int, classes: int) -> None:
-        limit = min(classes, clients)
-        if self.label_groups > limit:
-            raise UsageError(
-                f"data.label_groups = {self.label_groups}: there are {classes} classes and {clients} clients "
-                f"to be grouped; did you mean {limit}?"
+        groups, limit = self.label_groups, min(classes, clients)
+        if groups > limit:
+            text = f"at most {limit}, for {classes} classes and {clients} clients"
+            raise refusal("data.label_groups", text, groups, limit)
+        most = min(classes // groups, samples // clients)
+        if not 1 <= (self.classes or 0) <= most:
+            there = (
+                f"{classes} classes, data.label_groups = {groups}, clients = {clients} and {samples} training samples"
             )
-        there = classes // self.label_groups
-        most = min(there, samples // clients)
-        if self.classes is None:
-            raise UsageError(f"data.partition = 'shards' needs data.classes (per client), 1 to {most}")
-        if self.classes > there:
-            where = "there are" if self.label_groups == 1 else f"each of {self.label_groups} label groups has at least"
-            raise UsageError(f"data.classes = {self.classes}: {where} {there}; did you mean {most}?")
-        if self.classes > most:
-            raise UsageError(
-                f"data.classes = {self.classes}: clients = {clients} have {samples} training samples "
-                f"between them, too few for one of each class; did you mean {most}?"
-            )
+            raise refusal("data.classes", f"1 to {most} per client, for {there}", self.classes, self.classes and most)

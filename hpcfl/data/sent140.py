@@ -14,12 +14,12 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
 from hpcfl.data.base import ClientData, Features, Federation, Header, Source, check_clients, lengths
-from hpcfl.data.formats import glove
 from hpcfl.data.formats.files import folder, opened_lines
+from hpcfl.data.formats.text import read_glove
 
 COLUMNS = "polarity, id, date, query, user, text"
 POLARITY = {"0": 0, "2": None, "4": 1}  # label of each polarity; neutral tweets are left out
@@ -72,17 +72,9 @@ class Sent140(Source):
         orders = [keyed(seed, "split", client=i).permutation(len(tweets)) for i, tweets in enumerate(users)]
         test = [np.sort(order[: _tests(order)]) for order in orders]
         train = [np.sort(order[_tests(order) :]) for order in orders]
-        return Sent140Federation(
-            classes=2,
-            train_sizes=lengths(train),
-            test_sizes=lengths(test),
-            shapes=[(self.length, vectors.shape[1])] * clients,
-            vectors=vectors,
-            tokens=[self._tokens(tweets, rows) for tweets in users],
-            labels=[np.array([label for _, label in tweets], dtype=np.int64) for tweets in users],
-            train_parts=train,
-            test_parts=test,
-        )
+        shapes, tokens = [(self.length, vectors.shape[1])] * clients, [self._tokens(tweets, rows) for tweets in users]
+        labels = [np.array([label for _, label in tweets], dtype=np.int64) for tweets in users]
+        return Sent140Federation(2, lengths(train), lengths(test), shapes, vectors, tokens, labels, train, test)
 
     def _read(self, clients: int, data_dir: Path | None) -> tuple[list[Tweets], dict[str, int], Features]:
         """Return the clients' tweets, the row of each known word, and the vectors."""
@@ -93,10 +85,8 @@ class Sent140(Source):
             tweets.setdefault(user, []).append((text, label))
         names = [name for name, own in tweets.items() if len(own) >= self.min_samples]
         if clients > len(names):
-            raise UsageError(
-                f"clients = {clients}, but {home / self.file} has {len(names)} users of at least "
-                f"data.min_samples = {self.min_samples} tweets; did you mean {len(names)}?"
-            )
+            there = f"the users of at least data.min_samples = {self.min_samples} tweets in {home / self.file}"
+            raise refusal("clients", f"at most {len(names)}, {there}", clients, len(names))
         names.sort(key=lambda name: (-len(tweets[name]), name))
         users = [tweets[name] for name in names[:clients]]
         return users, *self._vectors(users, home)
@@ -105,7 +95,7 @@ class Sent140(Source):
         """Return the row of each known word, and the vectors."""
         counts = Counter(word for tweets in users for text, _ in tweets for word in words(text))
         frequent = sorted(counts, key=lambda word: (-counts[word], word))[: self.vocabulary]
-        found = glove.read(home / self.glove, set(frequent))
+        found = read_glove(home / self.glove, set(frequent))
         known = [word for word in frequent if word in found]
         dim = len(found[known[0]])
         vectors = np.stack([np.zeros(dim, dtype=np.float32), *(found[word] for word in known)])

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import floor
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.types import Ints
 from hpcfl.data.base import ClientData, Federation, Header, Scale, Source
 from hpcfl.data.bundled import Digits
@@ -23,6 +22,8 @@ from hpcfl.data.usps import Usps
 
 Domain = Literal["mnist", "usps", "digits", "digits-4x4"]
 CLASSES = 10
+SHARED = ("classes", "train_samples", "scale")  # keys that both pools take over
+T = TypeVar("T")
 POOLS: dict[str, Callable[..., Pooled]] = {
     "mnist": Mnist,
     "usps": Usps,
@@ -67,38 +68,42 @@ class TwoDigits(Source):
     """pixels to [0, 1] (unit) or [-1, 1] (centred)"""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
-        found = []
-        for at, number in enumerate(self._numbers(clients)):
-            with self._domain(at) as source:
-                found.append(source.check(number, data_dir))
+        found = self._in_each(clients, lambda source, number, place: source.check(number, data_dir))
         shapes = tuple(found[domain].shapes[0] for domain in self._domains(clients))
         return Header(None, sum(own.train for own in found), sum(own.test for own in found), shapes, CLASSES)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> TwoDomains:
         """Return the clients; both domains are cut by `seed`, independently of each other."""
-        pools = []
-        for at, number in enumerate(self._numbers(clients)):
-            with self._domain(at) as source:
-                pools.append(source.cut(number, seed, data_dir, at))
+        pools = self._in_each(clients, lambda source, number, place: source.cut(number, seed, data_dir, place))
         domains, sizes = self._domains(clients), np.zeros((2, clients), dtype=np.int64)
-        for at, own in enumerate(pools):
-            sizes[:, domains == at] = own.train_sizes, own.test_sizes
+        for place, own in enumerate(pools):
+            sizes[:, domains == place] = own.train_sizes, own.test_sizes
         shapes = [pools[domain].shapes[0] for domain in domains]
         return TwoDomains(CLASSES, sizes[0], sizes[1], shapes, domains, pools)
+
+    def _in_each(self, clients: int, do: Callable[[Pooled, int, int], T]) -> list[T]:
+        """Return what `do` gives for each domain's source, clients and place; a refusal speaks of this domain alone."""
+        found = []
+        for place, (key, number) in enumerate(zip(("first", "second"), self._numbers(clients))):
+            domain, keys = getattr(self, key), {name: getattr(self, name) for name in SHARED}
+            try:
+                found.append(do(POOLS[domain](partition="shards", **keys), number, place))
+            except UsageError as error:
+                raise UsageError(f"data.{key} = '{domain}': {error}") from error
+        return found
 
     def _numbers(self, clients: int) -> tuple[int, int]:
         """Return how many clients each domain has; UsageError where it has none."""
         if self.first == self.second:
             others = "', '".join(sorted(POOLS.keys() - {self.first}))
-            raise UsageError(f"data.second = '{self.second}' is data.first too; expected one of '{others}'")
+            raise refusal("data.second", f"another domain than data.first: '{others}'", self.second)
         if clients < 2:
-            raise UsageError(f"clients = {clients}: expected at least 2, one of each domain")
+            raise refusal("clients", "at least 2, one of each domain", clients)
         first = floor(self.share * clients + 0.5)
         if not 0 < first < clients:
-            raise UsageError(
-                f"data.share = {self.share} of clients = {clients} are {first}; expected 1 to {clients - 1}, so that "
-                f"each domain has some; did you mean {(1 if first == 0 else clients - 1) / clients:.6g}?"
-            )
+            near = float(f"{(1 if first == 0 else clients - 1) / clients:.6g}")
+            text = f"one with 1 to {clients - 1} of clients = {clients} in each domain"
+            raise refusal("data.share", text, self.share, near)
         return first, clients - first
 
     def _domains(self, clients: int) -> Ints:
@@ -106,14 +111,3 @@ class TwoDigits(Source):
         counts = np.floor(self.share * np.arange(clients + 1) + 0.5)
         domains: Ints = (1 - np.diff(counts)).astype(np.int64)
         return domains
-
-    @contextmanager
-    def _domain(self, at: int) -> Iterator[Pooled]:
-        """Yield the source of the first (0) or second (1) domain; a refusal inside speaks of this domain alone."""
-        key, domain = (("first", self.first), ("second", self.second))[at]
-        try:
-            yield POOLS[domain](
-                partition="shards", classes=self.classes, train_samples=self.train_samples, scale=self.scale
-            )
-        except UsageError as error:
-            raise UsageError(f"data.{key} = '{domain}': {error}") from error

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats
 from hpcfl.data.base import ClientData, Features, Federation, Header, Labels, Served, check_clients
@@ -83,10 +83,7 @@ class UnitCube(Served):
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         if self.labels > 1 and self.noise > 1:
-            raise UsageError(
-                f"data.noise = {self.noise}: of data.labels = {self.labels} classes it is a chance, at most 1; "
-                "did you mean 1.0?"
-            )
+            raise refusal("data.noise", f"at most 1, a chance for data.labels = {self.labels} classes", self.noise, 1.0)
         check_clients(clients)
         total = clients * self.samples + self.server
         self.check_server(total)
@@ -100,16 +97,8 @@ class UnitCube(Served):
         sizes = np.full(clients, self.samples)
         if self.deal:
             sizes += [len(range(i, self.server, clients)) for i in range(clients)]
-        return CubeFederation(
-            classes=self.labels,
-            train_sizes=sizes,
-            test_sizes=np.full(clients, self.test_samples),
-            shapes=[(self.dimension,)] * clients,
-            source=self,
-            seed=seed,
-            truth=truth,
-            own=self._own(truth, seed),
-        )
+        tests, shapes = np.full(clients, self.test_samples), [(self.dimension,)] * clients
+        return CubeFederation(self.labels, sizes, tests, shapes, self, seed, truth, self._own(truth, seed))
 
     def _own(self, truth: Floats, seed: int) -> tuple[Features, Labels]:
         """Return the server's samples, ``[r, d]`` and ``[r]``, before any are dealt out."""

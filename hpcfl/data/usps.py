@@ -11,9 +11,9 @@ import numpy as np
 from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Ints
 from hpcfl.data.base import Features
-from hpcfl.data.formats import libsvm
 from hpcfl.data.formats.files import check_labels, folder
 from hpcfl.data.formats.hdf5_file import dataset, opened
+from hpcfl.data.formats.text import read_libsvm
 from hpcfl.data.pooled import Pool, Pooled
 
 CLASSES, PIXELS, SHAPE = 10, 256, (1, 16, 16)
@@ -41,7 +41,7 @@ def _read(home: Path, part: str) -> tuple[Features, Ints]:
             pixels, labels = _arrays(file, part)
         low, first, where = 0, 0, f"{path}: {part}"
     elif (path := home / TEXTS[part]).is_file():
-        pixels, labels = libsvm.read(path, PIXELS)
+        pixels, labels = read_libsvm(path, PIXELS)
         low, first, where = -1, 1, str(path)
     else:
         raise UsageError(f"{home}: has neither usps.h5 nor {TEXTS[part]}")

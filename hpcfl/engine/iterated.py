@@ -2,8 +2,8 @@
 
 The visits are not asked again: who holds their messages responds for them. Where each rank holds its own visits'
 messages (simulated time) all ranks iterate alike, with one all-reduce per iteration; where the server holds them (real
-time) it iterates alone, so that nobody can hold it up. Sums on fixed grids (`hpcfl.comm.message`) make the two the same
-to the bit.
+time) it iterates alone, so that nobody can hold it up. Exact sums (`hpcfl.comm.message`) make the two the same to the
+bit.
 """
 
 from __future__ import annotations
@@ -15,29 +15,21 @@ from torch import Tensor
 
 from hpcfl.algorithms import IteratedReduction
 from hpcfl.base.types import State
-from hpcfl.comm.message import Block, Deposits, Message, Sums
-
-Reduce = Callable[[Deposits], Deposits]
+from hpcfl.comm.message import Block, ExactSums, Message, Sums
 
 
-class Responses(Deposits):
+class Responses(ExactSums):
     """Sums of responses, as `IteratedReduction.query` is sent them."""
 
     def total(self, name: str) -> Tensor:
-        """Return ``Σ weight·value``, float64, of the block's shape.
-
-        In torch's own memory: the last bits of matrix products may depend on how memory is aligned.
-        """
-        return super().total(name).clone()
+        return super().total(name).clone()  # torch's own memory: the bits of matrix products depend on its alignment
 
 
 def blank(blocks: Mapping[str, Block], rows: int, device: torch.device) -> Message:
     """Return room for what so many visits send of `blocks`: nothing yet, so all values and weights are 0."""
+    weights = torch.zeros(rows, dtype=torch.float64)
     return {
-        name: (
-            torch.zeros(rows, *block.shape, dtype=block.dtype, device=device),
-            torch.zeros(rows, dtype=torch.float64),
-        )
+        name: (torch.zeros(rows, *block.shape, dtype=block.dtype, device=device), weights.clone())
         for name, block in blocks.items()
     }
 
@@ -46,33 +38,26 @@ def keep(message: Message, kept: Message) -> None:
     """Copy what of a message is to be kept, for its first rows; what has weight 0 is 0, as if it were not sent."""
     for name in kept.keys() & message.keys():
         value, weight = message[name]
-        rows = slice(len(weight))
-        values, weights = (room[rows] for room in kept[name])
+        values, weights = (room[: len(weight)] for room in kept[name])
         values.copy_(value.detach().reshape(values.shape))
         weights.copy_(weight)
         values[weights == 0] = 0
 
 
 def iterate(
-    reduction: IteratedReduction, shared: State, messages: Sequence[Message], reduce: Reduce, device: torch.device | str
+    reduction: IteratedReduction,
+    shared: State,
+    messages: Sequence[Message],
+    reduce: Callable[[ExactSums], ExactSums],
+    device: torch.device | str,
 ) -> State:
-    """Let the reduction query until it has found what it looks for, and return that.
+    """Let the reduction query `messages`, those held here, until it has found what it looks for, and return that.
 
-    Parameters
-    ----------
-    shared : State
-        As it was served to the round.
-    messages : sequence of Message
-        What the visits that counted had sent of the blocks that are kept, those held here.
-    reduce : callable
-        Returns the sums over all that hold messages, the same everywhere.
-    device : torch.device or str
-        Where responses are computed.
+    `shared` is as it was served to the round; `reduce` adds up what all that hold messages respond, alike everywhere;
+    responses are computed on `device`.
     """
-    queries, blocks = (
-        reduction.query(_own(shared)),
-        {n: block for group in reduction.layout for n, block in group.items()},
-    )
+    queries = reduction.query(_own(shared))
+    blocks = {name: block for group in reduction.layout for name, block in group.items()}
     sums: Sums | None = None
     while True:
         try:
@@ -90,5 +75,5 @@ def iterate(
 
 
 def _own(state: State) -> State:
-    """Return copies that lie in memory everywhere alike: the last bits of matrix products may depend on that."""
+    """Return copies in memory that is everywhere alike: the last bits of matrix products may depend on that."""
     return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in state.items()}

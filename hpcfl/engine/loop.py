@@ -97,8 +97,8 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         reason = close(job, rounds, now, record, plan, stop.requested())
         if recorder is not None:
             recorder.row(plan, record, sums, now.clock)
-        if fault := job.fault(plan, record.rejected, record.broken):
-            raise Diverged(now.round, fault)
+        if fault := record.broken or job.guard.diverged(plan.arrived(record.rejected), record.rejected):
+            raise Diverged(now.round, f"round {plan.round}: {fault}")
         if reason or config.checkpoint.due(now.round, config.rounds):
             save(job, rounds, recorder, now)
             saved = now.round
@@ -114,17 +114,18 @@ def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
         state = job.algorithm.step(job.task, ServerState(now.shared, now.extras), sums)
     now.shared, now.extras = state.shared, state.extras
     record.server_gradients = job.task.oracle_calls[SERVER]
-    record.signal = job.signal(before, now.shared, sums, now.round)
+    rate = job.algorithm.learning_rate(now.round)
+    record.signal = job.config.doubling.signal(before, now.shared, sums, rate)
     record.note_metrics(job.algorithm, job.task, state)
-    record.broken = job.broken(before, now.shared)
+    record.broken = job.guard.out_of_bounds(before, now.shared)
 
 
 def close(job: Job, rounds: Rounds, now: Progress, record: Record, plan: Plan, reason: str) -> str:
     """Bring the ranks' figures together and note what of them matters later; return why the run is to stop, if so."""
-    now.clock["sim_seconds"] += plan.closes
+    now.clock["sim_seconds"] += plan.duration
     now.clock["wall_seconds"] += record.elapsed()
     reason = rounds.together(record, reason)
-    record.stage, now.stage = now.stage.number, job.after(plan.round, now.stage, record.signal)
+    record.stage, now.stage = now.stage.number, job.planner.next_stage(plan.round, now.stage, record.signal)
     now.norms.saw(record.norms)
     return reason
 

@@ -104,11 +104,11 @@ class Record:
     by_rank : float64 [5, ranks]
         In the order of `PER_RANK`.
     signal : float
-        What a stage of doubling may end by, see `Job.signal`.
+        What a stage of doubling may end by, see `Doubling.signal`.
     events : list of tuple
         Kind, client (-1: none) and text.
     limits : float64 [units]
-        The largest norms that are accepted, see `Job.limits`; None: they are not measured.
+        The largest norms that are accepted, see `RunGuard.limits`; None: they are not measured.
     norms : float64 [clients, units]
         Norms of the messages that were accepted, 0 elsewhere; empty where they are not measured.
     broken : str
@@ -207,11 +207,9 @@ class Recorder:
         self.run_dir, self.job, self.reporter = run_dir, job, reporter
         self.warned: set[str] = set()
         self.rejections = 0
-        self.layers = job.algorithm.layers(job.task)
-        self.layer_bytes, self.layer_numbers = job.layer_bytes(), job.layer_numbers()
         coords: dict[str, Sequence[int | str]] = {
             "client": range(job.config.clients),
-            "layer": job.layer_names,
+            "layer": job.layers.names,
             "rank": range(ranks),
         }
         columns = [*COLUMNS, *(ORACLE if job.config.oracle.phi is not None else ())]
@@ -226,7 +224,7 @@ class Recorder:
         plan = replace(plan, depth=depth)
         row = self.plan_columns(plan) | self.oracle_columns(plan, record)
         row |= dict(record.scores) | dict(record.metrics) | dict(clock)
-        row["layer_weight"] = [sums.weight(tensors[0]) for tensors in self.layers]
+        row["layer_weight"] = [sums.weight(tensors[0]) for tensors in self.job.layers.tensors]
         if "loss" in sums and sums.weight("loss"):
             row["loss"] = float(sums.mean("loss"))
         for name, values in zip(PER_RANK, record.by_rank):
@@ -242,13 +240,13 @@ class Recorder:
         for kind, client, text in record.events:
             self.segment.event(round, kind, client, text)
         for client, rejection in sorted(record.rejected.items()):
-            why = self.job.told(rejection)
+            why = self.job.guard.why(rejection)
             self.rejections += 1
             if self.rejections == 1:
                 self.reporter.warn("rejected", f"round {round}: client {client}: {why}; more of it is only recorded")
             if self.rejections <= MOST_LOGGED:
                 self.segment.event(round, "rejected", client, why)
-        warnings = self.job.config.remarks() | dict(record.warnings)
+        warnings = self.job.planner.warnings | dict(record.warnings)
         for kind in sorted(warnings.keys() - self.warned):
             self.segment.event(round, kind, -1, warnings[kind])
             self.reporter.warn(kind, warnings[kind])
@@ -265,9 +263,9 @@ class Recorder:
             "visit_seconds": self._by_client(plan, plan.seconds, np.nan),
             "void": not plan.counted.any(),
             "repeats": plan.repeats,
-            "deadline": plan.deadline,
-            "round_seconds": plan.closes,
-            "message_bytes": int(np.dot(_sent(plan), self.layer_bytes)),
+            "deadline": plan.closes_after,
+            "round_seconds": plan.duration,
+            "message_bytes": int(np.dot(_sent(plan), self.job.layers.bytes)),
         }
 
     def oracle_columns(self, plan: Plan, record: Record) -> dict[str, Any]:
@@ -275,7 +273,7 @@ class Recorder:
         phi = self.job.config.oracle.phi
         if phi is None:
             return {}
-        numbers, counted = int(np.dot(_sent(plan), self.layer_numbers)), int(plan.counted.sum())
+        numbers, counted = int(np.dot(_sent(plan), self.job.layers.numbers)), int(plan.counted.sum())
         gradients = record.gradients if counted else 0
         spent = Spent(gradients, record.server_gradients, counted, numbers, self.job.task.parameter_count)
         return {

@@ -11,8 +11,7 @@ import torch
 
 from hpcfl.algorithms import IteratedReduction
 from hpcfl.base.types import Floats, State
-from hpcfl.comm.guard import Sieve
-from hpcfl.comm.message import Deposits, Message
+from hpcfl.comm.message import ExactSums, Message
 from hpcfl.comm.placement import Chunk
 from hpcfl.comm.transport import Alone, Personal, Saved, Transport
 from hpcfl.engine.iterated import blank, iterate, keep
@@ -69,15 +68,15 @@ class Simulated(Rounds):
             taken[chunk.number] = {name: torch.from_numpy(state[name]).to(like[name], copy=True) for name in state}
         return taken
 
-    def exchange(self, now: Progress, record: Record) -> tuple[Plan, Deposits]:
+    def exchange(self, now: Progress, record: Record) -> tuple[Plan, ExactSums]:
         """Carry out the next round: who counts, and how far, was decided before."""
-        self.plans = self.plans or self.job.plans(self.first, lambda: now.stage.number)
+        self.plans = self.plans or self.job.planner.plans(self.first, lambda: now.stage.number)
         plan = next(self.plans)
         self.transport.count()
         now.shared = self.transport.invite(now.shared)
-        sums = Deposits(self.job.layout, len(plan.cohort), plan.missing)
+        sums = ExactSums(self.job.layout, len(plan.cohort), plan.miss_probability)
         kept: list[Message] = []
-        record.measure_norms(self.job.config.clients, self.job.limits(now.norms))
+        record.measure_norms(self.job.config.clients, self.job.guard.limits(now.norms))
         with record.timed("compute_seconds"):
             for chunk in self.mine:
                 record.visits += visit(self.job, plan, chunk, now, sums, kept, record)
@@ -93,7 +92,7 @@ class Simulated(Rounds):
     def _iterated(self, reduction: IteratedReduction, shared: State, kept: list[Message], record: Record) -> State:
         """Return what the reduction finds; all ranks iterate together."""
 
-        def reduce(sums: Deposits) -> Deposits:
+        def reduce(sums: ExactSums) -> ExactSums:
             with record.timed("wait_seconds"):
                 return self.transport.share(sums)
 
@@ -122,7 +121,7 @@ def visit(
     plan: Plan,
     chunk: Chunk,
     now: Progress,
-    sums: Deposits,
+    sums: ExactSums,
     kept: list[Message] | None = None,
     record: Record | None = None,
 ) -> int:
@@ -137,16 +136,16 @@ def visit(
     places = torch.from_numpy(chunk.places(clients))
     personal = now.personal[chunk.number]
     own = {name: value[places] for name, value in personal.items()}
-    sieve = Sieve(len(rows), job.layout, job.whole, record.limits)
+    sieve = job.guard.sieve(len(rows), record.limits)
     client = sieve.through(job.algorithm.client(job.task, now.shared, own, job.visits(plan, rows)))
     take = sums.add
     if kept is not None and job.keeps:
         kept.append(blank(job.keeps, len(rows), job.task.device))
         take = partial(_take, sums, kept[-1])
-    after, rejected = drained(client, take), job.rejections(clients, sieve)
+    after, rejected = drained(client, take), job.guard.rejections(clients, sieve)
     depth = np.array([rejected[client].depth if client in rejected else 0 for client in clients.tolist()])
     for name, value in after.items():
-        advances = torch.from_numpy(job.levels.get(name, 1) >= depth)
+        advances = torch.from_numpy(job.layers.of.get(name, 1) >= depth)
         personal[name][places[advances]] = value[advances]
     record.rejected |= rejected
     if record.limits is not None:
@@ -154,7 +153,7 @@ def visit(
     return len(rows)
 
 
-def _take(sums: Deposits, kept: Message, message: Message) -> None:
+def _take(sums: ExactSums, kept: Message, message: Message) -> None:
     sums.add(message)
     keep(message, kept)
 

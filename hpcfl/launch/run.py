@@ -64,31 +64,13 @@ def launch(decide: Callable[[], RunRequest | None], comm: Any) -> None:
 def carry_out(request: RunRequest, comm: Any) -> None:
     """Put the job together on every rank, then run it; `Stopped` if it was asked to stop."""
     config = configs.from_text(request.config)
-    rank, size = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
-    if rank == 0:
+    serves = comm is None or comm.Get_rank() == 0
+    if serves:
         (request.folder / TOLD).unlink(missing_ok=True)
-    local_rank, local_size = local(comm)
-    threads = _set_threads(config, local_size)
-    import torch
-
-    from hpcfl.engine.job import Job
-
-    if comm is not None:
-        from hpcfl.comm.mpi import Patience
-
-        Patience.crowd = local_size / len(cores())
     processes = _processes(comm)
     hosts = [host for host, _ in processes]
-
-    def prepared() -> tuple[Job, Progress]:
-        _check_mpi(config, comm)
-        job = Job.of(config, request.data_dir, size, device(local_rank, torch.cuda.device_count()), threads)
-        if config.clock == "wall" and config.singles:
-            check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
-        return job, _begun(job, request, rank)
-
-    job, now = raise_together(comm, prepared)
-    raise_together(comm, lambda: _open(request, processes, job) if rank == 0 else None)
+    job, now = _prepared(config, request, comm, hosts)
+    raise_together(comm, lambda: _open(request, processes, job) if serves else None)
     run = _in_real_time if config.clock == "wall" else _in_step
     try:
         stopped = run(job, request, now, comm, hosts)
@@ -101,13 +83,38 @@ def carry_out(request: RunRequest, comm: Any) -> None:
         raise stopped
 
 
+def _prepared(config: Config, request: RunRequest, comm: Any, hosts: list[str]) -> tuple[Job, Progress]:
+    """The job, and where this rank begins."""
+    local_rank, local_size = local(comm)
+    threads = _set_threads(config, local_size)
+    import torch
+
+    from hpcfl.engine.job import Job
+
+    rank, size = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
+    if comm is not None:
+        from hpcfl.comm.mpi import Patience
+
+        Patience.crowd = local_size / len(cores())
+
+    def make() -> tuple[Job, Progress]:
+        _check_mpi(config, comm)
+        job = Job.of(config, request.data_dir, size, device(local_rank, torch.cuda.device_count()), threads)
+        if config.clock == "wall" and config.singles:
+            check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
+        return job, _begun(job, request, rank)
+
+    return raise_together(comm, make)
+
+
 def _set_threads(config: Config, local_size: int) -> int:
     """Set and return the threads per operation; torch reads the environment once, when it is loaded."""
     threads = config.threads
-    if threads == "auto":
-        own = share_of_cores(local_size) if config.clock == "wall" else 1
-        asked = os.environ.get("OMP_NUM_THREADS", "") if config.clock == "wall" else ""
-        threads = int(asked) if asked.isdecimal() and int(asked) else own
+    if threads == "auto" and config.clock == "wall":
+        asked = os.environ.get("OMP_NUM_THREADS", "")
+        threads = int(asked) if asked.isdecimal() and int(asked) else share_of_cores(local_size)
+    elif threads == "auto":
+        threads = 1
     os.environ["OMP_NUM_THREADS"] = str(threads)
     prefer_large_pages(os.environ)
     return threads
@@ -142,28 +149,28 @@ def _transport(comm: Any) -> Transport:
         from hpcfl.comm.transport import Alone
 
         return Alone()
-    from hpcfl.comm.collective import Tree
+    from hpcfl.comm.collective import Collective
 
-    return Tree(comm)
+    return Collective(comm)
 
 
 def _in_real_time(job: Job, request: RunRequest, now: Progress, comm: Any, hosts: list[str]) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
     from hpcfl.engine.wall import start
-    from hpcfl.engine.wall.watchdog import Watch
+    from hpcfl.engine.wall.watchdog import Watchdog
 
     folder, serves = request.folder, comm.Get_rank() == 0
-    stop, watch = stopping.Stop(folder, serves), Watch(folder, job.config.lost_after)
+    stop, watch = stopping.Stop(folder, serves), Watchdog(folder, job.config.lost_after)
 
     def rest() -> None:
         stopping.forward(stop, folder)
         watch.look()
 
     if not serves:
-        return start.served(job, comm, hosts, now, rest)
-    rounds = start.led(job, comm, hosts, folder, stop, now)
+        return start.serve(job, comm, hosts, now, rest)
+    rounds = start.lead(job, comm, hosts, folder, stop, now)
     stopped = _run_rounds(job, request, rounds, now, comm.Get_size(), stop)
-    start.dismissed(rounds, comm, now.round, stopped)
+    start.dismiss(rounds, comm, now.round, stopped)
     return stopped
 
 

@@ -14,24 +14,14 @@ from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Floats
 
 if TYPE_CHECKING:
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Sums
     from hpcfl.schedule.participation import Participation
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Where a run stands; a round that is over leads to the next one.
-
-    Attributes
-    ----------
-    number : int
-        The stage, from 0; it waits for ``n0 · 2^number`` visits.
-    rounds : int
-        Rounds that are over in this stage.
-    best : float
-        The smallest training loss seen in it (``plateau``).
-    since : int
-        Rounds since then.
-    """
+    """Where a run stands: stage ``number``, its rounds that are over, its smallest signal, and the rounds since."""
 
     number: int = 0
     rounds: int = 0
@@ -39,12 +29,11 @@ class Stage:
     since: int = 0
 
     def numbers(self) -> dict[str, float]:
-        """Return what a checkpoint holds."""
         return {"stage": self.number, "stage_rounds": self.rounds, "stage_best": self.best, "stage_since": self.since}
 
     @classmethod
     def of(cls, numbers: Mapping[str, float]) -> Stage:
-        """Return what `numbers` wrote; the first stage where it wrote nothing."""
+        """Return what `numbers` wrote to a checkpoint; the first stage where it wrote nothing."""
         if "stage" not in numbers:
             return cls()
         number, rounds, since = (int(numbers[name]) for name in ("stage", "stage_rounds", "stage_since"))
@@ -66,43 +55,31 @@ class Doubling(ConfigBase):
 
     A stage waits for ``min(N, n0 2^r)`` visits, N being how many are invited and n0 ``participation.first``. The last
     one, which waits for all, does not end.
-
-    Attributes
-    ----------
-    when : {"never", "rounds", "theory", "plateau", "gradient"}
-        What ends a stage: a number of rounds; as many rounds as SRPFL's theory gives it (eq. 203); that the training
-        loss has stopped falling, which needs no constant; or FLANP's criterion, a small averaged gradient.
-    by : {"clients", "samples"}
-        What doubles: the visits, or the samples that they hold together, n0 visits' worth at first (SRPFL, appendix C:
-        for clients of very unequal sizes).
-    rounds : int
-        Rounds per stage (``rounds``).
-    contraction : float
-        a of Theorem 4.7 (``theory``).
-    distance : float
-        Distance at the start, dist(B0, B*) (``theory``).
-    skip : bool
-        Whether the distance is followed, so that stages that are to end above it take no round (``theory``); if not,
-        every stage takes the rounds that the formula gives it.
-    patience : int
-        Rounds without a fall of the training loss after which a stage ends (``plateau``).
-    tolerance : float
-        Relative fall that counts as one (``plateau``).
-    threshold : float
-        A stage ends when the square of the round's averaged gradient is at most ``threshold / 2^r`` (``gradient``):
-        FLANP's bound, which is inversely proportional to the participants. The gradient is the mean update of all that
-        is shared over the learning rate, so where visits take several steps it is the sum over these steps.
     """
 
     when: Literal["never", "rounds", "theory", "plateau", "gradient"] = "never"
+    """What ends a stage: a number of rounds; as many rounds as SRPFL's theory gives it (eq. 203); that the training
+    loss has stopped falling, which needs no constant; or FLANP's criterion, a small averaged gradient."""
     by: Literal["clients", "samples"] = "clients"
+    """What doubles: the visits, or the samples that they hold together, n0 visits' worth at first (SRPFL, appendix C:
+    for clients of very unequal sizes)."""
     rounds: int = Field(10, ge=1)
+    """Rounds per stage (``rounds``)."""
     contraction: float = Field(0.1, gt=0, le=0.25)
+    """a of Theorem 4.7 (``theory``)."""
     distance: float = Field(1.0, gt=0)
+    """Distance at the start, dist(B0, B*) (``theory``)."""
     skip: bool = False
+    """Follow the distance, so that stages that are to end above it take no round (``theory``); if not, every stage
+    takes the rounds that the formula gives it."""
     patience: int = Field(5, ge=1)
+    """Rounds without a fall of the training loss after which a stage ends (``plateau``)."""
     tolerance: float = Field(1e-3, ge=0)
+    """Relative fall that counts as one (``plateau``)."""
     threshold: float = Field(0.01, gt=0)
+    """A stage ends when the square of the round's averaged gradient is at most ``threshold / 2^r`` (``gradient``):
+    FLANP's bound, which is inversely proportional to the participants. The gradient is the mean update of all that is
+    shared over the learning rate, so where visits take several steps it is the sum over these steps."""
 
     def check(self, participation: Participation) -> None:
         """Raise UsageError where rounds do not close with the first visits."""
@@ -117,23 +94,25 @@ class Doubling(ConfigBase):
                 f"may hold: expected at most 1, got {participation.min_clients}; did you mean 1?"
             )
 
-    def enough(self, participation: Participation, clients: int, stage: int) -> int | None:
-        """Return the visits that a round of this stage waits for; None: all."""
-        if self.when == "never" or participation.first is None:
-            return participation.first
-        return wanted(participation.first, participation.invited(clients), stage)
-
-    def after(self, stage: Stage, limits: Sequence[float], signal: float) -> Stage:
-        """Return where a run stands after one more round.
+    def signal(self, before: State, after: State, sums: Sums, rate: float) -> float:
+        """Return what a stage may end by, at least 0; −1: the round says nothing of it.
 
         Parameters
         ----------
-        limits : sequence of float
-            Rounds of each stage but the last, at most.
-        signal : float
-            The round's training loss (``plateau``) or the square of its averaged gradient (``gradient``); below 0:
-            nothing is known.
+        before, after : State
+            The shared state.
+        rate : float
+            The learning rate that led from one to the other.
         """
+        if self.when == "plateau" and "loss" in sums and sums.weight("loss"):
+            return float(sums.mean("loss"))
+        sent = [name for name in before if name in sums and sums.weight(name)]
+        if self.when == "gradient" and sent:
+            return sum(float((after[name] - before[name]).double().square().sum()) for name in sent) / rate**2
+        return -1.0
+
+    def after(self, stage: Stage, limits: Sequence[float], signal: float) -> Stage:
+        """Return where a run stands after one more round; `limits`: the most rounds of each stage but the last."""
         if signal < 0 and self.when in ("plateau", "gradient"):
             return replace(stage, rounds=stage.rounds + 1)
         fallen = signal < stage.best - self.tolerance * abs(stage.best) or stage.best == inf

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import nan
+from collections.abc import Collection
+from itertools import pairwise
+from math import inf, isfinite
 from typing import Any, Literal
 
 import numpy as np
@@ -12,74 +13,108 @@ from pydantic import Field, field_validator
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, check_within
 from hpcfl.base.rng import keyed
-from hpcfl.base.types import Floats, Ints
-from hpcfl.schedule import deadlines
-from hpcfl.schedule.plan import Invitation, Plan
-from hpcfl.schedule.speeds.base import Speed
+from hpcfl.base.types import Ints
+
+Deadline = float | Literal["adaptive"] | tuple[tuple[int, float], ...]
 
 
 class Participation(ConfigBase):
-    """The ``[participation]`` section.
-
-    Attributes
-    ----------
-    invite : {"all", "uniform"}
-        Everybody, or a fresh uniform sample of `size` clients.
-    size : int
-        Clients invited per round (``uniform`` only).
-    close : {"all", "first", "deadline"}
-        The round ends with the last visit, with the first `first` visits, or when `deadline` has passed.
-    first : int
-        Visits that a round waits for (``close = "first"`` only).
-    deadline : float, "adaptive" or [[round, seconds], ...]
-        Seconds, fewer or more of them from some rounds on ([[0, 1.0], [100, 0.5]]), or what past visits suggest
-        (``close = "deadline"`` only).
-    adaptive_quantile : float
-        Share of the past visits that an adaptive deadline would have let in.
-    adaptive_window : int
-        How many past visits it looks at; one that missed its deadline counts as twice that deadline.
-    adaptive_first : float
-        Seconds before any visit is known.
-    min_clients : int
-        A round in which fewer visits count is void and repeated: all is drawn anew, its time counts, nothing else of
-        it does. The chances that an algorithm may use stay those of a single attempt.
-    partial : {"keep", "discard"}
-        What becomes of a visit that was not complete at the deadline: the layers that had arrived count,
-        or nothing of it does (drop-stragglers).
-    """
+    """The ``[participation]`` section."""
 
     invite: Literal["all", "uniform"] = "all"
+    """Everybody, or a fresh uniform sample of `size` clients."""
     size: int | None = None
+    """Clients invited per round (``uniform`` only)."""
     close: Literal["all", "first", "deadline"] = "all"
+    """The round ends with the last visit, with the first `first` visits, or when `deadline` has passed."""
     first: int | None = None
-    deadline: deadlines.Rule = 1.0
+    """Visits that a round waits for (``close = "first"`` only)."""
+    deadline: Deadline = 1.0
+    """Seconds, fewer or more of them from some rounds on ([[0, 1.0], [100, 0.5]]), or what past visits suggest
+    ("adaptive"); ``close = "deadline"`` only."""
     adaptive_quantile: float = Field(0.9, gt=0, le=1)
+    """Quantile of the past visits' seconds that an adaptive deadline is."""
     adaptive_window: int = Field(100, ge=1)
+    """How many past visits it looks at; one that missed its deadline counts as twice that deadline."""
     adaptive_first: float = Field(10.0, gt=0)
+    """Seconds before any visit is known."""
     min_clients: int = 0
+    """A round in which fewer visits count is void and repeated: all is drawn anew, its time counts, nothing else of it
+    does. The probabilities that an algorithm may use stay those of a single attempt."""
     partial: Literal["keep", "discard"] = "keep"
+    """What becomes of a visit that was not complete at the deadline: the layers that had arrived count, or nothing of
+    it does (drop-stragglers)."""
 
     @field_validator("deadline", mode="before")
     @classmethod
     def _shaped(cls, value: Any) -> Any:
         """Refuse what is no rule, in one line for all its kinds."""
-        return deadlines.shaped(value)
+        if _is_number(value) or value == "adaptive":
+            return value
+        if isinstance(value, (list, tuple)) and all(_is_step(step) for step in value):
+            return tuple(tuple(step) for step in value)
+        raise ValueError("expected seconds, 'adaptive' or [[round, seconds], ...]")
 
     def check(self, clients: int) -> None:
         """Raise UsageError where a number does not fit the number of clients."""
         self._check_count("size", self.size, self.invite == "uniform", "invite = 'uniform'", clients)
         self._check_count("first", self.first, self.close == "first", "close = 'first'", self.invited(clients))
-        deadlines.check(self.deadline)
+        self._check_deadline()
         most = self.first or self.invited(clients)
         check_within("participation.min_clients", self.min_clients, 0, most)
 
     @staticmethod
     def _check_count(key: str, value: int | None, needed: bool, by: str, most: int) -> None:
         if needed != (value is not None):
-            verb = "needs" if needed else "is only for"
-            raise UsageError(f"participation.{key}: {by} needs it" if needed else f"participation.{key} {verb} {by}")
+            raise UsageError(
+                f"participation.{key}: {by} needs it" if needed else f"participation.{key} is only for {by}"
+            )
         if value is not None:
             check_within(f"participation.{key}", value, 1, most)
+
+    def _check_deadline(self) -> None:
+        if self.deadline == "adaptive":
+            return
+        steps = self.deadline if isinstance(self.deadline, tuple) else ((0, self.deadline),)
+        rounds = [start for start, _ in steps]
+        if rounds[:1] != [0]:
+            found = f"got one from round {rounds[0]}" if rounds else "got none"
+            raise UsageError(f"participation.deadline: expected a first entry [0, seconds], {found}")
+        for before, after in pairwise(rounds):
+            if after <= before:
+                raise UsageError(f"participation.deadline: expected ascending rounds, got {after} after {before}")
+        for start, seconds in steps:
+            if seconds <= 0:
+                where = f" from round {start} on" if len(steps) > 1 else ""
+                raise UsageError(f"participation.deadline: expected seconds above 0, got {seconds}{where}")
+
+    @property
+    def by_time(self) -> bool:
+        """Whether rounds close by a deadline, else with visits."""
+        return self.close == "deadline"
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether a deadline depends on the rounds before it."""
+        return self.by_time and self.deadline == "adaptive"
+
+    def closes_after(self, round: int, seen: Collection[float]) -> float:
+        """Return the seconds that a round is given, `inf` where it does not close by a deadline.
+
+        Parameters
+        ----------
+        seen : collection of float
+            Seconds of the past visits that an adaptive deadline looks at.
+        """
+        if not self.by_time:
+            return inf
+        if isinstance(self.deadline, tuple):
+            return next(seconds for start, seconds in reversed(self.deadline) if start <= round)
+        if isinstance(self.deadline, float):
+            return self.deadline
+        if not seen:
+            return self.adaptive_first
+        return float(np.quantile(list(seen), self.adaptive_quantile, method="inverted_cdf"))
 
     def invited(self, clients: int) -> int:
         """Return how many of `clients` a round invites."""
@@ -89,46 +124,27 @@ class Participation(ConfigBase):
         """Return whether a visit is whole or nothing; `layerwise`: the algorithm delivers layers one by one."""
         return self.partial == "discard" or not layerwise
 
-    def cohort(self, seed: int, round_: int, clients: int, attempt: int = 0) -> Ints:
+    def cohort(self, seed: int, round: int, clients: int, attempt: int = 0) -> Ints:
         """Return the ids of who is invited, ascending, int64 [n]."""
         if self.invite == "all":
             return np.arange(clients)
-        rng = keyed(seed, "cohort", round_, step=attempt)
+        rng = keyed(seed, "cohort", round, step=attempt)
         return np.sort(rng.choice(clients, self.invited(clients), replace=False))
 
-    def plan(self, speed: Speed, asked: Invitation, layerwise: bool) -> Plan:
-        """Decide one attempt at a round, however many visits may count in it.
+    def warnings(self, layerwise: bool) -> dict[str, str]:
+        """Return what the user should know before the run, by name."""
+        if self.close != "first" or self.whole(layerwise):
+            return {}
+        return {
+            "partial": "participation.close = 'first' counts whole visits only: layers of a visit that is not complete "
+            "when the round closes do not count, although participation.partial = 'keep'"
+        }
 
-        Parameters
-        ----------
-        asked : Invitation
-            Its cohort need not be `cohort`'s: in wall time, those who are late are left out. Nobody is fine.
-        layerwise : bool
-            Whether the algorithm delivers layers one by one; if not, a visit is whole or nothing.
-        """
-        deadline = asked.deadline if self.close == "deadline" else nan
-        if not len(asked.cohort):
-            return replace(Plan.nobody(asked.round, asked.layers), deadline=deadline, repeats=asked.attempt)
-        seconds = speed.seconds(asked)
-        if self.close == "deadline":
-            return self._by_deadline(asked, speed, seconds, self.whole(layerwise))
-        order = np.argsort(seconds, kind="stable")
-        wanted = asked.first(order)
-        depth = np.full(len(seconds), asked.layers + 1, dtype=np.int64)
-        depth[order[:wanted]] = 1
-        known = 1.0 if wanted == len(seconds) else np.nan  # the chance to be among the first n has no closed form
-        reach = np.full((len(seconds), asked.layers), known)
-        closes = float(seconds[order[wanted - 1]]) + speed.communication
-        none = np.zeros(asked.layers)
-        return Plan(asked.round, asked.cohort, seconds, depth, closes, reach, none, deadline, asked.attempt)
 
-    @staticmethod
-    def _by_deadline(asked: Invitation, speed: Speed, seconds: Floats, whole: bool) -> Plan:
-        depth, reach, missing = speed.depth(asked), speed.reach(asked), speed.missing(asked)
-        late = depth > 1
-        if whole:
-            depth = np.where(late, asked.layers + 1, depth)
-            reach = np.repeat(reach[:, :1], asked.layers, axis=1)
-            missing = np.repeat(missing[:1], asked.layers)
-        closes = (asked.deadline if late.any() else float(seconds.max())) + speed.communication
-        return Plan(asked.round, asked.cohort, seconds, depth, closes, reach, missing, asked.deadline, asked.attempt)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_step(step: Any) -> bool:
+    pair = isinstance(step, (list, tuple)) and len(step) == 2 and all(map(_is_number, step))
+    return pair and isinstance(step[0], int) and isfinite(step[1])

@@ -1,9 +1,10 @@
-"""What a round looks like before it runs: who is invited, and how far each visit comes."""
+"""An attempt at a round, and what becomes of it: who is invited, when it closes, how far each visit comes."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,83 +13,77 @@ from hpcfl.base.types import Floats, Ints
 
 
 @dataclass(frozen=True)
-class Invitation:
-    """The facts a speed model needs about one round.
+class Attempt:
+    """One attempt at a round before anything is drawn: all that a speed model knows of it, and when it closes.
 
     Attributes
     ----------
-    seed : int
-        The run's seed.
-    round : int
-        Counted from 0.
-    clients : int
-        How many clients the run has.
+    seed, clients : int
+        The run's seed, and how many clients it has.
+    work_fractions : float64 [L]
+        The fraction of a visit's work that is done when layer l's gradient is ready; decreasing in l, 1 for l = 1.
+    round, number : int
+        The round from 0, and how many attempts at it were void; each draws anew.
     cohort : int64 [n]
         Who is invited, ascending client ids.
-    shares : float64 [L]
-        ``shares[l-1]`` is the part of a visit's work that is done when layer l's gradient is ready;
-        decreasing in l, ``shares[0] = 1``.
-    deadline : float
-        Seconds from the start of the round; inf where it has none.
-    attempt : int
-        How many attempts at this round were void; each draws anew.
-    clock : {"simulated", "wall"}
-        Whose seconds these are: drawn ones, or real ones.
-    stage : int
-        The stage of doubling participant sets.
-    enough : int
-        Visits that close the round where it closes with the first ones, or their samples; None: it waits for all.
-    worth : int64 [n], optional
-        The invited clients' samples, where these are counted; None: every visit counts 1.
+    closes_after : float
+        Seconds after which it closes whatever has arrived; inf: never.
+    quorum : int or None
+        Visits that close it, or their weights' sum; None: all are waited for.
+    weights : int64 [n] or None
+        What each visit counts towards the quorum: its samples; None: 1.
     """
 
     seed: int
-    round: int
     clients: int
+    work_fractions: Floats
+    round: int
+    number: int
     cohort: Ints
-    shares: Floats
-    deadline: float
-    attempt: int = 0
-    clock: str = "simulated"
-    stage: int = 0
-    enough: int | None = None
-    worth: Ints | None = None
-
-    def first(self, order: Ints) -> int:
-        """Return how many visits close the round if they arrive in this `order` (rows of the cohort)."""
-        if self.enough is None:
-            return len(order)
-        found = np.arange(1, len(order) + 1) if self.worth is None else np.cumsum(self.worth[order])
-        return min(int(np.searchsorted(found, self.enough)) + 1, len(order))
+    closes_after: float = inf
+    quorum: int | None = None
+    weights: Ints | None = None
 
     @property
     def layers(self) -> int:
         """L, the number of layers."""
-        return len(self.shares)
+        return len(self.work_fractions)
+
+    def needed(self, order: Ints) -> int:
+        """Return how many visits close the round if they arrive in this `order` (rows of the cohort)."""
+        if self.quorum is None:
+            return len(order)
+        arrived = np.arange(1, len(order) + 1) if self.weights is None else np.cumsum(self.weights[order])
+        return min(int(np.searchsorted(arrived, self.quorum)) + 1, len(order))
+
+    def over(self, arrived: int, awaited: int, seconds: float) -> bool:
+        """Return whether it is over in real time, with `arrived` visits (or their weights) and `awaited` more to come.
+
+        The timer decides, never the next arrival.
+        """
+        return seconds >= self.closes_after or awaited == 0 or (self.quorum is not None and arrived >= self.quorum)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One round, decided: a pure function of the config and the round, evaluated alike on every rank.
+    """One round, decided: in simulated time a pure function of config and round, evaluated alike on every rank.
 
     Attributes
     ----------
-    round : int
-        Counted from 0.
     cohort : int64 [n]
         Who is invited, ascending client ids.
     seconds : float64 [n]
-        Simulated seconds a whole visit takes (``inf``: it never ends).
+        Seconds that a whole visit takes (``inf``: it never ends).
     depth : int64 [n]
         First layer (1 … L) whose gradient counts; L + 1 where nothing does.
-    closes : float
-        Simulated seconds from the round's start to its end, void attempts included.
-    reach : float64 [n, L]
+    duration : float
+        Seconds from the round's start to its end, void attempts included.
+    arrival : float64 [n, L]
         Chance that this client's layer l counts in one attempt, before anything is drawn; NaN where it is not known.
-    missing : float64 [L]
+    miss_probability : float64 [L]
         Chance that nobody's layer l counts in one attempt (SALF's p_l); NaN where it is not known.
-    deadline : float
-        Seconds from the start of the attempt that counted; NaN where the round has none.
+    closes_after : float
+        Seconds after which the attempt that counted closed at the latest; NaN where only visits close rounds.
     repeats : int
         Void attempts before this one.
     """
@@ -97,17 +92,18 @@ class Plan:
     cohort: Ints
     seconds: Floats
     depth: Ints
-    closes: float
-    reach: Floats
-    missing: Floats
-    deadline: float = nan
+    duration: float
+    arrival: Floats
+    miss_probability: Floats
+    closes_after: float = nan
     repeats: int = 0
 
     @classmethod
-    def nobody(cls, round_: int, layers: int) -> Plan:
+    def nobody(cls, round: int, layers: int, closes_after: float = nan, repeats: int = 0) -> Plan:
         """Return a round that invites nobody and takes no time."""
         none: Ints = np.zeros(0, dtype=np.int64)
-        return cls(round_, none, np.zeros(0), none, 0.0, np.zeros((0, layers)), np.ones(layers))
+        chances = np.zeros((0, layers)), np.ones(layers)
+        return cls(round, none, np.zeros(0), none, 0.0, *chances, closes_after, repeats)
 
     @property
     def counted(self) -> NDArray[np.bool_]:
@@ -117,7 +113,11 @@ class Plan:
     @property
     def layers(self) -> int:
         """L, the number of layers."""
-        return len(self.missing)
+        return len(self.miss_probability)
+
+    def arrived(self, rejected: Collection[int]) -> int:
+        """Return how many visits counted, or would have, had they not been `rejected` (client ids)."""
+        return int((self.counted | np.isin(self.cohort, list(rejected))).sum())
 
     def rows(self, clients: Ints) -> Ints:
         """Return the places in the cohort of those `clients` whose visits count, deepest first (ties by id)."""

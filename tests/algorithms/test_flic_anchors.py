@@ -14,7 +14,7 @@ from hpcfl.algorithms.flic.algorithm import Flic
 from hpcfl.algorithms.flic.barycenters import Barycenters, sent
 from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.base.rng import keyed
-from hpcfl.comm.message import Block, Deposits
+from hpcfl.comm.message import Block, ExactSums
 from hpcfl.engine.iterated import iterate
 from hpcfl.engine.simulated import drained
 from hpcfl.learning.task import Task
@@ -181,7 +181,7 @@ def test_an_anchor_that_nobody_changed_keeps_its_bits():
     algorithm, task = Few(), None
     shared = {MEANS: normal(C, K), FACTORS: SERVED}
     blocks = {MEANS: Block((K,)), FACTORS: Block((K, K))}
-    sums = Deposits(({f"{kind}.{c}": block for kind, block in blocks.items() for c in range(C)},))
+    sums = ExactSums(({f"{kind}.{c}": block for kind, block in blocks.items() for c in range(C)},))
     sums.add(message(EVERYBODY, changes))
     sums.iterated = reduced([message(EVERYBODY, changes)])
     after = algorithm.server(task, shared, sums)  # type: ignore[arg-type]
@@ -224,9 +224,9 @@ def test_any_number_of_ranks_finds_the_same_to_the_bit_whoever_holds_which_messa
     keys = {"tolerance": 1e-2, "iterations": 3}
     alone = reduced([message([client]) for client in EVERYBODY], **keys)
     if world.comm is not None:
-        from hpcfl.comm.collective import Tree
+        from hpcfl.comm.collective import Collective
 
-        tree = Tree(world.comm)
+        tree = Collective(world.comm)
         own = EVERYBODY[::-1][world.rank :: world.size]  # another deal, in another order, on each number of ranks
         together = reduced([message([client]) for client in own], reduce=tree.share, **keys)
         tree.leave()

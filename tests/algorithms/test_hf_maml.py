@@ -24,7 +24,7 @@ class Quadratic:
         w = params["w"]
         return {"w": torch.einsum("cij,cj->ci", self.a[batch], w) - self.v[batch]}, torch.zeros(2)
 
-    def curvature(self, params, batch, along):
+    def hessian_vector_product(self, params, batch, along):
         return {"w": torch.einsum("cij,cj->ci", self.a[batch], along["w"])}
 
 

@@ -23,7 +23,7 @@ from hpcfl.algorithms import ServerState
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.message import Deposits
+from hpcfl.comm.message import ExactSums
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.equal import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
@@ -117,8 +117,8 @@ def test_the_mean_update_is_fedavgs_and_without_p_it_is_not(users):
 def test_the_chance_that_nobody_reaches_a_layer(users, first):
     rounds = Rounds(salf(), mlp_task([2] * users))
     plan = rounds.plan(EVERYONE_LATE, DEADLINE, 0, 0)
-    assert plan.missing[0] == pytest.approx(first, abs=1e-15)
-    np.testing.assert_allclose(plan.missing, [(1 - layer / 4) ** users for layer in (1, 2, 3)], rtol=1e-14)
+    assert plan.miss_probability[0] == pytest.approx(first, abs=1e-15)
+    np.testing.assert_allclose(plan.miss_probability, [(1 - layer / 4) ** users for layer in (1, 2, 3)], rtol=1e-14)
 
 
 @pytest.mark.parametrize("speed", [HALF_LATE_FOR_GOOD, UNEQUAL], ids=["fixed stragglers", "unequal rates"])
@@ -160,7 +160,7 @@ def test_the_variance_of_each_layer_is_the_exact_one(users):
 def test_the_variance_of_inverse_probability_with_independent_users():
     fair = salf(rule="inverse-probability")
     rounds, sums = simulated(4, fair, UNEQUAL)
-    reach = rounds.plan(UNEQUAL, DEADLINE, 11, 0).reach
+    reach = rounds.plan(UNEQUAL, DEADLINE, 11, 0).arrival
     steps = steps_by_autograd(rounds, LR)
     for number, (found, own) in enumerate(zip(updates(fair, rounds, sums), steps)):
         chance = reach[:, number]
@@ -260,7 +260,7 @@ RULES = [
 def test_a_layer_that_nobody_reached_stays_to_the_bit(keys, depth):
     rounds = Rounds(salf(**keys), mlp_task([5, 5]))
     before = rounds.state
-    rounds.step(planned(depth, L, missing=[1.0, 0.25, 0.1]))
+    rounds.step(planned(depth, L, miss=[1.0, 0.25, 0.1]))
     for number, names in enumerate(rounds.layers, start=1):
         for name in names:
             assert torch.equal(before[name], rounds.state[name]) == (number < min(depth))
@@ -268,7 +268,7 @@ def test_a_layer_that_nobody_reached_stays_to_the_bit(keys, depth):
 
 def answered(algorithm, task, shared, reached, invited=4, missing=None, extras=None):
     """The server's answer where `reached[l-1]` users sent ones as the change of every tensor of layer l."""
-    sums = Deposits(algorithm.layout(task), invited, np.zeros(len(reached)) if missing is None else missing)
+    sums = ExactSums(algorithm.layout(task), invited, np.zeros(len(reached)) if missing is None else missing)
     for names, count in zip(algorithm.layers(task), reached):
         weight = torch.ones(count, dtype=torch.float64)
         sums.add({name: (torch.ones(count, *shared[name].shape), weight) for name in names})
@@ -313,7 +313,7 @@ def test_formula_10_oversteps_by_the_spec_s_factor_where_somebody_is_always_in_t
     algorithm = salf(missing="paper")
     task = mlp_task([2] * 6)
     plan = Rounds(algorithm, task).plan(speed, DEADLINE, 0, 0)
-    assert (plan.missing == 0).all()
+    assert (plan.miss_probability == 0).all()
     before = zero_state(algorithm, task)
     factor = moves(algorithm, task, before, answered(algorithm, task, before, [1, 1, 1], invited=6))[0]
     assert factor == pytest.approx(1 / (1 - 0.75**6), rel=1e-6)  # 1.22 for L = 3
@@ -371,7 +371,7 @@ def test_scaling_all_weights_changes_nothing(base, factor):
     one, many = Rounds(base(lr=0.3, batch=4), task), Rounds(heavier(base, factor)(lr=0.3, batch=4), task)
     depths = [[1, 1, 1, 1], [2, 1, 3, 4], [4, 3, 3, 2]] if base is Salf else [[1, 1, 1, 1], [1, 4, 4, 1], [1, 1, 4, 1]]
     for round_, depth in enumerate(depths):
-        plan = planned(depth, L, round_, missing=[0.3, 0.2, 0.1])
+        plan = planned(depth, L, round_, miss=[0.3, 0.2, 0.1])
         before, after = one.step(plan), many.step(plan)
         assert after.weight("loss") == factor * before.weight("loss")
         assert same_bits(one.state, many.state)
@@ -410,7 +410,7 @@ def test_released_fills_missing_layers_and_averages_over_all_users(blocks):
     for round_ in range(4):
         depth = generator.integers(1, most + 2, 5)
         wanted = filled_mean(task, rounds.state, rounds.layers, depth, round_, 4, 0.4)
-        rounds.step(planned(depth, most, round_, missing=np.full(most, 0.4)))
+        rounds.step(planned(depth, most, round_, miss=np.full(most, 0.4)))
         for name, value in wanted.items():
             torch.testing.assert_close(rounds.state[name], value, atol=1e-6, rtol=0)
 

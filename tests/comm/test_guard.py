@@ -13,7 +13,7 @@ import torch
 from helpers.runs import play
 from hpcfl import store
 from hpcfl.base.errors import Diverged
-from hpcfl.comm.guard import NOBODY, NOT_FINITE, TOO_LARGE, Norms, Sieve
+from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, TOO_LARGE, Norms, Sieve
 from hpcfl.comm.message import Block
 from hpcfl.commands.show import summary
 from hpcfl.data.bundled import loaded
@@ -49,7 +49,7 @@ def sieved(sieve: Sieve, large: float = 1.0) -> dict[str, tuple[list[Any], list[
 def test_a_block_that_is_not_finite_is_taken_out_with_all_below_it(whole: bool) -> None:
     sieve = Sieve(3, LAYOUT, whole)
     found = sieved(sieve)
-    assert sieve.first.tolist() == [NOBODY, 1, NOBODY]
+    assert sieve.first.tolist() == [NO_GROUP, 1, NO_GROUP]
     assert sieve.reason.tolist() == [0, NOT_FINITE, 0]
     assert found["loss"] == ([1.0, float(not whole), 1.0], [1.0, float(not whole), 1.0])
     assert found["b"] == ([[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]], [1.0, 0.0, 1.0])
@@ -59,7 +59,7 @@ def test_a_block_that_is_not_finite_is_taken_out_with_all_below_it(whole: bool) 
 def test_a_square_that_overflows_is_not_finite() -> None:
     sieve = Sieve(3, LAYOUT, whole=False)
     sieved(sieve, large=1e20)
-    assert sieve.first.tolist() == [NOBODY, 1, 2]
+    assert sieve.first.tolist() == [NO_GROUP, 1, 2]
 
 
 @pytest.mark.parametrize(("whole", "norm"), [(False, 3**0.5), (True, 5**0.5)])
@@ -67,7 +67,7 @@ def test_what_is_larger_than_the_limit_is_taken_out(whole: bool, norm: float) ->
     limits = np.array([2.5]) if whole else np.array([np.inf, np.inf, 2.0])
     sieve = Sieve(3, LAYOUT, whole, limits)
     found = sieved(sieve, large=2.0)
-    assert sieve.first.tolist() == [NOBODY, 1, 2]
+    assert sieve.first.tolist() == [NO_GROUP, 1, 2]
     assert sieve.reason.tolist() == [0, NOT_FINITE, TOO_LARGE]
     assert found["a"][1] == [1.0, 0.0, 0.0]
     np.testing.assert_allclose(sieve.norms[:, -1], [norm, 0, 0], rtol=1e-6)

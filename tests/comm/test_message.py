@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfl.comm.message import Block, Deposits, deposit, moved
+from hpcfl.comm.message import Block, ExactSums, add_to_bins, moved
 
 WIDTH = 3
 GRIDS = (2.0**12, 2.0**46, 2.0**80)  # as documented
@@ -35,19 +35,19 @@ def message(visits, dtype):
 
 
 def summed(chunks, dtype):
-    sums = Deposits(layout(dtype))
+    sums = ExactSums(layout(dtype))
     for chunk in chunks:
         sums.add(message(chunk, dtype))
     return sums
 
 
 def bits(sums):
-    return [buffer.data.tobytes() for buffer in sums.buffers]
+    return [buffer.tobytes() for buffer in sums.buffers]
 
 
 def reduced(ranks, data):
     """The buffers' sums over ranks along a random tree, as an MPI library is free to form them."""
-    buffers = [[buffer.data for buffer in sums.buffers] for sums in ranks]
+    buffers = [list(sums.buffers) for sums in ranks]
     while len(buffers) > 1:
         one = buffers.pop(data.draw(st.integers(0, len(buffers) - 1)))
         other = buffers.pop(data.draw(st.integers(0, len(buffers) - 1)))
@@ -80,7 +80,7 @@ def test_totals_are_the_exact_sums(visits, dtype):
     sums = summed([[visit] for visit in visits], dtype)
     number = TYPES[dtype]
     # each add drops less than half of the last grid; adding up the grids' sums rounds once per grid
-    dropped = len(visits) * 0.5 / GRIDS[sums.layout[1]["a"].slabs - 1]
+    dropped = len(visits) * 0.5 / GRIDS[sums.layout[1]["a"].bins - 1]
     between = 0.0 if dtype == torch.float32 else len(visits) / GRIDS[0] * 2.0**-53
     for column in range(WIDTH):
         products = [float(number(row[column])) * weight for row, weight in visits]
@@ -116,16 +116,16 @@ def test_plain_sums_would_depend_on_the_order():
 
 
 @given(st.floats(-1e9, 1e9), st.sampled_from([2, 3]))
-def test_a_split_adds_up_and_lies_on_the_grids(value, slabs):
-    parts = np.zeros((slabs, 1))
-    deposit(np.array([value]), parts, np.empty(1))
+def test_a_split_adds_up_and_lies_on_the_grids(value, bins):
+    parts = np.zeros((bins, 1))
+    add_to_bins(np.array([value]), parts, np.empty(1))
     for part, grid in zip(parts, GRIDS):
         assert part[0] * grid == round(part[0] * grid)
-    assert abs(math.fsum([*parts.flatten().tolist(), -value])) <= 0.5 / GRIDS[slabs - 1]
+    assert abs(math.fsum([*parts.flatten().tolist(), -value])) <= 0.5 / GRIDS[bins - 1]
 
 
 def test_a_missing_block_is_weight_zero_and_mean_zero():
-    sums = Deposits(layout(torch.float32), invited=5)
+    sums = ExactSums(layout(torch.float32), invited=5)
     sums.add({"a": (torch.full((2, WIDTH), 7.0), torch.tensor([1.0, 3.0]))})
     assert [sums.weight(name) for name in sums] == [0, 4, 0]
     assert sums.mean("a").tolist() == [7, 7, 7]
@@ -146,7 +146,7 @@ def test_a_chunk_of_no_rows_adds_nothing(dtype):
 
 def test_blocks_of_one_group_do_not_touch_each_other():
     blocks = {"x": Block((2,)), "y": Block((), torch.float64), "z": Block((1, 3))}
-    sums = Deposits((blocks,))
+    sums = ExactSums((blocks,))
     for name, value in (("z", [[[1.0, 2.0, 3.0]]]), ("x", [[4.0, 5.0]]), ("y", [6.0])):
         sums.add({name: (torch.tensor(value), torch.tensor([2.0]))})
     assert sums.total("x").tolist() == [8, 10]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.runs import METHODS, MODELS, play, resume, same, table
-from helpers.toys import invitation
+from helpers.toys import planner
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.comm import placement as ranks
@@ -105,11 +105,11 @@ def test_the_transport_carries_any_type(world: Any) -> None:
 
     if world.comm is None:
         pytest.skip("needs MPI")
-    from hpcfl.comm.collective import Tree
+    from hpcfl.comm.collective import Collective
 
     mine = {"a": torch.arange(3.0), "b": torch.tensor([[1, 2]]), "c": torch.tensor(2.5, dtype=torch.float64)}
     start = mine if world.rank == 0 else {name: torch.zeros_like(value) for name, value in mine.items()}
-    got = Tree(world.comm).invite(start)
+    got = Collective(world.comm).invite(start)
     for name, value in mine.items():
         assert torch.equal(got[name], value)
     assert got.keys() == mine.keys()
@@ -133,11 +133,10 @@ def test_presets_of_the_demo_are_valid(name: str) -> None:
 def test_the_demo_runs_the_headline_formula() -> None:
     config = configs.load("salf-digits")
     shares = np.array([1, 2 / 3, 1 / 3])
-    plan = config.participation.plan(
-        config.speed, invitation(config.participation, config.seed, 0, config.clients, shares), layerwise=True
-    )
+    own = planner(config.participation, config.speed, config.clients, shares, config.seed)
+    plan = own.plan(own.attempt(0))
     assert config.algorithm.missing == "exact"  # type: ignore[attr-defined]
-    assert (plan.missing > 0).all()
+    assert (plan.miss_probability > 0).all()
 
 
 @pytest.mark.mpi

@@ -303,8 +303,8 @@ def test_moments_of_latent_features_lead_to_the_representation() -> None:
             14,
             r"data\.samples_per_class: .* at least 3.*= 14 .*got 2; did you mean 3",
         ),
-        (NoisyFeatures(), 0, "clients = 0: expected at least 1"),
-        (LinearSpaces(), 0, "clients = 0: expected at least 1"),
+        (NoisyFeatures(), 0, "clients: expected at least 1, got 0"),
+        (LinearSpaces(), 0, "clients: expected at least 1, got 0"),
     ],
 )
 def test_what_cannot_be(source: Source, clients: int, line: str) -> None:

@@ -333,8 +333,7 @@ def test_only_the_first_classes_are_used(tmp_path):
     refused_by_all(
         Emnist(split="digits", first_classes=11),
         tmp_path,
-        "data.first_classes = 11",
-        "'digits' has 10",
+        "data.first_classes: expected at most 10 in split 'digits', got 11",
         "did you mean 10",
     )
 
@@ -411,7 +410,7 @@ def test_users_without_the_first_classes_are_left_out(tmp_path):
     assert federation.client(0).test_labels.tolist() == [2, 0]
     assert federation.client(3).train_labels.tolist() == [5, 6, 5, 6, 5]
     refused_by_all(
-        section, tmp_path, "clients = 5", "there are 4 users", "first 10 classes", "did you mean 4", clients=5
+        section, tmp_path, "clients: expected at most 4, the users", "first 10 classes", "did you mean 4", clients=5
     )
 
 
@@ -495,18 +494,24 @@ def test_merged_samples_are_dealt_anew(tmp_path):
     every = np.concatenate(federation.train_parts)
     assert len(np.unique(every)) == len(every)
     line = refused(Femnist(merge=True, samples=31).federate, 10, 0, tmp_path)
-    assert "data.samples = 31" in line
-    assert line.endswith("did you mean data.samples + data.imbalance = 30?")
+    assert "since client 0 has 30, got 31" in line
+    assert line.startswith("data.samples + data.imbalance: expected at most 30 training samples, ")
 
 
 def test_too_few_samples_name_the_nearest(tmp_path):
     femnist(tmp_path)
     line = refused(Femnist(first_classes=10, samples=5).federate, 4, 0, tmp_path)
-    assert "client 0 keeps 5 training samples, but has 4" in line
-    assert "did you mean data.samples + data.imbalance = 4, or data.merge = true" in line
-    assert "needs data.samples" in refused_by_all(Femnist(imbalance=5), tmp_path)
-    refused_by_all(Femnist(first_classes=10, classes=11), tmp_path, "data.classes = 11", "did you mean 10")
-    refused_by_all(Femnist(merge=True), tmp_path, "there are 20 training samples", "did you mean 20", clients=21)
+    assert "data.samples + data.imbalance: expected at most 4 training samples or data.merge = true" in line
+    assert "since client 0 has 4, got 5; did you mean 4?" in line
+    assert "data.samples: expected the least" in refused_by_all(Femnist(imbalance=5), tmp_path)
+    refused_by_all(
+        Femnist(first_classes=10, classes=11),
+        tmp_path,
+        "data.classes: expected at most data.first_classes = 10, got 11",
+    )
+    refused_by_all(
+        Femnist(merge=True), tmp_path, "expected at most 20, the training samples", "did you mean 20", clients=21
+    )
 
 
 def change(user: str, **keys: Any) -> Any:
@@ -667,8 +672,14 @@ def test_only_the_most_frequent_words_are_known(tmp_path):
 
 def test_too_few_users_are_refused(tmp_path):
     sent140(tmp_path)
-    refused_by_all(SECTION, tmp_path, "clients = 4", "3 users", "data.min_samples = 5", "did you mean 3", clients=4)
-    refused_by_all(SECTION, tmp_path, "clients = 0", "at least 1", clients=0)
+    refused_by_all(
+        SECTION,
+        tmp_path,
+        "clients: expected at most 3, the users of at least data.min_samples = 5",
+        "did you mean 3",
+        clients=4,
+    )
+    refused_by_all(SECTION, tmp_path, "clients: expected at least 1, got 0", clients=0)
 
 
 @pytest.mark.parametrize(
@@ -783,9 +794,12 @@ def test_equal_sizes_change_nothing_and_others_only_training_parts():
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"spread": 0.5}, "data.spread = 0.5 has no meaning with data.sizes = 'equal'"),
-        ({"sizes": "uniform"}, "data.sizes = 'uniform' needs data.spread"),
-        ({"sizes": "uniform", "spread": 1.5}, "data.spread = 1.5: the least share is 1 - spread"),
+        ({"spread": 0.5}, "data.spread: expected nothing with data.sizes = 'equal', got 0.5"),
+        ({"sizes": "uniform"}, "data.spread: expected a number above 0 with data.sizes = 'uniform', got nothing"),
+        (
+            {"sizes": "uniform", "spread": 1.5},
+            "data.spread: expected at most 1, the least share being 1 - spread, got 1.5",
+        ),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(keys, said):

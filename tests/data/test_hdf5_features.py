@@ -114,9 +114,10 @@ def test_the_number_of_classes_may_be_stated(tmp_path):
     assert section(labels=6).check(3, tmp_path).classes == 6
     assert section(labels=6).federate(3, 0, tmp_path).classes == 6
     line = refused_by_all(section(labels=3), tmp_path, "mine.h5: clients/a1/train/labels hold 3", clients=3)
-    assert line.endswith("expected 0 to 2 as data.labels = 3; did you mean 4?")
+    assert line.startswith("data.labels: expected at least 4, since")
+    assert line.endswith("got 3; did you mean 4?")
     regression(tmp_path)
-    refused_by_all(section(labels=3), tmp_path, "data.labels = 3 counts classes", "labels are float", clients=3)
+    refused_by_all(section(labels=3), tmp_path, "data.labels: expected nothing, since", "labels are float", clients=3)
 
 
 def test_features_of_no_size_are_refused(tmp_path):
@@ -176,10 +177,10 @@ def test_the_header_tells_how_pruning_makes_shapes_unequal(tmp_path):
 def test_pruning_needs_features_of_one_axis_and_no_global_test_set(tmp_path):
     images = {f"clients/0/{part}/features": np.ones((n, 2, 2)) for part, n in (("train", 4), ("test", 2))}
     store(tmp_path, sound({"0": 4, "1": 4}) | images)
-    said = "clients/0/train has features of shape (2, 2), expected one axis; did you mean 0.0"
-    refused_by_all(section(prune=0.1), tmp_path, "data.prune = 0.1", said)
+    said = "clients/0/train has features of shape (2, 2), not one axis, got 0.1; did you mean 0.0?"
+    refused_by_all(section(prune=0.1), tmp_path, "data.prune: expected 0, since", said)
     store(tmp_path, sound({"0": 4, "1": 4}) | {"test/features": np.ones((2, 4)), "test/labels": [0, 1]})
-    refused_by_all(section(prune=0.1), tmp_path, "data.prune = 0.1", "global test set", "did you mean 0.0")
+    refused_by_all(section(prune=0.1), tmp_path, "data.prune: expected 0, since", "global test set", "did you mean 0.0")
 
 
 # --- data that are not in the file itself ---------------------------------------------------------------------

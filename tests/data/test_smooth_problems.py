@@ -96,10 +96,13 @@ def test_a_server_without_samples_says_so():
     [
         (
             {"server": 1437},
-            "data.server = 1437, but there are 1437 training samples for clients and server; did you mean 1436?",
+            "data.server: expected at most 1436 of 1437 training samples in all, got 1437; did you mean 1436?",
         ),
-        ({"deal": True}, "data.deal = true, but data.server = 0: expected samples to deal out; did you mean 1?"),
-        ({"server": 1432, "deal": True}, "clients = 7, but there are 5 training samples; did you mean 5?"),
+        ({"deal": True}, "data.server: expected at least 1 to deal out (data.deal = true), got 0; did you mean 1?"),
+        (
+            {"server": 1432, "deal": True},
+            "clients: expected at most 5, one per training sample, got 7; did you mean 5?",
+        ),
     ],
 )
 def test_impossible_shares_of_the_server_are_refused(keys, message):
@@ -167,8 +170,11 @@ def test_heterogeneity_narrows_the_clients_and_moves_their_truths():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"deal": True}, "data.deal = true, but data.server = 0: expected samples to deal out; did you mean 1?"),
-        ({"noise": 1.5}, "data.noise = 1.5: of data.labels = 2 classes it is a chance, at most 1; did you mean 1.0?"),
+        ({"deal": True}, "data.server: expected at least 1 to deal out (data.deal = true), got 0; did you mean 1?"),
+        (
+            {"noise": 1.5},
+            "data.noise: expected at most 1, a chance for data.labels = 2 classes, got 1.5; did you mean 1.0?",
+        ),
     ],
 )
 def test_cubes_that_cannot_be_are_refused(keys, message):
@@ -203,7 +209,7 @@ def test_components_by_hand():
 
 
 def test_a_table_is_not_cropped():
-    words = "data.augment = true: expected images, data.name = 'reduced' has none; did you mean false?"
+    words = "data.augment: expected false, since data.name = 'reduced' has no images, got true; did you mean false?"
     assert refused(Reduced(augment=True).check, 3, None) == words
 
 

@@ -226,17 +226,25 @@ def test_domains_may_be_files(tmp_path):
         (
             {"second": "digits"},
             4,
-            "data.second = 'digits' is data.first too; expected one of 'digits-4x4', 'mnist'",
+            "data.second: expected another domain than data.first: 'digits-4x4', 'mnist', 'usps', got 'digits'",
         ),
-        ({}, 1, "clients = 1: expected at least 2, one of each domain"),
-        ({"share": 0.1}, 4, "data.share = 0.1 of clients = 4 are 0; expected 1 to 3, so that each domain has some; d"),
+        ({}, 1, "clients: expected at least 2, one of each domain, got 1"),
+        (
+            {"share": 0.1},
+            4,
+            "data.share: expected one with 1 to 3 of clients = 4 in each domain, got 0.1; did you mean 0.25?",
+        ),
         ({"share": 0.9}, 4, "did you mean 0.75"),
         (
             {"train_samples": 1500},
             4,
-            "data.first = 'digits': data.train_samples = 1500, but there are 1437; did you mean",
+            "data.first = 'digits': data.train_samples: expected at most 1437, got 1500; did you mean",
         ),
-        ({"share": 0.01, "train_samples": 50}, 100, "data.second = 'digits-4x4': clients = 99, but there are 50"),
+        (
+            {"share": 0.01, "train_samples": 50},
+            100,
+            "data.second = 'digits-4x4': clients: expected at most 50, one per training sample, got 99",
+        ),
     ],
 )
 def test_domains_that_cannot_be_are_refused(keys, clients, said):
@@ -244,4 +252,4 @@ def test_domains_that_cannot_be_are_refused(keys, clients, said):
 
 
 def test_vast_numbers_of_clients_are_refused_at_once():
-    assert "but there are 1437" in refused(TwoDigits(**TINY).check, 10**15, None)
+    assert "at most 1437, one per training sample" in refused(TwoDigits(**TINY).check, 10**15, None)

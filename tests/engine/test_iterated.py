@@ -16,7 +16,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.comm.message import Block
-from hpcfl.comm.packing import ALONE
+from hpcfl.comm.packing import APART_BYTES
 from hpcfl.comm.placement import Topology, check_single, cut
 from hpcfl.comm.transport import Alone
 from hpcfl.config import from_table
@@ -24,12 +24,12 @@ from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
-from hpcfl.engine.wall.framing import wire
-from hpcfl.engine.wall.sums import Held, message
+from hpcfl.engine.wall.framing import frame_formats
+from hpcfl.engine.wall.outcome import ReceivedSums, message
 from wall.test_sums import Messages
 
 ITERATIONS, CPU = 4, torch.device("cpu")
-SUMMED = 8 * (1 + 3 * 3 + 1 + 3)  # bytes of one further sum: per block its weight and three grids
+SUMMED = 128 + 64  # bytes of one further sum: per block its weight and three grids, in multiples of 64
 POINT = Block((3,), torch.float64)
 
 
@@ -157,7 +157,7 @@ def in_step(ranks: int) -> Job:
     """Seven clients in chunks of two, of five invited the first four count."""
     config, task = from_table(table("fedavg", "mlp", True)), mlp_task(SIZES)
     chunks = cut(2, config.speed.paces(config.seed, 7), ranks)
-    return Job(config, task, Median(), chunks, Median().layout(task), np.ones(1))
+    return Job(config, task, Median(), chunks)
 
 
 def played(job: Job, transport: Any) -> tuple[list[dict[str, torch.Tensor]], Progress, list[tuple[int, int]]]:
@@ -176,19 +176,19 @@ def played(job: Job, transport: Any) -> tuple[list[dict[str, torch.Tensor]], Pro
 
 @pytest.mark.mpi
 def test_any_number_of_ranks_finds_the_same_to_the_bit(world: Any) -> None:
-    from hpcfl.comm.collective import Tree
+    from hpcfl.comm.collective import Collective
 
     alone, last, _ = played(in_step(1), Alone())
     assert all(each.keys() == {"centre"} for each in alone)
     if world.comm is None:
         return
-    tree = Tree(world.comm)
+    tree = Collective(world.comm)
     together, now, moved = played(in_step(world.size), tree)
     tree.leave()
     assert all(same_bits(one, other) for one, other in zip(alone, together))
     assert torch.equal(now.shared["centre"], last.shared["centre"])
     carried = ITERATIONS * SUMMED
-    down, up = 8 * 3, 8 * (1 + 2) + 8 * (1 + 3 * 3)  # the shared state; the sums of the round
+    down, up = 8 * 3, 64 + 128  # the shared state; the sums of the round, loss and points
     own = (up + carried, down + carried) if world.rank == 0 else (down + carried, up + carried)
     assert moved == [own if world.size > 1 else (0, 0)] * 3
 
@@ -196,49 +196,53 @@ def test_any_number_of_ranks_finds_the_same_to_the_bit(world: Any) -> None:
 # ---- real time
 
 
-def slot(visits: list[tuple[int, int]]) -> Any:
-    """A slot of one lane: each rank has sent its client's point with a weight."""
-    groups = wire(Median().layout(None), len(visits))
-    data = [group.empty() for group in groups]
-    for seat, (client, weight) in enumerate(visits):
-        for group, parcel in zip(groups, data):
-            group.sign(parcel, seat, 0.5)
-        groups[1].weigh(data[1], seat, "point", weight)
+def pending(visits: list[tuple[int, int]]) -> Any:
+    """A pending of one lane: each rank has sent its client's point with a weight."""
+    groups = frame_formats(Median().layout(None), len(visits))
+    data = [group.zeros() for group in groups]
+    for local_rank, (client, weight) in enumerate(visits):
+        for group, frame in zip(groups, data):
+            group.sign(frame, local_rank, 0.5)
+        groups[1].weigh(data[1], local_rank, "point", weight)
         groups[1].value(data[1], "point").copy_(torch.from_numpy(point(0, client)))
     return Messages(groups, data)
 
 
 def test_messages_that_the_server_holds_give_the_bits_of_simulated_time() -> None:
-    """Clients 0 to 3 are in slots that were summed up and used again, of client 6 the point came too late."""
+    """Clients 0 to 3 are in frames that were summed up and used again, of client 6 the point came too late."""
     task, shared, blocks = mlp_task(SIZES), Median().init_server(None), {"point": POINT}
     rounds = Rounds(Median(), task, 1)
     rounds.now.shared = shared
     expected = rounds.collect(planned([1] * 6 + [2], 1)).iterated
     copied = []
     for client in range(4):
-        passing = slot([(client, SIZES[client])])
+        passing = pending([(client, SIZES[client])])
         copied.append(message(passing, 2, blocks, CPU))
-        for parcel in passing.data:
-            parcel[0].fill_(torch.nan)
-    kept = [(slot([(client, SIZES[client])]), 2) for client in (5, 4)] + [(slot([(6, SIZES[6])]), 1)]
-    held = Held(Median().layout(None), 7, np.zeros(1), kept, None, copied)
+        for frame in passing.frames:
+            frame[0].fill_(torch.nan)
+    kept = [(pending([(client, SIZES[client])]), 2) for client in (5, 4)] + [(pending([(6, SIZES[6])]), 1)]
+    held = ReceivedSums(Median().layout(None), 7, np.zeros(1), kept, None, copied)
     assert same_bits(iterate(Weiszfeld(), shared, held.messages(blocks, CPU), lambda own: own, CPU), expected)
 
 
 def test_large_and_narrow_blocks_are_kept_as_they_were_sent() -> None:
     """A block that travels by itself, and one of single precision that travels with doubles."""
-    layout = {"large": Block((2, ALONE // 8), torch.float64), "narrow": Block((3,)), "double": Block((), torch.float64)}
-    group = wire((layout,), 1)[0]
-    parcel = group.empty()
-    group.weigh(parcel, 0, "large", 1.0)
-    group.weigh(parcel, 0, "narrow", 123_457.0)
-    group.value(parcel, "large").copy_(torch.arange(ALONE // 4))
-    group.value(parcel, "narrow").copy_(torch.tensor([0.1, 0.2, 0.3]))
-    found = message(Messages([group], [parcel]), 1, layout, CPU)  # type: ignore[arg-type]
+    layout = {
+        "large": Block((2, APART_BYTES // 8), torch.float64),
+        "narrow": Block((3,)),
+        "double": Block((), torch.float64),
+    }
+    group = frame_formats((layout,), 1)[0]
+    frame = group.zeros()
+    group.weigh(frame, 0, "large", 1.0)
+    group.weigh(frame, 0, "narrow", 123_457.0)
+    group.value(frame, "large").copy_(torch.arange(APART_BYTES // 4))
+    group.value(frame, "narrow").copy_(torch.tensor([0.1, 0.2, 0.3]))
+    found = message(Messages([group], [frame]), 1, layout, CPU)  # type: ignore[arg-type]
     assert {name: (tuple(value.shape), value.dtype) for name, (value, _) in found.items()} == {
         name: ((1, *block.shape), block.dtype) for name, block in layout.items()
     }
-    assert found["large"][0].flatten().tolist() == list(range(ALONE // 4))
+    assert found["large"][0].flatten().tolist() == list(range(APART_BYTES // 4))
     assert torch.equal(found["narrow"][0], torch.tensor([[0.1, 0.2, 0.3]]))
     assert [weight.tolist() for _, weight in found.values()] == [[1.0], [123_457.0], [0.0]]
 
@@ -247,7 +251,7 @@ def in_real_time(**more: Any) -> Job:
     """Three clients, one by one."""
     values = table("fedavg", "mlp", False, clients=3, speed={"model": "none"}, clock="wall")
     config, task = from_table({**values, "participation": {"close": "all"}, **more}), mlp_task(SIZES[:3])
-    return Job(config, task, Median(), cut(1, np.ones(3), 4), Median().layout(task), np.ones(1))
+    return Job(config, task, Median(), cut(1, np.ones(3), 4))
 
 
 def of_clients(points: list[tuple[int, float]]) -> np.ndarray:
@@ -261,14 +265,13 @@ START = np.array([0.3, 0.4, 0.5])
 @pytest.mark.mpi
 def test_void_and_late_visits_are_not_asked() -> None:
     """Client 1 alone is complete at first, which is too few; then 0 and 1 are, and the point of 2 is late."""
-    from hpcfl.engine.wall.rounds import RealTime
     from wall.test_server import SOON, lanes_of, server_of
 
     job = in_real_time(participation=SOON)
     server = server_of(job, lanes_of(job, [[1, 2], [2, 2], [0, 1]]))
     now = Progress(5, {"centre": torch.from_numpy(START)}, {})
     record = Record.open()
-    plan, sums = RealTime(job, server, lambda clients: {}).exchange(now, record)
+    plan, sums = server.exchange(now, record)
     assert (plan.repeats, plan.depth.tolist()) == (1, [1, 1, 2])
     np.testing.assert_allclose(sums.iterated["centre"].numpy(), of_clients([(0, 1.0), (1, 1.0)]), rtol=1e-13)
     assert record.seconds.keys() == {"wait_seconds", "server_seconds"}
@@ -276,27 +279,27 @@ def test_void_and_late_visits_are_not_asked() -> None:
 
 @pytest.mark.mpi
 def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
-    """A lane uses its buffers again once a slot is summed up."""
-    from hpcfl.engine.wall.outcome import Tally
+    """A lane uses its buffers again once visits are summed up."""
+    from hpcfl.engine.wall.outcome import RoundOutcome
     from wall.test_server import lanes_of
 
     job = in_real_time()
     lane = lanes_of(job, [[2]])[0]
-    tally = Tally(job, job.asked(0, np.arange(3)), [lane], 0.0)
+    outcome = RoundOutcome(job, job.planner.attempt(0, cohort=np.arange(3)), [lane], 0.0)
 
     def again() -> None:
-        lane.slot.clients = [1]
-        for parcel in lane.slot.data:
-            parcel[0].fill_(0.0)
+        lane.pending.clients = [1]
+        for frame in lane.pending.frames:
+            frame[0].fill_(0.0)
         for number in range(2):
-            lane.slot.arrive(number, 1)
+            lane.pending.arrive(number, 1)
 
     lane.invite(None, [])
     lane.poll()
-    lane.open_next = again
-    tally.turn(lane)
-    tally.finish(np.inf)
-    held = tally.sums(job.plan(tally.asked))
+    lane.receive_next = again
+    outcome.sum_up(lane)
+    outcome.finish(np.inf)
+    held = outcome.sums(job.planner.plan(outcome.attempt))
     messages = held.messages(job.keeps, CPU)
     assert [each["point"][0].tolist() for each in messages] == [[[0.0] * 3], [[1.0] * 3]]
     assert held.total("point").tolist() == [1.0] * 3
@@ -304,7 +307,6 @@ def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
 
 @pytest.mark.mpi
 def test_where_nobody_is_invited_the_sums_have_weight_0() -> None:
-    from hpcfl.engine.wall.rounds import RealTime
     from wall.test_server import server_of
 
     class Quiet(Median):
@@ -312,7 +314,7 @@ def test_where_nobody_is_invited_the_sums_have_weight_0() -> None:
             return False
 
     job = replace(in_real_time(), algorithm=Quiet())
-    rounds, record = RealTime(job, server_of(job, []), lambda clients: {}), Record.open()
+    rounds, record = server_of(job, []), Record.open()
     _, sums = rounds.exchange(Progress(0, Median().init_server(job.task), {}), record)
     assert sums.iterated.keys() == {"nobody"}
     assert rounds.together(record, "") == ""

@@ -418,9 +418,9 @@ def test_what_ranks_agree_on_is_the_same_everywhere(world: Any) -> None:
     if world.comm is None:
         transport: Any = Alone()
     else:
-        from hpcfl.comm.collective import Tree
+        from hpcfl.comm.collective import Collective
 
-        transport = Tree(world.comm)
+        transport = Collective(world.comm)
     own = np.zeros((2, world.size))
     own[:, world.rank] = world.rank + 1, 10.5
     expected = [[rank + 1 for rank in range(world.size)], [10.5] * world.size]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +11,10 @@ import torch
 from torch import nn
 
 from hpcfl.algorithms import Algorithm, ServerState
-from hpcfl.comm.message import Deposits
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.salf import Salf
+from hpcfl.comm.guard import Guard
+from hpcfl.comm.message import ExactSums
 from hpcfl.comm.placement import cut
 from hpcfl.data import ClientData, Federation
 from hpcfl.engine.iterated import iterate
@@ -21,12 +24,15 @@ from hpcfl.learning.batches import Visits
 from hpcfl.learning.task import Task
 from hpcfl.models.cnn import Cnn
 from hpcfl.models.mlp import Mlp
-from hpcfl.schedule.deadlines import Deadlines
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.plan import Invitation, Plan
+from hpcfl.schedule.plan import Plan
+from hpcfl.schedule.planner import Planner
+from hpcfl.schedule.speeds.equal import Equal
 
-UNSTAGED = SimpleNamespace(doubling=Doubling(), participation=Participation())  # all of a config that a job looks at
+PLAIN = SimpleNamespace(  # all of a config that a job looks at
+    seed=0, clock="simulated", participation=Participation(), doubling=Doubling(), speed=Equal(), guard=Guard()
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,26 +67,27 @@ def cnn_task(sizes, dropout=0.0, seed=0):
     return Task(model, federation(sizes, shape=(1, 12, 12), seed=seed), seed)
 
 
-def visits_of(task, clients, depth=None, round_=0, reach=None):
+def visits_of(task, clients, depth=None, round_=0, arrival=None):
     clients = np.asarray(clients)
     layers = len(task.layer_names())
     depth = np.ones(len(clients), dtype=np.int64) if depth is None else np.asarray(depth)
-    reach = np.ones((len(clients), layers)) if reach is None else reach
-    return Visits(round_, clients, depth, task.federation.train_sizes[clients], reach)
+    arrival = np.ones((len(clients), layers)) if arrival is None else arrival
+    return Visits(round_, clients, depth, task.federation.train_sizes[clients], arrival)
 
 
-def planned(depth, layers, round_=0, missing=None):
+def planned(depth, layers, round_=0, miss=None):
     """A round with everybody invited whose depths are written down by hand."""
     depth = np.asarray(depth)
-    missing = np.zeros(layers) if missing is None else np.asarray(missing)
-    return Plan(round_, np.arange(len(depth)), np.ones(len(depth)), depth, 1.0, np.ones((len(depth), layers)), missing)
+    miss = np.zeros(layers) if miss is None else np.asarray(miss)
+    return Plan(round_, np.arange(len(depth)), np.ones(len(depth)), depth, 1.0, np.ones((len(depth), layers)), miss)
 
 
-def invitation(participation, seed, round_, clients, shares, attempt=0):
-    """What `participation` asks for in a round."""
-    cohort = participation.cohort(seed, round_, clients, attempt)
-    deadline, enough = Deadlines(participation).seconds(round_), participation.first
-    return Invitation(seed, round_, clients, cohort, shares, deadline, attempt, enough=enough)
+def planner(participation=None, speed=None, clients=4, work=(1.0,), seed=0, clock="simulated", layerwise=True):
+    """The planner of clients of one sample each, under a method whose layers leave one by one or not."""
+    method = Salf() if layerwise else FedAvg()
+    sizes = np.ones(clients, dtype=np.int64)
+    rules = participation or Participation(), speed or Equal(), method
+    return Planner(*rules, sizes, np.asarray(work), seed, clock)
 
 
 class Rounds:
@@ -89,8 +96,7 @@ class Rounds:
     def __init__(self, algorithm: Algorithm, task: Task, per_chunk: int | None = None):
         clients = task.federation.clients
         chunks = cut(per_chunk or clients, np.ones(clients), 1, task.federation.shapes)
-        shares = np.arange(len(algorithm.layers(task)), 0, -1) / len(algorithm.layers(task))
-        self.job = Job(UNSTAGED, task, algorithm, chunks, algorithm.layout(task), shares)  # type: ignore[arg-type]
+        self.job = Job(PLAIN, task, algorithm, chunks)  # type: ignore[arg-type]
         self.now: Progress = self.job.begin(0)
 
     @property
@@ -106,13 +112,12 @@ class Rounds:
         return self.job.algorithm.layers(self.job.task)
 
     def plan(self, speed, participation, seed, round_):
-        job = self.job
-        asked = invitation(participation, seed, round_, job.task.federation.clients, job.shares)
-        return participation.plan(speed, asked, job.algorithm.layerwise)
+        planner = replace(self.job.planner, participation=participation, speed=speed, seed=seed)
+        return planner.plan(planner.attempt(round_))
 
     def collect(self, plan):
         """The sums of one round; the shared state is not touched."""
-        sums = Deposits(self.job.layout, len(plan.cohort), plan.missing)
+        sums = ExactSums(self.job.layout, len(plan.cohort), plan.miss_probability)
         kept = []
         for chunk in self.job.chunks:
             visit(self.job, plan, chunk, self.now, sums, kept)

@@ -90,7 +90,7 @@ DATA: dict[str, tuple[Callable[[h5py.File], None], str]] = {
     "infinite": (holding(-np.inf), "clients/1/train/features: sample 4 holds -inf, expected finite"),
     "label": (
         put("clients/2/train/labels", [0, 1, 2, 3, 0, 1]),
-        "clients/2/train/labels hold 3, expected 0 to 2 as data.labels = 3; did you mean 4",
+        "clients/2/train/labels hold 3, got 3; did you mean 4",
     ),
     "no-features": (lost, "own.h5: clients/1/train/features is missing"),
 }

@@ -31,7 +31,7 @@ from hpcfl.engine import loop as engine
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Record, Recorder
 from hpcfl.engine.simulated import Simulated
-from hpcfl.engine.wall.framing import Group, computed
+from hpcfl.engine.wall.framing import FrameFormat
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import SERVER, Task
 from hpcfl.schedule.complexity import Oracle, Spent
@@ -48,7 +48,7 @@ class Notes(Recorder):
     """A recorder that keeps the costs in memory, and what tells who counted."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.layer_bytes, self.layer_numbers = job, job.layer_bytes(), job.layer_numbers()
+        self.job = job
         self.rows: list[dict[str, Any]] = []
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
@@ -319,14 +319,14 @@ def test_the_largest_model_gives_p() -> None:
 
 
 def test_a_visit_signs_with_its_gradients_to_the_last_one() -> None:
-    group = Group({"a": Block((3,))}, 2)
-    parcel = group.empty()
-    assert parcel[0].dtype == torch.float32
+    group = FrameFormat({"a": Block((3,))}, 2)
+    frame = group.zeros()
+    assert frame[0].dtype == torch.float32
     odd = 2**24 + 1  # float32 does not have it
-    group.sign(parcel, 1, 0.5, odd)
-    group.weigh(parcel, 1, "a", 3.0)
-    assert [computed(group.signs(parcel), seat) for seat in (0, 1)] == [0, odd]
-    assert group.weights(parcel, "a").tolist() == [0.0, 3.0]
+    group.sign(frame, 1, 0.5, odd)
+    group.weigh(frame, 1, "a", 3.0)
+    assert [group.gradients(frame, local_rank) for local_rank in (0, 1)] == [0, odd]
+    assert group.weights(frame, "a").tolist() == [0.0, 3.0]
 
 
 # around it

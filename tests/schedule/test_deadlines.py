@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from helpers.runs import play, resume, same, table
+from helpers.toys import planner
 from hpcfl import store
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table, load
 from hpcfl.engine.job import Job
-from hpcfl.schedule.deadlines import Deadlines
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.equal import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
@@ -22,30 +22,34 @@ ONCE = {"rounds": 9, "clients": 6, "data": {"name": "digits"}, "model": {"name":
 
 
 def deadlines(**keys):
-    return Deadlines(Participation.from_table({"close": "deadline", **keys}, "participation"))
+    return planner(Participation.from_table({"close": "deadline", **keys}, "participation"))
+
+
+def seconds(rule, round_):
+    return rule.attempt(round_).closes_after
 
 
 def test_the_same_seconds_always():
     rule = deadlines(deadline=0.3)
     rule.saw(np.array([5.0, 0.1]), 0.3)
-    assert [rule.seconds(round_) for round_ in (0, 1, 50)] == [0.3] * 3
-    assert not rule.adaptive
+    assert [seconds(rule, round_) for round_ in (0, 1, 50)] == [0.3] * 3
+    assert not rule.participation.adaptive
 
 
 def test_rounds_that_close_otherwise_have_no_deadline():
-    assert Deadlines(Participation(deadline=0.3)).seconds(4) == np.inf
-    assert Deadlines(Participation(close="first", first=2)).seconds(4) == np.inf
-    assert not Deadlines(Participation(deadline="adaptive")).adaptive
+    assert seconds(planner(Participation(deadline=0.3)), 4) == np.inf
+    assert seconds(planner(Participation(close="first", first=2)), 4) == np.inf
+    assert not Participation(deadline="adaptive").adaptive
 
 
 def test_a_schedule_holds_from_each_round_on():
     rule = deadlines(deadline=[[0, 1.0], [3, 0.5], [10, 2]])
-    assert [rule.seconds(round_) for round_ in (0, 1, 2, 3, 4, 9, 10, 11, 1000)] == [1, 1, 1, 0.5, 0.5, 0.5, 2, 2, 2]
+    assert [seconds(rule, round_) for round_ in (0, 1, 2, 3, 4, 9, 10, 11, 1000)] == [1, 1, 1, 0.5, 0.5, 0.5, 2, 2, 2]
 
 
 def test_adaptive_by_hand():
     rule = deadlines(deadline="adaptive", adaptive_quantile=0.75, adaptive_window=4, adaptive_first=10.0)
-    assert rule.adaptive
+    assert rule.participation.adaptive
     # after each round of visits of 1, 2 and 30 s: the last four seconds known, sorted, and the third of them
     wanted = [
         10.0,
@@ -55,35 +59,35 @@ def test_adaptive_by_hand():
         30.0,  # 1 2 30 40: in time now
         30.0,  # 1 2 30 30
     ]
-    for round_, seconds in enumerate(wanted):
-        assert rule.seconds(round_) == seconds
-        rule.saw(np.array([1.0, 2.0, 30.0]), seconds)
+    for round_, closes_after in enumerate(wanted):
+        assert seconds(rule, round_) == closes_after
+        rule.saw(np.array([1.0, 2.0, 30.0]), closes_after)
 
 
 def test_what_never_arrives_counts_as_twice_the_deadline():
     rule = deadlines(deadline="adaptive", adaptive_quantile=1.0, adaptive_window=3)
     rule.saw(np.array([1.0, np.inf]), 4.0)
-    assert rule.seconds(1) == 8.0
+    assert seconds(rule, 1) == 8.0
     rule.saw(np.array([np.nan, 1.0]), 3.0)
-    assert rule.seconds(2) == 8.0
+    assert seconds(rule, 2) == 8.0
     rule.saw(np.array([4.5]), 4.5)  # just in time; the 8 s are forgotten
-    assert rule.seconds(3) == 6.0
+    assert seconds(rule, 3) == 6.0
 
 
 def test_a_share_of_visits_is_let_in():
     rule = deadlines(deadline="adaptive")
     times = np.random.default_rng(0).permutation(np.arange(1.0, 101.0)) / 20  # 0.05 … 5 s, all within 10 s
-    rule.saw(times, rule.seconds(0))
-    assert rule.seconds(1) == 4.5
+    rule.saw(times, seconds(rule, 0))
+    assert seconds(rule, 1) == 4.5
     rule.saw(np.full(10, 0.01), 4.5)  # the first ten are forgotten
     left = np.sort(np.append(times[10:], np.full(10, 0.01)))
-    assert rule.seconds(2) == left[89]
+    assert seconds(rule, 2) == left[89]
 
 
 def plans(speed, rounds=9, **participation):
     config = from_table({**ONCE, "algorithm": {"name": "salf"}, "speed": speed, "participation": participation})
     config.check(None)
-    return Job.of(config, None, 1), list(islice(Job.of(config, None, 1).plans(0), rounds))
+    return Job.of(config, None, 1), list(islice(Job.of(config, None, 1).planner.plans(0), rounds))
 
 
 def test_simulated_deadlines_follow_from_the_drawn_times():
@@ -92,13 +96,15 @@ def test_simulated_deadlines_follow_from_the_drawn_times():
     known: list[float] = []
     for plan in found:
         wanted = np.sort(known[-15:])[int(np.ceil(len(known[-15:]) / 2)) - 1] if known else 0.4
-        assert plan.deadline == wanted
-        assert plan.closes <= wanted
-        known += [seconds if seconds <= wanted else 2 * wanted for seconds in plan.seconds]
-        np.testing.assert_array_equal(plan.depth, (np.outer(plan.seconds, [*job.shares, 0]) <= wanted).argmax(1) + 1)
-        means = np.outer(np.ones(6), job.shares)
-        np.testing.assert_allclose(plan.reach, 1 - np.exp(-wanted / means), rtol=1e-12)
-    assert len({plan.deadline for plan in found}) > 5
+        assert plan.closes_after == wanted
+        assert plan.duration <= wanted
+        known += [time if time <= wanted else 2 * wanted for time in plan.seconds]
+        np.testing.assert_array_equal(
+            plan.depth, (np.outer(plan.seconds, [*job.planner.work_fractions, 0]) <= wanted).argmax(1) + 1
+        )
+        means = np.outer(np.ones(6), job.planner.work_fractions)
+        np.testing.assert_allclose(plan.arrival, 1 - np.exp(-wanted / means), rtol=1e-12)
+    assert len({plan.closes_after for plan in found}) > 5
 
 
 def test_adaptive_deadlines_do_not_depend_on_where_a_run_begins():
@@ -106,11 +112,11 @@ def test_adaptive_deadlines_do_not_depend_on_where_a_run_begins():
     job, found = plans({"model": "exponential", "kind": "dynamic"}, **keys)
     assert sum(plan.repeats for plan in found) > 0
     for first in (1, 4, 8):
-        later = next(job.plans(first))
+        later = next(job.planner.plans(first))
         assert later.round == first
-        assert (later.deadline, later.closes, later.repeats) == (
-            found[first].deadline,
-            found[first].closes,
+        assert (later.closes_after, later.duration, later.repeats) == (
+            found[first].closes_after,
+            found[first].duration,
             found[first].repeats,
         )
 

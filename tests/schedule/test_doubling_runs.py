@@ -14,7 +14,7 @@ from helpers.runs import play, recorded, resume, same, table
 from helpers.toys import full_batch, plain
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.message import Deposits
+from hpcfl.comm.message import ExactSums
 from hpcfl.comm.transport import Alone
 from hpcfl.commands.check import report
 from hpcfl.commands.show import summary
@@ -118,7 +118,7 @@ def test_theory_gives_every_stage_its_rounds(solo: Any, tmp_path: Path) -> None:
     values = staged("theory", rounds=30, speed={"model": "exponential", "communication": 0.5})
     times = np.cumsum(1 / np.arange(7, 0, -1.0))
     rounds = Theory(times, 1, 0.25, 0.5, 3.0).rounds()
-    assert job_of(values).stage_limits == rounds
+    assert job_of(values).planner.stage_limits == rounds
     found = counted(play(solo, values, tmp_path / "run", None))
     sizes = [size for size, count in zip([1, 2, 4], rounds) for _ in range(count)]
     assert found == (sizes + [7] * 30)[:30]
@@ -146,11 +146,11 @@ def test_the_gradient_is_the_update_over_the_learning_rate() -> None:
     before = job.algorithm.init_server(job.task)
     after = {name: value - 0.5 * 2.0 for name, value in before.items()}
     count = sum(value.numel() for value in before.values())
-    sums = Deposits(job.layout)
-    assert job.signal(before, after, sums) == -1  # nobody has sent anything
+    sums = ExactSums(job.layout)
+    assert job.config.doubling.signal(before, after, sums, 0.5) == -1  # nobody has sent anything
     for name in before:
-        sums.deposit(name, np.zeros(before[name].numel()), 1.0)
-    assert job.signal(before, after, sums) == pytest.approx(4.0 * count, rel=1e-5)
+        sums.add_total(name, np.zeros(before[name].numel()), 1.0)
+    assert job.config.doubling.signal(before, after, sums, 0.5) == pytest.approx(4.0 * count, rel=1e-5)
 
 
 def test_the_gradient_of_one_full_step_is_the_mean_of_all(solo: Any) -> None:
@@ -164,7 +164,8 @@ def test_the_gradient_of_one_full_step_is_the_mean_of_all(solo: Any) -> None:
     losses = [torch.nn.functional.cross_entropy(net(x), y) for x, y in (full_batch(job.task, i) for i in range(7))]
     gradients = torch.autograd.grad(torch.stack(losses).mean(), list(net.parameters()))
     wanted = sum(float(gradient.double().square().sum()) for gradient in gradients)
-    assert job.signal(now.shared, after, sums) == pytest.approx(wanted, rel=1e-4)
+    signal = job.config.doubling.signal(now.shared, after, sums, job.algorithm.learning_rate(0))
+    assert signal == pytest.approx(wanted, rel=1e-4)
 
 
 # ---- equalities

@@ -10,14 +10,14 @@ import pytest
 from scipy import stats
 
 from helpers.runs import play, resume, same, table
-from helpers.toys import invitation
+from helpers.toys import planner
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.plan import Invitation
+from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds import Speed
 from hpcfl.schedule.speeds.equal import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
@@ -32,7 +32,7 @@ DYNAMIC = {"model": "exponential", "kind": "dynamic"}
 
 
 def asked(cohort=(0, 1, 2, 3), deadline=1.0, attempt=0, seed=3, round_=5, clients=4):
-    return Invitation(seed, round_, clients, np.array(cohort, dtype=np.int64), SHARES, deadline, attempt)
+    return Attempt(seed, clients, SHARES, round_, attempt, np.array(cohort, dtype=np.int64), deadline)
 
 
 def job_of(speed: Speed, **participation: Any) -> Job:
@@ -49,7 +49,7 @@ class Written(Speed):
     seconds_of: ClassVar = [[2.0, 3.0, 0.5], [1.1, 9.0, 8.0], [0.5, 0.75, 3.0]]
 
     def seconds(self, asked):
-        return np.array(self.seconds_of[min(asked.attempt, len(self.seconds_of) - 1)])[asked.cohort]
+        return np.array(self.seconds_of[min(asked.number, len(self.seconds_of) - 1)])[asked.cohort]
 
 
 # --- the time of a round ------------------------------------------------------------------------------------
@@ -70,10 +70,10 @@ def test_a_round_takes_its_slowest_visit_and_the_communication(rule, kind, commu
     speed = Exponential(kind=kind, communication=communication)
     for round_ in range(20):
         asked_ = replace(
-            asked(range(6), deadline=keys.get("deadline", np.inf), clients=6), round=round_, enough=keys.get("first")
+            asked(range(6), deadline=keys.get("deadline", np.inf), clients=6), round=round_, quorum=keys.get("first")
         )
-        plan = Participation(**keys).plan(speed, asked_, layerwise=True)
-        assert plan.closes == slowest(speed.seconds(asked_)) + communication
+        plan = planner(Participation(**keys), speed, work=SHARES).plan(asked_)
+        assert plan.duration == slowest(speed.seconds(asked_)) + communication
 
 
 # --- an attempt ---------------------------------------------------------------------------------------------
@@ -125,23 +125,23 @@ def test_attempts_are_not_rounds():
 
 
 def test_the_cohort_may_be_given():
-    plan = Participation(close="first", first=3).plan(Equal(), asked([1, 3], np.inf, attempt=2), True)
+    plan = planner(Participation(close="first", first=3)).plan(asked([1, 3], np.inf, attempt=2))
     assert plan.cohort.tolist() == [1, 3]
     assert plan.counted.all()  # fewer than are waited for: then all of them
-    assert (plan.reach == 1).all()
-    assert (plan.closes, plan.repeats) == (1.0, 2)
-    assert np.isnan(plan.deadline)
-    late = DEADLINE.plan(UniformDepth(stragglers=0.5), asked([0, 2], 3.0), True)
-    assert late.deadline == 3.0
-    assert (late.missing == 0).all()  # one of two is in time
+    assert (plan.arrival == 1).all()
+    assert (plan.duration, plan.repeats) == (1.0, 2)
+    assert np.isnan(plan.closes_after)
+    late = planner(DEADLINE, UniformDepth(stragglers=0.5)).plan(asked([0, 2], 3.0))
+    assert late.closes_after == 3.0
+    assert (late.miss_probability == 0).all()  # one of two is in time
 
 
 @pytest.mark.parametrize("participation", [Participation(), Participation(close="first", first=2), DEADLINE])
 @pytest.mark.parametrize("speed", [Equal(), Exponential(), UniformDepth()])
 def test_a_cohort_of_nobody_is_a_round_of_nobody(participation, speed):
-    plan = participation.plan(speed, asked([], attempt=1), True)
-    assert (len(plan.cohort), plan.layers, plan.closes, plan.repeats) == (0, L, 0.0, 1)
-    assert (plan.missing == 1).all()
+    plan = planner(participation, speed).plan(asked([], attempt=1))
+    assert (len(plan.cohort), plan.layers, plan.duration, plan.repeats) == (0, L, 0.0, 1)
+    assert (plan.miss_probability == 1).all()
     assert not plan.counted.any()
 
 
@@ -150,30 +150,32 @@ def test_a_cohort_of_nobody_is_a_round_of_nobody(participation, speed):
 
 def test_a_round_is_repeated_until_enough_visits_count():
     job = job_of(Written(), close="deadline", deadline=1.0, partial="discard", min_clients=2)
-    for plan in islice(job.plans(0), 3):
+    for plan in islice(job.planner.plans(0), 3):
         assert plan.repeats == 2  # attempt 0 counts one visit, attempt 1 none, attempt 2 two
-        assert plan.closes == 3.0  # three times the deadline
+        assert plan.duration == 3.0  # three times the deadline
         assert plan.seconds.tolist() == [0.5, 0.75, 3.0]
         assert plan.counted.tolist() == [True, True, False]
 
 
 def test_a_part_of_a_visit_counts_as_a_visit():
     job = job_of(Written(), close="deadline", deadline=1.0, min_clients=2)
-    plan = next(job.plans(0))  # two layers: attempt 0 has [2, 3, 0.5] seconds, half of it for layer 2
+    plan = next(job.planner.plans(0))  # two layers: attempt 0 has [2, 3, 0.5] seconds, half of it for layer 2
     assert plan.depth.tolist() == [2, 3, 1]
-    assert (plan.repeats, plan.closes) == (0, 1.0)
+    assert (plan.repeats, plan.duration) == (0, 1.0)
 
 
 def test_without_a_least_number_nothing_is_repeated():
     job = job_of(Written(), close="deadline", deadline=0.2, partial="discard")
-    plan = next(job.plans(0))
+    plan = next(job.planner.plans(0))
     assert not plan.counted.any()
-    assert (plan.repeats, plan.closes) == (0, 0.2)
+    assert (plan.repeats, plan.duration) == (0, 0.2)
 
 
 def test_attempts_are_as_many_as_chance_says():
     participation = {"close": "deadline", "deadline": 1.0, "partial": "discard", "min_clients": 3}
-    repeats = [plan.repeats for plan in islice(job_of(Exponential(kind="dynamic"), **participation).plans(0), 3000)]
+    repeats = [
+        plan.repeats for plan in islice(job_of(Exponential(kind="dynamic"), **participation).planner.plans(0), 3000)
+    ]
     chance = (1 - np.exp(-1)) ** 3  # all three are in time
     mean, deviation = (1 - chance) / chance, np.sqrt(1 - chance) / chance
     assert abs(np.mean(repeats) - mean) < 4 * deviation / np.sqrt(len(repeats))
@@ -182,14 +184,14 @@ def test_attempts_are_as_many_as_chance_says():
 def test_a_round_that_is_always_void_is_given_up():
     job = job_of(Equal(), close="deadline", deadline=0.1, min_clients=2)
     with pytest.raises(RunError, match=r"^round 0: given up after 1000 void attempts: 0 .*min_clients = 2$"):
-        next(job.plans(0))
+        next(job.planner.plans(0))
 
     class One(Written):
         seconds_of: ClassVar = [[5.0, 0.5, 5.0]]
 
     one = job_of(One(), close="deadline", partial="discard", min_clients=3)
     with pytest.raises(RunError, match=r"^round 7: given up after 1000 void attempts: 1 .*min_clients = 3$"):
-        next(one.plans(7))
+        next(one.planner.plans(7))
 
 
 @pytest.mark.parametrize(
@@ -239,10 +241,9 @@ def test_repeats_on_any_number_of_ranks(world: Any, shared_dir: Path) -> None:
 
 def test_who_is_asked_follows_from_the_config():
     job = job_of(Exponential(kind="dynamic"), invite="uniform", size=2, close="deadline", deadline=0.7)
-    one = job.asked(4)
-    other = invitation(job.config.participation, 0, 4, 3, job.shares)
-    np.testing.assert_array_equal(one.cohort, other.cohort)
-    assert (one.deadline, one.attempt, one.clock, one.layers) == (0.7, 0, "simulated", 2)
-    own = job.asked(4, np.array([2]), 0.3, 6)
-    assert (own.cohort.tolist(), own.deadline, own.attempt) == ([2], 0.3, 6)
-    assert job.plan(own).cohort.tolist() == [2]
+    one = job.planner.attempt(4)
+    np.testing.assert_array_equal(one.cohort, job.config.participation.cohort(0, 4, 3))
+    assert (one.closes_after, one.number, one.layers) == (0.7, 0, 2)
+    own = job.planner.attempt(4, 6, cohort=np.array([2]), closes_after=0.3)
+    assert (own.cohort.tolist(), own.closes_after, own.number) == ([2], 0.3, 6)
+    assert job.planner.plan(own).cohort.tolist() == [2]

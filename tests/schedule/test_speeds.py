@@ -1,20 +1,19 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from helpers.toys import Rounds, invitation, mlp_task
+from helpers.toys import Rounds, mlp_task, planner
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.plan import Invitation, Plan
+from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.schedule.speeds import Speed, speed_class
 from hpcfl.schedule.speeds.equal import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
@@ -29,7 +28,7 @@ HARMONIC_MEAN = np.log(100) / (1 - 1 / 100)  # E[1/λ] for λ ~ U[1/100, 1]: 4.6
 
 
 def asked(seed=0, round_=0, clients=10, deadline=1.0, cohort=None, shares=SHARES):
-    return Invitation(seed, round_, clients, np.arange(clients) if cohort is None else cohort, shares, deadline)
+    return Attempt(seed, clients, shares, round_, 0, np.arange(clients) if cohort is None else cohort, deadline)
 
 
 def plans(participation, speed, rounds, clients, seed=0, shares=SHARES, layerwise=True):
@@ -37,8 +36,8 @@ def plans(participation, speed, rounds, clients, seed=0, shares=SHARES, layerwis
 
 
 def plan_of(participation, speed, seed, round_, clients, shares=SHARES, layerwise=True, clock="simulated"):
-    one = replace(invitation(participation, seed, round_, clients, shares), clock=clock)
-    return participation.plan(speed, one, layerwise)
+    own = planner(participation, speed, clients, shares, seed, clock, layerwise)
+    return own.plan(own.attempt(round_))
 
 
 def mean_is(samples, wanted, deviation):
@@ -164,14 +163,14 @@ def test_depth_counts_unequal_layer_costs():
     }
     job = Job.of(from_table(table), None, 1)
     sizes = np.array([64 * 5 + 5, 5 * 2 + 2, 2 * 10 + 10])
-    np.testing.assert_allclose(job.shares, np.cumsum(sizes[::-1])[::-1] / sizes.sum(), rtol=1e-15)
-    assert job.shares[0] == 1
+    np.testing.assert_allclose(job.planner.work_fractions, np.cumsum(sizes[::-1])[::-1] / sizes.sum(), rtol=1e-15)
+    assert job.planner.work_fractions[0] == 1
     table["speed"]["costs"] = "equal"
-    np.testing.assert_allclose(Job.of(from_table(table), None, 1).shares, [1, 2 / 3, 1 / 3], rtol=1e-15)
+    np.testing.assert_allclose(Job.of(from_table(table), None, 1).planner.work_fractions, [1, 2 / 3, 1 / 3], rtol=1e-15)
     table["algorithm"]["blocks"] = "tensor"
     table["speed"]["costs"] = "parameters"
     tensors = np.array([64 * 5, 5, 5 * 2, 2, 2 * 10, 10])
-    shares = Job.of(from_table(table), None, 1).shares
+    shares = Job.of(from_table(table), None, 1).planner.work_fractions
     np.testing.assert_allclose(shares, np.cumsum(tensors[::-1])[::-1] / tensors.sum(), rtol=1e-15)
 
 
@@ -268,17 +267,18 @@ def test_enforced_paces_come_as_far_as_drawn(nothing, complete):
 
 
 def test_chances_of_real_hardware_are_not_known():
-    real = replace(asked(), clock="wall")
     assert not Equal().known("wall")
-    assert np.isnan(Equal().reach(real)).all()
-    assert np.isnan(Equal().missing(real)).all()
-    assert np.isnan(plan_of(DEADLINE, Equal(), 0, 0, 3, clock="wall").missing).all()
-    assert (plan_of(Participation(), Equal(), 0, 0, 3, clock="wall").missing == 0).all()  # all are waited for
+    real = plan_of(DEADLINE, Equal(), 0, 0, 3, clock="wall")
+    assert real.arrival.shape == (3, L)
+    assert np.isnan(real.arrival).all()
+    assert np.isnan(real.miss_probability).all()
+    assert (plan_of(Participation(), Equal(), 0, 0, 3, clock="wall").miss_probability == 0).all()  # all are waited for
     assert Equal().known("simulated")
-    assert (Equal().reach(asked()) == 1).all()
+    assert (Equal().arrival(asked()) == 1).all()
     for speed in (Exponential(), UniformDepth()):
         assert speed.known("wall")
-        np.testing.assert_array_equal(speed.reach(real), speed.reach(asked()))
+        one, other = (plan_of(DEADLINE, speed, 0, 0, 3, clock=clock) for clock in ("wall", "simulated"))
+        np.testing.assert_array_equal(one.arrival, other.arrival)
 
 
 # --- the chances, against frequencies -----------------------------------------------------------------------
@@ -313,18 +313,19 @@ def chances_fit(happened, chances, tests):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_missing_and_reach_are_the_frequencies(scenario):
+def test_probabilities_are_the_frequencies(scenario):
     speed, clients, keys = SCENARIOS[scenario]
     found = plans(Participation(close="deadline", **keys), speed, 3000, clients, seed=5)
     levels = np.arange(1, L + 1)
     reached = np.array([plan.depth[:, None] <= levels for plan in found])
-    empty, missing = ~reached.any(1), np.array([plan.missing for plan in found])
+    empty, missing = ~reached.any(1), np.array([plan.miss_probability for plan in found])
     assert chances_fit(empty, missing, L)
     # per client: an unequal pace must not hide in the mean over clients
-    arrived, reach, invited = (np.zeros((len(found), clients, L)) for _ in range(3))
+    arrived, arrival, invited = (np.zeros((len(found), clients, L)) for _ in range(3))
     for row, plan in enumerate(found):
-        arrived[row, plan.cohort], reach[row, plan.cohort], invited[row, plan.cohort] = reached[row], plan.reach, 1
-    assert chances_fit(arrived, reach, clients * L)
+        arrived[row, plan.cohort], invited[row, plan.cohort] = reached[row], 1
+        arrival[row, plan.cohort] = plan.arrival
+    assert chances_fit(arrived, arrival, clients * L)
     assert (invited.sum(0) > 0).all()
     if ((missing > 0.05) & (missing < 0.95)).any():  # and a chance that is a fifth off would be noticed
         assert not chances_fit(empty, missing * 0.8, L)
@@ -332,7 +333,7 @@ def test_missing_and_reach_are_the_frequencies(scenario):
 
 def test_missing_is_zero_as_soon_as_somebody_is_always_in_time():
     for speed in (UniformDepth(stragglers=0.67), UniformDepth(stragglers=0.67, redraw=False)):
-        assert (plan_of(DEADLINE, speed, 0, 0, 3).missing == 0).all()
+        assert (plan_of(DEADLINE, speed, 0, 0, 3).miss_probability == 0).all()
 
 
 # --- participation ------------------------------------------------------------------------------------------
@@ -362,18 +363,18 @@ def test_everybody_is_invited_by_default():
 def test_all_closes_with_the_slowest_and_first_with_the_nth(speed):
     for round_ in range(5):
         whole = plan_of(Participation(), speed, 3, round_, 9)
-        assert whole.closes == max(whole.seconds)
+        assert whole.duration == max(whole.seconds)
         assert (whole.depth == 1).all()
-        assert (whole.reach == 1).all()
-        assert (whole.missing == 0).all()
+        assert (whole.arrival == 1).all()
+        assert (whole.miss_probability == 0).all()
         for first in range(1, 10):
             plan = plan_of(Participation(close="first", first=first), speed, 3, round_, 9)
             np.testing.assert_array_equal(plan.seconds, whole.seconds)
-            assert plan.closes == sorted(plan.seconds)[first - 1]
+            assert plan.duration == sorted(plan.seconds)[first - 1]
             assert plan.counted.sum() == first
-            assert plan.seconds[plan.counted].max() <= plan.closes
+            assert plan.seconds[plan.counted].max() <= plan.duration
             assert set(plan.depth) <= {1, L + 1}
-            assert np.isnan(plan.reach).all() == (first < 9)
+            assert np.isnan(plan.arrival).all() == (first < 9)
 
 
 def test_first_of_a_uniform_cohort_are_its_fastest():
@@ -382,15 +383,15 @@ def test_first_of_a_uniform_cohort_are_its_fastest():
     for plan in plans(participation, Exponential(), 30, 12):
         fastest = plan.cohort[np.argsort(paces[plan.cohort])[:2]]
         assert set(plan.cohort[plan.counted]) == set(fastest)
-        assert plan.closes == paces[fastest].max()
+        assert plan.duration == paces[fastest].max()
 
 
 def test_a_deadline_closes_at_the_deadline_or_with_the_last_visit():
     deadline = Participation(close="deadline", deadline=2.0)
     closes = []
     for plan in plans(deadline, Exponential(kind="dynamic-rate"), 200, 2):
-        assert plan.closes == (2.0 if plan.seconds.max() > 2 else plan.seconds.max())
-        closes.append(plan.closes)
+        assert plan.duration == (2.0 if plan.seconds.max() > 2 else plan.seconds.max())
+        closes.append(plan.duration)
     assert 0 < sum(close < 2 for close in closes) < 200
 
 
@@ -433,8 +434,8 @@ def test_rows_come_deepest_first_and_only_where_they_count():
 
 def test_a_round_of_nobody():
     plan = Plan.nobody(3, L)
-    assert (plan.round, len(plan.cohort), plan.closes, plan.layers, plan.repeats) == (3, 0, 0.0, L, 0)
-    assert np.isnan(plan.deadline)
+    assert (plan.round, len(plan.cohort), plan.duration, plan.layers, plan.repeats) == (3, 0, 0.0, L, 0)
+    assert np.isnan(plan.closes_after)
     rounds = Rounds(FedAvg(), mlp_task([3, 3]))
     before = rounds.state
     rounds.step(Plan.nobody(0, 3))

@@ -18,6 +18,7 @@ from hpcfl.config import Config, from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Recorder
 from hpcfl.schedule.plan import Plan
+from hpcfl.schedule.planner import Planner
 from hpcfl.schedule.speeds import speed_class
 from hpcfl.schedule.speeds.trace import Trace
 
@@ -70,7 +71,7 @@ def test_every_rule_replays_to_the_bit(solo: Any, tmp_path: Path, rule: str) -> 
     third = play(solo, replay(values, again), tmp_path / "third", None)  # a trace of a trace
     resume(solo, third, 2, None)
     same(third, run)
-    plans = zip(job_of(values).plans(0), islice(job_of(replay(values, again)).plans(0), 4))
+    plans = zip(job_of(values).planner.plans(0), islice(job_of(replay(values, again)).planner.plans(0), 4))
     assert all(equal(*pair) for pair in plans)  # the chances too
     found = recorded(third)
     assert (found["repeats"].sum() > 0) == (rule == "repeated")
@@ -91,8 +92,8 @@ def test_the_chance_to_be_among_the_first_is_not_known_in_a_replay_either(solo: 
     values = table("salf", "mlp", True, algorithm=SALF, speed=DYNAMIC, participation={"close": "first", "first": 3})
     run = play(solo, values, tmp_path / "run", None)
     for rules in ({"close": "all"}, {"close": "first", "first": 7}):
-        (plan,) = islice(job_of(replay(values, run, participation=rules)).plans(0), 1)
-        assert np.isnan(plan.reach).all()
+        (plan,) = islice(job_of(replay(values, run, participation=rules)).planner.plans(0), 1)
+        assert np.isnan(plan.arrival).all()
 
 
 def test_chances_and_work_are_those_of_the_recorded_run(solo: Any, tmp_path: Path) -> None:
@@ -100,18 +101,18 @@ def test_chances_and_work_are_those_of_the_recorded_run(solo: Any, tmp_path: Pat
     run = play(solo, values, tmp_path / "run", None)
     job = job_of(replay(values, run, seed=99, participation={"close": "first", "first": 1}))
     original = job_of(values)
-    np.testing.assert_array_equal(job.shares, original.shares)
-    for plan, other in zip(islice(job.plans(0), 4), original.plans(0)):
-        assert 0 < plan.missing[0] < 1
+    np.testing.assert_array_equal(job.planner.work_fractions, original.planner.work_fractions)
+    for plan, other in zip(islice(job.planner.plans(0), 4), original.planner.plans(0)):
+        assert 0 < plan.miss_probability[0] < 1
         assert equal(plan, other)
     paces = job.config.speed.paces(99, 7)
     np.testing.assert_array_equal(paces, original.config.speed.paces(3, 7))
-    found = next(job.plans(3))
+    found = next(job.planner.plans(3))
     assert found.round == 3
-    asked = job.asked(3)
+    asked = job.config.speed.recorded(job.planner.attempt(3))
     np.testing.assert_array_equal(job.config.speed.seconds(asked), found.seconds)
-    np.testing.assert_array_equal(job.config.speed.reach(asked), found.reach)
-    np.testing.assert_array_equal(job.config.speed.missing(asked), found.missing)
+    np.testing.assert_array_equal(job.config.speed.arrival(asked), found.arrival)
+    np.testing.assert_array_equal(job.config.speed.miss_probability(asked), found.miss_probability)
 
 
 @pytest.mark.parametrize(
@@ -122,14 +123,16 @@ def test_parts_of_visits_count_only_where_they_may(solo: Any, tmp_path: Path, al
     run = play(solo, values, tmp_path / "run", None)
     other = {"close": "deadline", "partial": partial, "min_clients": 7}
     job = job_of(replay(values, run, algorithm={"name": algorithm}, participation=other))
-    plans, originals = list(islice(job.plans(0), 4)), list(islice(job_of(values).plans(0), 4))
+    plans, originals = list(islice(job.planner.plans(0), 4)), list(islice(job_of(values).planner.plans(0), 4))
     assert any((plan.depth == 2).any() for plan in originals)
     for plan, original in zip(plans, originals):
         keeps = (algorithm, partial) == ("salf", "keep")
         depth = original.depth if keeps else np.where(original.depth > 1, 3, 1)
         np.testing.assert_array_equal(plan.depth, depth)
-        np.testing.assert_array_equal(plan.missing, original.missing if keeps else original.missing[[0, 0]])
-        assert (plan.closes, plan.repeats) == (original.closes, 0)  # whatever min_clients says
+        np.testing.assert_array_equal(
+            plan.miss_probability, original.miss_probability if keeps else original.miss_probability[[0, 0]]
+        )
+        assert (plan.duration, plan.repeats) == (original.duration, 0)  # whatever min_clients says
 
 
 def by_hand(rounds: list[tuple[list[int], list[float], list[int], float, int]]) -> list[Plan]:
@@ -154,7 +157,7 @@ MEASURED = by_hand(
 def test_what_was_measured_is_replayed(solo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = table("salf", "mlp", False, participation={"close": "deadline", "deadline": 0.25})
     with monkeypatch.context() as patch:
-        patch.setattr(Job, "plans", lambda _, first, stage: iter(MEASURED[first:]))
+        patch.setattr(Planner, "plans", lambda _, first, stage: iter(MEASURED[first:]))
         run = play(solo, values, tmp_path / "run", None)
     again = play(solo, replay(values, run), tmp_path / "again", None)
     same(again, run)
@@ -185,9 +188,9 @@ def test_chances_that_nobody_knew_are_not_made_up(solo: Any, tmp_path: Path) -> 
         config.check(None)
     other = config.model_copy(update={"algorithm": from_table(table("salf", "mlp", False)).algorithm})
     other.check(None)
-    plan = next(Job.of(other, None, 1).plans(0))
-    assert np.isnan(plan.missing).all()
-    assert np.isnan(plan.reach).all()
+    plan = next(Job.of(other, None, 1).planner.plans(0))
+    assert np.isnan(plan.miss_probability).all()
+    assert np.isnan(plan.arrival).all()
 
 
 def test_rules_are_judged_as_recorded(solo: Any, tmp_path: Path) -> None:
@@ -237,7 +240,7 @@ def test_traces_of_another_shape_are_refused(run: Path, keys: dict[str, Any], wo
 
 def test_fewer_rounds_than_recorded_are_fine(run: Path) -> None:
     job = job_of(replay(table("salf", "mlp", False), run, rounds=2))
-    assert [plan.round for plan in islice(job.plans(0), 2)] == [0, 1]
+    assert [plan.round for plan in islice(job.planner.plans(0), 2)] == [0, 1]
 
 
 def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
@@ -271,7 +274,7 @@ def test_runs_that_recorded_less_are_refused(tmp_path: Path) -> None:
 
 
 def test_older_states_are_refused_by_round(solo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Recorder._of_plan
+    honest = Recorder.plan_columns
 
     def stale(self: Recorder, plan: Plan) -> dict[str, Any]:
         row = honest(self, plan)
@@ -279,7 +282,7 @@ def test_older_states_are_refused_by_round(solo: Any, tmp_path: Path, monkeypatc
 
     values = table("salf", "mlp", False)
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "_of_plan", stale)
+        patch.setattr(Recorder, "plan_columns", stale)
         run = play(solo, values, tmp_path / "run", None)
     with pytest.raises(RunError, match="older states in round 2"):
         job_of(replay(values, run))

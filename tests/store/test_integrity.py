@@ -180,7 +180,7 @@ def test_of_clients_that_do_not_answer_the_last_checkpoint_is_repeated(
     """In real time: that from which the run goes on, not the damaged one, then the one that it has written."""
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.engine.wall.server import Server, alone
+    from hpcfl.engine.wall.server import Server
 
     real = {"clock": "wall", "speed": {"model": "none"}, "participation": {"close": "all"}}
     folder = play(world, table("salf", "mlp", False, rounds=ROUNDS, **real), shared_dir / "run", world.comm)
@@ -191,12 +191,12 @@ def test_of_clients_that_do_not_answer_the_last_checkpoint_is_repeated(
         store.write_status(folder, "stopped")
     asked, personal = [2], Server.personal
 
-    def answered(self: Server, last: Any) -> Iterator[Any]:
+    def answered(self: Server, now: Any) -> Iterator[Any]:
         asked.append(asked[-1] + 2)
         if asked[-1] < silent_from:
-            yield from personal(self, last)
+            yield from personal(self, now)
         else:
-            yield from (alone(client, state) for client, state in last(np.arange(7)).items())
+            yield from self._last_saved(list(range(7)), now.saved)
 
     monkeypatch.setattr(Server, "personal", answered)
     world.meet()
@@ -266,9 +266,9 @@ def test_whatever_the_reader_raises_it_is_damage(
     def fails(*_: Any) -> None:
         raise error("no\nluck")
 
-    monkeypatch.setattr(h5py.Group, "visititems", fails)
+    monkeypatch.setattr(h5py.FrameFormat, "visititems", fails)
     assert "no" in damage(path)
     assert "\n" not in damage(path)
-    monkeypatch.setattr(h5py.Group, "__getitem__", fails)
+    monkeypatch.setattr(h5py.FrameFormat, "__getitem__", fails)
     with pytest.raises(RunError, match="cannot be read: "):
         store.load(path)

@@ -57,12 +57,11 @@ def once_told(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, Any], Any]) -
 @pytest.fixture
 def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a round close when all ranks but the first client's have begun to send their last group."""
-    from hpcfl.engine.wall import client as member
-    from hpcfl.engine.wall import close_rule as closing
-    from hpcfl.engine.wall import server
+    from hpcfl.engine.wall import client, server
+    from hpcfl.schedule.plan import Attempt
 
     names = ["" for _ in range(world.size)]
-    visit, post, attempt = member.Member._visit, member.Member._post, server.Server._attempt
+    visit, post, attempt = client.ClientRank._visit, client.ClientRank._post, server.Server._attempt
 
     def name(round_: int) -> None:
         names[:] = [f"sent-{round_}-{rank}" for rank in range(world.size)]
@@ -71,19 +70,19 @@ def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPat
         name(round_)
         return attempt(self, round_, *given)
 
-    def visited(self: Any, call: Any) -> None:
-        name(call.round)
-        visit(self, call)
+    def visited(self: Any, command: Any) -> None:
+        name(command.round)
+        visit(self, command)
 
-    def posted(self: Any, shipment: Any) -> None:
-        post(self, shipment)
+    def posted(self: Any, staged: Any) -> None:
+        post(self, staged)
         if self._posted == self._total:
             (shared_dir / names[world.rank]).touch()
 
     monkeypatch.setattr(server.Server, "_attempt", attempted)
-    monkeypatch.setattr(member.Member, "_visit", visited)
-    monkeypatch.setattr(member.Member, "_post", posted)
-    monkeypatch.setattr(closing.Closing, "over", lambda *_: all((shared_dir / each).exists() for each in names[2:]))
+    monkeypatch.setattr(client.ClientRank, "_visit", visited)
+    monkeypatch.setattr(client.ClientRank, "_post", posted)
+    monkeypatch.setattr(Attempt, "over", lambda *_: all((shared_dir / each).exists() for each in names[2:]))
 
 
 @pytest.mark.usefixtures("strange", "closes_when_sent")
@@ -91,12 +90,12 @@ def test_layers_under_way_count_where_another_rank_of_the_lane_is_slow(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No group can have arrived when a round closes; that bytes are under way is all that gives them time, minutes."""
-    from hpcfl.comm import mpi as wire
-    from hpcfl.engine.wall import lanes as fleet
+    from hpcfl.comm import mpi
+    from hpcfl.engine.wall import lanes
 
-    monkeypatch.setattr(fleet, "GRACE_SECONDS", 0.0)
-    monkeypatch.setattr(wire, "TELLING", 2**60)
-    monkeypatch.setattr(wire, "UNKNOWN", 1e5)
+    monkeypatch.setattr(lanes, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(mpi, "TELLING", 2**60)
+    monkeypatch.setattr(mpi, "UNKNOWN", 1e5)
     once_told(monkeypatch, lambda done, row: (shared_dir / str(done - 1)).touch())
     values = real(
         world,
@@ -114,19 +113,19 @@ def test_layers_under_way_count_where_another_rank_of_the_lane_is_slow(
 
 def test_how_long_bytes_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the median of what has come; before, by what has left, but on no more than gigabit Ethernet is counted."""
-    from hpcfl.comm import mpi as wire
+    from hpcfl.comm import mpi
 
-    monkeypatch.setattr(wire.time, "monotonic", lambda: 10.0)
-    bandwidth, size = wire.Bandwidth(), 10**8
-    assert bandwidth.allows(size) == pytest.approx(wire.SLACK * 1.0)
+    monkeypatch.setattr(mpi.time, "monotonic", lambda: 10.0)
+    bandwidth, size = mpi.Bandwidth(), 10**8
+    assert bandwidth.allows(size) == pytest.approx(mpi.SLACK * 1.0)
     bandwidth.went(size, 0.0)
-    assert bandwidth.allows(size) == pytest.approx(wire.SLACK * 10.0)
+    assert bandwidth.allows(size) == pytest.approx(mpi.SLACK * 10.0)
     bandwidth.went(size, 9.9)
-    assert bandwidth.allows(size) == pytest.approx(wire.SLACK * 1.0)
+    assert bandwidth.allows(size) == pytest.approx(mpi.SLACK * 1.0)
     for start in (9.5, 0.0, 9.8):  # one of them met a rank that slept
         bandwidth.came(size, start)
-    bandwidth.came(wire.TELLING - 1, 0.0)
-    assert bandwidth.allows(size) == pytest.approx(wire.SLACK * 0.5, rel=1e-4)
+    bandwidth.came(mpi.TELLING - 1, 0.0)
+    assert bandwidth.allows(size) == pytest.approx(mpi.SLACK * 0.5, rel=1e-4)
     assert bandwidth.allows(0) == 0.0
 
 

@@ -62,15 +62,14 @@ def _unhurried(world: Any, request: pytest.FixtureRequest, monkeypatch: pytest.M
             pytest.skip("needs a server and a client")
         yield
         return
-    from hpcfl.engine.wall import lanes as fleet
-    from hpcfl.engine.wall import server
+    from hpcfl.engine.wall import lanes, server
 
-    for module, name in ((fleet, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (server, "LEAVE_SECONDS")):
+    for module, name in ((lanes, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (server, "LEAVE_SECONDS")):
         monkeypatch.setattr(module, name, 1e6)
     personal = server.Server.personal
 
     def settled(self: server.Server, *given: Any) -> Iterator[Any]:
-        self.fleet.settled(inf)
+        self.lanes.wait_for_all(inf)
         return personal(self, *given)
 
     monkeypatch.setattr(server.Server, "personal", settled)
@@ -176,7 +175,7 @@ def test_a_replay_ends_in_the_same_state(
     """
     if rule == "drawn":
         for module in ("hpcfl.comm.packing", "hpcfl.engine.wall.framing"):
-            monkeypatch.setattr(f"{module}.ALONE", 1000)
+            monkeypatch.setattr(f"{module}.APART_BYTES", 1000)
     values = real(fitting(world, width), **RULES[rule])
     run = play(world, values, shared_dir / "run", world.comm)
     again = play(world, replay(values, run), shared_dir / "again", None)
@@ -212,10 +211,10 @@ def scores_are_missing_on_late_lanes_only(world: Any, values: dict[str, Any], ru
     chunks = cut(1, config.speed.paces(config.seed, CLIENTS), world.size)
     missing, depth = np.isnan(data["client_test_loss"].values), data["depth"].values
     for round_ in (1, 3):
-        for bench in lane_topologies(config.lane_width, ["here"] * world.size, chunks):
-            if missing[round_, bench.clients].any():
-                assert missing[round_, bench.clients].all()
-                assert (depth[round_, bench.clients] != 1).any()
+        for topology in lane_topologies(config.lane_width, ["here"] * world.size, chunks):
+            if missing[round_, topology.clients].any():
+                assert missing[round_, topology.clients].all()
+                assert (depth[round_, topology.clients] != 1).any()
     assert np.isfinite(data["test_loss"].values[[1, 3]]).all()
 
 
@@ -330,22 +329,22 @@ def test_a_run_goes_on_after_its_checkpoint(world: Any, shared_dir: Path, width:
 def test_one_rank_is_signalled_and_all_stop(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
-    from hpcfl.engine.wall.client import Member
+    from hpcfl.engine.wall.client import ClientRank
 
     values = real(1, rounds=8, algorithm=SALF)
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
-    visit = Member._visit
+    visit = ClientRank._visit
 
-    def signalled(self: Member, call: Any) -> None:
-        if call.round == 2:
+    def signalled(self: ClientRank, command: Any) -> None:
+        if command.round == 2:
             signal.raise_signal(signal.SIGUSR1)
-        visit(self, call)
+        visit(self, command)
 
     with monkeypatch.context() as patch:
         if whose == "server":
             told(patch, lambda done, row: done == 3 and signal.raise_signal(signal.SIGUSR1))
         elif world.rank == world.size - 1:
-            patch.setattr(Member, "_visit", signalled)
+            patch.setattr(ClientRank, "_visit", signalled)
         stopping.install()
         with pytest.raises(Stopped) as caught:
             play(world, values, shared_dir / "run", world.comm)

@@ -5,64 +5,66 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers.runs import job_in_real_time
+from hpcfl import store
 from hpcfl.base.errors import RunError
 from hpcfl.comm.placement import Topology
-from hpcfl.engine.job import Job
-from hpcfl.engine.wall.framing import wire
-from hpcfl.engine.wall.protocol import Call, Op
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.wall.framing import frame_formats
+from hpcfl.engine.wall.protocol import Command, Op
 
 pytestmark = pytest.mark.mpi
 
 
 def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
     """Lanes of one client each; per invitation so many groups arrive at the next look, and no more later."""
-    from hpcfl.engine.wall.slot import Slot
+    from hpcfl.engine.wall.lane import PendingReceive
 
-    class Seen(Slot):
+    class Seen(PendingReceive):
         def __init__(self, lane: Any, clients: list[int]) -> None:
-            super().__init__(lane, clients, [group.empty() for group in lane.wire])
+            super().__init__(lane, clients, [group.zeros() for group in lane.formats])
 
         def arrive(self, number: int, client: int) -> None:
-            group, parcel = self.wire[number], self.data[number]
+            group, frame = self.formats[number], self.frames[number]
             for name in group.blocks:
-                group.weigh(parcel, 0, name, 1.0)
-                group.value(parcel, name).fill_(float(client))
-            group.sign(parcel, 0, 0.125)
+                group.weigh(frame, 0, name, 1.0)
+                group.value(frame, name).fill_(float(client))
+            group.sign(frame, 0, 0.125)
 
     class Stub:
         """A lane as the server uses it."""
 
         def __init__(self, rank: int, script: list[int]) -> None:
-            self.bench = Topology((rank,), ((rank - 1,),))
-            self.hosted, self.wire, self.script = self.bench.clients, wire(job.layout, 1), list(script)
-            self.state, self.reason, self.calls = "idle", "", []
-            self.counted, self.slot, self.due = np.zeros(1, np.int64), None, 0
+            self.topology = Topology((rank,), ((rank - 1,),))
+            self.hosted, self.formats, self.script = self.topology.clients, frame_formats(job.layout, 1), list(script)
+            self.state, self.reason, self.commands = "idle", "", []
+            self.counted, self.pending, self.due = np.zeros(1, np.int64), None, 0
             self.worked, self.sent, self.received = np.zeros((2, 1)), 0, 0
-            self.turns, self.answer, self.sending = False, None, 0
+            self.has_next, self.answer, self.sending = False, None, 0
 
-        def receive(self, parcel: Any) -> list[Any]:
+        def receive(self, frame: Any) -> list[Any]:
             return []
 
-        def _called(self, call: Call) -> None:
-            self.calls.append(call)
+        def _noted(self, command: Command) -> None:
+            self.commands.append(command)
             self.counted = np.zeros(1, np.int64)
 
-        def invite(self, call: Call, state: Any) -> None:
-            self._called(call)
-            self.slot, self.due, self.state = Seen(self, self.hosted.tolist()), self.script.pop(0), "active"
+        def invite(self, command: Command, state: Any) -> None:
+            self._noted(command)
+            self.pending, self.due, self.state = Seen(self, self.hosted.tolist()), self.script.pop(0), "active"
 
-        def close(self, call: Call) -> None:
-            self._called(call)
+        def close(self, command: Command) -> None:
+            self._noted(command)
             self.state = "late"
 
-        def ask(self, call: Call, state: Any, reply: Callable[[Any], Any]) -> None:
-            self._called(call)
+        def ask(self, command: Command, state: Any, reply: Callable[[Any], Any]) -> None:
+            self._noted(command)
             reply(self.answer)
             self.state = "active"
 
@@ -72,13 +74,13 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
         def poll(self) -> bool:
             if self.state == "late" and self.due >= 0:
                 self.state = "idle"
-            if self.state == "active" and self.slot is None:
+            if self.state == "active" and self.pending is None:
                 self.state = "idle"
             if self.state == "active":
-                for number in range(len(self.slot.times), self.due):
-                    self.slot.arrive(number, int(self.hosted[0]))
-                    self.slot.times.append(time.monotonic())
-                if self.slot.complete:
+                for number in range(len(self.pending.times), self.due):
+                    self.pending.arrive(number, int(self.hosted[0]))
+                    self.pending.times.append(time.monotonic())
+                if self.pending.complete:
                     self.state = "idle"
             return False
 
@@ -90,7 +92,7 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
 
         @property
         def arrived(self) -> int:
-            return int(self.slot is not None and self.slot.complete)
+            return int(self.pending is not None and self.pending.complete)
 
         @property
         def awaited(self) -> int:
@@ -100,10 +102,10 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
 
 
 def server_of(job: Job, lanes: list[Any]) -> Any:
-    from hpcfl.engine.wall.lanes import Fleet
+    from hpcfl.engine.wall.lanes import Lanes
     from hpcfl.engine.wall.server import Server
 
-    return Server(job, Fleet(lanes))
+    return Server(job, Lanes(lanes))
 
 
 SOON = {"close": "deadline", "deadline": 1e-6, "min_clients": 2}
@@ -118,34 +120,34 @@ def test_a_round_with_too_few_visits_is_void_and_repeated() -> None:
     """Four groups: the loss and layers 3, 2, 1. Client 1 is complete in time, then 0 and 1 are and 2 is not."""
     job = soon()
     lanes = lanes_of(job, [[1, 4], [4, 4], [0, 3]])
-    plan, sums = server_of(job, lanes).exchange(5, job.algorithm.init_server(job.task))
-    assert (plan.round, plan.repeats, plan.deadline) == (5, 1, 1e-6)
+    plan, sums = server_of(job, lanes).run_round(5, job.algorithm.init_server(job.task))
+    assert (plan.round, plan.repeats, plan.closes_after) == (5, 1, 1e-6)
     assert (plan.cohort.tolist(), plan.depth.tolist()) == ([0, 1, 2], [1, 1, 2])
     assert np.isfinite(plan.seconds).tolist() == [True, True, False]
     weights = [sums.weight(next(iter(group))) for group in job.layout]
     assert weights == [3.0, 3.0, 3.0, 2.0]
     means = [sums.mean(next(iter(group))).flatten()[0].item() for group in job.layout]
     assert means == [1.0, 1.0, 1.0, 0.5]
-    ops = [[call.op for call in lane.calls] for lane in lanes]
+    ops = [[command.op for command in lane.commands] for lane in lanes]
     assert ops == [[Op.VISIT, Op.CLOSE, Op.VISIT], [Op.VISIT, Op.VISIT], [Op.VISIT, Op.CLOSE, Op.VISIT, Op.CLOSE]]
     for lane in lanes:
-        invited = [call for call in lane.calls if call.op is Op.VISIT]
-        assert [call.attempt for call in invited] == [0, 1]
-        assert [call.counted.tolist() for call in invited] == [[0], [4]]  # nothing of the void attempt is kept
-        assert all(call.cohort.tolist() == [0, 1, 2] for call in invited)
+        invited = [command for command in lane.commands if command.op is Op.VISIT]
+        assert [command.attempt for command in invited] == [0, 1]
+        assert [command.counted.tolist() for command in invited] == [[0], [4]]  # nothing of the void attempt is kept
+        assert all(command.cohort.tolist() == [0, 1, 2] for command in invited)
     assert [lane.counted.tolist() for lane in lanes] == [[1], [1], [2]]
 
 
 def test_a_part_of_a_visit_is_a_visit() -> None:
     job = soon()
-    plan, _ = server_of(job, lanes_of(job, [[1], [4], [3]])).exchange(5, job.algorithm.init_server(job.task))
+    plan, _ = server_of(job, lanes_of(job, [[1], [4], [3]])).run_round(5, job.algorithm.init_server(job.task))
     assert (plan.repeats, plan.depth.tolist()) == (0, [4, 1, 2])
 
 
 def test_what_is_discarded_does_not_count_nor_is_it_acknowledged() -> None:
     job = soon(participation={**SOON, "partial": "discard", "min_clients": 0})
     lanes = lanes_of(job, [[4], [3], [0]])
-    plan, sums = server_of(job, lanes).exchange(0, job.algorithm.init_server(job.task))
+    plan, sums = server_of(job, lanes).run_round(0, job.algorithm.init_server(job.task))
     assert plan.depth.tolist() == [1, 4, 4]
     assert [sums.weight(name) for name in sums] == [1.0] * sum(len(group) for group in job.layout)
     assert [lane.counted.tolist() for lane in lanes] == [[1], [4], [4]]
@@ -153,7 +155,7 @@ def test_what_is_discarded_does_not_count_nor_is_it_acknowledged() -> None:
 
 def test_a_loss_without_a_layer_does_not_count() -> None:
     job = soon(participation={**SOON, "min_clients": 0})
-    plan, sums = server_of(job, lanes_of(job, [[1], [4], [2]])).exchange(0, job.algorithm.init_server(job.task))
+    plan, sums = server_of(job, lanes_of(job, [[1], [4], [2]])).run_round(0, job.algorithm.init_server(job.task))
     assert plan.depth.tolist() == [4, 1, 3]
     assert [sums.weight(next(iter(group))) for group in job.layout] == [2.0, 2.0, 1.0, 1.0]
 
@@ -161,7 +163,7 @@ def test_a_loss_without_a_layer_does_not_count() -> None:
 def test_of_visits_at_once_only_the_first_count() -> None:
     job = job_in_real_time(4, clients=3, participation={"close": "first", "first": 2})
     lanes = lanes_of(job, [[4], [4], [4]])
-    plan, sums = server_of(job, lanes).exchange(0, job.algorithm.init_server(job.task))
+    plan, sums = server_of(job, lanes).run_round(0, job.algorithm.init_server(job.task))
     assert plan.depth.tolist() == [1, 1, 4]  # the lanes are looked at in their order
     assert sums.weight("loss") == 2.0
     assert np.isfinite(plan.seconds).tolist() == [True, True, False]
@@ -172,10 +174,10 @@ def test_who_is_late_is_not_asked() -> None:
     job = soon(participation={**SOON, "min_clients": 0})
     lanes = lanes_of(job, [[4], [4], [4]])
     lanes[1].state, lanes[1].due = "late", -1
-    plan, _ = server_of(job, lanes).exchange(0, job.algorithm.init_server(job.task))
+    plan, _ = server_of(job, lanes).run_round(0, job.algorithm.init_server(job.task))
     assert plan.cohort.tolist() == [0, 2]
     assert plan.depth.tolist() == [1, 1]
-    assert lanes[1].calls == []
+    assert lanes[1].commands == []
 
 
 def test_with_too_few_left_the_run_ends(capfd: pytest.CaptureFixture[str]) -> None:
@@ -189,14 +191,13 @@ def test_with_too_few_left_the_run_ends(capfd: pytest.CaptureFixture[str]) -> No
     for lane in lanes[1:]:
         lane.state, lane.poll = "late", lambda lane=lane: dies(lane)
     with pytest.raises(RunError, match=r"expected at least 2 of the 3 clients .* only 1 are left; lost ranks: 2, 3$"):
-        server_of(job, lanes).exchange(0, job.algorithm.init_server(job.task))
+        server_of(job, lanes).run_round(0, job.algorithm.init_server(job.task))
     told = [line for line in capfd.readouterr().err.splitlines() if line.startswith("hpcfl: rank")]
     assert told == [f"hpcfl: rank {rank} is lost (gone), and with it client {rank - 1}" for rank in (2, 3)]
 
 
-def test_scores_and_state_of_who_does_not_answer() -> None:
+def test_scores_and_state_of_who_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores are NaN, and personal state is that which was saved last: no checkpoint waits for anybody."""
-    from hpcfl.engine.wall.rounds import last_saved
 
     class Answer:
         """What a lane answers: its client's number in every entry."""
@@ -215,20 +216,24 @@ def test_scores_and_state_of_who_does_not_answer() -> None:
     for lane in lanes:
         lane.answer = Answer(int(lane.hosted[0]))
     lanes[1].state, lanes[1].due = "late", -1
-    server, shared = server_of(job, lanes), job.algorithm.init_server(job.task)
-    np.testing.assert_array_equal(server.scores(1, shared), [[0.0, np.nan, 2.0]] * 2)
+    server, now = server_of(job, lanes), Progress(1, job.algorithm.init_server(job.task), {})
+    np.testing.assert_array_equal(server.scores(now), [[0.0, np.nan, 2.0]] * 2)
     like = job.algorithm.init_client(job.task, 0)
 
-    def load(clients: list[int]) -> dict[int, Any]:
+    def load(path: Path, clients: list[int]) -> dict[int, Any]:
+        assert path == Path("saved")
         return {client: {name: np.full(value.shape, 7.0) for name, value in like.items()} for client in clients}
 
-    for loaded, expected in ((load, 7.0), (lambda clients: {}, 0.0)):
+    monkeypatch.setattr(store, "load_personal", load)
+    monkeypatch.setattr(store, "personal_rounds", lambda path, clients: dict.fromkeys(clients, 3))
+    for now.saved, expected, round_ in ((Path("saved"), 7.0, 3), (None, 0.0, 0)):
         found = {
             int(client): {name: value[row] for name, value in state.items()}
-            for clients, state in server.personal(last_saved(job, loaded))
+            for clients, state in server.personal(now)
             for row, client in enumerate(clients)
         }
         assert sorted(found) == [0, 1, 2]
+        assert server.stale == {1: round_}
         for client, value in ((0, 0.0), (1, expected), (2, 2.0)):
             assert found[client].keys() == like.keys()
             assert all((each == value).all() for each in found[client].values())

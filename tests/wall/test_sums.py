@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.comm.message import PIECE, Block, Deposits
-from hpcfl.comm.packing import ALIGNED, ALONE, Packing
-from hpcfl.engine.wall.framing import Group, wire
-from hpcfl.engine.wall.sums import Held, fold
+from hpcfl.comm.message import PIECE, Block, ExactSums
+from hpcfl.comm.packing import ALIGNED, APART_BYTES, Packing
+from hpcfl.engine.wall.framing import FrameFormat, frame_formats
+from hpcfl.engine.wall.outcome import ReceivedSums, add_all
 
-LARGE = max(PIECE, ALONE // 4) + 7
+LARGE = max(PIECE, APART_BYTES // 4) + 7
 LAYOUT = (
     {"loss": Block(())},
     {"weight": Block((LARGE,)), "bias": Block((5,))},
-    {"mean": Block((3, 2), torch.float64), "wide": Block((ALONE // 8 + 1,), torch.float64)},
+    {"mean": Block((3, 2), torch.float64), "wide": Block((APART_BYTES // 8 + 1,), torch.float64)},
 )
 
 
 @dataclass
 class Messages:
-    """What a slot holds: the formats, and one parcel per group."""
+    """What a pending holds: the formats, and one frame per group."""
 
-    wire: list[Group]
-    data: list[Any]
+    formats: list[FrameFormat]
+    frames: list[Any]
 
 
 def drawn(seed: int) -> dict[str, torch.Tensor]:
@@ -41,29 +41,29 @@ def drawn(seed: int) -> dict[str, torch.Tensor]:
 
 
 def received(visits: list[tuple[dict[str, torch.Tensor], float]]) -> Any:
-    """A slot of one lane into which each rank has sent its visit, with the same weight for all blocks."""
-    groups = wire(LAYOUT, len(visits))
-    data = [group.empty() for group in groups]
-    for seat, (values, weight) in enumerate(visits):
+    """A pending of one lane into which each rank has sent its visit, with the same weight for all blocks."""
+    groups = frame_formats(LAYOUT, len(visits))
+    data = [group.zeros() for group in groups]
+    for local_rank, (values, weight) in enumerate(visits):
         factor = weight if len(visits) > 1 else 1.0
-        for group, parcel in zip(groups, data):
-            group.sign(parcel, seat, 0.5)
+        for group, frame in zip(groups, data):
+            group.sign(frame, local_rank, 0.5)
             for name in group.blocks:
-                group.weigh(parcel, seat, name, weight)
-                group.value(parcel, name).add_(values[name].flatten() * factor)
+                group.weigh(frame, local_rank, name, weight)
+                group.value(frame, name).add_(values[name].flatten() * factor)
     return Messages(groups, data)
 
 
-def deposited(visits: list[tuple[dict[str, torch.Tensor], float, int]]) -> Deposits:
+def deposited(visits: list[tuple[dict[str, torch.Tensor], float, int]]) -> ExactSums:
     """The same in simulated time; of each visit the first groups count."""
-    sums = Deposits(LAYOUT)
+    sums = ExactSums(LAYOUT)
     for values, weight, count in visits:
         for blocks in LAYOUT[:count]:
             sums.add({name: (values[name][None], torch.tensor([weight], dtype=torch.float64)) for name in blocks})
     return sums
 
 
-def assert_same(held: Held, sums: Deposits) -> None:
+def assert_same(held: ReceivedSums, sums: ExactSums) -> None:
     for name in sums:
         assert held.weight(name) == sums.weight(name), name
         assert torch.equal(held.total(name), sums.total(name)), name
@@ -76,56 +76,56 @@ VISITS = [(drawn(0), 3.0, 3), (drawn(1), 1.0, 2), (drawn(2), 123_457.0, 3), (dra
 def test_messages_of_single_ranks_are_summed_to_the_bit_as_in_simulated_time() -> None:
     kept: list[Any] = [(received([(values, weight)]), count) for values, weight, count in VISITS]
     for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
-        assert_same(Held(LAYOUT, 4, np.zeros(2), [kept[index] for index in order]), deposited(VISITS))
+        assert_same(ReceivedSums(LAYOUT, 4, np.zeros(2), [kept[index] for index in order]), deposited(VISITS))
 
 
 def test_what_was_summed_up_early_counts_too() -> None:
-    early = Deposits(LAYOUT)
+    early = ExactSums(LAYOUT)
     for values, weight, _ in (VISITS[0], VISITS[2]):
-        fold(received([(values, weight)]), early)
+        add_all(received([(values, weight)]), early)
     kept: Any = [(received([VISITS[1][:2]]), 2)]
-    assert_same(Held(LAYOUT, 3, np.zeros(2), kept, early), deposited([*VISITS[:3]]))
-    assert_same(Held(LAYOUT, 3, np.zeros(2), [], early), deposited([VISITS[0], VISITS[2]]))
+    assert_same(ReceivedSums(LAYOUT, 3, np.zeros(2), kept, early), deposited([*VISITS[:3]]))
+    assert_same(ReceivedSums(LAYOUT, 3, np.zeros(2), [], early), deposited([VISITS[0], VISITS[2]]))
 
 
 def test_nothing_received_is_nothing() -> None:
-    held = Held(LAYOUT, 2, np.zeros(2), [])
+    held = ReceivedSums(LAYOUT, 2, np.zeros(2), [])
     assert held.weight("bias") == 0
     assert held.mean("bias").tolist() == [0] * 5
     assert held.total("loss").shape == ()
 
 
-@pytest.mark.parametrize("seats", [2, 3])
-def test_ranks_that_share_a_lane_are_summed_on_the_way(seats: int) -> None:
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_share_a_lane_are_summed_on_the_way(ranks: int) -> None:
     """Weight 0 and no flag for the last one, whose visit did not come."""
-    visits = [(drawn(seat), 2.0**seat) for seat in range(seats - 1)]
-    slot = received([*visits, ({name: torch.zeros_like(value) for name, value in drawn(9).items()}, 0.0)])
-    held = Held(LAYOUT, seats, np.zeros(2), [(slot, 3)])
+    visits = [(drawn(local_rank), 2.0**local_rank) for local_rank in range(ranks - 1)]
+    pending = received([*visits, ({name: torch.zeros_like(value) for name, value in drawn(9).items()}, 0.0)])
+    held = ReceivedSums(LAYOUT, ranks, np.zeros(2), [(pending, 3)])
     for name in held:
         block = next(blocks[name] for blocks in LAYOUT if name in blocks)
         expected = sum(values[name].double() * weight for values, weight in visits)
-        assert held.weight(name) == 2.0 ** (seats - 1) - 1
+        assert held.weight(name) == 2.0 ** (ranks - 1) - 1
         assert held.total(name).dtype == torch.float64
         accuracy = 1e-6 if block.dtype == torch.float32 else 1e-14
         size = sum(values[name].double().abs() * weight for values, weight in visits)
         assert (held.total(name) - expected).abs().max() <= accuracy * size.max()
-    assert (slot.wire[0].signs(slot.data[0])[0] > 0).tolist() == [True] * seats
+    assert (pending.formats[0].signs(pending.frames[0])[0] > 0).tolist() == [True] * ranks
 
 
 STATE = {
     "first": torch.arange(3.0),
     "flag": torch.tensor([True, False, True]),
-    "large": torch.arange(ALONE // 4, dtype=torch.float32).reshape(2, -1),
+    "large": torch.arange(APART_BYTES // 4, dtype=torch.float32).reshape(2, -1),
     "scale": torch.tensor(2.5, dtype=torch.float64),
     "nothing": torch.zeros(0),
-    "turned": torch.arange(ALONE // 4, dtype=torch.float32).reshape(-1, 4).t(),
+    "turned": torch.arange(APART_BYTES // 4, dtype=torch.float32).reshape(-1, 4).t(),
 }
 
 
 def test_a_state_arrives_as_it_was_sent() -> None:
     packing = Packing(STATE)
     assert packing.parts == [["first", "flag"], ["large"], ["scale", "nothing"], ["turned"]]
-    sent, buffer = packing.sent(STATE), packing.empty()
+    sent, buffer = packing.sent(STATE), packing.zeros()
     for place, part in zip(packing.received(buffer), sent, strict=True):
         place[:] = part
     arrived = packing.views(buffer)
@@ -143,10 +143,9 @@ def test_large_tensors_are_sent_from_where_they_are() -> None:
     assert addresses[3] != STATE["turned"].data_ptr()  # it does not lie in one piece
 
 
-def test_writing_is_the_same_as_sending_and_receiving() -> None:
+def test_packing_is_the_same_as_sending_and_receiving() -> None:
     packing = Packing(STATE)
-    one, other = packing.empty(), packing.empty()
-    packing.write(one, STATE)
+    one, other = packing.packed(STATE), packing.zeros()
     for place, part in zip(packing.received(other), packing.sent(STATE), strict=True):
         place[:] = part
     assert all(torch.equal(a, b) for a, b in zip(packing.views(one).values(), packing.views(other).values()))
@@ -154,4 +153,4 @@ def test_writing_is_the_same_as_sending_and_receiving() -> None:
 
 def test_an_empty_state_has_no_parts() -> None:
     packing = Packing({})
-    assert (packing.nbytes, packing.parts, packing.sent({}), packing.received(packing.empty())) == (0, [], [], [])
+    assert (packing.nbytes, packing.parts, packing.sent({}), packing.received(packing.zeros())) == (0, [], [], [])

@@ -14,44 +14,40 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.runs import job_in_real_time, table
+from helpers.runs import job_in_real_time
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.message import Block, Deposits
+from hpcfl.comm.message import Block, ExactSums
 from hpcfl.comm.placement import Topology, check_width, cut, lane_topologies
-from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.simulated import visit
-from hpcfl.engine.wall.close_rule import Closing
-from hpcfl.engine.wall.executor import Host, Pace, Sender
-from hpcfl.engine.wall.framing import Group, wire
-from hpcfl.engine.wall.protocol import HEAD, Call, Op, length
-from hpcfl.engine.wall.staging import Dock, Shipment
-from hpcfl.engine.wall.worker import Worker
-from hpcfl.schedule.plan import Invitation
+from hpcfl.engine.wall.executor import Executor, Pace, Sender, Worker
+from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, Staging, frame_formats
+from hpcfl.engine.wall.protocol import HEAD, Command, Op
+from hpcfl.schedule.plan import Attempt
 
 PATIENCE = 60.0  # seconds that a thread is given to end; no thread needs them
 
-# ---- what is said: Call
+# ---- what is asked: Command
 
 
 @pytest.mark.parametrize("clients", [1, 64, 65, 200])
 @pytest.mark.parametrize("op", Op)
 def test_calls_and_back(op: Op, clients: int) -> None:
     cohort = np.array([client for client in (0, 1, 62, 63, 64, 127, 128, 199) if client < clients])
-    call = Call(op, 2**40, 3, 0.1, 6, True, False, counted=np.array([2, 0, 5]), cohort=cohort)
+    call = Command(op, 2**40, 3, 0.1, 6, True, False, counted=np.array([2, 0, 5]), cohort=cohort)
     packed = call.packed(3, clients)
     assert packed.dtype == np.int64
-    assert len(packed) == length(3, clients) == HEAD + 3 + -(-clients // 64)
-    found = Call.unpacked(packed, 3)
-    assert (found.op, found.round, found.attempt, found.deadline, found.stage) == (op, 2**40, 3, 0.1, 6)
+    assert len(packed) == len(Command.empty(3, clients)) == HEAD + 3 + -(-clients // 64)
+    found = Command.unpacked(packed, 3)
+    assert (found.op, found.round, found.attempt, found.closes_after, found.stage) == (op, 2**40, 3, 0.1, 6)
     assert (found.stopped, found.hard) == (True, False)
     assert found.counted.tolist() == [2, 0, 5]
     assert found.cohort.tolist() == cohort.tolist()
 
 
 def test_calls_of_nothing() -> None:
-    found = Call.unpacked(Call(Op.CLOSE, deadline=inf, hard=True).packed(2, 130), 2)
-    assert (found.op, found.round, found.deadline, found.stopped, found.hard) == (Op.CLOSE, 0, inf, False, True)
+    found = Command.unpacked(Command(Op.CLOSE, closes_after=inf, hard=True).packed(2, 130), 2)
+    assert (found.op, found.round, found.closes_after, found.stopped, found.hard) == (Op.CLOSE, 0, inf, False, True)
     assert found.counted.tolist() == [0, 0]
     assert found.cohort.tolist() == []
 
@@ -61,10 +57,10 @@ def test_any_cohort_and_back(seed: int) -> None:
     rng = np.random.default_rng(seed)
     clients = int(rng.integers(1, 300))
     cohort = np.flatnonzero(rng.random(clients) < 0.5)
-    assert Call.unpacked(Call(Op.VISIT, cohort=cohort).packed(1, clients), 1).cohort.tolist() == cohort.tolist()
+    assert Command.unpacked(Command(Op.VISIT, cohort=cohort).packed(1, clients), 1).cohort.tolist() == cohort.tolist()
 
 
-# ---- who sits where: roster
+# ---- who is on which lane: Topology
 
 HOSTS = ["a", "a", "b", "b", "a"]
 HOSTED = ((0, 4), (1, 5), (2, 6), (3,))  # by ranks 1 … 4
@@ -88,31 +84,35 @@ def seated(width: int | str, hosts: Sequence[str] = HOSTS, clients: int = 7) -> 
 )
 def test_lanes_of_every_width(width: int | str, ranks: list[tuple[int, ...]]) -> None:
     found = seated(width)
-    assert [bench.ranks for bench in found] == ranks
-    for bench in found:
-        assert bench.hosted == tuple(HOSTED[rank - 1] for rank in bench.ranks)
+    assert [topology.ranks for topology in found] == ranks
+    for topology in found:
+        assert topology.hosted == tuple(HOSTED[rank - 1] for rank in topology.ranks)
 
 
 def test_a_server_alone_on_its_host_makes_no_lane() -> None:
-    assert [bench.ranks for bench in seated("node", ["s", "x", "y", "x"])] == [(1, 3), (2,)]
+    assert [topology.ranks for topology in seated("node", ["s", "x", "y", "x"])] == [(1, 3), (2,)]
 
 
 @pytest.mark.parametrize(("ranks", "lanes"), [(64, 63), (65, 2)])
 def test_many_ranks_share_the_lane_of_their_node(ranks: int, lanes: int) -> None:
     found = seated("auto", [f"host{rank // 33}" for rank in range(ranks)], clients=100)
     assert len(found) == lanes
-    assert sorted(rank for bench in found for rank in bench.ranks) == list(range(1, ranks))
-    assert sorted(client for bench in found for client in bench.clients) == list(range(100))
+    assert sorted(rank for topology in found for rank in topology.ranks) == list(range(1, ranks))
+    assert sorted(client for topology in found for client in topology.clients) == list(range(100))
 
 
-def test_slots_places_and_single_seats() -> None:
-    bench = seated(3)[0]
-    assert bench.clients.tolist() == [0, 4, 1, 5, 2, 6]
-    assert [bench.clients[bench.places(seat)].tolist() for seat in range(3)] == [[0, 4], [1, 5], [2, 6]]
-    assert bench.slots(np.arange(7)) == [[0, 1, 2], [4, 5, 6]]
-    assert bench.slots(np.array([2, 3, 4, 6])) == [[4, -1, 2], [-1, -1, 6]]
-    assert bench.slots(np.array([3])) == []
-    assert bench.single(1) == Topology((2,), ((1, 5),))
+def test_turns_places_and_single_ranks() -> None:
+    topology = seated(3)[0]
+    assert topology.clients.tolist() == [0, 4, 1, 5, 2, 6]
+    assert [topology.clients[topology.places(local_rank)].tolist() for local_rank in range(3)] == [
+        [0, 4],
+        [1, 5],
+        [2, 6],
+    ]
+    assert topology.turns(np.arange(7)) == [[0, 1, 2], [4, 5, 6]]
+    assert topology.turns(np.array([2, 3, 4, 6])) == [[4, -1, 2], [-1, -1, 6]]
+    assert topology.turns(np.array([3])) == []
+    assert topology.single(1) == Topology((2,), ((1, 5),))
 
 
 @pytest.mark.parametrize(("width", "ranks"), [(1, 2), (3, 4), ("all", 2), ("node", 2), ("auto", 2)])
@@ -127,33 +127,33 @@ def test_widths_that_do_not_fit() -> None:
         check_width("auto", 1)
 
 
-# ---- when a round is over: Closing
+# ---- when a round is over
 
 
 @pytest.mark.parametrize(
-    ("ends", "enough", "arrived", "awaited", "seconds"),
+    ("ends", "quorum", "arrived", "awaited", "seconds"),
     list(product((1.0, inf), (None, 3), (0, 2, 3, 4), (0, 1), (0.0, 0.999, 1.0, 2.0))),
 )
 def test_every_way_for_a_round_to_be_over(
-    ends: float, enough: int | None, arrived: int, awaited: int, seconds: float
+    ends: float, quorum: int | None, arrived: int, awaited: int, seconds: float
 ) -> None:
     late = ends == 1.0 and seconds in (1.0, 2.0)
-    plenty = enough == 3 and arrived in (3, 4)
-    assert Closing(ends, enough).over(arrived, awaited, seconds) == (late or plenty or awaited == 0)
+    plenty = quorum == 3 and arrived in (3, 4)
+    attempt = Attempt(0, 7, np.ones(1), 0, 0, np.arange(7), ends, quorum)
+    assert attempt.over(arrived, awaited, seconds) == (late or plenty or awaited == 0)
 
 
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"close": "all"}, Closing(inf, None)),
-        ({"close": "first", "first": 3}, Closing(inf, 3)),
-        ({"close": "deadline", "deadline": 0.25}, Closing(0.25, None)),
+        ({"close": "all"}, (inf, None)),
+        ({"close": "first", "first": 3}, (inf, 3)),
+        ({"close": "deadline", "deadline": 0.25}, (0.25, None)),
     ],
 )
-def test_rules_by_name(keys: dict[str, Any], expected: Closing) -> None:
-    rule = from_table(table("salf", "mlp", False, participation=keys)).participation
-    asked = Invitation(0, 0, 7, np.arange(7), np.ones(1), 0.25, enough=rule.first)
-    assert Closing.of(rule, asked) == expected
+def test_rules_by_name(keys: dict[str, Any], expected: tuple[float, int | None]) -> None:
+    attempt = job_in_real_time(3, participation=keys).planner.attempt(0)
+    assert (attempt.closes_after, attempt.quorum) == expected
 
 
 # ---- the second thread: Worker
@@ -214,7 +214,7 @@ def test_what_the_work_raises_is_raised_where_it_is_awaited(kind: type[BaseExcep
     assert taken(worker) == ["after"]
 
 
-# ---- how groups travel: Group, Dock, Shipment
+# ---- how groups travel: FrameFormat, Staging, StagedFrame
 
 LAYOUT = (
     {"loss": Block(())},
@@ -226,39 +226,39 @@ LAYOUT = (
 @pytest.fixture(params=[2**20, 12], ids=["in the head", "large blocks apart"])
 def _size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let blocks of so many bytes travel by themselves."""
-    monkeypatch.setattr("hpcfl.engine.wall.framing.ALONE", request.param)
+    monkeypatch.setattr("hpcfl.engine.wall.framing.APART_BYTES", request.param)
 
 
-def sealed(group: Group, seat: int, blocks: dict[str, tuple[Any, float]]) -> Shipment:
+def sealed(group: FrameFormat, local_rank: int, blocks: dict[str, tuple[Any, float]]) -> StagedFrame:
     """A group with these blocks in it."""
-    dock = Dock(torch.device("cpu"))
-    shipment = dock.open(group)
+    staging = Staging(torch.device("cpu"))
+    staged = staging.open(group)
     for name, (value, weight) in blocks.items():
-        dock.write(group, shipment, seat, name, torch.tensor(value), weight)
-    group.sign(shipment.parcel, seat, 0.5 + seat)
-    return dock.close(group, shipment)
+        staging.write(staged, local_rank, name, torch.tensor(value), weight)
+    group.sign(staged.parts, local_rank, 0.5 + local_rank)
+    return staging.close(staged)
 
 
 @pytest.mark.usefixtures("_size")
 def test_a_rank_alone_sends_values_as_they_are() -> None:
-    group = Group(LAYOUT[1], 1)
+    group = FrameFormat(LAYOUT[1], 1)
     found = sealed(group, 0, {"b.weight": ([[1.0, 2.0], [3.0, 4.0]], 3.0)})
     assert found.Test()
-    assert (group.signs(found.parcel)[0] > 0).tolist() == [True]
-    assert group.signs(found.parcel)[1].tolist() == [0.5]
-    assert group.value(found.parcel, "b.weight").tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert group.weights(found.parcel, "b.weight").tolist() == [3.0]
-    assert group.value(found.parcel, "b.bias").tolist() == [0.0, 0.0]
-    assert group.weights(found.parcel, "b.bias").tolist() == [0.0]
+    assert (group.signs(found.parts)[0] > 0).tolist() == [True]
+    assert group.signs(found.parts)[1].tolist() == [0.5]
+    assert group.value(found.parts, "b.weight").tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert group.weights(found.parts, "b.weight").tolist() == [3.0]
+    assert group.value(found.parts, "b.bias").tolist() == [0.0, 0.0]
+    assert group.weights(found.parts, "b.bias").tolist() == [0.0]
 
 
 @pytest.mark.usefixtures("_size")
 def test_sums_of_several_ranks_tell_them_apart() -> None:
-    group = Group(LAYOUT[1], 3)
+    group = FrameFormat(LAYOUT[1], 3)
     first = sealed(group, 0, {"b.weight": ([[1.0, 2.0], [3.0, 4.0]], 2.0), "b.bias": ([1.0, 1.0], 2.0)})
     third = sealed(group, 2, {"b.bias": ([0.5, -1.0], 4.0)})
-    parcels = zip(group.empty(), first.parcel, Dock(torch.device("cpu")).nothing(group).parcel, third.parcel)
-    summed = [torch.stack(parts).sum(0) for parts in parcels]  # the server's own, and three ranks'
+    frames = zip(group.zeros(), first.parts, Staging(torch.device("cpu")).nothing(group).parts, third.parts)
+    summed = [torch.stack(parts).sum(0) for parts in frames]  # the server's own, and three ranks'
     assert (group.signs(summed)[0] > 0).tolist() == [True, False, True]
     assert group.signs(summed)[1].tolist() == [0.5, 0.0, 2.5]
     assert group.weights(summed, "b.weight").tolist() == [2.0, 0.0, 0.0]
@@ -269,39 +269,38 @@ def test_sums_of_several_ranks_tell_them_apart() -> None:
 
 @pytest.mark.parametrize("weight", [2.0**24 + 1, 10**14 + 1, 0.1])
 def test_weights_are_told_to_48_bits(weight: float) -> None:
-    group = Group(LAYOUT[0], 1)
+    group = FrameFormat(LAYOUT[0], 1)
     found = sealed(group, 0, {"loss": (1.0, weight)})
-    assert group.weights(found.parcel, "loss")[0] == pytest.approx(weight, rel=2.0**-47)
-    assert weight == 0.1 or group.weights(found.parcel, "loss")[0] == weight
+    assert group.weights(found.parts, "loss")[0] == pytest.approx(weight, rel=2.0**-47)
+    assert weight == 0.1 or group.weights(found.parts, "loss")[0] == weight
 
 
 @pytest.mark.usefixtures("_size")
 def test_float64_blocks_keep_their_bits() -> None:
-    group = Group({"h": Block((3,), torch.float64), "s": Block((1,), torch.float64)}, 1)
+    group = FrameFormat({"h": Block((3,), torch.float64), "s": Block((1,), torch.float64)}, 1)
     values = {"h": ([0.1, 1e300, -1 / 3], 1.0), "s": ([1 / 7], 0.1)}
     tensors = {name: (torch.tensor(value, dtype=torch.float64), weight) for name, (value, weight) in values.items()}
-    dock = Dock(torch.device("cpu"))
-    shipment = dock.open(group)
+    staging = Staging(torch.device("cpu"))
+    staged = staging.open(group)
     for name, (value, weight) in tensors.items():
-        dock.write(group, shipment, 0, name, value, weight)
+        staging.write(staged, 0, name, value, weight)
     for name, (value, weight) in tensors.items():
-        assert torch.equal(group.value(shipment.parcel, name), value)
-        assert group.weights(shipment.parcel, name).tolist() == [weight]
+        assert torch.equal(group.value(staged.parts, name), value)
+        assert group.weights(staged.parts, name).tolist() == [weight]
 
 
 @pytest.mark.usefixtures("_size")
-def test_room_is_used_again_and_says_nothing_of_before() -> None:
-    dock, group = Dock(torch.device("cpu")), Group(LAYOUT[1], 2)
+def test_frames_of_nothing_say_nothing_of_those_before() -> None:
+    staging, group = Staging(torch.device("cpu")), FrameFormat(LAYOUT[1], 2)
     for _ in range(3):
-        used = dock.open(group)
-        dock.write(group, used, 1, "b.weight", torch.ones(2, 2), 7.0)
-        group.sign(used.parcel, 1, 1.0)
-        assert group.value(used.parcel, "b.weight").tolist() == [7.0] * 4
-        assert all(int(part.count_nonzero()) == 0 for part in dock.nothing(group).parcel)
-        dock.give_back(used)
-    empty = dock.nothing(group)
-    assert [len(part) for part in empty.parcel] == [len(part) for part in group.empty()]
-    assert all(int(part.count_nonzero()) == 0 for part in empty.parcel)
+        used = staging.open(group)
+        staging.write(used, 1, "b.weight", torch.ones(2, 2), 7.0)
+        group.sign(used.parts, 1, 1.0)
+        assert group.value(used.parts, "b.weight").tolist() == [7.0] * 4
+        assert all(int(part.count_nonzero()) == 0 for part in staging.nothing(group).parts)
+    empty = staging.nothing(group)
+    assert [len(part) for part in empty.parts] == [len(part) for part in group.zeros()]
+    assert all(int(part.count_nonzero()) == 0 for part in empty.parts)
 
 
 # ---- gathering a visit: Pace, Sender
@@ -310,8 +309,8 @@ def test_room_is_used_again_and_says_nothing_of_before() -> None:
 def paced(enforce: str, seconds: float, over: threading.Event) -> Pace:
     """A visit of three groups, with a third, two thirds and all of its work done."""
     job: Any = SimpleNamespace(
-        shares=np.array([1.0, 2 / 3, 1 / 3]),
-        group_layers=np.array([3, 2, 1]),
+        planner=SimpleNamespace(work_fractions=np.array([1.0, 2 / 3, 1 / 3])),
+        layers=SimpleNamespace(of_groups=np.array([3, 2, 1])),
         config=SimpleNamespace(speed=SimpleNamespace(enforce=enforce)),
     )
     return Pace(job, seconds, over, time.monotonic())
@@ -344,11 +343,11 @@ def test_no_visit_is_slowed_down_once_the_round_is_over(enforce: str) -> None:
 class Visit:
     """A visit whose groups are looked at instead of sent."""
 
-    def __init__(self, whole: bool = False, width: int = 1, seat: int = 0) -> None:
+    def __init__(self, whole: bool = False, width: int = 1, local_rank: int = 0) -> None:
         self.over, self.put, self.waits = threading.Event(), [], []  # type: ignore[var-annotated]
-        self.wire, self.seat = wire(LAYOUT, width), seat
+        self.formats, self.local_rank = frame_formats(LAYOUT, width), local_rank
         pace: Any = SimpleNamespace(over=self.over, wait=self.waits.append, seconds=lambda: 0.25)
-        self.sender = Sender(self.wire, seat, Dock(torch.device("cpu")), pace, self.put.append, whole)
+        self.sender = Sender(self.formats, local_rank, Staging(torch.device("cpu")), pace, self.put.append, whole)
 
     def take(self, **blocks: float) -> None:
         """Take blocks, all of whose entries are the same; their weight is 2."""
@@ -361,20 +360,17 @@ class Visit:
     def found(self) -> list[dict[str, tuple[float, float]]]:
         """What has left, as ``{block: (value, weight)}``; not all entries alike: an error."""
         return [
-            {
-                name: (self.alike(group.value(sent.parcel, name)), self.weight(group, sent, name))
-                for name in group.blocks
-            }
-            for group, sent in zip(self.wire, self.put)
+            {name: (self.alike(group.value(sent.parts, name)), self.weight(group, sent, name)) for name in group.blocks}
+            for group, sent in zip(self.formats, self.put)
         ]
 
     def alike(self, values: Any) -> float:
         (value,) = set(values.tolist())
         return float(value)
 
-    def weight(self, group: Group, sent: Shipment, name: str) -> float:
-        assert group.signs(sent.parcel)[0, self.seat] == 1
-        return float(group.weights(sent.parcel, name)[self.seat])
+    def weight(self, group: FrameFormat, sent: StagedFrame, name: str) -> float:
+        assert group.signs(sent.parts)[0, self.local_rank] == 1
+        return float(group.weights(sent.parts, name)[self.local_rank])
 
 
 @pytest.mark.usefixtures("_size")
@@ -395,10 +391,10 @@ def test_a_group_leaves_when_all_of_it_is_there() -> None:
 
 @pytest.mark.usefixtures("_size")
 def test_on_a_common_lane_values_are_weighted() -> None:
-    visit = Visit(width=3, seat=1)
+    visit = Visit(width=3, local_rank=1)
     visit.take(loss=0.5, b_bias=1.0, b_weight=3.0)
     assert visit.found == [{"loss": (1.0, 2.0)}, {"b.weight": (6.0, 2.0), "b.bias": (2.0, 2.0)}]
-    assert visit.wire[1].weights(visit.put[1].parcel, "b.bias").tolist() == [0.0, 2.0, 0.0]
+    assert visit.formats[1].weights(visit.put[1].parts, "b.bias").tolist() == [0.0, 2.0, 0.0]
 
 
 @pytest.mark.usefixtures("_size")
@@ -453,7 +449,7 @@ def test_nothing_leaves_once_the_round_is_over(whole: bool) -> None:
     assert len(visit.put) == before == (0 if whole else 1)
 
 
-# ---- the clients of a rank: Host
+# ---- the clients of a rank: Executor
 
 
 @pytest.fixture(scope="module")
@@ -461,72 +457,72 @@ def salf() -> Job:
     return job_in_real_time(3)
 
 
-def hosted(job: Job, rank: int) -> Host:
-    return Host(job, job.hosted(rank), job.begin(rank).personal)
+def hosted(job: Job, rank: int) -> Executor:
+    return Executor(job, job.hosted(rank), job.begin(rank).personal)
 
 
-def visited(job: Job, host: Host, slots: list[int], over: threading.Event | None = None) -> list[Shipment]:
-    put: list[Shipment] = []
-    asked, groups = job.asked(1, deadline=inf), wire(job.layout, 1)
+def visited(job: Job, executor: Executor, clients: list[int], over: threading.Event | None = None) -> list[StagedFrame]:
+    put: list[StagedFrame] = []
+    asked, groups = job.planner.attempt(1), frame_formats(job.layout, 1)
     shared = job.algorithm.init_server(job.task)
-    host.visits(asked, shared, slots, groups, 0, over or threading.Event(), put.append)
+    executor.visits(asked, shared, clients, groups, 0, over or threading.Event(), put.append)
     return put
 
 
 def test_visits_are_those_of_simulated_time(salf: Job) -> None:
     """To the bit, and so is the state that is kept, once it is acknowledged."""
-    host = hosted(salf, 1)
-    clients = list(host.states)
+    executor = hosted(salf, 1)
+    clients = list(executor.states)
     assert clients == [0, 2, 4, 6]
-    put = visited(salf, host, [2, -1, 6])
-    groups = wire(salf.layout, 1)
+    put = visited(salf, executor, [2, -1, 6])
+    groups = frame_formats(salf.layout, 1)
     assert len(put) == 3 * len(groups)
-    now, plan = salf.begin(1), salf.plan(salf.asked(1))
+    now, plan = salf.begin(1), salf.planner.plan(salf.planner.attempt(1))
     for place, client in ((0, 2), (2, 6)):
-        sums = Deposits(salf.layout)
+        sums = ExactSums(salf.layout)
         (chunk,) = [chunk for chunk in salf.hosted(1) if client in chunk.clients]
         assert visit(salf, plan, chunk, now, sums) == 1
         for number, group in enumerate(groups):
-            sent = put[place * len(groups) + number].parcel
+            sent = put[place * len(groups) + number].parts
             for name in group.blocks:
                 assert group.weights(sent, name).tolist() == [sums.weight(name)] == [1.0]
                 assert torch.equal(group.value(sent, name).double(), sums.total(name).flatten())
-    assert all((part == 0).all() for sent in put[len(groups) : 2 * len(groups)] for part in sent.parcel)
-    assert all((value == 0).all() for state in host.personal().values() for value in state.values())
-    host.acknowledge({0: 0, 2: 1, 4: 0, 6: 1})
+    assert all((part == 0).all() for sent in put[len(groups) : 2 * len(groups)] for part in sent.parts)
+    assert all((value == 0).all() for state in executor.personal().values() for value in state.values())
+    executor.acknowledge({0: 0, 2: 1, 4: 0, 6: 1})
     for client in (2, 6):
         (chunk,) = [chunk for chunk in salf.hosted(1) if client in chunk.clients]
         for name, value in now.personal[chunk.number].items():
-            assert torch.equal(host.states[client][name], value)
+            assert torch.equal(executor.states[client][name], value)
             assert value.abs().sum() > 0
-    assert not any(value.any() for value in host.states[0].values())
+    assert not any(value.any() for value in executor.states[0].values())
     shapes = {name: value.shape for name, value in salf.like(0).items()}
-    states = host.personal()
+    states = executor.personal()
     assert len(states) == 4
     assert all({name: value.shape for name, value in state.items()} == shapes for state in states.values())
 
 
 def test_nobody_begins_a_visit_that_is_over(salf: Job) -> None:
-    host, over = hosted(salf, 2), threading.Event()
+    executor, over = hosted(salf, 2), threading.Event()
     over.set()
-    assert visited(salf, host, [1, 3], over) == []
-    host.acknowledge({1: 4, 3: 4, 5: 0})
-    assert all((value == 0).all() for state in host.personal().values() for value in state.values())
+    assert visited(salf, executor, [1, 3], over) == []
+    executor.acknowledge({1: 4, 3: 4, 5: 0})
+    assert all((value == 0).all() for state in executor.personal().values() for value in state.values())
 
 
 def test_a_visit_ends_at_the_block_after_which_the_round_is_over(salf: Job) -> None:
-    host, over, put = hosted(salf, 1), threading.Event(), []  # type: ignore[var-annotated]
+    executor, over, put = hosted(salf, 1), threading.Event(), []  # type: ignore[var-annotated]
 
-    def last(shipment: Shipment) -> None:
-        put.append(shipment)
+    def last(staged: StagedFrame) -> None:
+        put.append(staged)
         if len(put) == 2:  # the loss and layer 3
             over.set()
 
-    asked, groups = salf.asked(1, deadline=inf), wire(salf.layout, 1)
-    host.visits(asked, salf.algorithm.init_server(salf.task), [0, 2], groups, 0, over, last)
+    asked, groups = salf.planner.attempt(1), frame_formats(salf.layout, 1)
+    executor.visits(asked, salf.algorithm.init_server(salf.task), [0, 2], groups, 0, over, last)
     assert len(put) == 2
-    host.acknowledge({0: 3, 2: 0, 4: 0, 6: 0})
-    advanced = [name for name, value in host.states[0].items() if value.any()]
+    executor.acknowledge({0: 3, 2: 0, 4: 0, 6: 0})
+    advanced = [name for name, value in executor.states[0].items() if value.any()]
     assert advanced == list(salf.layout[1])
 
 
@@ -534,29 +530,28 @@ def test_a_visit_ends_at_the_block_after_which_the_round_is_over(salf: Job) -> N
 def test_what_has_left_as_a_whole_counts_though_the_round_closes_then(last: int) -> None:
     """Once one group has left all do; the state is there although the round was over before the visit's end."""
     job = job_in_real_time(3, algorithm={"name": "fedavg", "momentum": 0.9, "persist_optimizer": True})
-    host, over, put = hosted(job, 1), threading.Event(), []  # type: ignore[var-annotated]
-    groups = wire(job.layout, 1)
+    executor, over, put = hosted(job, 1), threading.Event(), []  # type: ignore[var-annotated]
+    groups = frame_formats(job.layout, 1)
 
-    def close(shipment: Shipment) -> None:
+    def close(staged: StagedFrame) -> None:
         if len(put) == last:
             over.set()
-        put.append(shipment)
+        put.append(staged)
 
-    host.visits(job.asked(1, deadline=inf), job.algorithm.init_server(job.task), [0, 2], groups, 0, over, close)
+    executor.visits(job.planner.attempt(1), job.algorithm.init_server(job.task), [0, 2], groups, 0, over, close)
     assert len(put) == len(groups) == 4
-    host.acknowledge({0: 1, 2: 0, 4: 0, 6: 0})
-    assert all(value.any() for value in host.states[0].values())
-    assert not any(value.any() for value in host.states[2].values())
+    executor.acknowledge({0: 1, 2: 0, 4: 0, 6: 0})
+    assert all(value.any() for value in executor.states[0].values())
+    assert not any(value.any() for value in executor.states[2].values())
 
 
-def holding(new: dict[str, float]) -> Host:
-    """A host of client 3 with layers a (1) and b (2) and a count; the new state is provisional."""
-    host = Host.__new__(Host)
-    algorithm = SimpleNamespace(layers=lambda task: (("a",), ("b",)))
-    host.job = SimpleNamespace(algorithm=algorithm, task=None)  # type: ignore[assignment]
-    host.states = {3: {name: torch.zeros(1) for name in ("a", "b", "count")}}
-    host._new = {3: {name: torch.full((1,), value) for name, value in new.items()}}
-    return host
+def holding(new: dict[str, float]) -> Executor:
+    """An executor of client 3 with layers a (1) and b (2) and a count; the new state is provisional."""
+    executor = Executor.__new__(Executor)
+    executor.job = SimpleNamespace(layers=SimpleNamespace(of={"a": 1, "b": 2}))  # type: ignore[assignment]
+    executor.states = {3: {name: torch.zeros(1) for name in ("a", "b", "count")}}
+    executor._new = {3: {name: torch.full((1,), value) for name, value in new.items()}}
+    return executor
 
 
 @pytest.mark.parametrize(
@@ -564,10 +559,10 @@ def holding(new: dict[str, float]) -> Host:
 )
 def test_state_advances_with_what_counted(depth: int, advanced: set[str]) -> None:
     """Blocks by themselves; names that are no block's with complete visits only."""
-    host = holding({"a": 1.0, "b": 2.0, "count": 3.0})
-    host.acknowledge({3: depth})
-    assert {name for name, value in host.states[3].items() if value.any()} == advanced
-    host.acknowledge({3: 1})  # known by now, unless nothing was known before
-    assert {name for name, value in host.states[3].items() if value.any()} == (
+    executor = holding({"a": 1.0, "b": 2.0, "count": 3.0})
+    executor.acknowledge({3: depth})
+    assert {name for name, value in executor.states[3].items() if value.any()} == advanced
+    executor.acknowledge({3: 1})  # known by now, unless nothing was known before
+    assert {name for name, value in executor.states[3].items() if value.any()} == (
         advanced if depth else {"a", "b", "count"}
     )

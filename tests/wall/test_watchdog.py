@@ -9,7 +9,7 @@ import pytest
 from hpcfl import store
 from hpcfl.base.errors import RunError
 from hpcfl.engine.wall import watchdog as watch
-from hpcfl.engine.wall.watchdog import Parted, Watch
+from hpcfl.engine.wall.watchdog import LeftBehind, Watchdog
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_running_run_is_watched_without_end(clock: list[float], tmp_path: Path) -> None:
     store.write_status(tmp_path, "running")
-    watching = Watch(tmp_path, 0.5)
+    watching = Watchdog(tmp_path, 0.5)
     for second in range(0, 1000, 3):
         clock[0] = second
         watching.look()
@@ -33,20 +33,20 @@ def test_a_running_run_is_watched_without_end(clock: list[float], tmp_path: Path
 def test_a_rank_that_nobody_dismisses_parts(
     state: str, lost_after: float | None, most: float, clock: list[float], tmp_path: Path
 ) -> None:
-    watching = Watch(tmp_path, lost_after)
+    watching = Watchdog(tmp_path, lost_after)
     store.write_status(tmp_path, state)
     clock[0] = 10.0
     watching.look()
     clock[0] += most
     watching.look()
     clock[0] += 2.5
-    with pytest.raises(Parted) as found:
+    with pytest.raises(LeftBehind) as found:
         watching.look()
     assert found.value.state == state
 
 
 def test_a_failed_run_ends_at_once(clock: list[float], tmp_path: Path) -> None:
-    watching = Watch(tmp_path)
+    watching = Watchdog(tmp_path)
     store.write_status(tmp_path, "failed", "no reason")
     clock[0] = 10.0
     with pytest.raises(RunError, match="failed"):

@@ -46,7 +46,8 @@ class Barycenters(IteratedReduction):
         since = torch.full((len(factors),), max(1.0, 2 * self.tolerance), dtype=torch.float64)
         query = {FACTORS: factors, SINCE: since, ROOT: torch.zeros(0, dtype=torch.float64)}
         first = yield query
-        counted, changed = first.total(COUNTED), _weights(first, len(factors))
+        counted = first.total(COUNTED)
+        changed = torch.tensor([first.weight(sent(number)) for number in range(len(factors))], dtype=torch.float64)
         going, taken = changed > 0, torch.zeros(len(factors), dtype=torch.int64)
         now = _mean(first, counted, changed, served)
         roots, inverses = torch.zeros_like(now), torch.zeros_like(now)
@@ -56,7 +57,9 @@ class Barycenters(IteratedReduction):
             going = going & (sums.mean(SINCE) > self.tolerance)
             if not going.any():
                 break
-            rest = _pulled(roots, served, going & (counted > changed))
+            rest, idle = torch.zeros_like(served), going & (counted > changed)
+            if idle.any():  # the part of the visits that return the anchors as they were served
+                rest[idle] = barycenter_term(roots[idle], served[idle])
             before, now = now, now.clone()
             now[going] = fixed_point(inverses[going], _mean(sums, counted, changed, rest)[going])
             since, taken = relative_change(before, now), taken + going
@@ -73,10 +76,11 @@ class Barycenters(IteratedReduction):
             moved = (value != 0).flatten(1).any(1).cpu()
             if len(roots):
                 moved = moved & bool(roots[number].any())
-            triangles = value.new_zeros(rows, len(factor) * (len(factor) + 1) // 2, dtype=torch.float64)
+            lower = _lower(len(factor))
+            triangles = value.new_zeros(rows, lower.shape[1], dtype=torch.float64)
             for row in torch.nonzero(moved).flatten().tolist():
                 own = _covariance(factor + value[row])
-                triangles[row] = _triangle(barycenter_term(roots[number], own) if len(roots) else own)
+                triangles[row] = (barycenter_term(roots[number], own) if len(roots) else own)[lower[0], lower[1]]
             found[sent(number)] = triangles, weight * moved
         ones = torch.ones(rows, dtype=torch.float64)
         weights = torch.stack([message[sent(number)][1] for number in range(len(factors))], 1)
@@ -92,10 +96,6 @@ def _covariance(factor: Tensor) -> Tensor:
     return per_matrix(lambda own: (symmetric(own @ own.mT),), factor)[0]
 
 
-def _weights(sums: Sums, count: int) -> Tensor:
-    return torch.tensor([sums.weight(sent(number)) for number in range(count)], dtype=torch.float64)
-
-
 def _mean(sums: Sums, counted: Tensor, changed: Tensor, rest: Tensor) -> Tensor:
     """Return the mean over all that counted: of the visits that changed an anchor as summed, of the others `rest`."""
     size = rest.shape[-1]
@@ -104,22 +104,9 @@ def _mean(sums: Sums, counted: Tensor, changed: Tensor, rest: Tensor) -> Tensor:
     return whole / torch.where(counted > 0, counted, 1.0)[:, None, None]
 
 
-def _pulled(roots: Tensor, served: Tensor, picked: Tensor) -> Tensor:
-    """Return the visits' part of an iteration where they return the anchors as served; of those picked only."""
-    found = torch.zeros_like(served)
-    if picked.any():
-        found[picked] = barycenter_term(roots[picked], served[picked])
-    return found
-
-
 @cache
 def _lower(size: int) -> Tensor:
     return torch.tril_indices(size, size)
-
-
-def _triangle(matrix: Tensor) -> Tensor:
-    rows, columns = _lower(len(matrix))
-    return matrix[rows, columns]
 
 
 def _whole(triangle: Tensor, size: int) -> Tensor:

@@ -1,9 +1,9 @@
-"""Rounds in real time: deadlines that hold whatever any client does.
+"""Rounds in real time: they close when their plan says so, whatever any client does.
 
 Clients are reached over *lanes*, communicators of the server and one or a few client ranks (`hpcfl.comm.placement`). On
 a lane there are only nonblocking collectives, in a fixed order: a command on the control communicator (`protocol`);
-then, on the data communicator, the shared state down and one group of blocks after the other up (`framing`). The server
-(`server`) polls its lanes (`lane`) and closes the round when its rule says so (`close_rule`); a lane that has not
-finished is late, is drained, and is invited again. A client rank (`client`) talks MPI in its main thread and computes
-in a second one (`worker`), where its clients live (`executor`).
+then, on the data communicator, the shared state down and one frame after the other up (`framing`). The server
+(`server`) polls its lanes (`lanes`, `lane`) and closes the round when its plan says so (`hpcfl.schedule`); a lane that
+has not finished is late, is drained, and is invited again. A client rank (`client`) talks MPI in its main thread and
+computes in a second one, where its clients live (`executor`).
 """

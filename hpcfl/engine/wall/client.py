@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -14,34 +14,23 @@ from hpcfl.base.memory import freeze
 from hpcfl.comm.mpi import Patience, doze
 from hpcfl.comm.packing import Packing
 from hpcfl.comm.placement import Topology
-from hpcfl.engine.wall.executor import Host
-from hpcfl.engine.wall.framing import wire
-from hpcfl.engine.wall.protocol import Call, Op, length
-from hpcfl.engine.wall.replies import Saving, Scoring
-from hpcfl.engine.wall.staging import Shipment
-from hpcfl.engine.wall.worker import Worker
-
-if TYPE_CHECKING:
-    from hpcfl.engine.job import Job
+from hpcfl.engine.job import Job
+from hpcfl.engine.wall.executor import Executor, Worker
+from hpcfl.engine.wall.framing import StagedFrame, frame_formats
+from hpcfl.engine.wall.protocol import Command, Op, ScoresReply, StateReply
 
 Connected = tuple[Any, Any]
 LOOK_SECONDS = 0.002  # how often a rank that computes looks for the server's word
 SENDING_SECONDS = 0.0002  # and how often while something is being sent
 
 
-class Member:
-    """One client rank on its lane.
+class ClientRank:
+    """One client rank on its lane; `rest` is called while it waits.
 
     Parameters
     ----------
-    host : Host
-        The clients that live here, and how to compute their visits.
-    seat : int
-        This rank's place on the bench.
     connected : (MPI.Intracomm, MPI.Intracomm)
-        The lane's communicators: for calls, and for everything large.
-    rest : callable
-        Called while the rank waits.
+        The lane's communicators: for commands, and for everything large.
     spare : (MPI.Intracomm, MPI.Intracomm), optional
         Those of a lane for this rank alone, if the lane should lose another rank.
     """
@@ -49,168 +38,152 @@ class Member:
     def __init__(
         self,
         job: Job,
-        host: Host,
-        bench: Topology,
-        seat: int,
+        executor: Executor,
+        topology: Topology,
+        local_rank: int,
         connected: Connected,
         rest: Callable[[], None],
         spare: Connected | None = None,
     ) -> None:
-        self.job, self.host, self.rest, self.spare = job, host, rest, spare
+        self.job, self.executor, self.rest, self.spare = job, executor, rest, spare
         self.worker = Worker()
-        self.worker.start(lambda put: host.warm())
+        self.worker.start(lambda put: executor.warm())
         packing = Packing(job.algorithm.init_server(job.task))
-        state = packing.empty()
+        state = packing.zeros()
         self.parts, self.views = packing.received(state), packing.views(state)
         self._posted = self._total = 0
         self.released = False
         self._over = threading.Event()
-        self._sit(bench, seat, connected)
+        self._join(topology, local_rank, connected)
         self._rested()
         freeze()
         self._arrive()
 
-    def _sit(self, bench: Topology, seat: int, connected: Connected) -> None:
-        """Take a seat on a lane."""
-        self.bench, self.seat = bench, seat
+    def _join(self, topology: Topology, local_rank: int, connected: Connected) -> None:
+        self.topology, self.local_rank = topology, local_rank
         self.control, self.data = connected
-        self.wire = wire(self.job.layout, len(bench.ranks))
-        self._call = np.zeros(length(len(bench.clients), self.job.config.clients), dtype=np.int64)
-        self._sends: list[tuple[list[Any], Shipment]] = []
+        self.formats = frame_formats(self.job.layout, len(topology.ranks))
+        self._command = Command.empty(len(topology.clients), self.job.config.clients)
+        self._sends: list[tuple[list[Any], StagedFrame | None]] = []
 
-    def serve(self) -> Call:
-        """Do what the server asks; return its last word, which is that the run is over.
+    def _arrive(self) -> None:
+        """Tell the server that this rank is here and free."""
+        self._rested()
+        self._sends.append(([self.control.Ibarrier()], None))
 
-        Raises
-        ------
-        RunError
-            If the server is lost.
-        """
+    def serve(self) -> Command:
+        """Do what the server asks; return its last word, which is that the run is over."""
         try:
             return self._served()
         except MPI.Exception as error:
             if self.spare is None:
                 reason = " ".join(error.Get_error_string().split())
                 raise RunError(f"the server (rank 0) is lost ({reason})") from None
-        self._move(self.spare)
+        # the lane has lost another rank: go on with one of this rank alone
+        self._over.set()
+        self._join(self.topology.single(self.local_rank), 0, self.spare)
+        self.spare = None
+        self._arrive()
         return self.serve()
 
-    def _move(self, spare: Connected) -> None:
-        """Leave a lane that has lost a rank for one of this rank alone."""
-        self.spare = None
-        self._over.set()
-        self._sit(self.bench.single(self.seat), 0, spare)
-        self._arrive()
-
-    def _arrive(self) -> None:
-        """Tell the server that this rank is here and free."""
-        self._rested()
-        self._sends.append(([self.control.Ibarrier()], Shipment([])))
-
-    def _served(self) -> Call:
+    def _served(self) -> Command:
         done = {Op.VISIT: self._visit, Op.CLOSE: self._close, Op.SCORE: self._score, Op.SAVE: self._save}
         done[Op.RELEASE] = self._release
         self._listen()
         while True:
             doze(self._heard, self._progress) if self.released else self._wait([self._heard])
-            call = Call.unpacked(self._call.copy(), len(self.bench.clients))
-            self.host.acknowledge(dict(zip(self.bench.clients.tolist(), call.counted.tolist())))
-            if call.op is Op.LEAVE:
+            command = Command.unpacked(self._command.copy(), len(self.topology.clients))
+            self.executor.acknowledge(dict(zip(self.topology.clients.tolist(), command.counted.tolist())))
+            if command.op is Op.LEAVE:
                 self._wait([self.data.Ibarrier()])
-                return call
-            if call.op is not Op.CLOSE:
+                return command
+            if command.op is not Op.CLOSE:
                 self._listen()  # a closing has collectives of its own before the next word
-            done[call.op](call)
+            done[command.op](command)
 
     def _listen(self) -> None:
         """Be ready for the server's next word."""
-        self._heard = self.control.Ibcast(self._call, root=0)
+        self._heard = self.control.Ibcast(self._command, root=0)
 
     # visits
 
-    def _visit(self, call: Call) -> None:
-        """Compute the visits that are asked for; send each group as soon as it is ready."""
+    def _visit(self, command: Command) -> None:
+        """Compute the visits that are asked for; send each frame as soon as it is ready."""
         state = self._expect_state()
-        asked = self.job.asked(call.round, call.cohort, call.deadline, call.attempt, call.stage)
-        slots = [row[self.seat] for row in self.bench.slots(call.cohort)]
-        self._posted, self._total = 0, len(slots) * len(self.wire)
+        facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
+        attempt = self.job.planner.attempt(*facts)
+        clients = [turn[self.local_rank] for turn in self.topology.turns(command.cohort)]
+        self._posted, self._total = 0, len(clients) * len(self.formats)
         over = self._over = threading.Event()
         self._wait(*state)
-        work = self.host.visits
-        self.worker.start(lambda put: work(asked, self.views, slots, self.wire, self.seat, over, put))
+        work = self.executor.visits
+        self.worker.start(lambda put: work(attempt, self.views, clients, self.formats, self.local_rank, over, put))
         while self._posted < self._total and not self._heard.Test():
-            shipment = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
-            while shipment is not None:
-                self._wait([shipment])
-                self._post(shipment)
-                shipment = self.worker.take(0)
+            staged = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
+            while staged is not None:
+                self._wait([staged])
+                self._post(staged)
+                staged = self.worker.take(0)
             self._progress()
         if self._posted == self._total:
             self._rested()  # the state that was served is in use until then
 
-    def _post(self, shipment: Shipment) -> None:
-        """Send the next group."""
-        self._sends.append((self.send(shipment), shipment))
+    def _post(self, staged: StagedFrame) -> None:
+        self._sends.append((self.send(staged), staged))
         self._posted += 1
 
-    def send(self, shipment: Shipment) -> list[Any]:
-        """Begin to send a group: from a rank alone on its lane as it is, else to be summed up on the way."""
-        alone = len(self.bench.ranks) == 1
-        begin = self.data.Igatherv if alone else self.data.Ireduce
-        return [begin(buffer, None, root=0) for buffer in shipment.buffers()]
+    def send(self, staged: StagedFrame) -> list[Any]:
+        """Begin to send a frame: from a rank alone on its lane as it is, else to be summed up on the way."""
+        begin = self.data.Igatherv if len(self.topology.ranks) == 1 else self.data.Ireduce
+        return [begin(buffer, None, root=0) for buffer in staged.buffers()]
 
-    def _close(self, call: Call) -> None:
-        """Catch up: send as many groups as any rank of the lane has begun to, then say when this one is free."""
+    def _close(self, command: Command) -> None:
+        """Catch up: send as many frames as any rank of the lane has begun to, then say when this one is free."""
         self._over.set()
-        begun = -self._posted % len(self.wire) if self.job.whole else 0  # what was begun is finished
+        begun = -self._posted % len(self.formats) if self.job.planner.whole else 0  # what was begun is finished
         posted, target = np.array([self._posted + begun], dtype=np.int64), np.zeros(1, dtype=np.int64)
         self._wait([self.control.Iallreduce(posted, target, MPI.MAX)])
         for _ in range(begun):
-            self._post(self._next())
+            while (staged := self.worker.take(LOOK_SECONDS)) is None:
+                self._progress()
+            self._wait([staged])
+            self._post(staged)
         while self._posted < int(target[0]):
-            self._post(self.host.dock.nothing(self.wire[self._posted % len(self.wire)]))
+            self._post(self.executor.staging.nothing(self.formats[self._posted % len(self.formats)]))
             self._progress()
         self._rested()
         self._wait([self.control.Ibarrier()])
         self._listen()
 
     def _rested(self) -> Any:
-        """Wait until the worker is free; return the last thing that it has found."""
-        found = None
+        """Wait until the worker is free; return the last thing that it has put."""
+        last = None
         while self.worker.busy:
             result = self.worker.take(LOOK_SECONDS)
-            found = found if result is None else result
+            last = last if result is None else result
             self._progress()
-        return found
+        return last
 
-    def _next(self) -> Shipment:
-        """Return the next group that the worker has put, or is about to put."""
-        while (found := self.worker.take(LOOK_SECONDS)) is None:
-            self._progress()
-        shipment: Shipment = found
-        self._wait([shipment])
-        return shipment
+    # everything else that is asked
 
-    # other questions
-
-    def _score(self, call: Call) -> None:
+    def _score(self, command: Command) -> None:
         """Test the clients' models on their own test parts."""
         self._wait(*self._expect_state())
-        shared = self.host.placed(self.views)
-        answer = Scoring(self.job.scores, len(self.bench.clients))
-        self.worker.start(lambda put: put(self.host.scores(call.round, shared)))
-        answer.data[:, self.bench.places(self.seat)] = self._rested()
-        self._wait([answer.send(self.data)])
+        shared = self.executor.placed(self.views)
+        reply = ScoresReply(self.job.scores, len(self.topology.clients))
+        self.worker.start(lambda put: put(self.executor.scores(command.round, shared)))
+        reply.data[:, self.topology.places(self.local_rank)] = self._rested()
+        self._wait([reply.send(self.data)])
 
-    def _save(self, call: Call) -> None:
+    def _save(self, command: Command) -> None:
         """Hand over the acknowledged personal state."""
-        answer = Saving(self.bench, self.job.like)
-        self._wait([answer.send(self.data, self.seat, self.host.personal())])
+        reply = StateReply(self.topology, self.job.like)
+        self._wait([reply.send(self.data, self.local_rank, self.executor.personal())])
 
-    def _release(self, call: Call) -> None:
+    def _release(self, command: Command) -> None:
         """Forget everything: all that is still to come is the server's last word."""
         self._rested()
-        self.host.forget()
+        self.executor.forget()
         self.parts, self.views, self.released = [], {}, True
         self._wait([self.data.Ibarrier()])
 
@@ -228,9 +201,5 @@ class Member:
             patience.pause(coming=coming)
 
     def _progress(self) -> None:
-        done = [MPI.Request.Testall(requests) for requests, _ in self._sends]
-        for ended, (_, shipment) in zip(done, self._sends):
-            if ended:
-                self.host.dock.give_back(shipment)
-        self._sends = [pair for ended, pair in zip(done, self._sends) if not ended]
+        self._sends = [(requests, kept) for requests, kept in self._sends if not MPI.Request.Testall(requests)]
         self.rest()

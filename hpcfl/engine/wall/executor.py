@@ -2,54 +2,95 @@
 
 from __future__ import annotations
 
+import queue
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hpcfl.base.types import Floats, State
-from hpcfl.comm.guard import METRIC, NOBODY, norms
+from hpcfl.comm.guard import METRIC, NO_GROUP, norms
 from hpcfl.comm.message import Message
-from hpcfl.engine.wall.framing import REJECTED, Group
-from hpcfl.engine.wall.staging import Dock, Shipment
+from hpcfl.comm.placement import Chunk
+from hpcfl.comm.transport import Personal
+from hpcfl.engine.job import Job
+from hpcfl.engine.wall.framing import REJECTED, SENT, FrameFormat, StagedFrame, Staging
 from hpcfl.learning.batches import RoundClosed, Visits
-from hpcfl.schedule.plan import Invitation
+from hpcfl.schedule.plan import Attempt
 
-if TYPE_CHECKING:
-    from hpcfl.comm.placement import Chunk
-    from hpcfl.comm.transport import Personal
-    from hpcfl.engine.job import Job
-
-Put = Callable[[Shipment], None]
+Put = Callable[[StagedFrame], None]
+SWITCH_SECONDS = 0.0001  # how long the main thread waits for Python's lock: by itself Python lets it wait for 5 ms
 
 
-class Host:
+class Worker:
+    """A second thread that does one piece of work at a time and hands over results as they become ready.
+
+    So finished layers leave while a long operation goes on: torch gives up Python's global lock inside its operations.
+    Work that holds the lock delays this rank only.
+    """
+
+    def __init__(self) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)
+        self.busy = False
+        self._work: queue.SimpleQueue[Callable[[Callable[[Any], None]], None]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # a daemon: a rank that leaves with an error does not wait for an operation that may take for ever
+        threading.Thread(target=self._loop, name="hpcfl worker", daemon=True).start()
+
+    def start(self, work: Callable[[Callable[[Any], None]], None]) -> None:
+        """Begin ``work(put)``; what it puts comes out of `take`."""
+        self.busy = True
+        self._work.put(work)
+
+    def take(self, timeout: float) -> Any:
+        """Return the next result; None after `timeout` seconds or where the work has ended; raise what it raised."""
+        try:
+            kind, result = self._results.get(timeout=timeout) if timeout > 0 else self._results.get_nowait()
+        except queue.Empty:
+            return None
+        if kind == "put":
+            return result
+        self.busy = False
+        if result is not None:
+            raise result
+        return None
+
+    def _loop(self) -> None:
+        while True:
+            work = self._work.get()
+            error = None
+            try:
+                work(lambda item: self._results.put(("put", item)))
+            except BaseException as raised:  # whatever it is, the main thread must know
+                error = raised
+            self._results.put(("end", error))
+
+
+class Executor:
     """One rank's clients, each a chunk of its own.
 
     A client's new personal state is provisional: it replaces the old one when the server acknowledges that the visit
-    counted, and block by block where only some layers did.
-
-    Parameters
-    ----------
-    direct : bool
-        MPI reads the memory of the GPU that computes.
+    counted, and block by block where only some layers did. `direct`: MPI reads the memory of the GPU that computes.
     """
 
     def __init__(self, job: Job, chunks: Sequence[Chunk], personal: Personal, direct: bool = False) -> None:
         self.job = job
         self.states = {int(chunk.clients[0]): personal[chunk.number] for chunk in chunks}
-        self.dock = Dock(job.task.device, job.lean, direct)
+        self.staging = Staging(job.task.device, direct)
         self._new: dict[int, State] = {}
 
     def warm(self) -> None:
         """Do one step for nothing, see `Task.warm_up`."""
         client = next(iter(self.states))
-        self.job.task.warm_up(self.job.visits_of(0, client, np.ones(len(self.job.shares)), Event()))
+        plan = self.job.planner.plan(self.job.planner.attempt(0, cohort=np.array([client])))
+        self.job.task.warm_up(self.job.visits(plan, np.zeros(1, dtype=np.int64), Event()))
 
     def placed(self, shared: State) -> State:
         """Return the shared state on the device that computes."""
@@ -57,35 +98,35 @@ class Host:
 
     def visits(
         self,
-        asked: Invitation,
+        attempt: Attempt,
         shared: State,
-        slots: Sequence[int],
-        wire: Sequence[Group],
-        seat: int,
+        clients: Sequence[int],
+        formats: Sequence[FrameFormat],
+        local_rank: int,
         over: Event,
         put: Put,
     ) -> None:
-        """Compute visits one after the other (−1: nobody's) and put the groups of each; stop when it is `over`."""
+        """Compute visits one after the other (−1: nobody's) and put the frames of each; stop when it is `over`."""
         start = time.monotonic()
-        plan = self.job.plan(asked)
-        seconds = self.job.config.speed.enforced(asked)
+        plan = self.job.planner.plan(attempt)
+        seconds = self.job.config.speed.enforced(attempt)
         state = self.placed(shared)
-        for client in slots:
+        for client in clients:
             if over.is_set():
                 return
             if client < 0:
-                for group in wire:
-                    put(self.dock.nothing(group))
+                for group in formats:
+                    put(self.staging.nothing(group))
                 continue
-            row = int(np.searchsorted(asked.cohort, client))
-            visits = self.job.visits_of(asked.round, client, plan.reach[row], over)
-            pace = Pace(self.job, float(seconds[row]), over, start)
-            sender = Sender(wire, seat, self.dock, pace, put, self.job.whole, partial(self.computed, client))
+            row = np.searchsorted(attempt.cohort, [client])
+            visits = self.job.visits(plan, row, over)
+            pace = Pace(self.job, float(seconds[row[0]]), over, start)
+            gradients = partial(self._gradients, client)
+            sender = Sender(formats, local_rank, self.staging, pace, put, self.job.planner.whole, gradients)
             self._visit(client, state, visits, sender)
             start = time.monotonic()
 
-    def computed(self, client: int) -> int:
-        """Return how many gradients a client's visit has computed so far."""
+    def _gradients(self, client: int) -> int:
         return self.job.task.oracle_calls[client]
 
     def _visit(self, client: int, shared: State, visits: Visits, sender: Sender) -> None:
@@ -95,7 +136,7 @@ class Host:
         try:
             while True:
                 sender.take(next(work))
-                if sender.pace.over.is_set() and self.job.whole:
+                if sender.pace.over.is_set() and self.job.planner.whole:
                     return
         except StopIteration as end:
             self._new[client] = end.value
@@ -105,14 +146,12 @@ class Host:
 
     def acknowledge(self, counted: Mapping[int, int]) -> None:
         """Take over what counted: for each client the first layer that did, L + 1 for none; 0: nothing is known yet."""
-        layers = self.job.algorithm.layers(self.job.task)
-        level = {name: number for number, names in enumerate(layers, start=1) for name in names}
         for client, depth in counted.items():
             if depth == 0 or client not in self._new:
                 continue
             new = self._new.pop(client)
             for name, value in self.states[client].items():
-                if level.get(name, 1) >= depth:
+                if self.job.layers.of.get(name, 1) >= depth:
                     value.copy_(new[name])
 
     def scores(self, round_: int, shared: State) -> Floats:
@@ -133,28 +172,19 @@ class Host:
 
 
 class Pace:
-    """Slows a visit down to the seconds that the speed model has drawn for it.
-
-    Parameters
-    ----------
-    seconds : float
-        What a whole visit shall take; 0 for as fast as it goes.
-    start : float
-        When the visit began (seconds of the monotonic clock).
-    """
+    """Slows a visit, begun at `start`, down to the seconds that the speed model has drawn; 0: as fast as it goes."""
 
     def __init__(self, job: Job, seconds: float, over: Event, start: float) -> None:
-        self.shares = job.shares[job.group_layers - 1]
+        self.work_fractions = job.planner.work_fractions[job.layers.of_groups - 1]
         self.busy = job.config.speed.enforce == "busy"
         self.target, self.over, self.start = seconds, over, start
 
     def seconds(self) -> float:
-        """Return the seconds since the visit began."""
         return time.monotonic() - self.start
 
     def wait(self, number: int) -> None:
         """Return when group `number` may be ready, or when the round is over."""
-        ready = self.start + self.shares[number] * self.target
+        ready = self.start + self.work_fractions[number] * self.target
         if not self.busy:
             self.over.wait(max(0.0, ready - time.monotonic()))
             return
@@ -164,55 +194,40 @@ class Pace:
 
 
 class Sender:
-    """Gathers the blocks of a visit into groups and puts each group when it is ready.
+    """Gathers the blocks of a visit into frames and puts each frame when it is ready.
 
-    Where a visit is whole or nothing, all groups wait until the visit has ended: by then the client's new state is
-    there for the acknowledgement, which may come as soon as the last group has left.
-
-    Parameters
-    ----------
-    gradients : callable
-        Returns how many gradients the visit has computed so far.
+    Where a visit is whole or nothing, all frames wait until the visit has ended: by then the client's new state is
+    there for the acknowledgement, which may come as soon as the last frame has left. `gradients` returns how many the
+    visit has computed so far.
     """
 
     def __init__(
         self,
-        wire: Sequence[Group],
-        seat: int,
-        dock: Dock,
+        formats: Sequence[FrameFormat],
+        local_rank: int,
+        staging: Staging,
         pace: Pace,
         put: Put,
         whole: bool,
         gradients: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.wire, self.seat, self.dock, self.pace, self.put, self.whole = wire, seat, dock, pace, put, whole
-        self.gradients = gradients
-        self.place = {name: number for number, group in enumerate(wire) for name in group.blocks}
-        self.number, self.bad = 0, NOBODY
-        self.held: list[Shipment] = []
+        self.formats, self.local_rank, self.staging, self.pace = formats, local_rank, staging, pace
+        self.put, self.whole, self.gradients = put, whole, gradients
+        self.group = {name: number for number, group in enumerate(formats) for name in group.blocks}
+        self.number, self.bad = 0, NO_GROUP
+        self.ready: list[StagedFrame] = []
         self.versions: dict[str, tuple[Tensor, int]] = {}
         self._begin()
 
-    def _reject(self, name: str) -> None:
-        """Let the visit count no more, from this block's group on or as a whole; the loss is named last."""
-        if self.bad == NOBODY or (self.whole and self.bad == self.place.get(METRIC) and name != METRIC):
-            self.bad = self.place[name]
-
     def take(self, message: Message) -> None:
-        """Put the blocks of a message into their groups; a group leaves when all of it is there.
-
-        Raises
-        ------
-        ValueError
-            If a block comes after a block of a later group.
-        """
+        """Put the blocks of a message into their frames; a frame leaves when all of it is there."""
         for name, (value, weight) in message.items():
             self.versions[name] = value, value._version
-            if self.place[name] < self.number:
+            if self.group[name] < self.number:
                 raise ValueError(f"block '{name}' comes after its group has left: yield blocks in the layout's order")
-            while self.number < self.place[name]:
+            while self.number < self.group[name]:
                 self._leave()
-            self.dock.write(self.wire[self.number], self.shipment, self.seat, name, value[0], float(weight[0]))
+            self.staging.write(self.staged, self.local_rank, name, value[0], float(weight[0]))
             self.missing.discard(name)
             if not np.isfinite(norms(value[:1])[0]):
                 self._reject(name)
@@ -220,51 +235,52 @@ class Sender:
                 self._leave()
 
     def finish(self) -> None:
-        """Let the rest leave: blocks that the visit has not sent have weight 0.
-
-        Raises
-        ------
-        ValueError
-            If a block was changed after it was yielded: it may have been sent from where it was.
-        """
+        """Let the rest leave: blocks that the visit has not sent have weight 0."""
         for name, (value, version) in self.versions.items():
-            if value._version != version:
+            if value._version != version:  # it may have been sent from where it was
                 raise ValueError(f"block '{name}' was changed after it was yielded: yield a tensor that stays as it is")
-        while self.number < len(self.wire):
+        while self.number < len(self.formats):
             self._leave()
-        if self.whole and self.bad != NOBODY:
-            self.held = [self._rejected(number) for number in range(len(self.wire))]
+        if self.whole and self.bad != NO_GROUP:
+            self.ready = [self._rejected(number) for number in range(len(self.formats))]
         if self.whole:
             self._put()
 
     def _begin(self) -> None:
-        group = self.wire[self.number]
-        self.shipment, self.missing = self.dock.open(group), set(group.blocks)
+        if self.number < len(self.formats):
+            self.staged = self.staging.open(self.formats[self.number])
+            self.missing = set(self.staged.format.blocks)
 
     def _leave(self) -> None:
         self.pace.wait(self.number)
-        if self.bad == NOBODY:
-            self.wire[self.number].sign(self.shipment.parcel, self.seat, self.pace.seconds(), self.gradients())
-            self.held.append(self.dock.close(self.wire[self.number], self.shipment))
+        if self.bad == NO_GROUP:
+            self._sign(self.staged)
+            self.ready.append(self.staging.close(self.staged))
         else:
-            self.held.append(self._rejected(self.number))
+            self.ready.append(self._rejected(self.number))
         self.number += 1
-        if self.number < len(self.wire):
-            self._begin()
+        self._begin()
         if not self.whole:
             self._put()
 
-    def _rejected(self, number: int) -> Shipment:
-        """Return a group of which nothing counts; that by which the visit was rejected says so."""
-        group = self.wire[number]
-        shipment = self.dock.open(group)
-        if number == self.bad:
-            group.sign(shipment.parcel, self.seat, self.pace.seconds(), self.gradients(), REJECTED)
-        return self.dock.close(group, shipment)
-
     def _put(self) -> None:
-        """Let what is held leave, unless the round is over."""
+        """Let what is ready leave, unless the round is over."""
         if not self.pace.over.is_set():
-            for shipment in self.held:
-                self.put(shipment)
-            self.held = []
+            for staged in self.ready:
+                self.put(staged)
+            self.ready = []
+
+    def _reject(self, name: str) -> None:
+        """Let the visit count no more, from this block's group on or as a whole; the loss is named last."""
+        if self.bad == NO_GROUP or (self.whole and self.bad == self.group.get(METRIC) and name != METRIC):
+            self.bad = self.group[name]
+
+    def _rejected(self, number: int) -> StagedFrame:
+        """Return a frame of which nothing counts; that by which the visit was rejected says so."""
+        staged = self.staging.open(self.formats[number])
+        if number == self.bad:
+            self._sign(staged, REJECTED)
+        return self.staging.close(staged)
+
+    def _sign(self, staged: StagedFrame, flag: float = SENT) -> None:
+        staged.format.sign(staged.parts, self.local_rank, self.pace.seconds(), self.gradients(), flag)

@@ -1,16 +1,16 @@
-"""How a group of blocks travels: a head, and then each of its large blocks.
+"""How a visit's blocks travel: one frame per group, its head and then each of its large blocks.
 
-The head is ``[sent, seconds, gradients, weights, values of the small blocks]``. Each client rank of the lane has a
-seat, and writes its flag, its seconds, its gradients and its weights at that seat only: after a sum over ranks they can
-still be told apart.
-Large blocks are sent from where they are. A rank alone on its lane sends values as they are, and the server multiplies
-them by their weights in float64, as in simulated time. Ranks that share a lane send ``weight·value``, since MPI adds
-them up on the way; there the sum is rounded at the blocks' precision.
+The head is ``[sent, seconds, gradients, weights, values of the small blocks]``. Each client rank of the lane writes its
+flag, its seconds, its gradients and its weights at a place of its own: after a sum over ranks they can still be told
+apart. Large blocks are sent from where they are. A rank alone on its lane sends values as they are, and the server
+multiplies them by their weights in float64, as in simulated time. Ranks that share a lane send ``weight·value``, since
+MPI adds them up on the way; there the sum is rounded at the blocks' precision.
 """
 
 from __future__ import annotations
 
-from math import prod
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,83 +19,78 @@ from torch import Tensor
 
 from hpcfl.base.types import Floats
 from hpcfl.comm.message import Block, Layout
-from hpcfl.comm.packing import ALONE, Packing
+from hpcfl.comm.packing import APART_BYTES, Packing
 
-Array = NDArray[np.generic]
-Parcel = list[Tensor]
-"""One group: its head, then its large blocks, all of them flat."""
+Frame = list[Tensor]
+"""One group of blocks as it travels: its head, then its large blocks, all of them flat."""
 SENT, REJECTED = 1.0, -1.0
-SIGNS = 4  # what a seat signs with: its flag, its seconds, and its gradients in two parts
+SIGNS = 4  # what a rank signs with: its flag, its seconds, and its gradients in two parts
 
 
-class Group:
-    """The wire format of one group on a lane of `width` client ranks.
+class FrameFormat:
+    """The format of one group's frames on a lane of so many client `ranks`."""
 
-    Attributes
-    ----------
-    large : dict of str to int
-        Where in a parcel each large block is.
-    """
-
-    def __init__(self, blocks: dict[str, Block], width: int) -> None:
-        self.blocks, self.width = blocks, width
-        large = [name for name, block in blocks.items() if block.bytes >= ALONE]
-        self.large = {name: place for place, name in enumerate(large, start=1)}
+    def __init__(self, blocks: dict[str, Block], ranks: int) -> None:
+        self.blocks, self.ranks = blocks, ranks
+        large = [name for name, block in blocks.items() if block.bytes >= APART_BYTES]
+        self.large = {name: place for place, name in enumerate(large, start=1)}  # where in a frame they are
         small = {name: block for name, block in blocks.items() if name not in self.large}
         double = any(block.dtype == torch.float64 for block in small.values())
         self.dtype = torch.float64 if double else torch.float32
         self.starts: dict[str, int] = {}
-        self.size = width * (SIGNS + 2 * len(blocks))
+        self.size = ranks * (SIGNS + 2 * len(blocks))
         for name, block in small.items():
             self.starts[name] = self.size
-            self.size += prod(block.shape)
+            self.size += block.size
 
     def head(self, pinned: bool = False) -> Tensor:
         """Return a head that says that nothing was sent."""
         return torch.zeros(self.size, dtype=self.dtype, pin_memory=pinned)
 
-    def empty(self) -> Parcel:
-        """Return room for a parcel, full of zeros."""
+    def zeros(self) -> Frame:
         return [torch.zeros(size, dtype=dtype) for size, dtype in self.sizes()]
 
     def sizes(self) -> list[tuple[int, torch.dtype]]:
-        """Return entries and type of each part of a parcel."""
+        """Return entries and type of each part of a frame."""
         large = (self.blocks[name] for name in self.large)
-        return [(self.size, self.dtype), *((prod(block.shape), block.dtype) for block in large)]
+        return [(self.size, self.dtype), *((block.size, block.dtype) for block in large)]
 
-    def sign(self, parcel: Parcel, seat: int, seconds: float, gradients: int = 0, flag: float = SENT) -> None:
-        """Mark the parcel as sent by `seat`, `seconds` after its visit began, which has computed so many gradients."""
-        self.signs(parcel)[:, seat] = flag, seconds, *_parts(gradients)
+    def sign(self, frame: Frame, local_rank: int, seconds: float, gradients: int = 0, flag: float = SENT) -> None:
+        """Mark the frame as sent by a rank, `seconds` after its visit began, which has computed so many gradients."""
+        self.signs(frame)[:, local_rank] = flag, seconds, *_parts(gradients)
 
-    def weigh(self, parcel: Parcel, seat: int, name: str, weight: float) -> None:
-        """Write down the weight of a block."""
-        start = self._weights(name)[seat]
-        parcel[0].numpy()[[start, start + self.width]] = _parts(weight)
+    def signs(self, frame: Frame) -> NDArray[np.floating]:
+        """Return where ranks sign, [4, ranks].
 
-    def signs(self, parcel: Parcel) -> NDArray[np.floating]:
-        """Return where seats sign, [4, width].
-
-        `SENT` who has sent this group, `REJECTED` whose visit was rejected by it, 0 else; then the visit's seconds and
+        `SENT` who has sent this frame, `REJECTED` whose visit was rejected by it, 0 else; then the visit's seconds and
         gradients by then, the latter in two parts.
         """
-        signs: NDArray[np.floating] = parcel[0].numpy()[: SIGNS * self.width].reshape(SIGNS, self.width)
+        signs: NDArray[np.floating] = frame[0].numpy()[: SIGNS * self.ranks].reshape(SIGNS, self.ranks)
         return signs
 
-    def weights(self, parcel: Parcel, name: str) -> Floats:
-        """Return each seat's weight of a block, float64 [width]."""
-        start = self._weights(name)[0]
-        parts: Floats = parcel[0].numpy()[start : start + 2 * self.width].astype(np.float64)
-        return parts[: self.width] + parts[self.width :]
+    def gradients(self, frame: Frame, local_rank: int) -> int:
+        """Return how many gradients a rank has signed with."""
+        return sum(int(part) for part in self.signs(frame)[2:, local_rank])
 
-    def value(self, parcel: Parcel, name: str) -> Tensor:
+    def weigh(self, frame: Frame, local_rank: int, name: str, weight: float) -> None:
+        self._weights(frame, name)[:, local_rank] = _parts(weight)
+
+    def weights(self, frame: Frame, name: str) -> Floats:
+        """Return each rank's weight of a block, float64 [ranks]."""
+        high, low = self._weights(frame, name).astype(np.float64)
+        weights: Floats = high + low
+        return weights
+
+    def value(self, frame: Frame, name: str) -> Tensor:
         """Return a block as it was sent, flat; on a lane of several ranks the weighted sum."""
         if name in self.large:
-            return parcel[self.large[name]]
-        return parcel[0][self.starts[name] : self.starts[name] + prod(self.blocks[name].shape)]
+            return frame[self.large[name]]
+        return frame[0][self.starts[name] : self.starts[name] + self.blocks[name].size]
 
-    def _weights(self, name: str) -> range:
-        first = self.width * (SIGNS + 2 * list(self.blocks).index(name))
-        return range(first, first + self.width)
+    def _weights(self, frame: Frame, name: str) -> NDArray[np.floating]:
+        start = self.ranks * (SIGNS + 2 * list(self.blocks).index(name))
+        weights: NDArray[np.floating] = frame[0].numpy()[start : start + 2 * self.ranks].reshape(2, self.ranks)
+        return weights
 
 
 def _parts(number: float) -> tuple[float, float]:
@@ -104,20 +99,98 @@ def _parts(number: float) -> tuple[float, float]:
     return high, number - high
 
 
-def computed(signs: NDArray[np.floating], seat: int) -> int:
-    """Return how many gradients a seat has signed with."""
-    return int(signs[2, seat]) + int(signs[3, seat])
-
-
-def wire(layout: Layout, width: int) -> list[Group]:
+def frame_formats(layout: Layout, ranks: int) -> list[FrameFormat]:
     """Return the formats of a layout's groups, in the order in which they leave."""
-    return [Group(blocks, width) for blocks in layout]
+    return [FrameFormat(blocks, ranks) for blocks in layout]
 
 
-def room(groups: list[Group]) -> list[Parcel]:
-    """Return room for a parcel of each group, full of zeros, in one piece: large pieces lie in large pages."""
-    sizes = [size for group in groups for size in group.sizes()]
-    like = {str(place): torch.empty(size, dtype=kind, device="meta") for place, (size, kind) in enumerate(sizes)}
+def zero_frames(formats: list[FrameFormat]) -> list[Frame]:
+    """Return a frame of each format, full of zeros, all in one buffer: large pieces lie in large pages."""
+    sizes = [size for own in formats for size in own.sizes()]
+    like = {str(place): torch.empty(size, dtype=dtype, device="meta") for place, (size, dtype) in enumerate(sizes)}
     packing = Packing(like)
-    parts = iter(packing.views(packing.empty()).values())
-    return [[next(parts) for _ in group.sizes()] for group in groups]
+    parts = iter(packing.views(packing.zeros()).values())
+    return [[next(parts) for _ in own.sizes()] for own in formats]
+
+
+@dataclass
+class StagedFrame:
+    """A frame on its way from the computing thread to the wire; from a GPU the copy may still be under way.
+
+    Large blocks may lie in memory that is not the frame's own: nobody may write into them. Where MPI reads a GPU's
+    memory they may lie there.
+    """
+
+    format: FrameFormat
+    parts: Frame
+    event: torch.cuda.Event | None = None
+
+    def buffers(self) -> list[Any]:
+        """Return the frame as MPI takes it."""
+        return [data if data.is_cuda else data.numpy() for data in self.parts]
+
+    def Test(self) -> bool:  # noqa: N802
+        """True once the data are there; named as MPI's requests have it, so that both can be waited for."""
+        return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
+
+
+class Staging:
+    """Fills frames. A large block that lies in host memory as it is to be sent is not copied.
+
+    From a GPU, values go into pinned memory on a stream of their own, behind what has computed them and beside what is
+    computed next; an event per frame says when they are there. Where MPI reads the device's memory (`direct`), large
+    blocks of a rank alone on its lane are sent from there.
+    """
+
+    def __init__(self, device: torch.device, direct: bool = False) -> None:
+        self.cuda, self.direct = device.type == "cuda", direct
+        self.stream: torch.cuda.Stream | None = (
+            torch.cuda.Stream(device) if self.cuda else None  # type: ignore[no-untyped-call]
+        )
+        self._zeros: dict[Block, Tensor] = {}  # for large blocks that are not there: all frames share them
+
+    def open(self, group: FrameFormat) -> StagedFrame:
+        """Return a frame in which nothing is yet."""
+        return StagedFrame(group, [group.head(self.cuda), *(torch.empty(0) for _ in group.large)])
+
+    def nothing(self, group: FrameFormat) -> StagedFrame:
+        """Return a frame that says that nothing was sent."""
+        return self.close(self.open(group))
+
+    def write(self, staged: StagedFrame, local_rank: int, name: str, value: Tensor, weight: float) -> None:
+        """Put a block into a frame, sent by the rank at this place of the lane."""
+        staged.format.weigh(staged.parts, local_rank, name, weight)
+        factor = 1.0 if staged.format.ranks == 1 else weight
+        if self.stream is None:
+            self._put(staged, name, value.detach().flatten(), factor)
+            return
+        self.stream.wait_stream(torch.cuda.current_stream(value.device))
+        with torch.cuda.stream(self.stream):
+            self._put(staged, name, value.detach().flatten(), factor)
+        value.record_stream(self.stream)
+
+    def close(self, staged: StagedFrame) -> StagedFrame:
+        """Return the frame as it can be sent."""
+        for name, place in staged.format.large.items():
+            block = staged.format.blocks[name]
+            if not len(staged.parts[place]) and block not in self._zeros:
+                self._zeros[block] = torch.zeros(block.size, dtype=block.dtype)
+            if not len(staged.parts[place]):
+                staged.parts[place] = self._zeros[block]
+        if self.stream is not None:
+            staged.event = self.stream.record_event()
+        return staged
+
+    def _put(self, staged: StagedFrame, name: str, value: Tensor, factor: float) -> None:
+        group, block = staged.format, staged.format.blocks[name]
+        if name not in group.large:
+            group.value(staged.parts, name).copy_(value if factor == 1.0 else value * factor, non_blocking=True)
+            return
+        copied = value.is_cuda and not (self.direct and group.ranks == 1)
+        if factor != 1.0 or copied or value.dtype != block.dtype:
+            room = torch.empty(block.size, dtype=block.dtype, pin_memory=self.cuda)
+            if factor == 1.0 or value.is_cuda:
+                value = room.copy_(value if factor == 1.0 else value * factor, non_blocking=True)
+            else:
+                value = torch.mul(value, factor, out=room)  # in one pass
+        staged.parts[group.large[name]] = value

@@ -13,93 +13,129 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from torch import Tensor
 
 from hpcfl.base.types import Floats, Ints
+from hpcfl.comm.guard import NO_GROUP
 from hpcfl.comm.message import Layout
 from hpcfl.comm.mpi import Bandwidth
 from hpcfl.comm.packing import Bytes
 from hpcfl.comm.placement import Topology
-from hpcfl.engine.wall.framing import Group, Parcel, room, wire
-from hpcfl.engine.wall.protocol import Call, Op
-from hpcfl.engine.wall.slot import Slot, real
+from hpcfl.engine.wall.framing import REJECTED, Frame, frame_formats, zero_frames
+from hpcfl.engine.wall.protocol import Command, Op
+
+
+class PendingReceive:
+    """One visit by each of a lane's ranks, as it is received: a frame per group, and when each of them was there.
+
+    `clients` says whose visits they are, one for each rank; −1: nobody's.
+    """
+
+    def __init__(self, lane: Lane, clients: list[int], frames: list[Frame]) -> None:
+        self.clients, self.visits = clients, _visits(clients)
+        self.formats, self.frames = lane.formats, frames
+        self.requests = [lane.receive(frame) for frame in frames]
+        self.signs = [group.signs(frame) for group, frame in zip(self.formats, frames)]
+        self.times: list[float] = []
+
+    def poll(self) -> bool:
+        """Note what has arrived since; True once everything has."""
+        while not self.complete and MPI.Request.Testall(self.requests[len(self.times)]):
+            self.times.append(time.monotonic())
+        return self.complete
+
+    @property
+    def complete(self) -> bool:
+        return len(self.times) == len(self.requests)
+
+    def sent(self, groups: int) -> Ints:
+        """Return how many of the first `groups` groups each rank really sent before it gave up, int64 [ranks]."""
+        flags = np.array([*(signs[0] for signs in self.signs[:groups]), np.zeros(len(self.clients))])
+        count: Ints = np.argmin(flags > 0, axis=0)
+        return count
+
+    def rejected(self, groups: int) -> Ints:
+        """Return by which of the first `groups` groups each visit was rejected, int64 [ranks]; `NO_GROUP`: by none."""
+        flags = np.array([*(signs[0] for signs in self.signs[:groups]), np.full(len(self.clients), REJECTED)])
+        first: Ints = np.argmax(flags == REJECTED, axis=0)
+        return np.where(first < groups, first, NO_GROUP)
+
+    def seconds(self, local_rank: int) -> float:
+        """Return the seconds that a rank's visit had taken when it sent the last group that arrived."""
+        return max((float(signs[1, local_rank]) for signs in self.signs[: len(self.times)]), default=0.0)
+
+    def gradients(self, local_rank: int, groups: int) -> int:
+        """Return how many gradients a rank's visit had computed for the first `groups` groups."""
+        frames = list(zip(self.formats, self.frames))[:groups]
+        return max((group.gradients(frame, local_rank) for group, frame in frames), default=0)
 
 
 class Lane:
     """One lane, as the server sees it.
 
-    Parameters
-    ----------
-    bench : Topology
-        Its client ranks and their clients.
-    control, data : MPI.Intracomm
-        Communicators of the server (rank 0) and the client ranks, one for calls and one for everything large.
-    clients : int
-        How many clients the run has.
-    bandwidth : Bandwidth
-        What is known of all lanes; this one adds to it.
+    Its communicators are those of the server (rank 0) and the client ranks: `control` for commands, `data` for
+    everything large. The run has so many `clients`. What the lane measures it adds to the `bandwidth` of all.
     """
 
     def __init__(
-        self, bench: Topology, control: Any, data: Any, layout: Layout, clients: int, bandwidth: Bandwidth
+        self, topology: Topology, control: Any, data: Any, layout: Layout, clients: int, bandwidth: Bandwidth
     ) -> None:
-        self.bench, self.control, self.data, self.run_clients = bench, control, data, clients
+        self.topology, self.control, self.data, self.run_clients = topology, control, data, clients
+        self.shared = len(topology.ranks) > 1
         self.bandwidth = bandwidth
-        self.wire: list[Group] = wire(layout, len(bench.ranks))
-        self.hosted = bench.clients
+        self.formats = frame_formats(layout, len(topology.ranks))
+        self.hosted = topology.clients
         self.state, self.reason = "idle", ""
         self.since, self.heard = 0.0, inf  # a rank that has never been heard of may take its time to start
         self.counted: Ints = np.zeros(len(self.hosted), dtype=np.int64)
         self.sent = self.received = 0
-        self.worked: Floats = np.zeros((2, len(bench.ranks)))
+        self.worked: Floats = np.zeros((2, len(topology.ranks)))
         self._sends: list[tuple[Any, Any]] = []
         self._leaving: tuple[int, float] | None = None  # bytes of the state, and since when
         self._draining: tuple[int, float] | None = None  # bytes that come after a closing, and since when
-        self._plan: list[list[int]] = []
-        self._opened = self._ahead = self._clear = 0
-        self._buffers: list[Parcel] = []
-        self.slot: Slot | None = None
+        self._turns: list[list[int]] = []  # whose visits are asked for
+        self._begun = self._ahead = self._cleared = 0
+        self._frames: list[Frame] = []
+        self.pending: PendingReceive | None = None
         self._closing: list[Any] = []
         self._target: Ints = np.zeros(1, dtype=np.int64)
-        self._drained: list[tuple[list[Any], Parcel]] = []
+        self._drained: list[tuple[list[Any], Frame]] = []
         self._reply: Any = None
 
     # what the server asks
 
-    def invite(self, call: Call, state: Sequence[Bytes]) -> None:
+    def invite(self, command: Command, state: Sequence[Bytes]) -> None:
         """Ask for a round's visits and send the shared state (in parts, kept until they are sent)."""
-        self._plan = self.bench.slots(call.cohort)
-        self._opened, self.slot = 0, None
-        self._call(call)
+        self._turns = self.topology.turns(command.cohort)
+        self._begun, self.pending = 0, None
+        self._command(command)
         self._broadcast(state)
-        self._ahead = sum(real(clients) for clients in self._plan)
+        self._ahead = sum(map(_visits, self._turns))
         self.state = "active"
 
-    def close(self, call: Call) -> None:
+    def close(self, command: Command) -> None:
         """Tell a lane that is not complete that the round is over, and let it catch up."""
-        self._call(call)
-        opened = np.array([self._opened * len(self.wire)], dtype=np.int64)
-        self._closing = [self.control.Iallreduce(opened, self._target, MPI.MAX), None]
-        self._sends.append((self._closing[0], opened))
-        self._drained, self._late_from, self._leaving = [], int(opened[0]), None
+        self._command(command)
+        begun = np.array([self._begun * len(self.formats)], dtype=np.int64)
+        self._closing = [self.control.Iallreduce(begun, self._target, MPI.MAX), None]
+        self._sends.append((self._closing[0], begun))
+        self._drained, self._late_from, self._leaving = [], int(begun[0]), None
         self._fall_behind(self.sending + self.coming)
 
-    def ask(self, call: Call, state: Sequence[Bytes], reply: Callable[[Any], Any]) -> None:
-        """Ask for figures or saved state: `reply` starts to receive them, on the data communicator."""
-        self._call(call)
+    def ask(self, command: Command, state: Sequence[Bytes], reply: Callable[[Any], Any]) -> None:
+        """Ask for scores or personal state: `reply` starts to receive them, on the data communicator."""
+        self._command(command)
         self._broadcast(state)
         self._reply = reply(self.data)
         self.state = "active"
 
+    def ask_ready(self, op: Op, **more: Any) -> None:
+        """Ask for something that has no reply: the lane is idle again when all its ranks have done it."""
+        self.ask(Command(op, counted=self.counted, **more), [], lambda data: data.Ibarrier())
+
     def give_up(self) -> None:
-        """Do not wait for an answer any longer; it is dropped when it comes."""
+        """Do not wait for a reply any longer; it is dropped when it comes."""
         if self.state == "active":
             self._fall_behind()
-
-    def dismiss(self, round_: int, stopped: int, hard: bool) -> None:
-        """Tell the lane that the run is over; it is idle again when all its ranks are about to leave."""
-        call = Call(Op.LEAVE, round_, stopped=stopped, hard=hard, counted=self.counted)
-        self.ask(call, [], lambda data: data.Ibarrier())
 
     def expect(self, counted: Ints) -> None:
         """Wait until the ranks are there; some come from a lane that has fallen apart, `counted` being known of it."""
@@ -110,31 +146,28 @@ class Lane:
     # what goes on by itself
 
     def poll(self) -> bool:
-        """Move on as far as possible without waiting; return whether anything has happened.
+        """Move on as far as possible without waiting; True if anything has happened.
 
         A lane whose communicator fails is dead.
         """
         if self.state == "dead":
             return False
-        before = self._stand()
+        before = self._progress()
         try:
             self._advance()
         except MPI.Exception as error:
             self.die(" ".join(error.Get_error_string().split()))
-        moved = before != self._stand()
+        moved = before != self._progress()
         if moved:
             self.heard = time.monotonic()
         return moved
 
     def late_for(self) -> float:
-        """Return for how many seconds the lane has been late, less those that bytes under way may take.
-
-        They are below 0 while such bytes may still come, and inf where the lane is not late.
-        """
+        """Seconds since bytes under way should have come; below 0: they still may; inf where the lane is not late."""
         return time.monotonic() - self.since if self.state == "late" else inf
 
     def silent(self) -> float:
-        """Return for how many seconds nothing has happened on a lane that owes something; 0 where it does not."""
+        """Seconds in which nothing has happened on a lane that owes something; 0 where it does not."""
         return time.monotonic() - self.heard if self.state in ("active", "late") else 0.0
 
     def die(self, reason: str) -> None:
@@ -143,16 +176,21 @@ class Lane:
 
     @property
     def arrived(self) -> int:
-        """Complete visits in the current slot."""
-        return self.slot.visits if self.slot is not None and self.slot.complete else 0
+        """Complete visits that are not yet summed up."""
+        return self.pending.visits if self.pending is not None and self.pending.complete else 0
 
     @property
     def awaited(self) -> int:
         """Visits of this round that may still come."""
         if self.state != "active":
             return 0
-        current = self.slot.visits if self.slot is not None and not self.slot.complete else 0
+        current = self.pending.visits if self.pending is not None and not self.pending.complete else 0
         return current + self._ahead
+
+    @property
+    def has_next(self) -> bool:
+        """Whether visits are complete and others are to follow."""
+        return self.arrived > 0 and self.state == "active" and self._begun < len(self._turns)
 
     @property
     def sending(self) -> int:
@@ -161,20 +199,29 @@ class Lane:
 
     @property
     def coming(self) -> int:
-        """Bytes of the current slot that have not arrived."""
-        return 0 if self.slot is None else sum(map(_nbytes, self.slot.data[len(self.slot.times) :]))
+        """Bytes of the current visits that have not arrived."""
+        return 0 if self.pending is None else sum(map(_nbytes, self.pending.frames[len(self.pending.times) :]))
 
-    def receive(self, parcel: Parcel) -> list[Any]:
-        """Start to receive one group: from one rank as it is, from several added on the way to what is there."""
-        return [self._received(data) for data in parcel]
+    def receive(self, frame: Frame) -> list[Any]:
+        """Start to receive one frame: from one rank as it is, from several added on the way to what is there."""
+        requests = []
+        for view in (data.numpy() for data in frame):
+            self.received += view.nbytes
+            if self.shared:
+                requests.append(self.data.Ireduce(MPI.IN_PLACE, view, MPI.SUM, root=0))
+            else:
+                kind = MPI.Datatype.fromcode(view.dtype.char)
+                requests.append(self.data.Igatherv([view[:0], kind], [view, ([0, view.size], [0, 0]), kind], root=0))
+        return requests
 
-    def _received(self, data: Tensor) -> Any:
-        view = data.numpy()
-        self.received += view.nbytes
-        if len(self.bench.ranks) == 1:
-            kind = MPI.Datatype.fromcode(view.dtype.char)
-            return self.data.Igatherv([view[:0], kind], [view, ([0, view.size], [0, 0]), kind], root=0)
-        return self.data.Ireduce(MPI.IN_PLACE, view, MPI.SUM, root=0)
+    def receive_next(self) -> None:
+        """Begin to receive the next visits, into the frames of those before, which must have been summed up."""
+        while self._clear_next():
+            pass
+        self._cleared = 0
+        self.pending = PendingReceive(self, self._turns[self._begun], self._frames)
+        self._begun += 1
+        self._ahead = sum(map(_visits, self._turns[self._begun :]))
 
     def _advance(self) -> None:
         self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
@@ -190,43 +237,29 @@ class Lane:
             self._visit()
 
     def _visit(self) -> None:
-        """Receive a slot, but not before the state has been sent: both at once take a third longer."""
-        if self.slot is None and self._sends:
+        """Receive visits, but not before the state has been sent: both at once take a third longer."""
+        if self.pending is None and self._sends:
             self._clear_next()
-        elif self.slot is None:
-            self.open_next()
-        if self.slot is not None and self.slot.poll() and self._opened == len(self._plan):
+        elif self.pending is None:
+            self.receive_next()
+        if self.pending is not None and self.pending.poll() and self._begun == len(self._turns):
             self.state = "idle"
 
-    def open_next(self) -> None:
-        """Begin to receive the next slot, into the buffers of the one before: that one must have been summed up."""
-        while self._clear_next():
-            pass
-        self._clear = 0
-        self.slot = Slot(self, self._plan[self._opened], self._buffers)
-        self._opened += 1
-        self._ahead = sum(real(clients) for clients in self._plan[self._opened :])
-
     def _clear_next(self) -> bool:
-        """Set the next group's buffers to zero, the server's own part of a sum; return whether there was any left."""
-        self._buffers = self._buffers or room(self.wire)
-        if len(self.bench.ranks) == 1 or self._clear == len(self._buffers):
+        """Set the next frame to zero, the server's own part of a sum; True if there was any left."""
+        self._frames = self._frames or zero_frames(self.formats)
+        if not self.shared or self._cleared == len(self._frames):
             return False
-        for data in self._buffers[self._clear]:
+        for data in self._frames[self._cleared]:
             data.zero_()
-        self._clear += 1
+        self._cleared += 1
         return True
-
-    @property
-    def turns(self) -> bool:
-        """Whether a slot is complete and another one is to follow."""
-        return self.arrived > 0 and self.state == "active" and self._opened < len(self._plan)
 
     def _catch_up(self) -> None:
         """Receive what the ranks had begun to send when they heard of the closing, then wait until they are free."""
         agreed, free = self._closing
-        if self.slot is not None:
-            self.slot.poll()
+        if self.pending is not None:
+            self.pending.poll()
         if not agreed.Test():
             return
         if free is None:
@@ -235,16 +268,16 @@ class Lane:
             self._closing, self._drained, self.state = [], [], "idle"
 
     def _drain(self) -> None:
-        """Begin to receive what goes beyond the current slot, and to wait until the ranks are free."""
+        """Begin to receive what goes beyond the current visits, and to wait until the ranks are free."""
         for index in range(self._late_from, int(self._target[0])):
-            parcel = self.wire[index % len(self.wire)].empty()
-            self._drained.append((self.receive(parcel), parcel))
+            frame = self.formats[index % len(self.formats)].zeros()
+            self._drained.append((self.receive(frame), frame))
         self._closing[1] = self.control.Ibarrier()
-        self._draining = self.coming + sum(_nbytes(parcel) for _, parcel in self._drained), time.monotonic()
+        self._draining = self.coming + sum(_nbytes(frame) for _, frame in self._drained), time.monotonic()
 
     def _all_there(self) -> bool:
-        """Return whether all that was under way has come; from the closing's agreement on nobody computes for it."""
-        whole = self.slot is None or self.slot.complete
+        """True once all that was under way has come; from the closing's agreement on nobody computes for it."""
+        whole = self.pending is None or self.pending.complete
         if not whole or not all(MPI.Request.Testall(requests) for requests, _ in self._drained):
             return False
         if self._draining:
@@ -252,10 +285,10 @@ class Lane:
             self._draining, self.since = None, min(self.since, time.monotonic())
         return True
 
-    def _call(self, call: Call) -> None:
+    def _command(self, command: Command) -> None:
         if self.state == "idle":
             self.heard = time.monotonic()
-        packed = call.packed(len(self.hosted), self.run_clients)
+        packed = command.packed(len(self.hosted), self.run_clients)
         self._sends.append((self.control.Ibcast(packed, root=0), packed))
         self.sent += packed.nbytes
         self.counted = np.zeros_like(self.counted)
@@ -270,9 +303,13 @@ class Lane:
         """Be late, from when bytes that are under way should be there at the latest."""
         self.state, self.since = "late", time.monotonic() + self.bandwidth.allows(under_way)
 
-    def _stand(self) -> tuple[str, int, int]:
-        return self.state, self._opened, len(self.slot.times) if self.slot is not None else 0
+    def _progress(self) -> tuple[str, int, int]:
+        return self.state, self._begun, len(self.pending.times) if self.pending is not None else 0
 
 
-def _nbytes(parcel: Parcel) -> int:
-    return sum(data.nbytes for data in parcel)
+def _visits(clients: Sequence[int]) -> int:
+    return sum(client >= 0 for client in clients)
+
+
+def _nbytes(frame: Frame) -> int:
+    return sum(data.nbytes for data in frame)

@@ -18,7 +18,7 @@ from hpcfl.comm.transport import idle
 from hpcfl.engine.wall.lane import Lane
 
 GRACE_SECONDS = 0.05  # for lanes to become free after a closing, beyond what the bytes under way may take
-ANSWER_SECONDS = 1.0  # least time for answers other than visits
+ANSWER_SECONDS = 1.0  # least time for replies
 REPEAT_SECONDS = 300.0  # from one line about a wait to the next
 
 
@@ -35,12 +35,11 @@ class Loss:
         return f"rank {self.rank} is lost ({self.reason}), and with it client{'s' * (len(self.clients) > 1)} {clients}"
 
 
-class Fleet:
-    """The lanes of a run.
+class Lanes:
+    """The lanes of a run, and the ranks that were lost, in the order in which that was noticed.
 
     Parameters
     ----------
-    lanes : list of Lane
     spare : mapping of int to Lane
         A lane of its own for each rank that shares one: where MPI tells of dead ranks, a lane that has lost one falls
         apart into these.
@@ -48,13 +47,6 @@ class Fleet:
         Seconds of silence after which a lane that owes something counts as dead; None: never.
     patience : float
         Seconds of waiting after which a line says for whom.
-    bandwidth : Bandwidth
-        What the lanes have measured.
-
-    Attributes
-    ----------
-    lost : list of Loss
-        The dead, in the order in which they were noticed.
     """
 
     def __init__(
@@ -65,11 +57,59 @@ class Fleet:
         patience: float = inf,
         bandwidth: Bandwidth | None = None,
     ) -> None:
-        self.lanes, self.spare, self.lost_after, self.patience = lanes, spare or {}, lost_after, patience
+        self.all, self.spare, self.lost_after, self.patience = lanes, spare or {}, lost_after, patience
         self.bandwidth = bandwidth or Bandwidth()
         self.lost: list[Loss] = []
 
-    def looks(
+    def those(self, *states: str) -> list[Lane]:
+        """Return the lanes in these states."""
+        return [lane for lane in self.all if lane.state in states]
+
+    def hosting(self, cohort: Ints, *states: str) -> list[Lane]:
+        """Return the lanes in these states that host anybody of a cohort."""
+        wanted = set(cohort.tolist())
+        return [lane for lane in self.those(*states) if not wanted.isdisjoint(lane.hosted.tolist())]
+
+    def members(self, cohort: Ints, *states: str) -> Ints:
+        """Return who of a cohort lives on a lane in these states, ascending."""
+        hosted = [lane.hosted for lane in self.those(*states)]
+        return np.intersect1d(cohort, np.concatenate([cohort[:0], *hosted]), assume_unique=True)
+
+    # moving on
+
+    def poll(self) -> bool:
+        """Move every lane on; True if anything has happened."""
+        moved = False
+        for lane in self.all:
+            before = lane.state
+            moved |= lane.poll()
+            if self.lost_after is not None and lane.silent() > self.lost_after:
+                lane.die(f"not heard of for {self.lost_after:g} s")
+            if lane.state == "dead" and before != "dead" and not self._divisible(lane):
+                self._report_lost(lane)
+        return moved
+
+    def reform(self) -> None:
+        """Let lanes that have lost a rank fall apart into lanes of one rank each: the dead are found there."""
+        for lane in [lane for lane in self.those("dead") if self._divisible(lane)]:
+            lane.control.Revoke()  # those who were not waiting for the dead one hear of it too
+            lane.data.Revoke()
+            for local_rank, rank in enumerate(lane.topology.ranks):
+                self.spare[rank].expect(lane.counted[lane.topology.places(local_rank)])
+            self.all.remove(lane)
+            self.all += [self.spare[rank] for rank in lane.topology.ranks]
+
+    def _divisible(self, lane: Lane) -> bool:
+        return len(lane.topology.ranks) > 1 and lane.topology.ranks[0] in self.spare
+
+    def _report_lost(self, lane: Lane) -> None:
+        for rank, clients in zip(lane.topology.ranks, lane.topology.hosted):
+            self.lost.append(Loss(rank, clients, lane.reason))
+            _say(str(self.lost[-1]))
+
+    # waiting
+
+    def waiting(
         self,
         what: str,
         owing: Callable[[], Sequence[Lane]],
@@ -79,15 +119,8 @@ class Fleet:
     ) -> Iterator[float]:
         """Wait for `what`: yield the seconds so far, again and again, and look at all lanes in between.
 
-        Parameters
-        ----------
-        owing : callable
-            Returns the lanes that are waited for; the wait is over when there are none. After `patience` seconds, and
-            every 5 minutes from then on, a line says who they are.
-        rest : callable
-            Called each time; it may raise to end the wait.
-        ends : float
-            Seconds after which somebody wants to look again at the latest.
+        It ends when no lane is `owing`. After `patience` seconds, and every 5 minutes from then on, a line says who is.
+        `rest` is called each time and may raise to end it; after `ends` seconds somebody wants to look at the latest.
         """
         pause, start = Patience(), time.monotonic()
         due = self.patience if patience is None else patience
@@ -100,73 +133,31 @@ class Fleet:
                 due = seconds + REPEAT_SECONDS
                 _say(f"still waiting ({seconds:.1f} s) for {what}: {_named(owing())}")
             rest()
-            self.look(pause, ends - seconds)
+            if self.poll():
+                pause.moved()
+            pause.pause(ends - seconds, sum(lane.sending for lane in self.all))
 
-    def look(self, patience: Patience, most: float = 1.0) -> None:
-        """Move everything on, then pause for a moment."""
-        if self.poll():
-            patience.moved()
-        patience.pause(most, sum(lane.sending for lane in self.lanes))
-
-    def poll(self) -> bool:
-        """Move every lane on; return whether anything has happened."""
-        moved = False
-        for lane in self.lanes:
-            before = lane.state
-            moved |= lane.poll()
-            if self.lost_after is not None and lane.silent() > self.lost_after:
-                lane.die(f"not heard of for {self.lost_after:g} s")
-            if lane.state == "dead" and before != "dead" and not self._divisible(lane):
-                self._mourn(lane)
-        return moved
-
-    def _divisible(self, lane: Lane) -> bool:
-        return len(lane.bench.ranks) > 1 and lane.bench.ranks[0] in self.spare
-
-    def reform(self) -> None:
-        """Let lanes that have lost a rank fall apart into lanes of one rank each: the dead are found there."""
-        for lane in [lane for lane in self.those("dead") if self._divisible(lane)]:
-            lane.control.Revoke()  # those who were not waiting for the dead one hear of it too
-            lane.data.Revoke()
-            for seat, rank in enumerate(lane.bench.ranks):
-                self.spare[rank].expect(lane.counted[lane.bench.places(seat)])
-            self.lanes.remove(lane)
-            self.lanes += [self.spare[rank] for rank in lane.bench.ranks]
-
-    def _mourn(self, lane: Lane) -> None:
-        """Say which ranks and clients are lost."""
-        for rank, clients in zip(lane.bench.ranks, lane.bench.hosted):
-            self.lost.append(Loss(rank, clients, lane.reason))
-            _say(str(self.lost[-1]))
-
-    def those(self, *states: str) -> list[Lane]:
-        """Return the lanes in these states."""
-        return [lane for lane in self.lanes if lane.state in states]
-
-    def hosted(self, *states: str) -> Ints:
-        """Return the clients on lanes in these states."""
-        found = [lane.hosted for lane in self.those(*states)]
-        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
-
-    def handed_in(self, lanes: Sequence[Lane]) -> None:
+    def wait_for_frames(self, lanes: Sequence[Lane]) -> None:
         """Wait for what was under way on lanes that have just been closed, for as long as that may take."""
 
         def owing() -> list[Lane]:
             return [lane for lane in lanes if lane.coming and lane.late_for() < GRACE_SECONDS]
 
-        for _ in self.looks("what was under way", owing):
+        for _ in self.waiting("what was under way", owing):
             pass
 
-    def caught_up(self) -> None:
+    def wait_for_late(self) -> None:
         """Give lanes that are late the time to become free: most of them do in a few milliseconds."""
-
-        def owing() -> list[Lane]:
-            return [lane for lane in self.lanes if lane.late_for() < GRACE_SECONDS]
-
-        for _ in self.looks("lanes to be free", owing):
+        for _ in self.waiting("lanes to be free", lambda: [one for one in self.all if one.late_for() < GRACE_SECONDS]):
             pass
 
-    def answered(
+    def wait_for_all(self, limit: float, what: str = "ranks to be free", rest: Callable[[], None] = idle) -> None:
+        """Wait at most `limit` seconds until no lane has anything under way; `rest` may raise to end it."""
+        for seconds in self.waiting(what, lambda: self.those("active", "late"), rest):
+            if seconds >= limit:
+                return
+
+    def wait_for_replies(
         self,
         lanes: Sequence[Lane],
         limit: float = inf,
@@ -174,9 +165,9 @@ class Fleet:
         rest: Callable[[], None] = idle,
         most: float = inf,
     ) -> None:
-        """Wait for answers: at most `limit` seconds, or three times as long as half of the lanes took.
+        """Wait for replies: at most `limit` seconds, or three times as long as half of the lanes took.
 
-        Where not even half of them answer, `most` seconds.
+        Where not even half of them reply, `most` seconds.
         Where `rest` raises Interrupted, who has had `ANSWER_SECONDS` is waited for no longer.
         """
 
@@ -184,7 +175,7 @@ class Fleet:
             return [lane for lane in lanes if lane.state == "active"]
 
         with suppress(Interrupted):
-            for seconds in self.looks(what, owing):
+            for seconds in self.waiting(what, owing):
                 if limit == inf and len(owing()) <= len(lanes) / 2:
                     limit = max(ANSWER_SECONDS, 3 * seconds)
                 if seconds > min(limit, most):
@@ -194,23 +185,12 @@ class Fleet:
         for lane in owing():
             lane.give_up()
 
-    def settled(self, limit: float, what: str = "ranks to be free", rest: Callable[[], None] = idle) -> None:
-        """Wait at most `limit` seconds until no lane has anything under way; `rest` may raise to end it."""
-
-        def owing() -> list[Lane]:
-            return self.those("active", "late")
-
-        for seconds in self.looks(what, owing, rest):
-            if seconds >= limit:
-                return
-
 
 def _say(line: str) -> None:
     print(f"hpcfl: {line}", file=sys.stderr, flush=True)
 
 
 def _named(lanes: Sequence[Lane]) -> str:
-    """Return whom lanes stand for."""
-    ranks = sorted(rank for lane in lanes for rank in lane.bench.ranks)
+    ranks = sorted(rank for lane in lanes for rank in lane.topology.ranks)
     clients = sorted(int(client) for lane in lanes for client in lane.hosted)
     return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} with client{'s' * (len(clients) > 1)} {listed(clients)}"

@@ -1,42 +1,133 @@
-"""What of one round in real time counts: whose visits arrived, how far, and when."""
+"""What of one round in real time counts: whose visits arrived, how far, and when; and the sums over them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.guard import NOBODY, NOT_FINITE, Rejection, Sieve
-from hpcfl.comm.message import Deposits, Message
-from hpcfl.engine.wall.lane import Lane
-from hpcfl.engine.wall.slot import Slot
-from hpcfl.engine.wall.sums import Held, fold, message
-from hpcfl.schedule.plan import Invitation, Plan
+from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, Rejection
+from hpcfl.comm.message import PIECE, Block, ExactSums, Layout, Message, Sums, add_to_bins
+from hpcfl.engine.iterated import blank, keep
+from hpcfl.engine.job import Job
+from hpcfl.schedule.plan import Attempt, Plan
 
 if TYPE_CHECKING:
-    from hpcfl.engine.job import Job
+    from hpcfl.engine.wall.lane import Lane, PendingReceive
 
 
-class Tally:
-    """One attempt at a round.
+class ReceivedSums(Sums):
+    """Sums over the groups that counted, formed when they are asked for: one visit per lane is all that is kept.
+
+    Messages of single ranks are summed on fixed grids, as in simulated time, so a replay gives the same bits. What
+    came from several ranks was summed on its way, at the blocks' precision and in an order of MPI's choosing.
 
     Parameters
     ----------
-    asked : Invitation
-        Who was invited.
-    lanes : list of Lane
-        The lanes that take part.
-    start : float
-        When they were invited (seconds of the monotonic clock).
-    limits : float64 [units], optional
-        The largest norms that are accepted, see `Job.limits`; lanes are of one rank each then.
+    received : list of (PendingReceive, int)
+        Visits, and how many of their groups count.
+    early : ExactSums, optional
+        Sums over visits that are not held any more.
+    kept : sequence of Message
+        What of those visits is kept for iterated reductions.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        invited: int,
+        miss_probability: Floats,
+        received: list[tuple[PendingReceive, int]],
+        early: ExactSums | None = None,
+        kept: Sequence[Message] = (),
+    ) -> None:
+        super().__init__(layout, invited, miss_probability)
+        self.received, self.early, self.kept = received, early, kept
+        self.gradients = 0  # the most that a visit that counted has computed
+        self.rejected: dict[int, Rejection] = {}  # as `RoundOutcome` has them, and the norms
+        self.norms: Floats = np.zeros((0, 0))
+        self._group = {name: number for number, blocks in enumerate(layout) for name in blocks}
+
+    def weight(self, name: str) -> float:
+        number = self._group[name]
+        weights = (one.formats[number].weights(one.frames[number], name) for one in self._with(number))
+        return sum(float(own.sum()) for own in weights) + (self.early.weight(name) if self.early else 0.0)
+
+    def total(self, name: str) -> Tensor:
+        number = self._group[name]
+        block = self.layout[number][name]
+        parts = [contribution(one, number, name) for one in self._with(number)]
+        if len(parts) == 1 and parts[0][1] is None and not self.early:
+            return parts[0][0].double().view(block.shape)
+        early = self.early.bins(name) if self.early else None
+        out: Floats = np.empty(block.size)
+        room = min(PIECE, len(out))
+        bins, product, scratch = np.empty((block.bins, room)), np.empty(room), np.empty(room)
+        for start in range(0, len(out), PIECE):
+            piece = slice(start, start + PIECE)
+            width = len(out[piece])
+            own = bins[:, :width]
+            own[:] = 0.0 if early is None else early[:, piece]
+            for value, weight in parts:
+                add_to_bins(scaled(value[piece], weight, product[:width]), own, scratch)
+            np.add.reduce(own[::-1], out=out[piece])  # smallest first
+        return torch.from_numpy(out).view(block.shape)
+
+    def messages(self, blocks: Mapping[str, Block], device: torch.device) -> list[Message]:
+        """Return what each visit that counted has sent of `blocks`, one by one, on a device."""
+        return [*self.kept, *(message(one, groups, blocks, device) for one, groups in self.received)]
+
+    def _with(self, number: int) -> list[PendingReceive]:
+        """Return the visits whose group of this number counts."""
+        return [one for one, groups in self.received if number < groups]
+
+
+def contribution(one: PendingReceive, number: int, name: str) -> tuple[Tensor, float | None]:
+    """Return a block as it arrived, and what it is still to be multiplied by (None: nothing)."""
+    group, frame = one.formats[number], one.frames[number]
+    weight = float(group.weights(frame, name)[0]) if group.ranks == 1 else None
+    return group.value(frame, name), weight
+
+
+def message(one: PendingReceive, groups: int, blocks: Mapping[str, Block], device: torch.device) -> Message:
+    """Return what a single rank's visit has sent of `blocks` within its first groups, in memory of its own."""
+    kept = blank(blocks, 1, device)
+    for group, frame in zip(one.formats[:groups], one.frames):
+        for name in group.blocks.keys() & blocks.keys():
+            keep({name: (group.value(frame, name), torch.from_numpy(group.weights(frame, name)))}, kept)
+    return kept
+
+
+def scaled(value: Tensor, weight: float | None, product: Floats) -> Floats:
+    """Return ``weight·value`` in float64, written to `product`."""
+    product[:] = value.numpy()
+    if weight is not None and weight != 1.0:
+        product *= weight
+    return product
+
+
+def add_all(one: PendingReceive, sums: ExactSums, groups: int | None = None) -> None:
+    """Add the first groups of a visit (None: all) to exact sums."""
+    for number, group in enumerate(one.formats[:groups]):
+        for name in group.blocks:
+            value, weight = contribution(one, number, name)
+            total = scaled(value, weight, np.empty(len(value)))
+            sums.add_total(name, total, float(group.weights(one.frames[number], name).sum()))
+
+
+class RoundOutcome:
+    """One attempt at a round: the `lanes` that take part were invited at `start` (seconds of the monotonic clock).
 
     Attributes
     ----------
+    limits : float64 [units], optional
+        The largest norms that are accepted, see `RunGuard.limits`; lanes are of one rank each then.
     rejected : dict of int to Rejection
         The clients whose visits, or layers of them, were rejected.
     norms : float64 [clients, units]
@@ -44,39 +135,40 @@ class Tally:
     """
 
     def __init__(
-        self, job: Job, asked: Invitation, lanes: list[Lane], start: float, limits: Floats | None = None
+        self, job: Job, attempt: Attempt, lanes: list[Lane], start: float, limits: Floats | None = None
     ) -> None:
-        self.job, self.asked, self.lanes, self.start, self.limits = job, asked, lanes, start, limits
+        self.job, self.attempt, self.lanes, self.start, self.limits = job, attempt, lanes, start, limits
         self.rejected: dict[int, Rejection] = {}
-        self.norms: Floats = np.zeros((asked.clients, 0 if limits is None else len(limits)))
-        self.whole = job.whole
-        self.worth = None if asked.worth is None else dict(zip(asked.cohort.tolist(), asked.worth.tolist()))
+        self.norms: Floats = np.zeros((attempt.clients, 0 if limits is None else len(limits)))
+        self.whole = job.planner.whole
+        weights = attempt.weights
+        self.weights = None if weights is None else dict(zip(attempt.cohort.tolist(), weights.tolist()))
         self.groups = len(job.layout)
-        self.reached = [job.reached(count) for count in range(self.groups + 1)]
-        self.depth: Ints = np.full(len(asked.cohort), asked.layers + 1, dtype=np.int64)
-        self.seconds: Floats = np.full(len(asked.cohort), np.inf)
-        self.kept: list[tuple[Slot, int]] = []
-        self.folded: Deposits | None = None
-        self.copied: list[Message] = []
-        self.early = self.gradients = 0
+        self.reached = job.layers.reached
+        self.depth: Ints = np.full(len(attempt.cohort), attempt.layers + 1, dtype=np.int64)
+        self.seconds: Floats = np.full(len(attempt.cohort), np.inf)
+        self.received: list[tuple[PendingReceive, int]] = []
+        self.early: ExactSums | None = None
+        self.kept: list[Message] = []
+        self.summed_up = self.gradients = 0
 
     def progress(self) -> tuple[int, int]:
         """Return how many visits are complete, or their samples, and how many more visits may still come."""
         arrived = sum(self._value(lane) for lane in self.lanes)
-        return self.early + arrived, sum(lane.awaited for lane in self.lanes)
+        return self.summed_up + arrived, sum(lane.awaited for lane in self.lanes)
 
-    def turn(self, lane: Lane) -> None:
-        """Sum up a complete slot and let the lane go on to its next one."""
-        slot = lane.slot
-        assert slot is not None
-        self.folded = self.folded or Deposits(self.job.layout)
-        self.early += self._value(lane)
-        accepted = self._accepted(slot, self.groups)
-        self._note(lane, slot, accepted)
-        fold(slot, self.folded, accepted)
+    def sum_up(self, lane: Lane) -> None:
+        """Sum up a lane's complete visits and let it go on to its next ones."""
+        one = lane.pending
+        assert one is not None
+        self.early = self.early or ExactSums(self.job.layout)
+        self.summed_up += self._value(lane)
+        accepted = self._accepted(one, self.groups)
+        self._note(lane, one, accepted)
+        add_all(one, self.early, accepted)
         if self.job.keeps:
-            self.copied.append(message(slot, accepted, self.job.keeps, self.job.task.device))
-        lane.open_next()
+            self.kept.append(message(one, accepted, self.job.keeps, self.job.task.device))
+        lane.receive_next()
 
     def finish(self, closed: float) -> None:
         """Decide what counts of a round that was closed at `closed` (seconds of the monotonic clock).
@@ -84,92 +176,91 @@ class Tally:
         A rank alone on its lane counts as far as its groups were there by then. What ranks that share a lane handed
         in just after it counts too: it cannot be told apart from the sum.
         """
-        for lane, slot in self._looked_at():
-            single = len(lane.bench.ranks) == 1
-            groups = sum(when <= closed for when in slot.times) if single else len(slot.times)
+        for lane, one in self._looked_at():
+            single = len(lane.topology.ranks) == 1
+            groups = sum(when <= closed for when in one.times) if single else len(one.times)
             if groups == self.groups or not self.whole:
-                groups = self._accepted(slot, groups)
-                self._note(lane, slot, groups)
-                if self.reached[groups] <= self.asked.layers:  # a loss without any layer does not count
-                    self.kept.append((slot, groups))
+                groups = self._accepted(one, groups)
+                self._note(lane, one, groups)
+                if self.reached[groups] <= self.attempt.layers:  # a loss without any layer does not count
+                    self.received.append((one, groups))
         self._acknowledge()
 
     def void(self) -> None:
         """Let nothing of this attempt count."""
-        self.depth[:] = self.asked.layers + 1
+        self.depth[:] = self.attempt.layers + 1
         self._acknowledge()
 
     @property
     def count(self) -> int:
         """How many visits counted, or would have, had they not been rejected."""
-        arrived = (self.depth <= self.asked.layers) | np.isin(self.asked.cohort, list(self.rejected))
+        arrived = (self.depth <= self.attempt.layers) | np.isin(self.attempt.cohort, list(self.rejected))
         return int(arrived.sum())
 
     def plan(self, seconds: float, repeats: int) -> Plan:
-        """Return the round as it was."""
-        expected = self.job.plan(self.asked)
-        return replace(expected, depth=self.depth, seconds=self.seconds, closes=seconds, repeats=repeats)
+        expected = self.job.planner.plan(self.attempt)
+        return replace(expected, depth=self.depth, seconds=self.seconds, duration=seconds, repeats=repeats)
 
-    def sums(self, plan: Plan) -> Held:
-        """Return the sums over what counted."""
-        held = Held(self.job.layout, len(self.asked.cohort), plan.missing, self.kept, self.folded, self.copied)
-        held.gradients, held.rejected, held.norms = self.gradients, self.rejected, self.norms
-        return held
+    def sums(self, plan: Plan) -> ReceivedSums:
+        cohort = len(self.attempt.cohort)
+        sums = ReceivedSums(self.job.layout, cohort, plan.miss_probability, self.received, self.early, self.kept)
+        sums.gradients, sums.rejected, sums.norms = self.gradients, self.rejected, self.norms
+        return sums
 
-    def _looked_at(self) -> list[tuple[Lane, Slot]]:
-        """Return the current slots; where n visits are enough, those of the first ones only."""
-        slots = [(lane, lane.slot) for lane in self.lanes if lane.slot is not None]
-        if self.asked.enough is None:
-            return slots
-        done = sorted((s for s in slots if s[1].complete), key=lambda pair: (pair[1].times[-1], pair[0].bench.ranks))
-        count, taken = self.early, []
-        for lane, slot in done:
-            if count < self.asked.enough:
-                taken.append((lane, slot))
+    def _looked_at(self) -> list[tuple[Lane, PendingReceive]]:
+        """Return the current visits; where n visits are enough, the first ones only."""
+        current = [(lane, lane.pending) for lane in self.lanes if lane.pending is not None]
+        if self.attempt.quorum is None:
+            return current
+        done = sorted((c for c in current if c[1].complete), key=lambda c: (c[1].times[-1], c[0].topology.ranks))
+        count, taken = self.summed_up, []
+        for lane, one in done:
+            if count < self.attempt.quorum:
+                taken.append((lane, one))
             count += self._value(lane)
         return taken
 
-    def _accepted(self, slot: Slot, groups: int) -> int:
+    def _accepted(self, one: PendingReceive, groups: int) -> int:
         """Return how many of the first `groups` groups of a single rank's visit count, as far as their norms say."""
-        client = slot.clients[0]
-        if self.limits is None or client < 0 or not groups or slot.rejected(groups)[0] != NOBODY:
+        client = one.clients[0]
+        if self.limits is None or client < 0 or not groups or one.rejected(groups)[0] != NO_GROUP:
             return groups
-        sieve = Sieve(1, self.job.layout, self.whole, self.limits)
+        sieve = self.job.guard.sieve(1, self.limits)
         weight = torch.ones(1)
         parts = [
-            [(name, group.value(data, name)[None], weight) for name in group.blocks]
-            for group, data in zip(slot.wire[:groups], slot.data)
+            [(name, group.value(frame, name)[None], weight) for name in group.blocks]
+            for group, frame in zip(one.formats[:groups], one.frames)
         ]
-        for held in [list(chain(*parts))] if self.whole else parts:
-            sieve.judge(held)
+        for unit in [list(chain(*parts))] if self.whole else parts:
+            sieve.judge(unit)
         self.norms[client] = sieve.norms[0]
-        self.rejected |= self.job.rejections(np.array([client]), sieve)
-        return groups if sieve.first[0] == NOBODY else 0 if self.whole else int(sieve.first[0])
+        self.rejected |= self.job.guard.rejections(np.array([client]), sieve)
+        return groups if sieve.first[0] == NO_GROUP else 0 if self.whole else int(sieve.first[0])
 
     def _value(self, lane: Lane) -> int:
-        """Return the visits of a lane's current slot if it is complete, or their samples where these are counted."""
-        if self.worth is None or not lane.arrived or lane.slot is None:
+        """Return a lane's complete visits that are not summed up, or their samples where these are counted."""
+        if self.weights is None or not lane.arrived or lane.pending is None:
             return lane.arrived
-        return sum(self.worth[client] for client in lane.slot.clients if client >= 0)
+        return sum(self.weights[client] for client in lane.pending.clients if client >= 0)
 
-    def _note(self, lane: Lane, slot: Slot, groups: int) -> None:
-        """Note whose visits are in a slot, and how far each had come within its first `groups` groups."""
-        rejected = slot.rejected(groups).tolist()
-        for seat, (client, count) in enumerate(zip(slot.clients, slot.sent(groups).tolist())):
+    def _note(self, lane: Lane, one: PendingReceive, groups: int) -> None:
+        """Note whose visits these are, and how far each had come within its first `groups` groups."""
+        rejected = one.rejected(groups).tolist()
+        for local_rank, (client, count) in enumerate(zip(one.clients, one.sent(groups).tolist())):
             if client < 0:
                 continue
-            if rejected[seat] != NOBODY:
-                self.rejected[client] = Rejection(self.reached[count], rejected[seat], NOT_FINITE)
-            lane.worked[:, seat] += 1, slot.seconds(seat)
-            row = np.searchsorted(self.asked.cohort, client)
+            if rejected[local_rank] != NO_GROUP:
+                self.rejected[client] = Rejection(self.reached[count], rejected[local_rank], NOT_FINITE)
+            lane.worked[:, local_rank] += 1, one.seconds(local_rank)
+            row = np.searchsorted(self.attempt.cohort, client)
             self.depth[row] = self.reached[count]
-            if self.reached[count] <= self.asked.layers:
-                self.gradients = max(self.gradients, slot.gradients(seat, groups))
-            if count == self.groups or (client in self.rejected and slot.complete):
-                self.seconds[row] = slot.times[-1] - self.start
+            if self.reached[count] <= self.attempt.layers:
+                self.gradients = max(self.gradients, one.gradients(local_rank, groups))
+            if count == self.groups or (client in self.rejected and one.complete):
+                self.seconds[row] = one.times[-1] - self.start
 
     def _acknowledge(self) -> None:
         """Leave word on the lanes how much of each visit counted."""
-        depth = dict(zip(self.asked.cohort.tolist(), self.depth.tolist()))
+        depth = dict(zip(self.attempt.cohort.tolist(), self.depth.tolist()))
         for lane in self.lanes:
             lane.counted = np.array([depth.get(client, 0) for client in lane.hosted.tolist()], dtype=np.int64)

@@ -1,16 +1,22 @@
-"""What the server tells a lane: one control message of fixed size."""
+"""What the server asks of a lane, in commands of fixed size, and what client ranks reply besides visits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
+import torch
 
-from hpcfl.base.types import Ints
+from hpcfl.base.types import Floats, Ints, State
+from hpcfl.comm.packing import Packing, as_bytes
+from hpcfl.comm.placement import Topology
+from hpcfl.comm.transport import Arrays, Like, Saved, arrays
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
-HEAD = 7  # op, round, attempt, deadline, stage, stopped, hard
+HEAD = 7  # op, round, attempt, closes_after, stage, stopped, hard
 
 
 class Op(IntEnum):
@@ -25,64 +31,97 @@ class Op(IntEnum):
 
 
 @dataclass(frozen=True)
-class Call:
+class Command:
     """One control message.
 
-    Attributes
-    ----------
-    op : Op
-    round, attempt : int
-        The round, and how many void attempts it has had.
-    deadline : float
-        Seconds from the round's start.
-    stage : int
-        The stage of doubling participant sets.
-    stopped : int
-        When leaving: the exit code of a run that did not come to its end, else 0.
-    hard : bool
-        When leaving: whether to end without MPI's farewell, which the dead would have to take part in.
-    counted : int64 [h]
-        For each client that the lane hosts: the first layer of its last visit that counted (L + 1: none);
-        0 where there is nothing to acknowledge.
-    cohort : int64 [n]
-        Who is invited on all lanes, ascending client ids.
+    `counted` [h] has, for each client that the lane hosts, the first layer of its last visit that counted (L + 1:
+    none); 0 where there is nothing to acknowledge.
     """
 
     op: Op
     round: int = 0
-    attempt: int = 0
-    deadline: float = 0.0
-    stage: int = 0
-    stopped: int = 0
-    hard: bool = False
+    attempt: int = 0  # how many at this round were void
+    closes_after: float = 0.0  # seconds from the round's start after which it closes at the latest
+    stage: int = 0  # of doubling participant sets
+    stopped: int = 0  # when leaving: the exit code of a run that did not come to its end, else 0
+    hard: bool = False  # when leaving: end without MPI's farewell, which the dead would have to take part in
     counted: Ints = field(default_factory=lambda: NONE)
-    cohort: Ints = field(default_factory=lambda: NONE)
+    cohort: Ints = field(default_factory=lambda: NONE)  # who is invited on all lanes, ascending client ids
+
+    @staticmethod
+    def empty(hosted: int, clients: int) -> Ints:
+        """Return room for a message on a lane that hosts `hosted` of `clients` clients, int64."""
+        return np.zeros(HEAD + hosted + -(-clients // 64), dtype=np.int64)
 
     def packed(self, hosted: int, clients: int) -> Ints:
-        """Return the message as int64, `length` entries."""
-        data = np.zeros(length(hosted, clients), dtype=np.int64)
-        deadline = np.float64(self.deadline).view(np.int64)
-        data[:HEAD] = self.op, self.round, self.attempt, deadline, self.stage, self.stopped, self.hard
+        data = self.empty(hosted, clients)
+        closes_after = np.float64(self.closes_after).view(np.int64)
+        data[:HEAD] = self.op, self.round, self.attempt, closes_after, self.stage, self.stopped, self.hard
         data[HEAD : HEAD + len(self.counted)] = self.counted
-        invited = np.zeros(64 * _words(clients), dtype=bool)
+        invited = np.zeros(64 * (len(data) - HEAD - hosted), dtype=bool)
         invited[self.cohort] = True
         data[HEAD + hosted :] = np.packbits(invited).view(np.int64)
         return data
 
     @classmethod
-    def unpacked(cls, data: Ints, hosted: int) -> Call:
-        """Return the message that `packed` wrote."""
+    def unpacked(cls, data: Ints, hosted: int) -> Command:
         op, round_, attempt, _, stage, stopped, hard = (int(value) for value in data[:HEAD])
-        deadline = float(data[3:4].view(np.float64)[0])
-        bits = np.unpackbits(data[HEAD + hosted :].view(np.uint8))
-        counted, cohort = data[HEAD : HEAD + hosted], np.flatnonzero(bits)
-        return cls(Op(op), round_, attempt, deadline, stage, stopped, bool(hard), counted, cohort)
+        closes_after = float(data[3:4].view(np.float64)[0])
+        cohort = np.flatnonzero(np.unpackbits(data[HEAD + hosted :].view(np.uint8)))
+        counted = data[HEAD : HEAD + hosted]
+        return cls(Op(op), round_, attempt, closes_after, stage, stopped, bool(hard), counted, cohort)
 
 
-def length(hosted: int, clients: int) -> int:
-    """Return the entries of a control message on a lane that hosts `hosted` of `clients` clients."""
-    return HEAD + hosted + _words(clients)
+class ScoresReply:
+    """The scores of a lane's clients, ``[scores, h]``, see `Job.scores`; each rank fills in its own."""
+
+    def __init__(self, scores: int, hosted: int) -> None:
+        self.data: Floats = np.zeros((scores, hosted))
+
+    def receive(self, comm: Any) -> Any:
+        from mpi4py import MPI
+
+        return comm.Ireduce(MPI.IN_PLACE, self.data, MPI.SUM, root=0)
+
+    def send(self, comm: Any) -> Any:
+        return comm.Ireduce(self.data, None, root=0)  # to be summed up
 
 
-def _words(clients: int) -> int:
-    return -(-clients // 64)
+class StateReply:
+    """The personal state of a lane's clients, packed rank by rank and client by client: their shapes may differ."""
+
+    def __init__(self, topology: Topology, like: Like) -> None:
+        self.topology = topology
+        self.packings = [Packing(_named({client: like(client) for client in own})) for own in topology.hosted]
+        self.counts = [0, *(packing.nbytes for packing in self.packings)]
+        self.buffer = torch.empty(0, dtype=torch.uint8)
+
+    def receive(self, comm: Any) -> Any:
+        self.buffer = torch.empty(sum(self.counts), dtype=torch.uint8)
+        starts = np.cumsum([0, *self.counts[:-1]]).tolist()
+        data = as_bytes(self.buffer)
+        return comm.Igatherv(data[:0], [data, (self.counts, starts)], root=0)
+
+    def send(self, comm: Any, local_rank: int, states: Mapping[int, State]) -> Any:
+        """Begin to send a rank's own part, ``{client: {name: […]}}``."""
+        self.buffer = self.packings[local_rank].packed(_named(states))
+        return comm.Igatherv(as_bytes(self.buffer), None, root=0)
+
+    def saved(self) -> Iterator[Saved]:
+        """Yield what has been received, client by client."""
+        parts = torch.split(self.buffer, self.counts)[1:]
+        for packing, own, part in zip(self.packings, self.topology.hosted, parts):
+            values = arrays(packing.views(part.clone()))
+            for client in own:
+                own_names = (name for name in values if name.startswith(f"{client}/"))
+                yield as_chunk(client, {name.partition("/")[2]: values[name] for name in own_names})
+
+
+def _named(states: Mapping[int, State]) -> State:
+    """Return the tensors of several clients under names of their own."""
+    return {f"{client}/{name}": value for client, state in states.items() for name, value in state.items()}
+
+
+def as_chunk(client: int, state: Arrays) -> Saved:
+    """Return one client's state as a chunk's."""
+    return np.array([client], dtype=np.int64), {name: value[None] for name, value in state.items()}

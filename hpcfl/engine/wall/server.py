@@ -6,273 +6,261 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from math import inf
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
+from hpcfl import store
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.memory import freeze
-from hpcfl.base.types import Floats, Ints, State
-from hpcfl.comm.packing import Bytes, Packing
-from hpcfl.comm.transport import Arrays, Saved, idle
-from hpcfl.engine.wall.close_rule import Closing
+from hpcfl.base.types import Floats, State
+from hpcfl.comm.packing import Packing
+from hpcfl.comm.transport import Saved, arrays, idle
+from hpcfl.engine.iterated import iterate
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.loop import Rounds
+from hpcfl.engine.record import Record, released
 from hpcfl.engine.wall.lane import Lane
-from hpcfl.engine.wall.lanes import Fleet
-from hpcfl.engine.wall.outcome import Tally
-from hpcfl.engine.wall.protocol import Call, Op
-from hpcfl.engine.wall.replies import Saving, Scoring, alone
-from hpcfl.engine.wall.sums import Held
+from hpcfl.engine.wall.lanes import Lanes
+from hpcfl.engine.wall.outcome import ReceivedSums, RoundOutcome
+from hpcfl.engine.wall.protocol import Command, Op, ScoresReply, StateReply, as_chunk
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
-from hpcfl.schedule.deadlines import Deadlines
-from hpcfl.schedule.plan import Invitation, Plan
-
-if TYPE_CHECKING:
-    from hpcfl.engine.job import Job
+from hpcfl.schedule.plan import Attempt, Plan
 
 SAVE_SECONDS = 5.0  # for personal state to begin to come, beyond what its bytes may take
 
 
-class Server:
-    """All lanes, seen from the server.
+class Server(Rounds):
+    """The rounds of a run over lanes, on rank 0.
 
-    Parameters
-    ----------
-    fleet : Fleet
-    rest : callable
-        Called while the server waits; it raises Interrupted where the run is to stop.
-
-    Attributes
-    ----------
-    missed : list of int
-        The clients of whom `personal` had to repeat what was saved before.
+    Where clients are needed no more, their ranks forget what they hold and sleep until the end, and the server keeps
+    the personal state for checkpoints. Nobody tests the clients' models then: their scores are not known. `rest` is
+    called while the server waits; it raises Interrupted where the run is to stop.
     """
 
-    def __init__(self, job: Job, fleet: Fleet, rest: Callable[[], None] = idle) -> None:
-        self.job, self.fleet, self.rest = job, fleet, rest
-        self.missed: list[int] = []
+    serves = True
+
+    def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
+        self.job, self.lanes, self.rest = job, lanes, rest
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
-        self.participation = job.config.participation
-        self.deadlines = Deadlines(self.participation)
+        self.planner = job.planner
         self.packing = Packing(job.algorithm.init_server(job.task))
-        self.limits: Floats | None = None
-        self.size = 1 + sum(len(lane.bench.ranks) for lane in fleet.lanes)
+        self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
+        self.told = 0
+        self.kept: list[Saved] | None = None
 
     def gather(self) -> None:
-        """Wait until every rank is there: they start at different speeds, and the first round is for all.
-
-        Raises
-        ------
-        Interrupted
-            If the run is to stop before.
-        """
-        for lane in self.fleet.lanes:
+        """Wait until every rank is there, unless the run is to stop: they start at different speeds."""
+        for lane in self.lanes.all:
             lane.expect(lane.counted)
-        self.fleet.settled(inf, "ranks to start", self.rest)
+        self.lanes.wait_for_all(inf, "ranks to start", self.rest)
         freeze()
 
     # rounds
 
-    def exchange(self, round_: int, shared: State, stage: int = 0, limits: Floats | None = None) -> tuple[Plan, Held]:
+    def exchange(self, now: Progress, record: Record) -> tuple[Plan, ReceivedSums]:
+        """Run the next round until its rule closes it; queries of its messages the server responds to alone."""
+        plan, sums = self._closed(now, record)
+        record.gradients, record.rejected, record.norms = sums.gradients, sums.rejected, sums.norms
+        if self.job.iterated is not None:
+            with record.timed("server_seconds"):
+                messages = sums.messages(self.job.keeps, self.job.task.device)
+                device = self.job.task.device
+                sums.iterated = iterate(self.job.iterated, now.shared, messages, lambda own: own, device)
+        return plan, sums
+
+    def _closed(self, now: Progress, record: Record) -> tuple[Plan, ReceivedSums]:
+        if not self.job.algorithm.invites(now.round):
+            plan = Plan.nobody(now.round, len(self.job.layers.tensors))
+            return plan, ReceivedSums(self.job.layout, 0, plan.miss_probability, [])
+        with record.timed("wait_seconds"):
+            try:
+                return self.run_round(now.round, now.shared, now.stage.number, self.job.guard.limits(now.norms))
+            except Interrupted:  # lanes that are free soon will take part in what follows
+                for lane in self.lanes.those("active"):
+                    lane.close(Command(Op.CLOSE, counted=lane.counted))
+                raise
+
+    def run_round(
+        self, round: int, shared: State, stage: int = 0, limits: Floats | None = None
+    ) -> tuple[Plan, ReceivedSums]:
         """Run one round: invite, wait until the rule says that it is over, return what happened and the sums.
 
-        A round in which fewer than ``min_clients`` visits counted is void, and repeated; `limits` as `Job.limits`.
+        A round in which fewer than ``min_clients`` visits counted is void, and repeated; `limits` as `RunGuard.limits`.
         """
-        began, attempt, self.limits = time.monotonic(), 0, limits
+        began, repeats = time.monotonic(), 0
         while True:
-            tally = self._attempt(round_, attempt, shared, stage)
-            self.deadlines.saw(tally.seconds, tally.asked.deadline)
-            if tally.count >= self.participation.min_clients:
+            outcome = self._attempt(round, repeats, shared, stage, limits)
+            self.job.planner.saw(outcome.seconds, outcome.attempt.closes_after)
+            if outcome.count >= self.job.planner.participation.min_clients:
                 break
-            tally.void()
-            attempt += 1
-        plan = tally.plan(time.monotonic() - began, attempt)
-        return plan, tally.sums(plan)
+            outcome.void()
+            repeats += 1
+        plan = outcome.plan(time.monotonic() - began, repeats)
+        return plan, outcome.sums(plan)
 
-    def _attempt(self, round_: int, attempt: int, shared: State, stage: int) -> Tally:
-        asked = self._asked(round_, attempt, stage)
-        state = self._state(shared)
-        invited = self._hosting(asked.cohort, "idle")
+    def _attempt(self, round: int, number: int, shared: State, stage: int, limits: Floats | None) -> RoundOutcome:
+        attempt = self._invited(round, number, stage)
+        state = self.packing.sent(shared)  # the tensors' own memory: they are never changed in place
+        invited = self.lanes.hosting(attempt.cohort, "idle")
         start = time.monotonic()
         for lane in invited:
-            lane.invite(self._call(Op.VISIT, lane, asked), state)
-        tally = Tally(self.job, asked, invited, start, self.limits)
-        self._until_over(tally)
-        self.fleet.poll()
+            lane.invite(self._command(Op.VISIT, lane, attempt, stage), state)
+        outcome = RoundOutcome(self.job, attempt, invited, start, limits)
+        self._wait_for_visits(outcome)
+        self.lanes.poll()
         closed = time.monotonic()
-        self._close(asked)
-        tally.finish(closed)
-        return tally
+        unfinished = self.lanes.those("active")
+        for lane in unfinished:
+            lane.close(self._command(Op.CLOSE, lane, attempt, stage))
+        self.lanes.wait_for_frames([lane for lane in unfinished if len(lane.topology.ranks) > 1])
+        outcome.finish(closed)
+        return outcome
 
-    def _asked(self, round_: int, attempt: int, stage: int) -> Invitation:
-        """Return the invitation of whoever is drawn and free; wait until there are enough of them."""
-        deadline = self.deadlines.seconds(round_)
-        drawn = self.job.asked(round_, None, deadline, attempt, stage)
-        need = max(1, self.participation.min_clients)
-        self.fleet.caught_up()
-        what = f"{need} free client{'s' * (need > 1)} for round {round_}"
-        for _ in self.fleet.looks(what, lambda: self._hosting(drawn.cohort, "active", "late"), self.rest):
-            self.fleet.reform()
-            free = np.intersect1d(drawn.cohort, self.fleet.hosted("idle"), assume_unique=True)
+    def _invited(self, round: int, number: int, stage: int) -> Attempt:
+        """Return an attempt with those who are drawn and free; wait until there are enough of them."""
+        drawn = self.job.planner.attempt(round, number, stage)
+        need = max(1, self.job.planner.participation.min_clients)
+        self.lanes.wait_for_late()
+        what = f"{need} free client{'s' * (need > 1)} for round {round}"
+        for _ in self.lanes.waiting(what, lambda: self.lanes.hosting(drawn.cohort, "active", "late"), self.rest):
+            self.lanes.reform()
+            free = self.lanes.members(drawn.cohort, "idle")
             if len(free) >= need:
                 break
-            left = np.intersect1d(drawn.cohort, self.fleet.hosted("idle", "active", "late"), assume_unique=True)
+            left = self.lanes.members(drawn.cohort, "idle", "active", "late")
             if len(left) < need:
-                ranks = ", ".join(str(loss.rank) for loss in self.fleet.lost)
+                ranks = ", ".join(str(loss.rank) for loss in self.lanes.lost)
                 raise RunError(
-                    f"round {round_}: expected at least {need} of the {len(drawn.cohort)} clients invited, "
+                    f"round {round}: expected at least {need} of the {len(drawn.cohort)} clients invited, "
                     f"but only {len(left)} are left; lost ranks: {ranks}"
                 )
-        return self.job.asked(round_, free, deadline, attempt, stage)
+        return self.job.planner.attempt(round, number, stage, free)
 
-    def _hosting(self, cohort: Ints, *states: str) -> list[Lane]:
-        """Return the lanes in these states that host anybody of a cohort."""
-        wanted = set(cohort.tolist())
-        return [lane for lane in self.fleet.those(*states) if not wanted.isdisjoint(lane.hosted.tolist())]
+    def _command(self, op: Op, lane: Lane, attempt: Attempt, stage: int) -> Command:
+        head = op, attempt.round, attempt.number, attempt.closes_after, stage
+        return Command(*head, counted=lane.counted, cohort=attempt.cohort)
 
-    def _until_over(self, tally: Tally) -> None:
+    def _wait_for_visits(self, outcome: RoundOutcome) -> None:
         """Wait until the round's rule says that it is over.
 
         Where no timer ends it, a round that lasts much longer than the one before is spoken of.
         """
-        closing = Closing.of(self.participation, tally.asked)
-        ends = closing.ends - (time.monotonic() - tally.start)
-        patience = max(self.fleet.patience, 3 * self.lasted) if ends == inf else inf
+        ends = outcome.attempt.closes_after - (time.monotonic() - outcome.start)
+        patience = max(self.lanes.patience, 3 * self.lasted) if ends == inf else inf
 
         def owing() -> list[Lane]:
-            return [lane for lane in tally.lanes if lane.state == "active"]
+            return [lane for lane in outcome.lanes if lane.state == "active"]
 
-        for _ in self.fleet.looks(f"visits of round {tally.asked.round}", owing, self.rest, ends, patience):
-            seconds = time.monotonic() - tally.start
-            if closing.over(*tally.progress(), seconds):
+        for _ in self.lanes.waiting(f"visits of round {outcome.attempt.round}", owing, self.rest, ends, patience):
+            seconds = time.monotonic() - outcome.start
+            if outcome.attempt.over(*outcome.progress(), seconds):
                 break
-            for lane in tally.lanes:
-                if lane.turns:
-                    tally.turn(lane)
+            for lane in outcome.lanes:
+                if lane.has_next:
+                    outcome.sum_up(lane)
         self.lasted = seconds
-
-    def _close(self, asked: Invitation) -> None:
-        """Tell the lanes that are not complete; those of several ranks get the time to hand in what they have."""
-        unfinished = self.fleet.those("active")
-        for lane in unfinished:
-            lane.close(self._call(Op.CLOSE, lane, asked))
-        self.fleet.handed_in([lane for lane in unfinished if len(lane.bench.ranks) > 1])
-
-    def _call(self, op: Op, lane: Lane, asked: Invitation) -> Call:
-        head = op, asked.round, asked.attempt, asked.deadline, asked.stage
-        return Call(*head, counted=lane.counted, cohort=asked.cohort)
-
-    def _state(self, shared: State) -> list[Bytes]:
-        """Return the shared state as it is sent: the tensors' own memory, so they are never changed in place."""
-        return self.packing.sent(shared)
 
     # everything else that is asked of the lanes
 
-    def scores(self, round_: int, shared: State) -> Floats:
-        """Return every client's scores, ``[scores, clients]``, see `Job.scores`; NaN: no answer."""
-        self.fleet.caught_up()
-        found = np.full((self.job.scores, self.job.config.clients), np.nan)
-        state, asked = self._state(shared), self.fleet.those("idle")
-        replies = {}
-        for lane in asked:
-            replies[lane] = Scoring(self.job.scores, len(lane.hosted))
-            lane.ask(Call(Op.SCORE, round_, counted=lane.counted), state, replies[lane].receive)
+    def scores(self, now: Progress) -> Floats:
+        """Ask the ranks that are free; the others' scores are NaN."""
+        scores = np.full((self.job.scores, self.job.config.clients), np.nan)
+        if self.kept is not None:
+            return scores
+        self.lanes.wait_for_late()
+        state, asked = self.packing.sent(now.shared), self.lanes.those("idle")
+        replies = {lane: ScoresReply(self.job.scores, len(lane.hosted)) for lane in asked}
+        for lane, reply in replies.items():
+            lane.ask(Command(Op.SCORE, now.round, counted=lane.counted), state, reply.receive)
         start = time.monotonic()
-        self.fleet.answered(asked, what="scores", rest=self.rest, most=self.scoring)
+        self.lanes.wait_for_replies(asked, what="scores", rest=self.rest, most=self.scoring)
         if asked and all(lane.state == "idle" for lane in asked):
-            self.scoring = max(self.fleet.patience, 3 * (time.monotonic() - start))
-        for lane in asked:
+            self.scoring = max(self.lanes.patience, 3 * (time.monotonic() - start))
+        for lane, reply in replies.items():
             if lane.state == "idle":
-                found[:, lane.hosted] = replies[lane].data
-        return found
+                scores[:, lane.hosted] = reply.data
+        return scores
 
-    def personal(self, last: Callable[[Ints], dict[int, Arrays]]) -> Iterator[Saved]:
-        """Yield the acknowledged personal state lane by lane; of a lane that does not answer, what `last` knows."""
-        self.fleet.caught_up()
-        self.missed = []
-        for lane in self.fleet.lanes:
-            reply = Saving(lane.bench, self.job.like)
+    def personal(self, now: Progress) -> Iterator[Saved]:
+        """Ask lane by lane for the acknowledged state; of a lane that does not reply, repeat what was saved last."""
+        if self.kept is not None:
+            yield from self.kept
+            return
+        self.lanes.wait_for_late()
+        missed: list[int] = []
+        for lane in self.lanes.all:
+            reply = StateReply(lane.topology, self.job.like)
             if lane.state == "idle":
-                lane.ask(Call(Op.SAVE, counted=lane.counted), [], reply.receive)
-                limit = SAVE_SECONDS + self.fleet.bandwidth.allows(sum(reply.counts))
-                self.fleet.answered([lane], limit, "personal state")
+                lane.ask(Command(Op.SAVE, counted=lane.counted), [], reply.receive)
+                limit = SAVE_SECONDS + self.lanes.bandwidth.allows(sum(reply.counts))
+                self.lanes.wait_for_replies([lane], limit, "personal state")
                 if lane.state == "idle":
                     yield from reply.saved()
                     continue
-            self.missed += lane.hosted.tolist()
-            for client, state in last(lane.hosted).items():
-                yield alone(client, state)
+            missed += lane.hosted.tolist()
+            yield from self._last_saved(lane.hosted.tolist(), now.saved)
+        self.stale = store.personal_rounds(now.saved, missed) if now.saved else dict.fromkeys(missed, 0)
 
-    def release(self, last: Callable[[Ints], dict[int, Arrays]]) -> tuple[list[Saved], int]:
+    def _last_saved(self, clients: list[int], saved: Path | None) -> Iterator[Saved]:
+        """Yield what a checkpoint has of some clients, else their state before the first visit."""
+        known = store.load_personal(saved, clients) if saved else {}
+        for client in clients:
+            yield as_chunk(client, known.get(client) or arrays(self.job.algorithm.init_client(self.job.task, client)))
+
+    def release(self, now: Progress, record: Record) -> bool:
         """Fetch the personal state for good; let the ranks that are free forget all and sleep until they leave.
 
-        Returns
-        -------
-        kept : list of Saved
-            As `personal` yields it.
-        ranks : int
-            How many were free.
+        Who is late then goes on, and is not asked again.
         """
-        self.fleet.settled(SAVE_SECONDS, "ranks to be released")
-        kept = list(self.personal(last)) if self.job.personal_bytes else []
-        asked = self.fleet.those("idle")
+        if self.kept is not None or not self.job.algorithm.clients_done(now.round):
+            return False
+        self.lanes.wait_for_all(SAVE_SECONDS, "ranks to be released")
+        self.kept = list(self.personal(now)) if self.job.personal_bytes else []
+        asked = self.lanes.those("idle")
         for lane in asked:
-            lane.ask(Call(Op.RELEASE, counted=lane.counted), [], lambda data: data.Ibarrier())
-        self.fleet.answered(asked, SAVE_SECONDS, "ranks to be released")
-        return kept, sum(len(lane.bench.ranks) for lane in asked)
+            lane.ask_ready(Op.RELEASE)
+        self.lanes.wait_for_replies(asked, SAVE_SECONDS, "ranks to be released")
+        record.events.append(released(sum(len(lane.topology.ranks) for lane in asked)))
+        return False
 
-    def leave(self, round_: int, stopped: int, bereft: bool) -> tuple[list[Lane], bool]:
+    def leave(self, round: int, stopped: int, without_dead: bool) -> tuple[list[Lane], bool]:
         """Dismiss all ranks at once, when the late ones are back: MPI's own farewell spins until everybody is there.
 
-        A wish to stop that comes meanwhile ends the waiting.
-
-        Parameters
-        ----------
-        stopped : int
-            The exit code of a run that did not come to its end, else 0.
-        bereft : bool
-            Whether MPI cannot take its farewell without the dead.
-
-        Returns
-        -------
-        missing : list of Lane
-            Those that did not come back.
-        hard : bool
-            Whether all ranks are to end without MPI's farewell.
+        A wish to stop that comes meanwhile ends the waiting. Return the lanes that did not come back, and whether all
+        ranks are to end without that farewell: where MPI cannot take it `without_dead` ranks, and there are any.
         """
-        self.fleet.reform()
-        rest = self._rest_anew()
-        with suppress(Interrupted):
-            self.fleet.settled(LEAVE_SECONDS, "ranks to come back and leave", rest)
-        hard, asked = bereft and bool(self.fleet.lost), self.fleet.those("idle")
-        for lane in asked:
-            lane.dismiss(round_, stopped, hard)
-        self.fleet.answered(asked, LEAVE_SECONDS, "ranks to leave", rest)
-        return self.fleet.those("active", "late"), hard
-
-    def _rest_anew(self) -> Callable[[], None]:
-        """Return what to call while ranks leave: a wish that was there before has been obeyed, or came too late."""
+        self.lanes.reform()
+        rest = self.rest
         try:
-            self.rest()
-        except Interrupted:
-            return idle
-        return self.rest
+            rest()
+        except Interrupted:  # a wish that was there before has been obeyed, or came too late
+            rest = idle
+        with suppress(Interrupted):
+            self.lanes.wait_for_all(LEAVE_SECONDS, "ranks to come back and leave", rest)
+        hard, asked = bool(self.lanes.lost) and not without_dead, self.lanes.those("idle")
+        for lane in asked:
+            lane.ask_ready(Op.LEAVE, round=round, stopped=stopped, hard=hard)
+        self.lanes.wait_for_replies(asked, LEAVE_SECONDS, "ranks to leave", rest)
+        return self.lanes.those("active", "late"), hard
 
-    def abandon(self) -> None:
-        """Give up the round that is under way; lanes that are free soon will take part in what follows."""
-        for lane in self.fleet.those("active"):
-            lane.close(Call(Op.CLOSE, counted=lane.counted))
+    def together(self, record: Record, reason: str) -> str:
+        """Take the ranks' figures from what they have sent, and tell who is lost."""
+        record.by_rank = self.figures()
+        record.by_rank[2, 0] = record.seconds.get("wait_seconds", 0.0)  # none where nobody was invited
+        for loss in self.lanes.lost[self.told :]:
+            record.events += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
+        self.told = len(self.lanes.lost)
+        return reason
 
     def figures(self) -> Floats:
-        """Return and reset, per rank, visits, seconds of computing and of waiting, bytes received and sent.
-
-        float64 ``[5, ranks]``; seconds of waiting are left to who measures them.
-        """
-        found = np.zeros((5, self.size))
-        for lane in self.fleet.lanes:
-            ranks = list(lane.bench.ranks)
-            found[:2, ranks] = lane.worked
-            found[3:, 0] += lane.received, lane.sent
-            found[3, ranks], found[4, ranks] = lane.sent, lane.received
+        """Return and reset, per rank, visits, seconds of computing and waiting (0), bytes received and sent."""
+        figures = np.zeros((5, self.size))
+        for lane in self.lanes.all:
+            ranks = list(lane.topology.ranks)
+            figures[:2, ranks] = lane.worked
+            figures[3:, 0] += lane.received, lane.sent
+            figures[3, ranks], figures[4, ranks] = lane.sent, lane.received
             lane.worked[:] = 0
             lane.sent = lane.received = 0
-        return found
+        return figures

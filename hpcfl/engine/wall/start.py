@@ -1,4 +1,4 @@
-"""Making the lanes, on every rank at once."""
+"""How rounds in real time begin and end: making the lanes, on every rank at once, and leaving them."""
 
 from __future__ import annotations
 
@@ -11,98 +11,78 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from hpcfl import store
 from hpcfl.base.errors import Diverged, Interrupted, Stopped, ended
 from hpcfl.comm.launcher import has_cuda, has_ulfm
 from hpcfl.comm.mpi import Bandwidth
 from hpcfl.comm.placement import Topology, lane_topologies
-from hpcfl.comm.transport import Arrays
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.stopping import Stop
-from hpcfl.engine.wall.client import Member
-from hpcfl.engine.wall.executor import Host
+from hpcfl.engine.wall.client import ClientRank
+from hpcfl.engine.wall.executor import Executor
 from hpcfl.engine.wall.lane import Lane
-from hpcfl.engine.wall.lanes import Fleet
-from hpcfl.engine.wall.rounds import RealTime, last_saved
+from hpcfl.engine.wall.lanes import Lanes
 from hpcfl.engine.wall.server import Server
-from hpcfl.engine.wall.watchdog import Parted
-from hpcfl.schedule.deadlines import Deadlines
+from hpcfl.engine.wall.watchdog import LeftBehind
 
 
-def led(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop: Stop, now: Progress) -> RealTime:
-    """Return the server's rounds over lanes, from `now` on; the client ranks call `served` meanwhile."""
+def lead(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop: Stop, now: Progress) -> Server:
+    """Return the server's rounds over lanes, from `now` on; the client ranks call `serve` meanwhile."""
     bandwidth = Bandwidth()
 
-    def lane(bench: Topology, number: int) -> Lane:
-        return Lane(bench, *_connected(comm, bench, number), job.layout, job.config.clients, bandwidth)
-
-    rows = lane_topologies(job.config.lane_width, hosts, job.chunks)
-    lanes = [lane(bench, number) for number, bench in enumerate(rows)]
-    spare = {
-        rank: lane(bench.single(seat), _spare(rank, comm))
-        for bench in rows
-        for seat, rank in enumerate(bench.ranks)
-        if _may_fall_apart(bench, comm)
-    }
+    def lane(topology: Topology, number: int) -> Lane:
+        return Lane(topology, *_connected(comm, topology, number), job.layout, job.config.clients, bandwidth)
 
     def rest() -> None:
         if reason := stop.requested():
             raise Interrupted(reason)
 
-    def load(clients: list[int]) -> dict[int, Arrays]:
-        return store.load_personal(now.saved, clients) if now.saved else {}
-
-    def since(clients: list[int]) -> dict[int, int]:
-        return store.personal_rounds(now.saved, clients) if now.saved else dict.fromkeys(clients, 0)
-
-    fleet = Fleet(lanes, spare, job.config.lost_after, job.config.patience, bandwidth)
-    server = Server(job, fleet, rest)
+    topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
+    all_lanes = [lane(topology, number) for number, topology in enumerate(topologies)]
+    spare = {
+        rank: lane(topology.single(local_rank), _spare(rank, comm))
+        for topology in topologies
+        for local_rank, rank in enumerate(topology.ranks)
+        if _may_fall_apart(topology, comm)
+    }
+    server = Server(job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth), rest)
     with suppress(Interrupted):  # the request lasts: the first round hears of it
         server.gather()
-    if now.round and server.deadlines.adaptive:
-        _recall(server.deadlines, folder, now.round)
-    return RealTime(job, server, last_saved(job, load), since)
+    job.planner.recall(folder, now.round)
+    return server
 
 
-def _recall(deadlines: Deadlines, folder: Path, rounds: int) -> None:
-    """Let an adaptive deadline know of the visits that an earlier start has recorded."""
-    data = store.open_run(folder)
-    columns = (data[name].values[:rounds] for name in ("cohort", "visit_seconds", "deadline"))
-    for cohort, seconds, deadline in zip(*columns):
-        deadlines.saw(seconds[cohort == 1], float(deadline))
-
-
-def served(
+def serve(
     job: Job, comm: MPI.Intracomm, hosts: Sequence[str], now: Progress, rest: Callable[[], None]
 ) -> Stopped | None:
-    """Serve as a client rank until the server says that the run is over; return whether it was stopped."""
+    """Serve as a client rank until the server says that the run is over; return why it was stopped, if it was."""
     rank = comm.Get_rank()
-    rows = lane_topologies(job.config.lane_width, hosts, job.chunks)
-    number, bench = next((number, bench) for number, bench in enumerate(rows) if rank in bench.ranks)
-    seat = bench.ranks.index(rank)
-    connected = _connected(comm, bench, number)
-    spare = _connected(comm, bench.single(seat), _spare(rank, comm)) if _may_fall_apart(bench, comm) else None
-    now.shared = {}  # it comes with each call
+    topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
+    number, topology = next((number, each) for number, each in enumerate(topologies) if rank in each.ranks)
+    local_rank = topology.ranks.index(rank)
+    connected, spare = _connected(comm, topology, number), None
+    if _may_fall_apart(topology, comm):
+        spare = _connected(comm, topology.single(local_rank), _spare(rank, comm))
+    now.shared = {}  # it comes with each invitation
     direct = job.task.device.type == "cuda" and bool(has_cuda(comm))
-    host = Host(job, job.hosted(rank), now.personal, direct)
-    member = Member(job, host, bench, seat, connected, rest, spare)
+    executor = Executor(job, job.hosted(rank), now.personal, direct)
+    client = ClientRank(job, executor, topology, local_rank, connected, rest, spare)
     try:
-        call = member.serve()
-    except Parted as parted:
-        print(f"hpcfl: rank {rank}: {parted}", file=sys.stderr, flush=True)
+        last = client.serve()
+    except LeftBehind as left:
+        print(f"hpcfl: rank {rank}: {left}", file=sys.stderr, flush=True)
         codes = {"done": 0, "diverged": Diverged.code}
-        _drop(ended(now.round, codes.get(parted.state, Stopped.code)))
-    stopped = ended(call.round, call.stopped)
-    if call.hard:
+        _drop(ended(now.round, codes.get(left.state, Stopped.code)))
+    stopped = ended(last.round, last.stopped)
+    if last.hard:
         _drop(stopped)
     return stopped
 
 
-def dismissed(rounds: RealTime, comm: MPI.Intracomm, done: int, stopped: Stopped | None) -> None:
+def dismiss(server: Server, comm: MPI.Intracomm, done: int, stopped: Stopped | None) -> None:
     """Let all ranks leave at once; end the job where some do not come back."""
-    missing, hard = rounds.server.leave(done, stopped.code if stopped else 0, not has_ulfm(comm))
+    missing, hard = server.leave(done, stopped.code if stopped else 0, has_ulfm(comm))
     if missing:
-        ranks = ", ".join(str(rank) for lane in missing for rank in lane.bench.ranks)
+        ranks = ", ".join(str(rank) for lane in missing for rank in lane.topology.ranks)
         print(f"hpcfl: the run is recorded, but rank {ranks} did not come back to leave", file=sys.stderr, flush=True)
         comm.Abort(1 if stopped is None else stopped.code)
     if hard:
@@ -116,8 +96,8 @@ def _drop(stopped: Stopped | None) -> NoReturn:
     os._exit(0 if stopped is None else stopped.code)
 
 
-def _may_fall_apart(bench: Topology, comm: MPI.Intracomm) -> bool:
-    return len(bench.ranks) > 1 and has_ulfm(comm)
+def _may_fall_apart(topology: Topology, comm: MPI.Intracomm) -> bool:
+    return len(topology.ranks) > 1 and has_ulfm(comm)
 
 
 def _spare(rank: int, comm: MPI.Intracomm) -> int:
@@ -125,9 +105,9 @@ def _spare(rank: int, comm: MPI.Intracomm) -> int:
     return int(comm.Get_size()) + rank
 
 
-def _connected(comm: MPI.Intracomm, bench: Topology, number: int) -> tuple[Any, Any]:
-    """Return a lane's two communicators; rank 0 is the server, then come the seats in their order."""
-    group = comm.Get_group().Incl([0, *bench.ranks])
+def _connected(comm: MPI.Intracomm, topology: Topology, number: int) -> tuple[Any, Any]:
+    """Return a lane's two communicators; rank 0 is the server, then come the client ranks in their order."""
+    group = comm.Get_group().Incl([0, *topology.ranks])
     control = comm.Create_group(group, 2 * number)
     data = comm.Create_group(group, 2 * number + 1)
     group.Free()

@@ -5,16 +5,16 @@ A unit of work is one visit, so a pace (seconds per unit of work) is also the se
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
-from hpcfl.schedule.plan import Invitation, Plan
+from hpcfl.schedule.plan import Attempt, Plan
 
 DRAWS = 1000
 NO_ATTEMPT = 2**31 - 1
@@ -28,25 +28,22 @@ class Speed(ConfigBase):
 
     Attributes
     ----------
-    costs : {"equal", "parameters"}
-        What a layer's share of a visit's work is counted by. (The SALF paper leaves it open.)
-    communication : float
-        Simulated seconds that a round takes for sending back and forth, beside its visits (SRPFL's C.T.); each void
-        attempt at a round takes them too.
-    enforce : {"sleep", "busy"}
-        How wall-clock runs are slowed down to this model: asleep between layers, or computing without a use.
     replays : bool
         Whether rounds are taken as they were recorded, not decided.
-    by_deadline : bool
-        Whether times follow from the deadline, and so a round without one has no end.
+    needs_end : bool
+        Whether times follow from when a round closes, so that it must close after so many seconds.
     """
 
     model: str
     costs: Literal["equal", "parameters"] = "equal"
+    """What a layer's fraction of a visit's work is counted by. (The SALF paper leaves it open.)"""
     communication: float = Field(0.0, ge=0)
+    """Simulated seconds that a round takes for sending back and forth, beside its visits (SRPFL's C.T.); each void
+    attempt at a round takes them too."""
     enforce: Literal["sleep", "busy"] = "sleep"
+    """How wall-clock runs are slowed down to this model: asleep between layers, or computing without a use."""
     replays: ClassVar[bool] = False
-    by_deadline: ClassVar[bool] = False
+    needs_end: ClassVar[bool] = False
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         """Raise UsageError where this model cannot serve rounds that close so, or by this clock."""
@@ -55,7 +52,7 @@ class Speed(ConfigBase):
         """Raise UsageError where this model does not reach so far; before the task is there, `layers` is None."""
 
     def known(self, clock: str) -> bool:
-        """Return whether this model gives the chance to arrive by a deadline."""
+        """Return whether this model gives the probability to arrive in time."""
         return True
 
     def rules(self, participation: Participation) -> Participation:
@@ -63,20 +60,24 @@ class Speed(ConfigBase):
         return participation
 
     def counts(self) -> Literal["equal", "parameters"]:
-        """Return what a layer's share of the work is counted by; a replay has its own."""
+        """Return what a layer's fraction of the work is counted by; a replay has its own."""
         return self.costs
 
-    def plan(self, participation: Participation, asked: Invitation, layerwise: bool) -> Plan:
-        """Decide one attempt at a round; see `Participation.plan`."""
-        return participation.plan(self, asked, layerwise)
+    def recorded(self, attempt: Attempt) -> Attempt:
+        """Return the attempt that a round really is; a replay has its own."""
+        return attempt
+
+    def replayed(self, plan: Plan, whole: bool) -> Plan:
+        """Return what a round really came to; a replay knows it. `whole`: visits are whole or nothing."""
+        return plan
 
     def paces(self, seed: int, clients: int) -> Floats:
         """Return every client's expected seconds per visit, float64 [clients]."""
         return np.ones(clients)
 
-    def seconds(self, asked: Invitation) -> Floats:
+    def seconds(self, attempt: Attempt) -> Floats:
         """Return the seconds that each invited client's visit takes this round, float64 [n]."""
-        return self.paces(asked.seed, asked.clients)[asked.cohort]
+        return self.paces(attempt.seed, attempt.clients)[attempt.cohort]
 
     def order(self, seed: int, clients: int, invited: int) -> Floats:
         """Return the expected seconds until 1 … n of the invited visits have arrived, float64 [invited].
@@ -86,24 +87,26 @@ class Speed(ConfigBase):
         found = np.zeros(invited)
         for draw in range(DRAWS):
             cohort = np.sort(keyed(seed, "order", draw).choice(clients, invited, replace=False))
-            asked = Invitation(seed, draw, clients, cohort, np.ones(1), inf, attempt=NO_ATTEMPT)
-            found += np.sort(self.seconds(asked))
+            found += np.sort(self.seconds(Attempt(seed, clients, np.ones(1), draw, NO_ATTEMPT, cohort)))
         return found / DRAWS
 
-    def enforced(self, asked: Invitation) -> Floats:
+    def enforced(self, attempt: Attempt) -> Floats:
         """Return the seconds that each invited client's visit shall take in real time, float64 [n]; 0: as it is."""
-        return self.seconds(asked)
+        return self.seconds(attempt)
 
-    def depth(self, asked: Invitation) -> Ints:
-        """Return the first layer that each invited client delivers by the deadline, int64 [n], L + 1 for none."""
-        ready = np.outer(self.seconds(asked), asked.shares) <= asked.deadline
-        return np.where(ready.any(1), ready.argmax(1), asked.layers).astype(np.int64) + 1
+    def depth(self, attempt: Attempt) -> Ints:
+        """Return the first layer that each invited client delivers in time, int64 [n], L + 1 for none."""
+        ready = self._ready(attempt)
+        return np.where(ready.any(1), ready.argmax(1), attempt.layers).astype(np.int64) + 1
 
-    def reach(self, asked: Invitation) -> Floats:
+    def arrival(self, attempt: Attempt) -> Floats:
         """Return ``P[d_u <= l]`` before this round's times are drawn, float64 [n, L]."""
-        return (np.outer(self.seconds(asked), asked.shares) <= asked.deadline).astype(np.float64)
+        return self._ready(attempt).astype(np.float64)
 
-    def missing(self, asked: Invitation) -> Floats:
+    def _ready(self, attempt: Attempt) -> NDArray[np.bool_]:
+        return np.outer(self.seconds(attempt), attempt.work_fractions) <= attempt.closes_after
+
+    def miss_probability(self, attempt: Attempt) -> Floats:
         """Return ``P[nobody reaches l]``, float64 [L]; the product form holds for independent clients."""
-        chance: Floats = np.prod(1.0 - self.reach(asked), axis=0)
+        chance: Floats = np.prod(1.0 - self.arrival(attempt), axis=0)
         return chance

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from hpcfl.base.types import Floats
-from hpcfl.schedule.plan import Invitation
+from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import Speed
 
 
@@ -17,13 +17,7 @@ class Equal(Speed):
     model: Literal["none"] = "none"
 
     def known(self, clock: str) -> bool:
-        """Return whether time is simulated: nobody knows how fast real hardware will be."""
-        return clock == "simulated"
+        return clock == "simulated"  # nobody knows how fast real hardware will be
 
-    def enforced(self, asked: Invitation) -> Floats:
-        """Return zeros: nothing is enforced."""
-        return np.zeros(len(asked.cohort))
-
-    def reach(self, asked: Invitation) -> Floats:
-        """Return 0 or 1 in simulated time, NaN in wall time, float64 [n, L]."""
-        return super().reach(asked) if self.known(asked.clock) else np.full((len(asked.cohort), asked.layers), np.nan)
+    def enforced(self, attempt: Attempt) -> Floats:
+        return np.zeros(len(attempt.cohort))

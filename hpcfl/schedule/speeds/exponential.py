@@ -16,24 +16,17 @@ if TYPE_CHECKING:
 
 
 class Exponential(Memoryless):
-    """Exponential visit times, as in SRPFL's and FLANP's experiments.
-
-    Attributes
-    ----------
-    rate : float
-        λ of ``T_i ~ Exp(λ)``, mean 1/λ seconds (``fixed`` and ``dynamic`` only).
-    kind : {"fixed", "dynamic", "dynamic-rate", "dynamic-scale"}
-        ``fixed``: T_i is drawn once. ``dynamic``: anew each round, the clients alike. ``dynamic-rate``:
-        ``λ_i ~ U[1/M, 1]`` once, ``T_i ~ Exp(λ_i)`` anew each round (the paper's text). ``dynamic-scale``: the
-        *mean* is drawn from ``U[1, M]`` (the released code).
-    """
+    """Exponential visit times, as in SRPFL's and FLANP's experiments."""
 
     model: Literal["exponential"] = "exponential"
     rate: float = 1.0
+    """λ of ``T_i ~ Exp(λ)``, mean 1/λ seconds (``fixed`` and ``dynamic`` only)."""
     kind: Literal["fixed", "dynamic", "dynamic-rate", "dynamic-scale"] = "fixed"
+    """``fixed``: T_i is drawn once. ``dynamic``: anew each round, the clients alike. ``dynamic-rate``:
+    ``λ_i ~ U[1/M, 1]`` once, ``T_i ~ Exp(λ_i)`` anew each round (the paper's text). ``dynamic-scale``: the *mean* is
+    drawn from ``U[1, M]`` (the released code)."""
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
-        """Refuse a rate that gives no finite time."""
         if self.rate <= 0:
             raise UsageError(f"speed.rate: expected a number above 0, got {self.rate}")
         if self.sorted and self.kind == "dynamic":
@@ -44,7 +37,6 @@ class Exponential(Memoryless):
 
     @property
     def redrawn(self) -> bool:
-        """Whether times are drawn anew in each round."""
         return self.kind != "fixed"
 
     def order(self, seed: int, clients: int, invited: int) -> Floats:
@@ -54,7 +46,6 @@ class Exponential(Memoryless):
         return super().order(seed, clients, invited)
 
     def means(self, seed: int, clients: int) -> Floats:
-        """Return the mean times, float64 [clients]."""
         if self.kind in ("fixed", "dynamic"):
             return np.full(clients, 1.0 / self.rate)
         rng = keyed(seed, "pace")

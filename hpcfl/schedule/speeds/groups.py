@@ -17,25 +17,17 @@ if TYPE_CHECKING:
 
 
 class Groups(Memoryless):
-    """Exponential visit times whose mean is that of the client's group.
-
-    Attributes
-    ----------
-    means_of : tuple of float
-        Mean seconds per visit of each group.
-    shares_of : tuple of float
-        Share of the clients in each group; they add up to 1.
-    kind : {"fixed", "dynamic"}
-        A client's time is drawn once, or anew in each round.
-    """
+    """Exponential visit times whose mean is that of the client's group (SRPFL, Figure 8)."""
 
     model: Literal["groups"] = "groups"
     means_of: tuple[float, ...] = (0.1, 10.0)
+    """Mean seconds per visit of each group."""
     shares_of: tuple[float, ...] = (0.9, 0.1)
+    """Share of the clients in each group; they add up to 1."""
     kind: Literal["fixed", "dynamic"] = "fixed"
+    """A client's time is drawn once, or anew in each round."""
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
-        """Refuse means that give no time, and shares that do not divide the clients."""
         if any(mean <= 0 for mean in self.means_of):
             raise UsageError(f"speed.means_of: expected seconds above 0, got {list(self.means_of)}")
         whole = isclose(sum(self.shares_of), 1.0, abs_tol=1e-6) and min(self.shares_of) >= 0
@@ -47,7 +39,6 @@ class Groups(Memoryless):
 
     @property
     def redrawn(self) -> bool:
-        """Whether times are drawn anew in each round."""
         return self.kind == "dynamic"
 
     def group(self, seed: int, clients: int) -> Ints:
@@ -58,6 +49,5 @@ class Groups(Memoryless):
         return number
 
     def means(self, seed: int, clients: int) -> Floats:
-        """Return the means of the clients' groups, float64 [clients]."""
         means: Floats = np.array(self.means_of)[self.group(seed, clients)]
         return means

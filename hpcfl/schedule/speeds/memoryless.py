@@ -8,20 +8,15 @@ import numpy as np
 
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats
-from hpcfl.schedule.plan import Invitation
+from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import Speed
 
 
 class Memoryless(Speed):
-    """Exponential times around each client's mean: drawn once per run, or anew in each round.
-
-    Attributes
-    ----------
-    sorted : bool
-        Whether clients are numbered from fast to slow. With ``data.label_groups``, speeds then go with labels.
-    """
+    """Exponential times around each client's mean: drawn once per run, or anew in each round."""
 
     sorted: bool = False
+    """Number clients from fast to slow. With ``data.label_groups``, speeds then go with labels."""
 
     @property
     @abstractmethod
@@ -39,16 +34,16 @@ class Memoryless(Speed):
             paces = paces * keyed(seed, "pace").exponential(1.0, clients)
         return np.sort(paces) if self.sorted else paces
 
-    def seconds(self, asked: Invitation) -> Floats:
-        """Return this round's times, float64 [n]."""
-        times = self.paces(asked.seed, asked.clients)
+    def seconds(self, attempt: Attempt) -> Floats:
+        times = self.paces(attempt.seed, attempt.clients)
         if self.redrawn:
-            times = times * keyed(asked.seed, "time", asked.round, step=asked.attempt).exponential(1.0, asked.clients)
-        return times[asked.cohort]
+            rng = keyed(attempt.seed, "time", attempt.round, step=attempt.number)
+            times = times * rng.exponential(1.0, attempt.clients)
+        return times[attempt.cohort]
 
-    def reach(self, asked: Invitation) -> Floats:
-        """Return ``1 − exp(−deadline / (mean · share))`` where times are drawn anew, float64 [n, L]."""
+    def arrival(self, attempt: Attempt) -> Floats:
+        """Return ``1 − exp(−closes_after / (mean · work_fraction))`` where times are drawn anew, float64 [n, L]."""
         if not self.redrawn:
-            return super().reach(asked)
-        means = self.paces(asked.seed, asked.clients)[asked.cohort]
-        return 1.0 - np.exp(-asked.deadline / np.outer(means, asked.shares))
+            return super().arrival(attempt)
+        means = self.paces(attempt.seed, attempt.clients)[attempt.cohort]
+        return 1.0 - np.exp(-attempt.closes_after / np.outer(means, attempt.work_fractions))

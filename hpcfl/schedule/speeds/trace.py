@@ -17,13 +17,13 @@ from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.registry import lookup
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.plan import Invitation, Plan
+from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.schedule.speeds.base import Speed
 
 COLUMNS = ("cohort", "version", "depth", "visit_seconds", "round_seconds", "repeats", "deadline")
 
 
-class Rules(ConfigBase):
+class Recorded(ConfigBase):
     """What of a recorded run's config its rounds followed from."""
 
     seed: int
@@ -32,8 +32,8 @@ class Rules(ConfigBase):
     participation: Participation
 
     @classmethod
-    def of(cls, text: str) -> Rules:
-        """Return the rules in a recorded config, JSON.
+    def of(cls, text: str) -> Recorded:
+        """Return that of a recorded config, JSON.
 
         Raises
         ------
@@ -52,29 +52,17 @@ class Rules(ConfigBase):
 
 @dataclass(frozen=True)
 class Tape:
-    """What a run folder says about its rounds.
+    """What a run folder says about its rounds: `COLUMNS`, by round and (up to `seconds`) client."""
 
-    Attributes
-    ----------
-    config : Rules
-        The recorded run's own.
-    layers : int
-        L, the number of layers.
-    cohort, version, depth, seconds : [rounds, clients]
-        The columns of these names; `seconds` is ``visit_seconds``.
-    closes, repeats, deadline : [rounds]
-        ``round_seconds`` and the columns of these names.
-    """
-
-    config: Rules
+    config: Recorded
     layers: int
     cohort: NDArray[np.bool_]
     version: Ints
     depth: Ints
     seconds: Floats
-    closes: Floats
+    duration: Floats
     repeats: Ints
-    deadline: Floats
+    closes_after: Floats
 
     @classmethod
     def read(cls, run: str) -> Tape:
@@ -86,7 +74,7 @@ class Tape:
         except UsageError as error:
             raise UsageError(f"speed.run: {error}") from None
         try:
-            config = Rules.of(data.attrs["config"])
+            config = Recorded.of(data.attrs["config"])
         except (UsageError, ValueError, KeyError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
             raise UsageError(f"speed.run: '{run}' has no config that can be read: {reason}") from None
@@ -100,8 +88,7 @@ class Tape:
 
     @property
     def rounds(self) -> int:
-        """How many rounds are recorded; of a run that goes on, those there were when it was read."""
-        return len(self.closes)
+        return len(self.duration)
 
     def stale(self, rounds: int) -> Ints:
         """Return those of the first rounds in which somebody was served an older state."""
@@ -113,16 +100,13 @@ class Trace(Speed):
     """What an earlier run recorded, wall-clock or simulated, replayed in simulated time.
 
     Cohorts, depths, seconds, closing times and repeats are the recorded ones, whatever ``[participation]`` says; of
-    that only `partial` is obeyed. Chances, and what work is counted by (`costs`), are those of the recorded config.
-
-    Attributes
-    ----------
-    run : str
-        The run folder that is replayed. One that goes on counts with the rounds that it has recorded so far.
+    that only `partial` is obeyed. Probabilities, and what work is counted by (`costs`), are those of the recorded
+    config.
     """
 
     model: Literal["trace"] = "trace"
     run: str
+    """The run folder that is replayed. One that goes on counts with the rounds that it has recorded so far."""
     replays: ClassVar[bool] = True
 
     @field_validator("run")
@@ -137,7 +121,6 @@ class Trace(Speed):
         return Tape.read(self.run)
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
-        """Refuse real time: a replay is of simulated time."""
         if clock != "simulated":
             raise UsageError(
                 f"speed.model = 'trace' replays in simulated time: expected clock = 'simulated', got '{clock}'"
@@ -170,7 +153,6 @@ class Trace(Speed):
             )
 
     def known(self, clock: str) -> bool:
-        """Return whether the recorded run's model gives chances."""
         return self.tape.config.speed.known(self.tape.config.clock)
 
     def rules(self, participation: Participation) -> Participation:
@@ -179,55 +161,39 @@ class Trace(Speed):
         return then.model_copy(update={"partial": participation.partial})
 
     def counts(self) -> Literal["equal", "parameters"]:
-        """Return what the recorded run counted work by."""
         return self.tape.config.speed.counts()
 
-    def plan(self, participation: Participation, asked: Invitation, layerwise: bool) -> Plan:
-        """Return the round as it was recorded; depths above 1 count as nothing where visits are whole or nothing."""
-        asked, rules = self._then(asked), self.rules(participation)
-        plan = rules.plan(self, asked, layerwise)
-        depth = self.depth(asked)
-        if rules.whole(layerwise):
-            depth = np.where(depth > 1, asked.layers + 1, depth)
-        return replace(plan, depth=depth, closes=float(self.tape.closes[asked.round]))
+    def recorded(self, attempt: Attempt) -> Attempt:
+        tape, given = self.tape, float(self.tape.closes_after[attempt.round])
+        then = replace(
+            attempt,
+            seed=tape.config.seed,
+            number=int(tape.repeats[attempt.round]),
+            cohort=np.flatnonzero(tape.cohort[attempt.round]),
+            closes_after=np.inf if np.isnan(given) else given,
+            quorum=tape.config.participation.first,
+            weights=None,
+        )
+        return tape.config.speed.recorded(then)  # it may have been a replay itself
+
+    def replayed(self, plan: Plan, whole: bool) -> Plan:
+        depth = self.tape.depth[plan.round, plan.cohort]
+        if whole:
+            depth = np.where(depth > 1, plan.layers + 1, depth)
+        return replace(plan, depth=depth, duration=float(self.tape.duration[plan.round]))
 
     def paces(self, seed: int, clients: int) -> Floats:
-        """Return the recorded run's expected seconds per visit, float64 [clients]."""
         return self.tape.config.speed.paces(self.tape.config.seed, clients)
 
     def order(self, seed: int, clients: int, invited: int) -> Floats:
-        """Return the recorded run's expected seconds until 1 … n visits have arrived, float64 [invited]."""
         return self.tape.config.speed.order(self.tape.config.seed, clients, invited)
 
-    def seconds(self, asked: Invitation) -> Floats:
-        """Return the recorded seconds, float64 [n]."""
-        seconds: Floats = self.tape.seconds[asked.round, asked.cohort]
+    def seconds(self, attempt: Attempt) -> Floats:
+        seconds: Floats = self.tape.seconds[attempt.round, attempt.cohort]
         return seconds
 
-    def depth(self, asked: Invitation) -> Ints:
-        """Return the recorded depths, int64 [n]."""
-        depth: Ints = self.tape.depth[asked.round, asked.cohort]
-        return depth
+    def arrival(self, attempt: Attempt) -> Floats:
+        return self.tape.config.speed.arrival(attempt)
 
-    def reach(self, asked: Invitation) -> Floats:
-        """Return ``P[d_u <= l]`` as the recorded run's model has it, float64 [n, L]."""
-        return self.tape.config.speed.reach(self._then(asked))
-
-    def missing(self, asked: Invitation) -> Floats:
-        """Return ``P[nobody reaches l]`` as the recorded run's model has it, float64 [L]."""
-        return self.tape.config.speed.missing(self._then(asked))
-
-    def _then(self, asked: Invitation) -> Invitation:
-        """Return the recorded run's invitation to this round."""
-        tape, round_ = self.tape, asked.round
-        given = float(tape.deadline[round_])
-        return replace(
-            asked,
-            seed=tape.config.seed,
-            cohort=np.flatnonzero(tape.cohort[round_]),
-            deadline=np.inf if np.isnan(given) else given,
-            attempt=int(tape.repeats[round_]),
-            clock=tape.config.clock,
-            enough=tape.config.participation.first,
-            worth=None,
-        )
+    def miss_probability(self, attempt: Attempt) -> Floats:
+        return self.tape.config.speed.miss_probability(attempt)

@@ -9,7 +9,7 @@ import numpy as np
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
-from hpcfl.schedule.plan import Invitation
+from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import Speed
 
 if TYPE_CHECKING:
@@ -17,40 +17,31 @@ if TYPE_CHECKING:
 
 
 class UniformDepth(Speed):
-    """A given share of the clients straggles, each to a depth drawn uniformly (SALF, section IV and eq. 10).
-
-    Attributes
-    ----------
-    stragglers : float
-        Share of the clients that straggle, 0 … 1.
-    redraw : bool
-        Draw anew in each round who straggles (the paper), or once per run (the released code).
-    nothing : bool
-        A straggler may deliver nothing: depth L + 1 is one of the outcomes.
-    complete : bool
-        A straggler may finish: depth 1 is one of the outcomes.
-    """
+    """A given share of the clients straggles, each to a depth drawn uniformly (SALF, section IV and eq. 10)."""
 
     model: Literal["uniform-depth"] = "uniform-depth"
     stragglers: float = 0.5
+    """Share of the clients that straggle, 0 … 1."""
     redraw: bool = True
+    """Draw anew in each round who straggles (the paper), or once per run (the released code)."""
     nothing: bool = True
+    """A straggler may deliver nothing: depth L + 1 is one of the outcomes."""
     complete: bool = True
-    by_deadline: ClassVar[bool] = True
+    """A straggler may finish: depth 1 is one of the outcomes."""
+    needs_end: ClassVar[bool] = True
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
-        """Refuse shares outside [0, 1] and rounds that do not close by a deadline of its own."""
         if not 0 <= self.stragglers <= 1:
             near = min(max(self.stragglers, 0.0), 1.0)
             raise UsageError(
                 f"speed.stragglers: expected a share between 0 and 1, got {self.stragglers}; did you mean {near}?"
             )
-        if participation.close != "deadline":
+        if not participation.by_time:
             raise UsageError(
                 "speed.model = 'uniform-depth' says how far stragglers are at the deadline: "
                 f"expected participation.close = 'deadline', got '{participation.close}'"
             )
-        if participation.deadline == "adaptive":
+        if participation.adaptive:
             raise UsageError(
                 "participation.deadline = 'adaptive' follows from times, and the times of "
                 "speed.model = 'uniform-depth' from the deadline; expected seconds"
@@ -58,46 +49,42 @@ class UniformDepth(Speed):
 
     def paces(self, seed: int, clients: int) -> Floats:
         """Return 1 for all, or 2 for those who straggle in every round, float64 [clients]."""
-        late = np.zeros(clients) if self.redraw else self._drawn(seed, 0, clients)
-        return 1.0 + late
+        return 1.0 + (np.zeros(clients) if self.redraw else self._drawn(seed, clients))
 
-    def depth(self, asked: Invitation) -> Ints:
-        """Return 1 for who is in time and a uniform draw for stragglers, int64 [n]."""
-        low, high = self._range(asked.layers)
-        rng = keyed(asked.seed, "depth", asked.round, step=asked.attempt)
-        drawn = rng.integers(low, high + 1, asked.clients)
-        return np.where(self._late(asked), drawn[asked.cohort], 1).astype(np.int64)
+    def depth(self, attempt: Attempt) -> Ints:
+        low, high = self._range(attempt.layers)
+        rng = keyed(attempt.seed, "depth", attempt.round, step=attempt.number)
+        drawn = rng.integers(low, high + 1, attempt.clients)
+        return np.where(self._late(attempt), drawn[attempt.cohort], 1).astype(np.int64)
 
-    def seconds(self, asked: Invitation) -> Floats:
+    def seconds(self, attempt: Attempt) -> Floats:
         """Return the seconds a whole visit would take at the pace seen at the deadline, float64 [n]."""
-        share = np.append(asked.shares, 0.0)[self.depth(asked) - 1]
+        done = np.append(attempt.work_fractions, 0.0)[self.depth(attempt) - 1]
         with np.errstate(divide="ignore"):
-            return asked.deadline / share
+            return attempt.closes_after / done
 
-    def enforced(self, asked: Invitation) -> Floats:
+    def enforced(self, attempt: Attempt) -> Floats:
         """Return paces that do not race with the deadline, float64 [n].
 
         The deadline falls midway, in work, between the first layer that counts being ready and the next one being
         ready; a visit that is in time takes half the deadline.
         """
-        done = np.concatenate([[3.0], asked.shares, [0.0]])  # before layer 1 there is none: 3 halves the deadline
-        depth = self.depth(asked)
-        paces: Floats = 2 * asked.deadline / (done[depth] + done[depth - 1])
+        done = np.concatenate([[3.0], attempt.work_fractions, [0.0]])  # no layer is before 1: 3 halves the deadline
+        depth = self.depth(attempt)
+        paces: Floats = 2 * attempt.closes_after / (done[depth] + done[depth - 1])
         return paces
 
-    def reach(self, asked: Invitation) -> Floats:
-        """Return ``P[d_u <= l]``, float64 [n, L]."""
-        late = (
-            self._late(asked) if not self.redraw else np.full(len(asked.cohort), self._count(asked) / len(asked.cohort))
-        )
-        return 1.0 - late[:, None] * (1.0 - self._cumulative(asked.layers))
+    def arrival(self, attempt: Attempt) -> Floats:
+        invited = len(attempt.cohort)
+        late = np.full(invited, self._count(attempt) / invited) if self.redraw else self._late(attempt)
+        return 1.0 - late[:, None] * (1.0 - self._cumulative(attempt.layers))
 
-    def missing(self, asked: Invitation) -> Floats:
+    def miss_probability(self, attempt: Attempt) -> Floats:
         """Return ``P[nobody reaches l]``, float64 [L]: 0 as soon as somebody never straggles."""
         if not self.redraw:
-            return super().missing(asked)
-        everyone = self._count(asked) == len(asked.cohort)
-        return everyone * (1.0 - self._cumulative(asked.layers)) ** len(asked.cohort)
+            return super().miss_probability(attempt)
+        everyone = self._count(attempt) == len(attempt.cohort)
+        return everyone * (1.0 - self._cumulative(attempt.layers)) ** len(attempt.cohort)
 
     def _range(self, layers: int) -> tuple[int, int]:
         low, high = (1 if self.complete else 2), (layers + 1 if self.nothing else layers)
@@ -110,16 +97,16 @@ class UniformDepth(Speed):
         levels = np.arange(1, layers + 1)
         return np.clip(levels - low + 1, 0, None) / (high - low + 1)
 
-    def _count(self, asked: Invitation) -> int:
-        return round(self.stragglers * len(asked.cohort))
+    def _count(self, attempt: Attempt) -> int:
+        return round(self.stragglers * len(attempt.cohort))
 
-    def _late(self, asked: Invitation) -> Floats:
+    def _late(self, attempt: Attempt) -> Floats:
+        """Return 1 for who straggles, else 0, float64 [n]."""
         if not self.redraw:
-            return self._drawn(asked.seed, 0, asked.clients)[asked.cohort]
-        rng = keyed(asked.seed, "stragglers", asked.round, step=asked.attempt)
-        order = rng.permutation(len(asked.cohort))
-        return (order < self._count(asked)).astype(np.float64)
+            return self._drawn(attempt.seed, attempt.clients)[attempt.cohort]
+        rng = keyed(attempt.seed, "stragglers", attempt.round, step=attempt.number)
+        return (rng.permutation(len(attempt.cohort)) < self._count(attempt)).astype(np.float64)
 
-    def _drawn(self, seed: int, round_: int, clients: int) -> Floats:
-        order = keyed(seed, "stragglers", round_).permutation(clients)
+    def _drawn(self, seed: int, clients: int) -> Floats:
+        order = keyed(seed, "stragglers", 0).permutation(clients)
         return (order < round(self.stragglers * clients)).astype(np.float64)

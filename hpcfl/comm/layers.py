@@ -1,0 +1,65 @@
+"""Which layer a block belongs to, and how far a visit has come when so many of its groups are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from hpcfl.base.types import Ints
+from hpcfl.comm.message import Layout
+
+
+class Layers:
+    """Layers 1 … L, first layer first, and the groups of blocks in which a visit sends them, last layer first.
+
+    Parameters
+    ----------
+    tensors : sequence of sequence of str
+        The names of each layer's tensors.
+
+    Attributes
+    ----------
+    of : dict of str to int
+        The layer (1 … L) of each tensor that is in one.
+    of_groups : int64 [G]
+        The lowest layer (1 … L) in each group of the layout; L for what is no layer's.
+    reached : list of int [G + 1]
+        The first layer (1 … L; L + 1: none) from which on all is there when so many groups have arrived.
+    """
+
+    def __init__(self, tensors: Sequence[Sequence[str]], layout: Layout) -> None:
+        self.tensors, count = tensors, len(tensors)
+        self.of = {name: number for number, names in enumerate(tensors, start=1) for name in names}
+        self.of_groups = np.array([min((self.of.get(name, count) for name in g), default=count) for g in layout])
+        self.reached = self._reached(layout)
+        self._blocks = {name: block for group in layout for name, block in group.items()}
+
+    def _reached(self, layout: Layout) -> list[int]:
+        found, lacking = [], {name for group in layout for name in group}
+        for group in ({}, *layout):
+            lacking -= group.keys()
+            late = [number for number, names in enumerate(self.tensors, start=1) if not lacking.isdisjoint(names)]
+            found.append(max(late, default=0) + 1)
+        return found
+
+    @cached_property
+    def bytes(self) -> Ints:
+        """Bytes of one visit's layers as the method sends them, int64 [L]."""
+        return np.array([sum(self._blocks[name].bytes for name in names) for names in self.tensors])
+
+    @cached_property
+    def numbers(self) -> Ints:
+        """Numbers in one visit's layers as the method sends them, int64 [L]."""
+        return np.array([sum(prod(self._blocks[name].shape) for name in names) for names in self.tensors])
+
+    def name(self, number: int) -> str:
+        """Return the name of layer `number` (1 … L)."""
+        tensors = self.tensors[number - 1]
+        return tensors[0].rpartition(".")[0] if len(tensors) > 1 else tensors[0]
+
+    @property
+    def names(self) -> list[str]:
+        return [self.name(number) for number in range(1, len(self.tensors) + 1)]

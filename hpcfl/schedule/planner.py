@@ -1,0 +1,270 @@
+"""The one planner of both clocks: who is invited to a round, when it closes, how far each visit comes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
+from math import ceil, inf, nan
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from hpcfl.base.errors import RunError, UsageError
+from hpcfl.base.types import Floats, Ints
+from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.schedule.speeds.base import Speed
+
+MOST_ATTEMPTS = 1000
+"""After so many void attempts at one round it is given up."""
+
+
+class Method(Protocol):
+    """What a schedule depends on of an algorithm, see `hpcfl.algorithms.Algorithm`."""
+
+    layerwise: ClassVar[bool]
+
+    @property
+    def name(self) -> str: ...
+    def invites(self, round: int) -> bool: ...
+    def invites_all(self, round: int) -> bool: ...
+    def clients_done(self, round: int) -> bool: ...
+
+
+@dataclass(eq=False)
+class Planner:
+    """A run's rounds. In simulated time ask for `plans`; in real time for an `attempt`, and tell what it `saw`.
+
+    Attributes
+    ----------
+    sizes : int64 [clients]
+        Training samples of each client.
+    work_fractions : float64 [L]
+        See `Attempt`.
+    """
+
+    participation: Participation
+    speed: Speed
+    algorithm: Method
+    sizes: Ints
+    work_fractions: Floats
+    seed: int = 0
+    clock: str = "simulated"
+    doubling: Doubling = field(default_factory=Doubling)
+    _seconds: deque[float] = field(init=False)  # of past visits
+
+    def __post_init__(self) -> None:
+        self._seconds = deque(maxlen=self.participation.adaptive_window)
+
+    @property
+    def clients(self) -> int:
+        """How many clients the run has."""
+        return len(self.sizes)
+
+    @property
+    def whole(self) -> bool:
+        """Whether a visit counts as a whole or not at all."""
+        return self.participation.whole(self.algorithm.layerwise)
+
+    @property
+    def warnings(self) -> dict[str, str]:
+        """What the user should know before the run, by name."""
+        return self.participation.warnings(self.algorithm.layerwise)
+
+    def plans(self, first: int = 0, stage: Callable[[], int] = lambda: 0) -> Iterator[Plan]:
+        """Yield the plan of each simulated round from `first` on, without end; `stage` says where a run stands by then.
+
+        Raises
+        ------
+        RunError
+            Where too few visits ever count.
+        """
+        planner = replace(self)  # one that has seen nothing yet
+        for round_ in count(0 if self.participation.adaptive else first):  # an adaptive rule must see what came before
+            plan = planner._planned(round_, stage())
+            if round_ >= first:
+                yield plan
+
+    def _planned(self, round: int, stage: int) -> Plan:
+        """Return the plan of a round: of its first attempt in which enough visits count."""
+        if not self.algorithm.invites(round):
+            return Plan.nobody(round, len(self.work_fractions))
+        if self.speed.replays:
+            return self.plan(self.attempt(round))
+        duration, needed = 0.0, self.participation.min_clients
+        for number in range(MOST_ATTEMPTS):
+            attempt = self.attempt(round, number, stage)
+            plan = self.plan(attempt)
+            self.saw(plan.seconds, attempt.closes_after)
+            duration += plan.duration
+            if plan.counted.sum() >= needed:
+                return replace(plan, duration=duration)
+        raise RunError(
+            f"round {round}: given up after {MOST_ATTEMPTS} void attempts: {plan.counted.sum()} of the visits to the "
+            f"last one counted, expected at least participation.min_clients = {needed}"
+        )
+
+    def attempt(
+        self, round: int, number: int = 0, stage: int = 0, cohort: Ints | None = None, closes_after: float | None = None
+    ) -> Attempt:
+        """Return an attempt at a round.
+
+        Parameters
+        ----------
+        number : int
+            How many attempts at this round were void.
+        stage : int
+            The stage of doubling participant sets.
+        cohort : int64 [n]
+            Who is invited, ascending client ids: in real time those who are free; None: who is drawn.
+        closes_after : float
+            As the server says, which alone has seen all visits; None: as follows from what was seen here.
+        """
+        everyone = self.algorithm.invites_all(round)
+        if cohort is None and everyone:
+            cohort = np.arange(self.clients)
+        if cohort is None:
+            cohort = self.participation.cohort(self.seed, round, self.clients, number)
+        if closes_after is None:
+            closes_after = self.participation.closes_after(round, self._seconds)
+        facts = self.seed, self.clients, self.work_fractions, round, number, cohort
+        if everyone:
+            return Attempt(*facts)
+        return Attempt(*facts, closes_after, *self._quorum(cohort, stage))
+
+    def _quorum(self, cohort: Ints, stage: int) -> tuple[int | None, Ints | None]:
+        """Return what closes a round that closes with the first visits, and what each visit counts towards it."""
+        visits = self.visits(stage)
+        if visits is None or self.doubling.by == "clients":
+            return visits, None
+        if visits == self.participation.invited(self.clients):
+            return None, None  # the last stage waits for all, however many samples the invited have
+        return ceil(visits * self.sizes.mean()), self.sizes[cohort]
+
+    def visits(self, stage: int) -> int | None:
+        """Return the visits that a round of this stage waits for; None: all."""
+        first = self.participation.first
+        if self.doubling.when == "never" or first is None:
+            return first
+        return wanted(first, self.participation.invited(self.clients), stage)
+
+    def plan(self, attempt: Attempt) -> Plan:
+        """Decide one attempt, however many visits may count in it; its `duration` is that of this attempt alone."""
+        rules, attempt = self.speed.rules(self.participation), self.speed.recorded(attempt)
+        plan = self._by_time(attempt) if rules.by_time else self._by_visits(attempt)
+        return self.speed.replayed(plan, self.whole)
+
+    def _by_visits(self, attempt: Attempt) -> Plan:
+        if not len(attempt.cohort):
+            return Plan.nobody(attempt.round, attempt.layers, repeats=attempt.number)
+        seconds = self.speed.seconds(attempt)
+        order = np.argsort(seconds, kind="stable")
+        needed = attempt.needed(order)
+        depth = np.full(len(seconds), attempt.layers + 1, dtype=np.int64)
+        depth[order[:needed]] = 1
+        known = 1.0 if needed == len(seconds) else nan  # the chance to be among the first n has no closed form
+        chances = np.full((len(seconds), attempt.layers), known), np.zeros(attempt.layers)
+        duration = float(seconds[order[needed - 1]]) + self.speed.communication
+        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, *chances, repeats=attempt.number)
+
+    def _by_time(self, attempt: Attempt) -> Plan:
+        end, speed = attempt.closes_after, self.speed
+        if not len(attempt.cohort):
+            return Plan.nobody(attempt.round, attempt.layers, end, attempt.number)
+        seconds, depth = speed.seconds(attempt), speed.depth(attempt)
+        late = depth > 1
+        if speed.known(self.clock):
+            arrival, miss = speed.arrival(attempt), speed.miss_probability(attempt)
+        else:
+            arrival, miss = np.full((len(seconds), attempt.layers), nan), np.full(attempt.layers, nan)
+        if self.whole:
+            depth = np.where(late, attempt.layers + 1, depth)
+            arrival = np.repeat(arrival[:, :1], attempt.layers, axis=1)
+            miss = np.repeat(miss[:1], attempt.layers)
+        duration = (end if late.any() else float(seconds.max())) + speed.communication
+        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, arrival, miss, end, attempt.number)
+
+    def saw(self, seconds: Floats, closes_after: float) -> None:
+        """Take note of the visits of an attempt, void or not: an adaptive rule follows from them.
+
+        Parameters
+        ----------
+        seconds : float64 [n]
+            What each whole visit took; `inf` or NaN: it never arrived. One that missed the round's end counts as twice
+            that, so that the rule can grow again.
+        """
+        self._seconds.extend(np.where(seconds <= closes_after, seconds, 2 * closes_after).tolist())
+
+    def recall(self, run: Path, rounds: int) -> None:
+        """Take note of the visits that an earlier start has recorded, where a rule follows from them."""
+        from hpcfl import store
+
+        if not self.participation.adaptive or not rounds:
+            return
+        data = store.open_run(run)
+        columns = (data[name].values[:rounds] for name in ("cohort", "visit_seconds", "deadline"))
+        for cohort, seconds, closes_after in zip(*columns):
+            self.saw(seconds[cohort == 1], float(closes_after))
+
+    # doubling participant sets
+
+    @cached_property
+    def stage_limits(self) -> list[float]:
+        """The most rounds of each stage but the last."""
+        doubling, first = self.doubling, self.participation.first
+        if doubling.when == "never" or first is None:
+            return []
+        invited = self.participation.invited(self.clients)
+        if doubling.when != "theory":
+            most = float(doubling.rounds) if doubling.when == "rounds" else inf
+            return [most] * (stages(first, invited) - 1)
+        times = self.speed.order(self.seed, self.clients, invited)
+        theory = Theory(times, first, doubling.contraction, self.speed.communication, doubling.distance)
+        return [*map(float, theory.rounds_with_skips() if doubling.skip else theory.rounds())]
+
+    @property
+    def first_stage(self) -> Stage:
+        """Where a run begins."""
+        return entered(0, self.stage_limits)
+
+    def next_stage(self, round: int, stage: Stage, signal: float) -> Stage:
+        """Return the stage of the round after `round`; one that was for everyone counts in no stage."""
+        if not self.stage_limits or self.algorithm.invites_all(round):
+            return stage
+        return self.doubling.after(stage, self.stage_limits, signal)
+
+
+def check(
+    participation: Participation,
+    doubling: Doubling,
+    speed: Speed,
+    algorithm: Method,
+    rounds: int,
+    clients: int,
+    clock: str,
+) -> None:
+    """Raise UsageError where the sections that rounds follow from do not go together."""
+    participation.check(clients)
+    doubling.check(participation)
+    speed.check(participation, clock)
+    speed.covers(rounds, clients)
+    if algorithm.invites_all(0) and speed.needs_end:
+        raise UsageError(
+            f"algorithm.name = '{algorithm.name}' begins with a round that waits for everybody, but the times of "
+            f"speed.model = '{speed.model}' follow from the deadline; did you mean speed.model = 'exponential'?"
+        )
+    if doubling.when != "never" and algorithm.clients_done(2):
+        raise UsageError(
+            f"doubling.when = '{doubling.when}': algorithm.name = '{algorithm.name}' invites clients once, so that "
+            "nothing can double; did you mean doubling.when = 'never'?"
+        )
+    if doubling.when == "theory" and not speed.known("wall"):
+        raise UsageError(
+            "doubling.when = 'theory' needs to know how long the first n visits take, which speed.model = "
+            f"'{speed.model}' does not tell; did you mean doubling.when = 'plateau'?"
+        )
