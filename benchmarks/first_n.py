@@ -167,11 +167,11 @@ def lead(comm: MPI.Intracomm, job: Job, rounds: int, entries: int) -> tuple[Any,
 
 def follow(comm: MPI.Intracomm, job: Job, rounds: int, entries: int) -> None:
     """Be a client in all of them; then hand in when each visit began and ended."""
-    member = wall_rounds.member(job, comm)
+    client_rank = wall_rounds.client_rank(job, comm)
     STAMPS.clear()
     for number in range(rounds):
         if last_of_turn(number, rounds):
-            member.serve()
+            client_rank.serve()
             for _ in range(TURN):
                 calls(comm, entries)
     never = (np.inf, np.inf)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl.base.memory import prefer_large_pages
-from hpcfl.comm.launcher import prefer
+from hpcfl.comm.launcher import set_defaults
 
 PREFIXES = Path(os.environ.get("HPCFL_MPI", Path(__file__).parent.parent / ".mpi"))
 LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
@@ -62,7 +62,7 @@ def environment(mpi: str, mark: str) -> dict[str, str]:
         "UCX_NET_DEVICES": "lo",
         "OMP_NUM_THREADS": "1",
     }
-    prefer(settings)  # as every run does; here MPI and torch are loaded before anything of hpcfl
+    set_defaults(settings)  # as every run does; here MPI and torch are loaded before anything of hpcfl
     prefer_large_pages(settings)
     return settings
 

@@ -159,7 +159,7 @@ def on_a_rank(turns: int) -> None:
     job = wall_rounds.job_of(wall_rounds.Layers(count=1, entries=250), comm.Get_size(), 1, {"close": "all"})
     busy = int(job.hosted(1)[0].clients[0])
     job = wall_rounds.job_of(Uneven(count=1, entries=250, busy=busy), comm.Get_size(), 1, {"close": "all"})
-    side = wall_rounds.server(job, comm) if rank == 0 else wall_rounds.member(job, comm)
+    side = wall_rounds.server(job, comm) if rank == 0 else wall_rounds.client_rank(job, comm)
     waits: list[list[float]] = [[], WORKED, []]
     for turn in range(turns):
         waits[0] += beside(comm, asleep)

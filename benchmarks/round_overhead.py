@@ -103,11 +103,11 @@ class Bare:
             part.zero_()  # the server's own part of the sums
         wait([request for lane, own in zip(lanes, self.buffers) for frame in own for request in lane.receive(frame)])
 
-    def client(self, member: ClientRank, staged: list[StagedFrame]) -> None:
+    def client(self, client_rank: ClientRank, staged: list[StagedFrame]) -> None:
         """Receive the state, send the layers."""
-        wait([member.control.Ibcast(self.call, root=0)])
-        wait([member.data.Ibcast(part, root=0) for part in member.parts])
-        wait([request for staged in staged for request in member.send(staged)])
+        wait([client_rank.control.Ibcast(self.call, root=0)])
+        wait([client_rank.data.Ibcast(part, root=0) for part in client_rank.parts])
+        wait([request for each in staged for request in client_rank.send(each)])
 
 
 def lead(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> Iterator[dict[str, float]]:
@@ -142,12 +142,12 @@ def lead(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> Iterator[d
 
 def follow(comm: MPI.Intracomm, job: Job, entries: int, rounds: int) -> None:
     """Be a client in all of them."""
-    member = wall_rounds.member(job, comm)
-    bare, staged = Bare(), [full(group) for group in member.formats]
+    client_rank = wall_rounds.client_rank(job, comm)
+    bare, staged = Bare(), [full(group) for group in client_rank.formats]
     whole = np.ones((2, len(job.layout) * entries), np.float32)
     for _ in range(rounds):
-        member.serve()
-        bare.client(member, staged)
+        client_rank.serve()
+        bare.client(client_rank, staged)
         comm.Bcast(whole[0], root=0)
         comm.Reduce(whole[1], None, root=0)
 

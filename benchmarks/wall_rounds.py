@@ -134,7 +134,7 @@ class Timed(Server):
 
 
 def server(job: Job, comm: MPI.Intracomm) -> Timed:
-    """Return the server's side; every client rank calls `serve` or `member` meanwhile."""
+    """Return the server's side; every client rank calls `serve` or `client_rank` meanwhile."""
     made = start.lead(job, comm, _here(comm), NOWHERE, Stop(NOWHERE, True), job.begin(0))
     return Timed(job, made.lanes, made.rest)
 
@@ -144,13 +144,15 @@ def serve(job: Job, comm: MPI.Intracomm) -> None:
     start.serve(job, comm, _here(comm), job.begin(comm.Get_rank()), lambda: None)
 
 
-def member(job: Job, comm: MPI.Intracomm) -> ClientRank:
+def client_rank(job: Job, comm: MPI.Intracomm) -> ClientRank:
     """Return a client rank's side, whose `serve` may be called again after the server's `leave`."""
     rank = comm.Get_rank()
     rows = lane_topologies(job.config.lane_width, _here(comm), job.chunks)
-    number, bench = next((number, bench) for number, bench in enumerate(rows) if rank in bench.ranks)
-    host = Executor(job, job.hosted(rank), job.begin(rank).personal)
-    return ClientRank(job, host, bench, bench.ranks.index(rank), start._connected(comm, bench, number), lambda: None)
+    number, topology = next((number, topology) for number, topology in enumerate(rows) if rank in topology.ranks)
+    executor = Executor(job, job.hosted(rank), job.begin(rank).personal)
+    return ClientRank(
+        job, executor, topology, topology.ranks.index(rank), start._connected(comm, topology, number), lambda: None
+    )
 
 
 def _here(comm: MPI.Intracomm) -> list[str]:

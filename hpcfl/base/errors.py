@@ -7,15 +7,10 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """An error that is told in one line, without a traceback.
-
-    Attributes
-    ----------
-    settled : bool
-        All ranks know of it, and this is the one that speaks.
-    """
+    """An error that is told in one line, without a traceback."""
 
     settled = False
+    """All ranks know of it, and this is the one that speaks."""
 
 
 class UsageError(UserError):
@@ -35,15 +30,7 @@ class ErrorOnOtherRank(Exception):  # noqa: N818
 
 
 class Stopped(Exception):  # noqa: N818
-    """A run was asked to stop and has done so on every rank, after a checkpoint of the round it had come to.
-
-    Attributes
-    ----------
-    round : int
-        How many rounds are done.
-    reason : str
-        Who asked, in words.
-    """
+    """A run was asked to stop, by `reason`, and has done so on every rank, after a checkpoint of `round` rounds."""
 
     code = 85  # the exit code by which batch scripts know that the job is to be queued again
 
@@ -62,7 +49,7 @@ class Diverged(Stopped):
 
 
 def ended(round: int, code: int) -> Stopped | None:
-    """Return how the server says that a run has ended: by the exit code that all ranks leave with."""
+    """How a run has ended by the exit code that the server hands to all ranks; None for 0."""
     kinds = {kind.code: kind for kind in (Stopped, Diverged)}
     return kinds[code](round, "the server says so") if code else None
 
@@ -97,15 +84,8 @@ def refusal(key: str, expected: str, got: object, nearest: object = None) -> Usa
     >>> raise refusal("model.rank", "at most data.dimension = 6", 7, nearest=6)
     UsageError: model.rank: expected at most data.dimension = 6, got 7; did you mean 6?
 
-    Parameters
-    ----------
-    expected : str
-        What would do, and why where that is not plain; other keys as ``key = value``.
-    got : object
-        Shown as TOML has it: ``'mlp'``, ``false``, ``[1, 2]``; None as "nothing".
-    nearest : object
-        The nearest value that would do, shown alike; a str as it is, so that it may name another key:
-        ``"doubling.when = 'plateau'"``.
+    `got` and `nearest` are shown as TOML has them; a `nearest` that is a str as it is, so that it may name another key,
+    such as ``"doubling.when = 'plateau'"``.
     """
     hint = "" if nearest is None else f"; did you mean {nearest if isinstance(nearest, str) else toml(nearest)}?"
     return UsageError(f"{key}: expected {expected}, got {toml(got)}{hint}")

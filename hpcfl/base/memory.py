@@ -46,7 +46,6 @@ def freeze() -> None:
 
 
 def _set(trim: int, mmap: int) -> None:
-    """Set from which sizes on memory is given back, and taken piece by piece; other C libraries do not mind."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(TRIM, trim)

@@ -15,13 +15,7 @@ C = TypeVar("C", bound=ConfigBase)
 
 
 def registered(package: str, base: type[C], by: str = "name") -> dict[str, str]:
-    """Return ``{name: module}`` for every module of `package` that defines a section derived from `base`.
-
-    Parameters
-    ----------
-    by : str
-        The key of the section that holds its name.
-    """
+    """Return ``{name: module}`` of the sections derived from `base` in `package`; the key `by` holds their names."""
     path: Sequence[str] = import_module(package).__path__
     modules = [f"{package}.{info.name}" for info in pkgutil.iter_modules(path)]
     return {name: module for module in modules for name in _defined(module, base, by)}
@@ -36,7 +30,7 @@ def lookup(package: str, base: type[C], name: str, key: str, by: str = "name") -
 
 
 def _own(value: type, module: str) -> bool:
-    """Return whether a module defines it, or, where it is a folder, one of its files."""
+    """True where a module defines it, or, where it is a folder, one of its files."""
     return f"{value.__module__}.".startswith(f"{module}.")
 
 

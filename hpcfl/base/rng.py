@@ -13,31 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 
-def keyed(
-    seed: int,
-    purpose: str,
-    round: int = 0,
-    client: int = 0,
-    step: int = 0,
-) -> np.random.Generator:
-    """Return the generator that belongs to ``(seed, purpose, round, client, step)`` and to nothing else.
-
-    Parameters
-    ----------
-    seed : int
-        The run's seed, ``0 <= seed < 2**64``.
-    purpose : str
-        What the numbers are for, such as ``"batch"``; streams of different purposes are independent.
-    round, client, step : int
-        Place of use, each below ``2**64``.
-    """
+def keyed(seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 0) -> np.random.Generator:
+    """Return the generator that belongs to these numbers, each below 2^64, and to this purpose, such as ``"batch"``."""
     key = np.array([seed, zlib.crc32(purpose.encode())], dtype=np.uint64)
     counter = np.array([0, step, client, round], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def key_as_seed(seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 0) -> int:
-    """Return a 63-bit seed for libraries that take only a number (torch's initialisers)."""
+    """A 63-bit seed for libraries that take only a number (torch's initialisers)."""
     return int(keyed(seed, purpose, round, client, step).integers(2**63))
 
 
@@ -50,5 +34,5 @@ class StepKey(NamedTuple):
     step: int
 
     def generators(self, purpose: str) -> list[np.random.Generator]:
-        """Return a generator for each client, whoever else is in its chunk."""
+        """A generator for each client; it does not depend on who else is in the chunk."""
         return [keyed(self.seed, purpose, self.round, client, self.step) for client in self.clients]

@@ -86,32 +86,18 @@ class Norms:
 
 
 class Sieve:
-    """Takes out of some visits' messages what must not count, before it is summed.
+    """Takes out of the messages of so many visits (`rows`) what must not count, before it is summed.
 
-    Parameters
-    ----------
-    rows : int
-        Visits of the chunk.
-    whole : bool
-        A visit counts as a whole or not at all; else each group of the layout is judged by itself.
-    limits : float64 [units], optional
-        The largest norms; None: any finite norm will do.
-
-    Attributes
-    ----------
-    first : int64 [rows]
-        The number of the group by which a visit was rejected; `NO_GROUP`: it was not.
-    reason : int64 [rows]
-        `NOT_FINITE`, `TOO_LARGE`, or 0.
-    norms : float64 [rows, units]
-        Of what was accepted; 0 elsewhere.
+    A visit counts as a `whole` or not at all; else each group of the layout is judged by itself. `limits` [units] are
+    the largest norms; None: any finite norm will do.
     """
 
     def __init__(self, rows: int, layout: Layout, whole: bool, limits: Floats | None = None) -> None:
         self.group = {name: number for number, blocks in enumerate(layout) for name in blocks}
         self.whole, self.limits = whole, limits
-        self.first: Ints = np.full(rows, NO_GROUP)
-        self.reason: Ints = np.zeros(rows, dtype=np.int64)
+        self.first: Ints = np.full(rows, NO_GROUP)  # the group by which each visit was rejected
+        self.reason: Ints = np.zeros(rows, dtype=np.int64)  # NOT_FINITE, TOO_LARGE, or 0
+        # norms of what was accepted; 0 elsewhere
         self.norms: Floats = np.zeros((rows, 0 if limits is None else len(limits)))
 
     def through(self, work: Generator[Message, None, State]) -> Generator[Message, None, State]:
@@ -163,13 +149,7 @@ class Sieve:
 
 
 class RunGuard:
-    """The guard's rules in one run: which norms are accepted, what was rejected, when the run has diverged.
-
-    Parameters
-    ----------
-    whole : bool
-        Whether a visit counts as a whole or not at all.
-    """
+    """The guard's rules in one run: which norms are accepted, what was rejected, when the run has diverged."""
 
     def __init__(self, rules: Guard, layers: Layers, layout: Layout, whole: bool) -> None:
         self.rules, self.layers, self.layout, self.whole = rules, layers, layout, whole
@@ -180,7 +160,6 @@ class RunGuard:
         return None if factor is None else seen.limits(factor, 1 if self.whole else len(self.layout))
 
     def sieve(self, rows: int, limits: Floats | None) -> Sieve:
-        """Return what takes out of the messages of so many visits what must not count."""
         return Sieve(rows, self.layout, self.whole, limits)
 
     def rejections(self, clients: Ints, sieve: Sieve) -> dict[int, Rejection]:
@@ -192,7 +171,6 @@ class RunGuard:
         return found
 
     def why(self, rejection: Rejection) -> str:
-        """Return in words why a visit was rejected."""
         return f"layer '{self.layers.name(self.layers.of_groups[rejection.group])}' {REASONS[rejection.reason]}"
 
     def diverged(self, arrived: int, rejected: Mapping[int, Rejection]) -> str:

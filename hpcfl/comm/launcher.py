@@ -40,7 +40,7 @@ TREES = {
 FAREWELL = {"OMPI_MCA_async_mpi_finalize": "1"}
 
 
-def prefer(environ: MutableMapping[str, str]) -> None:
+def set_defaults(environ: MutableMapping[str, str]) -> None:
     """Add MPI's settings where the environment does not say what is wanted; to be called before MPI starts."""
     for name, value in (TREES | FAREWELL if _ulfm_asked(environ) else TREES).items():
         environ.setdefault(name, value)
@@ -57,10 +57,10 @@ def world() -> Any:
     A wrong launch is a UsageError on its first process and `ErrorOnOtherRank` on the others, which know nothing of each
     other. RunError where MPI cannot be loaded.
     """
-    comm, wrong = judged()
+    comm, wrong = checked_world()
     if not wrong:
         return comm
-    if position(os.environ) > 0:
+    if launched_rank(os.environ) > 0:
         time.sleep(PATIENCE)
         raise ErrorOnOtherRank(2)
     error = UsageError(wrong)
@@ -68,7 +68,7 @@ def world() -> Any:
     raise error
 
 
-def judged() -> tuple[Any, str]:
+def checked_world() -> tuple[Any, str]:
     """Return the world communicator or None, and one line on what is wrong with the launch, empty where all is well.
 
     MPI is asked for its name before it starts: an MPICH under a foreign launcher ends the process while starting.
@@ -86,7 +86,7 @@ def judged() -> tuple[Any, str]:
     return MPI.COMM_WORLD, scattered(os.environ, MPI.COMM_WORLD.Get_size(), text)
 
 
-def position(environ: Environ) -> int:
+def launched_rank(environ: Environ) -> int:
     """The number that the launcher gave this process; 0 without one."""
     return next((_count(environ, key) for key in RANKS if key in environ), 0)
 
@@ -217,7 +217,7 @@ def _count(environ: Environ, key: str) -> int:
 
 def _loaded() -> Any:
     """MPI, not yet started if nobody has imported it before; RunError where it cannot be loaded."""
-    prefer(os.environ)
+    set_defaults(os.environ)
     try:
         import mpi4py
 

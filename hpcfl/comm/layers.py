@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from math import prod
 
 import numpy as np
 
@@ -53,7 +52,7 @@ class Layers:
     @cached_property
     def numbers(self) -> Ints:
         """Numbers in one visit's layers as the method sends them, int64 [L]."""
-        return np.array([sum(prod(self._blocks[name].shape) for name in names) for names in self.tensors])
+        return np.array([sum(self._blocks[name].size for name in names) for names in self.tensors])
 
     def name(self, number: int) -> str:
         """Return the name of layer `number` (1 … L)."""

@@ -81,8 +81,6 @@ class Sums(ABC):
 
     Attributes
     ----------
-    invited : int
-        Visits invited to the round.
     miss_probability : float64 [L]
         Chance that nobody's layer l counts, as the speed model has it.
     iterated : State
@@ -91,7 +89,7 @@ class Sums(ABC):
 
     def __init__(self, layout: Layout, invited: int = 0, miss_probability: Floats | None = None) -> None:
         self.layout = layout
-        self.invited = invited
+        self.invited = invited  # visits
         self.miss_probability = np.zeros(0) if miss_probability is None else miss_probability
         self.iterated: State = {}
 
@@ -120,17 +118,11 @@ class Sums(ABC):
 
 
 class ExactSums(Sums):
-    """Sums that grow message by message, exactly.
-
-    Attributes
-    ----------
-    buffers : list of float64 [n]
-        One for each group, as ranks add them up: each block's weight, then its bins.
-    """
+    """Sums that grow message by message, exactly."""
 
     def __init__(self, layout: Layout, invited: int = 0, miss_probability: Floats | None = None) -> None:
         super().__init__(layout, invited, miss_probability)
-        self.buffers: list[Floats] = []
+        self.buffers: list[Floats] = []  # one per group, as ranks add them up: each block's weight, then its bins
         self._own: dict[str, Floats] = {}
         for group in layout:
             sizes = {name: 1 + block.bins * block.size for name, block in group.items()}

@@ -49,7 +49,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
         _stages(job),
         _messages(job),
         _chunks(job, ranks),
-        _doubts(job),
+        _warnings(job),
         features(config, header.ranges, federation),
         _memory(job, ranks),
     )
@@ -112,7 +112,7 @@ def _messages(job: Job) -> Facts:
 
 def _reduced(layout: Iterable[Mapping[str, Block]]) -> int:
     """Bytes of the exact sums of all blocks."""
-    return sum(block.bins * 8 * prod(block.shape) for group in layout for block in group.values())
+    return sum(block.bins * 8 * block.size for group in layout for block in group.values())
 
 
 def _chunks(job: Job, ranks: int) -> Facts:
@@ -127,7 +127,7 @@ def _largest(job: Job) -> tuple[int, int]:
     return max(len(chunk.clients) for chunk in job.chunks), held
 
 
-def _doubts(job: Job) -> Facts:
+def _warnings(job: Job) -> Facts:
     foreign = [layer.name for layer in job.task.layers if layer.unbatched]
     if foreign:
         yield "note", f"{', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
 
 from hpcfl.algorithms import algorithm_class, algorithms
@@ -40,24 +39,10 @@ def lines() -> Iterator[str]:
 
 def _described(cls: type[ConfigBase]) -> Iterator[str]:
     """Yield a section's name, what it is, and its keys with defaults and meaning."""
-    documented = _documented(cls)
     head = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
     keys = {key: field for key, field in cls.model_fields.items() if key not in ("name", "model")}
     name = next((str(field.default) for key, field in cls.model_fields.items() if key not in keys), "")
     yield f"  {name}: {head}" if name else f"  {head}"
     for key, field in keys.items():
         default = "required" if field.is_required() else repr(field.default)
-        meaning = documented.get(key) or " ".join((field.description or "").split())
-        yield f"    {key} = {default}  {meaning}".rstrip()
-
-
-def _documented(cls: type[ConfigBase]) -> dict[str, str]:
-    """Each key's text from the Attributes sections of the class and its bases."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        document = inspect.cleandoc(vars(base).get("__doc__") or "")
-        _, _, attributes = document.partition("Attributes\n----------\n")
-        for match in re.finditer(r"^(\w[\w, ]*) : .*\n((?: +.*\n?|\n)+)", attributes, re.MULTILINE):
-            text = " ".join(match[2].split())
-            found |= {key.strip(): text for key in match[1].split(",")}
-    return found
+        yield f"    {key} = {default}  {' '.join((field.description or '').split())}".rstrip()

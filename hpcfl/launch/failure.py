@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UserError
-from hpcfl.comm.launcher import judged, launched
+from hpcfl.comm.launcher import checked_world, launched
 from hpcfl.store.atomic import keep_open, number_of, numbered
 
 T = TypeVar("T")
 
 GIVE_UP_SECONDS = 4.0  # how long a failed rank waits for the one that speaks to end the job, or for a disk that hangs
-TOLD = "error.txt"  # in the run folder: written by the rank that is the first to fail, removed by the next start
+ERROR_FILE = "error.txt"  # in the run folder: written by the rank that is the first to fail, removed by the next start
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
 
 
@@ -52,7 +52,7 @@ def speaks(error: UserError) -> bool:
     if error.settled or not launched():
         return True
     try:
-        comm = judged()[0]
+        comm = checked_world()[0]
         if comm is not None:
             from hpcfl.comm.mpi import settle
 
@@ -141,7 +141,7 @@ def _claimed(folder: Path | None, text: str) -> bool:
     if folder is None or not folder.is_dir():
         return True
     try:
-        with (folder / TOLD).open("x") as file:
+        with (folder / ERROR_FILE).open("x") as file:
             file.write(text)
     except OSError as error:
         return not isinstance(error, FileExistsError)

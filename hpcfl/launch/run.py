@@ -21,7 +21,7 @@ from hpcfl.comm.guard import Norms
 from hpcfl.comm.launcher import has_ulfm, local
 from hpcfl.comm.placement import check_single, cores, device, lane_topologies, share_of_cores
 from hpcfl.engine import stopping
-from hpcfl.launch.failure import TOLD, fail, note, raise_together
+from hpcfl.launch.failure import ERROR_FILE, fail, note, raise_together
 from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.doubling import Stage
 
@@ -66,7 +66,7 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     config = configs.from_text(request.config)
     serves = comm is None or comm.Get_rank() == 0
     if serves:
-        (request.folder / TOLD).unlink(missing_ok=True)
+        (request.folder / ERROR_FILE).unlink(missing_ok=True)
     processes = _processes(comm)
     hosts = [host for host, _ in processes]
     job, now = _prepared(config, request, comm, hosts)

@@ -12,7 +12,6 @@ from hpcfl.store.checkpoints import (
     load,
     load_personal,
     personal_rounds,
-    personal_shapes,
     save,
 )
 from hpcfl.store.columns import Column, Fact
@@ -20,7 +19,7 @@ from hpcfl.store.owner import release, take
 from hpcfl.store.reading import data_folder, events, open_run, read_facts, run_attributes, run_folder
 from hpcfl.store.segment import Segment
 from hpcfl.store.status import Status, read_status, write_status
-from hpcfl.store.table import begin, create, rebuild, seal
+from hpcfl.store.table import begin, create, seal
 
 __all__ = [
     "Checkpoint",
@@ -39,10 +38,8 @@ __all__ = [
     "load_personal",
     "open_run",
     "personal_rounds",
-    "personal_shapes",
     "read_facts",
     "read_status",
-    "rebuild",
     "release",
     "run_attributes",
     "run_folder",

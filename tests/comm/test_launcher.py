@@ -77,7 +77,7 @@ class Library:
 
 
 def test_who_launched() -> None:
-    found = {name: (worlds.launcher(environ), worlds.position(environ)) for name, environ in LAUNCHES.items()}
+    found = {name: (worlds.launcher(environ), worlds.launched_rank(environ)) for name, environ in LAUNCHES.items()}
     assert found == {
         "alone": ("", 0),
         "batch": ("", 0),
@@ -187,7 +187,7 @@ def test_launches_are_judged(
 ) -> None:
     start(LAUNCHES[name])
     monkeypatch.setattr(worlds, "_loaded", lambda: library)
-    comm, line = worlds.judged()
+    comm, line = worlds.checked_world()
     assert comm is (library.COMM_WORLD if started else None)
     assert wrong in line
     assert bool(line) == bool(wrong)
@@ -266,14 +266,14 @@ def test_ulfm(text: str, switch: str | None, expected: bool, start: Any, monkeyp
 def test_only_with_fault_tolerance_nobody_waits_for_the_launcher(switch: str | None, expected: str | None) -> None:
     (name,) = worlds.FAREWELL
     environ = {} if switch is None else {worlds.ULFM: switch}
-    worlds.prefer(environ)
+    worlds.set_defaults(environ)
     assert environ.get(name) == expected
 
 
 def test_what_the_user_has_set_is_kept() -> None:
     asked = dict.fromkeys([*worlds.TREES, *worlds.FAREWELL], "0") | {worlds.ULFM: "1"}
     environ = dict(asked)
-    worlds.prefer(environ)
+    worlds.set_defaults(environ)
     assert environ == asked
 
 
@@ -308,7 +308,7 @@ def test_numbers_on_the_host(world: Any) -> None:
 
 @pytest.mark.mpi
 def test_the_launch_of_these_tests_is_right(world: Any) -> None:
-    comm, wrong = worlds.judged()
+    comm, wrong = worlds.checked_world()
     assert wrong == ""
     assert comm.Get_size() == world.size
     assert worlds.has_cuda(comm) in (True, False)
