@@ -42,7 +42,7 @@ if launching.inside():
     from hpcfl.base.types import Floats, State
     from hpcfl.engine.job import Job
     from hpcfl.schedule.plan import Attempt
-    from hpcfl.schedule.speeds.equal import Equal
+    from hpcfl.schedule.speeds.base import Equal
 
     class Sleeps(Equal):
         """Each client's visit takes the seconds that are drawn for it."""

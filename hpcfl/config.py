@@ -28,21 +28,16 @@ from hpcfl.schedule.speeds import Speed, speed_class
 
 
 class Evaluate(ConfigBase):
-    """When models are evaluated, and what else is computed then.
-
-    Attributes
-    ----------
-    every, last : int
-        After every `every` rounds, and after each of the `last` rounds of the run.
-    objective : bool
-        Whether the objective is recorded too: the mean loss over all training samples, the clients' under the models
-        that they predict with, the server's own (if it holds any) under the shared one, each with the penalty. Nothing
-        is drawn for it: no dropout, no augmentation. In real time it is not known where a client did not answer.
-    """
+    """When models are evaluated, and what else is computed then."""
 
     every: int = Field(10, ge=1)
+    """After every so many rounds."""
     last: int = Field(10, ge=1)
+    """And after each of so many last rounds of the run."""
     objective: bool = False
+    """Record the objective too: the mean loss over all training samples, the clients' under the models that they
+    predict with, the server's own (if it holds any) under the shared one, each with the penalty. Nothing is drawn for
+    it: no dropout, no augmentation. In real time it is not known where a client did not answer."""
 
     def due(self, done: int, rounds: int) -> bool:
         """Return whether the state after `done` of `rounds` rounds is evaluated."""
@@ -50,10 +45,12 @@ class Evaluate(ConfigBase):
 
 
 class Checkpoints(ConfigBase):
-    """When checkpoints are written (every `every` rounds and at the end) and how many are kept."""
+    """When checkpoints are written, and how many are kept."""
 
     every: int = Field(50, ge=1)
+    """After every so many rounds, and at the end."""
     keep: int = Field(2, ge=1)
+    """The newest so many stay."""
 
     def due(self, done: int, rounds: int) -> bool:
         """Return whether the state after `done` of `rounds` rounds is saved."""
@@ -61,44 +58,32 @@ class Checkpoints(ConfigBase):
 
 
 class Config(ConfigBase):
-    """Everything that a run depends on. The same config gives the same result, to the bit.
-
-    Attributes
-    ----------
-    clock : {"simulated", "wall"}
-        Seconds are drawn and nothing sleeps, or they are real and rounds close by them.
-    precision : {"single", "double"}
-        Type of parameters, samples and messages: float32, or float64 where the last digits of a minimum count.
-    batch_clients : "auto" | int | False
-        Clients per chunk: their computations are batched together. The chunk size decides about the last bits of
-        a result, so it follows from the config alone and never from the number of ranks. False: one by one.
-    threads : int or "auto"
-        Threads per rank within one operation; like the chunk size part of what decides about the last bits.
-        ``auto``: 1 in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of its host's cores.
-    lane_width : int or {"auto", "node", "all"}
-        Wall clock: client ranks that share a lane. A lane can be held up by its own ranks only; 1 is safest, and
-        wider lanes save bytes. ``node``: the ranks of one host. ``auto``: 1 up to 64 ranks, then ``node``.
-    lost_after : float
-        Wall clock: seconds of silence after which a rank that owes an answer counts as dead; for MPIs that do not
-        tell. By default never.
-    patience : float
-        Wall clock: seconds for which the server waits for ranks before it says on stderr for whom; it says so again
-        every 5 minutes.
-    fault_tolerance : {"auto", "ulfm"}
-        Wall clock: go on without dead ranks where the MPI tells of them (``auto``), or refuse to run where it does not.
-    """
+    """Everything that a run depends on. The same config gives the same result, to the bit."""
 
     rounds: int = Field(ge=1)
     clients: int = Field(ge=1)
     seed: int = Field(0, ge=0, lt=2**63)
     clock: Literal["simulated", "wall"] = "simulated"
+    """Seconds are drawn and nothing sleeps, or they are real and rounds close by them."""
     precision: Literal["single", "double"] = "single"
+    """Type of parameters, samples and messages: float32, or float64 where the last digits of a minimum count."""
     batch_clients: Literal["auto", False] | int = "auto"
+    """Clients per chunk: their computations are batched together. The chunk size decides about the last bits of a
+    result, so it follows from the config alone and never from the number of ranks. False: one by one."""
     threads: Literal["auto"] | int = "auto"
+    """Threads per rank within one operation; like the chunk size part of what decides about the last bits. ``auto``: 1
+    in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of its host's cores."""
     lane_width: Literal["auto", "node", "all"] | int = "auto"
+    """Wall clock: client ranks that share a lane. A lane can be held up by its own ranks only; 1 is safest, and wider
+    lanes save bytes. ``node``: the ranks of one host. ``auto``: 1 up to 64 ranks, then ``node``."""
     lost_after: float | None = Field(None, gt=0)
+    """Wall clock: seconds of silence after which a rank that owes an answer counts as dead; for MPIs that do not tell.
+    By default never."""
     patience: float = Field(30.0, gt=0)
+    """Wall clock: seconds for which the server waits for ranks before it says on stderr for whom; it says so again
+    every 5 minutes."""
     fault_tolerance: Literal["auto", "ulfm"] = "auto"
+    """Wall clock: go on without dead ranks where the MPI tells of them (``auto``), or refuse to run elsewhere."""
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoints = Checkpoints()
     algorithm: SerializeAsAny[Algorithm]

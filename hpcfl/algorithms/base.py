@@ -209,7 +209,7 @@ class Algorithm(ConfigBase):
         Parameters
         ----------
         known : bool
-            The speed model gives the chance that a layer arrives by a deadline.
+            The speed model gives the chance that a layer arrives in time.
         """
 
     def check_model(self, model: Model, header: Header) -> None:

@@ -47,13 +47,7 @@ class Femnist(Source):
         return self._pool(self._chosen(clients, data_dir)).header
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> PooledFederation:
-        """Return the clients; `seed` decides about the classes and samples that they keep.
-
-        Raises
-        ------
-        UsageError
-            If the files are malformed, if there are too few users, or if a client has too few samples.
-        """
+        """Return the clients; `seed` decides about the classes and samples that they keep."""
         users = self._chosen(clients, data_dir)
         pool = self._pool(users)
         train, test = self._dealt(pool, clients, seed) if self.merge else self._own(users, pool, seed)

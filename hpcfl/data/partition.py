@@ -56,9 +56,8 @@ def grouped(labels: Ints, clients: int, classes: int, groups: int, rng: np.rando
 def dirichlet(labels: Ints, clients: int, alpha: float, rng: np.random.Generator) -> Parts:
     """Give every client equally many samples, of classes in proportions ``q_i ~ Dir(alpha * p)``.
 
-    As in Hsu et al. (2019), `p` holds the classes' shares of the pool and sums to 1; codes that draw from
-    ``Dir(a, ..., a)`` over C balanced classes correspond to ``alpha = C * a``. A class that runs out is
-    replaced by the client's others. At most ``clients - 1`` samples are left out.
+    As in Hsu et al. (2019), `p` are the classes' shares of the pool, of sum 1: ``Dir(a, ..., a)`` over C balanced
+    classes is ``alpha = C * a``. A class that runs out is replaced by the client's others; ``n % clients`` remain.
     """
     left = np.bincount(labels)
     present = left > 0

@@ -192,9 +192,8 @@ class Job:
         """Return the `scores` of a chunk's clients, ``[scores, c]``."""
         params = self.algorithm.model(self.task, shared, personal, Visits.for_test(round, clients))
         tested = client_scores(self.task, params, clients)
-        return np.array(
-            [*tested, client_objectives(self.task, params, clients)] if self.scores > len(tested) else tested
-        )
+        wanted = self.scores > len(tested)
+        return np.array([*tested, client_objectives(self.task, params, clients)] if wanted else tested)
 
 
 def stacked(states: list[State]) -> State:

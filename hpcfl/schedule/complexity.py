@@ -31,31 +31,16 @@ class Oracle(ConfigBase):
 
 @dataclass(frozen=True)
 class Spent:
-    """What one round took.
+    """What one round took."""
 
-    Attributes
-    ----------
-    gradients : int
-        b of the clients: the most that any active client computed.
-    server_gradients : int
-        b of the server.
-    active : int
-        τm, the clients whose visits counted.
-    numbers : int
-        Numbers that they sent, all together.
-    parameters : int
-        p, the numbers of one client's model.
-    """
-
-    gradients: int
-    server_gradients: int
-    active: int
-    numbers: int
-    parameters: int
+    gradients: int  # b of the clients: the most that any active client computed
+    server_gradients: int  # b of the server
+    active: int  # τm, the clients whose visits counted
+    numbers: int  # that they sent, all together
+    parameters: int  # p, the numbers of one client's model
 
     @property
     def vectors(self) -> float:
-        """Vectors of p numbers that were sent."""
         return self.numbers / self.parameters
 
     @property

@@ -95,15 +95,7 @@ class Doubling(ConfigBase):
             )
 
     def signal(self, before: State, after: State, sums: Sums, rate: float) -> float:
-        """Return what a stage may end by, at least 0; −1: the round says nothing of it.
-
-        Parameters
-        ----------
-        before, after : State
-            The shared state.
-        rate : float
-            The learning rate that led from one to the other.
-        """
+        """Return what a stage may end by, at least 0; −1: the round says nothing. `rate`: the learning rate."""
         if self.when == "plateau" and "loss" in sums and sums.weight("loss"):
             return float(sums.mean("loss"))
         sent = [name for name in before if name in sums and sums.weight(name)]
@@ -137,24 +129,13 @@ def entered(number: int, limits: Sequence[float]) -> Stage:
 class Theory:
     """The rounds that each stage takes by the contraction ``dist⁺ ≤ dist √(1−a) + a / √(2^r (1−a))`` (eq. 199).
 
-    Attributes
-    ----------
-    times : float64 [N]
-        Expected seconds until so many of N visits have arrived, ``E[T_(n)]``.
-    first : int
-        Visits of the first stage, n0.
-    a : float
-        Contraction, in (0, 1/4].
-    communication : float
-        Seconds of a round beside its visits, C.
-    distance : float
-        Distance at the start, dist(B0, B*): stage 0 has no formula of its own.
+    Stage 0 has no formula of its own: it begins with `distance`, dist(B0, B*).
     """
 
-    times: Floats
-    first: int
-    a: float
-    communication: float = 0.0
+    times: Floats  # [N]: expected seconds until so many of N visits have arrived, E[T_(n)]
+    first: int  # n0, the visits of the first stage
+    a: float  # contraction, in (0, 1/4]
+    communication: float = 0.0  # C, seconds of a round beside its visits
     distance: float = 1.0
 
     def floor(self, stage: int) -> float:
@@ -183,7 +164,6 @@ class Theory:
         return found
 
     def _needed(self, distance: float, stage: int) -> int:
-        """Return the rounds after which the bound has come down to where the stage ends."""
         if self.leaves_at(stage) >= distance:
             return 0
         floor = self.floor(stage)

@@ -48,7 +48,6 @@ class Participation(ConfigBase):
     @field_validator("deadline", mode="before")
     @classmethod
     def _shaped(cls, value: Any) -> Any:
-        """Refuse what is no rule, in one line for all its kinds."""
         if _is_number(value) or value == "adaptive":
             return value
         if isinstance(value, (list, tuple)) and all(_is_step(step) for step in value):
@@ -90,7 +89,6 @@ class Participation(ConfigBase):
 
     @property
     def by_time(self) -> bool:
-        """Whether rounds close by a deadline, else with visits."""
         return self.close == "deadline"
 
     @property
@@ -99,13 +97,7 @@ class Participation(ConfigBase):
         return self.by_time and self.deadline == "adaptive"
 
     def closes_after(self, round: int, seen: Collection[float]) -> float:
-        """Return the seconds that a round is given, `inf` where it does not close by a deadline.
-
-        Parameters
-        ----------
-        seen : collection of float
-            Seconds of the past visits that an adaptive deadline looks at.
-        """
+        """Return the seconds that a round is given, inf where it has no deadline; `seen`: those of past visits."""
         if not self.by_time:
             return inf
         if isinstance(self.deadline, tuple):

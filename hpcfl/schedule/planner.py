@@ -38,21 +38,13 @@ class Method(Protocol):
 
 @dataclass(eq=False)
 class Planner:
-    """A run's rounds. In simulated time ask for `plans`; in real time for an `attempt`, and tell what it `saw`.
-
-    Attributes
-    ----------
-    sizes : int64 [clients]
-        Training samples of each client.
-    work_fractions : float64 [L]
-        See `Attempt`.
-    """
+    """A run's rounds. In simulated time ask for `plans`; in real time for an `attempt`, and tell what it `saw`."""
 
     participation: Participation
     speed: Speed
     algorithm: Method
-    sizes: Ints
-    work_fractions: Floats
+    sizes: Ints  # [clients]: training samples
+    work_fractions: Floats  # [L], see `Attempt`
     seed: int = 0
     clock: str = "simulated"
     doubling: Doubling = field(default_factory=Doubling)
@@ -63,7 +55,6 @@ class Planner:
 
     @property
     def clients(self) -> int:
-        """How many clients the run has."""
         return len(self.sizes)
 
     @property
@@ -91,7 +82,6 @@ class Planner:
                 yield plan
 
     def _planned(self, round: int, stage: int) -> Plan:
-        """Return the plan of a round: of its first attempt in which enough visits count."""
         if not self.algorithm.invites(round):
             return Plan.nobody(round, len(self.work_fractions))
         if self.speed.replays:
@@ -112,14 +102,10 @@ class Planner:
     def attempt(
         self, round: int, number: int = 0, stage: int = 0, cohort: Ints | None = None, closes_after: float | None = None
     ) -> Attempt:
-        """Return an attempt at a round.
+        """Return an attempt at a round, of which `number` were void, in a stage of doubling participant sets.
 
         Parameters
         ----------
-        number : int
-            How many attempts at this round were void.
-        stage : int
-            The stage of doubling participant sets.
         cohort : int64 [n]
             Who is invited, ascending client ids: in real time those who are free; None: who is drawn.
         closes_after : float
@@ -190,13 +176,9 @@ class Planner:
         return Plan(attempt.round, attempt.cohort, seconds, depth, duration, arrival, miss, end, attempt.number)
 
     def saw(self, seconds: Floats, closes_after: float) -> None:
-        """Take note of the visits of an attempt, void or not: an adaptive rule follows from them.
+        """Take note of the seconds of an attempt's whole visits, void or not: an adaptive rule follows from them.
 
-        Parameters
-        ----------
-        seconds : float64 [n]
-            What each whole visit took; `inf` or NaN: it never arrived. One that missed the round's end counts as twice
-            that, so that the rule can grow again.
+        One that missed the round's end, or never arrived (`inf` or NaN), counts as twice that: the rule can grow again.
         """
         self._seconds.extend(np.where(seconds <= closes_after, seconds, 2 * closes_after).tolist())
 
@@ -229,7 +211,6 @@ class Planner:
 
     @property
     def first_stage(self) -> Stage:
-        """Where a run begins."""
         return entered(0, self.stage_limits)
 
     def next_stage(self, round: int, stage: Stage, signal: float) -> Stage:

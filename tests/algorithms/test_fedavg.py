@@ -8,7 +8,7 @@ from helpers.toys import Rounds, cnn_task, load, mlp_task, plain, planned, read,
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.base.errors import UsageError
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.speeds.equal import Equal
+from hpcfl.schedule.speeds.base import Equal
 from hpcfl.schedule.speeds.uniform_depth import UniformDepth
 
 SIZES = [3, 20, 8, 11, 4]

@@ -25,7 +25,7 @@ from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
 from hpcfl.comm.message import ExactSums
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.speeds.equal import Equal
+from hpcfl.schedule.speeds.base import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
 from hpcfl.schedule.speeds.uniform_depth import UniformDepth
 

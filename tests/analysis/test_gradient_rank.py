@@ -227,7 +227,7 @@ def test_the_network_of_cifar_10(run: Run, tmp_path: Path) -> None:
     [
         (("--data", "mnits"), "--data mnits: unknown; did you mean 'mnist'?"),
         (("--data", "digits", "--optimizer", "sgd"), "--optimizer sgd: unknown; known: adam, rmsprop"),
-        (("--data", "digits", "--samples", "361"), "--samples 361: there are 360 test samples; did you mean 360"),
+        (("--data", "digits", "--samples", "361"), "--samples 361: there are 360 test samples; did you mean 360?"),
         (("--data", "digits", "--samples", "0"), "--samples 0: expected at least 1"),
         (
             ("--data", "digits", "--hidden", "9,x"),
@@ -246,7 +246,7 @@ def test_refusals(words: tuple[str, ...], said: str, run: Run, monkeypatch: pyte
 def test_a_file_that_is_not_there_cannot_be_shown(run: Run, tmp_path: Path) -> None:
     out, error = run("--from", tmp_path / "none.h5")
     assert out == ""
-    assert error.startswith(f"{tmp_path / 'none.h5'}: not a readable HDF5 file")
+    assert error.startswith(f"{tmp_path / 'none.h5'}: no such file")
 
 
 def test_a_theta_that_was_trained_otherwise_is_refused(run: Run, tmp_path: Path) -> None:

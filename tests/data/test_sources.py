@@ -601,4 +601,4 @@ def test_files_that_are_not_hdf5_or_hold_no_clients_are_refused(tmp_path):
         (tmp_path / "mine.h5").write_bytes(wrong)
         message = refused(section.check, 3, tmp_path)
         assert "mine.h5" in message
-        assert "not a readable HDF5 file" in message
+        assert "truncated or damaged, expected an HDF5 file" in message

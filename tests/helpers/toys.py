@@ -28,7 +28,7 @@ from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
-from hpcfl.schedule.speeds.equal import Equal
+from hpcfl.schedule.speeds.base import Equal
 
 PLAIN = SimpleNamespace(  # all of a config that a job looks at
     seed=0, clock="simulated", participation=Participation(), doubling=Doubling(), speed=Equal(), guard=Guard()

@@ -13,7 +13,7 @@ from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table, load
 from hpcfl.engine.job import Job
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.speeds.equal import Equal
+from hpcfl.schedule.speeds.base import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
 from hpcfl.schedule.speeds.uniform_depth import UniformDepth
 

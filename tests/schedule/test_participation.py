@@ -19,7 +19,7 @@ from hpcfl.engine.job import Job
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds import Speed
-from hpcfl.schedule.speeds.equal import Equal
+from hpcfl.schedule.speeds.base import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
 from hpcfl.schedule.speeds.uniform_depth import UniformDepth
 

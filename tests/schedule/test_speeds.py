@@ -15,9 +15,8 @@ from hpcfl.engine.job import Job
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.schedule.speeds import Speed, speed_class
-from hpcfl.schedule.speeds.equal import Equal
-from hpcfl.schedule.speeds.exponential import Exponential
-from hpcfl.schedule.speeds.groups import Groups
+from hpcfl.schedule.speeds.base import Equal
+from hpcfl.schedule.speeds.exponential import Exponential, Groups
 from hpcfl.schedule.speeds.uniform_depth import UniformDepth
 
 ALPHA = 1e-4  # chance of a false alarm per comparison; the seeds are fixed, so it is drawn once for all
@@ -259,7 +258,7 @@ def test_enforced_paces_come_as_far_as_drawn(nothing, complete):
     speed = UniformDepth(stragglers=0.8, nothing=nothing, complete=complete)
     for round_ in range(50):
         one = asked(5, round_, 30, deadline=0.7)
-        ready = np.outer(speed.enforced(one), one.shares)
+        ready = np.outer(speed.enforced(one), one.work_fractions)
         depth = np.where((ready <= 0.7).any(1), (ready <= 0.7).argmax(1), L) + 1
         np.testing.assert_array_equal(depth, speed.depth(one))
         assert abs(ready / 0.7 - 1).min() > 0.1  # no layer is ready within a tenth of the deadline

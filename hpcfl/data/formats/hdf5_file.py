@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Ints, Shape
 from hpcfl.data.base import Features, Labels, Range, Scale, scaled
+from hpcfl.data.formats.files import reading
 
 PIECE = 16 << 20  # bytes of features that are read at a time
 PEAK = 255  # largest pixel
@@ -70,26 +71,13 @@ class Survey(NamedTuple):
 @contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
     """Open a file for reading; what goes wrong inside, the file being damaged, becomes a UsageError."""
-    try:
-        # Parallel file systems may offer no locks; for reading, none are needed.
-        file = h5py.File(path, "r", locking="best-effort")
-    except OSError as error:
-        raise UsageError(f"{path}: not a readable HDF5 file ({_first_line(error)})") from error
-    with file:
-        try:
-            yield file
-        except (OSError, RuntimeError) as error:
-            raise UsageError(f"{path}: damaged HDF5 file ({_first_line(error)})") from error
+    # parallel file systems may offer no locks; for reading, none are needed
+    with reading(path, "an HDF5 file", RuntimeError), h5py.File(path, "r", locking="best-effort") as file:
+        yield file
 
 
 def dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    """Return the data set of that name, all of whose numbers are in this very file.
-
-    Raises
-    ------
-    UsageError
-        If there is none, if a link leads to it, or if a part of it is elsewhere or nowhere.
-    """
+    """Return the data set of that name; UsageError where there is none, or not all its numbers are in this file."""
     found = _linked(file, name)
     if not isinstance(found, h5py.Dataset):
         raise UsageError(f"{file.filename}: {name} is missing")
@@ -115,10 +103,7 @@ def _linked(file: h5py.File, name: str) -> Any:
 def _check_place(file: h5py.File, found: h5py.Dataset, above: tuple[h5py.Dataset, ...] = ()) -> None:
     """Refuse a data set that keeps numbers in other files, or maps what is not there.
 
-    Parameters
-    ----------
-    above : tuple of h5py.Dataset
-        The virtual data sets that it is a source of. HDF5 would follow a circle of them until the process dies.
+    `above` are the virtual data sets that it is a source of: HDF5 would follow a circle of them until the process dies.
     """
     where = f"{file.filename}: {found.name[1:]}"
     if found.external:
@@ -196,14 +181,11 @@ def _check_client(where: str, name: str, train: Part, test: Part, server: Part |
     if train.size == 0:
         raise UsageError(f"{where}{train.group} has no samples, expected at least 1")
     if test.shape != train.shape:
-        raise UsageError(
-            f"{where}client '{name}' has {train.features} in train and {test.features} in test; "
-            "expected the same in both"
-        )
+        said = f"client '{name}' has {train.features} in train and {test.features} in test"
+        raise UsageError(f"{where}{said}; expected the same in both")
     if server is not None and server.shape != train.shape:
-        raise UsageError(
-            f"{where}test has {server.features}, client '{name}' {train.features}; a global test set needs equal shapes"
-        )
+        said = f"test has {server.features}, client '{name}' {train.features}"
+        raise UsageError(f"{where}{said}; a global test set needs equal shapes")
 
 
 def unchanged(file: h5py.File, part: Part) -> str:
@@ -304,7 +286,3 @@ def _natural(name: str) -> tuple[list[str | int], str]:
     """Sort key under which ``c2`` comes before ``c10``, and numbers come in their order."""
     pieces = re.split(r"(\d+)", name)
     return [int(piece) if i % 2 else piece for i, piece in enumerate(pieces)], name
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -21,12 +21,8 @@ from hpcfl.data.formats.files import check_labels, reading
 def read_pair(folder: Path, part: str, side: int, classes: int, first: int = 0) -> tuple[NDArray[np.uint8], Ints]:
     """Return images uint8 ``[n, side, side]`` and labels int64 ``[n]`` of a part, such as "train" or "t10k".
 
-    Labels are counted from 0; in the file they count from `first`.
-
-    Raises
-    ------
-    UsageError
-        If a file is missing or no sound IDX file, or if they do not fit together.
+    Labels are counted from 0; in the file they count from `first`. UsageError if a file is not sound, or if they do
+    not fit together.
     """
     images, labels = (_existing(folder / f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
     pixels, found = read(images, 3), read(labels, 1).astype(np.int64)

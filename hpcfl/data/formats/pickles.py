@@ -115,10 +115,7 @@ def _plain(value: Any) -> Any:
 def read(path: Path) -> Any:
     """Return what was pickled, by Python 2 or 3; strings of Python 2 come as bytes.
 
-    Raises
-    ------
-    UsageError
-        If the file is missing, truncated or damaged, or refers to anything but arrays of numbers.
+    UsageError if the file is missing, truncated or damaged, or refers to anything but arrays of numbers.
     """
     try:
         with path.open("rb") as file:

@@ -32,11 +32,7 @@ def read_leaf(folder: Path, length: int, classes: int) -> dict[str, User]:
 
     A file holds ``users``, ``num_samples`` in the same order, and ``user_data: {user: {"x": [...], "y": [...]}}``.
     A sample has `length` numbers and a label ``0 .. classes - 1``.
-
-    Raises
-    ------
-    UsageError
-        If there are no such files, or if one is malformed; the line names the file and the user.
+    UsageError names the file and the user where one is malformed.
     """
     paths = sorted(folder.glob("*.json"))
     if not paths:
@@ -106,31 +102,22 @@ def _row(where: str, row: Any, length: int) -> Features:
 def read_glove(path: Path, words: Collection[str]) -> dict[str, Features]:
     """Return the vectors of those of `words` that a file of GloVe's has (Pennington et al. 2014), float32 ``[dim]``.
 
-    A line is a word and its numbers.
-
-    Raises
-    ------
-    UsageError
-        If the file is missing, empty or breaks off within a line, if a line is no word with as many numbers as the
-        first one has, or if none of the words is there.
+    A line is a word and its numbers, as many as in the first line. UsageError also if none of the words is there.
     """
-    dim: int | None = None
-    found: dict[str, Features] = {}
+    dim, found = 0, {}
     # only a line feed ends a line: words may hold what Unicode counts as line ends
     with opened_lines(path, "text in UTF-8", "utf-8", "\n") as lines:
         for number, line in enumerate(lines, start=1):
             word, _, values = line.rstrip(" \r\n").partition(" ")
             count = values.count(" ") + 1 if values else 0
-            if dim is None and not word:
-                break
-            if count != (count if dim is None else dim):
+            dim = count if number == 1 else dim
+            if count != dim:
                 raise UsageError(f"{path}: line {number} has {count} values, expected {dim} as in line 1")
-            if dim is None or word in words:
-                vector = _vector(f"{path}: line {number} ({word[:40]!r})", values)
-                found |= {word: vector} if word in words else {}
-            dim = count
-    if dim is None:
+            if number == 1 or word in words:
+                found[word] = _vector(f"{path}: line {number} ({word[:40]!r})", values)
+    if not dim:
         raise UsageError(f"{path}: has no word vectors, expected lines of a word and its numbers")
+    found = {word: vector for word, vector in found.items() if word in words}
     if not found:
         raise UsageError(f"{path}: vocabulary mismatch, none of the {len(words)} words of the texts has a vector")
     return found
@@ -150,11 +137,6 @@ def read_libsvm(path: Path, width: int) -> tuple[Features, Ints]:
     """Return the samples, float32 ``[n, width]``, zero where the file says nothing, and labels int64 ``[n]``.
 
     A line is a label, then pairs ``index:value`` by indices from 1; all is packed by bzip2.
-
-    Raises
-    ------
-    UsageError
-        If the file cannot be read to its end, or a line is not as it should be.
     """
     with reading(path, "a whole bzip2 file"), bz2.open(path) as lines:
         samples = [_sample(f"{path}: line {number}", line, width) for number, line in enumerate(lines, start=1)]

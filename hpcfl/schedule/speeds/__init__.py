@@ -1,4 +1,4 @@
-"""How slow each client is: one model, one file. A new file is found by itself."""
+"""How slow each client is. A new file with a named model is found by itself."""
 
 from hpcfl.base.registry import lookup, registered
 from hpcfl.schedule.speeds.base import Speed

@@ -1,4 +1,4 @@
-"""The base of the speed models. Each is a pure function of the seed, the round and the client.
+"""The base of the speed models, and the one that is none: pure functions of the seed, the round and the client.
 
 A unit of work is one visit, so a pace (seconds per unit of work) is also the seconds that a whole visit takes.
 """
@@ -110,3 +110,15 @@ class Speed(ConfigBase):
         """Return ``P[nobody reaches l]``, float64 [L]; the product form holds for independent clients."""
         chance: Floats = np.prod(1.0 - self.arrival(attempt), axis=0)
         return chance
+
+
+class Equal(Speed):
+    """Every visit takes one second in simulated time; in wall time, whatever it takes."""
+
+    model: Literal["none"] = "none"
+
+    def known(self, clock: str) -> bool:
+        return clock == "simulated"  # nobody knows how fast real hardware will be
+
+    def enforced(self, attempt: Attempt) -> Floats:
+        return np.zeros(len(attempt.cohort))

@@ -33,13 +33,7 @@ class Recorded(ConfigBase):
 
     @classmethod
     def of(cls, text: str) -> Recorded:
-        """Return that of a recorded config, JSON.
-
-        Raises
-        ------
-        ValueError, KeyError
-            If it is none.
-        """
+        """Return that of a recorded config, JSON; ValueError or KeyError if it is none."""
         table = json.loads(text)
         speed = lookup("hpcfl.schedule.speeds", Speed, table["speed"]["model"], "speed.model", "model")
         return cls(
@@ -91,7 +85,7 @@ class Tape:
         return len(self.duration)
 
     def stale(self, rounds: int) -> Ints:
-        """Return those of the first rounds in which somebody was served an older state."""
+        """Return in which of the first rounds somebody was served an older state."""
         served = self.version[:rounds]
         return np.flatnonzero((self.cohort[:rounds] & (served != np.arange(rounds)[:, None])).any(1))
 
@@ -112,12 +106,10 @@ class Trace(Speed):
     @field_validator("run")
     @classmethod
     def _absolute(cls, run: str) -> str:
-        """Let a resumption find the folder from wherever it is started."""
-        return str(Path(run).absolute())
+        return str(Path(run).absolute())  # a resumption may start elsewhere
 
     @cached_property
     def tape(self) -> Tape:
-        """What was recorded, read once."""
         return Tape.read(self.run)
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
@@ -127,15 +119,7 @@ class Trace(Speed):
             )
 
     def covers(self, rounds: int, clients: int, layers: int | None = None) -> None:
-        """Refuse a trace of another shape.
-
-        Raises
-        ------
-        UsageError
-            If it has other clients or layers, or fewer rounds.
-        RunError
-            If a visit was served an older state than its round's.
-        """
+        """Refuse other clients or layers, fewer rounds (UsageError), and visits to older states (RunError)."""
         tape = self.tape
         for name, there, wanted in (("clients", tape.cohort.shape[1], clients), ("rounds", tape.rounds, rounds)):
             if there < wanted or (there > wanted and name == "clients"):
