@@ -61,8 +61,11 @@ class Config(ConfigBase):
     """Everything that a run depends on. The same config gives the same result, to the bit."""
 
     rounds: int = Field(ge=1)
+    """Rounds of the whole run."""
     clients: int = Field(ge=1)
+    """Clients of the federation, on however many ranks."""
     seed: int = Field(0, ge=0, lt=2**63)
+    """All random numbers are drawn by it, so that they are the same on any number of ranks."""
     clock: Literal["simulated", "wall"] = "simulated"
     """Seconds are drawn and nothing sleeps, or they are real and rounds close by them."""
     precision: Literal["single", "double"] = "single"

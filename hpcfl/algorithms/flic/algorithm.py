@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from hpcfl.algorithms.flic.config import FACTORS, MEANS, FlicKeys
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hpcfl.algorithms.base import Client, Extras, IteratedReduction, ServerState
     from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors
     from hpcfl.algorithms.flic.objective import Parts
@@ -109,6 +107,8 @@ class Flic(FlicKeys):
         return self.tune_epochs
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        import torch
+
         from hpcfl.algorithms.flic.anchors import changes
 
         learner = self._learner(task, shared, personal, visits)
@@ -122,17 +122,12 @@ class Flic(FlicKeys):
         weight = visits.weights(self.weights)
         yield {"loss": (loss, weight)}
         message = {name: (params[name] - shared[name], weight) for name in parts.shared}
-        holders = self._holds(learner.terms.anchors, shared[MEANS]) if self.average == "holders" else None
+        holders = None
+        if self.average == "holders":
+            slots = learner.terms.anchors.slots.cpu().unsqueeze(1)
+            holders = (slots == torch.arange(len(shared[MEANS]))[:, None]).any(2)
         yield message | changes(params, shared, weight, holders)
         return {name: params[name] for name in personal}
-
-    def _holds(self, anchors: Anchors | TargetAnchors, means: Tensor) -> Tensor:
-        """Return which anchors each client's step may move, bool ``[c, C]``."""
-        import torch
-
-        if self.anchor_loss == "means":
-            return torch.ones(len(anchors.slots), len(means), dtype=torch.bool)
-        return (anchors.slots.cpu().unsqueeze(1) == torch.arange(len(means))[:, None]).any(2)
 
     def _learner(self, task: Task, shared: State, personal: State, visits: Visits, testing: bool = False) -> Learner:
         from hpcfl.algorithms.flic.objective import Terms
