@@ -16,11 +16,11 @@ import pytest
 from golden.freeze import FILE, MNIST, RUNS, kind, play, record
 
 FROZEN = json.loads(FILE.read_text())
-SAME_KIND = FROZEN["kind"] == kind()
+DIGESTS = next((each["digests"] for each in FROZEN["kinds"] if each["kind"] == kind()), {})
 ROUNDING = {"accuracy": 1e-6, "client_accuracy": 1e-6}
 NORM = 1e-5  # relative: norms are written with six digits
-if not SAME_KIND:
-    warnings.warn(f"digests are not compared: frozen on {FROZEN['kind']}, this is {kind()}", stacklevel=1)
+if not DIGESTS:
+    warnings.warn(f"digests are not compared: none are frozen on {kind()}", stacklevel=1)
 
 
 def has_data(name: str) -> bool:
@@ -38,9 +38,9 @@ def changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
             before, after = then[norms].get(name), now[norms].get(name)
             if not near(before, after, relative=NORM):
                 yield f"{norms} of {name} was {before}, is {after}"
-    for digest in ("state_sha256", "personal_sha256", "server_sha256"):
-        if SAME_KIND and then[digest] != now[digest]:
-            yield f"{digest} was {then[digest][:12]}, is {now[digest][:12]}"
+    for digest, before in then["digests"].items():
+        if before != now["digests"][digest]:
+            yield f"{digest} was {before[:12]}, is {now['digests'][digest][:12]}"
 
 
 def near(before: Any, after: Any, relative: float = 0.0, absolute: float = 0.0) -> bool:
@@ -52,7 +52,8 @@ def near(before: Any, after: Any, relative: float = 0.0, absolute: float = 0.0) 
 
 def difference(name: str, run: Path) -> str:
     """Return in one line what has changed of a preset, "" if nothing."""
-    found = list(changes(FROZEN["runs"][name], record(run)))
+    then = FROZEN["runs"][name] | {"digests": DIGESTS.get(name, {})}
+    found = list(changes(then, record(run)))
     more = f"; and {len(found) - 1} more" if found[1:] else ""
     return f"{name}: {found[0]}{more}" if found else ""
 

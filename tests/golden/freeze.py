@@ -2,7 +2,8 @@
 
 Runs are started by the command line and read from their folders, so nothing here depends on how the package is
 organised. The file is made anew only where results are meant to change; MNIST must be in ``HPCFL_DATA`` then. Columns
-and norms are compared on any machine, digests on those of the kind that the file names.
+and norms are compared on any machine, digests on those of the kinds that the file names; ``--add`` adds the kind of
+this machine, by code that is known to give what is frozen.
 
 ``salf-wall-digits/`` is a run by the wall clock, to be replayed. It was recorded once, on three ranks, four rounds and
 ``participation.deadline = 0.5``; its checkpoint was removed, and the columns that neither a replay nor ``hpcfl show``
@@ -22,6 +23,7 @@ import hashlib
 import json
 import platform
 import re
+import sys
 import tempfile
 from collections.abc import Iterable
 from contextlib import redirect_stdout
@@ -119,9 +121,11 @@ def record(run: Path) -> dict[str, Any]:
     for _, name, value in personal:
         own[name] = own.get(name, 0.0) + norm(value)
     return {
-        "state_sha256": shown(run)["state_sha256"],
-        "personal_sha256": digest((f"{client} {name}", value) for client, name, value in personal),
-        "server_sha256": digest((name, shared[name]) for name in sorted(shared) if name.startswith("server.")),
+        "digests": {
+            "state_sha256": shown(run)["state_sha256"],
+            "personal_sha256": digest((f"{client} {name}", value) for client, name, value in personal),
+            "server_sha256": digest((name, shared[name]) for name in sorted(shared) if name.startswith("server.")),
+        },
         **columns(run),
         "shared_norms": {name: rounded(norm(value)) for name, value in sorted(shared.items())},
         "personal_norms": {name: rounded(value) for name, value in sorted(own.items())},
@@ -170,13 +174,17 @@ def rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def main() -> None:
-    """Write frozen.json."""
+def main(add: bool) -> None:
+    """Write frozen.json: anew, or with the digests of this kind of machine beside those that it has."""
     with tempfile.TemporaryDirectory() as scratch:
         runs = {name: record(play(name, Path(scratch) / name)) for name in RUNS}
-    text = json.dumps({"kind": kind(), "runs": runs}, indent=1)
-    FILE.write_text(re.sub(r"\[[^]]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
+    kinds = [{"kind": kind(), "digests": {name: run.pop("digests") for name, run in runs.items()}}]
+    if add:
+        known = json.loads(FILE.read_text())
+        kinds, runs = [*known["kinds"], *kinds], known["runs"]
+    text = json.dumps({"kinds": kinds, "runs": runs}, indent=1)
+    FILE.write_text(re.sub(r"\[[^][{]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main("--add" in sys.argv[1:])
