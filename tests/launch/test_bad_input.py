@@ -329,7 +329,8 @@ CASES = {
     "setting-in-a-value": salf("rounds.x=3", "--set rounds.x=3", "rounds"),
     "no-data-dir": fedavg("data.name=mnist", "mnist", "--data-dir", "HPCFL_DATA"),
     "no-idx-folder": Case(
-        "run fedavg-digits --set data.name=mnist --data-dir {here}/none --out {here}/out", ("none/mnist", "no such")
+        "run fedavg-digits --set data.name=mnist --data-dir {here}/none --out {here}/out",
+        ("data.name = 'mnist'", "/none has no folder mnist/"),
     ),
     "no-idx-file": mnist(lambda folder: (folder / IMAGES).unlink(), IMAGES, "/mnist"),
     "cut-idx-file": mnist(cut, IMAGES, "truncated"),
@@ -339,7 +340,7 @@ CASES = {
     "no-hdf5-file": own(nothing, "data.file=owm.h5", "data.file", "owm.h5"),
     "hdf5-without-labels": own(without("clients/1/train/labels"), "", "own.h5", "clients/1/train/labels", "missing"),
     "hdf5-without-test": own(without("clients/2/test"), "", "own.h5", "clients/2/test", "missing"),
-    "hdf5-of-3-clients": own(nothing, "clients=4", "clients = 4", "own.h5", "clients = 3"),
+    "hdf5-of-3-clients": own(nothing, "clients=4", "clients: expected 3", "own.h5", "got 4"),
     "hdf5-of-unequal-shapes": own(wider, "", "(6,)", "(5,)"),
     "hdf5-of-two-files": own(
         lambda file: file.update({"clients/3": h5py.ExternalLink("other.h5", "/clients/3")}),
