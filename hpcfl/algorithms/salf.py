@@ -93,8 +93,8 @@ class Salf(Algorithm):
         rows = [visits.in_time(max(level[name] for name in names)) for names in task.layer_names()]
         velocity = {name: value.clone() for name, value in personal.items()}
         sgd = Sgd(self.lr, momentum=self.momentum)
-        for stage, gradients, losses in task.backprop(start, batch, rows):
-            if stage == len(rows) - 1:
+        for number, gradients, losses in task.backprop(start, batch, rows):
+            if number == len(rows) - 1:
                 yield {"loss": (losses, visits.ones(len(losses)))}
             for name in reversed(gradients):
                 count = visits.in_time(level[name])

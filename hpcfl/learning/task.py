@@ -62,13 +62,12 @@ class Task:
         self.federation, self.seed, self.penalty = federation, seed, model.penalty
         self.device = torch.device(device)
         self.dtype = torch.float64 if precision == "double" else torch.float32
+        built = {shape: self._build(model, shape) for shape in dict.fromkeys(federation.shapes)}
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
-        self.layers = self._build(model, federation.shapes[0])
+        self.layers = built[federation.shapes[0]]
         self._initial = {
-            shape: {
-                name: value.detach() for layer in self._build(model, shape) for name, value in layer.tensors.items()
-            }
-            for shape in dict.fromkeys(federation.shapes)
+            shape: {name: value.detach() for layer in layers for name, value in layer.tensors.items()}
+            for shape, layers in built.items()
         }
         self._samples: dict[int, Samples] = {}
         self.oracle_calls: Counter[int] = Counter()

@@ -46,7 +46,7 @@ def test_a_full_disk_ends_the_job(mpi: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("kilobytes", [30, 60, 100])
+@pytest.mark.parametrize("kilobytes", [30, 60, 90])
 def test_wherever_the_disk_is_full_there_is_one_line(kilobytes: int, tmp_path: Path) -> None:
     """No file may be larger than so much: the table, the segment or a checkpoint fails, while written or closed."""
     file = toml(table("salf", "mlp", False, rounds=6, checkpoint={"every": 1}), tmp_path / "my.toml")
