@@ -59,7 +59,7 @@ class Server(Rounds):
     # rounds
 
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, ReceivedSums]:
-        """Run the next round until its rule closes it; queries of its messages the server responds to alone."""
+        """Run the next round until its rule closes it; an iterated reduction is done by the server alone."""
         plan, sums = self._closed(now, record)
         record.gradients, record.rejected, record.norms = sums.gradients, sums.rejected, sums.norms
         if self.job.iterated is not None:
