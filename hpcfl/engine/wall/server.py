@@ -43,7 +43,6 @@ class Server(Rounds):
     def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
         self.job, self.lanes, self.rest = job, lanes, rest
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
-        self.planner = job.planner
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
         self.told = 0
