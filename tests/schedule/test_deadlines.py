@@ -138,6 +138,19 @@ def test_a_resumed_run_has_the_same_deadlines(solo, tmp_path, participation, dis
     assert len(set(store.open_run(whole)["deadline"].values)) >= distinct
 
 
+def test_what_an_earlier_start_has_recorded_is_recalled(solo, tmp_path):
+    keys = {**ADAPTIVE, "adaptive_first": 0.5, "adaptive_window": 10, "adaptive_quantile": 0.6}
+    speed = {"model": "exponential", "kind": "dynamic"}
+    run = play(solo, table("salf", "mlp", True, rounds=6, speed=speed, participation=keys), tmp_path / "run", None)
+    wanted = store.open_run(run)["deadline"].values
+    assert len(set(wanted)) > 3
+    for done, closes_after in enumerate(wanted):
+        rule = deadlines(**keys)
+        rule.recall(run, done)
+        assert seconds(rule, done) == closes_after
+    deadlines(deadline=0.3).recall(tmp_path / "no run", 3)  # nothing follows from it
+
+
 def test_a_setting_may_be_a_rule():
     for text, rule in (
         ("adaptive", "adaptive"),
