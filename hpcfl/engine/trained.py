@@ -224,8 +224,8 @@ class ClientModel:
         if x.shape[1:] != self.shape:
             raise UsageError(f"x: client {self.client} has features of shape {self.shape}, got {x.shape[1:]}")
         params = {name: value.unsqueeze(0) for name, value in self.params.items()}
-        rows = torch.from_numpy(np.asarray(x, np.float32)).to(self.task.device)
-        found: Array = self.task.outputs(params, rows, last).cpu().numpy()
+        rows = torch.from_numpy(np.asarray(x, np.float32)).to(self.task.device, self.task.dtype)
+        found: Array = self.task.outputs(params, rows, last).float().cpu().numpy()
         return found
 
 
@@ -249,7 +249,7 @@ def restored(likes: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, An
     return {
         name: torch.from_numpy(np.asarray(found[name])).to(like, copy=True)
         if isinstance(like, torch.Tensor)
-        else type(like)(found[name])
+        else type(like)(np.asarray(found[name]).item())  # an earlier version may have stored ``[1]``
         for name, like in likes.items()
     }
 

@@ -17,6 +17,7 @@ import hpcfl
 from helpers.runs import alone, table, toml
 from hpcfl import store
 from hpcfl.base.errors import UsageError
+from hpcfl.engine.trained import restored
 
 CHEAP = {"epochs": 1, "batch": 50}
 SOME = {"invite": "uniform", "size": 4}
@@ -29,6 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "flic, learns before a test": {"algorithm": {"name": "flic", **CHEAP, "evaluation": "head"}, **LATENT},
     "local": {"algorithm": {"name": "local"}, **LATENT},
     "fedavg": table("fedavg", "mlp", True, rounds=2, batch_clients=3),
+    "fedavg, double": table("fedavg", "mlp", True, rounds=1, precision="double"),
     "fedrep": table("fedavg", "mlp", True, rounds=1, algorithm=TUNED),
 }
 
@@ -56,6 +58,10 @@ def test_predictions_are_those_that_the_run_was_tested_with(method: str, tmp_pat
     for name, values in zip(("train_samples", "test_samples", "features"), columns[1:]):
         assert (data[name].dims, data[name].dtype) == (("client",), np.int64)
         np.testing.assert_array_equal(data[name], values, err_msg=name)
+
+
+def test_numbers_of_earlier_versions_were_tensors() -> None:
+    assert restored({"rounds": 0.0, "phase": ""}, {"rounds": np.ones(1), "phase": "x"}) == {"rounds": 1.0, "phase": "x"}
 
 
 def test_embeddings_are_what_the_layers_below_the_latent_space_make(tmp_path: Path) -> None:
