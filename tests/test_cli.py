@@ -70,6 +70,15 @@ def test_run_again_with_another_config_is_refused(capsys: pytest.CaptureFixture[
     assert shown(capsys, "one") == before
 
 
+def test_a_run_that_recorded_oracle_complexity_unasked_is_gone_on_with(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "fedavg-digits", *FEW, "--out", "one", "--quiet"]
+    assert main([*words, "--set", "oracle.phi=100.0"]) == 0  # what earlier versions did by default
+    assert main([*words, "--resume"]) == 0
+    assert "done already" in capsys.readouterr().out
+    assert main([*words, "--resume", "--set", "oracle.phi=5.0"]) == 2
+    assert "holds a run with oracle.phi = 100.0, expected 5.0" in capsys.readouterr().err
+
+
 def test_a_diverged_run_is_not_gone_on_with(capsys: pytest.CaptureFixture[str]) -> None:
     from hpcfl import store
 
