@@ -104,10 +104,9 @@ def job_of(algorithm: Algorithm, ranks: int, width: int | str, rules: Mapping[st
     }
     Patience.crowd = ranks / len(cores())
     job = Job.of(from_table(table), None, ranks)
-    lean = sum(value.nbytes for value in algorithm.init_server(job.task).values()) >= LEAN_BYTES
-    if lean:
+    if sum(value.nbytes for value in algorithm.init_server(job.task).values()) >= LEAN_BYTES:
         give_back()  # as every job does with a model of this size
-    return replace(job, algorithm=algorithm, lean=lean)
+    return replace(job, algorithm=algorithm)
 
 
 class Timed(Server):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import hpcfl
@@ -22,25 +23,36 @@ APART = {
 }
 
 
+MODULES = {
+    ".".join(("hpcfl", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+
 def imported(path: Path) -> Iterator[str]:
-    """Yield the rooms that a module imports from."""
+    """Yield the package's modules that a module imports from, anywhere in it."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module == "hpcfl":
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hpcfl."):
-            yield str(node.module).split(".")[1]
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in MODULES else node.module for name in names)
         elif isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("hpcfl."))
+            yield from (alias.name for alias in node.names)
 
 
 def test_imports_run_one_way() -> None:
     wrong = []
-    for path in PACKAGE.rglob("*.py"):
-        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        for to in set(imported(path)) - {room} if room != "__init__" else ():
+    for name, path in MODULES.items():
+        room = name.split(".")[1] if name != "hpcfl" else ""
+        for to in {to.split(".")[1] for to in imported(path) if to.startswith("hpcfl.")} - {room} if room else ():
             if ORDER.index(to) < ORDER.index(room) or to in APART.get(room, ()):
                 wrong.append(f"{path.relative_to(PACKAGE)} imports from {to}")
     assert not wrong
+
+
+def test_no_module_needs_itself() -> None:
+    TopologicalSorter(
+        {name: set(imported(path)) & MODULES.keys() - {name} for name, path in MODULES.items()}
+    ).prepare()  # raises CycleError, which names the circle
 
 
 def test_a_newcomer_finds_few_rooms() -> None:

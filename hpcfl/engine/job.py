@@ -53,19 +53,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Job:
-    """One run, put together; the same on every rank.
-
-    Attributes
-    ----------
-    lean : bool
-        Whether to save memory rather than time: large models in real time.
-    """
+    """One run, put together; the same on every rank."""
 
     config: Config
     task: Task
     algorithm: Algorithm
     chunks: list[Chunk]
-    lean: bool = False
 
     @classmethod
     def of(cls, config: Config, data_dir: Path | None, ranks: int, device: str = "cpu", threads: int = 1) -> Job:
@@ -82,8 +75,7 @@ class Job:
         torch.set_num_threads(threads)
         federation = config.data.federate(config.clients, config.seed, data_dir)
         task = Task(config.model, federation, config.seed, device, config.precision)
-        lean = config.clock == "wall" and task.nbytes >= LEAN_BYTES
-        give_back() if lean else keep_freed()
+        give_back() if config.clock == "wall" and task.nbytes >= LEAN_BYTES else keep_freed()
         if config.doubling.when == "gradient" and config.algorithm.init_server(task).keys().isdisjoint(task.initial()):
             raise UsageError(
                 f"doubling.when = 'gradient': algorithm.name = '{config.algorithm.name}' shares nothing that could "
@@ -91,7 +83,7 @@ class Job:
             )
         size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one)
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks, federation.shapes)
-        job = cls(config, task, config.algorithm, chunks, lean)
+        job = cls(config, task, config.algorithm, chunks)
         config.speed.covers(config.rounds, config.clients, len(job.layers.tensors))
         return job
 

@@ -178,7 +178,7 @@ def test_alignment_brings_samples_closer_to_the_first_anchors() -> None:
     own = keys._learner(task, keys.init_server(task), personal, visits_of(task, range(4)))
     batch = next(task.batches(own.visits, 0, steps=1))
     before, params = own.terms.alignment(own.params, batch), copied(own.params)
-    own.pretrain()
+    own.pretrain(keys.first_anchors(task))
     ratio = own.terms.alignment(own.params, batch) / before
     assert (ratio[[0, 2, 3]] < 0.8).all()
     assert all(torch.equal(params[name][1], own.params[name][1]) for name in params)

@@ -109,6 +109,8 @@ def test_ranks_that_share_a_lane_are_summed_on_the_way(ranks: int) -> None:
         accuracy = 1e-6 if block.dtype == torch.float32 else 1e-14
         size = sum(values[name].double().abs() * weight for values, weight in visits)
         assert (held.total(name) - expected).abs().max() <= accuracy * size.max()
+        mean = held.mean(name).clone()
+        assert torch.equal(held.mean(name), mean)  # what was formed before lies in memory of its own
     assert (pending.formats[0].signs(pending.frames[0])[0] > 0).tolist() == [True] * ranks
 
 

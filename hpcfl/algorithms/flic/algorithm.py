@@ -113,7 +113,7 @@ class Flic(FlicKeys):
 
         learner = self._learner(task, shared, personal, visits)
         parts, params = learner.terms.parts, learner.params
-        learner.pretrain()
+        learner.pretrain(self.first_anchors(task))
         learner.realign()
         loss = learner.local(self.epochs, parts.personal or parts.shared)
         if parts.personal and parts.shared and visits.round >= self.shared_from:
@@ -190,7 +190,7 @@ class Flic(FlicKeys):
         learner = self._learner(task, shared, personal, visits, testing=True)
         parts = learner.terms.parts
         if self.evaluation != "stored":
-            learner.pretrain()
+            learner.pretrain(self.first_anchors(task))
         if self.evaluation == "tuned":
             learner.realign()
             learner.local(self.tune_epochs, parts.personal or parts.shared)
@@ -206,6 +206,6 @@ class Flic(FlicKeys):
         personal = {name: torch.stack([state[name] for state in states]) for name in states[0]}
         learner = self._learner(task, shared, personal, visits, testing=True)
         if epochs:
-            learner.pretrain()
+            learner.pretrain(self.first_anchors(task))
             learner.local(epochs, learner.terms.parts.personal)
         return learner.terms.parts.mixed(learner.params)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from hpcfl.algorithms.flic.config import FACTORS, MEANS
+from hpcfl.algorithms.flic.config import FACTORS, MEANS, FlicKeys
 from hpcfl.algorithms.flic.objective import Terms
 from hpcfl.base.types import State
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.optim import Adam, Optimizer, ParamGroup, Sgd, train
 from hpcfl.learning.task import Task
-
-if TYPE_CHECKING:
-    from hpcfl.algorithms.flic.algorithm import Flic
 
 SHARED, LOCAL, ANCHORING, PRETRAINING, REALIGNING = range(5)
 """The phases of a visit: each has batches and random numbers of its own."""
@@ -27,7 +23,7 @@ SHARED, LOCAL, ANCHORING, PRETRAINING, REALIGNING = range(5)
 class Learner:
     """A chunk's parameters and how they learn, in place: φ, α, β and the anchors, with a leading client axis."""
 
-    keys: Flic
+    keys: FlicKeys
     task: Task
     visits: Visits
     terms: Terms
@@ -35,17 +31,16 @@ class Learner:
     offset: int = 0
     """Added to the number of a phase: FINE_TUNING before a test."""
 
-    def pretrain(self) -> None:
-        """Align embeddings that never learned to the first anchors, which are random."""
-        keys, flags = self.keys, self.params.get("pretrained")
-        if flags is None or not keys.pretrain:
+    def pretrain(self, first: State) -> None:
+        """Align embeddings that never learned to the first anchors."""
+        flags = self.params.get("pretrained")
+        if flags is None or not self.keys.pretrain:
             return
         rows = torch.nonzero(flags.flatten() == 0).flatten()
         if len(rows):
-            first = keys.first_anchors(self.task)
             part = {name: value[rows] for name, value in self.params.items()}
             part |= {name: value.expand(len(rows), *value.shape) for name, value in first.items()}
-            self._of(rows, part)._align(keys.pretrain, keys.pretrain_batch, PRETRAINING)
+            self._of(rows, part)._align(self.keys.pretrain, self.keys.pretrain_batch, PRETRAINING)
             for name in self.terms.parts.embedding:
                 self.params[name][rows] = part[name]
             flags[rows] = 1.0

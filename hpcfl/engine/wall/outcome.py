@@ -64,7 +64,7 @@ class ReceivedSums(Sums):
         block = self.layout[number][name]
         parts = [contribution(one, number, name) for one in self._with(number)]
         if len(parts) == 1 and parts[0][1] is None and not self.early:
-            return parts[0][0].double().view(block.shape)
+            return parts[0][0].to(torch.float64, copy=True).view(block.shape)  # the frame is the lane's
         early = self.early.bins(name) if self.early else None
         out: Floats = np.empty(block.size)
         room = min(PIECE, len(out))

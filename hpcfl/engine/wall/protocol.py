@@ -111,10 +111,11 @@ class StateReply:
         """Yield what has been received, client by client."""
         parts = torch.split(self.buffer, self.counts)[1:]
         for packing, own, part in zip(self.packings, self.topology.hosted, parts):
-            values = arrays(packing.views(part.clone()))
-            for client in own:
-                own_names = (name for name in values if name.startswith(f"{client}/"))
-                yield as_chunk(client, {name.partition("/")[2]: values[name] for name in own_names})
+            states: dict[int, Arrays] = {client: {} for client in own}
+            for name, value in arrays(packing.views(part.clone())).items():
+                client, _, short = name.partition("/")
+                states[int(client)][short] = value
+            yield from (as_chunk(client, state) for client, state in states.items())
 
 
 def _named(states: Mapping[int, State]) -> State:

@@ -43,7 +43,6 @@ class Server(Rounds):
     def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
         self.job, self.lanes, self.rest = job, lanes, rest
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
-        self.planner = job.planner
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
         self.told = 0
@@ -59,7 +58,7 @@ class Server(Rounds):
     # rounds
 
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, ReceivedSums]:
-        """Run the next round until its rule closes it; queries of its messages the server responds to alone."""
+        """Run the next round until its rule closes it; an iterated reduction is done by the server alone."""
         plan, sums = self._closed(now, record)
         record.gradients, record.rejected, record.norms = sums.gradients, sums.rejected, sums.norms
         if self.job.iterated is not None:
