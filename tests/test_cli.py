@@ -67,16 +67,15 @@ def test_run_again_with_another_config_is_refused(capsys: pytest.CaptureFixture[
     assert main(other) == 2
     line = "hpcfl: 'one' holds a run with algorithm.lr = 0.2, expected 0.3; choose another --out\n"
     assert capsys.readouterr().err == line
+    assert main(["run", "fedavg-digits", *FEW, "--set", "oracle.phi=7", "--out", "one", "--resume"]) == 2
+    assert "holds a run with oracle.phi = None, expected 7.0;" in capsys.readouterr().err
     assert shown(capsys, "one") == before
 
 
-def test_a_run_that_recorded_oracle_complexity_unasked_is_gone_on_with(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["run", "fedavg-digits", *FEW, "--out", "one", "--quiet"]
-    assert main([*words, "--set", "oracle.phi=100.0"]) == 0  # what earlier versions did by default
-    assert main([*words, "--resume"]) == 0
-    assert "done already" in capsys.readouterr().out
-    assert main([*words, "--resume", "--set", "oracle.phi=5.0"]) == 2
-    assert "holds a run with oracle.phi = 100.0, expected 5.0" in capsys.readouterr().err
+def test_a_run_of_an_earlier_version_which_reckoned_unasked_is_gone_on_with(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "fedavg-digits", *FEW, "--set", "oracle.phi=100", "--out", "one", "--quiet"]) == 0
+    assert main(["run", "fedavg-digits", *FEW, "--out", "one", "--resume"]) == 0
+    assert capsys.readouterr().out == "'one' is done already\n"
 
 
 def test_a_diverged_run_is_not_gone_on_with(capsys: pytest.CaptureFixture[str]) -> None:

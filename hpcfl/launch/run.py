@@ -48,8 +48,10 @@ def launch(decide: Callable[[], RunRequest | None], comm: Any) -> None:
         if comm is not None:
             from hpcfl.comm.mpi import tell
 
-            text = tell(comm, request.model_dump_json() if request else "")
-            request = RunRequest.model_validate_json(text) if text else None
+            # not by pydantic's own JSON, which refuses paths that are not UTF-8
+            text = tell(comm, json.dumps(request.model_dump(mode="json") if request else None))
+            told = json.loads(text)
+            request = RunRequest(**told) if told else None
         if request is not None:
             carry_out(request, comm)
     except (UserError, ErrorOnOtherRank, Stopped):

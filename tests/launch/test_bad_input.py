@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shlex
 import sys
@@ -25,7 +26,7 @@ from hpcfl import cli, store
 from hpcfl import config as configs
 from hpcfl.base.errors import ErrorOnOtherRank
 from hpcfl.comm.launcher import launched
-from hpcfl.launch.request import run_request
+from hpcfl.launch.request import RunRequest, run_request
 from hpcfl.launch.run import launch
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -533,3 +534,14 @@ def test_an_error_on_all_ranks_is_told_by_one(world: World, shared_dir: Path, mo
     assert isinstance(caught.value, SystemExit) == (world.rank == 0)
     assert caught.value.code == 1
     assert not (shared_dir / "out").exists()
+
+
+@pytest.mark.mpi
+def test_any_path_reaches_all_ranks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[RunRequest] = []
+    monkeypatch.setattr("hpcfl.launch.run.carry_out", lambda request, _: found.append(request))
+    folder = Path(os.fsdecode(b"Universit\xe4t"))  # Latin-1, which is no UTF-8
+    request = RunRequest(folder=folder, config="{}", data_dir=None, checkpoint=folder / "7", new=False, quiet=True)
+    launch(lambda: request, world.comm)
+    launch(lambda: None, world.comm)
+    assert found == [request]

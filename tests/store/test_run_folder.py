@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import xarray
 
-from helpers import faults
+from helpers import faults, runs
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.store import Segment, atomic
@@ -494,6 +494,18 @@ def test_extras_of_earlier_versions_are_among_the_shared_state(tmp_path):
     found = store.load(path)
     assert found.shared.keys() == {"w"}
     assert same(found.extras["weights"], np.arange(3.0))
+
+
+def test_a_run_of_an_earlier_version_goes_on(solo, tmp_path):
+    values = runs.table("salf", "mlp", True)
+    whole = runs.play(solo, values, tmp_path / "whole", None)
+    half = runs.play(solo, values, tmp_path / "half", None)
+    saved = store.load(half / "checkpoints" / "round-000002.h5")
+    assert float(saved.extras["rounds"]) == 2.0
+    earlier = {f"server.{name}": np.atleast_1d(value) for name, value in saved.extras.items()}  # numbers had one axis
+    store.save(half, 2, saved.shared | earlier, saved.personal, saved.clock, 5, saved.memory)
+    runs.resume(solo, half, 2, None)
+    runs.same(half, whole)
 
 
 @pytest.mark.parametrize("width", [2, 200_000])  # small ones are gathered, large ones are not
