@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.base.errors import UsageError, refusal, toml
+from hpcfl.base.errors import UsageError, refusal
 
 if TYPE_CHECKING:
     from hpcfl.data import Header
@@ -86,8 +86,8 @@ class FlicKeys(Algorithm):
 
     @classmethod
     def from_table(cls, table: Any, where: str, recorded: bool = False) -> FlicKeys:
-        """Return the section in a table; UsageError where a recorded one has a key that today's keys cannot say."""
-        return super().from_table(_in_todays_keys(table, where) if recorded else table, where, recorded)
+        """Return the section in a table; of a recorded one, keys that say no more than others do are left out."""
+        return super().from_table(_without_implied(table) if recorded else table, where, recorded)
 
     def check(self, participation: Participation, known: bool = True) -> None:
         if self.lambda2 and not (self.draws or self.batch):
@@ -135,14 +135,17 @@ class FlicKeys(Algorithm):
             self._refuse(("pretrain", "realign"), "model.embedding = 'dense'")
 
 
-def _in_todays_keys(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _without_implied(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded table in today's keys; UsageError where they cannot say what it says."""
     now = dict(table)
     if "factors" in now or "reduction" in now:
         factors, reduction = now.pop("factors", False), now.pop("reduction", "factor_mean")
         now["covariances"] = ("bures" if reduction == "bures" else "mean") if factors else "fixed"
-    now.pop("anchors", None)  # the labels tell
-    for key, fixed in {"ddof": int(now.get("distance") == "samples"), "scale": 1.0, "shared_epochs": 1}.items():
-        if (value := now.pop(key, fixed)) != fixed:
-            text = f"{toml(fixed)}, the only value that this version computes with"
-            raise refusal(f"{where}.{key}", text, value)
-    return now if now.get("mix", 0.0) is not None else {key: value for key, value in now.items() if key != "mix"}
+    ddof = int(now.get("distance") == "samples")
+    for key, implied in {"ddof": ddof, "scale": 1.0, "shared_epochs": 1}.items():
+        if (value := now.pop(key, implied)) != implied:
+            raise refusal(f"algorithm.{key}", f"{implied}, which is all that this version knows", value)
+    now.pop("anchors", None)  # the labels say it
+    if now.get("mix", 0.0) is None:
+        del now["mix"]
+    return now
