@@ -1,6 +1,7 @@
 """The protocol between an algorithm and the engine.
 
-Two functions make a method, and this is a whole one:
+A method is two functions: `client` says what a visit computes and sends, `server` what becomes of it. This is a whole
+method:
 
 ```python
 from typing import Literal
@@ -32,10 +33,17 @@ class FedSgd(Algorithm):
         return {name: moved(value, sums.mean(name)) for name, value in shared.items()}
 ```
 
-A file like this in this folder is a new method: its fields are the keys of ``[algorithm]``, the string below a field is
-the key's meaning. It imports what a learner needs (`hpcfl.learning`, `hpcfl.comm.message`) and nothing that knows MPI,
-files or clocks, nor another algorithm, unless it is that one with something more. `local_sgd` is what to begin from
-where clients train a model, or layers of it.
+A file like this in this folder is a new method: its fields are the keys of ``[algorithm]``, the string below a field
+explains the key. It imports what a learner needs (`hpcfl.learning`, `hpcfl.comm.message`) and nothing that knows MPI,
+files or clocks. It derives from another algorithm only if it is that one with something more; a method whose clients
+train a model, or layers of it, begins from `local_sgd`.
+
+In each round the engine invites clients and serves them the shared state. It calls `client` for some of them at a time,
+a chunk. A visit sends named tensors, the blocks, in the order of `layout`; a layer is some of these blocks, and a
+visit's depth is the first layer that arrives in time. The engine adds up each block over the visits that counted, and
+calls `step` with these sums, once, at the server. Between rounds there are three kinds of state, and checkpoints hold
+all of them: what is shared (by default the model), what is personal to each client (by default nothing), and extras,
+which never leave the server (by default nothing).
 """
 
 from __future__ import annotations
@@ -57,11 +65,10 @@ if TYPE_CHECKING:
     from hpcfl.schedule.participation import Participation
 
     Client = Generator[Message, None, State]
-    """Yields messages as they become ready, returns the rows' new personal state."""
+    """Yields messages as they become ready, returns the clients' new personal state."""
 
     Queries = Generator[State, Sums, State]
     """Yields queries, is sent the sums over the responses, returns what it has found."""
-
 
 Extras = Mapping[str, Any]
 """What never leaves the server: tensors, floats and strings by name."""
@@ -86,13 +93,14 @@ class ServerState:
 class IteratedReduction(ABC):
     """Further sums over the messages that counted, once a round has closed: a barycenter, a median.
 
-    The visits are not asked again. In simulated time all ranks iterate alike, each for the messages that it holds; in
-    real time the server holds them all. What `query` returns is ``sums.iterated`` in the server's step.
+    Clients are not asked again: the engine keeps their messages. In simulated time all ranks run `query` alike, and
+    each responds for the messages that it holds; in real time the server holds them all. The server's step finds what
+    `query` returns in ``sums.iterated``.
 
     Attributes
     ----------
     kept : frozenset of str
-        The blocks of the method's layout that are held for it after they were sent.
+        The blocks of the method's layout that the engine keeps for it.
     layout : Layout
         The blocks of one response; they travel together.
     """
@@ -102,19 +110,19 @@ class IteratedReduction(ABC):
 
     @abstractmethod
     def query(self, shared: State) -> Queries:
-        """Yield a query, named tensors of any shapes; be sent the sums over the responses; and so on.
+        """Yield a query, named tensors of any shapes; be sent the sums over all responses to it; and so on.
 
-        It may depend on nothing but `shared`, as it was served to the round, and the sums, and all ranks must ask
-        equally often. The sums are the same to the bit everywhere, what is computed from them is not where ranks'
-        processors differ: if the sums shall tell when to stop, sum up what does (a distance, say) as a block. Where
-        nobody counted they have weight 0.
+        It may depend only on `shared`, as it was served to the round, and on the sums, and all ranks must ask equally
+        often. The sums are the same to the bit everywhere, but what is computed from them may differ between kinds of
+        processors. So the sums themselves must tell when to stop: make what decides (a distance, say) a block of the
+        response. Where nobody counted they have weight 0.
         """
 
     @abstractmethod
     def response(self, query: State, message: Message) -> Message:
         """Return some visits' responses, ``{block: (value [c, …], weight [c])}`` in the blocks of `layout`.
 
-        A pure function of each row by itself. Weights are whole numbers, so that their sums are exact.
+        A row's response depends on this row alone. Weights are whole numbers, so that their sums are exact.
 
         Parameters
         ----------
@@ -130,12 +138,12 @@ class Algorithm(ConfigBase):
     Attributes
     ----------
     layerwise : bool
-        Layers leave one by one while the visit goes on (last layer first). If not, a visit that is not complete when
-        the round closes has sent nothing.
+        Layers leave one by one while the visit goes on, the last layer first, and each counts if it arrives in time.
+        Otherwise a visit counts only if it is complete when the round closes.
     any_shape : bool
-        Clients may differ in the shape of their features: what depends on it is never shared then.
+        Clients may differ in the shape of their features; then nothing that depends on this shape is shared.
     fresh : bool
-        It needs new samples of a linear model in each round, and can do nothing with other data.
+        The method needs new samples of a linear model in each round, and can do nothing with other data.
     metric_columns : dict of str to str
         Names and meanings of its `metrics`.
     """
@@ -151,16 +159,18 @@ class Algorithm(ConfigBase):
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Do one chunk's visits: yield messages, return the personal state ``{name: [c, …]}``.
 
-        What is yielded may be on its way while the generator goes on: it is not changed afterwards. In real time the
-        returned state is provisional. Of a layerwise algorithm, what bears the name of a block advances with that
-        block, and everything else with visits that were complete.
+        A message is ``{block: (value [c, …], weight [c])}``; a layerwise algorithm may send fewer rows, those of the
+        first clients (`Visits.in_time`). Do not change a tensor once it is yielded: it may still be on its way.
+
+        The engine keeps the returned state only of visits that counted. In a layerwise algorithm, a personal tensor
+        that has the name of a block advances where that block counted, and all others where the visit was complete.
         """
         raise NotImplementedError
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
         """Return the shared state after the round: by default each tensor moves by its mean update.
 
-        In new tensors: those of `shared` may still be on their way to a client that is late.
+        Return new tensors and leave those of `shared` as they are: they may still be on their way to a late client.
         """
         from hpcfl.comm.message import moved
 
@@ -181,17 +191,17 @@ class Algorithm(ConfigBase):
         return {}
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        """Return what the server holds after the round; where there are extras, this is overridden, not `server`."""
+        """Return what the server holds after the round. A method with extras overrides this, others `server`."""
         return replace(state, shared=self.server(task, state.shared, sums))
 
     # ---- what is sent: in which layers, in which order
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
-        """Return the names of the blocks of layers 1 … L, first layer first: what a depth counts in."""
+        """Return the names of the blocks of layers 1 … L, the first layer first."""
         return task.layer_names()
 
     def layout(self, task: Task) -> Layout:
-        """Return the groups of blocks a visit sends, in the order they leave: the loss, then layers L … 1."""
+        """Return the groups of blocks that a visit sends, in their order: the loss, then layers L … 1."""
         from hpcfl.comm.message import Block
 
         shapes = task.initial()
@@ -206,10 +216,7 @@ class Algorithm(ConfigBase):
     def check(self, participation: Participation, known: bool = True) -> None:
         """Raise UsageError where a key's value is out of range or does not go with the participation.
 
-        Parameters
-        ----------
-        known : bool
-            The speed model gives the chance that a layer arrives in time.
+        `known` is True where the speed model gives the chance that a layer arrives in time.
         """
 
     def check_model(self, model: Model, header: Header) -> None:
@@ -226,7 +233,10 @@ class Algorithm(ConfigBase):
         return False
 
     def clients_done(self, round: int) -> bool:
-        """Return True once no later round invites clients: their ranks are then released, the server goes on alone."""
+        """Return True if neither this round nor a later one invites clients; once true it stays so.
+
+        The clients' ranks are then released, and the server goes on alone.
+        """
         return False
 
     def learning_rate(self, round: int) -> float:
@@ -237,7 +247,7 @@ class Algorithm(ConfigBase):
 
     @property
     def iterates(self) -> bool:
-        """There is an iterated reduction, which ranks that share a lane in real time cannot take part in."""
+        """Whether there is an iterated reduction; in real time it needs a lane for each rank."""
         return False
 
     def iterated_reduction(self, task: Task) -> IteratedReduction | None:
@@ -251,14 +261,14 @@ class Algorithm(ConfigBase):
         return {}
 
     def warnings(self, task: Task, state: ServerState) -> dict[str, str]:
-        """Return what is worth a word to the user now, by name: said and recorded once per start of a run."""
+        """Return what the user should know now, by name; each name is said and recorded once per start of a run."""
         return {}
 
     # ---- evaluation, and clients that join after training
 
     @property
     def evaluates_shared(self) -> bool:
-        """Clients predict with what is shared as it is: only then is a test of it one of the method."""
+        """Whether clients predict with the shared model as it is: only then is it tested on the global test set."""
         return True
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
@@ -267,17 +277,17 @@ class Algorithm(ConfigBase):
 
     @property
     def adapt_epochs(self) -> int:
-        """Passes over its own data in which a client adapts that never took part; 0: this method has no such thing."""
+        """Passes over its own data in which a client that never took part adapts; 0: this method cannot adapt."""
         return 0
 
     def personal_names(self, task: Task) -> set[str]:
-        """Return the names of the tensors that are a client's own: those that learn when it adapts."""
+        """Return the names of the tensors that are a client's own and learn when it adapts."""
         return set()
 
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
-        """Return the parameters ``{name: [c, …]}`` of clients that never took part, where there are `adapt_epochs`.
+        """Return the parameters ``{name: [c, …]}`` of clients that never took part; needed where `adapt_epochs` > 0.
 
-        What is their own has learned from its initial values for so many passes over their training data (0: none),
-        all else is as it is shared.
+        What is their own begins at its initial values and learns for `epochs` passes over their training data (0: it
+        does not learn). All else is as it is shared.
         """
         raise NotImplementedError

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FedProx(FedAvg):
-    """Averages models that minimise ``F_i(w) + μ/2 |w − w_t|²``, w_t the shared one; the loss recorded is that."""
+    """Averages models that minimise ``F_i(w) + μ/2 |w − w_t|²``, w_t the shared one; the recorded loss has the term."""
 
     name: Literal["fedprox"] = "fedprox"  # type: ignore[assignment]
     mu: float = Field(0.01, ge=0)

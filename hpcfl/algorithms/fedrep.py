@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
 
 class FedRep(LocalSgd):
-    """A shared representation and personal heads, trained in turns; `epochs` or `steps` are the representation's."""
+    """A shared representation and personal heads, in turns; `epochs` and `steps` count the former's, per block."""
 
     name: Literal["fedrep"] = "fedrep"
     evaluation: Literal["stored", "fine-tune", "new-client"] = "stored"
-    """The model that a client is tested with: see `hpcfl.algorithms.local_sgd`."""
+    """The model that a client is tested with. ``stored``: the shared layers and its own personal ones. ``fine-tune``:
+    the shared layers and the mean of all personal ones, which then learn for `tune_epochs` on its training data (the
+    SRPFL authors' code); personal layers are sent for that. ``new-client``: the shared layers, and personal ones that
+    learn so from their initial values (SRPFL, remark 4.8)."""
     head_epochs: int = Field(10, ge=1)
-    """Passes in which the head learns before that, the representation being fixed."""
+    """Passes per block in which the head learns first, the representation being fixed."""
     blocks: int = Field(1, ge=1)
     """How often head and representation take turns in a visit (the SRPFL authors' code: 1 on CIFAR-10, else 5)."""
     head_layers: int = Field(1, ge=0)

@@ -44,7 +44,9 @@ class Femnist(Source):
     """pixels to [0, 1] (unit) or [-1, 1] (centred)"""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
-        return self._pool(self._chosen(clients, data_dir)).header
+        users = self._chosen(clients, data_dir)
+        train, test = (sum(len(own.labels) for own in part) for part in zip(*users))
+        return Header(None, train, test, ((1, SIDE, SIDE),), self.first_classes)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> PooledFederation:
         """Return the clients; `seed` decides about the classes and samples that they keep."""

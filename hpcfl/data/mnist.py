@@ -50,6 +50,6 @@ class Emnist(Pooled):
         """Return a part's images, upright as MNIST's, of the first classes."""
         most, first = CLASSES[self.split], 1 if self.split == "letters" else 0
         images, labels = idx.read_pair(home, f"emnist-{self.split}-{part}", SIDE, most, first)
-        pixels = np.ascontiguousarray(images.transpose(0, 2, 1))  # the files hold columns before rows
-        kept = labels < (self.first_classes or most)
-        return pixels[kept, None], labels[kept]
+        kept = slice(None) if self.first_classes is None else labels < self.first_classes
+        # the files hold columns before rows
+        return np.ascontiguousarray(images[kept].transpose(0, 2, 1))[:, None], labels[kept]

@@ -37,7 +37,7 @@ class CubeFederation(Federation):
         x = corner + side * rng.random((source.samples + source.test_samples, source.dimension))
         y = labelled(x, truth, source.noise, rng)
         features, dealt = x.astype(np.float32), slice(i, None if source.deal else 0, self.clients)
-        train, test = slice(source.samples), slice(source.samples, None)
+        train, test = np.split(np.arange(len(x)), [source.samples])  # indices: a view would keep all samples
         return ClientData(
             np.concatenate([features[train], self.own[0][dealt]]),
             np.concatenate([y[train], self.own[1][dealt]]),

@@ -199,7 +199,7 @@ class ClientModel:
         return replace(self, params=self.task.initial(self.client))
 
     def embed(self, x: Array) -> Array:
-        """Return latent coordinates, float32 ``[n, k]``, of features ``[n, *shape]``.
+        """Return latent coordinates ``[n, k]`` of features ``[n, *shape]``, in the run's precision.
 
         They are what all layers below the latent space make of them; UsageError where the model has no latent space.
         """
@@ -211,7 +211,7 @@ class ClientModel:
         return self._made(x, self.embedding).reshape(len(x), -1)
 
     def predict(self, x: Array) -> Array:
-        """Return classes, int64 ``[n]``, or values, float32 ``[n]``, where labels are real numbers."""
+        """Return classes, int64 ``[n]``, or values ``[n]`` in the run's precision, where labels are real numbers."""
         outputs = self._made(x, None)
         real = np.issubdtype(self.data.train_labels.dtype, np.floating)
         found: Array = outputs[:, 0] if real else outputs.argmax(1)
@@ -224,7 +224,7 @@ class ClientModel:
         if x.shape[1:] != self.shape:
             raise UsageError(f"x: client {self.client} has features of shape {self.shape}, got {x.shape[1:]}")
         params = {name: value.unsqueeze(0) for name, value in self.params.items()}
-        rows = torch.from_numpy(np.asarray(x, np.float32)).to(self.task.device)
+        rows = torch.from_numpy(np.asarray(x, np.float32)).to(self.task.device, self.task.dtype)
         found: Array = self.task.outputs(params, rows, last).cpu().numpy()
         return found
 

@@ -274,6 +274,17 @@ def test_recorded_keys_that_said_what_others_imply_are_understood() -> None:
 def test_earlier_keys_are_refused(key: str, value: Any, line: str) -> None:
     with pytest.raises(UsageError, match=line):
         Flic.from_table({key: value}, "algorithm")
-    if key in ("ddof", "scale"):  # a recorded value that today's keys cannot say
-        with pytest.raises(UsageError, match=r"algorithm\.(distance: expected|scale: unknown key)"):
-            Flic.from_table({key: value}, "algorithm", recorded=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "line"),
+    [
+        ({"distance": "samples"}, r"algorithm\.ddof: expected 1, .* got 0$"),
+        ({"ddof": 1}, r"algorithm\.ddof: expected 0, .* got 1$"),
+        ({"scale": 2.0}, r"algorithm\.scale: expected 1\.0, .* got 2\.0$"),
+        ({"shared_epochs": 3}, r"algorithm\.shared_epochs: expected 1, .* got 3$"),
+    ],
+)
+def test_a_recorded_value_that_no_key_says_any_more_is_refused(old: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        Flic.from_table(EARLIER | old, "algorithm", recorded=True)

@@ -125,6 +125,12 @@ def test_features_of_no_size_are_refused(tmp_path):
     refused_by_all(section(), tmp_path, "clients/1/train/features are (4, 0), expected at least 1 per sample")
 
 
+@pytest.mark.parametrize("part", ["features", "labels"])
+def test_a_data_set_without_a_shape_is_refused(part, tmp_path):
+    store(tmp_path, sound() | {f"{GROUP}/{part}": h5py.Empty("f4")})
+    refused_by_all(section(), tmp_path, f"mine.h5: {GROUP}/{part} is empty, expected numbers", clients=3)
+
+
 # --- pruned features ------------------------------------------------------------------------------------------
 
 WIDTH, CLIENTS = 40, 60

@@ -134,6 +134,7 @@ def test_samples_lie_in_the_cube_and_dealt_out_are_the_same_in_all(labels):
     header = UnitCube(**keys, deal=True).check(4, None)
     assert (header.train, header.test, header.server) == (131, 80, 0)
     assert len(held.server_test()[1]) == 80
+    assert held.client(0).test_features.base is None  # or it would hold on to all samples
 
 
 def test_targets_are_those_of_the_truth():

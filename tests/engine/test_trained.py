@@ -17,6 +17,7 @@ import hpcfl
 from helpers.runs import alone, table, toml
 from hpcfl import store
 from hpcfl.base.errors import UsageError
+from hpcfl.engine.trained import restored
 
 CHEAP = {"epochs": 1, "batch": 50}
 SOME = {"invite": "uniform", "size": 4}
@@ -29,6 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "flic, learns before a test": {"algorithm": {"name": "flic", **CHEAP, "evaluation": "head"}, **LATENT},
     "local": {"algorithm": {"name": "local"}, **LATENT},
     "fedavg": table("fedavg", "mlp", True, rounds=2, batch_clients=3),
+    "fedavg, double": table("fedavg", "mlp", True, rounds=1, precision="double"),
     "fedrep": table("fedavg", "mlp", True, rounds=1, algorithm=TUNED),
 }
 
@@ -128,6 +130,15 @@ def test_a_model_without_a_latent_space_embeds_nothing(tmp_path: Path) -> None:
         UsageError, match=r"^model: its first layer is 'fc1': expected an embedding; did you mean name = "
     ):
         model.embed(model.data.test_features)
+
+
+def test_numbers_of_earlier_versions_were_arrays_of_one() -> None:
+    extras = {"empty": torch.zeros(2), "rounds": 0.0, "phase": ""}
+    for rounds in (np.array([5.0]), np.array(5.0)):
+        found = restored(extras, {"empty": np.ones(2), "rounds": rounds, "phase": "descent", "gone": 1.0})
+        assert found.pop("empty").tolist() == [1.0, 1.0]
+        assert found == {"rounds": 5.0, "phase": "descent"}
+        assert type(found["rounds"]) is float
 
 
 @pytest.mark.launch

@@ -99,23 +99,19 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {"name": "mlp"}},
         "algorithm.name = 'flic' needs an embedding, got 'mlp'; did you mean '",
     ),
-    "targets-of-classes": (flic(anchors="targets"), "the labels are classes, got 'targets'; did you mean 'classes'"),
-    "classes-of-targets": (
-        {"data": SPACES},
-        "algorithm.anchors: the labels are real numbers, got 'classes'; did you mean",
+    "covariances-of-targets": (
+        {"data": SPACES, **flic(covariances="mean")},
+        "algorithm.covariances = 'mean' has no meaning without labels that are classes",
     ),
+    "key-of-before": (flic(reduction="bures"), "algorithm.reduction is now called algorithm.covariances"),
     "short-meta": (
         flic(meta=[0, 1]),
         "algorithm.meta: expected 3 numbers (one per class) from 0 on without gaps",
     ),
     "meta-with-a-gap": (flic(meta=[0, 2, 2]), "algorithm.meta: expected 3 numbers (one per class) from 0 on without"),
-    "bures-without-factors": (
-        flic(reduction="bures"),
-        "algorithm.reduction = 'bures' has no meaning without alg",
-    ),
     **{
         f"bures-on-lanes-of-{width}": (
-            {"clock": "wall", "lane_width": width, **flic(reduction="bures", covariances="mean")},
+            {"clock": "wall", "lane_width": width, **flic(covariances="bures")},
             f"lane_width: algorithm.name = 'flic' asks for further sums over single messages, which ranks that share a "
             f"lane add up on the way: expected 1, got {width!r}; did you mean 1",
         )
@@ -296,6 +292,5 @@ def test_rounding_is_no_reason_to_refuse() -> None:
     assert float(w2_squared(torch.zeros(2), off, torch.zeros(2), torch.eye(2))) == pytest.approx(1.0, abs=1e-6)
 
 
-def test_regression_on_spaces_of_their_own_needs_anchors_of_targets() -> None:
-    config = from_table(table(data=SPACES, **flic(anchors="targets")))
-    assert config.check(None).targets
+def test_anchors_follow_labels_that_are_real_numbers() -> None:
+    assert from_table(table(data=SPACES)).check(None).targets

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, refusal
 
 if TYPE_CHECKING:
     from hpcfl.data import Header
@@ -136,13 +136,16 @@ class FlicKeys(Algorithm):
 
 
 def _without_implied(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded table in today's keys; what they cannot say is left as it is, and refused."""
+    """Return a recorded table in today's keys; UsageError where they cannot say what it says."""
     now = dict(table)
     if "factors" in now or "reduction" in now:
         factors, reduction = now.pop("factors", False), now.pop("reduction", "factor_mean")
         now["covariances"] = ("bures" if reduction == "bures" else "mean") if factors else "fixed"
     ddof = int(now.get("distance") == "samples")
-    for key, implied in {"ddof": ddof, "scale": 1.0, "shared_epochs": 1, "anchors": now.get("anchors")}.items():
-        if key in now and now[key] == implied:
-            del now[key]
-    return now if now.get("mix", 0.0) is not None else {key: value for key, value in now.items() if key != "mix"}
+    for key, implied in {"ddof": ddof, "scale": 1.0, "shared_epochs": 1}.items():
+        if (value := now.pop(key, implied)) != implied:
+            raise refusal(f"algorithm.{key}", f"{implied}, which is all that this version knows", value)
+    now.pop("anchors", None)  # the labels say it
+    if now.get("mix", 0.0) is None:
+        del now["mix"]
+    return now

@@ -81,6 +81,8 @@ def dataset(file: h5py.File, name: str) -> h5py.Dataset:
     found = _linked(file, name)
     if not isinstance(found, h5py.Dataset):
         raise UsageError(f"{file.filename}: {name} is missing")
+    if found.shape is None:  # HDF5's null data space
+        raise UsageError(f"{file.filename}: {name} is empty, expected numbers")
     _check_place(file, found)
     return found
 
