@@ -225,7 +225,7 @@ PHASES = {
 @pytest.mark.parametrize("inside", ["fedrep", "fedavg-ft", "l2gd"])
 def test_each_phase_moves_its_own_parameters_alone(inside: str, optimizer: str) -> None:
     keys = flic(inside=inside, optimizer=optimizer, pretrain=1, realign=1, covariances="mean", weight_decay=0.1)
-    own = learner(keys, latent_task(SIZES, [5] * 4), range(4))
+    own = learner(keys, task := latent_task(SIZES, [5] * 4), range(4))
     parts = own.terms.parts
     above = parts.personal or parts.shared
     names = {
@@ -234,8 +234,11 @@ def test_each_phase_moves_its_own_parameters_alone(inside: str, optimizer: str) 
     }
     for phase, kinds in PHASES.items():
         before = copied(own.params)
-        arguments = {"local": (1, above), "head": (1, above, False), "shared": (parts.shared,)}.get(phase, ())
-        getattr(own, {"head": "local"}.get(phase, phase))(*arguments)
+        arguments = {
+            **{"local": (1, above), "head": (1, above, False), "shared": (parts.shared,)},
+            "pretrain": (keys.first_anchors(task),),
+        }
+        getattr(own, {"head": "local"}.get(phase, phase))(*arguments.get(phase, ()))
         assert changed(before, own.params) == set.union(*(names[kind] for kind in kinds)), phase
 
 
