@@ -142,9 +142,9 @@ def lengths(parts: Sequence[Ints]) -> Ints:
 
 def scaled(pixels: Pixels, peak: int, scale: Scale) -> Features:
     """Return pixels of ``0 .. peak`` as new float32 numbers of [0, 1] (unit) or [-1, 1] (centred)."""
-    found: Features = pixels.astype(np.float32)
-    found /= peak
+    features: Features = pixels.astype(np.float32)
+    features /= peak
     if scale == "centred":
-        found -= 0.5
-        found /= 0.5
-    return found
+        features -= 0.5
+        features /= 0.5
+    return features

@@ -86,8 +86,8 @@ def loaded(name: str, seed: int) -> tuple[Floats, Ints, Ints, Ints]:
     The file is read where scikit-learn keeps it: importing scikit-learn takes as long as importing torch. UsageError
     where there is none, or another one.
     """
-    found, known = find_spec("sklearn"), TABLES[name]
-    path = Path(found.origin if found and found.origin else "sklearn").parent / "datasets" / "data" / known.file
+    spec, known = find_spec("sklearn"), TABLES[name]
+    path = Path(spec.origin if spec and spec.origin else "sklearn").parent / "datasets" / "data" / known.file
     if not path.is_file():
         raise UsageError(f"scikit-learn's {name}: expected the file {path}, which is not there")
     whole = np.loadtxt(path, delimiter=",", skiprows=known.skip)

@@ -103,10 +103,10 @@ def _binary(path: Path, label_bytes: int) -> Samples:
 
 
 def _pickled(path: Path, key: bytes) -> Samples:
-    found = pickles.read(path)
-    if not isinstance(found, dict):
-        raise UsageError(f"{path}: holds a {type(found).__name__}, expected a dictionary")
-    pixels, labels = (found.get(name, found.get(name.decode())) for name in (b"data", key))
+    content = pickles.read(path)
+    if not isinstance(content, dict):
+        raise UsageError(f"{path}: holds a {type(content).__name__}, expected a dictionary")
+    pixels, labels = (content.get(name, content.get(name.decode())) for name in (b"data", key))
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (PIXELS,):
         what = f"{pixels.dtype} {pixels.shape}" if isinstance(pixels, np.ndarray) else type(pixels).__name__
         raise UsageError(f"{path}: 'data' is {what}, expected uint8 of shape (n, {PIXELS})")

@@ -45,7 +45,7 @@ class Femnist(Source):
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         users = self._chosen(clients, data_dir)
-        train, test = (sum(len(own.labels) for own in part) for part in zip(*users))
+        train, test = (sum(len(user.labels) for user in part) for part in zip(*users))
         return Header(None, train, test, ((1, SIDE, SIDE),), self.first_classes)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> PooledFederation:
@@ -97,7 +97,7 @@ class Femnist(Source):
     def _own(self, users: Users, pool: Pool, seed: int) -> tuple[Parts, Parts]:
         """Return each user's samples of the classes that it keeps."""
         train, test = (
-            np.split(np.arange(len(labels)), np.cumsum([len(own.labels) for own in part])[:-1])
+            np.split(np.arange(len(labels)), np.cumsum([len(user.labels) for user in part])[:-1])
             for part, labels in zip(zip(*users), (pool.train_labels, pool.test_labels))
         )
         for i in range(len(users) if self.classes is not None else 0):

@@ -34,7 +34,7 @@ class Hdf5Federation(Federation):
     """
 
     path: Path
-    found: Survey
+    contents: Survey
     kept: list[Ints] | None  # which features of each client are kept; None: all
     scale: Scale | None  # how features are scaled that are pixels
 
@@ -43,15 +43,15 @@ class Hdf5Federation(Federation):
         with hdf5_file.opened(self.path) as file:
             train, test = (
                 hdf5_file.read(file, hdf5_file.unchanged(file, part), kept, self.scale)
-                for part in (self.found.train[i], self.found.test[i])
+                for part in (self.contents.train[i], self.contents.test[i])
             )
         return ClientData(*train, *test)
 
     def server_test(self) -> tuple[Features, Labels] | None:
-        if self.found.server is None:
+        if self.contents.server is None:
             return None
         with hdf5_file.opened(self.path) as file:
-            return hdf5_file.read(file, hdf5_file.unchanged(file, self.found.server), None, self.scale)
+            return hdf5_file.read(file, hdf5_file.unchanged(file, self.contents.server), None, self.scale)
 
 
 class Hdf5(Source):
@@ -73,24 +73,26 @@ class Hdf5(Source):
         Which features are pruned follows from the seed, which is not known here. Shapes are those of the file; where
         these are equal, but need not stay so, all but the first are given as small as they may become.
         """
-        path, found = self._survey(clients, data_dir)
-        shapes = list(found.shapes)
+        path, contents = self._survey(clients, data_dir)
+        shapes = list(contents.shapes)
         if len(set(shapes)) == 1:
             smallest = (shapes[0][0] - self._most(shapes[0][0]),) if self.prune else shapes[0]
             shapes = shapes[:1] if smallest == shapes[0] else shapes[:1] + [smallest] * (len(shapes) - 1)
-        train, test = (sum(part.size for part in parts) for parts in (found.train, found.test))
-        ranges = hdf5_file.verify(path, found, self.scale) if 4 * found.features <= VERIFIED else ()
-        classes, targets = self.labels or found.classes, found.parts[0].real
-        seen = () if self.prune else ranges  # which features are left, the seed decides
-        return Header(clients, train, test, tuple(shapes), classes, targets, ranges=seen)
+        train, test = (sum(part.size for part in parts) for parts in (contents.train, contents.test))
+        ranges = hdf5_file.verify(path, contents, self.scale) if 4 * contents.features <= VERIFIED else ()
+        classes, targets = self.labels or contents.classes, contents.parts[0].real
+        known = () if self.prune else ranges  # which features are left, the seed decides
+        return Header(clients, train, test, tuple(shapes), classes, targets, ranges=known)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> Hdf5Federation:
         """Return the clients of the file in natural order of their ids; `seed` decides which features are pruned."""
-        path, found = self._survey(clients, data_dir)
-        kept = [self._kept(shape[0], seed, i) for i, shape in enumerate(found.shapes)] if self.prune else None
-        train, test = (np.array([part.size for part in parts], dtype=np.int64) for parts in (found.train, found.test))
-        shapes = found.shapes if kept is None else [(len(own),) for own in kept]
-        return Hdf5Federation(self.labels or found.classes, train, test, shapes, path, found, kept, self.scale)
+        path, contents = self._survey(clients, data_dir)
+        kept = [self._kept(shape[0], seed, i) for i, shape in enumerate(contents.shapes)] if self.prune else None
+        train, test = (
+            np.array([part.size for part in parts], dtype=np.int64) for parts in (contents.train, contents.test)
+        )
+        shapes = contents.shapes if kept is None else [(len(indices),) for indices in kept]
+        return Hdf5Federation(self.labels or contents.classes, train, test, shapes, path, contents, kept, self.scale)
 
     def _most(self, width: int) -> int:
         """Return how many of so many features may be pruned, never all."""
@@ -109,28 +111,28 @@ class Hdf5(Source):
         if path is None:
             tried = " or ".join(str(place.parent) for place in dict.fromkeys(places))
             raise UsageError(f"data.file = {self.file!r}: no such file in {tried}")
-        found = hdf5_file.survey(path)
+        contents = hdf5_file.survey(path)
         if self.labels is not None:
-            self._check_labels(path, found)
+            self._check_labels(path, contents)
         if self.prune:
-            self._check_prune(path, found)
-        check_clients(clients, len(found.train), f"data.file = {self.file!r}")
-        return path, found
+            self._check_prune(path, contents)
+        check_clients(clients, len(contents.train), f"data.file = {self.file!r}")
+        return path, contents
 
-    def _check_labels(self, path: Path, found: Survey) -> None:
-        first, last = found.parts[0], max(found.parts, key=lambda part: part.largest)
+    def _check_labels(self, path: Path, contents: Survey) -> None:
+        first, last = contents.parts[0], max(contents.parts, key=lambda part: part.largest)
         if first.real:
             text = f"nothing, since {path}: {first.group}/labels are {first.dtype}, which count no classes"
             raise refusal("data.labels", text, self.labels)
         if last.largest >= (self.labels or 0):
-            text = f"at least {found.classes}, since {path}: {last.group}/labels hold {last.largest}"
-            raise refusal("data.labels", text, self.labels, found.classes)
+            text = f"at least {contents.classes}, since {path}: {last.group}/labels hold {last.largest}"
+            raise refusal("data.labels", text, self.labels, contents.classes)
 
-    def _check_prune(self, path: Path, found: Survey) -> None:
-        if found.server is not None:
+    def _check_prune(self, path: Path, contents: Survey) -> None:
+        if contents.server is not None:
             text = f"0, since {path} has a global test set, which needs clients of equal shapes"
             raise refusal("data.prune", text, self.prune, 0.0)
-        for part in found.parts:
+        for part in contents.parts:
             if len(part.shape) != 1:
                 text = f"0, since {path}: {part.group} has {part.features}, not one axis"
                 raise refusal("data.prune", text, self.prune, 0.0)

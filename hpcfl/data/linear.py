@@ -120,7 +120,7 @@ class SpacesFederation(LinearFederation):
             basis, _ = np.linalg.qr(rng.standard_normal((width, width)))
             covariance = (basis * values) @ basis.T
             covariance = (covariance + covariance.T) / 2
-            # The spectrum of what is told, not `basis`: generator and clients then agree on the signs to the last bit.
+            # The covariance's spectrum, not `basis`: generator and clients then agree on the signs to the last bit.
             self._spaces[client] = Space(rng.standard_normal(width), covariance, *spectrum(covariance))
         return self._spaces[client]
 

@@ -126,13 +126,14 @@ class Pooled(Served):
         pool = self.load(seed, data_dir)
         header = self._checked(clients, pool.header)
         pool = self._subset(header.train + header.server, pool, seed)
-        own = partition.turns(pool.train_labels, self.server, keyed(seed, "server samples", place))
-        rest = np.delete(np.arange(len(pool.train_labels)), own)
+        reserved = partition.turns(pool.train_labels, self.server, keyed(seed, "server samples", place))
+        rest = np.delete(np.arange(len(pool.train_labels)), reserved)
         train, test = self._parts(pool.train_labels[rest], pool.test_labels, clients, seed, place)
         train = [rest[part] for part in train]
         if self.deal:
-            train, own = [np.sort(np.append(part, own[i::clients])) for i, part in enumerate(train)], own[:0]
-        return replace(PooledFederation.of(pool, train, test, self.scale, self.augment), server_part=own)
+            train = [np.sort(np.append(part, reserved[i::clients])) for i, part in enumerate(train)]
+            reserved = reserved[:0]
+        return replace(PooledFederation.of(pool, train, test, self.scale, self.augment), server_part=reserved)
 
     def _subset(self, used: int, pool: Pool, seed: int) -> Pool:
         if used == len(pool.train_labels):

@@ -83,7 +83,7 @@ class Sent140(Source):
         tweets: dict[str, Tweets] = {}
         for user, text, label in _rows(home / self.file):
             tweets.setdefault(user, []).append((text, label))
-        names = [name for name, own in tweets.items() if len(own) >= self.min_samples]
+        names = [name for name in tweets if len(tweets[name]) >= self.min_samples]
         if clients > len(names):
             there = f"the users of at least data.min_samples = {self.min_samples} tweets in {home / self.file}"
             raise refusal("clients", f"at most {len(names)}, {there}", clients, len(names))
@@ -95,18 +95,18 @@ class Sent140(Source):
         """Return the row of each known word, and the vectors."""
         counts = Counter(word for tweets in users for text, _ in tweets for word in words(text))
         frequent = sorted(counts, key=lambda word: (-counts[word], word))[: self.vocabulary]
-        found = read_glove(home / self.glove, set(frequent))
-        known = [word for word in frequent if word in found]
-        dim = len(found[known[0]])
-        vectors = np.stack([np.zeros(dim, dtype=np.float32), *(found[word] for word in known)])
+        glove = read_glove(home / self.glove, set(frequent))
+        known = [word for word in frequent if word in glove]
+        dim = len(glove[known[0]])
+        vectors = np.stack([np.zeros(dim, dtype=np.float32), *(glove[word] for word in known)])
         return {word: row for row, word in enumerate(known, start=1)}, vectors
 
     def _tokens(self, tweets: Tweets, rows: dict[str, int]) -> Ints:
         """Return the rows of the tweets' words, ``[n, length]``."""
         tokens = np.zeros((len(tweets), self.length), dtype=np.int64)
-        for own, (text, _) in zip(tokens, tweets):
+        for sequence, (text, _) in zip(tokens, tweets):
             for place, word in enumerate(islice(words(text), self.length)):
-                own[place] = rows.get(word, 0)
+                sequence[place] = rows.get(word, 0)
         return tokens
 
 

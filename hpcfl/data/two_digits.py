@@ -68,29 +68,30 @@ class TwoDigits(Source):
     """pixels to [0, 1] (unit) or [-1, 1] (centred)"""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
-        found = self._in_each(clients, lambda source, number, place: source.check(number, data_dir))
-        shapes = tuple(found[domain].shapes[0] for domain in self._domains(clients))
-        return Header(None, sum(own.train for own in found), sum(own.test for own in found), shapes, CLASSES)
+        headers = self._in_each(clients, lambda source, number, place: source.check(number, data_dir))
+        shapes = tuple(headers[domain].shapes[0] for domain in self._domains(clients))
+        train, test = sum(header.train for header in headers), sum(header.test for header in headers)
+        return Header(None, train, test, shapes, CLASSES)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> TwoDomains:
         """Return the clients; both domains are cut by `seed`, independently of each other."""
         pools = self._in_each(clients, lambda source, number, place: source.cut(number, seed, data_dir, place))
         domains, sizes = self._domains(clients), np.zeros((2, clients), dtype=np.int64)
-        for place, own in enumerate(pools):
-            sizes[:, domains == place] = own.train_sizes, own.test_sizes
+        for place, pool in enumerate(pools):
+            sizes[:, domains == place] = pool.train_sizes, pool.test_sizes
         shapes = [pools[domain].shapes[0] for domain in domains]
         return TwoDomains(CLASSES, sizes[0], sizes[1], shapes, domains, pools)
 
     def _in_each(self, clients: int, do: Callable[[Pooled, int, int], T]) -> list[T]:
         """Return what `do` gives for each domain's source, clients and place; a refusal speaks of this domain alone."""
-        found = []
+        results = []
         for place, (key, number) in enumerate(zip(("first", "second"), self._numbers(clients))):
             domain, keys = getattr(self, key), {name: getattr(self, name) for name in SHARED}
             try:
-                found.append(do(POOLS[domain](partition="shards", **keys), number, place))
+                results.append(do(POOLS[domain](partition="shards", **keys), number, place))
             except UsageError as error:
                 raise UsageError(f"data.{key} = '{domain}': {error}") from error
-        return found
+        return results
 
     def _numbers(self, clients: int) -> tuple[int, int]:
         """Return how many clients each domain has; UsageError where it has none."""

@@ -26,7 +26,7 @@ class CubeFederation(Federation):
     source: UnitCube
     seed: int
     truth: Floats  # θ* [classes, 1 + d]
-    own: tuple[Features, Labels]  # what the server holds or what is dealt out, [r, d] and [r]
+    server_samples: tuple[Features, Labels]  # what the server holds or what is dealt out, [r, d] and [r]
 
     def client(self, i: int) -> ClientData:
         """Return the samples of client `i`; those that it was dealt come last."""
@@ -39,22 +39,22 @@ class CubeFederation(Federation):
         features, dealt = x.astype(np.float32), slice(i, None if source.deal else 0, self.clients)
         train, test = np.split(np.arange(len(x)), [source.samples])  # indices: a view would keep all samples
         return ClientData(
-            np.concatenate([features[train], self.own[0][dealt]]),
-            np.concatenate([y[train], self.own[1][dealt]]),
+            np.concatenate([features[train], self.server_samples[0][dealt]]),
+            np.concatenate([y[train], self.server_samples[1][dealt]]),
             features[test],
             y[test],
         )
 
     def server_train(self) -> tuple[Features, Labels] | None:
-        return self.own if self.source.keeps else None
+        return self.server_samples if self.source.keeps else None
 
     def server_test(self) -> tuple[Features, Labels] | None:
         """Return all clients' test samples; None where there are none."""
         if not self.source.test_samples:
             return None
         held = [self.client(i) for i in range(self.clients)]
-        labels: Labels = np.concatenate([own.test_labels for own in held])
-        return np.concatenate([own.test_features for own in held]), labels
+        labels: Labels = np.concatenate([data.test_labels for data in held])
+        return np.concatenate([data.test_features for data in held]), labels
 
 
 class UnitCube(Served):
@@ -98,9 +98,9 @@ class UnitCube(Served):
         if self.deal:
             sizes += [len(range(i, self.server, clients)) for i in range(clients)]
         tests, shapes = np.full(clients, self.test_samples), [(self.dimension,)] * clients
-        return CubeFederation(self.labels, sizes, tests, shapes, self, seed, truth, self._own(truth, seed))
+        return CubeFederation(self.labels, sizes, tests, shapes, self, seed, truth, self._server_samples(truth, seed))
 
-    def _own(self, truth: Floats, seed: int) -> tuple[Features, Labels]:
+    def _server_samples(self, truth: Floats, seed: int) -> tuple[Features, Labels]:
         """Return the server's samples, ``[r, d]`` and ``[r]``, before any are dealt out."""
         rng = keyed(seed, "server of the cube")
         x = rng.random((CHOICE * self.server, self.dimension))

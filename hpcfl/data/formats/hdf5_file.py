@@ -78,13 +78,13 @@ def opened(path: Path) -> Iterator[h5py.File]:
 
 def dataset(file: h5py.File, name: str) -> h5py.Dataset:
     """Return the data set of that name; UsageError where there is none, or not all its numbers are in this file."""
-    found = _linked(file, name)
-    if not isinstance(found, h5py.Dataset):
+    data = _linked(file, name)
+    if not isinstance(data, h5py.Dataset):
         raise UsageError(f"{file.filename}: {name} is missing")
-    if found.shape is None:  # HDF5's null data space
+    if data.shape is None:  # HDF5's null data space
         raise UsageError(f"{file.filename}: {name} is empty, expected numbers")
-    _check_place(file, found)
-    return found
+    _check_place(file, data)
+    return data
 
 
 def _linked(file: h5py.File, name: str) -> Any:
@@ -102,29 +102,29 @@ def _linked(file: h5py.File, name: str) -> Any:
     return file.get(way)
 
 
-def _check_place(file: h5py.File, found: h5py.Dataset, above: tuple[h5py.Dataset, ...] = ()) -> None:
+def _check_place(file: h5py.File, data: h5py.Dataset, above: tuple[h5py.Dataset, ...] = ()) -> None:
     """Refuse a data set that keeps numbers in other files, or maps what is not there.
 
     `above` are the virtual data sets that it is a source of: HDF5 would follow a circle of them until the process dies.
     """
-    where = f"{file.filename}: {found.name[1:]}"
-    if found.external:
-        raise UsageError(f"{where} keeps its numbers in {found.external[0][0]!r}, expected them in the file itself")
-    if not found.is_virtual:
+    where = f"{file.filename}: {data.name[1:]}"
+    if data.external:
+        raise UsageError(f"{where} keeps its numbers in {data.external[0][0]!r}, expected them in the file itself")
+    if not data.is_virtual:
         return
-    covered = found.id.get_space()
+    covered = data.id.get_space()
     covered.select_none()
-    for target, path, name, taken in found.virtual_sources():
+    for target, path, name, taken in data.virtual_sources():
         if path != ".":
             raise UsageError(f"{where} is virtual and maps {name!r} of {path!r}, expected sources in the file itself")
         source = _linked(file, name.replace("%%", "%"))  # HDF5's escape
-        if not isinstance(source, h5py.Dataset) or source in (*above, found):
+        if not isinstance(source, h5py.Dataset) or source in (*above, data):
             raise UsageError(f"{where} is virtual, but its source {name!r} is missing or the data set itself")
-        _check_place(file, source, (*above, found))
+        _check_place(file, source, (*above, data))
         _check_mapping(where, source, target, taken)
         _cover(covered, target)
-    if missing := found.size - covered.get_select_npoints():
-        raise UsageError(f"{where} is virtual, but no source is mapped to {missing} of its {found.size} numbers")
+    if missing := data.size - covered.get_select_npoints():
+        raise UsageError(f"{where} is virtual, but no source is mapped to {missing} of its {data.size} numbers")
 
 
 def _check_mapping(where: str, source: h5py.Dataset, target: Any, taken: Any) -> None:
@@ -160,17 +160,17 @@ def survey(path: Path) -> Survey:
             raise UsageError(f"{path}: no clients, expected groups clients/<id>/train and clients/<id>/test")
         ids = sorted(clients, key=_natural)
         train, test = ([_part(file, f"clients/{name}/{part}") for name in ids] for part in ("train", "test"))
-        found = Survey(train, test, _part(file, "test") if "test" in file else None)
-    _check_kinds(path, found)
-    for name, own, other in zip(ids, train, test):
-        _check_client(f"{path}: ", name, own, other, found.server)
-    return found
+        contents = Survey(train, test, _part(file, "test") if "test" in file else None)
+    _check_kinds(path, contents)
+    for name, train_part, test_part in zip(ids, train, test):
+        _check_client(f"{path}: ", name, train_part, test_part, contents.server)
+    return contents
 
 
-def _check_kinds(path: Path, found: Survey) -> None:
+def _check_kinds(path: Path, contents: Survey) -> None:
     """Refuse classes beside targets."""
-    first = found.parts[0]
-    for part in found.parts:
+    first = contents.parts[0]
+    for part in contents.parts:
         if part.real != first.real:
             raise UsageError(
                 f"{path}: {first.group}/labels are {first.dtype}, but {part.group}/labels {part.dtype}; "
@@ -210,10 +210,10 @@ def read(file: h5py.File, group: str, kept: Ints | None = None, scale: Scale | N
 
     `kept` are the features of one axis that are returned; None: all. Otherwise as `pieces`.
     """
-    found, labels = dataset(file, f"{group}/features"), dataset(file, f"{group}/labels")
-    shape = found.shape[1:] if kept is None else (len(kept),)
-    features = np.empty((len(found), *shape), dtype=np.float32)
-    for start, piece in pieces(found, scale):
+    stored, labels = dataset(file, f"{group}/features"), dataset(file, f"{group}/labels")
+    shape = stored.shape[1:] if kept is None else (len(kept),)
+    features = np.empty((len(stored), *shape), dtype=np.float32)
+    for start, piece in pieces(stored, scale):
         features[start : start + len(piece)] = piece if kept is None else piece[:, kept]
     return features, labels[()].astype(np.float32 if labels.dtype.kind == "f" else np.int64)
 
@@ -238,18 +238,18 @@ def pieces(features: h5py.Dataset, scale: Scale | None = None) -> Iterator[tuple
         yield start, piece if scale is None else scaled(piece, PEAK, scale)
 
 
-def verify(path: Path, found: Survey, scale: Scale | None = None) -> tuple[Range, ...]:
+def verify(path: Path, contents: Survey, scale: Scale | None = None) -> tuple[Range, ...]:
     """Read all features as `pieces`; return the range of each client's training features, as scaled.
 
     It is 0 and 0 where there are none.
     """
     ranges: dict[str, Range] = {}
     with opened(path) as file:
-        for part in found.parts:
+        for part in contents.parts:
             ends = [(p.min(), p.max()) for _, p in pieces(dataset(file, f"{part.group}/features"), scale)]
             least, most = min((low for low, _ in ends), default=0.0), max((high for _, high in ends), default=0.0)
             ranges[part.group] = float(least), float(most)
-    return tuple(ranges[part.group] for part in found.train)
+    return tuple(ranges[part.group] for part in contents.train)
 
 
 def _part(file: h5py.File, group: str) -> Part:

@@ -24,14 +24,14 @@ def read_pair(folder: Path, part: str, side: int, classes: int, first: int = 0) 
     Labels are counted from 0; in the file they count from `first`. UsageError if a file is not sound, or if they do
     not fit together.
     """
-    images, labels = (_existing(folder / f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
-    pixels, found = read(images, 3), read(labels, 1).astype(np.int64)
-    if len(found) != len(pixels):
-        raise UsageError(f"{labels}: {len(found)} labels, but {images.name} holds {len(pixels)} images")
+    image_file, label_file = (_existing(folder / f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
+    pixels, labels = read(image_file, 3), read(label_file, 1).astype(np.int64)
+    if len(labels) != len(pixels):
+        raise UsageError(f"{label_file}: {len(labels)} labels, but {image_file.name} holds {len(pixels)} images")
     if pixels.shape[1:] != (side, side):
-        raise UsageError(f"{images}: {pixels.shape[1]} x {pixels.shape[2]} pixels, expected {side} x {side}")
-    check_labels(str(labels), found, first, classes)
-    return pixels, found - first
+        raise UsageError(f"{image_file}: {pixels.shape[1]} x {pixels.shape[2]} pixels, expected {side} x {side}")
+    check_labels(str(label_file), labels, first, classes)
+    return pixels, labels - first
 
 
 def _existing(plain: Path) -> Path:

@@ -106,9 +106,9 @@ class Restricted(pickle.Unpickler):
 def _plain(value: Any) -> Any:
     """Return the value with its arrays."""
     if isinstance(value, dict):
-        return {key: _plain(own) for key, own in value.items()}
+        return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_plain(own) for own in value)
+        return type(value)(_plain(entry) for entry in value)
     return value.value if isinstance(value, Array) else value
 
 

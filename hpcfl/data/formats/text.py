@@ -37,19 +37,19 @@ def read_leaf(folder: Path, length: int, classes: int) -> dict[str, User]:
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise UsageError(f"{folder}: has no files *.json")
-    found: dict[str, User] = {}
+    users: dict[str, User] = {}
     for path in paths:
         content = _content(path)
         for name, size in zip(content["users"], content["num_samples"]):
             where = f"{path}: user {_short(name)}"
-            if name in found:
+            if name in users:
                 raise UsageError(f"{where}: comes a second time")
-            found[name] = _user(where, content["user_data"].get(name), length, classes)
+            users[name] = _user(where, content["user_data"].get(name), length, classes)
             if type(size) is not int:
                 raise UsageError(f"{where}: num_samples is {_short(size)}, expected an integer")
-            if size != len(found[name].labels):
-                raise UsageError(f"{where}: {len(found[name].labels)} samples, but num_samples says {_short(size)}")
-    return found
+            if size != len(users[name].labels):
+                raise UsageError(f"{where}: {len(users[name].labels)} samples, but num_samples says {_short(size)}")
+    return users
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def read_glove(path: Path, words: Collection[str]) -> dict[str, Features]:
 
     A line is a word and its numbers, as many as in the first line. UsageError also if none of the words is there.
     """
-    dim, found = 0, {}
+    dim, vectors = 0, {}
     # only a line feed ends a line: words may hold what Unicode counts as line ends
     with opened_lines(path, "text in UTF-8", "utf-8", "\n") as lines:
         for number, line in enumerate(lines, start=1):
@@ -114,13 +114,13 @@ def read_glove(path: Path, words: Collection[str]) -> dict[str, Features]:
             if count != dim:
                 raise UsageError(f"{path}: line {number} has {count} values, expected {dim} as in line 1")
             if number == 1 or word in words:
-                found[word] = _vector(f"{path}: line {number} ({word[:40]!r})", values)
+                vectors[word] = _vector(f"{path}: line {number} ({word[:40]!r})", values)
     if not dim:
         raise UsageError(f"{path}: has no word vectors, expected lines of a word and its numbers")
-    found = {word: vector for word, vector in found.items() if word in words}
-    if not found:
+    vectors = {word: vector for word, vector in vectors.items() if word in words}
+    if not vectors:
         raise UsageError(f"{path}: vocabulary mismatch, none of the {len(words)} words of the texts has a vector")
-    return found
+    return vectors
 
 
 def _vector(where: str, values: str) -> Features:
