@@ -109,8 +109,8 @@ class LinearFedRep(Algorithm):
             x = x @ personal[WEIGHT].transpose(1, 2) + personal[BIAS].unsqueeze(1)
         weight, count = visits.ones(len(y)), y.shape[1]
         if self.invites_all(visits.round):
-            seen = x * y.unsqueeze(2)
-            yield {"loss": (y.square().mean(1), weight), MOMENT: (seen.transpose(1, 2) @ seen / count, weight)}
+            scaled = x * y.unsqueeze(2)
+            yield {"loss": (y.square().mean(1), weight), MOMENT: (scaled.transpose(1, 2) @ scaled / count, weight)}
             return personal
         low = x @ shared[B].T
         task.oracle_calls.update(dict.fromkeys(visits.clients.tolist(), count))
@@ -136,8 +136,8 @@ class LinearFedRep(Algorithm):
         import torch
 
         federation: LinearFederation = task.federation  # type: ignore[assignment]
-        truth, found = torch.tensor(federation.target), state.shared[B].T.cpu()
-        return {"distance": float(torch.linalg.matrix_norm(found - truth @ (truth.T @ found), 2))}
+        truth, estimate = torch.tensor(federation.target), state.shared[B].T.cpu()
+        return {"distance": float(torch.linalg.matrix_norm(estimate - truth @ (truth.T @ estimate), 2))}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         return {name: value.float() for name, value in (task.replicate(shared, visits) | personal).items()}
@@ -164,7 +164,7 @@ def _drawn(federation: LinearFederation, visits: Visits) -> tuple[Tensor, Tensor
 
     parts = [federation.drawn(int(client), visits.round) for client in visits.clients]
     # stacked by torch, whose memory is aligned: the last bits of matrix products may depend on that
-    x, y = (torch.stack([torch.from_numpy(own) for own in part]) for part in zip(*parts))
+    x, y = (torch.stack([torch.from_numpy(array) for array in part]) for part in zip(*parts))
     return x, y
 
 

@@ -100,10 +100,10 @@ class Salf(Algorithm):
                 count = visits.in_time(level[name])
                 if not count:  # nobody has come further
                     return velocity
-                own = {name: start[name][:count].clone()}
+                params = {name: start[name][:count].clone()}
                 past = {name: velocity[name][:count]} if velocity else {}
-                sgd.apply(own, {name: gradients[name][:count]}, past)
-                change = own[name] - start[name][:count]
+                sgd.apply(params, {name: gradients[name][:count]}, past)
+                change = params[name] - start[name][:count]
                 yield {name: (self._scaled(change, visits, level[name]), visits.ones(count))}
         return velocity
 

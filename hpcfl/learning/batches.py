@@ -124,8 +124,8 @@ def batches(
     orders = [_order(rng, len(y), size, epochs, steps) for rng, (_, y) in zip(generators, data)]
     count, width = max(len(order) for order in orders), max(order.shape[1] for order in orders)
     index = np.full((len(orders), count, width), -1)
-    for own, order in zip(index, orders):
-        own[: order.shape[0], : order.shape[1]] = order
+    for padded, order in zip(index, orders):
+        padded[: order.shape[0], : order.shape[1]] = order
     clients, device = [int(client) for client in visits.clients], data[0][1].device
     real, rows = (part.to(device) for part in (torch.from_numpy(index >= 0), torch.from_numpy(index).clamp(min=0)))
     pick_x, pick_y = (_picker(part, count * width) for part in zip(*data))
@@ -154,7 +154,7 @@ def _picker(parts: Sequence[Tensor], count: int) -> Callable[[Tensor], Tensor]:
     """What picks rows ``[c, B]`` of the clients' samples ``c × [n_i, …]``; `count` rows of each are picked in all."""
     longest = max(len(part) for part in parts)
     if count < longest or len(parts) * longest * parts[0][:1].nbytes > STACKED_BYTES:
-        return lambda rows: torch.stack([part.index_select(0, own) for part, own in zip(parts, rows)])
+        return lambda rows: torch.stack([part.index_select(0, index) for part, index in zip(parts, rows)])
     # one tensor of all that is held costs a copy, and saves an operation per client and step
     whole = pad_sequence(list(parts), batch_first=True)
     clients = torch.arange(len(parts), device=whole.device)[:, None]

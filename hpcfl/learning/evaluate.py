@@ -16,11 +16,11 @@ from hpcfl.learning.task import TEST_BATCH, Task
 def client_scores(task: Task, params: State, clients: Ints) -> tuple[Floats, Floats]:
     """Loss sums and numbers of correct answers (NaN for targets) on the clients' own test samples, ``[c]`` each."""
     data = [task.samples(client) for client in clients]
-    sizes = torch.tensor([len(own.test_y) for own in data])
+    sizes = torch.tensor([len(samples.test_y) for samples in data])
     if not sizes.max():
         return np.zeros(len(data)), np.zeros(len(data))
-    x = pad_sequence([own.test_x for own in data], batch_first=True)
-    y = pad_sequence([own.test_y for own in data], batch_first=True)
+    x = pad_sequence([samples.test_x for samples in data], batch_first=True)
+    y = pad_sequence([samples.test_y for samples in data], batch_first=True)
     valid = (torch.arange(x.shape[1]) < sizes[:, None]).to(task.device)
     return _scores(task.forward(params, x), y, valid)
 
@@ -42,8 +42,8 @@ def server_scores(task: Task, shared: State) -> tuple[float, float, int] | None:
 @torch.no_grad()
 def client_objectives(task: Task, params: State, clients: Ints) -> Floats:
     """Each client's sum of losses over its training samples, each with the penalty, float64 ``[c]``."""
-    own = ({name: value[row : row + 1] for name, value in params.items()} for row in range(len(clients)))
-    return np.array([_objective(task, one, *task.samples(client)[:2]) for one, client in zip(own, clients)])
+    models = ({name: value[row : row + 1] for name, value in params.items()} for row in range(len(clients)))
+    return np.array([_objective(task, one, *task.samples(client)[:2]) for one, client in zip(models, clients)])
 
 
 @torch.no_grad()
@@ -61,8 +61,8 @@ def _objective(task: Task, params: State, x: Tensor, y: Tensor) -> float:
     total = 0.0
     for start in range(0, len(y), TEST_BATCH):
         # cloned: how memory is aligned, and with it the last bits, is then the same whoever read the samples
-        rows, own = (part[start : start + TEST_BATCH].unsqueeze(0).clone() for part in (x, y))
-        total += float(sample_losses(task.forward(params, rows), own).double().sum())
+        rows, labels = (part[start : start + TEST_BATCH].unsqueeze(0).clone() for part in (x, y))
+        total += float(sample_losses(task.forward(params, rows), labels).double().sum())
     if task.penalty:
         total += len(y) * float(task.penalties({name: value.double() for name, value in params.items()}))
     return total

@@ -146,12 +146,14 @@ def train(task: Task, params: State, batches: Iterable[Batch], groups: Iterable[
     all are, no batch is asked for.
     """
     learning = [group for group in groups if group.names]
-    own = [{name: params[name] for name in group.names} for group in learning]
-    kept = [group.optimiser.init(o) if group.memory is None else group.memory for group, o in zip(learning, own)]
+    states = [{name: params[name] for name in group.names} for group in learning]
+    kept = [
+        group.optimiser.init(state) if group.memory is None else group.memory for group, state in zip(learning, states)
+    ]
     losses = torch.zeros(_clients(params), dtype=task.dtype, device=task.device)
     taken = torch.zeros_like(losses)
     for batch in batches if learning else ():
-        for group, learn, memory in zip(learning, own, kept):
+        for group, learn, memory in zip(learning, states, kept):
             loss = group.optimiser.step(task, params, learn, memory, batch, group.objective)
         weight = batch.active_weight()
         losses += loss * weight  # an objective may be more than the loss, also where a client rests

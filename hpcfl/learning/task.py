@@ -83,12 +83,12 @@ class Task:
     @property
     def nbytes(self) -> int:
         """Bytes of the largest client's model."""
-        return max(sum(value.nbytes for value in own.values()) for own in self._initial.values())
+        return max(sum(value.nbytes for value in state.values()) for state in self._initial.values())
 
     @property
     def parameter_count(self) -> int:
         """Numbers in the largest client's model, p."""
-        return max(sum(value.numel() for value in own.values()) for own in self._initial.values())
+        return max(sum(value.numel() for value in state.values()) for state in self._initial.values())
 
     def layer_names(self, blocks: str = "layer") -> tuple[tuple[str, ...], ...]:
         """The names of the tensors of layers 1 … L; with ``blocks = "tensor"`` each tensor is a layer by itself."""
@@ -97,8 +97,8 @@ class Task:
 
     def initial(self, client: int = 0) -> State:
         """A copy of the initial parameters of a client's model, ``{name: […]}``, first layer first."""
-        own = self._initial[self.federation.shapes[client]]
-        return {name: value.to(self.device, copy=True) for name, value in own.items()}
+        state = self._initial[self.federation.shapes[client]]
+        return {name: value.to(self.device, copy=True) for name, value in state.items()}
 
     def replicate(self, shared: State, visits: Visits) -> State:
         """The model's parameters that are shared, once per visit; views: clone before changing them in place."""
@@ -128,8 +128,8 @@ class Task:
         return self._penalised(batch.losses(self.forward(params, batch.x, batch.key)), params)
 
     def penalties(self, params: State) -> Tensor:
-        own = [params[name].flatten(1) for layer in self.layers for name in layer.tensors]
-        return self.penalty / 2 * torch.cat(own, 1).square().sum(1)
+        flat = [params[name].flatten(1) for layer in self.layers for name in layer.tensors]
+        return self.penalty / 2 * torch.cat(flat, 1).square().sum(1)
 
     def _penalised(self, losses: Tensor, params: State) -> Tensor:
         return losses + self.penalties(params)[: len(losses)] if self.penalty else losses
@@ -159,8 +159,8 @@ class Task:
     def samples(self, client: int) -> Samples:
         """A client's samples, read once."""
         if client not in self._samples:
-            own = self.federation.client(int(client))
-            parts = own.train_features, own.train_labels, own.test_features, own.test_labels
+            data = self.federation.client(int(client))
+            parts = data.train_features, data.train_labels, data.test_features, data.test_labels
             self._samples[client] = Samples(*(self._tensor(part).to(self.device) for part in parts))
         return self._samples[client]
 
@@ -179,8 +179,8 @@ class Task:
         return None if held is None or not len(held[1]) else (self._tensor(held[0]), self._tensor(held[1]))
 
     def _tensor(self, part: Features | Labels) -> Tensor:
-        found = torch.from_numpy(part)
-        return found.to(self.dtype) if found.is_floating_point() else found
+        tensor = torch.from_numpy(part)
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
     def release_data(self) -> None:
         """Free the memory of all samples: nothing is asked of this task any more."""
@@ -217,8 +217,8 @@ class Task:
             return self.losses(one, Batch(x[None, None], y[None, None], None, batch.key)).squeeze(0)
 
         self._count(batch)
-        found: State = vmap(grad(loss), in_dims=(None, 0, 0))(params, batch.x.squeeze(0), batch.y.squeeze(0))
-        return found
+        gradients: State = vmap(grad(loss), in_dims=(None, 0, 0))(params, batch.x.squeeze(0), batch.y.squeeze(0))
+        return gradients
 
     def hessian_vector_product(self, params: State, batch: Batch, vector: State) -> State:
         """Each client's Hessian times its vector, ``{name: [c, …]}``, by double backpropagation.
@@ -229,7 +229,7 @@ class Task:
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         losses = self.losses(leaves, batch)
         first = torch.autograd.grad(losses.sum(), list(leaves.values()), create_graph=True)
-        slopes = [(own * vector[name]).sum() for name, own in zip(leaves, first)]
+        slopes = [(gradient * vector[name]).sum() for name, gradient in zip(leaves, first)]
         second = torch.autograd.grad(torch.stack(slopes).sum(), list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, second))
 
@@ -278,9 +278,9 @@ class Task:
         upper = copy(self)
         upper.layers, upper._samples = self.layers[first:], {}
         for row, client in enumerate(visits.clients):
-            own = {name: params[name][row : row + 1] for layer in below for name in layer.tensors}
+            fixed = {name: params[name][row : row + 1] for layer in below for name in layer.tensors}
             held = self.samples(client)
-            upper._samples[client] = held._replace(x=self.outputs(own, held.x, last=first))
+            upper._samples[client] = held._replace(x=self.outputs(fixed, held.x, last=first))
         return upper
 
     def warm_up(self, visits: Visits) -> None:

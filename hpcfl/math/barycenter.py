@@ -50,10 +50,10 @@ def barycenter(means: Tensor, covs: Tensor, weights: Tensor, tol: float = 1e-12,
     # one by one: each ends when it has converged itself, whatever the others do
     columns = covs.double().reshape(len(covs), -1, *covs.shape[-2:]).unbind(1)
     rows = shares.reshape(len(covs), -1).unbind(1)
-    found = [_iterated(own, share, tol, iterations) for own, share in zip(columns, rows)]
-    cov = torch.stack([one for one, _, _ in found]).reshape(covs.shape[1:]).to(covs.dtype)
-    taken = torch.tensor([count for _, count, _ in found]).reshape(lead)
-    last = torch.tensor([moved for _, _, moved in found], dtype=torch.float64).reshape(lead)
+    results = [_iterated(column, share, tol, iterations) for column, share in zip(columns, rows)]
+    cov = torch.stack([one for one, _, _ in results]).reshape(covs.shape[1:]).to(covs.dtype)
+    taken = torch.tensor([count for _, count, _ in results]).reshape(lead)
+    last = torch.tensor([moved for _, _, moved in results], dtype=torch.float64).reshape(lead)
     return Barycenter(mean.to(means.dtype), cov, taken, last)
 
 
@@ -91,7 +91,7 @@ def sqrtm_and_inverse(cov: Tensor) -> tuple[Tensor, Tensor]:
 
 def barycenter_term(root: Tensor, cov: Tensor) -> Tensor:
     """``(S^½ Σ S^½)^½`` from ``S^½`` and Σ: one client's part of an iteration."""
-    return per_matrix(lambda half, own: (sqrtm_one(half @ own @ half),), root, cov)[0]
+    return per_matrix(lambda half, one: (sqrtm_one(half @ one @ half),), root, cov)[0]
 
 
 def fixed_point(inverse: Tensor, total: Tensor) -> Tensor:

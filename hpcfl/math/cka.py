@@ -22,7 +22,7 @@ def kernel_triangles(z: Tensor) -> Tensor:
     """Upper triangles of the kernels of representations ``[c, m, k]``, row by row, ``[c, m(m+1)/2]``."""
     upper = _upper(z.shape[1], z.device)
     # one by one: m x m for all of a chunk would be the largest tensors of a visit
-    return torch.stack([(own @ own.T).masked_select(upper) for own in _centred(z)])
+    return torch.stack([(rows @ rows.T).masked_select(upper) for rows in _centred(z)])
 
 
 def unit_kernel(triangle: Tensor, samples: int) -> Tensor:
@@ -46,8 +46,8 @@ def alignment(target: Tensor, z: Tensor) -> Tensor:
         half = (z * slope).sum((1, 2))
     # <Z, T Z> has the gradient 2 T Z: said so, since autograd would multiply by T once more
     along = 2 * (z * slope).sum((1, 2)) - half
-    found: Tensor = along / gram.flatten(1).norm(dim=1).clamp(min=1e-12)
-    return found
+    value: Tensor = along / gram.flatten(1).norm(dim=1).clamp(min=1e-12)
+    return value
 
 
 def _upper(samples: int, device: torch.device) -> Tensor:

@@ -130,13 +130,13 @@ def bures_factor_squared(factor: Tensor | float | None, points: Tensor, count: T
     scale = torch.where(divisor > 0, divisor.clamp(min=1).rsqrt(), 0)
     if not isinstance(factor, Tensor):
         s = 1.0 if factor is None else abs(float(factor))
-        found: Tensor = _Isotropic.apply(points, scale, s)  # type: ignore[no-untyped-call]
-        return found
-    z, own = points.double() * scale[..., None, None], factor.double()
+        isotropic: Tensor = _Isotropic.apply(points, scale, s)  # type: ignore[no-untyped-call]
+        return isotropic
+    z, widened = points.double() * scale[..., None, None], factor.double()
     if factor.dim() == 0:
-        size, norm = own.square() * z.shape[-1], own.abs() * _nuclear(z, points.dtype)
+        size, norm = widened.square() * z.shape[-1], widened.abs() * _nuclear(z, points.dtype)
     else:
-        size, norm = own.square().sum((-2, -1)), _nuclear(z @ own, points.dtype)
+        size, norm = widened.square().sum((-2, -1)), _nuclear(z @ widened, points.dtype)
     value = size + z.square().sum((-2, -1)) - 2 * norm
     # rounding below zero is taken off the value alone: the gradient holds there too
     value = value + (value.clamp(min=0) - value).detach()

@@ -23,8 +23,8 @@ def per_matrix(function: Callable[..., tuple[Tensor, ...]], *matrices: Tensor) -
     """Apply a function of float64 matrices to ``[..., k, k]`` one by one; the leading dimensions are broadcast."""
     lead = np.broadcast_shapes(*(m.shape[:-2] for m in matrices))  # torch's own loads sympy, for a second and more
     flat = [m.double().expand(*lead, *m.shape[-2:]).reshape(-1, *m.shape[-2:]) for m in matrices]
-    found = [function(*(m.clone(memory_format=torch.contiguous_format) for m in row)) for row in zip(*flat)]
-    return tuple(torch.stack(part).reshape([*lead, *part[0].shape]) for part in zip(*found))
+    results = [function(*(m.clone(memory_format=torch.contiguous_format) for m in row)) for row in zip(*flat)]
+    return tuple(torch.stack(part).reshape([*lead, *part[0].shape]) for part in zip(*results))
 
 
 def symmetric(matrix: Tensor) -> Tensor:

@@ -156,12 +156,12 @@ class Theory:
 
     def rounds_with_skips(self) -> list[int]:
         """Return the same with the distance followed: a stage that is to end above it takes no round."""
-        found, distance = [], self.distance
+        rounds, distance = [], self.distance
         for stage in range(stages(self.first, len(self.times)) - 1):
-            found.append(self._needed(distance, stage))
-            shrunk = sqrt(1 - self.a) ** found[-1]
+            rounds.append(self._needed(distance, stage))
+            shrunk = sqrt(1 - self.a) ** rounds[-1]
             distance = distance * shrunk + self.floor(stage) * (1 - shrunk)
-        return found
+        return rounds
 
     def _needed(self, distance: float, stage: int) -> int:
         if self.leaves_at(stage) >= distance:

@@ -77,8 +77,8 @@ class Participation(ConfigBase):
         steps = self.deadline if isinstance(self.deadline, tuple) else ((0, self.deadline),)
         rounds = [start for start, _ in steps]
         if rounds[:1] != [0]:
-            found = f"got one from round {rounds[0]}" if rounds else "got none"
-            raise UsageError(f"participation.deadline: expected a first entry [0, seconds], {found}")
+            got = f"got one from round {rounds[0]}" if rounds else "got none"
+            raise UsageError(f"participation.deadline: expected a first entry [0, seconds], {got}")
         for before, after in pairwise(rounds):
             if after <= before:
                 raise UsageError(f"participation.deadline: expected ascending rounds, got {after} after {before}")

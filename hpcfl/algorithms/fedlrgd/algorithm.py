@@ -175,11 +175,11 @@ class FedLrgd(Algorithm):
         from hpcfl.algorithms.fedlrgd.low_rank import solved
 
         task, weight = self._reweighted(task), visits.weights("samples")
-        found = [self._mean(task, point, visits) for point in shared[POINTS]]
-        sums = torch.stack([gradient for gradient, _ in found], 1).double()
+        means = [self._mean(task, point, visits) for point in shared[POINTS]]
+        sums = torch.stack([gradient for gradient, _ in means], 1).double()
         if self.solve_at == "client":
             sums = solved(shared[INVERSE], sums)
-        yield {"loss": (torch.stack([loss for _, loss in found]).mean(0), weight)}
+        yield {"loss": (torch.stack([loss for _, loss in means]).mean(0), weight)}
         if not self.pipelined:
             yield {SUMS: (sums, weight)}
         for k in range(self.rank if self.pipelined else 0):
@@ -194,9 +194,9 @@ class FedLrgd(Algorithm):
         gradient = 0.0 * flat(at, 1)
         loss, held = gradient[:, 0], gradient.new_tensor(visits.samples)
         for batch in task.batches(visits, self.batch, epochs=1):
-            found, each = task.gradients(at, batch)
+            gradients, each = task.gradients(at, batch)
             share = gradient.new_tensor(batch.sample_counts()) / held
-            gradient, loss = gradient + share[:, None] * flat(found, 1), loss + share * each
+            gradient, loss = gradient + share[:, None] * flat(gradients, 1), loss + share * each
         return gradient, loss
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
@@ -213,11 +213,11 @@ class FedLrgd(Algorithm):
 
         from hpcfl.algorithms.fedlrgd.low_rank import conditioning
 
-        inverse, seen = torch.empty_like(state.shared[INVERSE]), []
-        for columns, found in self._surrogates(task).inverses(state.shared[POINTS], *self._cut(task)):
-            inverse[columns] = found.values
-            seen.append((found.condition, found.cut))
-        return ServerState(state.shared | {INVERSE: inverse}, {**state.extras, **conditioning(seen)})
+        inverse, parts = torch.empty_like(state.shared[INVERSE]), []
+        for columns, part in self._surrogates(task).inverses(state.shared[POINTS], *self._cut(task)):
+            inverse[columns] = part.values
+            parts.append((part.condition, part.cut))
+        return ServerState(state.shared | {INVERSE: inverse}, {**state.extras, **conditioning(parts)})
 
     def _weighted(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         """Return the state with the weights that follow from what was sent; who is missing is taken for like the rest.
@@ -232,19 +232,19 @@ class FedLrgd(Algorithm):
         names = [name for layer in reversed(self.layers(task)) for name in layer]
         if not all(sums.weight(name) for name in names):
             return replace(state, extras={**state.extras, "heard": -1.0})
-        clients, own, shared = int(task.federation.train_sizes.sum()), self._surrogates(task), state.shared
+        clients, surrogates, shared = int(task.federation.train_sizes.sum()), self._surrogates(task), state.shared
         weights, numbers = torch.empty_like(state.extras["weights"]), {"heard": 1.0}
         for row, name in zip(weights.view(len(names), -1), names):
             row.copy_(sums.mean(name).flatten())
         weights *= clients
-        rest = own.rest(shared[POINTS])
+        rest = surrogates.rest(shared[POINTS])
         if self.solve_at == "client":
             weights += solved(shared[INVERSE], rest)
         else:
             weights += rest
-            numbers |= own.solve(shared[POINTS], weights, *self._cut(task))
+            numbers |= surrogates.solve(shared[POINTS], weights, *self._cut(task))
         weights += 1
-        weights /= clients + own.held.y.shape[1]
+        weights /= clients + surrogates.held.y.shape[1]
         return replace(state, extras={**state.extras, **numbers, "weights": weights})
 
     def _descended(self, task: Task, state: ServerState) -> ServerState:
@@ -252,11 +252,11 @@ class FedLrgd(Algorithm):
         from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
         from hpcfl.algorithms.fedlrgd.safeguard import Descent, Safeguard
 
-        own, like, extras = self._surrogates(task), task.initial(), state.extras
-        apart = task.penalty - own.task.penalty
+        surrogates, like, extras = self._surrogates(task), task.initial(), state.extras
+        apart = task.penalty - surrogates.task.penalty
 
         def gradient(at: Tensor) -> Tensor:
-            return own.gradient(at, extras["weights"]) + apart * at
+            return surrogates.gradient(at, extras["weights"]) + apart * at
 
         least, taken, halted, norm = (extras[name] for name in ("least", "taken", "halted", "norm"))
         theta = flat({name: state.shared[name] for name in like})
@@ -290,22 +290,26 @@ class FedLrgd(Algorithm):
     def warnings(self, task: Task, state: ServerState) -> dict[str, str]:
         from hpcfl.algorithms.fedlrgd.smoothness import kinks, missing_classes
 
-        found, own = {}, self._surrogates(task)
+        warnings, surrogates = {}, self._surrogates(task)
         if bent := kinks(task):
-            found["not-smooth"] = f"{', '.join(bent)}: the loss is not smooth in the data, the theory does not cover it"
-        if missing := missing_classes(task, own.samples):
-            found["missing-classes"] = f"none of the server's {self.rank} samples is of class {missing}: expected all"
+            warnings["not-smooth"] = (
+                f"{', '.join(bent)}: the loss is not smooth in the data, the theory does not cover it"
+            )
+        if missing := missing_classes(task, surrogates.samples):
+            warnings["missing-classes"] = (
+                f"none of the server's {self.rank} samples is of class {missing}: expected all"
+            )
         if state.extras["heard"] < 0:
-            found["unheard"] = "no client's sums arrived in the only round that is for them: nothing can be learnt"
+            warnings["unheard"] = "no client's sums arrived in the only round that is for them: nothing can be learnt"
         if cut := state.extras["truncated"]:
-            found["singular"] = (
+            warnings["singular"] = (
                 f"the server's gradients are linearly dependent in {cut:.0f} of {task.parameter_count} coordinates: "
                 f"singular values below {self._cut(task)[0]:.1g} of the largest were left out "
                 f"(worst condition number {state.extras['worst_condition']:.3g})"
             )
         if state.extras["halted"]:
-            found["halted"] = "the inexact gradient grew or led too far: the descent went back to where it was least"
-        return found
+            warnings["halted"] = "the inexact gradient grew or led too far: the descent went back to where it was least"
+        return warnings
 
 
 def _held(task: Task) -> Batch:

@@ -117,21 +117,21 @@ class Surrogates:
 
     def solve(self, points: Tensor, sums: Tensor, truncation: float, damping: float) -> dict[str, float]:
         """Replace `sums`, float64 ``[r, p]``, by the weights under which the samples add up to them, in place."""
-        seen = []
+        parts = []
         for columns, inverse in self.inverses(points, truncation, damping):
             sums[:, columns] = solved(inverse.values, sums[:, columns])
-            seen.append((inverse.condition, inverse.cut))
-        return conditioning(seen)
+            parts.append((inverse.condition, inverse.cut))
+        return conditioning(parts)
 
     def matrices(self, points: Tensor, columns: slice) -> Tensor:
         """Return ``g_i(x_j; ϑ_k)`` for some coordinates i, float64 ``[i, k, j]``: the transposes of G^(i)."""
         like = self.task.initial()
-        found = points.new_empty(len(range(points.shape[1])[columns]), len(points), self.rank, dtype=torch.float64)
+        matrices = points.new_empty(len(range(points.shape[1])[columns]), len(points), self.rank, dtype=torch.float64)
         for k, point in enumerate(points):
             for where, part in self._pieces():
                 gradients = self.task.per_sample_gradients(shaped(point, like), part)
-                found[:, k, where] = flat(gradients, 1)[:, columns].T.double()
-        return found
+                matrices[:, k, where] = flat(gradients, 1)[:, columns].T.double()
+        return matrices
 
     def gradient(self, at: Tensor, weights: Tensor) -> Tensor:
         """Return the sum of the samples' gradients at θ ``[p]`` by `weights` float64 ``[r, p]`` (eq. 41)."""
@@ -146,8 +146,8 @@ class Surrogates:
         if not count:
             return torch.zeros_like(points, dtype=torch.float64)
         like, rest = self.task.initial(), self._some(slice(self.rank, None))
-        found = [flat(self.task.gradients(shaped(point[None], like), rest)[0], 1) for point in points]
-        return count * torch.cat(found).double()
+        gradients = [flat(self.task.gradients(shaped(point[None], like), rest)[0], 1) for point in points]
+        return count * torch.cat(gradients).double()
 
     def _pieces(self) -> Iterator[tuple[slice, Batch]]:
         for start in range(0, self.rank, self.bound.samples):

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 def server_samples(task: Task, who: str) -> Batch:
     """Return the server's training samples, ``[1, n, …]``; UsageError where it has none."""
-    found = task.server_batch()
-    if found is None:
+    samples = task.server_batch()
+    if samples is None:
         raise UsageError(f"{who} needs samples at the server: expected data.server above 0")
-    return found
+    return samples
 
 
 def kinks(task: Task) -> list[str]:
@@ -41,8 +41,8 @@ def check_still(task: Task, who: str) -> None:
 
 def check_smooth(task: Task, who: str) -> None:
     """Raise UsageError where a module is not smooth."""
-    if found := kinks(task):
-        raise UsageError(f"{who} needs a loss that is smooth in the data, but there is {found[0]}")
+    if kinds := kinks(task):
+        raise UsageError(f"{who} needs a loss that is smooth in the data, but there is {kinds[0]}")
 
 
 def check_unit_cube(task: Task, samples: Batch, who: str) -> None:

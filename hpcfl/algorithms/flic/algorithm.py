@@ -59,12 +59,12 @@ class Flic(FlicKeys):
         from hpcfl.comm.message import Block
 
         _, dimension = self.size(task)
-        initial, found = task.initial(), {}
+        initial, blocks = task.initial(), {}
         for name in self.layers(task)[0]:
             square = name.startswith(FACTORS)
             shape = tuple(initial[name].shape) if name in initial else (dimension,) * (1 + square)
-            found[name] = Block(shape)
-        return {"loss": Block(())}, found
+            blocks[name] = Block(shape)
+        return {"loss": Block(())}, blocks
 
     def first_anchors(self, task: Task) -> State:
         """Return the first anchors: random means, spherical covariances."""
@@ -73,11 +73,11 @@ class Flic(FlicKeys):
         from hpcfl.base.rng import keyed
 
         means = keyed(task.seed, "anchors").standard_normal(self.size(task), dtype="float32")
-        found = {MEANS: self.spread * torch.from_numpy(means).to(task.device)}
+        anchors = {MEANS: self.spread * torch.from_numpy(means).to(task.device)}
         if self.covariances != "fixed":
             count, dimension = means.shape
-            found[FACTORS] = torch.eye(dimension, device=task.device).repeat(count, 1, 1)
-        return found
+            anchors[FACTORS] = torch.eye(dimension, device=task.device).repeat(count, 1, 1)
+        return anchors
 
     def init_server(self, task: Task) -> State:
         initial = task.initial()

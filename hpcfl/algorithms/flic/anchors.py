@@ -50,13 +50,13 @@ class Anchors:
     def distances(self, params: State, z: Tensor, batch: Batch) -> Tensor:
         """Return ``Σ_c W2²(μ_c, ν̂_c)`` over the classes in the batch, ``[c]``, of embedded samples z ``[c, B, k]``."""
         points, mask = gathered(z, self.groups[batch.y], batch.valid, self.slots)
-        found = moments(points, mask)
+        empirical = moments(points, mask)
         means, factor = self._of(params[MEANS]), self._factors(params)
         if self.distance == "samples":
             means, factor = self._sampled(means, factor, mask, batch.key)
-        covariance = bures_factor_squared(factor, found.centred, found.count, self._ddof)
-        each = (means - found.mean).square().sum(-1) + covariance
-        return torch.where(found.count > 0, each, 0.0).sum(1)
+        covariance = bures_factor_squared(factor, empirical.centred, empirical.count, self._ddof)
+        each = (means - empirical.mean).square().sum(-1) + covariance
+        return torch.where(empirical.count > 0, each, 0.0).sum(1)
 
     def drawn(self, params: State, key: StepKey, count: int) -> Drawn:
         """Return `count` samples of each anchor that a client holds, ``Z = v + L ξ``."""
@@ -91,19 +91,19 @@ class Anchors:
 
         Each client has as many as it needs, whoever else is in the chunk; the rest is zero.
         """
-        found = np.zeros((*self.slots.shape, max(counts), self.dimension), dtype=np.float32)
-        for row, rng, slots, count in zip(found, key.generators(purpose), self.real.sum(1).tolist(), counts):
+        noise = np.zeros((*self.slots.shape, max(counts), self.dimension), dtype=np.float32)
+        for row, rng, slots, count in zip(noise, key.generators(purpose), self.real.sum(1).tolist(), counts):
             shape = slots, count, self.dimension
             row[:slots, :count] = rng.standard_normal(shape, dtype="float32")
-        return torch.from_numpy(found).to(self.slots.device)
+        return torch.from_numpy(noise).to(self.slots.device)
 
     def _sampled(self, means: Tensor, factor: Tensor | float, mask: Tensor, key: StepKey) -> tuple[Tensor, Tensor]:
         """Return mean and factor of the moments of as many samples as `mask` ``[c, h, n]`` has rows."""
         counts = mask.sum(-1).amax(-1).tolist()
         noise = _times(self._noise(key, counts, "samples of anchors"), factor)
-        found = moments(noise, mask)
-        spread = (found.count - self._ddof).clamp(min=1).rsqrt()[..., None, None].to(noise.dtype)
-        return means + found.mean, (found.centred * spread).mT
+        empirical = moments(noise, mask)
+        spread = (empirical.count - self._ddof).clamp(min=1).rsqrt()[..., None, None].to(noise.dtype)
+        return means + empirical.mean, (empirical.centred * spread).mT
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,9 @@ class TargetAnchors:
 
     def drawn(self, params: State, key: StepKey, count: int) -> Drawn:
         """Return `count` samples of anchors whose targets are uniform on [0, 1]."""
-        found = key.generators("draws of anchors")
-        y = torch.stack([torch.from_numpy(rng.random(count, dtype="float32")) for rng in found])
-        noise = [torch.from_numpy(rng.standard_normal((count, self.dimension), dtype="float32")) for rng in found]
+        generators = key.generators("draws of anchors")
+        y = torch.stack([torch.from_numpy(rng.random(count, dtype="float32")) for rng in generators])
+        noise = [torch.from_numpy(rng.standard_normal((count, self.dimension), dtype="float32")) for rng in generators]
         y, xi = y.to(params[MEANS].device), torch.stack(noise).to(params[MEANS].device)
         return Drawn(self._means(params, y) + xi, y, torch.full_like(y, 1 / count))
 
@@ -152,8 +152,8 @@ class TargetAnchors:
 
 def held(task: Task, clients: Ints, groups: Tensor) -> Tensor:
     """Return the anchors of the clients' training labels, ascending, −1 where one has fewer, int64 ``[c, h]``."""
-    own = [torch.unique(groups[task.samples(client).y]) for client in clients]
-    return torch.nn.utils.rnn.pad_sequence(own, batch_first=True, padding_value=-1)
+    anchors = [torch.unique(groups[task.samples(client).y]) for client in clients]
+    return torch.nn.utils.rnn.pad_sequence(anchors, batch_first=True, padding_value=-1)
 
 
 def gathered(z: Tensor, groups: Tensor, valid: Tensor | None, slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,6 +184,6 @@ def changes(params: State, served: State, weight: Tensor, holders: Tensor | None
     message = {}
     for kind in (MEANS, FACTORS):
         for number in range(len(served[kind]) if kind in served else 0):
-            own = weight if holders is None else weight * holders[:, number]
-            message[f"{kind}.{number}"] = params[kind][:, number] - served[kind][number], own
+            counted = weight if holders is None else weight * holders[:, number]
+            message[f"{kind}.{number}"] = params[kind][:, number] - served[kind][number], counted
     return message

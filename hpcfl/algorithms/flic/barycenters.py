@@ -70,7 +70,7 @@ class Barycenters(IteratedReduction):
     def response(self, query: State, message: Message) -> Message:
         """Return what some visits' changes ``L_i − L`` add: their covariances first, then ``(S^½ Σ_i S^½)^½``."""
         factors, roots = query[FACTORS], query[ROOT]
-        rows, found = len(message[sent(0)][1]), {}
+        rows, terms = len(message[sent(0)][1]), {}
         for number, factor in enumerate(factors):
             value, weight = message[sent(number)]
             moved = (value != 0).flatten(1).any(1).cpu()
@@ -79,12 +79,12 @@ class Barycenters(IteratedReduction):
             lower = _lower(len(factor))
             triangles = value.new_zeros(rows, lower.shape[1], dtype=torch.float64)
             for row in torch.nonzero(moved).flatten().tolist():
-                own = _covariance(factor + value[row])
-                triangles[row] = (barycenter_term(roots[number], own) if len(roots) else own)[lower[0], lower[1]]
-            found[sent(number)] = triangles, weight * moved
+                cov = _covariance(factor + value[row])
+                triangles[row] = (barycenter_term(roots[number], cov) if len(roots) else cov)[lower[0], lower[1]]
+            terms[sent(number)] = triangles, weight * moved
         ones = torch.ones(rows, dtype=torch.float64)
         weights = torch.stack([message[sent(number)][1] for number in range(len(factors))], 1)
-        return found | {SINCE: (query[SINCE].expand(rows, -1), ones), COUNTED: (weights, ones)}
+        return terms | {SINCE: (query[SINCE].expand(rows, -1), ones), COUNTED: (weights, ones)}
 
 
 def sent(number: int) -> str:
@@ -93,7 +93,7 @@ def sent(number: int) -> str:
 
 
 def _covariance(factor: Tensor) -> Tensor:
-    return per_matrix(lambda own: (symmetric(own @ own.mT),), factor)[0]
+    return per_matrix(lambda one: (symmetric(one @ one.mT),), factor)[0]
 
 
 def _mean(sums: Sums, counted: Tensor, changed: Tensor, rest: Tensor) -> Tensor:

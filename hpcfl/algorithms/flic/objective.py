@@ -47,8 +47,7 @@ class Parts:
         """Return the parameters with those in place that the model predicts with."""
         if self.mix is None:
             return params
-        found = {name: self.mix * params[name] + (1 - self.mix) * params[OWN + name] for name in self.shared}
-        return params | found
+        return params | {name: self.mix * params[name] + (1 - self.mix) * params[OWN + name] for name in self.shared}
 
     def first(self, initial: State) -> State:
         """Return a client's first φ and β from the initial values of its model."""
@@ -85,14 +84,14 @@ class Terms:
 
     def anchoring(self, params: State, batch: Batch) -> Tensor:
         """Return what the anchors learn by."""
-        found = torch.zeros(len(batch.x), device=batch.x.device)
+        losses = torch.zeros(len(batch.x), device=batch.x.device)
         if self.lambda1:
             with torch.no_grad():
                 z = self.latent(params, batch)
-            found = found + self.lambda1 * self.anchors.distances(params, z, batch)
+            losses = losses + self.lambda1 * self.anchors.distances(params, z, batch)
         if self.lambda2:
-            found = found + self.lambda2 * self._of_samples(self.parts.mixed(params), batch)
-        return found
+            losses = losses + self.lambda2 * self._of_samples(self.parts.mixed(params), batch)
+        return losses
 
     def released(self, params: State, batch: Batch) -> Tensor:
         """Return the distance and the loss of all anchors' means: what the released code moves the anchors by."""

@@ -72,7 +72,7 @@ def _with_parameters(module: nn.Module, params: dict[str, Tensor], x: Tensor) ->
     if isinstance(module, nn.Linear) and "bias" in params and x.dim() == 3:
         # weight times x, so that the weight's gradient comes in the weight's own memory order
         return torch.baddbmm(params["bias"].unsqueeze(2), params["weight"], x.transpose(1, 2)).transpose(1, 2)
-    return vmap(lambda own, rows: _call(module, own, rows))(params, x)
+    return vmap(lambda state, rows: _call(module, state, rows))(params, x)
 
 
 def _call(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -110,15 +110,15 @@ class Tape:
     @classmethod
     def record(cls, layer: Layer, params: State, x: Tensor, count: int, key: StepKey) -> Tape:
         """Run the layer for all clients, building a graph only for the first `count`: the others stop before it."""
-        own = {name: params[name] for name in layer.tensors}
-        leaves = {name: value[:count].detach().requires_grad_() for name, value in own.items()}
+        tensors = {name: params[name] for name in layer.tensors}
+        leaves = {name: value[:count].detach().requires_grad_() for name, value in tensors.items()}
         inputs = x[:count].detach().requires_grad_(layer.number > 0)
         parts = []
         if count:
             parts.append(layer(leaves, inputs, key._replace(clients=key.clients[:count])))
         if count < len(x):
             with torch.no_grad():
-                rest = {name: value[count:] for name, value in own.items()}
+                rest = {name: value[count:] for name, value in tensors.items()}
                 parts.append(layer(rest, x[count:].detach(), key._replace(clients=key.clients[count:])))
         tracked = parts[0] if count else x.new_zeros(0)
         return cls(leaves, inputs, tracked, parts[0] if len(parts) == 1 else torch.cat(parts))
@@ -127,6 +127,6 @@ class Tape:
         """Return the gradient at the layer's input (None for the first layer) and those of its tensors."""
         wanted = [*self.params.values(), *([self.x] if self.x.requires_grad else [])]
         seeds = None if upstream is None else upstream[: len(target)]
-        found = list(torch.autograd.grad(target, wanted, seeds))
-        onward = found.pop() if self.x.requires_grad else None
-        return onward, dict(zip(self.params, found))
+        gradients = list(torch.autograd.grad(target, wanted, seeds))
+        onward = gradients.pop() if self.x.requires_grad else None
+        return onward, dict(zip(self.params, gradients))

@@ -84,11 +84,11 @@ class Speed(ConfigBase):
 
         By default means over `DRAWS` rounds that are no round of any run.
         """
-        found = np.zeros(invited)
+        total = np.zeros(invited)
         for draw in range(DRAWS):
             cohort = np.sort(keyed(seed, "order", draw).choice(clients, invited, replace=False))
-            found += np.sort(self.seconds(Attempt(seed, clients, np.ones(1), draw, NO_ATTEMPT, cohort)))
-        return found / DRAWS
+            total += np.sort(self.seconds(Attempt(seed, clients, np.ones(1), draw, NO_ATTEMPT, cohort)))
+        return total / DRAWS
 
     def enforced(self, attempt: Attempt) -> Floats:
         """Return the seconds that each invited client's visit shall take in real time, float64 [n]; 0: as it is."""
