@@ -125,11 +125,11 @@ def gradients(models: Models, points: Tensor) -> Tensor:
         θ.
     """
     from hpcfl.algorithms.fedlrgd.low_rank import Bound, Surrogates
-    from hpcfl.commands.optimum import Objective
+    from hpcfl.commands.optimum import PooledObjective
 
     task, held = models.task, models.task.server_batch()
     assert held is not None  # no run of FedLRGD's begins without
-    every, p = Objective(task), task.parameter_count
+    every, p = PooledObjective(task), task.parameter_count
     batch = replace(held, x=every.x[None].to(held.x), y=every.y[None].to(held.y))
     bare = task.without_penalty() if settings(models)["algorithm.penalty"] == "exact" else task
     bound = Bound.of(MEMORY, p, 1, held.x.itemsize)

@@ -34,7 +34,7 @@ from rich.table import Table
 
 import hpcfl
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.commands.optimum import Objective, optimum
+from hpcfl.commands.optimum import PooledObjective, optimum
 from hpcfl.config import from_table
 from hpcfl.learning.task import Task
 
@@ -187,7 +187,7 @@ def _ends(text: str, data_dir: str) -> tuple[float, float]:
     config, place = from_table(json.loads(text)), Path(data_dir) if data_dir else None
     federation = config.data.federate(config.clients, config.seed, place)
     task = Task(config.model, federation, config.seed, precision="double")
-    objective = Objective(task)
+    objective = PooledObjective(task)
     return objective.value(objective.flat(task.initial())), optimum(task).value
 
 

@@ -45,9 +45,9 @@ def hush() -> None:
         if FREED not in str(error):
             shown(kind, error, frames)
 
-    def ignore(found: sys.UnraisableHookArgs) -> None:
-        if FREED not in str(found.exc_value):
-            unraised(found)
+    def ignore(unraisable: sys.UnraisableHookArgs) -> None:
+        if FREED not in str(unraisable.exc_value):
+            unraised(unraisable)
 
     sys.excepthook, sys.unraisablehook = show, ignore
 

@@ -188,10 +188,10 @@ def adapt(as_json: bool, **options: Any) -> None:
     from hpcfl.commands.show import print_table
 
     _check_alone("adapt", "but is one process: expected it without mpirun")
-    found = adapted(adapt_request(**options))
-    _echo([json.dumps(found) if as_json else headline(found)])
+    outcome = adapted(adapt_request(**options))
+    _echo([json.dumps(outcome) if as_json else headline(outcome)])
     if not as_json:
-        print_table(table(found))
+        print_table(table(outcome))
 
 
 @cli.command()

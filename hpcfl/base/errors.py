@@ -64,9 +64,9 @@ class Interrupted(Exception):  # noqa: N818
 
 def listed(numbers: Iterable[int], most: int = 8) -> str:
     """Return ``"1, 2, 3"``; of a long list its first `most` numbers, and how many more there are."""
-    found = list(numbers)
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(map(str, found[:most])) + more
+    values = list(numbers)
+    more = f" and {len(values) - most} more" if len(values) > most else ""
+    return ", ".join(map(str, values[:most])) + more
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

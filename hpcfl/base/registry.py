@@ -36,10 +36,10 @@ def _own(value: type, module: str) -> bool:
 
 def _defined(module: str, base: type[C], by: str) -> dict[str, type[C]]:
     """Return the named classes of `module` that derive from `base`; helpers and bases have no names."""
-    found: dict[str, type[C]] = {}
+    classes: dict[str, type[C]] = {}
     for value in vars(import_module(module)).values():
         if isinstance(value, type) and issubclass(value, base) and _own(value, module) and not isabstract(value):
             field = value.model_fields.get(by)
             if field is not None and isinstance(field.default, str):
-                found.setdefault(field.default, value)
-    return found
+                classes.setdefault(field.default, value)
+    return classes

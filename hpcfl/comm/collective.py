@@ -41,9 +41,9 @@ class Collective(Transport):
 
     def close(self, sums: ExactSums) -> ExactSums:
         """Reduce each group of blocks in the order in which backpropagation finishes them."""
-        ends = [(MPI.IN_PLACE, own) if self.serves else (own, None) for own in sums.buffers]
+        ends = [(MPI.IN_PLACE, buffer) if self.serves else (buffer, None) for buffer in sums.buffers]
         wait([self.comm.Ireduce(send, receive, MPI.SUM, root=0) for send, receive in ends])
-        self._count(sum(own.nbytes for own in sums.buffers), up=True)
+        self._count(sum(buffer.nbytes for buffer in sums.buffers), up=True)
         return sums
 
     def share(self, sums: ExactSums) -> ExactSums:
@@ -52,9 +52,9 @@ class Collective(Transport):
         By Iallreduce, unlike `agree`: all ranks go on at once with what they hear, and the blocks may be large, where
         a library has better than to carry all of them through the server.
         """
-        wait([self.comm.Iallreduce(MPI.IN_PLACE, own, MPI.SUM) for own in sums.buffers])
+        wait([self.comm.Iallreduce(MPI.IN_PLACE, buffer, MPI.SUM) for buffer in sums.buffers])
         for up in (True, False):
-            self._count(sum(own.nbytes for own in sums.buffers), up)
+            self._count(sum(buffer.nbytes for buffer in sums.buffers), up)
         return sums
 
     def reduce(self, values: Floats) -> Floats:

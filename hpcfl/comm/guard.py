@@ -68,7 +68,7 @@ class Norms:
     def limits(self, factor: float, units: int) -> Floats:
         """Return `factor` times the median of each unit, float64 [units]; inf where nothing is known yet."""
         known = np.concatenate([np.empty((0, units)), *self.rounds]).T
-        return np.array([factor * np.median(own[own > 0]) if own.any() else np.inf for own in known])
+        return np.array([factor * np.median(unit[unit > 0]) if unit.any() else np.inf for unit in known])
 
     def saw(self, table: Floats) -> None:
         """Take note of a round's norms, [clients, units]; clients whose messages did not count have zeros."""
@@ -164,11 +164,11 @@ class RunGuard:
 
     def rejections(self, clients: Ints, sieve: Sieve) -> dict[int, Rejection]:
         """Return whose visits a sieve has rejected, its rows being those of `clients`."""
-        found = {}
+        rejected = {}
         for client, group, reason in zip(clients.tolist(), sieve.first.tolist(), sieve.reason.tolist()):
             if reason:
-                found[client] = Rejection(self.layers.reached[0 if self.whole else group], group, reason)
-        return found
+                rejected[client] = Rejection(self.layers.reached[0 if self.whole else group], group, reason)
+        return rejected
 
     def why(self, rejection: Rejection) -> str:
         return f"layer '{self.layers.name(self.layers.of_groups[rejection.group])}' {REASONS[rejection.reason]}"
@@ -203,8 +203,8 @@ def norms(value: Tensor, rows: int = 1) -> Floats:
     import torch
 
     sizes = torch.linalg.vector_norm(value.detach().reshape(rows, -1), dim=1)
-    found: Floats = sizes.cpu().numpy().astype(np.float64)
-    return found
+    lengths: Floats = sizes.cpu().numpy().astype(np.float64)
+    return lengths
 
 
 def without(value: Tensor, weight: Tensor, bad: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:

@@ -164,8 +164,8 @@ def family(text: str) -> str:
 
 def library(text: str) -> str:
     """Name and number in a library's version text."""
-    if found := re.match(r"Open MPI v([\w.]+)|MPICH Version:\s*([\w.]+)", text):
-        return f"Open MPI {found[1]}" if found[1] else f"MPICH {found[2]}"
+    if match := re.match(r"Open MPI v([\w.]+)|MPICH Version:\s*([\w.]+)", text):
+        return f"Open MPI {match[1]}" if match[1] else f"MPICH {match[2]}"
     return " ".join(text.split("\n")[0].split())[:60]
 
 
@@ -175,8 +175,8 @@ def has_ulfm(comm: Any) -> bool:
     Open MPI has the calls in any case, and they answer; only ``mpiexec --with-ft ulfm`` switches the reports on and
     keeps the launcher from killing the rest. MPICH has nothing.
     """
-    found = None if comm is None else re.match(r"Open MPI v(\d+)", _loaded().Get_library_version())
-    return found is not None and int(found[1]) >= 5 and _ulfm_asked(os.environ)
+    match = None if comm is None else re.match(r"Open MPI v(\d+)", _loaded().Get_library_version())
+    return match is not None and int(match[1]) >= 5 and _ulfm_asked(os.environ)
 
 
 def has_cuda(comm: Any) -> bool | None:

@@ -37,12 +37,12 @@ class Layers:
         self._blocks = {name: block for group in layout for name, block in group.items()}
 
     def _reached(self, layout: Layout) -> list[int]:
-        found, lacking = [], {name for group in layout for name in group}
+        depths, lacking = [], {name for group in layout for name in group}
         for group in ({}, *layout):
             lacking -= group.keys()
             late = [number for number, names in enumerate(self.tensors, start=1) if not lacking.isdisjoint(names)]
-            found.append(max(late, default=0) + 1)
-        return found
+            depths.append(max(late, default=0) + 1)
+        return depths
 
     @cached_property
     def bytes(self) -> Ints:

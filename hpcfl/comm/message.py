@@ -68,11 +68,11 @@ def add_to_bins(total: Floats, bins: Floats, scratch: Floats) -> None:
     `scratch`, at least n numbers, is room to work in: fresh memory for every message cost more than the arithmetic.
     """
     part = scratch[: len(total)]
-    for grid, own in zip(GRIDS, bins):
+    for grid, row in zip(GRIDS, bins):
         # adding and subtracting 1.5 * 2^52 grid steps rounds to a multiple of the step
         np.add(total, ROUNDER / grid, out=part)
         part -= ROUNDER / grid
-        own += part
+        row += part
         total -= part
 
 
@@ -131,7 +131,7 @@ class ExactSums(Sums):
             )
             buffer = packing.zeros()
             self.buffers.append(buffer.view(torch.float64).numpy())
-            self._own |= {name: own.numpy() for name, own in packing.views(buffer).items()}
+            self._own |= {name: view.numpy() for name, view in packing.views(buffer).items()}
         self._blocks = {name: block for group in layout for name, block in group.items()}
         self._scratch: Floats = np.empty(max((block.size for block in self._blocks.values()), default=0))
 

@@ -128,9 +128,9 @@ def tell(comm: MPI.Intracomm, text: str) -> str:
 def names(comm: MPI.Intracomm, name: str) -> list[str]:
     """Return every rank's name, in the order of the ranks; names are cut at 64 bytes."""
     own = np.frombuffer(name.encode()[:64].ljust(64, b"\0"), dtype=np.uint8).copy()
-    found = np.empty((comm.Get_size(), 64), dtype=np.uint8)
-    wait([comm.Iallgather(own, found)])
-    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in found]
+    table = np.empty((comm.Get_size(), 64), dtype=np.uint8)
+    wait([comm.Iallgather(own, table)])
+    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in table]
 
 
 def settle(comm: MPI.Intracomm, error: Exception | None) -> None:

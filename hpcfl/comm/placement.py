@@ -91,11 +91,11 @@ class Topology:
     @property
     def clients(self) -> Ints:
         """All clients of the lane, by local rank, int64 [h]."""
-        return np.array([client for own in self.hosted for client in own], dtype=np.int64)
+        return np.array([client for clients in self.hosted for client in clients], dtype=np.int64)
 
     def places(self, local_rank: int) -> slice:
         """Where the clients of a local rank stand among `clients`."""
-        start = sum(len(own) for own in self.hosted[:local_rank])
+        start = sum(len(clients) for clients in self.hosted[:local_rank])
         return slice(start, start + len(self.hosted[local_rank]))
 
     def turns(self, cohort: Ints) -> list[list[int]]:
@@ -105,7 +105,7 @@ class Topology:
         send nothing in the last turns, but take part in the sums.
         """
         invited = set(cohort.tolist())
-        rows = [[client for client in own if client in invited] for own in self.hosted]
+        rows = [[client for client in clients if client in invited] for clients in self.hosted]
         count = max(len(row) for row in rows)
         return [[row[turn] if turn < len(row) else -1 for row in rows] for turn in range(count)]
 
@@ -169,7 +169,7 @@ def share_of_cores(local_size: int) -> int:
     return shares([cores()] * local_size)[0]
 
 
-def shares(seen: Sequence[Sequence[int]]) -> list[int]:
+def shares(visible: Sequence[Sequence[int]]) -> list[int]:
     """Each rank's part of the cores of one host, at least 1: a core is divided among all ranks that see it."""
-    users = Counter(core for each in seen for core in each)
-    return [max(1, int(sum(1 / users[core] for core in each) + 1e-6)) for each in seen]
+    users = Counter(core for each in visible for core in each)
+    return [max(1, int(sum(1 / users[core] for core in each) + 1e-6)) for each in visible]

@@ -101,7 +101,7 @@ def picked(text: str, clients: int) -> Ints:
     """The ids in ``"3,5"``, ascending, or all for ``"all"``, int64 [n]; UsageError where one is not known."""
     if text.strip() == "all":
         return np.arange(clients)
-    found = set()
+    ids = set()
     for word in text.split(","):
         try:
             client = int(word)
@@ -112,8 +112,8 @@ def picked(text: str, clients: int) -> Ints:
         if not 0 <= client < clients:
             near = min(max(client, 0), clients - 1)
             raise refusal(f"--client {text}", f"ids 0 … {clients - 1}", client, near)
-        found.add(client)
-    return np.array(sorted(found))
+        ids.add(client)
+    return np.array(sorted(ids))
 
 
 def absent(folder: Path, clients: int, rounds: int) -> Ints:
@@ -147,20 +147,20 @@ def adapted(request: AdaptRequest) -> dict[str, Any]:
     config, clients = request.config, request.clients
     torch.set_num_threads(threads(config))
     task, shared = loaded(config, request.data, request.saved, request.newest, clients.tolist())
-    own = config.algorithm.personal_names(task)
-    if not own:
+    names = config.algorithm.personal_names(task)
+    if not names:
         raise UsageError(f"algorithm: '{config.algorithm.name}' shares all layers here: none is left to adapt")
     size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one)
     rows: list[dict[str, Any]] = []
     with _file(request) as file:
         for part in cut_by_kind(size, clients, task.federation.shapes):
-            found, params = _adapt_chunk(request, task, shared, part)
-            rows += found
+            added, params = _adapt_chunk(request, task, shared, part)
+            rows += added
             if file is not None:
-                _write(file, found, {name: value.cpu().numpy() for name, value in params.items() if name in own})
+                _write(file, added, {name: value.cpu().numpy() for name, value in params.items() if name in names})
     rows.sort(key=lambda row: row["client"])
     means = {name: _mean([row[name] for row in rows]) for name in SCORES}
-    layers = [name for name in dict.fromkeys([*task.initial(), *sorted(own)]) if name in own]
+    layers = [name for name in dict.fromkeys([*task.initial(), *sorted(names)]) if name in names]
     return {**request.facts, "layers": layers, "clients": rows, "mean": means}
 
 
@@ -170,11 +170,11 @@ def _adapt_chunk(request: AdaptRequest, task: Task, shared: State, clients: Ints
     from hpcfl.learning.evaluate import client_scores
 
     sizes = task.federation.test_sizes[clients]
-    seen = Visits.for_test(request.saved.round, clients)
+    visits = Visits.for_test(request.saved.round, clients)
     columns = {"client": clients, "train_samples": task.federation.train_sizes[clients], "test_samples": sizes}
     params: State = {}
     for when, epochs in (("before", 0), ("after", request.epochs)):
-        params = request.config.algorithm.adapted(task, shared, seen, epochs)
+        params = request.config.algorithm.adapted(task, shared, visits, epochs)
         losses, correct = client_scores(task, params, clients)
         columns |= {f"accuracy_{when}": _per_sample(correct, sizes), f"loss_{when}": _per_sample(losses, sizes)}
     return [dict(zip(columns, row)) for row in zip(*(values.tolist() for values in columns.values()))], params
@@ -216,22 +216,22 @@ def _write(file: h5py.File, rows: Sequence[Mapping[str, Any]], tensors: Mapping[
             group[name] = values[place]
 
 
-def headline(found: Mapping[str, Any]) -> str:
+def headline(outcome: Mapping[str, Any]) -> str:
     return (
-        f"{found['run']}: {found['algorithm']} after {found['round']} rounds, state {found['state_sha256'][:12]}; "
-        f"{', '.join(found['layers'])} learned for {found['epochs']} epochs"
+        f"{outcome['run']}: {outcome['algorithm']} after {outcome['round']} rounds, "
+        f"state {outcome['state_sha256'][:12]}; {', '.join(outcome['layers'])} learned for {outcome['epochs']} epochs"
     )
 
 
-def table(found: Mapping[str, Any]) -> Any:
+def table(outcome: Mapping[str, Any]) -> Any:
     """The clients and their means as a `rich` table."""
     from rich.table import Column, Table
 
     shown = Table(*(Column(name.replace("_", " "), justify="right") for name in COLUMNS))
-    for row in found["clients"]:
+    for row in outcome["clients"]:
         shown.add_row(*(_cell(row[name]) for name in COLUMNS))
     shown.add_section()
-    shown.add_row("mean", "", "", *(_cell(found["mean"][name]) for name in SCORES))
+    shown.add_row("mean", "", "", *(_cell(outcome["mean"][name]) for name in SCORES))
     return shown
 
 

@@ -78,12 +78,12 @@ def _rounds(job: Job) -> Facts:
 
 def _planned(job: Job, rounds: int) -> list[Plan]:
     """The plans of the first rounds; stages of doubling participant sets end only where that is known before."""
-    stage, found = job.planner.first_stage, []
+    stage, planned = job.planner.first_stage, []
     plans = job.planner.plans(0, lambda: stage.number)
     for round_ in range(rounds):
-        found.append(next(plans))
+        planned.append(next(plans))
         stage = job.planner.next_stage(round_, stage, -1.0)
-    return found
+    return planned
 
 
 def _stages(job: Job) -> Facts:
@@ -142,7 +142,7 @@ def features(config: Config, known: tuple[Range, ...], federation: Federation) -
     farthest = [max(both, key=abs) for both in ranges]
     beyond = [client for client, value in enumerate(farthest) if not abs(value) <= FARTHEST]
     clients = f"{federation.clients} clients"
-    seen = clients if len(ranges) == federation.clients else f"the first {len(ranges)} of {clients}"
+    looked_at = clients if len(ranges) == federation.clients else f"the first {len(ranges)} of {clients}"
     if beyond:
         pixels = all(least >= 0 and most <= 255 for least, most in ranges)
         unscaled = getattr(config.data, "scale", "no such key") is None
@@ -150,10 +150,10 @@ def features(config: Config, known: tuple[Range, ...], federation: Federation) -
         yield (
             "warning",
             f"features: client {beyond[0]} holds {farthest[beyond[0]]:g}: beyond ±{FARTHEST:g}, as in "
-            f"{len(beyond)} of {seen}, training by gradients may diverge: expected {remedy}",
+            f"{len(beyond)} of {looked_at}, training by gradients may diverge: expected {remedy}",
         )
-    elif seen != clients:
-        yield "note", f"features: those of {seen} were looked at"
+    elif looked_at != clients:
+        yield "note", f"features: those of {looked_at} were looked at"
 
 
 def _ranges(federation: Federation) -> Iterator[Range]:

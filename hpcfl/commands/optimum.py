@@ -63,11 +63,11 @@ def optimum(task: Task, starts: int = 4) -> Optimum:
     RunError
         If there is no minimum to be found, as without a penalty on separable data.
     """
-    objective = Objective(task)
+    objective = PooledObjective(task)
     first = objective.flat(task.initial())
     others = [keyed(task.seed, "optimum", client=i).standard_normal(len(first)) for i in range(1, starts)]
-    found = [objective.descended(start) for start in (first, *others)]
-    theta = objective.polished(min(found, key=objective.value))
+    ends = [objective.descended(start) for start in (first, *others)]
+    theta = objective.polished(min(ends, key=objective.value))
     parameters = shaped(torch.from_numpy(theta), objective.like)
     return Optimum(objective.value(theta), parameters, objective.norm(theta), len(objective.y))
 
@@ -79,7 +79,7 @@ def of(config: Config, data_dir: Path | None) -> Optimum:
     return optimum(Task(config.model, federation, config.seed, precision="double"))
 
 
-class Objective:
+class PooledObjective:
     """F of parameters as one vector ``[p]``; called with a tensor, it is differentiable as often as wanted."""
 
     def __init__(self, task: Task) -> None:
@@ -90,8 +90,8 @@ class Objective:
         self.x, self.y = _samples(task)
 
     def flat(self, parameters: State) -> Floats:
-        found: Floats = flat({name: parameters[name] for name in self.like}).double().cpu().numpy()
-        return found
+        vector: Floats = flat({name: parameters[name] for name in self.like}).double().cpu().numpy()
+        return vector
 
     def __call__(self, theta: Tensor) -> Tensor:
         outputs = self.task.forward(shaped(theta.unsqueeze(0), self.like), self.x.unsqueeze(0))
@@ -101,8 +101,8 @@ class Objective:
         return float(self(torch.from_numpy(theta)))
 
     def gradient(self, theta: Floats) -> Floats:
-        found: Floats = grad(self)(torch.from_numpy(theta)).numpy()
-        return found
+        slopes: Floats = grad(self)(torch.from_numpy(theta)).numpy()
+        return slopes
 
     def norm(self, theta: Floats) -> float:
         """‖∇F‖."""
@@ -116,14 +116,14 @@ class Objective:
             product: Tensor = grad(lambda theta: grad(self)(theta) @ direction)(at)
             return product
 
-        found: Floats = vmap(column, chunk_size=16)(torch.eye(len(theta), dtype=torch.float64)).numpy()
-        return (found + found.T) / 2
+        matrix: Floats = vmap(column, chunk_size=16)(torch.eye(len(theta), dtype=torch.float64)).numpy()
+        return (matrix + matrix.T) / 2
 
     def descended(self, theta: Floats) -> Floats:
         """Where L-BFGS comes to from a start."""
         options = {"gtol": ROUGHLY, "ftol": 0.0, "maxiter": 10_000, "maxfun": 20_000, "maxcor": 30}
-        found: Floats = minimize(self.value, theta, jac=self.gradient, method="L-BFGS-B", options=options).x
-        return found
+        end: Floats = minimize(self.value, theta, jac=self.gradient, method="L-BFGS-B", options=options).x
+        return end
 
     def polished(self, theta: Floats) -> Floats:
         """Where Newton's steps come to; RunError where that is no minimum."""
@@ -132,7 +132,7 @@ class Objective:
                 break
             step, _ = self._newton(theta)
             better = (theta - step / 2**k for k in range(HALVINGS))
-            ahead = next((found for found in better if self.norm(found) < self.norm(theta)), None)
+            ahead = next((point for point in better if self.norm(point) < self.norm(theta)), None)
             if ahead is None:
                 break
             theta = ahead
@@ -172,8 +172,8 @@ def _samples(task: Task) -> tuple[Tensor, Tensor]:
     if len(set(federation.shapes)) > 1:
         raise UsageError("data: clients have features of different shapes: expected one model for all of them")
     held = [federation.client(i) for i in range(federation.clients)]
-    own = federation.server_train()
-    features = [each.train_features for each in held] + ([own[0]] if own else [])
-    labels = [each.train_labels for each in held] + ([own[1]] if own else [])
+    server = federation.server_train()
+    features = [each.train_features for each in held] + ([server[0]] if server else [])
+    labels = [each.train_labels for each in held] + ([server[1]] if server else [])
     x, y = torch.from_numpy(np.concatenate(features)), torch.from_numpy(np.concatenate(labels))
     return tuple(part.double() if part.is_floating_point() else part for part in (x, y))  # type: ignore[return-value]

@@ -46,10 +46,10 @@ HEADINGS = {
 
 def digest(shared: Mapping[str, Any]) -> str:
     """SHA-256 of the shared state, in the order of the names."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name in sorted(shared):
-        found.update(np.ascontiguousarray(shared[name]).tobytes())
-    return found.hexdigest()
+        sha256.update(np.ascontiguousarray(shared[name]).tobytes())
+    return sha256.hexdigest()
 
 
 def summary(path: Path) -> dict[str, Any]:

@@ -76,26 +76,26 @@ def runs(
     """
     given = axes(settings, grid, seeds)
     options = (*(("--data-dir", str(data_dir)) if data_dir else ()), *(("--force",) if force else ()))
-    found: dict[str, Run] = {}
+    by_name: dict[str, Run] = {}
     for config, *values in itertools.product(configs, *given.values()):
         varied = tuple(f"{key}={value}" for key, value in zip(given, values))
-        run = Run(len(found), config, (*settings, *varied), out / name_of(config, varied), options)
-        if (other := found.setdefault(run.name, run)) is not run:
+        run = Run(len(by_name), config, (*settings, *varied), out / name_of(config, varied), options)
+        if (other := by_name.setdefault(run.name, run)) is not run:
             both = " and ".join(f"'{' '.join([each.config, *each.settings])}'" for each in (other, run))
             raise UsageError(f"two runs would share the folder '{run.folder}': {both}; expected each once")
-    return list(found.values())
+    return list(by_name.values())
 
 
 def axes(settings: Sequence[str], grid: Sequence[str], seeds: str | None) -> dict[str, list[str]]:
     """The values of each key that varies."""
     once = {setting.partition("=")[0].strip() for setting in settings}
     lists = [_axis(text) for text in grid] + ([("seed", seed_list(seeds))] if seeds is not None else [])
-    found: dict[str, list[str]] = {}
+    by_key: dict[str, list[str]] = {}
     for key, values in lists:
-        if key in once or key in found:
+        if key in once or key in by_key:
             raise UsageError(f"{key}: set twice; expected each key in one of --set, --grid and --seeds")
-        found[key] = values
-    return found
+        by_key[key] = values
+    return by_key
 
 
 def _axis(text: str) -> tuple[str, list[str]]:
@@ -117,14 +117,14 @@ def _axis(text: str) -> tuple[str, list[str]]:
 
 def seed_list(text: str) -> list[str]:
     """The seeds of ``1,2,5-7``."""
-    found: list[str] = []
+    seeds: list[str] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first:
             raise UsageError(f"--seeds {text}: expected numbers as in 1,2,3 or 1-3, got '{part.strip()}'")
-        found += [str(seed) for seed in range(first, last + 1)]
-    return found
+        seeds += [str(seed) for seed in range(first, last + 1)]
+    return seeds
 
 
 def name_of(config: str, varied: Sequence[str]) -> str:
@@ -137,13 +137,13 @@ def name_of(config: str, varied: Sequence[str]) -> str:
     return f"{name[: LONGEST - 1 - len(mark)]}-{mark}"
 
 
-def picked(found: list[Run], only: int | None) -> list[Run]:
+def picked(sweep: list[Run], only: int | None) -> list[Run]:
     """The one run that is asked for, or all; UsageError where there is no such index."""
     if only is None:
-        return found
-    if not 0 <= only < len(found):
-        raise refusal("--only", f"0 to {len(found) - 1}", only, min(max(only, 0), len(found) - 1))
-    return [found[only]]
+        return sweep
+    if not 0 <= only < len(sweep):
+        raise refusal("--only", f"0 to {len(sweep) - 1}", only, min(max(only, 0), len(sweep) - 1))
+    return [sweep[only]]
 
 
 def check(chosen: Sequence[Run], data_dir: Path | None) -> None:

@@ -149,9 +149,9 @@ class Board:
         for line in self.failures:
             print(f"hpcfl: {line}", file=sys.stderr, flush=True)
         rare = {"diverged": self.counts["diverged"], "stopped": self.counts["stopped"], "not started": waiting}
-        found = {word: self.counts[word] for word in ("done", "skipped", "failed")}
-        found |= {word: count for word, count in rare.items() if count}
-        said = ", ".join(f"{count} {word}" for word, count in found.items())
+        tally = {word: self.counts[word] for word in ("done", "skipped", "failed")}
+        tally |= {word: count for word, count in rare.items() if count}
+        said = ", ".join(f"{count} {word}" for word, count in tally.items())
         print(f"{self.runs} run{'s' * (self.runs != 1)}: {said}", flush=True)
 
 
@@ -235,8 +235,8 @@ def last_words(log: Path, begin: int) -> str:
             text = file.read().decode(errors="replace")
     except OSError:  # somebody has removed it; the sweep goes on
         return ""
-    if told := re.findall(r"^\W?hpcfl: (.+)$", text, re.MULTILINE):
-        return str(told[-1])
+    if errors := re.findall(r"^\W?hpcfl: (.+)$", text, re.MULTILINE):
+        return str(errors[-1])
     return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
 
 

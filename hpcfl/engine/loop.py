@@ -132,17 +132,17 @@ def close(job: Job, rounds: Rounds, now: Progress, record: Record, plan: Plan, r
 
 def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | float]:
     """Score the new state: at the server on the global test set, at each client on its own test part."""
-    found = rounds.scores(now)
+    sums = rounds.scores(now)
     if not rounds.serves:
         return {}
     sizes = np.where(job.task.federation.test_sizes > 0, job.task.federation.test_sizes, np.nan)
-    scores: dict[str, Floats | float] = {"client_test_loss": found[0] / sizes, "client_accuracy": found[1] / sizes}
+    scores: dict[str, Floats | float] = {"client_test_loss": sums[0] / sizes, "client_accuracy": sums[1] / sizes}
     together = server_scores(job.task, now.shared) if job.algorithm.evaluates_shared else None
     if together is not None:
         loss, correct, size = together
         scores |= {"test_loss": loss / size, "accuracy": correct / size}
     if job.config.evaluate.objective:
-        scores["objective"] = objective(job, now, found[2])
+        scores["objective"] = objective(job, now, sums[2])
     return scores
 
 
@@ -151,8 +151,8 @@ def objective(job: Job, now: Progress, sums: Floats) -> float:
 
     What is added, and in which order, does not depend on who has computed it.
     """
-    own, count = server_objective(job.task, now.shared)
-    return float(np.append(sums, own).sum()) / (count + int(job.task.federation.train_sizes.sum()))
+    server_sum, count = server_objective(job.task, now.shared)
+    return float(np.append(sums, server_sum).sum()) / (count + int(job.task.federation.train_sizes.sum()))
 
 
 def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> None:

@@ -46,8 +46,8 @@ class Reporter:
 
 def accuracy_of(row: Mapping[str, Any]) -> float:
     """The global test accuracy, or where there is no global test set the mean over the clients' own."""
-    found = row["client_accuracy"]
-    known = found[~np.isnan(found)]
+    accuracies = row["client_accuracy"]
+    known = accuracies[~np.isnan(accuracies)]
     return float(row.get("accuracy", known.mean() if len(known) else np.nan))
 
 

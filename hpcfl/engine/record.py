@@ -185,8 +185,8 @@ class Record:
 
     def _share_rejections(self, transport: Transport, clients: int) -> None:
         table = np.zeros((clients, 3))
-        for client, found in self.rejected.items():
-            table[client] = found.depth, found.group, found.reason
+        for client, rejection in self.rejected.items():
+            table[client] = rejection.depth, rejection.group, rejection.reason
         table = transport.agree(table)
         rejected = np.flatnonzero(table[:, 2]).tolist()
         self.rejected = {client: Rejection(*map(int, table[client])) for client in rejected}

@@ -102,10 +102,10 @@ class Simulated(Rounds):
     def scores(self, now: Progress) -> Floats:
         """Let every rank test its own clients' models."""
         now.shared = self.transport.invite(now.shared)
-        found = np.zeros((self.job.scores, self.job.config.clients))
+        sums = np.zeros((self.job.scores, self.job.config.clients))
         for chunk in self.mine:
-            found[:, chunk.clients] = self.job.scored(now.round, now.shared, now.personal[chunk.number], chunk.clients)
-        return self.transport.reduce(found)
+            sums[:, chunk.clients] = self.job.scored(now.round, now.shared, now.personal[chunk.number], chunk.clients)
+        return self.transport.reduce(sums)
 
     def together(self, record: Record, reason: str) -> str:
         """Bring every rank's figures together, and why it is to stop."""

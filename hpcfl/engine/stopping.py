@@ -78,7 +78,7 @@ class Stop:
 
     def __init__(self, folder: Path, serves: bool) -> None:
         self.path, self.serves = folder / FILE, serves
-        self.found, self.due = "", -math.inf
+        self.reason, self.due = "", -math.inf
         self.forwarded = False
 
     def requested(self) -> str:
@@ -86,9 +86,9 @@ class Stop:
         if _signal:
             return f"signal {_signal}"
         now = time.monotonic()
-        if self.serves and not self.found and now >= self.due:
-            self.found, self.due = _read(self.path), now + LOOK_SECONDS
-        return self.found
+        if self.serves and not self.reason and now >= self.due:
+            self.reason, self.due = _read(self.path), now + LOOK_SECONDS
+        return self.reason
 
 
 def _read(path: Path) -> str:

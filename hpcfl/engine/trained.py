@@ -69,10 +69,10 @@ def open_models(run: Path | str, data_dir: Path | str | None = None, stored: boo
 
 def newest(folder: Path) -> Path:
     """Return a run's newest whole checkpoint; UsageError where there is none at all, RunError where none is whole."""
-    found = store.latest(folder)
-    if found is None:
+    path = store.latest(folder)
+    if path is None:
         raise UsageError(f"'{folder}' has no checkpoint: expected a run that has finished or was stopped")
-    return found
+    return path
 
 
 def threads(config: Config) -> int:
@@ -140,11 +140,11 @@ class Models:
 
         for chunk in self._chunks():
             with _threads(threads(self.config)):
-                seen = Visits.for_test(self.round, chunk.clients)
-                params = self.algorithm.model(self.task, self.state, self._personal(chunk.clients.tolist()), seen)
+                visits = Visits.for_test(self.round, chunk.clients)
+                params = self.algorithm.model(self.task, self.state, self._personal(chunk.clients.tolist()), visits)
             for row, client in enumerate(chunk.clients.tolist()):
-                own = {name: params[name][row].detach().clone() for name in self.task.initial(client)}
-                yield ClientModel(client, own, self.task, self._embedding)
+                state = {name: params[name][row].detach().clone() for name in self.task.initial(client)}
+                yield ClientModel(client, state, self.task, self._embedding)
 
     @property
     def _embedding(self) -> int | None:
@@ -208,16 +208,16 @@ class ClientModel:
             raise UsageError(
                 f"model: its first layer is '{first}': expected an embedding; did you mean name = 'latent'?"
             )
-        return self._made(x, self.embedding).reshape(len(x), -1)
+        return self._outputs(x, self.embedding).reshape(len(x), -1)
 
     def predict(self, x: Array) -> Array:
         """Return classes, int64 ``[n]``, or values ``[n]`` in the run's precision, where labels are real numbers."""
-        outputs = self._made(x, None)
+        outputs = self._outputs(x, None)
         real = np.issubdtype(self.data.train_labels.dtype, np.floating)
-        found: Array = outputs[:, 0] if real else outputs.argmax(1)
-        return found
+        predicted: Array = outputs[:, 0] if real else outputs.argmax(1)
+        return predicted
 
-    def _made(self, x: Array, last: int | None) -> Array:
+    def _outputs(self, x: Array, last: int | None) -> Array:
         """Return what the layers before number `last` (None: all) make of features, ``[n, …]``."""
         import torch
 
@@ -225,8 +225,8 @@ class ClientModel:
             raise UsageError(f"x: client {self.client} has features of shape {self.shape}, got {x.shape[1:]}")
         params = {name: value.unsqueeze(0) for name, value in self.params.items()}
         rows = torch.from_numpy(np.asarray(x, np.float32)).to(self.task.device, self.task.dtype)
-        found: Array = self.task.outputs(params, rows, last).cpu().numpy()
-        return found
+        outputs: Array = self.task.outputs(params, rows, last).cpu().numpy()
+        return outputs
 
 
 @contextmanager
@@ -241,15 +241,15 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def restored(likes: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+def restored(likes: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a checkpoint holds as tensors, numbers and strings like those given."""
     import torch
 
     # copied into torch's own memory: the last bits of products may depend on how memory is aligned
     return {
-        name: torch.from_numpy(np.asarray(found[name])).to(like, copy=True)
+        name: torch.from_numpy(np.asarray(saved[name])).to(like, copy=True)
         if isinstance(like, torch.Tensor)
-        else type(like)(np.asarray(found[name]).item())  # earlier versions kept some numbers as tensors [1]
+        else type(like)(np.asarray(saved[name]).item())  # earlier versions kept some numbers as tensors [1]
         for name, like in likes.items()
     }
 

@@ -108,8 +108,8 @@ def note(folder: Path, reason: str) -> None:
 
 def _explained(comm: Any, folder: Path | None, error: BaseException) -> BaseException:
     """The error, or in one line what the disk refuses, or which ranks are dead where that is why MPI failed."""
-    if folder is not None and (found := refused(folder, error)):
-        return found
+    if folder is not None and (disk_error := refused(folder, error)):
+        return disk_error
     if comm is None or not type(error).__module__.startswith("mpi4py"):
         return error
     dead = comm.Get_failed().Translate_ranks(None, comm.Get_group())

@@ -50,8 +50,8 @@ def launch(decide: Callable[[], RunRequest | None], comm: Any) -> None:
 
             # not by pydantic's own JSON, which refuses paths that are not UTF-8
             text = tell(comm, json.dumps(request.model_dump(mode="json") if request else None))
-            told = json.loads(text)
-            request = RunRequest(**told) if told else None
+            fields = json.loads(text)
+            request = RunRequest(**fields) if fields else None
         if request is not None:
             carry_out(request, comm)
     except (UserError, ErrorOnOtherRank, Stopped):
@@ -263,13 +263,13 @@ def _open(request: RunRequest, processes: list[tuple[str, str]], job: Job) -> No
 
 def _processes(comm: Any) -> list[tuple[str, str]]:
     """Host and process id of each rank."""
-    own = f"{os.getpid()} {socket.gethostname()}"
-    found = [own]
+    process = f"{os.getpid()} {socket.gethostname()}"
+    processes = [process]
     if comm is not None:
         from hpcfl.comm.mpi import names
 
-        found = names(comm, own)
-    return [(host, number) for number, _, host in (text.partition(" ") for text in found)]
+        processes = names(comm, process)
+    return [(host, number) for number, _, host in (text.partition(" ") for text in processes)]
 
 
 def versions() -> dict[str, str]:

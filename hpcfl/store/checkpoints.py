@@ -94,8 +94,8 @@ def save(
             _write_shared(file.create_group("extras"), extras or {})
             _write_shared(file.create_group("memory"), memory or {})
             _write_personal(file.create_group("personal"), personal)
-            if found := stale():
-                file.create_group("stale").update({"ids": [*found], "rounds": [*found.values()]})
+            if rounds := stale():
+                file.create_group("stale").update({"ids": [*rounds], "rounds": [*rounds.values()]})
         stamp(new)
     older = [old for old in numbered(path.parent, "round") if number_of(old) < round]
     for old in older[: 1 - keep or None]:
@@ -152,15 +152,15 @@ def load_personal(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str, 
     RunError as `load`.
     """
     wanted = np.unique(np.fromiter(client_ids, np.int64))
-    found: dict[int, dict[str, Array]] = {}
+    states: dict[int, dict[str, Array]] = {}
     with _opened(path) as file:
         for same in file["personal"].values():
             clients = same["ids"][:]
             rows = np.flatnonzero(np.isin(clients, wanted))
             tensors = {name: _take(item, rows) for name, item in same["tensors"].items()}
             for place, client in enumerate(clients[rows]):
-                found[int(client)] = {name: np.asarray(values[place]) for name, values in tensors.items()}
-    return found
+                states[int(client)] = {name: np.asarray(values[place]) for name, values in tensors.items()}
+    return states
 
 
 def personal_rounds(path: Path, client_ids: Iterable[int]) -> dict[int, int]:
@@ -173,12 +173,12 @@ def personal_rounds(path: Path, client_ids: Iterable[int]) -> dict[int, int]:
 def personal_shapes(path: Path, client_ids: Iterable[int]) -> dict[int, Shapes]:
     """Return the shapes of those of some clients that are there: ``{client: {name: shape}}``; RunError as `load`."""
     wanted = np.unique(np.fromiter(client_ids, np.int64))
-    found: dict[int, Shapes] = {}
+    by_client: dict[int, Shapes] = {}
     with _opened(path) as file:
         for same in file["personal"].values():
             shapes = {name: item.shape[1:] for name, item in same["tensors"].items()}
-            found |= dict.fromkeys(np.intersect1d(same["ids"][:], wanted).tolist(), shapes)
-    return found
+            by_client |= dict.fromkeys(np.intersect1d(same["ids"][:], wanted).tolist(), shapes)
+    return by_client
 
 
 def check_shared(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -194,18 +194,18 @@ def check_personal(
     `like` gives a client's personal state, which follows from the shape of its samples' features, in `shapes`.
     """
     wanted: dict[Shape, Shapes] = {}
-    for client, found in personal_shapes(path, clients).items():
+    for client, saved in personal_shapes(path, clients).items():
         shape = shapes[client]
         if shape not in wanted:
             wanted[shape] = _shapes(like(client))
-        _compare(found, wanted[shape], f"data: client {client} has features of shape {shape}")
+        _compare(saved, wanted[shape], f"data: client {client} has features of shape {shape}")
 
 
 def _compare(saved: Shapes, wanted: Shapes, whose: str) -> None:
     for name, shape in wanted.items():
-        found = saved.get(name)
-        if found != shape:
-            there = "none" if found is None else list(found)
+        saved_shape = saved.get(name)
+        if saved_shape != shape:
+            there = "none" if saved_shape is None else list(saved_shape)
             raise UsageError(
                 f"{whose}: '{name}' has shape {list(shape)} on these data, in the checkpoint {there}: "
                 "expected the data of the run"

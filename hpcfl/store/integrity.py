@@ -48,12 +48,12 @@ def one_line(error: Exception) -> str:
 
 def _block(file: BinaryIO) -> bytes:
     """Return the user block that belongs to what lies behind it."""
-    found, size = hashlib.sha256(), 0
+    sha256, size = hashlib.sha256(), 0
     file.seek(USER_BLOCK)
     while piece := file.read(_PIECE):
-        found.update(piece)
+        sha256.update(piece)
         size += len(piece)
-    line = f"hpcfl checkpoint: {USER_BLOCK} bytes, then {size} bytes of HDF5 with sha256 {found.hexdigest()}\n"
+    line = f"hpcfl checkpoint: {USER_BLOCK} bytes, then {size} bytes of HDF5 with sha256 {sha256.hexdigest()}\n"
     return line.encode().ljust(USER_BLOCK, b"\0")
 
 

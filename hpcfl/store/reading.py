@@ -75,15 +75,15 @@ def events(path: Path | str) -> list[dict[str, Any]]:
 
     Events of rounds that a later segment superseded are among them: they did happen. UsageError as `open_run`.
     """
-    found = []
+    rows = []
     for segment in segment_paths(run_folder(path)):
         with open_segment(segment) as file:
             records = file["log/events"][: int(file["log/count"][0])]
         for record in records:
             plain = {name: record[name].item() for name in records.dtype.names}
             text = {name: plain[name].decode() for name in ("kind", "text")}
-            found.append({"segment": number_of(segment), **plain, **text})
-    return found
+            rows.append({"segment": number_of(segment), **plain, **text})
+    return rows
 
 
 def run_folder(path: Path | str) -> Path:
@@ -99,12 +99,12 @@ def run_attributes(run_dir: Path) -> dict[str, Any]:
     """The attributes of run.h5; UsageError where it cannot be read."""
     try:
         with h5py.File(run_dir / "run.h5", "r") as file:
-            found = {name: file.attrs[name] for name in file.attrs}
+            attributes = {name: file.attrs[name] for name in file.attrs}
     except OSError as error:
         raise UsageError(f"{run_dir / 'run.h5'} cannot be read: {error}") from error
-    if "config" not in found or "segments" not in found:
+    if "config" not in attributes or "segments" not in attributes:
         raise UsageError(f"{run_dir / 'run.h5'} cannot be read: it is no run's table")
-    return found
+    return attributes
 
 
 def data_folder(attributes: Mapping[str, str], data_dir: Path | None) -> Path | None:

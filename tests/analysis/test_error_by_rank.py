@@ -16,7 +16,7 @@ from test_flic_figures import script
 from helpers.runs import alone, toml
 from hpcfl import store
 from hpcfl.algorithms.fedlrgd.low_rank import Bound, Inverse, Surrogates, solved
-from hpcfl.commands.optimum import Objective
+from hpcfl.commands.optimum import PooledObjective
 from hpcfl.engine.trained import open_models
 
 error_by_rank = script("error_by_rank")
@@ -150,7 +150,7 @@ def test_errors_are_those_of_the_runs_weights(
     assert [own["rank"] for own in found["runs"]] == [2, 4]
     for folder, own in zip(folders, found["runs"]):
         models = open_models(folder)
-        objective, points = Objective(models.task), error_by_rank.fresh(models, 7)
+        objective, points = PooledObjective(models.task), error_by_rank.fresh(models, 7)
         held = models.task.server_batch()
         assert held is not None
         stand_ins = Surrogates(models.task, held, own["rank"], Bound.of(2**20, 2, own["rank"], 8))

@@ -156,10 +156,10 @@ class Executor:
 
     def scores(self, round_: int, shared: State) -> Floats:
         """Return the clients' scores, ``[scores, h]``, see `Job.scores`."""
-        found = np.zeros((self.job.scores, len(self.states)))
+        sums = np.zeros((self.job.scores, len(self.states)))
         for column, (client, personal) in enumerate(self.states.items()):
-            found[:, [column]] = self.job.scored(round_, shared, personal, np.array([client]))
-        return found
+            sums[:, [column]] = self.job.scored(round_, shared, personal, np.array([client]))
+        return sums
 
     def forget(self) -> None:
         """Let go of the clients, their state and their samples."""

@@ -106,11 +106,11 @@ def frame_formats(layout: Layout, ranks: int) -> list[FrameFormat]:
 
 def zero_frames(formats: list[FrameFormat]) -> list[Frame]:
     """Return a frame of each format, full of zeros, all in one buffer: large pieces lie in large pages."""
-    sizes = [size for own in formats for size in own.sizes()]
+    sizes = [size for each in formats for size in each.sizes()]
     like = {str(place): torch.empty(size, dtype=dtype, device="meta") for place, (size, dtype) in enumerate(sizes)}
     packing = Packing(like)
     parts = iter(packing.views(packing.zeros()).values())
-    return [[next(parts) for _ in own.sizes()] for own in formats]
+    return [[next(parts) for _ in each.sizes()] for each in formats]
 
 
 @dataclass

@@ -57,7 +57,7 @@ class ReceivedSums(Sums):
     def weight(self, name: str) -> float:
         number = self._group[name]
         weights = (one.formats[number].weights(one.frames[number], name) for one in self._with(number))
-        return sum(float(own.sum()) for own in weights) + (self.early.weight(name) if self.early else 0.0)
+        return sum(float(each.sum()) for each in weights) + (self.early.weight(name) if self.early else 0.0)
 
     def total(self, name: str) -> Tensor:
         number = self._group[name]
@@ -72,11 +72,11 @@ class ReceivedSums(Sums):
         for start in range(0, len(out), PIECE):
             piece = slice(start, start + PIECE)
             width = len(out[piece])
-            own = bins[:, :width]
-            own[:] = 0.0 if early is None else early[:, piece]
+            used = bins[:, :width]
+            used[:] = 0.0 if early is None else early[:, piece]
             for value, weight in parts:
-                add_to_bins(scaled(value[piece], weight, product[:width]), own, scratch)
-            np.add.reduce(own[::-1], out=out[piece])  # smallest first
+                add_to_bins(scaled(value[piece], weight, product[:width]), used, scratch)
+            np.add.reduce(used[::-1], out=out[piece])  # smallest first
         return torch.from_numpy(out).view(block.shape)
 
     def messages(self, blocks: Mapping[str, Block], device: torch.device) -> list[Message]:

@@ -92,7 +92,7 @@ class StateReply:
 
     def __init__(self, topology: Topology, like: Like) -> None:
         self.topology = topology
-        self.packings = [Packing(_named({client: like(client) for client in own})) for own in topology.hosted]
+        self.packings = [Packing(_named({client: like(client) for client in clients})) for clients in topology.hosted]
         self.counts = [0, *(packing.nbytes for packing in self.packings)]
         self.buffer = torch.empty(0, dtype=torch.uint8)
 
@@ -110,8 +110,8 @@ class StateReply:
     def saved(self) -> Iterator[Saved]:
         """Yield what has been received, client by client."""
         parts = torch.split(self.buffer, self.counts)[1:]
-        for packing, own, part in zip(self.packings, self.topology.hosted, parts):
-            states: dict[int, Arrays] = {client: {} for client in own}
+        for packing, clients, part in zip(self.packings, self.topology.hosted, parts):
+            states: dict[int, Arrays] = {client: {} for client in clients}
             for name, value in arrays(packing.views(part.clone())).items():
                 client, _, short = name.partition("/")
                 states[int(client)][short] = value

@@ -45,7 +45,7 @@ class Server(Rounds):
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
-        self.told = 0
+        self.reported = 0
         self.kept: list[Saved] | None = None
 
     def gather(self) -> None:
@@ -65,7 +65,7 @@ class Server(Rounds):
             with record.timed("server_seconds"):
                 messages = sums.messages(self.job.keeps, self.job.task.device)
                 device = self.job.task.device
-                sums.iterated = iterate(self.job.iterated, now.shared, messages, lambda own: own, device)
+                sums.iterated = iterate(self.job.iterated, now.shared, messages, lambda responses: responses, device)
         return plan, sums
 
     def _closed(self, now: Progress, record: Record) -> tuple[Plan, ReceivedSums]:
@@ -247,9 +247,9 @@ class Server(Rounds):
         """Take the ranks' figures from what they have sent, and tell who is lost."""
         record.by_rank = self.figures()
         record.by_rank[2, 0] = record.seconds.get("wait_seconds", 0.0)  # none where nobody was invited
-        for loss in self.lanes.lost[self.told :]:
+        for loss in self.lanes.lost[self.reported :]:
             record.events += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
-        self.told = len(self.lanes.lost)
+        self.reported = len(self.lanes.lost)
         return reason
 
     def figures(self) -> Floats:
