@@ -24,10 +24,8 @@ class FedRep(LocalSgd):
 
     name: Literal["fedrep"] = "fedrep"
     evaluation: Literal["stored", "fine-tune", "new-client"] = "stored"
-    """The model that a client is tested with. ``stored``: the shared layers and its own personal ones. ``fine-tune``:
-    the shared layers and the mean of all personal ones, which then learn for `tune_epochs` on its training data (the
-    SRPFL authors' code); personal layers are sent for that. ``new-client``: the shared layers, and personal ones that
-    learn so from their initial values (SRPFL, remark 4.8)."""
+    """A client is tested with the shared layers and, ``stored``: its own personal ones; ``fine-tune``: the mean of all,
+    tuned for `tune_epochs` (the SRPFL authors' code); ``new-client``: initial ones, tuned so (SRPFL, remark 4.8)."""
     head_epochs: int = Field(10, ge=1)
     """Passes per block in which the head learns first, the representation being fixed."""
     blocks: int = Field(1, ge=1)

@@ -17,10 +17,8 @@ class LgFedAvg(LocalSgd):
 
     name: Literal["lg_fedavg"] = "lg_fedavg"
     evaluation: Literal["stored", "fine-tune", "new-client"] = "stored"
-    """The model that a client is tested with. ``stored``: the shared layers and its own personal ones. ``fine-tune``:
-    the shared layers and the mean of all personal ones, which then learn for `tune_epochs` on its training data (the
-    SRPFL authors' code); personal layers are sent for that. ``new-client``: the shared layers, and personal ones that
-    learn so from their initial values (SRPFL, remark 4.8)."""
+    """A client is tested with the shared layers and, ``stored``: its own personal ones; ``fine-tune``: the mean of all,
+    tuned for `tune_epochs` (the SRPFL authors' code); ``new-client``: initial ones, tuned so (SRPFL, remark 4.8)."""
     shared_layers: int = Field(2, ge=1)
     """The last so many layers are shared (the SRPFL authors' code: 2); all of them: FedAvg."""
 
