@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.runs import play, resume, same
+from helpers.runs import play, put_together, resume, same
 from helpers.toys import Rounds, planned, visits_of
 from hpcfl import store
 from hpcfl.algorithms.linear_fedrep import BIAS, WEIGHT, B, LinearFedRep
@@ -208,10 +208,5 @@ def test_it_goes_on_where_it_was(solo: Any, tmp_path: Path) -> None:
 )
 def test_what_cannot_be(more: dict[str, Any], line: str) -> None:
     config = from_table(table(**more))
-
-    def begin() -> None:
-        config.check(None)
-        Job.of(config, None, 1)
-
     with pytest.raises(UsageError, match=line):
-        begin()
+        put_together(config)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.runs import play, resume, same
+from helpers.runs import play, put_together, resume, same
 from helpers.toys import Rounds, planned
 from hpcfl import store
 from hpcfl.algorithms import ServerState
@@ -245,10 +245,5 @@ def test_it_goes_on_where_it_was(solo: Any, tmp_path: Path) -> None:
 )
 def test_what_cannot_be(more: dict[str, Any], line: str) -> None:
     config = from_table(table(**more))
-
-    def begin() -> Job:
-        config.check(None)
-        return Job.of(config, None, 1)
-
     with pytest.raises(UsageError, match=line):
-        begin()
+        put_together(config)

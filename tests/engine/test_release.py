@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.runs import play, recorded, resume, same, table, toml
+from helpers.runs import after_each_round, play, recorded, resume, same, table, toml
 from helpers.toys import federation, same_bits
 from hpcfl import store
 from hpcfl.algorithms.fedavg import FedAvg
@@ -25,7 +25,6 @@ from hpcfl.config import from_table
 from hpcfl.engine import stopping
 from hpcfl.engine.job import Job
 from hpcfl.engine.loop import objective
-from hpcfl.engine.progress import Reporter
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.launch.request import run_request
@@ -149,10 +148,9 @@ def test_a_signal_to_a_rank_that_was_released_stops_all(
         pytest.skip("nobody is released")
     file, folder = shared_dir / "run.toml", shared_dir / "run"
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
-    speak, release = Reporter.round, Simulated.release
+    release = Simulated.release
 
-    def spoken(self: Reporter, done: int, row: Any) -> None:
-        speak(self, done, row)
+    def wait_for_stop(done: int, row: Any) -> None:
         while done == 3 and not (folder / "stop").exists():
             time.sleep(0.001)
 
@@ -163,7 +161,7 @@ def test_a_signal_to_a_rank_that_was_released_stops_all(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(Reporter, "round", spoken)
+        after_each_round(patch, wait_for_stop)
         patch.setattr(Simulated, "release", signalled)
         if world.rank == 0:
             toml(values("fedrep"), file)

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from helpers import faults
-from helpers.runs import play, same, table, toml
+from helpers.runs import after_each_round, play, same, table, toml
 from hpcfl import store
 from hpcfl.base.errors import Stopped, UsageError
 from hpcfl.cli import carry_out, main
 from hpcfl.engine import stopping
-from hpcfl.engine.progress import Reporter
 from hpcfl.engine.record import Recorder
 from hpcfl.launch.request import resume_request, run_request
 from hpcfl.launch.run import launch
@@ -58,14 +57,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def once_told(monkeypatch: pytest.MonkeyPatch, round_: int, act: Callable[[], Any]) -> None:
     """Do something when a round has been told of: it is over then, so that the next one is the last."""
-    speak = Reporter.round
-
-    def spoken(self: Reporter, done: int, row: Any) -> None:
-        speak(self, done, row)
-        if done == round_:
-            act()
-
-    monkeypatch.setattr(Reporter, "round", spoken)
+    after_each_round(monkeypatch, lambda done, _: act() if done == round_ else None)
 
 
 def run(*more: str) -> int:

@@ -6,16 +6,19 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from hpcfl import store
 from hpcfl.commands.show import summary
-from hpcfl.config import from_table
+from hpcfl.config import Config, from_table
 from hpcfl.engine.job import Job
+from hpcfl.engine.progress import Reporter
 from hpcfl.engine.record import PER_RANK, WALL
 from hpcfl.launch.request import resume_request, run_request
 from hpcfl.launch.run import launch
@@ -126,11 +129,26 @@ def cut_back(folder: Path, done: int) -> None:
     store.write_status(folder, "stopped")
 
 
+def after_each_round(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, Any], Any]) -> None:
+    """Do something, given how many rounds are done and the last one's row, when a round has been told of."""
+    tell = Reporter.round
+
+    def told(self: Reporter, done: int, row: Any) -> None:
+        tell(self, done, row)
+        act(done, row)
+
+    monkeypatch.setattr(Reporter, "round", told)
+
+
+def put_together(config: Config, ranks: int = 1) -> Job:
+    """Return the job of a config after its check, as a run does; UsageError from either."""
+    config.check(None)
+    return Job.of(config, None, ranks)
+
+
 def job_in_real_time(ranks: int, **more: Any) -> Job:
     """SALF with momentum that is kept and a model of three layers, by the wall clock; 7 clients."""
     model = {"name": "mlp", "hidden": [16, 8]}
     plain = {"speed": {"model": "none"}, "participation": {"close": "all"}, "model": model, "threads": 1}
     values = {**table("salf", "mlp", False), **plain, "clock": "wall", **more}
-    config = from_table(values)
-    config.check(None)
-    return Job.of(config, None, ranks)
+    return put_together(from_table(values), ranks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ import numpy as np
 import pytest
 
 import hpcfl.algorithms
-from helpers.runs import play, table
+from helpers.runs import after_each_round, play, table
 from hpcfl import store
 from hpcfl.base.errors import Stopped
 from hpcfl.engine import stopping
-from hpcfl.engine.progress import Reporter
 
 pytestmark = pytest.mark.mpi
 
@@ -38,17 +36,6 @@ def real(world: Any, width: Any, **more: Any) -> dict[str, Any]:
     """A run in real time with one client on each rank but the server's."""
     plain = {"clients": world.size - 1, "lane_width": width, "threads": 1, "speed": {"model": "none"}}
     return {**table("salf", "mlp", False), "clock": "wall", "data": {"name": "digits"}, **plain, **more}
-
-
-def once_told(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, Any], Any]) -> None:
-    """Do something when a round has been told of."""
-    speak = Reporter.round
-
-    def spoken(self: Reporter, done: int, row: Any) -> None:
-        speak(self, done, row)
-        act(done, row)
-
-    monkeypatch.setattr(Reporter, "round", spoken)
 
 
 # ---- a lane of several ranks
@@ -96,7 +83,7 @@ def test_layers_under_way_count_where_another_rank_of_the_lane_is_slow(
     monkeypatch.setattr(lanes, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(mpi, "TELLING", 2**60)
     monkeypatch.setattr(mpi, "UNKNOWN", 1e5)
-    once_told(monkeypatch, lambda done, row: (shared_dir / str(done - 1)).touch())
+    after_each_round(monkeypatch, lambda done, row: (shared_dir / str(done - 1)).touch())
     values = real(
         world,
         "all",
@@ -142,7 +129,7 @@ def test_older_personal_state_is_told_of(
     monkeypatch.setattr(server, "SAVE_SECONDS", 1e6)  # for whoever is free; who is late is not asked
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
     folder = shared_dir / "run"
-    once_told(monkeypatch, lambda done, row: row["arrived"][1] and stopping.request(folder))
+    after_each_round(monkeypatch, lambda done, row: row["arrived"][1] and stopping.request(folder))
     stuck = {"victim": 1, "gate": str(shared_dir / "gate"), "stall": 1e6, "pause": 0.02}
     values = real(
         world,

@@ -6,7 +6,7 @@ Nothing here depends on how fast anything is: where ranks are slow, other visits
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 
 import hpcfl.algorithms
-from helpers.runs import play, recorded, resume, table
+from helpers.runs import after_each_round, play, recorded, resume, table
 from hpcfl import store
 from hpcfl.base.errors import Stopped, UsageError
 from hpcfl.comm.placement import cut
 from hpcfl.config import from_table
 from hpcfl.engine import stopping
-from hpcfl.engine.progress import Reporter
 from hpcfl.launch.request import resume_request
 from hpcfl.launch.run import launch
 
@@ -253,17 +252,6 @@ def stuck(world: Any, shared_dir: Path, width: Any, **keys: Any) -> dict[str, An
     return real(width, clients=clients, rounds=400, algorithm=algorithm, **more)
 
 
-def told(monkeypatch: pytest.MonkeyPatch, act: Callable[[int, Any], Any]) -> None:
-    """Do something when a round has been told of."""
-    speak = Reporter.round
-
-    def spoken(self: Reporter, done: int, row: Any) -> None:
-        speak(self, done, row)
-        act(done, row)
-
-    monkeypatch.setattr(Reporter, "round", spoken)
-
-
 @pytest.mark.usefixtures("strange")
 def test_who_is_late_is_left_out_until_it_is_back(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -272,7 +260,7 @@ def test_who_is_late_is_left_out_until_it_is_back(
         pytest.skip("needs two clients on ranks of their own")
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
     values = stuck(world, shared_dir, 1, stall=1e6, pause=0.02)
-    told(monkeypatch, lambda done, row: row["arrived"][1] and stopping.request(shared_dir / "run"))
+    after_each_round(monkeypatch, lambda done, row: row["arrived"][1] and stopping.request(shared_dir / "run"))
     with pytest.raises(Stopped) as caught:
         play(world, values, shared_dir / "run", world.comm)
     world.meet()
@@ -342,7 +330,7 @@ def test_one_rank_is_signalled_and_all_stop(
 
     with monkeypatch.context() as patch:
         if whose == "server":
-            told(patch, lambda done, row: done == 3 and signal.raise_signal(signal.SIGUSR1))
+            after_each_round(patch, lambda done, row: done == 3 and signal.raise_signal(signal.SIGUSR1))
         elif world.rank == world.size - 1:
             patch.setattr(ClientRank, "_visit", signalled)
         stopping.install()
