@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.local_sgd import LocalSgd, last
+from hpcfl.algorithms.local_sgd import LocalSgd, Personalised, last
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +23,7 @@ class FedRep(LocalSgd):
     """A shared representation and personal heads, in turns; `epochs` and `steps` count the former's, per block."""
 
     name: Literal["fedrep"] = "fedrep"
-    evaluation: Literal["stored", "fine-tune", "new-client"] = "stored"
-    """A client is tested with the shared layers and, ``stored``: its own personal ones; ``fine-tune``: the mean of all,
-    tuned for `tune_epochs` (the SRPFL authors' code); ``new-client``: initial ones, tuned so (SRPFL, remark 4.8)."""
+    evaluation: Personalised = "stored"
     head_epochs: int = Field(10, ge=1)
     """Passes per block in which the head learns first, the representation being fixed."""
     blocks: int = Field(1, ge=1)

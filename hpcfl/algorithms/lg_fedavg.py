@@ -9,16 +9,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.local_sgd import LocalSgd, last
+from hpcfl.algorithms.local_sgd import LocalSgd, Personalised, last
 
 
 class LgFedAvg(LocalSgd):
     """Personal representations under shared last layers; all layers learn together."""
 
     name: Literal["lg_fedavg"] = "lg_fedavg"
-    evaluation: Literal["stored", "fine-tune", "new-client"] = "stored"
-    """A client is tested with the shared layers and, ``stored``: its own personal ones; ``fine-tune``: the mean of all,
-    tuned for `tune_epochs` (the SRPFL authors' code); ``new-client``: initial ones, tuned so (SRPFL, remark 4.8)."""
+    evaluation: Personalised = "stored"
     shared_layers: int = Field(2, ge=1)
     """The last so many layers are shared (the SRPFL authors' code: 2); all of them: FedAvg."""
 

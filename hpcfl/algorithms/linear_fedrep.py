@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.data.linear import whitening
 
 if TYPE_CHECKING:
@@ -78,12 +78,10 @@ class LinearFedRep(Algorithm):
         (rank, dimension), (latent, expected) = task.initial()[B].shape, federation.truth.shape
         _check_embedding(task, latent)
         if rank != expected:
-            raise UsageError(f"model.rank: expected data.rank = {expected}, got {rank}; did you mean {expected}?")
+            raise refusal("model.rank", f"data.rank = {expected}", rank, expected)
         if federation.train_sizes.min() < rank:
-            raise UsageError(
-                f"data.samples: expected at least model.rank = {rank}, since heads are solved for, "
-                f"got {federation.train_sizes.min()}; did you mean {rank}?"
-            )
+            least = f"at least model.rank = {rank}, since heads are solved for"
+            raise refusal("data.samples", least, int(federation.train_sizes.min()), rank)
         return rank, dimension
 
     def init_server(self, task: Task) -> State:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -39,6 +39,16 @@ if TYPE_CHECKING:
     from hpcfl.learning.optim import Optimizer
     from hpcfl.learning.task import Objective, Task
     from hpcfl.schedule.participation import Participation
+
+
+Personalised = Annotated[
+    Literal["stored", "fine-tune", "new-client"],
+    Field(
+        description="A client is tested with the shared layers and, ``stored``: its own personal ones; ``fine-tune``: "
+        "the mean of all, tuned for `tune_epochs` (the SRPFL authors' code); ``new-client``: initial ones, tuned so "
+        "(SRPFL, remark 4.8)."
+    ),
+]
 
 
 class LocalTraining(Algorithm):

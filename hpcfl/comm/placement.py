@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.types import Floats, Ints
 
 CACHE_BYTES = 5_000_000  # a chunk's parameters should stay in a core's cache: 8 models of 640 kB ran fastest
@@ -142,10 +142,8 @@ def check_width(width: int | str, ranks: int) -> None:
             "did you mean mpirun -n 2 …?"
         )
     if isinstance(width, int) and width > ranks - 1:
-        raise UsageError(
-            f"lane_width: expected 1 … {ranks - 1} (the client ranks of this job), 'node' or 'all', got {width}; "
-            f"did you mean {ranks - 1}?"
-        )
+        room = f"1 … {ranks - 1} (the client ranks of this job), 'node' or 'all'"
+        raise refusal("lane_width", room, width, ranks - 1)
 
 
 def check_single(who: str, width: int | str, lanes: Sequence[Topology] = ()) -> None:

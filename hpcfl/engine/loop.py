@@ -12,7 +12,7 @@ from hpcfl.algorithms import ServerState
 from hpcfl.base.errors import Diverged, Interrupted, Stopped
 from hpcfl.base.types import Floats
 from hpcfl.comm.message import Sums
-from hpcfl.comm.transport import Saved
+from hpcfl.comm.transport import Saved, arrays
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, Recorder
 from hpcfl.engine.stopping import Stop
@@ -159,7 +159,7 @@ def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> 
     """Write a checkpoint: the server writes, every rank hands over the personal state that it hosts."""
     parts = rounds.personal(now) if job.personal_bytes else iter(())
     if recorder is not None:
-        shared = {name: value.cpu().numpy() for name, value in now.shared.items()}
+        shared = arrays(now.shared)
         extras = {name: value.cpu().numpy() if hasattr(value, "cpu") else value for name, value in now.extras.items()}
         clock, memory = now.clock | now.stage.numbers(), now.norms.saved()
         now.saved = recorder.checkpoint(now.round, shared, parts, clock, memory, lambda: rounds.stale, extras)

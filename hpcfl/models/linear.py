@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import refusal
 from hpcfl.models import Model
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ class Linear(Model):
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         most = prod(shape) if self.dimension is None else self.dimension
         if self.rank > most:
-            raise UsageError(
-                f"model.rank: expected at most {most} for this data, got {self.rank}; did you mean {most}?"
-            )
+            raise refusal("model.rank", f"at most {most} for this data", self.rank, most)
 
     def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
         from torch import nn

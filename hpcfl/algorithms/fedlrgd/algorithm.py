@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm, ServerState
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.rng import keyed
 
 if TYPE_CHECKING:
@@ -94,10 +94,8 @@ class FedLrgd(Algorithm):
     def check_model(self, model: Model, header: Header) -> None:
         if header.server < self.rank:
             near = header.server or f"data.server = {self.rank} with data.deal = false, where the data have these keys"
-            raise UsageError(
-                f"algorithm.rank: expected at most {header.server}, the training samples that the server holds, "
-                f"got {self.rank}; did you mean {near}?"
-            )
+            most = f"at most {header.server}, the training samples that the server holds"
+            raise refusal("algorithm.rank", most, self.rank, near)
         if self.theory and model.penalty <= 0:
             raise UsageError(
                 "algorithm.theory = true needs a strongly convex objective: expected a model with a penalty above 0; "

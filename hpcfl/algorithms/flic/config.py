@@ -91,7 +91,7 @@ class FlicKeys(Algorithm):
 
     def check(self, participation: Participation, known: bool = True) -> None:
         if self.lambda2 and not (self.draws or self.batch):
-            raise UsageError("algorithm.draws: expected at least 1 with algorithm.batch = 0, got 0; did you mean 100?")
+            raise refusal("algorithm.draws", "at least 1 with algorithm.batch = 0", 0, 100)
         moving = bool(self.lambda1 or self.lambda2) or self.anchor_loss == "means"
         aligning = bool(self.lambda1 or self.pretrain or self.realign) or self.anchor_loss == "means"
         idle = [  # whether some keys do nothing, what they would need, and which they are

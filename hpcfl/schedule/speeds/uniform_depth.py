@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.plan import Attempt
@@ -33,9 +33,7 @@ class UniformDepth(Speed):
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         if not 0 <= self.stragglers <= 1:
             near = min(max(self.stragglers, 0.0), 1.0)
-            raise UsageError(
-                f"speed.stragglers: expected a share between 0 and 1, got {self.stragglers}; did you mean {near}?"
-            )
+            raise refusal("speed.stragglers", "a share between 0 and 1", self.stragglers, near)
         if not participation.by_time:
             raise UsageError(
                 "speed.model = 'uniform-depth' says how far stragglers are at the deadline: "
