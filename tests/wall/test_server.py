@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
@@ -17,7 +18,7 @@ from hpcfl.base.errors import RunError
 from hpcfl.comm.placement import Topology
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.wall.framing import frame_formats
-from hpcfl.engine.wall.protocol import Command, Op
+from hpcfl.engine.wall.protocol import Command, Op, ScoresReply
 
 pytestmark = pytest.mark.mpi
 
@@ -238,3 +239,39 @@ def test_scores_and_state_of_who_does_not_answer(monkeypatch: pytest.MonkeyPatch
             assert found[client].keys() == like.keys()
             assert all((each == value).all() for each in found[client].values())
             assert all(each.shape == like[name].shape for name, each in found[client].items())
+
+
+class Slow:
+    """A communicator, and all its requests: complete when told so. They hold no buffers, as real ones may not."""
+
+    def __init__(self) -> None:
+        self.complete = False
+
+    def _begun(self, *buffers: Any, **how: Any) -> Slow:
+        return self
+
+    Ibcast = Ireduce = _begun
+
+    def Test(self) -> bool:  # noqa: N802
+        return self.complete
+
+
+def test_a_reply_that_was_given_up_has_room_until_it_has_come() -> None:
+    """MPI goes on writing it: were the room free, it would write into what is there by then."""
+    from hpcfl.comm.mpi import Bandwidth
+    from hpcfl.engine.wall.lane import Lane
+
+    job, slow = soon(), Slow()
+    lane = Lane(Topology((1,), ((0,),)), slow, slow, job.layout, 3, Bandwidth())
+    reply = ScoresReply(2, 1)
+    room = weakref.ref(reply.data)
+    lane.ask(Command(Op.SCORE, counted=lane.counted), [], reply.receive)
+    del reply
+    lane.give_up()
+    assert not lane.poll()
+    assert lane.state == "late"
+    assert room() is not None
+    slow.complete = True
+    assert lane.poll()
+    assert lane.state == "idle"
+    assert room() is None

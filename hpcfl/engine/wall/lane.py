@@ -99,7 +99,7 @@ class Lane:
         self._closing: list[Any] = []
         self._target: Ints = np.zeros(1, dtype=np.int64)
         self._drained: list[tuple[list[Any], Frame]] = []
-        self._reply: Any = None
+        self._reply: tuple[Any, Any] | None = None
 
     # what the server asks
 
@@ -125,7 +125,9 @@ class Lane:
         """Ask for scores or personal state: `reply` starts to receive them, on the data communicator."""
         self._command(command)
         self._broadcast(state)
-        self._reply = reply(self.data)
+        # A reply that nobody waits for any longer is still received: its buffer must live until then, and mpi4py's
+        # requests do not hold the buffers of reductions.
+        self._reply = reply(self.data), reply
         self.state = "active"
 
     def ask_ready(self, op: Op, **more: Any) -> None:
@@ -140,7 +142,7 @@ class Lane:
     def expect(self, counted: Ints) -> None:
         """Wait until the ranks are there; some come from a lane that has fallen apart, `counted` being known of it."""
         self.counted = counted
-        self._reply = self.control.Ibarrier()
+        self._reply = self.control.Ibarrier(), None
         self._fall_behind()
 
     # what goes on by itself
@@ -229,7 +231,7 @@ class Lane:
             self.bandwidth.went(*self._leaving)
             self._leaving = None
         if self._reply is not None:
-            if self._reply.Test():
+            if self._reply[0].Test():
                 self._reply, self.state = None, "idle"
         elif self._closing:
             self._catch_up()
