@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from helpers.launcher import ROOT, job, mpis
-from helpers.runs import SINGLES
-from helpers.world import RESULTS
+from hpcfl.testing.runs import SINGLES
+from hpcfl.testing.world import RESULTS
 
 WHOLE = [("openmpi", 3), ("mpich", 4)]
 """Run all of them, but for arithmetic that is the same whatever the MPI."""
@@ -20,7 +20,8 @@ LAUNCHES = [*WHOLE, ("openmpi", 4), ("openmpi", 2), ("openmpi", 1)]
 ON_ANY_NUMBER = {"test_placement", "test_flic_anchors", "test_launcher", "test_rounds"}
 """Run on every number of ranks: one rank equals n, who is where, and lanes of one rank and of several."""
 LIMIT = 1200.0
-MODULES = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.mpi" in path.read_text()]
+ALL = sorted([*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "hpcfl" / "testing").glob("test_*.py")])
+MODULES = [path for path in ALL if "mark.mpi" in path.read_text()]
 
 pytestmark = pytest.mark.launch
 
