@@ -17,8 +17,10 @@ WHOLE = [("openmpi", 3), ("mpich", 4)]
 """Run all of them, but for arithmetic that is the same whatever the MPI."""
 ARITHMETIC = {"test_algorithms", "test_adapt", "test_gradient_rank"}
 LAUNCHES = [*WHOLE, ("openmpi", 4), ("openmpi", 2), ("openmpi", 1)]
-ON_ANY_NUMBER = {"test_placement", "test_flic_anchors", "test_launcher", "test_rounds"}
-"""Run on every number of ranks: one rank equals n, who is where, and lanes of one rank and of several."""
+ON_ANY_NUMBER = {"test_placement", "test_flic_anchors", "test_launcher"}
+"""Run on every number of ranks: one rank equals n, who is where."""
+LANES = {"test_rounds"}
+"""Lanes of one rank and of several: run on every number of ranks, on each by one MPI."""
 LIMIT = 1200.0
 ALL = sorted([*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "hpcfl" / "testing").glob("test_*.py")])
 MODULES = [path for path in ALL if "mark.mpi" in path.read_text()]
@@ -31,7 +33,8 @@ def test_on_ranks(mpi: str, ranks: int, common: Path, tmp_path: Path) -> None:
     assert mpi in mpis(), f"{mpi} is not installed: make setup"
     command = ["-m", "mpi4py", "-m", "pytest", "--with-mpi", "-m", "mpi", "-x", "-q", "-p", "no:cacheprovider"]
     left_out = ARITHMETIC if mpi == "mpich" else set()
-    taken = {path.stem for path in MODULES} - left_out if (mpi, ranks) in WHOLE else ON_ANY_NUMBER
+    few = ON_ANY_NUMBER if ranks in dict(WHOLE).values() else ON_ANY_NUMBER | LANES
+    taken = {path.stem for path in MODULES} - left_out if (mpi, ranks) in WHOLE else few
     modules = [str(path) for path in MODULES if path.stem in taken]
     (common / "singles").mkdir(exist_ok=True)
     found = {RESULTS: str(tmp_path), SINGLES: str(common / "singles")}
@@ -58,5 +61,5 @@ def first(file: Path, facts: dict[str, str], own: Path) -> dict[str, str]:
 
 def test_the_modules_are_found() -> None:
     names = {path.stem for path in MODULES}
-    assert names > ON_ANY_NUMBER | ARITHMETIC
+    assert names > ON_ANY_NUMBER | LANES | ARITHMETIC
     assert len(names) >= 20
