@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from inspect import isabstract
 from pathlib import Path
 from types import ModuleType
@@ -77,6 +78,10 @@ def _named(cls: type[C], spec: str, by: str) -> type[C]:
 
 def _module(name: str, key: str) -> ModuleType:
     """Import a module from one of the `places`, or wherever Python finds it."""
+    top = name.partition(".")[0]
+    found = PathFinder.find_spec(top, [str(place) for place in places()])
+    if found is not None and found.origin and top in sys.modules and file_of(top) != Path(found.origin).resolve():
+        raise UsageError(f"{key}: this process has loaded '{top}' from {file_of(top)}, expected {found.origin}")
     try:
         with _first(places()):
             return importlib.import_module(name)
