@@ -26,6 +26,25 @@ DATA_DIR = click.option(
     "--data-dir", type=PATH, envvar="HPCFL_DATA", help="Folder of the data sets, one folder each (or HPCFL_DATA)."
 )
 SETTINGS = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of the config.")
+
+
+def _listed(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> list[list[str]]:
+    """Return the names in each FILE[,FILE...]."""
+    lists = [[name.strip() for name in value.split(",")] for value in values]
+    for value, names in zip(values, lists):
+        if not all(names):
+            raise UsageError(f"--with {value}: expected FILE[,FILE...]")
+    return lists
+
+
+def _overlays(**more: Any) -> Callable[[Any], Any]:
+    return click.option("--with", "overlays", multiple=True, metavar="FILE[,FILE...]", **more)
+
+
+OVERLAYS = _overlays(
+    callback=lambda *given: [name for names in _listed(*given) for name in names],
+    help="Merge the keys of a TOML file, or of an overlay that hpcfl list names, onto the config, before --set.",
+)
 FORCE = click.option("--force", is_flag=True, help="Go on even if the run seems to be running on a host that is gone.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress.")
 
@@ -41,6 +60,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 @cli.command()
 @click.argument("config")
+@OVERLAYS
 @SETTINGS
 @click.option("--out", type=PATH, help="Run folder (default: runs/<name of the config>).")
 @DATA_DIR
@@ -78,6 +98,7 @@ def _launch(decide: Callable[[], RunRequest | None]) -> None:
 @cli.command()
 @click.argument("configs", nargs=-1, required=True)
 @click.option("--out", type=PATH, required=True, help="Folder of the run folders and their logs.")
+@_overlays(callback=_listed, help="A run for each of these overlays; with several lists, for each of each list.")
 @SETTINGS
 @click.option("--grid", multiple=True, metavar="KEY=V1,V2,...", help="A run for each value of a key.")
 @click.option("--seeds", metavar="SEEDS", help="A run for each seed: 1,2,3 or 1-3.")
@@ -90,7 +111,7 @@ def _launch(decide: Callable[[], RunRequest | None]) -> None:
 @DATA_DIR
 @FORCE
 def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: Any) -> None:
-    """Run every CONFIG with every value of --grid and --seeds: finished runs are skipped, others gone on with."""
+    """Run every CONFIG with all of --with, --grid and --seeds: finished runs are skipped, others gone on with."""
     from hpcfl.commands import sweep as sweeps
     from hpcfl.commands import sweep_run
 
@@ -133,6 +154,7 @@ def doctor(as_json: bool) -> None:
 
 @cli.command()
 @click.argument("config")
+@OVERLAYS
 @SETTINGS
 @DATA_DIR
 @click.option(
@@ -140,26 +162,29 @@ def doctor(as_json: bool) -> None:
     type=click.IntRange(min=1),
     help="State placement and memory for so many MPI ranks (default: 1, in wall clock one per client).",
 )
-def check(config: str, settings: tuple[str, ...], data_dir: Path | None, ranks: int | None) -> None:
+def check(
+    config: str, overlays: list[str], settings: tuple[str, ...], data_dir: Path | None, ranks: int | None
+) -> None:
     """Validate CONFIG and print what it would do; nothing runs."""
     from hpcfl.commands.check import report
     from hpcfl.config import load
 
-    loaded = load(config, settings)
+    loaded = load(config, settings, overlays, tell=True)
     header = loaded.check(data_dir)
     _echo(report(loaded, header, data_dir, ranks or (1 + loaded.clients if loaded.clock == "wall" else 1)))
 
 
 @cli.command()
 @click.argument("config")
+@OVERLAYS
 @SETTINGS
 @DATA_DIR
-def optimum(config: str, settings: tuple[str, ...], data_dir: Path | None) -> None:
+def optimum(config: str, overlays: list[str], settings: tuple[str, ...], data_dir: Path | None) -> None:
     """Find the minimum of CONFIG's objective over all training samples, and print it as one JSON object."""
     from hpcfl.commands import optimum as optima
     from hpcfl.config import load
 
-    _echo([json.dumps(optima.of(load(config, settings), data_dir).facts())])
+    _echo([json.dumps(optima.of(load(config, settings, overlays, tell=True), data_dir).facts())])
 
 
 @cli.command()

@@ -6,8 +6,8 @@ Nothing here imports torch: a config is judged before anything heavy starts.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,14 +19,25 @@ from hpcfl.base.config import ConfigBase, checked, unknown
 from hpcfl.base.errors import UsageError
 from hpcfl.comm.guard import Guard
 from hpcfl.comm.placement import check_single
-from hpcfl.data import Header, Source, source_class
-from hpcfl.models import Model, model_class
-from hpcfl.presets import Table, apply, preset_file, read, set_key
+from hpcfl.data import Header, Source
+from hpcfl.models import Model
+from hpcfl.presets import (
+    PICKED,
+    Settings,
+    Table,
+    assignments,
+    flat,
+    on_top,
+    overlay_file,
+    preset_file,
+    read,
+    read_overlay,
+)
 from hpcfl.schedule import planner
 from hpcfl.schedule.complexity import Oracle
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.speeds import Speed, speed_class
+from hpcfl.schedule.speeds import Speed
 
 
 class Evaluate(ConfigBase):
@@ -169,40 +180,79 @@ class Config(ConfigBase):
         return plugins.origins(plugins.specs_in(self.model_dump(mode="json")))
 
 
-ConfigLike = str | Path | Mapping[str, Any] | Config
-Settings = Iterable[str] | Mapping[str, Any]
+Overlay = str | Path | Mapping[str, Any]
+ConfigLike = Overlay | Config
 
 
-def load(what: ConfigLike, settings: Settings = ()) -> Config:
+def load(
+    what: ConfigLike,
+    settings: Settings = (),
+    overlays: Overlay | Iterable[Overlay] = (),
+    tell: bool = False,
+) -> Config:
     """Return the typed config of a TOML file, a preset's name, a nested table or a config, with keys set on top.
+
+    Keys of `what` that have no meaning beside names that `overlays` or `settings` change are dropped.
 
     Parameters
     ----------
     what : str, Path, mapping or Config
     settings : iterable of str, or mapping
         ``key=value`` with dotted keys and values in TOML, or values by dotted key.
+    overlays : str, Path or mapping, or several
+        TOML files, names of overlays or nested tables whose keys are merged onto `what`, before the settings.
+    tell : bool
+        Say on stderr, in one line, which keys of `what` were dropped.
 
     Raises
     ------
     UsageError
         One line naming the key or the file, what was expected, and the nearest valid choice.
     """
-    if isinstance(what, Config) and not settings:
+    several = [overlays] if isinstance(overlays, str | Path | Mapping) else list(overlays)
+    settings = settings if isinstance(settings, Mapping) else list(settings)
+    if isinstance(what, Config) and not settings and not several:
         return what
+    tables = [_overlay_table(each) for each in several]
+    below = _table(what)
+    names = ["" if isinstance(each, Mapping) else f"{each}: " for each in several]
+    sources = {key: name for name, table in zip(names, tables) for key, _ in flat(table)}
+    sources |= {key: "" for key, _, _ in assignments(settings)}
+    try:
+        table, dropped = on_top(below, tables, settings)
+        loaded = from_table(table)
+    except UsageError as error:
+        raise UsageError(_source(str(error), sources) + str(error)) from None
+    if dropped and tell:
+        name = f"{what}: " if isinstance(what, str | Path) else ""
+        print(f"hpcfl: {name}dropped {'; '.join(dropped)}", file=sys.stderr, flush=True)
+    return loaded
+
+
+def _source(line: str, sources: Mapping[str, str]) -> str:
+    """Return which source gave the key that an error begins with."""
+    key = line.partition(": ")[0].partition(" ")[0]
+    return next((source for given, source in sources.items() if f"{given}.".startswith(f"{key}.")), "")
+
+
+def _table(what: ConfigLike) -> Table:
+    """Return a config as a nested table; of a `Config` what it was given, not what is the default."""
     if isinstance(what, Config):
-        table = what.model_dump(mode="json")
-    elif isinstance(what, Mapping):
-        table = deepcopy(dict(what))
-    else:
-        table = read(str(what))
-        plugins.look_in(preset_file(str(what)).parent)
-    if isinstance(settings, Mapping):
-        for key, value in settings.items():
-            set_key(table, key, value, f"settings: {key}")
-    else:
-        for setting in settings:
-            apply(table, setting)
-    return from_table(table)
+        given = what.model_dump(mode="json", exclude_unset=True)
+        for section, (by, _, _) in PICKED.items():
+            given[section][by] = getattr(getattr(what, section), by)
+        return given
+    if isinstance(what, Mapping):
+        return dict(what)
+    plugins.look_in(preset_file(str(what)).parent)
+    return read(str(what))
+
+
+def _overlay_table(overlay: Overlay) -> Table:
+    if isinstance(overlay, Mapping):
+        return dict(overlay)
+    plugins.look_in(overlay_file(str(overlay)).parent)
+    return read_overlay(str(overlay))
 
 
 def from_text(text: str) -> Config:
@@ -225,12 +275,7 @@ def from_table(table: Table, recorded: bool = False) -> Config:
     for key in table:
         if key not in Config.model_fields:
             raise UsageError(unknown(Config, key))
-    picked = {
-        "algorithm": _picked(table, "algorithm", "name", None, algorithm_class, recorded),
-        "speed": _picked(table, "speed", "model", "none", speed_class, recorded),
-        "data": _picked(table, "data", "name", None, source_class, recorded),
-        "model": _picked(table, "model", "name", None, model_class, recorded),
-    }
+    picked = {section: _picked(table, section, recorded) for section in PICKED}
     plain: dict[str, type[ConfigBase]] = {
         "evaluate": Evaluate,
         "checkpoint": Checkpoints,
@@ -246,10 +291,9 @@ def from_table(table: Table, recorded: bool = False) -> Config:
     return checked(lambda: Config.model_validate({**rest, **picked}), Config, "")
 
 
-def _picked(
-    table: Table, key: str, by: str, default: str | None, find_class: Callable[[str], type[ConfigBase]], recorded: bool
-) -> ConfigBase:
-    """Return the section at `key`, of the class that its key `by` names."""
+def _picked(table: Table, key: str, recorded: bool) -> ConfigBase:
+    """Return the section at `key`, of the class that one of its own keys names."""
+    by, default, find_class = PICKED[key]
     section = table.get(key, {})
     if not isinstance(section, dict):
         raise UsageError(f"{key}: expected a table, got {section!r}")

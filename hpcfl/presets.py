@@ -1,14 +1,22 @@
-"""Config files as nested tables: presets, TOML, and ``--set key=value`` on top."""
+"""Config files as nested tables: presets, TOML, overlays, and ``--set key=value`` on top."""
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hpcfl.algorithms import algorithm_class
+from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, did_you_mean
+from hpcfl.data import source_class
+from hpcfl.models import model_class
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.speeds import speed_class
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -16,6 +24,20 @@ else:
     import tomli as tomllib
 
 Table = dict[str, Any]
+Settings = Iterable[str] | Mapping[str, Any]
+
+PICKED: dict[str, tuple[str, str | None, Callable[[str], type[ConfigBase]]]] = {
+    "algorithm": ("name", None, algorithm_class),
+    "speed": ("model", "none", speed_class),
+    "data": ("name", None, source_class),
+    "model": ("name", None, model_class),
+}
+"""Sections whose class one of their keys picks: the key, what it is where it is not given, and which class it means."""
+
+VARIANTS = "variants.toml"
+
+
+# --- files and names
 
 
 def read_toml(path: Path) -> Table:
@@ -28,31 +50,72 @@ def read_toml(path: Path) -> Table:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def presets() -> Mapping[str, Path]:
-    """The presets by name: package resources where installed from a wheel, else the checkout's."""
+def _files(pattern: str) -> list[Path]:
+    """Return files of the presets' folder: the package's where installed from a wheel, else the checkout's."""
     package = Path(str(resources.files("hpcfl")))
-    for folder in (package / "presets", package.parent / "jobs" / "presets"):
-        if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("*/*.toml"))}
-    return {}
+    folders = (package / "presets", package.parent / "jobs" / "presets")
+    folder = next((each for each in folders if each.is_dir()), None)
+    return sorted(folder.glob(pattern)) if folder else []
+
+
+@functools.cache
+def variants() -> Mapping[str, tuple[Path, Table]]:
+    """Presets that are others with overlays on top: the file that lists each, and what it says there.
+
+    ``base`` is a preset, ``with`` the names of overlays, ``set`` keys as after ``--set``, ``about`` one line.
+    """
+    return {name: (path, entry) for path in _files(f"*/{VARIANTS}") for name, entry in read_toml(path).items()}
+
+
+def presets() -> Mapping[str, Path]:
+    """The presets by name, and the files that they stand in."""
+    whole = {path.stem: path for path in _files("*/*.toml") if path.name != VARIANTS}
+    found = whole | {name: path for name, (path, _) in variants().items()}
+    return dict(sorted(found.items(), key=lambda item: (item[1].parent, item[0])))
+
+
+def overlays() -> Mapping[str, Path]:
+    """The overlays that have names: partial configs in a folder beside the presets that they go with."""
+    return {path.stem: path for path in _files("*/overlays/*.toml")}
 
 
 def preset_file(name: str) -> Path:
     """The file that `name` means: a path, or a preset."""
+    return _named_file(name, presets(), "preset", "; hpcfl list names them all")
+
+
+def overlay_file(name: str) -> Path:
+    """The file that `name` means: a path, or an overlay."""
+    return _named_file(name, overlays(), "overlay", "; expected a TOML file, or one of those that hpcfl list names")
+
+
+def _named_file(name: str, known: Mapping[str, Path], kind: str, otherwise: str) -> Path:
     path = Path(name)
     if path.suffix == ".toml" or path.exists():
         if not path.is_file():
             raise UsageError(f"{path}: no such file")
         return path
-    if name not in presets():
-        raise UsageError(f"no preset '{name}'{_near(name)}")
-    return presets()[name]
+    if name not in known:
+        raise UsageError(f"no {kind} '{name}'{_near(name, known, otherwise)}")
+    return known[name]
 
 
-def _near(name: str) -> str:
-    """A hint at the preset whose name is nearest; where none is near, there are too many to name them all."""
-    hint = did_you_mean(name, presets())
-    return hint if "did you mean" in hint else "; hpcfl list names them all"
+def _near(name: str, known: Iterable[str], otherwise: str = "; hpcfl list names them all") -> str:
+    """A hint at the name that is nearest; where none is near, there are too many to name them all."""
+    hint = did_you_mean(name, known)
+    return hint if "did you mean" in hint else otherwise
+
+
+def about(name: str) -> str:
+    """Return the line in which a preset or an overlay says what it is; "" where it does not."""
+    if name in variants():
+        return str(variants()[name][1]["about"])
+    path = overlays()[name] if name in overlays() else preset_file(name)
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first[1:].strip() if first.startswith("#") else ""
+
+
+# --- one on top of another
 
 
 def read(name: str, above: tuple[Path, ...] = ()) -> Table:
@@ -61,6 +124,9 @@ def read(name: str, above: tuple[Path, ...] = ()) -> Table:
     The base is a preset or a file in the same folder. UsageError where a file cannot be read or is its own base.
     """
     path = preset_file(name)
+    if path.name == VARIANTS and name in variants():
+        _, variant = variants()[name]
+        return on_top(read(variant["base"]), map(read_overlay, variant.get("with", [])), variant.get("set", []))[0]
     table = read_toml(path)
     base = table.pop("base", None)
     if base is None:
@@ -71,8 +137,76 @@ def read(name: str, above: tuple[Path, ...] = ()) -> Table:
     if beside.resolve() in (path.resolve(), *above):
         raise UsageError(f"{path}: base = '{base}' leads back to where it began")
     if not beside.is_file() and base not in presets():
-        raise UsageError(f"{path}: base: no preset or file '{base}'{_near(base)}")
+        raise UsageError(f"{path}: base: no preset or file '{base}'{_near(base, presets())}")
     return read(str(beside) if beside.is_file() else base, (path.resolve(), *above)) | table
+
+
+def read_overlay(name: str) -> Table:
+    """Read an overlay, by its name or as a file; it may have a base as a whole config may."""
+    return read(str(overlay_file(name)))
+
+
+def on_top(table: Table, overlays: Iterable[Table], settings: Settings) -> tuple[Table, list[str]]:
+    """Return a config with overlays and then keys on top, and in words what of the config has no meaning there.
+
+    Keys of `table` that the class lacks which overlays or settings pick for a section are dropped, as are those that
+    are only for another word than the one that these set; keys that they give themselves are not.
+    """
+    result, own = deepcopy(table), set[str]()
+    for overlay in overlays:
+        result = _merged(result, overlay)
+        own.update(key for key, _ in flat(overlay))
+    for key, value, where in assignments(settings):
+        set_key(result, key, value, where)
+        own.update(each for each, _ in flat({key: value}))
+    return result, _dropped(result, table, own)
+
+
+def _merged(below: Table, above: Mapping[str, Any]) -> Table:
+    """Return a table with the keys of another set in it."""
+    both = {key: _merged(below[key], value) for key, value in above.items() if _are_tables(below.get(key), value)}
+    return {**below, **deepcopy(dict(above)), **both}
+
+
+def _are_tables(*values: Any) -> bool:
+    return all(isinstance(value, Mapping) for value in values)
+
+
+def _dropped(table: Table, inherited: Table, own: Collection[str]) -> list[str]:
+    """Take keys out of `table` that are `inherited`, not one's `own`, and have no meaning any more; say which."""
+    said = []
+    for section, before in inherited.items():
+        now = table[section]
+        if not _are_tables(before, now):
+            continue
+        rest = [key for key in before if key in now and f"{section}.{key}" not in own]
+        for lost, why in (_lacking(section, before, now, rest), *_only_for_another(section, before, now, rest)):
+            for key in lost:
+                del now[key]
+            if lost:
+                said.append(f"{', '.join(f'{section}.{key}' for key in lost)}, which {why}")
+    return said
+
+
+def _lacking(section: str, before: Table, now: Table, rest: list[str]) -> tuple[list[str], str]:
+    """Return the keys among `rest` that the section's class lacks, if it is another one than before, and why."""
+    by, default, find = PICKED.get(section, ("", None, None))
+    name = now.get(by, default)
+    if find is None or not isinstance(name, str) or name == before.get(by, default):
+        return [], ""
+    cls = find(name)
+    lost = [key for key in rest if key not in cls.model_fields and key not in cls.renamed and key != by]
+    return lost, f"{section}.{by} = '{name}' does not have"
+
+
+def _only_for_another(section: str, before: Table, now: Table, rest: list[str]) -> Iterator[tuple[list[str], str]]:
+    """Yield each key among `rest` that is only for the word that the section had before, and why it goes."""
+    for key, (choice, word) in Participation.only_for.items() if section == "participation" else ():
+        if key in rest and before.get(choice) == word != now.get(choice):
+            yield [key], f"{section}.{choice} = '{now.get(choice)}' does not use"
+
+
+# --- keys
 
 
 def flat(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
@@ -84,8 +218,16 @@ def flat(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]
             yield f"{where}{key}", value
 
 
-def apply(table: Table, setting: str) -> None:
-    """Set ``a.b=value`` in a nested table; the value is TOML, or a bare word."""
+def assignments(settings: Settings) -> Iterator[tuple[str, Any, str]]:
+    """Yield key, value and what an error begins with, of values by dotted key or of texts ``a.b=value``."""
+    if isinstance(settings, Mapping):
+        yield from ((key, value, f"settings: {key}") for key, value in settings.items())
+    else:
+        yield from map(_assignment, settings)
+
+
+def _assignment(setting: str) -> tuple[str, Any, str]:
+    """Read ``a.b=value``; the value is TOML, or a bare word."""
     key, sign, text = setting.partition("=")
     if not sign or not key:
         raise UsageError(f"--set {setting}: expected key=value")
@@ -93,7 +235,7 @@ def apply(table: Table, setting: str) -> None:
         value = tomllib.loads(f"x = {text.strip()}")["x"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
-    set_key(table, key.strip(), value, f"--set {setting}")
+    return key.strip(), value, f"--set {setting}"
 
 
 def set_key(table: Table, key: str, value: Any, where: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from data.test_sources import idx_bytes, refused
+from golden import presets as golden
 from hpcfl.algorithms import ServerState
 from hpcfl.comm.transport import Alone
 from hpcfl.commands import check
@@ -21,7 +22,7 @@ from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
-from hpcfl.presets import presets, read
+from hpcfl.presets import about, flat, overlays, presets, read, read_overlay, variants
 from hpcfl.store import open_run
 
 NAMES = sorted(presets())
@@ -125,6 +126,27 @@ def fewer(name: str) -> list[str]:
     return [setting for word in found for setting in LESS.get(word, ())]
 
 
+def test_every_name_means_what_it_meant() -> None:
+    """What is meant to change: python tests/golden/presets.py."""
+    was = json.loads(golden.FILE.read_text())
+    assert {name: golden.digest(name) for name in NAMES} == was
+
+
+def test_all_say_in_a_line_what_they_are() -> None:
+    lines = {name: about(name) for name in (*NAMES, *overlays())}
+    assert {name: line for name, line in lines.items() if not (20 < len(line) < 120 and line.endswith("."))} == {}
+    assert lines["fedrep-mnist-small"].startswith("Figure 3 of SRPFL, small: FedRep, ")
+    assert lines["salf-digits"].startswith("SALF on the bundled digits")
+    assert lines["wait"].startswith("FedAvg that waits for everybody")
+
+
+def test_variants_say_no_more_than_is_understood_and_use_every_overlay() -> None:
+    entries = [entry for _, entry in variants().values()]
+    assert {key for entry in entries for key in entry} == {"about", "base", "with", "set"}
+    assert {name for entry in entries for name in entry.get("with", ())} == set(overlays())
+    assert not overlays().keys() & presets().keys()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_is_valid(name: str, folder: Path) -> None:
     config = load(name, fewer(name))
@@ -181,6 +203,27 @@ def test_what_the_headers_say_to_set_is_valid(name: str, settings: tuple[str, ..
     load(name, [*fewer(name), *settings]).check(folder)
 
 
+WITH = [  # and by overlays
+    *[(f"srpfl-fig3{method}-emnist", ("srpfl-everybody",)) for method in ("", "-lg", "-flanp")],
+    *[(f"srpfl-fig3{method}-emnist", ("srpfl-partial",)) for method in ("", "-lg", "-flanp")],
+    *[(f"srpfl-fig3{method}-cifar10", ("srpfl-correlated",)) for method in ("-lg", "-hf-maml")],
+    ("srpfl-fig3-flanp-emnist", ("srpfl-partial", "srpfl-dynamic")),
+    ("srpfl-fig8-imbalanced-lg-sent140", ("srpfl-stragglers",)),
+    ("srpfl-fedrep-digits", ("srpfl-everybody",)),
+    ("salf-digits", ("wait",)),
+    ("salf-digits", ("drop",)),
+]
+
+
+@pytest.mark.parametrize(("name", "more"), WITH, ids=[f"{name} {' '.join(more)}" for name, more in WITH])
+def test_overlays_go_with_what_the_headers_say(name: str, more: tuple[str, ...], folder: Path) -> None:
+    config = load(name, fewer(name), more)
+    config.check(folder)
+    told = {key: value for each in more for key, value in flat(read_overlay(each))}
+    found = dict(flat(config.model_dump(mode="json")))
+    assert {key: found[key] for key in told} == told
+
+
 def test_the_digits_presets_learn(tmp_path: Path) -> None:
     for name in ("srpfl-fedrep-digits", "srpfl-lg-digits"):
         launch(lambda name=name: run_request(name, ["rounds=16"], tmp_path / name, None, quiet=True), None)
@@ -214,6 +257,13 @@ def test_a_base_may_have_a_base_and_be_a_preset(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     write(tmp_path / "below", four="base = '../two'\nseed = 6")
     assert read(str(tmp_path / "below" / "four.toml")) == {**read("salf-digits"), "seed": 6, "rounds": 4}
+
+
+def test_a_base_may_be_a_preset_with_overlays(tmp_path: Path) -> None:
+    write(tmp_path, one="base = 'fedavg-digits'\nrounds = 4\n[participation]\nclose = 'deadline'")
+    found = read(str(tmp_path / "one.toml"))
+    assert found == {**read("fedavg-digits"), "rounds": 4, "participation": {"close": "deadline"}}
+    assert found["algorithm"] == {"name": "fedavg", "lr": 0.2, "batch": 64, "epochs": 0, "steps": 1}
 
 
 def test_a_file_beside_goes_before_a_preset_of_its_name(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hpcfl.base.config import ConfigBase
 from hpcfl.comm.guard import Guard
 from hpcfl.data import source_class, sources
 from hpcfl.models import model_class, models
-from hpcfl.presets import presets, read
+from hpcfl.presets import about, overlays, presets
 from hpcfl.schedule.complexity import Oracle
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import speed_class, speeds
@@ -19,9 +19,11 @@ from hpcfl.schedule.speeds import speed_class, speeds
 def lines() -> Iterator[str]:
     """Yield the catalogue as text."""
     yield "presets (hpcfl run NAME)"
-    for name, path in presets().items():
-        table = read(str(path))
-        yield f"  {name}: {table['algorithm']['name']} on {table['data']['name']}, {table['rounds']} rounds"
+    for name in presets():
+        yield f"  {name}: {about(name)}"
+    yield "\noverlays (hpcfl run CONFIG --with NAME)"
+    for name in overlays():
+        yield f"  {name}: {about(name)}"
     chosen: dict[str, list[type[ConfigBase]]] = {
         "algorithm": [algorithm_class(name) for name in algorithms()],
         "data": [source_class(name) for name in sources()],

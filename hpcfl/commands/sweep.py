@@ -28,6 +28,7 @@ class Run:
     settings: tuple[str, ...]
     folder: Path
     options: tuple[str, ...] = ()
+    overlays: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -46,8 +47,13 @@ class Run:
     @property
     def words(self) -> list[str]:
         """The command line after ``hpcfl``; it begins the run, goes on with it, or finds that it is done."""
-        pairs = [word for setting in self.settings for word in ("--set", setting)]
-        return ["run", self.config, *pairs, "--out", str(self.folder), "--resume", *self.options]
+        return ["run", *self.what, "--out", str(self.folder), "--resume", *self.options]
+
+    @property
+    def what(self) -> list[str]:
+        """The part of `words` that says what is run."""
+        overlays = [word for overlay in self.overlays for word in ("--with", overlay)]
+        return [self.config, *overlays, *(word for setting in self.settings for word in ("--set", setting))]
 
     def line(self, launcher: Sequence[str] = ()) -> str:
         """Index, state, folder and command, separated by tabs."""
@@ -63,11 +69,12 @@ def runs(
     seeds: str | None = None,
     data_dir: Path | None = None,
     force: bool = False,
+    overlays: Sequence[Sequence[str]] = (),
 ) -> list[Run]:
     """List the runs of a sweep, in an order that follows from the arguments alone; the last key changes fastest.
 
     `settings` are ``key=value`` for all runs, `grid` ``key=v1,v2,…`` for as many as there are values, and `seeds`
-    ``1,2,5-7`` is another axis of the grid.
+    ``1,2,5-7`` is another axis of the grid. Each list among `overlays` is an axis too: a run has one overlay of each.
 
     Raises
     ------
@@ -77,11 +84,14 @@ def runs(
     given = axes(settings, grid, seeds)
     options = (*(("--data-dir", str(data_dir)) if data_dir else ()), *(("--force",) if force else ()))
     by_name: dict[str, Run] = {}
-    for config, *values in itertools.product(configs, *given.values()):
+    for config, each, values in itertools.product(
+        configs, itertools.product(*overlays), itertools.product(*given.values())
+    ):
         varied = tuple(f"{key}={value}" for key, value in zip(given, values))
-        run = Run(len(by_name), config, (*settings, *varied), out / name_of(config, varied), options)
+        folder = out / name_of(config, [*(Path(overlay).stem for overlay in each), *varied])
+        run = Run(len(by_name), config, (*settings, *varied), folder, options, each)
         if (other := by_name.setdefault(run.name, run)) is not run:
-            both = " and ".join(f"'{' '.join([each.config, *each.settings])}'" for each in (other, run))
+            both = " and ".join(f"'{shlex.join(one.what)}'" for one in (other, run))
             raise UsageError(f"two runs would share the folder '{run.folder}': {both}; expected each once")
     return list(by_name.values())
 
@@ -151,7 +161,7 @@ def check(chosen: Sequence[Run], data_dir: Path | None) -> None:
     headers: dict[tuple[str, int], Header] = {}  # data that several runs share are read only once
     for run in chosen:
         try:
-            config = load(run.config, run.settings)
+            config = load(run.config, run.settings, run.overlays)
             config.check_values()
             key = config.data.model_dump_json(), config.clients
             if key not in headers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import xarray
     from torch import Tensor, nn
 
-    from hpcfl.config import Config
+    from hpcfl.config import Config, Overlay
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -75,6 +75,7 @@ def run(
     config: str | Path | Mapping[str, Any] | Config,
     *,
     out: Path | str | None = None,
+    overlays: Overlay | Iterable[Overlay] = (),
     settings: Mapping[str, Any] | None = None,
     data_dir: Path | str | None = None,
     resume: bool = False,
@@ -93,8 +94,11 @@ def run(
         A preset's name, a TOML file, nested tables as in one, or a `Config`.
     out : Path or str, optional
         The run folder; None: ``runs/<name>``, that of the file or preset, otherwise of the method.
+    overlays : str, Path or mapping, or several
+        Partial configs whose keys are merged onto `config`, as by ``--with``: TOML files, names of overlays or nested
+        tables.
     settings : mapping of str to value, optional
-        Keys on top of `config`, dotted as in ``{"algorithm.lr": 0.1}``.
+        Keys on top of these, dotted as in ``{"algorithm.lr": 0.1}``.
     data_dir : Path or str, optional
         Folder of the data sets; None: what HPCFL_DATA says.
     resume : bool
@@ -120,7 +124,11 @@ def run(
     silent = not sys.stdout.isatty() if quiet is None else quiet
     with _left_as_it_was():
         try:
-            launch(lambda: run_request(config, settings or {}, folder, data, resume, silent), comm, from_python=True)
+            launch(
+                lambda: run_request(config, settings or {}, folder, data, resume, silent, overlays=overlays),
+                comm,
+                from_python=True,
+            )
         except ErrorOnOtherRank as other:
             kind = UsageError if other.code == UsageError.code else RunError
             raise kind(other.line) from None

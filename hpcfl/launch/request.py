@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, Field
@@ -12,8 +12,8 @@ from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.errors import UsageError
-from hpcfl.config import Config, ConfigLike, Settings
-from hpcfl.presets import flat
+from hpcfl.config import Config, ConfigLike, Overlay
+from hpcfl.presets import Settings, flat
 
 
 class RunRequest(BaseModel):
@@ -38,9 +38,10 @@ def run_request(
     resume: bool = False,
     quiet: bool = False,
     force: bool = False,
+    overlays: Overlay | Iterable[Overlay] = (),
 ) -> RunRequest | None:
     """Judge a new run: its config, its data's headers, its folder. None where nothing is left to do."""
-    loaded = configs.load(config, settings)
+    loaded = configs.load(config, settings, overlays, tell=True)
     run_dir = out or default_folder(config)
     if (run_dir / "run.h5").exists():
         if not resume:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from math import inf, isfinite
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -44,6 +44,7 @@ class Participation(ConfigBase):
     partial: Literal["keep", "discard"] = "keep"
     """What becomes of a visit that was not complete at the deadline: the layers that had arrived count, or nothing of
     it does (drop-stragglers)."""
+    only_for: ClassVar[Mapping[str, tuple[str, str]]] = {"size": ("invite", "uniform"), "first": ("close", "first")}
 
     @field_validator("deadline", mode="before")
     @classmethod
@@ -56,14 +57,15 @@ class Participation(ConfigBase):
 
     def check(self, clients: int) -> None:
         """Raise UsageError where a number does not fit the number of clients."""
-        self._check_count("size", self.size, self.invite == "uniform", "invite = 'uniform'", clients)
-        self._check_count("first", self.first, self.close == "first", "close = 'first'", self.invited(clients))
+        self._check_count("size", self.size, clients)
+        self._check_count("first", self.first, self.invited(clients))
         self._check_deadline()
         most = self.first or self.invited(clients)
         check_within("participation.min_clients", self.min_clients, 0, most)
 
-    @staticmethod
-    def _check_count(key: str, value: int | None, needed: bool, by: str, most: int) -> None:
+    def _check_count(self, key: str, value: int | None, most: int) -> None:
+        choice, word = self.only_for[key]
+        needed, by = getattr(self, choice) == word, f"{choice} = '{word}'"
         if needed != (value is not None):
             raise UsageError(
                 f"participation.{key}: {by} needs it" if needed else f"participation.{key} is only for {by}"

@@ -128,6 +128,39 @@ def test_every_config_with_every_value() -> None:
     assert [run.name for run in sweep.runs(["a"], Path("s"))] == ["a"]
 
 
+def test_overlays_are_axes() -> None:
+    found = sweep.runs(["a"], Path("s"), ["rounds=2"], ["lr=1,2"], "3", overlays=[["x/one.toml", "two"], ["three"]])
+    assert [run.name for run in found] == [
+        f"a_{overlay}_three_lr={rate}_seed=3" for overlay in ("one", "two") for rate in (1, 2)
+    ]
+    words = "run a --with x/one.toml --with three --set rounds=2 --set lr=2 --set seed=3 --out s/{} --resume"
+    assert found[1].words == words.format("a_one_three_lr=2_seed=3").split()
+
+
+def test_methods_and_speeds_are_swept(capsys: Any) -> None:
+    """Each run's config is judged as it will be run, without a word on what is dropped from it."""
+    Path("fedavg.toml").write_text('[algorithm]\nname = "fedavg"\n[participation]\nclose = "all"\n')
+    Path("salf.toml").write_text('[algorithm]\nname = "salf"\n')
+    Path("groups.toml").write_text('[speed]\nmodel = "groups"\nmeans_of = [0.1, 1.0]\nshares_of = [0.5, 0.5]\n')
+    axes = ["--with", "fedavg.toml,salf.toml", "--with", "groups.toml", "--grid", "speed.rate=1.0"]
+    assert main(["sweep", "salf-digits", "--out", "s", *axes, "--list"]) == 2
+    assert "(salf-digits_fedavg_groups_speed.rate=1.0): speed.rate: unknown key" in capsys.readouterr().err
+    axes = [*axes[:4], "--grid", "speed.model=groups,none", "--seeds", "1-2"]
+    assert main(["sweep", "salf-digits", "--out", "s", *axes, "--list"]) == 2
+    where = "(salf-digits_fedavg_groups_speed.model=none_seed=1): groups.toml: speed.means_of"
+    assert f"{where}: unknown key" in capsys.readouterr().err
+    assert main(["sweep", "salf-digits", "--out", "s", *axes[:2], *axes[-2:], "--list"]) == 0
+    said, complained = capsys.readouterr()
+    assert complained == ""
+    lines = [line.split("\t") for line in said.splitlines()]
+    assert [folder for _, _, folder, _ in lines] == [
+        f"s/salf-digits_{overlay}_seed={seed}" for overlay in ("fedavg", "salf") for seed in (1, 2)
+    ]
+    assert lines[0][3] == (
+        "hpcfl run salf-digits --with fedavg.toml --set seed=1 --out s/salf-digits_fedavg_seed=1 --resume"
+    )
+
+
 def test_values_with_commas_and_names_for_any_file_system() -> None:
     (key, values), *rest = sweep.axes([], ["a.b = [1,2], [[0,1.5],[-3,4]],'x,y/z' ,{k=1,l=2}"], None).items()
     assert rest == []
@@ -170,6 +203,10 @@ BAD = {
     "grid-and-seeds": ("--grid seed=1,2 --seeds 3", "seed: set twice", "--seeds"),
     "seeds": ("--seeds 1..3", "--seeds 1..3", "1-3", "'1..3'"),
     "seed-twice": ("--seeds 1,1", "share the folder", "fedavg-digits_seed=1"),
+    "overlay": ("--with wait,stub.py --list", "run 1 (fedavg-digits_stub)", "stub.py: not valid TOML"),
+    "no-overlay": ("--with wait,wiat", "run 1 (fedavg-digits_wiat)", "no overlay 'wiat'", "'wait'"),
+    "overlays-with-a-hole": ("--with wait,", "--with wait,", "FILE[,FILE...]"),
+    "overlays-of-one-name": ("--with wait,x/wait.toml", "share the folder", "--with x/wait.toml"),
     "only": ("--seeds 1-3 --only 3", "--only", "0 to 2", "got 3", "did you mean 2"),
     "only-below": ("--seeds 1-3 --only -1", "--only", "0 to 2", "got -1", "did you mean 0"),
     "only-word": ("--only x", "--only", "'x'"),
