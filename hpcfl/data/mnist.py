@@ -35,9 +35,9 @@ class Emnist(Pooled):
 
     name: Literal["emnist"] = "emnist"
     split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = "balanced"
-    """which of the published subsets: files emnist-<split>-train-images-idx3-ubyte, ..."""
+    """Which of the published subsets: files ``emnist-<split>-train-images-idx3-ubyte`` and so on."""
     first_classes: int | None = Field(None, ge=1)
-    """use only the classes below this number (SRPFL: 10)"""
+    """Use only the classes below this number (SRPFL: 10). By default all."""
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
         most = CLASSES[self.split]

@@ -26,7 +26,7 @@ class Cnn(Model):
     hidden: tuple[Width, ...] = (50,)
     """Widths of the hidden fully connected layers."""
     dropout: Chance = 0.0
-    """Chance that a hidden unit of those is dropped while training."""
+    """Chance that a unit of the hidden fully connected layers is dropped while training."""
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         if len(shape) != 3:

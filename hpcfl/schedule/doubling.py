@@ -51,7 +51,7 @@ def wanted(first: int, clients: int, stage: int) -> int:
 
 
 class Doubling(ConfigBase):
-    """The ``[doubling]`` section: rounds that close with the first visits wait for ever more of them, stage by stage.
+    """Rounds that close with the first visits wait for ever more of them, stage by stage.
 
     A stage waits for ``min(N, n0 2^r)`` visits, N being how many are invited and n0 ``participation.first``. The last
     one, which waits for all, does not end.
@@ -66,7 +66,7 @@ class Doubling(ConfigBase):
     rounds: int = Field(10, ge=1)
     """Rounds per stage (``rounds``)."""
     contraction: float = Field(0.1, gt=0, le=0.25)
-    """a of Theorem 4.7 (``theory``)."""
+    """Contraction a of SRPFL's Theorem 4.7 (``theory``)."""
     distance: float = Field(1.0, gt=0)
     """Distance at the start, dist(B0, B*) (``theory``)."""
     skip: bool = False

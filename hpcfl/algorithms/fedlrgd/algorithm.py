@@ -54,7 +54,7 @@ class FedLrgd(Algorithm):
     """Go back to where the norm was least, and stay there, once it has grown by this factor: weights may be negative,
     and descent on them may diverge."""
     reach: float = Field(30.0, gt=0)
-    """The same once θ is farther from the initial parameters than this times ``scale·√p``, the distance of ϑ."""
+    """Go back so too once θ is farther from the initial parameters than this times ``scale·√p``, the distance of ϑ."""
     scale: float = Field(1.0, ge=0)
     """Standard deviation of ϑ around the initial parameters: as far as the descent may lead."""
     penalty: Literal["reweighted", "exact"] = "reweighted"

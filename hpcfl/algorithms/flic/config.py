@@ -53,15 +53,15 @@ class FlicKeys(Algorithm):
     meta: tuple[int, ...] = ()
     """The anchor of each class, where classes share anchors; empty: each has its own."""
     covariances: Literal["fixed", "mean", "bures"] = "fixed"
-    """Of the anchors: I (the experiments), or factors L_c that learn (Algorithm 1), from I on. ``mean``: ``L_c ← mean
-    L_{i,c}`` as printed. ``bures``: the Wasserstein barycenter of the clients' anchors."""
+    """Covariances of the anchors. ``fixed``: I (the experiments). Else factors L_c learn (Algorithm 1), from I on:
+    ``mean``: ``L_c ← mean L_{i,c}`` as printed; ``bures``: the Wasserstein barycenter of the clients' anchors."""
     spread: float = Field(1.0, ge=0)
     """Standard deviation of the coordinates of the first means."""
     anchor_lr: float | None = Field(None, gt=0)
-    """Step size of the anchors; None: `lr`."""
+    """Step size of the anchors. By default `lr`."""
     anchor_loss: Literal["held", "means"] = "held"
-    """The anchors that a client holds move by λ1 and λ2 as above; or all of them by the distance with weight 1 and
-    ``1/C Σ_c ℓ(c, g(v_c))``."""
+    """``held``: the anchors that a client holds move by `lambda1` and `lambda2`. ``means``: all of them move, by the
+    distance with weight 1 and ``1/C Σ_c ℓ(c, g(v_c))``."""
     weights: Literal["uniform", "samples"] = "uniform"
     """ω_i of the means over clients: 1, or the number of samples."""
     average: Literal["active", "holders"] = "active"
@@ -69,11 +69,11 @@ class FlicKeys(Algorithm):
     tolerance: float = Field(1e-9, gt=0)
     """``bures``: iterations end when the covariance moves by less, relative to its size."""
     iterations: int = Field(100, ge=1)
-    """``bures``: at most so many."""
+    """``bures``: at most so many iterations."""
     pretrain: int = Field(0, ge=0)
     """Epochs in which an embedding aligns to the first anchors, before its client's first visit."""
     pretrain_batch: int = Field(10, ge=0)
-    """Samples per step then."""
+    """Samples per step of `pretrain`; 0 for all that a client has."""
     realign: int = Field(0, ge=0)
     """Epochs in which an embedding aligns to the anchors when a visit begins, and before a test unless `stored`."""
     evaluation: Literal["stored", "tuned", "head"] = "stored"

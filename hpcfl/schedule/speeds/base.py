@@ -36,7 +36,8 @@ class Speed(ConfigBase):
 
     model: str
     costs: Literal["equal", "parameters"] = "equal"
-    """What a layer's fraction of a visit's work is counted by. (The SALF paper leaves it open.)"""
+    """What a layer's fraction of a visit's work is counted by, which the SALF paper leaves open: all layers alike, or
+    by their parameters."""
     communication: float = Field(0.0, ge=0)
     """Simulated seconds that a round takes for sending back and forth, beside its visits (SRPFL's C.T.); each void
     attempt at a round takes them too."""
