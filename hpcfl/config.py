@@ -103,7 +103,7 @@ class Config(ConfigBase):
     data: SerializeAsAny[Source]
     """Where samples come from, and how clients share them."""
     model: SerializeAsAny[Model]
-    """What is trained."""
+    """The model that is trained, a chain of layers."""
 
     @field_validator("batch_clients", "threads", "lane_width", mode="before")
     @classmethod

@@ -27,7 +27,7 @@ OPEN = {  # the sections whose class a key picks: what it may be, which class th
     "model": (models, model_class, None),
 }
 PICK = "What the section is, and so which other keys it has."
-TYPES = {"string": "text", "boolean": "true or false", "integer": "integer", "number": "number"}
+TYPES = {"boolean": "true or false", "integer": "integer", "number": "number", "string": "string"}
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 PAGE = """# The keys of a config
 

@@ -23,7 +23,7 @@ Users = list[tuple[User, User]]
 
 
 class Femnist(Source):
-    """LEAF's JSON files: ``train/`` and ``test/`` in ``femnist/`` or ``femnist/data/`` of the data folder.
+    """FEMNIST, LEAF's JSON files: ``train/`` and ``test/`` in ``femnist/`` or ``femnist/data/`` of the data folder.
 
     Each client is one user, the first ones that hold enough classes, unless `merge` deals their samples anew: a
     writer's own are too few for SRPFL's 150 samples of 3 classes.
@@ -41,7 +41,7 @@ class Femnist(Source):
     imbalance: int = Field(0, ge=0)
     """A client keeps up to so many samples more, drawn uniformly."""
     scale: Scale = "unit"
-    """Pixels to [0, 1] (unit) or [-1, 1] (centred)."""
+    """Range of the pixels. ``unit``: [0, 1]. ``centred``: [-1, 1]."""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         users = self._chosen(clients, data_dir)

@@ -49,7 +49,7 @@ class Gaussians(Source):
     """Keys of all sources whose classes are Gaussians."""
 
     labels: int = Field(20, ge=1)
-    """How many classes there are, C."""
+    """Number of classes, C."""
     classes: int = Field(3, ge=1)
     """Classes per client; each is held by as many clients as any other, up to one."""
     informative: int = Field(5, ge=1)
@@ -147,7 +147,8 @@ class LinearMapping(Gaussians):
     spread: float = Field(0.5, gt=0)
     """Standard deviation of the classes' centres in each direction."""
     covariance: Literal["diagonal", "identity"] = "diagonal"
-    """Of all classes alike; diagonal: independent directions, their variances drawn by the seed."""
+    """Covariance of all classes. ``diagonal``: independent directions, their variances drawn by the seed. ``identity``:
+    I."""
     least_variance: float = Field(0.5, gt=0)
     """Least of the variances (diagonal), which are uniform over directions."""
     most_variance: float = Field(1.5, gt=0)

@@ -89,7 +89,8 @@ class Pooled(Served):
     """
 
     partition: Literal["iid", "shards", "dirichlet"] = "iid"
-    """How clients share the pool."""
+    """How clients share the pool. ``iid``: without regard to classes. ``shards``: each has `classes` distinct ones.
+    ``dirichlet``: in proportions of its own, drawn by `alpha`."""
     classes: int | None = Field(None, ge=1)
     """Distinct classes per client (``shards`` only, which needs it)."""
     label_groups: int = Field(1, ge=1)
@@ -103,7 +104,7 @@ class Pooled(Served):
     spread: float | None = Field(None, gt=0)
     """Standard deviation of the log of the shares (log-normal), or 1 - the least share (uniform: at most 1)."""
     scale: Scale = "unit"
-    """Pixels to [0, 1] (unit) or [-1, 1] (centred)."""
+    """Range of the pixels. ``unit``: [0, 1]. ``centred``: [-1, 1]."""
     augment: bool = False
     """Training images are cropped (black padding of 4) and flipped at random."""
 

@@ -22,7 +22,7 @@ class Cnn(Model):
     kernel: Width = 5
     """Side of the square filters."""
     padding: Literal["valid", "same"] = "valid"
-    """No padding, or the input's size kept."""
+    """``valid``: no padding. ``same``: zeros around, so that the input's size is kept."""
     hidden: tuple[Width, ...] = (50,)
     """Widths of the hidden fully connected layers."""
     dropout: Chance = 0.0

@@ -22,11 +22,12 @@ class Participation(ConfigBase):
     """Who is invited to a round, and when it closes: two independent choices."""
 
     invite: Literal["all", "uniform"] = "all"
-    """Everybody, or a fresh uniform sample of `size` clients."""
+    """``all``: everybody. ``uniform``: `size` clients, drawn anew for each round."""
     size: int | None = Field(None, ge=1)
     """Clients invited per round (``uniform`` only, which needs it); at most `clients`."""
     close: Literal["all", "first", "deadline"] = "all"
-    """The round ends with the last visit, with the first `first` visits, or when `deadline` has passed."""
+    """What ends a round. ``all``: the last visit. ``first``: the first `first` visits. ``deadline``: that `deadline`
+    has passed."""
     first: int | None = Field(None, ge=1)
     """Visits that a round waits for (``close = "first"`` only, which needs it); at most as many as are invited."""
     deadline: Deadline = 1.0
@@ -43,8 +44,8 @@ class Participation(ConfigBase):
     """A round in which fewer visits than this count is void and repeated: all is drawn anew, its time counts,
     nothing else of it does. The probabilities that an algorithm may use stay those of a single attempt."""
     partial: Literal["keep", "discard"] = "keep"
-    """What becomes of a visit that was not complete at the deadline: the layers that had arrived count, or nothing of
-    it does (drop-stragglers)."""
+    """What becomes of a visit that was not complete at the deadline. ``keep``: the layers that had arrived count.
+    ``discard``: nothing of it does (drop-stragglers)."""
 
     @field_validator("deadline", mode="before")
     @classmethod

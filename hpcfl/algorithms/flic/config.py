@@ -48,8 +48,8 @@ class FlicKeys(Algorithm):
     draws: int = Field(0, ge=0)
     """Samples J of each anchor per step; 0: `batch`."""
     distance: Literal["closed", "samples"] = "closed"
-    """W2² to the anchor, empirical covariances divided by n; or to as many samples of it as the batch has of the class,
-    divided by n − 1."""
+    """W2² to the anchor. ``closed``: in closed form, empirical covariances divided by n. ``samples``: to as many
+    samples of it as the batch has of the class, covariances divided by n − 1."""
     meta: tuple[int, ...] = ()
     """The anchor of each class, where classes share anchors; empty: each has its own."""
     covariances: Literal["fixed", "mean", "bures"] = "fixed"
@@ -63,9 +63,10 @@ class FlicKeys(Algorithm):
     """``held``: the anchors that a client holds move by `lambda1` and `lambda2`. ``means``: all of them move, by the
     distance with weight 1 and ``1/C Σ_c ℓ(c, g(v_c))``."""
     weights: Literal["uniform", "samples"] = "uniform"
-    """ω_i of the means over clients: 1, or the number of samples."""
+    """ω_i of the means over clients. ``uniform``: 1. ``samples``: the number of training samples."""
     average: Literal["active", "holders"] = "active"
-    """An anchor is averaged over all visits that counted, or over those whose client holds its class."""
+    """Visits over which an anchor is averaged. ``active``: all that counted. ``holders``: those whose client holds its
+    class."""
     tolerance: float = Field(1e-9, gt=0)
     """``bures``: iterations end when the covariance moves by less, relative to its size."""
     iterations: int = Field(100, ge=1)
@@ -77,8 +78,8 @@ class FlicKeys(Algorithm):
     realign: int = Field(0, ge=0)
     """Epochs in which an embedding aligns to the anchors when a visit begins, and before a test unless `stored`."""
     evaluation: Literal["stored", "tuned", "head"] = "stored"
-    """The model that a client is tested with: as it is, or after `tune_epochs` more local epochs, or after
-    `tune_epochs` epochs of β_i alone and `realign`."""
+    """The model that a client is tested with. ``stored``: its own as it is. ``tuned``: after `tune_epochs` more local
+    epochs. ``head``: after `tune_epochs` epochs of β_i alone and `realign`."""
     tune_epochs: int = Field(10, ge=1)
     """Local epochs before the test; with `hpcfl adapt`, those of φ and β of a newcomer."""
 

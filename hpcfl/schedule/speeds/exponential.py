@@ -102,7 +102,7 @@ class Groups(Memoryless):
     shares_of: tuple[Annotated[float, Field(ge=0)], ...] = (0.9, 0.1)
     """Share of the clients in each group; they add up to 1."""
     kind: Literal["fixed", "dynamic"] = "fixed"
-    """A client's time is drawn once, or anew in each round."""
+    """``fixed``: a client's time is drawn once. ``dynamic``: anew in each round."""
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         if len(self.shares_of) != len(self.means_of) or not isclose(sum(self.shares_of), 1.0, abs_tol=1e-6):
