@@ -8,15 +8,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hpcfl.algorithms import algorithm_class
+from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, did_you_mean
-from hpcfl.data import source_class
-from hpcfl.models import model_class
+from hpcfl.data import source_class, sources
+from hpcfl.models import model_class, models
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.speeds import speed_class
+from hpcfl.schedule.speeds import speed_class, speeds
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,14 +26,22 @@ else:
 Table = dict[str, Any]
 Settings = Iterable[str] | Mapping[str, Any]
 
-PICKED: dict[str, tuple[str, str | None, Callable[[str], type[ConfigBase]]]] = {
-    "algorithm": ("name", None, algorithm_class),
-    "speed": ("model", "none", speed_class),
-    "data": ("name", None, source_class),
-    "model": ("name", None, model_class),
-}
-"""Sections whose class one of their keys picks: the key, what it is where it is not given, and which class it means."""
 
+class Pick(NamedTuple):
+    """The key `by` picks a section's class: what it is where it is not given, what it may be, which class that is."""
+
+    by: str
+    default: str | None
+    names: Callable[[], Iterable[str]]
+    find: Callable[[str], type[ConfigBase]]
+
+
+PICKED = {
+    "algorithm": Pick("name", None, algorithms, algorithm_class),
+    "speed": Pick("model", "none", speeds, speed_class),
+    "data": Pick("name", None, sources, source_class),
+    "model": Pick("name", None, models, model_class),
+}
 VARIANTS = "variants.toml"
 
 
@@ -190,13 +198,13 @@ def _dropped(table: Table, inherited: Table, own: Collection[str]) -> list[str]:
 
 def _lacking(section: str, before: Table, now: Table, rest: list[str]) -> tuple[list[str], str]:
     """Return the keys among `rest` that the section's class lacks, if it is another one than before, and why."""
-    by, default, find = PICKED.get(section, ("", None, None))
-    name = now.get(by, default)
-    if find is None or not isinstance(name, str) or name == before.get(by, default):
+    pick = PICKED.get(section)
+    name, was = (table.get(pick.by, pick.default) if pick else None for table in (now, before))
+    if pick is None or not isinstance(name, str) or name == was:
         return [], ""
-    cls = find(name)
-    lost = [key for key in rest if key not in cls.model_fields and key not in cls.renamed and key != by]
-    return lost, f"{section}.{by} = '{name}' does not have"
+    cls = pick.find(name)
+    lost = [key for key in rest if key not in cls.model_fields and key not in cls.renamed]
+    return lost, f"{section}.{pick.by} = '{name}' does not have"
 
 
 def _only_for_another(section: str, before: Table, now: Table, rest: list[str]) -> Iterator[tuple[list[str], str]]:

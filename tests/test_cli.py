@@ -174,7 +174,8 @@ def test_list_names_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["list"]) == 0
     out = capsys.readouterr().out
     for word in (
-        "salf-digits: salf on digits",
+        "salf-digits: SALF on the bundled digits, ",
+        "  wait: FedAvg that waits for everybody",
         "table2-mlp-drop",
         "  fedavg: ",
         "persist_optimizer = False",
