@@ -268,9 +268,9 @@ def seal(folders: tuple[Path, ...], force: bool) -> None:
 @click.argument("name", default="")
 @click.option("--markdown", "as_page", is_flag=True, help="The page of all keys, as in docs/keys.md.")
 def list_(name: str, as_page: bool) -> None:
-    """Print the presets and every key of a config; with NAME only that.
+    """Print the presets, the overlays and every key of a config; with NAME only that.
 
-    NAME is presets, a section, a class of one or a key: algorithm, algorithm.salf, algorithm.salf.lr, rounds.
+    NAME is presets, overlays, a section, a class of one or a key: algorithm, algorithm.salf, algorithm.salf.lr, rounds.
     """
     from hpcfl.commands import list as catalogue
 

@@ -83,12 +83,8 @@ def lines(name: str = "") -> list[str]:
     if name in named:
         return named[name]
     if not name:
-        return [
-            *named["presets"],
-            "",
-            *named["overlays"],
-            *(line for part in parts() for line in ([] if part.choice else [""]) + part.lines()),
-        ]
+        keys = (line for part in parts() for line in ([] if part.choice else [""]) + part.lines())
+        return [*named["presets"], "", *named["overlays"], *keys]
     there = _from_outside(name) if ":" in name else list(parts())
     found = [line for part in there for line in part.about(name)]
     if not found:

@@ -122,7 +122,7 @@ def test_presets_and_overlays_are_listed_by_themselves() -> None:
         lines = catalogue.lines(kind)
         assert [line.split(":")[0].strip() for line in lines[1:]] == list(names)
         assert catalogue.lines()[catalogue.lines().index(lines[0]) :][: len(lines)] == lines
-    assert any(line.startswith("  salf-digits: salf on digits, 200 rounds") for line in lines)
+    assert "  salf-digits: SALF on the bundled digits, " in "\n".join(catalogue.lines("presets"))
 
 
 @pytest.mark.parametrize(
