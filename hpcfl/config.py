@@ -6,7 +6,8 @@ Nothing here imports torch: a config is judged before anything heavy starts.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from hpcfl.comm.guard import Guard
 from hpcfl.comm.placement import check_single
 from hpcfl.data import Header, Source, source_class
 from hpcfl.models import Model, model_class
-from hpcfl.presets import Table, apply, read
+from hpcfl.presets import Table, apply, read, set_key
 from hpcfl.schedule import planner
 from hpcfl.schedule.complexity import Oracle
 from hpcfl.schedule.doubling import Doubling
@@ -162,17 +163,36 @@ class Config(ConfigBase):
         return self.model_dump_json(indent=1)
 
 
-def load(name: str, settings: Iterable[str] = ()) -> Config:
-    """Read a TOML file or a preset, apply ``key=value`` settings, return the typed config.
+ConfigLike = str | Path | Mapping[str, Any] | Config
+Settings = Iterable[str] | Mapping[str, Any]
+
+
+def load(what: ConfigLike, settings: Settings = ()) -> Config:
+    """Return the typed config of a TOML file, a preset's name, a nested table or a config, with keys set on top.
+
+    Parameters
+    ----------
+    what : str, Path, mapping or Config
+    settings : iterable of str, or mapping
+        ``key=value`` with dotted keys and values in TOML, or values by dotted key.
 
     Raises
     ------
     UsageError
         One line naming the key or the file, what was expected, and the nearest valid choice.
     """
-    table = read(name)
-    for setting in settings:
-        apply(table, setting)
+    if isinstance(what, Config) and not settings:
+        return what
+    if isinstance(what, Config):
+        table = what.model_dump(mode="json")
+    else:
+        table = deepcopy(dict(what)) if isinstance(what, Mapping) else read(str(what))
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            set_key(table, key, value, f"settings: {key}")
+    else:
+        for setting in settings:
+            apply(table, setting)
     return from_table(table)
 
 

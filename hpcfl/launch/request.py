@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.config import Config
+from hpcfl.config import Config, ConfigLike, Settings
 from hpcfl.presets import flat
 
 
@@ -28,8 +28,8 @@ class RunRequest(BaseModel):
 
 
 def run_request(
-    config: str,
-    settings: Sequence[str],
+    config: ConfigLike,
+    settings: Settings,
     out: Path | None,
     data_dir: Path | None,
     resume: bool = False,
@@ -38,7 +38,7 @@ def run_request(
 ) -> RunRequest | None:
     """Judge a new run: its config, its data's headers, its folder. None where nothing is left to do."""
     loaded = configs.load(config, settings)
-    run_dir = out or Path("runs") / Path(config).stem
+    run_dir = out or default_folder(config)
     if (run_dir / "run.h5").exists():
         if not resume:
             raise UsageError(f"'{run_dir}' already holds a run: choose another --out, or hpcfl resume {run_dir}")
@@ -48,6 +48,15 @@ def run_request(
     check_writable(run_dir)
     place = data_dir.resolve() if data_dir else None
     return RunRequest(folder=run_dir, config=loaded.text(), data_dir=place, quiet=quiet, force=force)
+
+
+def default_folder(config: ConfigLike) -> Path:
+    """Return ``runs/<name>``: that of the file or preset, or where the config has none that of its method."""
+    if isinstance(config, str | Path):
+        return Path("runs") / Path(config).stem
+    section = config.algorithm.model_dump() if isinstance(config, Config) else config.get("algorithm")
+    name = section.get("name") if isinstance(section, Mapping) else None
+    return Path("runs") / str(name or "run")
 
 
 def check_same(run_dir: Path, config: Config) -> None:

@@ -21,7 +21,7 @@ from hpcfl.comm.guard import Norms
 from hpcfl.comm.launcher import has_ulfm, local
 from hpcfl.comm.placement import check_single, cores, device, lane_topologies, share_of_cores
 from hpcfl.engine import stopping
-from hpcfl.launch.failure import ERROR_FILE, fail, note, raise_together
+from hpcfl.launch.failure import ERROR_FILE, fail, note, noted, raise_together
 from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.doubling import Stage
 
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
     from hpcfl.engine.loop import Rounds
 
 
-def launch(decide: Callable[[], RunRequest | None], comm: Any) -> None:
+def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False) -> None:
     """Carry out what rank 0 decides, on all ranks of `comm` (None: on this process alone).
 
     Raises
     ------
     UsageError, RunError
-        On one rank; on the others `hpcfl.base.errors.ErrorOnOtherRank`. Any other error ends the job.
+        On one rank; on the others `hpcfl.base.errors.ErrorOnOtherRank`. Any other error ends the job, unless it is one
+        of a process alone and the run is started `from_python`.
     Stopped
         On every rank, if the run was asked to stop.
     """
@@ -57,7 +58,10 @@ def launch(decide: Callable[[], RunRequest | None], comm: Any) -> None:
     except (UserError, ErrorOnOtherRank, Stopped):
         raise
     except BaseException as error:
-        fail(comm, request.folder if request else None, error)
+        folder = request.folder if request else None
+        if comm is None and from_python:
+            raise noted(folder, error) from None
+        fail(comm, folder, error)
     finally:
         if request is not None:
             store.release(request.folder)
