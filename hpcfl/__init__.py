@@ -9,19 +9,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpcfl.algorithms import Algorithm
+    from hpcfl.algorithms.fedavg import FedAvg
+    from hpcfl.algorithms.local_sgd import LocalSgd
     from hpcfl.base.errors import Diverged, RunError, Stopped, UsageError
+    from hpcfl.base.rng import keyed
     from hpcfl.config import Config
+    from hpcfl.data import ClientData, Federation, Header, Source
     from hpcfl.engine.trained import open_models
     from hpcfl.launch.api import Run, run
+    from hpcfl.schedule.speeds import Speed
     from hpcfl.store import open_run
 
-__all__ = ["Config", "Diverged", "Run", "RunError", "Stopped", "UsageError", "open_models", "open_run", "run"]
+__all__ = [
+    "Algorithm",
+    "ClientData",
+    "Config",
+    "Diverged",
+    "FedAvg",
+    "Federation",
+    "Header",
+    "LocalSgd",
+    "Run",
+    "RunError",
+    "Source",
+    "Speed",
+    "Stopped",
+    "UsageError",
+    "keyed",
+    "open_models",
+    "open_run",
+    "run",
+]
 
 _PLACES = {
+    "Algorithm": "hpcfl.algorithms",
+    "FedAvg": "hpcfl.algorithms.fedavg",
+    "LocalSgd": "hpcfl.algorithms.local_sgd",
     **dict.fromkeys(("Diverged", "RunError", "Stopped", "UsageError"), "hpcfl.base.errors"),
+    "keyed": "hpcfl.base.rng",
     "Config": "hpcfl.config",
-    **dict.fromkeys(("Run", "run"), "hpcfl.launch.api"),
+    **dict.fromkeys(("ClientData", "Federation", "Header", "Source"), "hpcfl.data"),
     "open_models": "hpcfl.engine.trained",
+    **dict.fromkeys(("Run", "run"), "hpcfl.launch.api"),
+    "Speed": "hpcfl.schedule.speeds",
     "open_run": "hpcfl.store",
 }
 

@@ -14,13 +14,14 @@ from typing import Any, Literal
 from pydantic import Field, SerializeAsAny, field_validator
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
+from hpcfl.base import plugins
 from hpcfl.base.config import ConfigBase, checked, unknown
 from hpcfl.base.errors import UsageError
 from hpcfl.comm.guard import Guard
 from hpcfl.comm.placement import check_single
 from hpcfl.data import Header, Source, source_class
 from hpcfl.models import Model, model_class
-from hpcfl.presets import Table, apply, read, set_key
+from hpcfl.presets import Table, apply, preset_file, read, set_key
 from hpcfl.schedule import planner
 from hpcfl.schedule.complexity import Oracle
 from hpcfl.schedule.doubling import Doubling
@@ -162,6 +163,11 @@ class Config(ConfigBase):
         """Return the whole config as JSON, defaults included."""
         return self.model_dump_json(indent=1)
 
+    @property
+    def code(self) -> dict[str, dict[str, str]]:
+        """The classes from outside the package, ``{"package.module:Class": {"file": …, "sha256": …}}``."""
+        return plugins.origins(plugins.specs_in(self.model_dump(mode="json")))
+
 
 ConfigLike = str | Path | Mapping[str, Any] | Config
 Settings = Iterable[str] | Mapping[str, Any]
@@ -185,8 +191,11 @@ def load(what: ConfigLike, settings: Settings = ()) -> Config:
         return what
     if isinstance(what, Config):
         table = what.model_dump(mode="json")
+    elif isinstance(what, Mapping):
+        table = deepcopy(dict(what))
     else:
-        table = deepcopy(dict(what)) if isinstance(what, Mapping) else read(str(what))
+        table = read(str(what))
+        plugins.look_in(preset_file(str(what)).parent)
     if isinstance(settings, Mapping):
         for key, value in settings.items():
             set_key(table, key, value, f"settings: {key}")
@@ -199,6 +208,15 @@ def load(what: ConfigLike, settings: Settings = ()) -> Config:
 def from_text(text: str) -> Config:
     """Return the config that `Config.text` wrote."""
     return from_table(json.loads(text), recorded=True)
+
+
+def of_run(attributes: Mapping[str, str], force: bool = False) -> Config:
+    """Return the config of a recorded run; `force` takes classes from outside even if their files have changed.
+
+    UsageError where such a file has changed or is not there.
+    """
+    plugins.recall(json.loads(attributes.get("code", "{}")), force)
+    return from_text(attributes["config"])
 
 
 def from_table(table: Table, recorded: bool = False) -> Config:

@@ -34,10 +34,10 @@ def lines() -> Iterator[str]:
     for section, classes in chosen.items():
         yield f"\n[{section}]"
         for cls in classes:
-            yield from _described(cls)
+            yield from described(cls)
 
 
-def _described(cls: type[ConfigBase]) -> Iterator[str]:
+def described(cls: type[ConfigBase]) -> Iterator[str]:
     """Yield a section's name, what it is, and its keys with defaults and meaning."""
     head = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
     keys = {key: field for key, field in cls.model_fields.items() if key not in ("name", "model")}

@@ -56,7 +56,7 @@ def open_models(run: Path | str, data_dir: Path | str | None = None, stored: boo
 
     folder = store.run_folder(run)
     attributes = store.run_attributes(folder)
-    config, path = configs.from_text(attributes["config"]), newest(folder)
+    config, path = configs.of_run(attributes), newest(folder)
     data = store.data_folder(attributes, Path(data_dir) if data_dir else None)
     try:
         config.check_shapes(config.data.check(config.clients, data))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcfl import config as configs
 from hpcfl import store
+from hpcfl.base import plugins
 from hpcfl.base.errors import Diverged, ErrorOnOtherRank, Stopped, UsageError, UserError
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.comm.guard import Norms
@@ -69,6 +70,8 @@ def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool
 
 def carry_out(request: RunRequest, comm: Any) -> None:
     """Put the job together on every rank, then run it; `Stopped` if it was asked to stop."""
+    for place in reversed(request.places):
+        plugins.look_in(place)
     config = configs.from_text(request.config)
     serves = comm is None or comm.Get_rank() == 0
     if serves:
@@ -254,6 +257,8 @@ def _open(request: RunRequest, processes: list[tuple[str, str]], job: Job) -> No
         from hpcfl.engine.record import about_clients
 
         attributes = {"config": request.config, "data_dir": str(request.data_dir or ""), "hosts": json.dumps(hosts)}
+        if job.config.code:
+            attributes["code"] = json.dumps(job.config.code)
         attributes |= {"versions": json.dumps(versions()), "git_commit": git_commit()}
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -17,10 +17,11 @@ import torch
 
 import hpcfl
 from helpers.launcher import alone, job, mpis
-from helpers.runs import after_each_round, play, same, table, toml
+from helpers.runs import after_each_round
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.engine import stopping
+from hpcfl.testing.runs import play, same, table, toml
 
 VALUES = table("salf", "mlp", False)
 
