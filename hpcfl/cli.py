@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -217,11 +218,17 @@ def seal(folders: tuple[Path, ...], force: bool) -> None:
 
 
 @cli.command("list")
-def list_() -> None:
-    """Print the presets, and every section of the config with its keys."""
-    from hpcfl.commands.list import lines
+@click.argument("name", default="")
+@click.option("--markdown", "as_page", is_flag=True, help="The page of all keys, as in docs/keys.md.")
+def list_(name: str, as_page: bool) -> None:
+    """Print the presets and every key of a config; with NAME only that.
 
-    _echo(lines())
+    NAME is presets, a section, a class of one or a key: algorithm, algorithm.salf, algorithm.salf.lr, rounds.
+    """
+    from hpcfl.commands import list as catalogue
+
+    lines = catalogue.markdown() if as_page else catalogue.lines(name)
+    _echo(catalogue.wrapped(lines, get_terminal_size().columns) if sys.stdout.isatty() else lines)
 
 
 def _check_alone(command: str, text: str) -> None:
