@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.local_sgd import LocalSgd
     from hpcfl.base.errors import Diverged, RunError, Stopped, UsageError
     from hpcfl.base.rng import keyed
+    from hpcfl.commands.swept import open_sweep
     from hpcfl.config import Config
     from hpcfl.data import ClientData, Federation, Header, Source
     from hpcfl.engine.trained import open_models
@@ -39,6 +40,7 @@ __all__ = [
     "keyed",
     "open_models",
     "open_run",
+    "open_sweep",
     "run",
 ]
 
@@ -54,6 +56,7 @@ _PLACES = {
     **dict.fromkeys(("Run", "run"), "hpcfl.launch.api"),
     "Speed": "hpcfl.schedule.speeds",
     "open_run": "hpcfl.store",
+    "open_sweep": "hpcfl.commands.swept",
 }
 
 
