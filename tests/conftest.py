@@ -19,18 +19,19 @@ from helpers.world import RESULTS, World
 from hpcfl.comm.launcher import launched
 
 
-def readme_example() -> str:
-    """Return the README's algorithm: its Python block that defines one."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+def documented_example() -> str:
+    """Return the algorithm in the docs: the Python block that defines one."""
+    page = ROOT / "docs" / "extending.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     return next((block for block in blocks if "(Algorithm)" in block), "")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Drop the README's algorithm into the package, so that every generic test runs it too."""
+    """Drop the docs' algorithm into the package, so that every generic test runs it too."""
     import hpcfl.algorithms
 
     folder = Path(tempfile.mkdtemp(prefix="hpcfl-example-"))
-    (folder / "clipped.py").write_text(readme_example(), encoding="utf-8")
+    (folder / "clipped.py").write_text(documented_example(), encoding="utf-8")
     hpcfl.algorithms.__path__.append(str(folder))
 
 

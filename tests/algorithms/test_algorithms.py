@@ -1,4 +1,4 @@
-"""What every algorithm in the package must keep, the README's example included; a new file is tested by itself."""
+"""What every algorithm in the package must keep, the docs' example included; a new file is tested by itself."""
 
 from __future__ import annotations
 
