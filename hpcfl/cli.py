@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -165,13 +166,19 @@ def optimum(config: str, settings: tuple[str, ...], data_dir: Path | None) -> No
 @cli.command()
 @FOLDERS
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
-def show(folders: tuple[Path, ...], as_json: bool) -> None:
-    """Print what runs came to: rounds, accuracy, times, who arrived, digest of the state."""
-    from hpcfl.commands.show import print_table, remarks, summary, table
+@click.option("--each", is_flag=True, help="A row for each run, not for each config over its seeds.")
+def show(folders: tuple[Path, ...], as_json: bool, each: bool) -> None:
+    """Print what runs came to: rounds, accuracy, times, who arrived, digest of the state.
 
-    rows = [summary(folder) for folder in folders]
-    if not as_json:
-        print_table(table(rows))
+    FOLDERS are runs, or folders of runs, such as a sweep's. Runs that differ in nothing but the seed are one row: mean
+    ± standard deviation over the seeds.
+    """
+    from hpcfl.commands.groups import run_folders
+    from hpcfl.commands.show import print_table, remarks, summary, table, terminal_width
+
+    rows = [summary(folder) for folder in run_folders(folders)]
+    for shown in () if as_json else table(rows, each, terminal_width()):
+        print_table(shown)
     _echo(map(json.dumps, rows) if as_json else remarks(rows))
 
 
@@ -197,11 +204,27 @@ def adapt(as_json: bool, **options: Any) -> None:
 @cli.command()
 @FOLDERS
 @click.option("-o", "--output", type=PATH, default=Path("accuracy.png"), show_default=True, help="The picture.")
-def plot(folders: tuple[Path, ...], output: Path) -> None:
-    """Draw accuracy against rounds and simulated time."""
+@click.option("--log-time", is_flag=True, help="Time on a logarithmic axis.")
+@click.option(
+    "--clients",
+    type=click.Choice(["worst-decile", "slow-third"]),
+    help="Accuracy of the worst tenth of the clients, in each round anew, or of the third whose visits took longest.",
+)
+@click.option(
+    "--width",
+    type=click.Choice(["column", "page"]),
+    help="3.3 inches, panels below each other, or 6.75, side by side (default: column for PDF, else page).",
+)
+@click.option("--any-data", is_flag=True, help="Draw runs on different data in one picture.")
+def plot(folders: tuple[Path, ...], output: Path, **how: Any) -> None:
+    """Draw accuracy against rounds and against time.
+
+    FOLDERS are runs, or folders of runs, such as a sweep's. Runs that differ in nothing but the seed are one line: the
+    mean over the seeds, with a band of one standard deviation to each side. The legend says what differs.
+    """
     from hpcfl.commands.plot import plot as draw
 
-    draw(folders, output)
+    draw(folders, output, **how)
     _echo([str(output)])
 
 
@@ -217,11 +240,17 @@ def seal(folders: tuple[Path, ...], force: bool) -> None:
 
 
 @cli.command("list")
-def list_() -> None:
-    """Print the presets, and every section of the config with its keys."""
-    from hpcfl.commands.list import lines
+@click.argument("name", default="")
+@click.option("--markdown", "as_page", is_flag=True, help="The page of all keys, as in docs/keys.md.")
+def list_(name: str, as_page: bool) -> None:
+    """Print the presets and every key of a config; with NAME only that.
 
-    _echo(lines())
+    NAME is presets, a section, a class of one or a key: algorithm, algorithm.salf, algorithm.salf.lr, rounds.
+    """
+    from hpcfl.commands import list as catalogue
+
+    lines = catalogue.markdown() if as_page else catalogue.lines(name)
+    _echo(catalogue.wrapped(lines, get_terminal_size().columns) if sys.stdout.isatty() else lines)
 
 
 def _check_alone(command: str, text: str) -> None:

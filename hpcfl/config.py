@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator
 
@@ -26,14 +26,16 @@ from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import Speed, speed_class
 
+Count = Annotated[int, Field(ge=1)]
+
 
 class Evaluate(ConfigBase):
     """When models are evaluated, and what else is computed then."""
 
     every: int = Field(10, ge=1)
-    """After every so many rounds."""
+    """Rounds from one evaluation to the next."""
     last: int = Field(10, ge=1)
-    """And after each of so many last rounds of the run."""
+    """Models are also evaluated after each of so many last rounds of the run."""
     objective: bool = False
     """Record the objective too: the mean loss over all training samples, the clients' under the models that they
     predict with, the server's own (if it holds any) under the shared one, each with the penalty. Nothing is drawn for
@@ -48,9 +50,9 @@ class Checkpoints(ConfigBase):
     """When checkpoints are written, and how many are kept."""
 
     every: int = Field(50, ge=1)
-    """After every so many rounds, and at the end."""
+    """Rounds from one checkpoint to the next; one more is written at the end."""
     keep: int = Field(2, ge=1)
-    """The newest so many stay."""
+    """Checkpoints that are kept, the newest ones."""
 
     def due(self, done: int, rounds: int) -> bool:
         """Return whether the state after `done` of `rounds` rounds is saved."""
@@ -67,18 +69,19 @@ class Config(ConfigBase):
     seed: int = Field(0, ge=0, lt=2**63)
     """All random numbers are drawn by it, so that they are the same on any number of ranks."""
     clock: Literal["simulated", "wall"] = "simulated"
-    """Seconds are drawn and nothing sleeps, or they are real and rounds close by them."""
+    """``simulated``: seconds are drawn, and nothing sleeps. ``wall``: they are real, and rounds close by them."""
     precision: Literal["single", "double"] = "single"
     """Type of parameters, samples and messages: float32, or float64 where the last digits of a minimum count."""
-    batch_clients: Literal["auto", False] | int = "auto"
+    batch_clients: Literal["auto", False] | Count = "auto"
     """Clients per chunk: their computations are batched together. The chunk size decides about the last bits of a
-    result, so it follows from the config alone and never from the number of ranks. False: one by one."""
-    threads: Literal["auto"] | int = "auto"
+    result, so it follows from the config alone and never from the number of ranks. ``auto``: by the sizes of model and
+    federation; in wall time one by one, as with ``false``."""
+    threads: Literal["auto"] | Count = "auto"
     """Threads per rank within one operation; like the chunk size part of what decides about the last bits. ``auto``: 1
     in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of its host's cores."""
-    lane_width: Literal["auto", "node", "all"] | int = "auto"
+    lane_width: Literal["auto", "node", "all"] | Count = "auto"
     """Wall clock: client ranks that share a lane. A lane can be held up by its own ranks only; 1 is safest, and wider
-    lanes save bytes. ``node``: the ranks of one host. ``auto``: 1 up to 64 ranks, then ``node``."""
+    lanes save bytes. ``node``: the ranks of one host. ``all``: all ranks. ``auto``: 1 up to 64 ranks, then ``node``."""
     lost_after: float | None = Field(None, gt=0)
     """Wall clock: seconds of silence after which a rank that owes an answer counts as dead; for MPIs that do not tell.
     By default never."""
@@ -90,13 +93,17 @@ class Config(ConfigBase):
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoints = Checkpoints()
     algorithm: SerializeAsAny[Algorithm]
+    """What clients compute and send, and what the server makes of it."""
     participation: Participation = Participation()
     doubling: Doubling = Doubling()
     guard: Guard = Guard()
     oracle: Oracle = Oracle()
     speed: SerializeAsAny[Speed]
+    """How long each client's visit takes. A section left out is ``model = "none"``."""
     data: SerializeAsAny[Source]
+    """Where samples come from, and how clients share them."""
     model: SerializeAsAny[Model]
+    """The model that is trained, a chain of layers."""
 
     @field_validator("batch_clients", "threads", "lane_width", mode="before")
     @classmethod

@@ -30,7 +30,7 @@ class FedAvg(LocalSgd):
     """The model that a client is tested with: the shared one, or one whose last layers have learned from there on for
     `tune_epochs` on the client's training data (FedAvg-FT)."""
     tune_layers: int = Field(1, ge=1)
-    """The last so many layers learn then."""
+    """Layers that learn in `tune_epochs`: the last so many."""
 
     def tuned_layers(self, layers: int) -> range:
         return last("tune_layers", self.tune_layers, layers)

@@ -36,7 +36,7 @@ class HfMaml(LocalTraining):
     """The model that a client is tested with: after one step of size α on all its training data, before it, or after
     `tune_epochs` in which the last `tune_layers` layers learn with step size β."""
     tune_layers: int = Field(1, ge=1)
-    """The last so many layers learn then."""
+    """Layers that learn in `tune_epochs`: the last so many."""
 
     def tuned_layers(self, layers: int) -> range:
         return last("tune_layers", self.tune_layers, layers)

@@ -62,7 +62,7 @@ class LocalTraining(Algorithm):
     batch: int = Field(10, ge=0)
     """Samples per local step; 0 for all that a client has."""
     weights: Literal["samples", "uniform"] = "samples"
-    """Weight of a client in means over clients: its number of samples, or 1."""
+    """Weight of a client in means over clients. ``samples``: its number of training samples. ``uniform``: 1."""
     evaluation: Literal["shared", "stored", "tuned", "fine-tune", "new-client", "adapted"] = "shared"
     """The model that a client is tested with, see above; for ``fine-tune`` personal layers are sent too."""
     tune_epochs: int = Field(10, ge=1)

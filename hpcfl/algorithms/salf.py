@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Salf(Algorithm):
-    """Layer-wise averaging over those who reached the layer."""
+    """Layer-wise averaging: each layer over the clients that reached it before the round closed."""
 
     name: Literal["salf"] = "salf"
     lr: float = Field(0.05, gt=0)
@@ -41,7 +41,8 @@ class Salf(Algorithm):
     """p_l of the ``paper`` rule. ``paper``: ``(1 − l/(L+1))^U`` (eq. 10). ``exact``: from the speed model in use.
     ``empirical``: ``(empty + 1)/(rounds + 2)`` over the past rounds. ``none``: 0."""
     blocks: Literal["layer", "tensor"] = "layer"
-    """A layer is a module with weight and bias, or each tensor by itself (the authors' code)."""
+    """What a layer is. ``layer``: a module with weight and bias. ``tensor``: each tensor by itself (the authors'
+    code)."""
     momentum: float = Field(0.0, ge=0, lt=1)
     """Heavy-ball momentum of the local step; of use only where `persist_optimizer` keeps it between visits."""
     persist_optimizer: bool = False

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hpcfl.base.errors import UsageError, did_you_mean
+from hpcfl.base.errors import UsageError, did_you_mean, toml
 
 C = TypeVar("C", bound="ConfigBase")
 
@@ -60,7 +60,10 @@ def _line(error: ValidationError, cls: type[ConfigBase], where: str) -> str:
     message = first["msg"].replace("Input should be", "expected").replace(" a valid ", " ").lower()
     message = message.removeprefix("value error, ")
     value = first["input"]
-    choice = first.get("ctx", {}).get("expected", "")
+    context = first.get("ctx", {})
+    choice = context.get("expected", "")
     choices = choice.replace("'", "").replace(" or ", ", ").split(", ")
-    hint = did_you_mean(value, choices) if isinstance(value, str) else ""
-    return f"{key}: {message}, got {value!r}{hint if choice and 'did you' in hint else ''}"
+    hint = did_you_mean(value, choices) if isinstance(value, str) and choice else ""
+    bounds = [context[side] for side in ("ge", "le") if side in context]
+    nearest = f"; did you mean {toml(bounds[0])}?" if bounds else hint if "did you" in hint else ""
+    return f"{key}: {message}, got {value!r}{nearest}"

@@ -62,7 +62,7 @@ class Interrupted(Exception):  # noqa: N818
         self.reason = reason
 
 
-def listed(numbers: Iterable[int], most: int = 8) -> str:
+def listed(numbers: Iterable[object], most: int = 8) -> str:
     """Return ``"1, 2, 3"``; of a long list its first `most` numbers, and how many more there are."""
     values = list(numbers)
     more = f" and {len(values) - most} more" if len(values) > most else ""

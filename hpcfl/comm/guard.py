@@ -35,7 +35,7 @@ NO_GROUP = -1
 
 
 class Guard(ConfigBase):
-    """The ``[guard]`` section: which messages count for nothing, and when that ends the run.
+    """Which messages count for nothing, and when that ends the run.
 
     What is not finite, or so large that its square is not, never counts: of methods that send layers one by one the
     layer and all below it, else the whole visit. The client's personal state does not advance then, and nobody takes
@@ -43,8 +43,8 @@ class Guard(ConfigBase):
     """
 
     max_norm: float | None = Field(None, gt=0)
-    """Messages count only up to so many times the median Euclidean norm of those accepted in the last 10 rounds (of
-    the layer, where layers are sent one by one). By default all sizes do."""
+    """Largest norm at which messages count: so many times the median Euclidean norm of those accepted in
+    the last 10 rounds (of the layer, where layers are sent one by one). By default messages of all sizes count."""
 
     most: float = Field(0.5, ge=0, le=1)
     """A round in which more than this share of the visits that arrived is rejected ends the run: it has diverged."""

@@ -1,48 +1,207 @@
-"""What there is to choose from: presets, and the sections of the config with their keys."""
+"""What there is to choose from: presets, and every key of a config as the types explain it."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from pydantic.fields import FieldInfo
 
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.config import ConfigBase
-from hpcfl.comm.guard import Guard
+from hpcfl.base.errors import UsageError, did_you_mean, toml
+from hpcfl.config import Config
 from hpcfl.data import source_class, sources
 from hpcfl.models import model_class, models
 from hpcfl.presets import presets, read
-from hpcfl.schedule.complexity import Oracle
-from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import speed_class, speeds
 
+OPEN = {  # the sections whose class a key picks: what it may be, which class that is, what it is where it is not given
+    "algorithm": (algorithms, algorithm_class, None),
+    "speed": (speeds, speed_class, "none"),
+    "data": (sources, source_class, None),
+    "model": (models, model_class, None),
+}
+PICK = "What the section is, and so which other keys it has."
+TYPES = {"boolean": "true or false", "integer": "integer", "number": "number", "string": "string"}
+BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+PAGE = """# The keys of a config
 
-def lines() -> Iterator[str]:
-    """Yield the catalogue as text."""
+Made from the types by `hpcfl list --markdown`. `hpcfl list` prints the same; `hpcfl list algorithm.salf` or
+`hpcfl list algorithm.salf.lr` prints a part of it.
+
+Each key stands with its default, with what it may be, and with what it means. `required`: there is no default.
+`nothing`: the key is not set unless you set it. In a file a section's keys stand below its `[name]`; on the command
+line `--set section.key=value` sets one. A file's key `base` names a preset or another file that it changes."""
+
+
+class Key(NamedTuple):
+    """A key of the config: its default, its type or choices with their range, and what it means."""
+
+    name: str
+    default: str
+    values: str
+    text: str
+
+    def line(self) -> str:
+        return f"    {self.name} = {self.default} ({self.values})  {self.text}".rstrip()
+
+
+class Part(NamedTuple):
+    """Keys that belong together: those at the top, of a section, or of a class that picks what a section is."""
+
+    section: str
+    choice: str
+    text: str
+    keys: Sequence[Key]
+
+    @property
+    def name(self) -> str:
+        return f"{self.section}.{self.choice}" if self.choice else self.section
+
+    @property
+    def names(self) -> list[str]:
+        return [self.name, *(f"{self.name}.{key.name}".lstrip(".") for key in self.keys)]
+
+    def head(self) -> str:
+        return f"  {self.choice}: {self.text}" if self.choice else f"  {self.text}"
+
+    def lines(self) -> list[str]:
+        title = [] if self.choice else [f"[{self.section}]" if self.section else "keys outside sections"]
+        return [*title, self.head(), *(key.line() for key in self.keys)]
+
+    def about(self, name: str) -> list[str]:
+        """Return what a name asks for; ``algorithm.lr`` is the key of that name of any class."""
+        if name in (self.name, self.section):
+            return self.lines()
+        if name in self.names:
+            return [key.line() for key in self.keys if name == f"{self.name}.{key.name}".lstrip(".")]
+        lines = [key.line() for key in self.keys if name == f"{self.section}.{key.name}"]
+        return [self.head(), *lines] if lines else []
+
+
+def lines(name: str = "") -> list[str]:
+    """Return the whole catalogue, or what it has of one name; UsageError says which is nearest where there is none."""
+    if name == "presets":
+        return list(_presets())
+    if not name:
+        return [*_presets(), *(line for part in parts() for line in ([] if part.choice else [""]) + part.lines())]
+    there = _from_outside(name) if ":" in name else list(parts())
+    found = [line for part in there for line in part.about(name)]
+    if not found:
+        raise UsageError(f"hpcfl list: no '{name}'{_nearest(name, there)}")
+    return found
+
+
+def wrapped(lines: Iterable[str], columns: int) -> Iterator[str]:
+    """Yield lines for a terminal, where a text goes on below itself."""
+    for line in lines:
+        yield from textwrap.wrap(line, columns, subsequent_indent=" " * 8, break_on_hyphens=False) or [""]
+
+
+def markdown() -> Iterator[str]:
+    """Yield the page of all keys."""
+    yield PAGE
+    for part in parts():
+        section = f"[{part.section}]" if part.section else "Keys outside sections"
+        yield f"\n{f'### {part.choice}' if part.choice else f'## {section}'}\n\n{part.text}\n"
+        yield from (f"- `{key.name} = {key.default}` ({key.values}): {key.text}" for key in part.keys)
+
+
+def described(cls: type[ConfigBase]) -> list[str]:
+    """Return what a section is, after its name if it has one, and a line for each of its keys but this name."""
+    name = next((field.default for key, field in cls.model_fields.items() if _picks(key, field)), "")
+    part = _part("", name, cls)
+    return [part.head(), *(key.line() for key in part.keys)]
+
+
+def parts() -> Iterator[Part]:
+    """Yield all keys in the order of the config; those of the classes in the package, of no others."""
+    yield _part("", "", Config)
+    for section, field in Config.model_fields.items():
+        if section in OPEN:
+            names, find, default = OPEN[section]
+            by = next(key for key, each in find(next(iter(names()))).model_fields.items() if _picks(key, each))
+            picks = Key(by, toml(default) if default else "required", _joined([toml(name) for name in names()]), PICK)
+            yield Part(section, "", field.description or "", [picks])
+            yield from (_part(section, name, find(name)) for name in names())
+        elif (cls := _section(field)) is not None:
+            yield _part(section, "", cls)
+
+
+def _from_outside(name: str) -> list[Part]:
+    """Return the keys of the class in ``section.package.module:Class`` or ``section.package.module:Class.key``."""
+    section, _, rest = name.partition(".")
+    module, _, inside = rest.partition(":")
+    if section not in OPEN:
+        raise UsageError(
+            f"hpcfl list: no section '{section}' of which '{rest}' could be a class{did_you_mean(section, OPEN)}"
+        )
+    spec = f"{module}:{inside.partition('.')[0]}"
+    return [_part(section, spec, OPEN[section][1](spec))]
+
+
+@functools.cache
+def _part(section: str, choice: str, cls: type[ConfigBase]) -> Part:
+    text = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+    properties = cls.model_json_schema()["properties"]
+    keys = [
+        Key(key, _default(field), _joined(_values(properties[key])), " ".join((field.description or "").split()))
+        for key, field in cls.model_fields.items()
+        if not _picks(key, field) and _section(field) is None
+    ]
+    return Part(section, choice, text, keys)
+
+
+def _section(field: FieldInfo) -> type[ConfigBase] | None:
+    """Return the section that a key of the config is; None where it is a value."""
+    cls = field.annotation
+    return cls if isinstance(cls, type) and issubclass(cls, ConfigBase) else None
+
+
+def _picks(key: str, field: FieldInfo) -> bool:
+    """Return whether a key is the one whose value picks the class that has it."""
+    return key in ("name", "model") and isinstance(field.default, str)
+
+
+def _default(field: FieldInfo) -> str:
+    return "required" if field.is_required() else toml(field.get_default(call_default_factory=True))
+
+
+def _values(schema: Mapping[str, Any]) -> list[str]:
+    """Return in words what a JSON schema allows; that a key may be left out goes without saying."""
+    if "enum" in schema or "const" in schema:
+        return [toml(value) for value in schema.get("enum", [schema.get("const")])]
+    if "anyOf" in schema:
+        return [text for each in schema["anyOf"] if each.get("type") != "null" for text in _values(each)]
+    if "prefixItems" in schema:
+        return [f"[{', '.join(_joined(_values(item)) for item in schema['prefixItems'])}]"]
+    if schema.get("type") == "array":
+        return [f"[{_joined(_values(schema['items']))}, …]"]
+    limits = " and ".join(f"{sign} {schema[bound]}" for bound, sign in BOUNDS.items() if bound in schema)
+    return [f"{TYPES.get(schema.get('type', ''), 'table')} {limits}".rstrip()]
+
+
+def _joined(words: Sequence[str]) -> str:
+    """Return ``a, b or c``."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _nearest(name: str, there: Iterable[Part]) -> str:
+    """Return a hint at the name that is nearest, by its last word or as a whole."""
+    names = ["presets", *(each for part in there for each in part.names if each)]
+    by_last = {each.rpartition(".")[2]: each for each in reversed(names)}
+    words = [] if "." in name else get_close_matches(name, by_last, 1, 0.7)
+    near = [by_last[word] for word in words] or get_close_matches(name, names, 1, 0.5)
+    return f"; did you mean '{near[0]}'?" if near else "; hpcfl list names them all"
+
+
+def _presets() -> Iterator[str]:
     yield "presets (hpcfl run NAME)"
     for name, path in presets().items():
         table = read(str(path))
         yield f"  {name}: {table['algorithm']['name']} on {table['data']['name']}, {table['rounds']} rounds"
-    chosen: dict[str, list[type[ConfigBase]]] = {
-        "algorithm": [algorithm_class(name) for name in algorithms()],
-        "data": [source_class(name) for name in sources()],
-        "model": [model_class(name) for name in models()],
-        "speed": [speed_class(name) for name in speeds()],
-        "participation": [Participation],
-        "guard": [Guard],
-        "oracle": [Oracle],
-    }
-    for section, classes in chosen.items():
-        yield f"\n[{section}]"
-        for cls in classes:
-            yield from _described(cls)
-
-
-def _described(cls: type[ConfigBase]) -> Iterator[str]:
-    """Yield a section's name, what it is, and its keys with defaults and meaning."""
-    head = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
-    keys = {key: field for key, field in cls.model_fields.items() if key not in ("name", "model")}
-    name = next((str(field.default) for key, field in cls.model_fields.items() if key not in keys), "")
-    yield f"  {name}: {head}" if name else f"  {head}"
-    for key, field in keys.items():
-        default = "required" if field.is_required() else repr(field.default)
-        yield f"    {key} = {default}  {' '.join((field.description or '').split())}".rstrip()

@@ -1,47 +1,158 @@
-"""Accuracy against rounds and against simulated time, several runs in one picture."""
+"""Accuracy against rounds and against time, several runs in one picture: a line for each config, over its seeds."""
 
 from __future__ import annotations
 
+import sys
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError, did_you_mean
+from hpcfl.commands.curves import Curve, has_any, over_rounds, over_time, scores
+from hpcfl.commands.groups import Recorded, check_one_data_set, differing, groups, run_folders
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Width = Literal["column", "page"]
+INCHES = {"column": 3.3, "page": 6.75}
+WRAP = {"column": 52, "page": 30}  # characters of a legend's line
+ROW_INCHES = 0.13  # of the legend
+STYLE: Any = {
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.title_fontsize": 7,
+    "lines.linewidth": 1.2,
+    "pdf.fonttype": 42,  # publishers refuse matplotlib's default, type 3
+    "ps.fonttype": 42,
+}
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
+DASHES = ("-", "--", ":", "-.")
 
 
-def plot(runs: Sequence[Path], picture: Path) -> None:
-    """Draw the accuracy curves of `runs` into `picture` (format by its suffix)."""
-    import matplotlib as mpl
+@dataclass(frozen=True)
+class Line:
+    """What is drawn of a group of runs."""
 
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    label: str
+    seeds: int
+    rounds: Curve
+    time: Curve
 
-    kinds = plt.figure().canvas.get_supported_filetypes()
+
+def plot(
+    folders: Sequence[Path],
+    picture: Path,
+    log_time: bool = False,
+    clients: str | None = None,
+    width: Width | None = None,
+    any_data: bool = False,
+) -> None:
+    """Draw the accuracy curves of runs, or of folders of runs, into `picture` (format by its suffix).
+
+    UsageError for a suffix that stands for no format, and as `lines` and `curves.scores`.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    kinds = Figure().canvas.get_supported_filetypes()
     if picture.suffix.removeprefix(".") not in kinds:
         raise UsageError(f"'{picture}': no picture of that kind{did_you_mean(picture.suffix.removeprefix('.'), kinds)}")
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
-    for path in runs:
-        data = store.open_run(path)
-        if "accuracy" not in data:  # killed before its first segment was there
-            continue
-        accuracy, name = _accuracy(data), store.run_folder(path).resolve().name
-        left.plot(accuracy["round"] + 1, accuracy, label=name)
-        right.plot(data["sim_seconds"].sel(round=accuracy["round"]), accuracy, label=name)
-    left.set(xlabel="round", ylabel="test accuracy")
-    right.set(xlabel="simulated seconds")
-    for axes in (left, right):
+    runs = [Recorded.of(folder) for folder in run_folders(folders)]
+    what, drawn = lines(runs, clients, any_data)
+    with rc_context(STYLE):
+        figure = draw(drawn, what, seconds(runs), width or ("column" if picture.suffix == ".pdf" else "page"), log_time)
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(picture, dpi=200)
+
+
+def lines(runs: Sequence[Recorded], clients: str | None = None, any_data: bool = False) -> tuple[str, list[Line]]:
+    """Return what the curves show, and a line for each group; what the picture leaves out is said on stderr.
+
+    UsageError where the runs are not on one data set, unless `any_data`.
+    """
+    if not any_data:
+        check_one_data_set(runs)
+    data = {str(run.folder): store.open_run(run.folder) for run in runs}
+    known = [run for run in runs if has_any(data[str(run.folder)])]
+    what, scored = scores({str(run.folder): data[str(run.folder)] for run in known}, clients, any_data)
+    found = groups(known)
+    drawn = []
+    for group in found:
+        seeds = [scored[str(run.folder)] for run in group.runs]
+        drawn.append(Line(group.label, len(seeds), over_rounds(seeds), over_time(seeds)))
+        ends = {int(scores["round"][-1]) + 1 for scores in seeds}
+        if len(ends) > 1:
+            _say(f"{group.label}: drawn up to round {min(ends)}, where its shortest run ends")
+    for run in runs:
+        if run not in known:
+            _say(f"'{run.folder}' has recorded no accuracy: left out")
+    unsaid = differing(known).keys() - {key for group in found for key in group.keys}
+    if unsaid:
+        _say(f"the labels tell the runs apart; these keys differ too: {', '.join(sorted(unsaid))}")
+    return what, drawn
+
+
+def _say(text: str) -> None:
+    print(f"hpcfl: {text}", file=sys.stderr, flush=True)
+
+
+def seconds(runs: Sequence[Recorded]) -> str:
+    """Return what the runs' seconds are: real by the wall clock, else simulated."""
+    clocks = {run.keys.get("clock", "simulated") for run in runs}
+    return " or ".join(sorted(clocks)) + " seconds"
+
+
+def draw(drawn: Sequence[Line], what: str, time: str, width: Width = "page", log_time: bool = False) -> Figure:
+    """Return the figure: at page width its panels and the legend are side by side, at column width below each other."""
+    from matplotlib.figure import Figure
+
+    labels = _labels(drawn, WRAP[width])
+    rows = sum(label.count("\n") + 1 for label in labels)
+    height = 3.6 + ROW_INCHES * (rows + 1) if width == "column" else max(2.6, ROW_INCHES * (rows + 3))
+    figure = Figure(figsize=(INCHES[width], height), layout="constrained")
+    panels = figure.subplots(*((2, 1) if width == "column" else (1, 2)), sharey=True)
+    for place, (line, label) in enumerate(zip(drawn, labels)):
+        colour, dash = COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
+        for axes, curve in zip(panels, (line.rounds, line.time)):
+            _add(axes, curve, label=label, color=colour, linestyle=dash)
+    for axes, text in zip(panels, ("round", time)):
+        axes.set_xlabel(text)
         axes.grid(alpha=0.3)
-    if left.lines:
-        left.legend()
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=120)
-    plt.close(figure)
+    if log_time:
+        panels[1].set_xscale("log")
+    for axes in panels if width == "column" else panels[:1]:
+        axes.set_ylabel(textwrap.fill(what, 24))
+    if drawn:
+        where: Any = "outside lower center" if width == "column" else "outside right upper"
+        figure.legend(handles=panels[0].get_lines(), loc=where, title=seeds_text(drawn), frameon=False)
+    return figure
 
 
-def _accuracy(data: Any) -> Any:
-    """The global test accuracy where it was recorded, else the mean over the clients' own test parts."""
-    accuracy = data["accuracy"]
-    if not accuracy.notnull().any():
-        accuracy = data["client_accuracy"].mean("client")
-    return accuracy.dropna("round")
+def _labels(drawn: Sequence[Line], width: int) -> list[str]:
+    """What the legend says of each line; how many seeds it is of where that is not the same for all."""
+    counts = {line.seeds for line in drawn}
+    texts = (line.label + f" ({line.seeds})" * (len(counts) > 1) for line in drawn)
+    return [textwrap.fill(text, width, break_long_words=False) for text in texts]
+
+
+def _add(axes: Axes, curve: Curve, **how: Any) -> None:
+    axes.plot(curve.x, curve.mean, marker="." if len(curve.x) == 1 else None, **how)
+    if curve.sd is not None:
+        low, high = curve.mean - curve.sd, curve.mean + curve.sd
+        axes.fill_between(curve.x, low, high, color=how["color"], alpha=0.2, linewidth=0)
+
+
+def seeds_text(drawn: Sequence[Line]) -> str | None:
+    """Return what lines and bands are; None where each line is one run's."""
+    counts = sorted({line.seeds for line in drawn})
+    if counts == [1]:
+        return None
+    return f"mean ± sd over {counts[0]}{f' to {counts[-1]}' * (len(counts) > 1)} seeds"

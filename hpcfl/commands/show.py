@@ -1,9 +1,10 @@
-"""What a run came to, in one row; and the digest that says whether two runs ended in the same state."""
+"""What runs came to, a row for each config or run; and the digest that says whether two ended in the same state."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import numpy as np
 
 from hpcfl import store
 from hpcfl.base.errors import RunError
+from hpcfl.commands.groups import Group, Recorded, groups
 
 LAST = 10  # evaluations that accuracy_last is the mean of
-LOG_WIDTH = 120
+WRAP = 24  # characters of a line of a name, where a table is turned
 NOTHING: dict[str, Any] = {
     "rounds": 0,
     "accuracy": None,  # of the last evaluation
@@ -42,6 +44,7 @@ HEADINGS = {
     "wall s": "wall_seconds",
     "state": "state_sha256",
 }
+"""What stands in the table; of runs in real time, `sim_seconds` are the seconds that their rounds took."""
 
 
 def digest(shared: Mapping[str, Any]) -> str:
@@ -92,23 +95,86 @@ def _last(values: Any, count: int) -> float | None:
     return float(np.mean(values[-count:])) if len(values) else None
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """The rows as a `rich` table."""
+def table(rows: Sequence[Mapping[str, Any]], each: bool = False, width: int | None = None) -> list[Any]:
+    """The rows of several runs as `rich` tables: one line for each config, over its seeds, or for `each` run.
+
+    One table has a line for each; where it is wider than `width`, several have a column for each, as many as fit.
+    """
+    lines = list(_lines(rows, each))
+    whole = _upright(lines)
+    if width is None or width_of(whole) <= width:
+        return [whole]
+    for count in range(len(lines), 0, -1):
+        parts = [_turned(lines[start : start + count]) for start in range(0, len(lines), count)]
+        if all(width_of(part) <= width for part in parts):
+            break
+    return parts
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], each: bool) -> Iterator[dict[str, str]]:
+    """Yield what the table says of each group of runs, by heading."""
+    runs = [Recorded.of(Path(row["run"])) for row in rows]
+    found = groups(runs)
+    clocks = {run.keys.get("clock", "simulated") for run in runs}
+    if each or all(len(group.runs) == 1 for group in found):
+        found = [Group(run.name, (), (run,)) for run in runs]
+    for group in found:
+        own = [rows[runs.index(run)] for run in group.runs]
+        yield dict(_cells(group, own, clocks, seeds=len(found) < len(runs)))
+
+
+def _cells(group: Group, rows: Sequence[Mapping[str, Any]], clocks: set[str], seeds: bool) -> Iterator[tuple[str, str]]:
+    states = Counter(row["status"] for row in rows)
+    yield "run", group.label
+    if seeds:
+        yield "seeds", str(len(rows))
+    yield "status", next(iter(states)) if len(states) == 1 else ", ".join(f"{n} {name}" for name, n in states.items())
+    for heading, key in HEADINGS.items():
+        cell = _cell(key, [row[key] for row in rows])
+        if key == "sim_seconds" and clocks != {"simulated"}:
+            clock = group.runs[0].keys.get("clock", "simulated")
+            heading, cell = ("wall s in rounds", cell) if clocks == {"wall"} else ("s in rounds", f"{cell} {clock}")
+        yield heading, cell
+
+
+def _upright(lines: Sequence[Mapping[str, str]]) -> Any:
     from rich.table import Column, Table
 
-    shown = Table(
-        Column("run", no_wrap=True, min_width=14), "status", *(Column(name, justify="right") for name in HEADINGS)
-    )
-    for row in rows:
-        shown.add_row(Path(row["run"]).name, row["status"], *(_cell(key, row[key]) for key in HEADINGS.values()))
+    shown = Table(*(Column(name, justify="left" if name in ("run", "status") else "right") for name in lines[0]))
+    for line in lines:
+        shown.add_row(*line.values())
     return shown
 
 
-def print_table(table: Any) -> None:
-    """Print a `rich` table; a log has no width of its own."""
+def _turned(lines: Sequence[Mapping[str, str]]) -> Any:
+    from rich.table import Column, Table
+
+    columns = (Column(line["run"], justify="right", overflow="fold", max_width=WRAP) for line in lines)
+    shown = Table("run", *columns)
+    for heading in list(lines[0])[1:]:
+        shown.add_row(heading, *(line[heading] for line in lines))
+    return shown
+
+
+def width_of(table: Any) -> int:
+    """The characters that a `rich` table takes where nothing is cut."""
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(table)
+    return Console(width=100_000).measure(table).maximum
+
+
+def terminal_width() -> int | None:
+    """The width of the terminal; a log has none."""
+    from rich.console import Console
+
+    return Console().width if sys.stdout.isatty() else None
+
+
+def print_table(table: Any) -> None:
+    """Print a `rich` table as wide as it is: what is read by another program, or does not fit, is not cut either."""
+    from rich.console import Console
+
+    Console(width=max(width_of(table), terminal_width() or 0)).print(table, crop=False)
 
 
 def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -120,11 +186,17 @@ def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"{Path(row['run']).name}: {row['rejected']} visits were rejected, in whole or in part"
 
 
-def _cell(key: str, value: Any) -> str:
-    if value is None:
+def _cell(key: str, values: Sequence[Any]) -> str:
+    """The one value that there is, or mean ± standard deviation, and of how many where some have none."""
+    known = [value for value in values if value is not None]
+    if not known or (key == "state_sha256" and len(known) > 1):
         return "-"
     if key == "state_sha256":
-        return str(value)[:12]
-    if isinstance(value, int):
-        return str(value)
-    return f"{value:.1f}" if key.endswith("seconds") else f"{value:.4f}"
+        return str(known[0])[:12]
+    if isinstance(known[0], int) and len(set(known)) == 1:
+        return str(known[0])
+    digits = 1 if key.endswith("seconds") or isinstance(known[0], int) else 4
+    text = f"{np.mean(known):.{digits}f}"
+    if len(known) > 1:
+        text += f" ± {np.std(known, ddof=1):.{digits}f}"
+    return text if len(known) == len(values) else f"{text} ({len(known)})"

@@ -103,10 +103,10 @@ class Served(Source, ABC):
     """Keys of all sources whose server may hold training samples of its own."""
 
     server: int = Field(0, ge=0)
-    """training samples that the server holds itself, beside the clients'"""
+    """Training samples that the server holds itself, beside the clients'."""
     deal: bool = False
-    """deal the server's samples out to the clients, one each in turn: the training samples are then the same in all,
-    for methods whose server holds none"""
+    """Deal the server's samples out to the clients, one each in turn: the training samples are then the same in all,
+    for methods whose server holds none."""
 
     @property
     def keeps(self) -> int:

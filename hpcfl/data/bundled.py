@@ -41,7 +41,7 @@ class Digits(Pooled):
 
     name: Literal["digits"] = "digits"
     side: Literal[4, 8] = 8
-    """pixels per side; 4: means of 2 x 2 of the 8 x 8"""
+    """Pixels per side. 4: means of 2 x 2 of the 8 x 8."""
 
     def pool_header(self, data_dir: Path | None) -> Header:
         return TABLES["digits"].header((1, self.side, self.side))
@@ -64,9 +64,9 @@ class Reduced(Pooled):
 
     name: Literal["reduced"] = "reduced"
     set: Literal["breast_cancer", "digits"] = "breast_cancer"
-    """scikit-learn's table"""
+    """The table, of those that scikit-learn bundles."""
     dimension: int = Field(2, ge=1, le=30)
-    """principal components that are kept, d"""
+    """Principal components that are kept, d."""
 
     def pool_header(self, data_dir: Path | None) -> Header:
         if self.augment:

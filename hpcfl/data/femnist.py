@@ -23,7 +23,7 @@ Users = list[tuple[User, User]]
 
 
 class Femnist(Source):
-    """LEAF's JSON files: ``train/`` and ``test/`` in ``femnist/`` or ``femnist/data/`` of the data folder.
+    """FEMNIST, LEAF's JSON files: ``train/`` and ``test/`` in ``femnist/`` or ``femnist/data/`` of the data folder.
 
     Each client is one user, the first ones that hold enough classes, unless `merge` deals their samples anew: a
     writer's own are too few for SRPFL's 150 samples of 3 classes.
@@ -31,17 +31,17 @@ class Femnist(Source):
 
     name: Literal["femnist"] = "femnist"
     first_classes: int = Field(CLASSES, ge=1, le=CLASSES)
-    """use only the classes below this (SRPFL: 10)"""
+    """Use only the classes below this number (SRPFL: 10)."""
     merge: bool = False
-    """clients draw from all users' samples instead of being one user each"""
+    """Clients draw from all users' samples instead of being one user each."""
     classes: int | None = Field(None, ge=1)
-    """distinct classes per client, drawn at random; none: all held"""
+    """Distinct classes per client, drawn at random. By default all that are held."""
     samples: int | None = Field(None, ge=1)
-    """training samples that a client keeps; none: all"""
+    """Training samples that a client keeps. By default all."""
     imbalance: int = Field(0, ge=0)
-    """a client keeps up to so many more, drawn uniformly"""
+    """A client keeps up to so many samples more, drawn uniformly."""
     scale: Scale = "unit"
-    """pixels to [0, 1] (unit) or [-1, 1] (centred)"""
+    """Range of the pixels. ``unit``: [0, 1]. ``centred``: [-1, 1]."""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         users = self._chosen(clients, data_dir)

@@ -49,20 +49,20 @@ class Gaussians(Source):
     """Keys of all sources whose classes are Gaussians."""
 
     labels: int = Field(20, ge=1)
-    """how many classes there are, C"""
+    """Number of classes, C."""
     classes: int = Field(3, ge=1)
-    """classes per client; each is held by as many clients as any other, up to one"""
+    """Classes per client; each is held by as many clients as any other, up to one."""
     informative: int = Field(5, ge=1)
-    """dimension of the space in which the classes are drawn"""
+    """Dimension of the space in which the classes are drawn."""
     spread: float = Field(gt=0)
-    """standard deviation of the classes' centres in each direction"""
+    """Standard deviation of the classes' centres in each direction."""
     samples_per_class: int = Field(2000, ge=1)
-    """samples of a class, shared out evenly among its holders"""
+    """Samples of a class, shared out evenly among its holders."""
     test_share: float = Field(0.2, ge=0, lt=1)
-    """part of a client's samples that is put aside for testing, before the others are thinned"""
+    """Part of a client's samples that is put aside for testing, before the others are thinned."""
     thinning: bool = True
-    """clients keep a random share of their training samples, uniform on 5 to 100 % for about half of them and on
-    15 to 35 % for the others; the samples kept are drawn with replacement, and small clients may lose a class"""
+    """Clients keep a random share of their training samples, uniform on 5 to 100 % for about half of them and on
+    15 to 35 % for the others; the samples kept are drawn with replacement, and small clients may lose a class."""
 
     @abstractmethod
     def widths(self) -> tuple[int, int]:
@@ -121,11 +121,11 @@ class NoisyFeatures(Gaussians):
 
     name: Literal["noisy_features"] = "noisy_features"
     spread: float = Field(0.8, gt=0)
-    """standard deviation of the classes' centres in each direction"""
+    """Standard deviation of the classes' centres in each direction."""
     least_noise: int = Field(1, ge=0)
-    """least number of appended features, which is uniform over clients"""
+    """Least number of appended features, which is uniform over clients."""
     most_noise: int = Field(10, ge=0)
-    """largest number of appended features"""
+    """Largest number of appended features."""
 
     def widths(self) -> tuple[int, int]:
         check_order("data.least_noise", self.least_noise, "data.most_noise", self.most_noise)
@@ -145,17 +145,18 @@ class LinearMapping(Gaussians):
 
     name: Literal["linear_mapping"] = "linear_mapping"
     spread: float = Field(0.5, gt=0)
-    """standard deviation of the classes' centres in each direction"""
+    """Standard deviation of the classes' centres in each direction."""
     covariance: Literal["diagonal", "identity"] = "diagonal"
-    """of all classes alike; diagonal: independent directions, their variances drawn by the seed"""
+    """Covariance of all classes. ``diagonal``: independent directions, their variances drawn by the seed. ``identity``:
+    I."""
     least_variance: float = Field(0.5, gt=0)
-    """least of the variances (diagonal), which are uniform over directions"""
+    """Least of the variances (diagonal), which are uniform over directions."""
     most_variance: float = Field(1.5, gt=0)
-    """largest of the variances (diagonal)"""
+    """Largest of the variances (diagonal)."""
     least: int = Field(5, ge=1)
-    """least number of features, which is uniform over clients"""
+    """Least number of features, which is uniform over clients."""
     most: int = Field(50, ge=1)
-    """largest number of features"""
+    """Largest number of features."""
 
     def widths(self) -> tuple[int, int]:
         check_order("data.least_variance", self.least_variance, "data.most_variance", self.most_variance)

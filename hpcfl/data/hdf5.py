@@ -59,13 +59,14 @@ class Hdf5(Source):
 
     name: Literal["hdf5"] = "hdf5"
     file: str = Field(min_length=1)
-    """the file, in the data folder or the working directory"""
+    """The file, in the data folder or the working directory."""
     labels: int | None = Field(None, ge=1)
-    """how many classes there are, counted from 0; none: one more than the largest label"""
+    """Number of classes, which are counted from 0. By default one more than the largest label."""
     prune: float = Field(0.0, ge=0, lt=1)
-    """up to this share of a client's features, drawn by key, is removed (FLIC: 0.1)"""
+    """Up to this share of a client's features, drawn by key, is removed (FLIC: 0.1)."""
     scale: Scale | None = None
-    """pixels of 0 to 255 to [0, 1] (unit) or [-1, 1] (centred); none: features as they are"""
+    """Range to which pixels of 0 to 255 are brought. ``unit``: [0, 1]. ``centred``: [-1, 1]. By default features stay
+    as they are."""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         """Return the header after reading all labels, and small files to their ends.

@@ -47,13 +47,13 @@ class Linear(Source):
 
     name: Literal["linear"] = "linear"
     dimension: int = Field(20, ge=1)
-    """features per sample, d"""
+    """Features per sample, d."""
     rank: int = Field(2, ge=1)
-    """dimension of the shared representation, k"""
+    """Dimension of the shared representation, k."""
     samples: int = Field(10, ge=1)
-    """samples that a client draws anew in each round, m"""
+    """Samples that a client draws anew in each round, m."""
     noise: float = Field(1e-3, ge=0)
-    """standard deviation of z, σ"""
+    """Standard deviation of z, σ."""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         check_order("data.rank", self.rank, "data.dimension", self.dimension)
@@ -134,19 +134,20 @@ class LinearSpaces(Source):
 
     name: Literal["linear_spaces"] = "linear_spaces"
     dimension: int = Field(10, ge=1)
-    """dimension of the latent space, k"""
+    """Dimension of the latent space, k."""
     rank: int = Field(2, ge=1)
-    """dimension of the shared representation, d"""
+    """Dimension of the shared representation, d."""
     least: int = Field(10, ge=1)
-    """least number of features k_i, which is uniform over clients; at least `dimension`"""
+    """Least number of features k_i, which is uniform over clients; at least `dimension`."""
     most: int = Field(30, ge=1)
-    """largest number of features"""
+    """Largest number of features."""
     samples: int = Field(20, ge=1)
-    """samples that a client draws anew in each round, m"""
+    """Samples that a client draws anew in each round, m."""
     noise: float = Field(1e-3, ge=0)
-    """standard deviation of z"""
+    """Standard deviation of z."""
     gap: float = Field(0.1, gt=0)
-    """least difference of two eigenvalues of Σ_i, and least eigenvalue; differences are uniform up to twice as much"""
+    """Least difference of two eigenvalues of Σ_i, and least eigenvalue; differences are uniform up to twice as
+    much."""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         check_order("data.rank", self.rank, "data.dimension", self.dimension)

@@ -20,7 +20,7 @@ SIDE, PEAK = 28, 255
 
 
 class Mnist(Pooled):
-    """The folder ``mnist/`` of the data folder, as distributed: four IDX files, plain or gzipped."""
+    """MNIST: the folder ``mnist/`` of the data folder, as distributed: four IDX files, plain or gzipped."""
 
     name: Literal["mnist"] = "mnist"
 
@@ -31,13 +31,13 @@ class Mnist(Pooled):
 
 
 class Emnist(Pooled):
-    """The folder ``emnist/`` of the data folder: the IDX files of a split as distributed, plain or gzipped."""
+    """EMNIST: the folder ``emnist/`` of the data folder: the IDX files of a split, plain or gzipped."""
 
     name: Literal["emnist"] = "emnist"
     split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = "balanced"
-    """which of the published subsets: files emnist-<split>-train-images-idx3-ubyte, ..."""
+    """Which of the published subsets: files ``emnist-<split>-train-images-idx3-ubyte`` and so on."""
     first_classes: int | None = Field(None, ge=1)
-    """use only the classes below this number (SRPFL: 10)"""
+    """Use only the classes below this number (SRPFL: 10). By default all."""
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
         most = CLASSES[self.split]

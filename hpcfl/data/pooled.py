@@ -89,23 +89,24 @@ class Pooled(Served):
     """
 
     partition: Literal["iid", "shards", "dirichlet"] = "iid"
-    """how clients share the pool"""
+    """How clients share the pool. ``iid``: without regard to classes. ``shards``: each has `classes` distinct ones.
+    ``dirichlet``: in proportions of its own, drawn by `alpha`."""
     classes: int | None = Field(None, ge=1)
-    """distinct classes per client (shards)"""
+    """Distinct classes per client (``shards`` only, which needs it)."""
     label_groups: int = Field(1, ge=1)
-    """cut classes and clients into so many groups; a group's clients hold only its classes (shards)"""
+    """Cut classes and clients into so many groups; a group's clients hold only its classes (``shards`` only)."""
     alpha: float = Field(0.5, gt=0)
-    """concentration of the class proportions (dirichlet)"""
+    """Concentration of the class proportions (``dirichlet`` only)."""
     train_samples: int | None = Field(None, ge=1)
-    """use only so many training samples of the pool"""
+    """Use only so many training samples of the pool. By default all."""
     sizes: Literal["equal", "log-normal", "uniform"] = "equal"
-    """law of the shares of their training parts that clients keep; the largest keeps all"""
+    """Law of the shares of their training parts that clients keep; the largest share is all."""
     spread: float | None = Field(None, gt=0)
-    """deviation of the log of the shares (log-normal), or least share = 1 - spread (uniform)"""
+    """Standard deviation of the log of the shares (log-normal), or 1 - the least share (uniform: at most 1)."""
     scale: Scale = "unit"
-    """pixels to [0, 1] (unit) or [-1, 1] (centred)"""
+    """Range of the pixels. ``unit``: [0, 1]. ``centred``: [-1, 1]."""
     augment: bool = False
-    """training images are cropped (black padding of 4) and flipped at random"""
+    """Training images are cropped (black padding of 4) and flipped at random."""
 
     @abstractmethod
     def load(self, seed: int, data_dir: Path | None) -> Pool:

@@ -51,15 +51,15 @@ class Sent140(Source):
 
     name: Literal["sent140"] = "sent140"
     file: str = Field("training.1600000.processed.noemoticon.csv", min_length=1)
-    """the tweets"""
+    """The file of the tweets, CSV."""
     glove: str = Field("glove.6B.100d.txt", min_length=1)
-    """the word vectors, of any dimension"""
+    """The file of the word vectors, of any dimension."""
     min_samples: int = Field(10, ge=1)
-    """users with fewer tweets are no clients"""
+    """Users with fewer tweets are no clients."""
     length: int = Field(25, ge=1)
-    """words of a tweet that are used; shorter ones are padded with zeros"""
+    """Words of a tweet that are used; shorter ones are padded with zeros."""
     vocabulary: int = Field(10000, ge=1)
-    """the most frequent words of the clients' tweets; others are zeros"""
+    """So many of the clients' most frequent words are known; others are zeros."""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         users, _, vectors = self._read(clients, data_dir)

@@ -55,17 +55,17 @@ class TwoDigits(Source):
 
     name: Literal["two_digits"] = "two_digits"
     first: Domain = "mnist"
-    """domain of a share of the clients: mnist, usps, digits, digits-4x4"""
+    """Domain of a share of the clients."""
     second: Domain = "digits"
-    """another domain, of all other clients"""
+    """Another domain, of all other clients."""
     share: float = Field(0.5, gt=0, lt=1)
-    """share of the clients in the first domain"""
+    """Share of the clients in the first domain."""
     classes: int = Field(3, ge=1, le=CLASSES)
-    """distinct classes per client (FLIC: 3 or 5)"""
+    """Distinct classes per client (FLIC: 3 or 5)."""
     train_samples: int | None = Field(None, ge=1)
-    """use only so many training samples of each domain"""
+    """Use only so many training samples of each domain. By default all."""
     scale: Scale = "unit"
-    """pixels to [0, 1] (unit) or [-1, 1] (centred)"""
+    """Range of the pixels. ``unit``: [0, 1]. ``centred``: [-1, 1]."""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         headers = self._in_each(clients, lambda source, number, place: source.check(number, data_dir))

@@ -22,11 +22,11 @@ class Cnn(Model):
     kernel: Width = 5
     """Side of the square filters."""
     padding: Literal["valid", "same"] = "valid"
-    """No padding, or the input's size kept."""
+    """``valid``: no padding. ``same``: zeros around, so that the input's size is kept."""
     hidden: tuple[Width, ...] = (50,)
     """Widths of the hidden fully connected layers."""
     dropout: Chance = 0.0
-    """Chance that a hidden unit of those is dropped while training."""
+    """Chance that a unit of the hidden fully connected layers is dropped while training."""
 
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         if len(shape) != 3:

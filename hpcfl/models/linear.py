@@ -21,7 +21,7 @@ class Linear(Model):
     rank: int = Field(2, ge=1)
     """Dimension of the representation, k."""
     dimension: int | None = Field(None, ge=1)
-    """Coordinates to which an affine embedding brings the features first; None: there is no embedding. Only the
+    """Coordinates to which an affine embedding brings the features first. By default there is none. Only the
     embedding knows the shape of the features.
     """
 

@@ -26,7 +26,7 @@ class Oracle(ConfigBase):
 
     phi: float | None = Field(None, ge=0)
     """φ, the cost of sending the numbers of one model to the server over that of one sample's gradient. It is large
-    (φ ≫ 1), and the paper names no value; 0 counts gradients alone. None: oracle complexity is not recorded."""
+    (φ ≫ 1), and the paper names no value; 0 counts gradients alone. By default oracle complexity is not recorded."""
 
 
 @dataclass(frozen=True)

@@ -51,22 +51,23 @@ def wanted(first: int, clients: int, stage: int) -> int:
 
 
 class Doubling(ConfigBase):
-    """The ``[doubling]`` section: rounds that close with the first visits wait for ever more of them, stage by stage.
+    """Rounds that end with the first visits (``close = "first"``) wait for ever more of them, stage by stage.
 
     A stage waits for ``min(N, n0 2^r)`` visits, N being how many are invited and n0 ``participation.first``. The last
     one, which waits for all, does not end.
     """
 
     when: Literal["never", "rounds", "theory", "plateau", "gradient"] = "never"
-    """What ends a stage: a number of rounds; as many rounds as SRPFL's theory gives it (eq. 203); that the training
-    loss has stopped falling, which needs no constant; or FLANP's criterion, a small averaged gradient."""
+    """What ends a stage. ``rounds``: a number of rounds. ``theory``: as many rounds as SRPFL's theory gives it (eq.
+    203). ``plateau``: that the training loss has stopped falling, which needs no constant. ``gradient``: FLANP's
+    criterion, a small averaged gradient. ``never``: there is one stage."""
     by: Literal["clients", "samples"] = "clients"
-    """What doubles: the visits, or the samples that they hold together, n0 visits' worth at first (SRPFL, appendix C:
-    for clients of very unequal sizes)."""
+    """What doubles. ``clients``: the visits. ``samples``: the samples that they hold together, at first n0 visits'
+    worth (SRPFL, appendix C: for clients of very unequal sizes)."""
     rounds: int = Field(10, ge=1)
     """Rounds per stage (``rounds``)."""
     contraction: float = Field(0.1, gt=0, le=0.25)
-    """a of Theorem 4.7 (``theory``)."""
+    """Contraction a of SRPFL's Theorem 4.7 (``theory``)."""
     distance: float = Field(1.0, gt=0)
     """Distance at the start, dist(B0, B*) (``theory``)."""
     skip: bool = False

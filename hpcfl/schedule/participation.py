@@ -19,31 +19,33 @@ Deadline = float | Literal["adaptive"] | tuple[tuple[int, float], ...]
 
 
 class Participation(ConfigBase):
-    """The ``[participation]`` section."""
+    """Who is invited to a round, and when it closes: two independent choices."""
 
     invite: Literal["all", "uniform"] = "all"
-    """Everybody, or a fresh uniform sample of `size` clients."""
-    size: int | None = None
-    """Clients invited per round (``uniform`` only)."""
+    """``all``: everybody. ``uniform``: `size` clients, drawn anew for each round."""
+    size: int | None = Field(None, ge=1)
+    """Clients invited per round (``uniform`` only, which needs it); at most `clients`."""
     close: Literal["all", "first", "deadline"] = "all"
-    """The round ends with the last visit, with the first `first` visits, or when `deadline` has passed."""
-    first: int | None = None
-    """Visits that a round waits for (``close = "first"`` only)."""
+    """What ends a round. ``all``: the last visit. ``first``: the first `first` visits. ``deadline``: that `deadline`
+    has passed."""
+    first: int | None = Field(None, ge=1)
+    """Visits that a round waits for (``close = "first"`` only, which needs it); at most as many as are invited."""
     deadline: Deadline = 1.0
-    """Seconds, fewer or more of them from some rounds on ([[0, 1.0], [100, 0.5]]), or what past visits suggest
-    ("adaptive"); ``close = "deadline"`` only."""
+    """Seconds above 0 after which a round closes, fewer or more of them from some rounds on (``[[0, 1.0], [100,
+    0.5]]``), or what past visits suggest (``adaptive``); ``close = "deadline"`` only."""
     adaptive_quantile: float = Field(0.9, gt=0, le=1)
     """Quantile of the past visits' seconds that an adaptive deadline is."""
     adaptive_window: int = Field(100, ge=1)
-    """How many past visits it looks at; one that missed its deadline counts as twice that deadline."""
+    """Number of past visits that an adaptive deadline looks at; one that missed its deadline counts as twice
+    that deadline."""
     adaptive_first: float = Field(10.0, gt=0)
-    """Seconds before any visit is known."""
-    min_clients: int = 0
-    """A round in which fewer visits count is void and repeated: all is drawn anew, its time counts, nothing else of it
-    does. The probabilities that an algorithm may use stay those of a single attempt."""
+    """Seconds that an adaptive deadline is before any visit is known."""
+    min_clients: int = Field(0, ge=0)
+    """A round in which fewer visits than this count is void and repeated: all is drawn anew, its time counts,
+    nothing else of it does. The probabilities that an algorithm may use stay those of a single attempt."""
     partial: Literal["keep", "discard"] = "keep"
-    """What becomes of a visit that was not complete at the deadline: the layers that had arrived count, or nothing of
-    it does (drop-stragglers)."""
+    """What becomes of a visit that was not complete at the deadline. ``keep``: the layers that had arrived count.
+    ``discard``: nothing of it does (drop-stragglers)."""
 
     @field_validator("deadline", mode="before")
     @classmethod

@@ -205,7 +205,7 @@ def test_a_round_that_is_always_void_is_given_up():
 )
 def test_no_more_can_be_needed_than_can_count(keys, words):
     with pytest.raises(UsageError, match=words):
-        Participation(**keys).check(10)
+        Participation.from_table(keys, "participation").check(10)
     Participation(**{**keys, "min_clients": 3}).check(10)
 
 

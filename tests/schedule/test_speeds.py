@@ -120,15 +120,15 @@ def test_clients_may_be_numbered_from_fast_to_slow(speed):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"means_of": (0.0, 1.0)}, r"^speed\.means_of: expected seconds above 0, got \[0\.0, 1\.0\]$"),
+        ({"means_of": (0.0, 1.0)}, r"^speed\.means_of: expected greater than 0, got 0\.0$"),
         ({"shares_of": (1.0,)}, r"^speed\.shares_of: .* each of the 2 groups"),
         ({"shares_of": (0.9, 0.2)}, r"1 in all, got \[0\.9, 0\.2\]$"),
-        ({"shares_of": (1.5, -0.5)}, "1 in all"),
+        ({"shares_of": (1.5, -0.5)}, r"^speed\.shares_of: expected greater than or equal to 0, got -0\.5"),
     ],
 )
 def test_groups_that_cannot_be_are_refused(keys, message):
     with pytest.raises(UsageError, match=message):
-        Groups(**keys).check(Participation())
+        Groups.from_table(keys, "speed").check(Participation())
 
 
 def test_a_clients_time_does_not_depend_on_who_else_is_invited():
@@ -460,16 +460,16 @@ def test_a_round_of_nobody():
 )
 def test_participation_refuses_numbers_that_do_not_fit(keys, words):
     with pytest.raises(UsageError, match=words):
-        Participation(**keys).check(10)
+        Participation.from_table(keys, "participation").check(10)
 
 
 def test_speeds_refuse_what_they_cannot_do():
     with pytest.raises(UsageError, match=r"speed\.sorted = true .* did you mean speed\.kind = 'dynamic-rate'"):
         Exponential(kind="dynamic", sorted=True).check(Participation())
     with pytest.raises(UsageError, match=r"speed\.rate"):
-        Exponential(rate=0.0).check(Participation())
+        Exponential.from_table({"rate": 0.0}, "speed")
     with pytest.raises(UsageError, match=r"did you mean 1\.0"):
-        UniformDepth(stragglers=1.5).check(DEADLINE)
+        UniformDepth.from_table({"stragglers": 1.5}, "speed")
     with pytest.raises(UsageError, match="deadline"):
         UniformDepth().check(Participation())
     with pytest.raises(UsageError, match="one layer"):

@@ -39,7 +39,7 @@ MEGABYTE = 2**20
 
 
 class FedLrgd(Algorithm):
-    """Federated low-rank gradient descent."""
+    """Federated low-rank gradient descent: after one message of each client the server descends alone."""
 
     name: Literal["fedlrgd"] = "fedlrgd"
     rank: int = Field(8, ge=1)
@@ -54,18 +54,19 @@ class FedLrgd(Algorithm):
     """Go back to where the norm was least, and stay there, once it has grown by this factor: weights may be negative,
     and descent on them may diverge."""
     reach: float = Field(30.0, gt=0)
-    """The same once θ is farther from the initial parameters than this times ``scale·√p``, the distance of ϑ."""
+    """Go back so too once θ is farther from the initial parameters than this times ``scale·√p``, the distance of ϑ."""
     scale: float = Field(1.0, ge=0)
     """Standard deviation of ϑ around the initial parameters: as far as the descent may lead."""
     penalty: Literal["reweighted", "exact"] = "reweighted"
-    """The gradient of the model's penalty is part of what is re-weighted (the paper), or added as it is."""
+    """The gradient of the model's penalty. ``reweighted``: it is part of what is re-weighted (the paper). ``exact``: it
+    is added as it is."""
     truncation: float = Field(1e-8, ge=0, lt=1)
     """Singular values of G^(i) of at most this times the largest are left out, and what precision does not resolve."""
     damping: float = Field(0.0, ge=0)
     """Tikhonov regularisation of the solution, relative to the largest singular value; 0: none."""
     solve_at: Literal["server", "client"] = "server"
-    """Who solves for the weights: the server, once, or each client (the paper), for which a round before theirs sends
-    them p inverses of r × r numbers."""
+    """Who solves for the weights. ``server``: the server, once. ``client``: each client (the paper), for which a round
+    before theirs sends them p inverses of r × r numbers."""
     pipelined: bool = False
     """Sums leave as r messages of p numbers, as printed, instead of one of r·p."""
     batch: int = Field(0, ge=0)

@@ -48,37 +48,38 @@ class FlicKeys(Algorithm):
     draws: int = Field(0, ge=0)
     """Samples J of each anchor per step; 0: `batch`."""
     distance: Literal["closed", "samples"] = "closed"
-    """W2² to the anchor, empirical covariances divided by n; or to as many samples of it as the batch has of the class,
-    divided by n − 1."""
+    """W2² to the anchor. ``closed``: in closed form, empirical covariances divided by n. ``samples``: to as many
+    samples of it as the batch has of the class, covariances divided by n − 1."""
     meta: tuple[int, ...] = ()
     """The anchor of each class, where classes share anchors; empty: each has its own."""
     covariances: Literal["fixed", "mean", "bures"] = "fixed"
-    """Of the anchors: I (the experiments), or factors L_c that learn (Algorithm 1), from I on. ``mean``: ``L_c ← mean
-    L_{i,c}`` as printed. ``bures``: the Wasserstein barycenter of the clients' anchors."""
+    """Covariances of the anchors. ``fixed``: I (the experiments). Else factors L_c learn (Algorithm 1), from I on:
+    ``mean``: ``L_c ← mean L_{i,c}`` as printed; ``bures``: the Wasserstein barycenter of the clients' anchors."""
     spread: float = Field(1.0, ge=0)
     """Standard deviation of the coordinates of the first means."""
     anchor_lr: float | None = Field(None, gt=0)
-    """Step size of the anchors; None: `lr`."""
+    """Step size of the anchors. By default `lr`."""
     anchor_loss: Literal["held", "means"] = "held"
-    """The anchors that a client holds move by λ1 and λ2 as above; or all of them by the distance with weight 1 and
-    ``1/C Σ_c ℓ(c, g(v_c))``."""
+    """``held``: the anchors that a client holds move by `lambda1` and `lambda2`. ``means``: all of them move, by the
+    distance with weight 1 and ``1/C Σ_c ℓ(c, g(v_c))``."""
     weights: Literal["uniform", "samples"] = "uniform"
-    """ω_i of the means over clients: 1, or the number of samples."""
+    """ω_i of the means over clients. ``uniform``: 1. ``samples``: the number of training samples."""
     average: Literal["active", "holders"] = "active"
-    """An anchor is averaged over all visits that counted, or over those whose client holds its class."""
+    """Visits over which an anchor is averaged. ``active``: all that counted. ``holders``: those whose client holds its
+    class."""
     tolerance: float = Field(1e-9, gt=0)
     """``bures``: iterations end when the covariance moves by less, relative to its size."""
     iterations: int = Field(100, ge=1)
-    """``bures``: at most so many."""
+    """``bures``: at most so many iterations."""
     pretrain: int = Field(0, ge=0)
     """Epochs in which an embedding aligns to the first anchors, before its client's first visit."""
     pretrain_batch: int = Field(10, ge=0)
-    """Samples per step then."""
+    """Samples per step of `pretrain`; 0 for all that a client has."""
     realign: int = Field(0, ge=0)
     """Epochs in which an embedding aligns to the anchors when a visit begins, and before a test unless `stored`."""
     evaluation: Literal["stored", "tuned", "head"] = "stored"
-    """The model that a client is tested with: as it is, or after `tune_epochs` more local epochs, or after
-    `tune_epochs` epochs of β_i alone and `realign`."""
+    """The model that a client is tested with. ``stored``: its own as it is. ``tuned``: after `tune_epochs` more local
+    epochs. ``head``: after `tune_epochs` epochs of β_i alone and `realign`."""
     tune_epochs: int = Field(10, ge=1)
     """Local epochs before the test; with `hpcfl adapt`, those of φ and β of a newcomer."""
 

@@ -36,12 +36,14 @@ class Speed(ConfigBase):
 
     model: str
     costs: Literal["equal", "parameters"] = "equal"
-    """What a layer's fraction of a visit's work is counted by. (The SALF paper leaves it open.)"""
+    """What a layer's fraction of a visit's work is counted by, which the SALF paper leaves open. ``equal``: all layers
+    count alike. ``parameters``: by their parameters."""
     communication: float = Field(0.0, ge=0)
     """Simulated seconds that a round takes for sending back and forth, beside its visits (SRPFL's C.T.); each void
     attempt at a round takes them too."""
     enforce: Literal["sleep", "busy"] = "sleep"
-    """How wall-clock runs are slowed down to this model: asleep between layers, or computing without a use."""
+    """How wall-clock runs are slowed down to this model. ``sleep``: asleep between layers. ``busy``: computing without
+    a use."""
     replays: ClassVar[bool] = False
     needs_end: ClassVar[bool] = False
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from math import isclose
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
@@ -59,16 +60,14 @@ class Exponential(Memoryless):
     """Exponential visit times, as in SRPFL's and FLANP's experiments."""
 
     model: Literal["exponential"] = "exponential"
-    rate: float = 1.0
-    """λ of ``T_i ~ Exp(λ)``, mean 1/λ seconds (``fixed`` and ``dynamic`` only)."""
+    rate: float = Field(1.0, gt=0)
+    """λ of ``T_i ~ Exp(λ)``, visits per second, mean 1/λ seconds (``fixed`` and ``dynamic`` only)."""
     kind: Literal["fixed", "dynamic", "dynamic-rate", "dynamic-scale"] = "fixed"
     """``fixed``: T_i is drawn once. ``dynamic``: anew each round, the clients alike. ``dynamic-rate``:
     ``λ_i ~ U[1/M, 1]`` once, ``T_i ~ Exp(λ_i)`` anew each round (the paper's text). ``dynamic-scale``: the *mean* is
     drawn from ``U[1, M]`` (the released code)."""
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
-        if self.rate <= 0:
-            raise UsageError(f"speed.rate: expected a number above 0, got {self.rate}")
         if self.sorted and self.kind == "dynamic":
             raise UsageError(
                 "speed.sorted = true numbers clients by their mean times, and speed.kind = 'dynamic' gives no others; "
@@ -98,18 +97,15 @@ class Groups(Memoryless):
     """Exponential visit times whose mean is that of the client's group (SRPFL, Figure 8)."""
 
     model: Literal["groups"] = "groups"
-    means_of: tuple[float, ...] = (0.1, 10.0)
+    means_of: tuple[Annotated[float, Field(gt=0)], ...] = (0.1, 10.0)
     """Mean seconds per visit of each group."""
-    shares_of: tuple[float, ...] = (0.9, 0.1)
+    shares_of: tuple[Annotated[float, Field(ge=0)], ...] = (0.9, 0.1)
     """Share of the clients in each group; they add up to 1."""
     kind: Literal["fixed", "dynamic"] = "fixed"
-    """A client's time is drawn once, or anew in each round."""
+    """``fixed``: a client's time is drawn once. ``dynamic``: anew in each round."""
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
-        if any(mean <= 0 for mean in self.means_of):
-            raise UsageError(f"speed.means_of: expected seconds above 0, got {list(self.means_of)}")
-        whole = isclose(sum(self.shares_of), 1.0, abs_tol=1e-6) and min(self.shares_of) >= 0
-        if len(self.shares_of) != len(self.means_of) or not whole:
+        if len(self.shares_of) != len(self.means_of) or not isclose(sum(self.shares_of), 1.0, abs_tol=1e-6):
             raise UsageError(
                 f"speed.shares_of: expected a share for each of the {len(self.means_of)} groups of speed.means_of, "
                 f"1 in all, got {list(self.shares_of)}"

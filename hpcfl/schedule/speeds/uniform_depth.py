@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
-from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.plan import Attempt
@@ -20,8 +21,8 @@ class UniformDepth(Speed):
     """A given share of the clients straggles, each to a depth drawn uniformly (SALF, section IV and eq. 10)."""
 
     model: Literal["uniform-depth"] = "uniform-depth"
-    stragglers: float = 0.5
-    """Share of the clients that straggle, 0 … 1."""
+    stragglers: float = Field(0.5, ge=0, le=1)
+    """Share of the clients that straggle."""
     redraw: bool = True
     """Draw anew in each round who straggles (the paper), or once per run (the released code)."""
     nothing: bool = True
@@ -31,9 +32,6 @@ class UniformDepth(Speed):
     needs_end: ClassVar[bool] = True
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
-        if not 0 <= self.stragglers <= 1:
-            near = min(max(self.stragglers, 0.0), 1.0)
-            raise refusal("speed.stragglers", "a share between 0 and 1", self.stragglers, near)
         if not participation.by_time:
             raise UsageError(
                 "speed.model = 'uniform-depth' says how far stragglers are at the deadline: "

@@ -1,0 +1,132 @@
+"""Curves of accuracy: what a run scored at its evaluated rounds, and the mean of several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpcfl.base.errors import UsageError, listed
+from hpcfl.base.types import Floats
+
+if TYPE_CHECKING:
+    from xarray import DataArray, Dataset
+
+GLOBAL, OWN = "test accuracy", "mean test accuracy over the clients"
+CLIENTS = {
+    "worst-decile": "accuracy of the worst tenth of the clients",
+    "slow-third": "accuracy of the slowest third of the clients",
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Mean over seeds at `x`, and the sample standard deviation (None for one seed), [points] each."""
+
+    x: Floats
+    mean: Floats
+    sd: Floats | None
+
+    @classmethod
+    def of(cls, x: Floats, values: Floats) -> Curve:
+        """Return the curve of values [seeds, points]."""
+        return cls(x, values.mean(0), values.std(0, ddof=1) if len(values) > 1 else None)
+
+
+def scores(runs: Mapping[str, Dataset], clients: str | None, mixed: bool) -> tuple[str, dict[str, DataArray]]:
+    """Return what is drawn, one thing for all runs, and each run's scores [round] at its evaluated rounds.
+
+    That is the accuracy on the global test set if each run recorded it, else the mean over the clients of that on their
+    own test parts, or that of some `clients`. `mixed`: where runs have no such thing in common, each its own.
+
+    Raises
+    ------
+    UsageError
+        If the runs have nothing in common, or did not record what the clients in question are chosen by.
+    """
+    if clients:
+        chosen = {name: _of_clients(clients, name, data) for name, data in runs.items()}
+        return CLIENTS[clients], {name: _evaluated(score) for name, score in chosen.items()}
+    shared = {name: _evaluated(data["accuracy"]) for name, data in runs.items()}
+    own = {name: _evaluated(data["client_accuracy"].mean("client")) for name, data in runs.items()}
+    for what, each in ((GLOBAL, shared), (OWN, own)):
+        if all(score.size for score in each.values()):
+            return what, each
+    if mixed:
+        return GLOBAL, {name: score if score.size else own[name] for name, score in shared.items()}
+    bare, lonely = (listed([f"'{name}'" for name in runs if not each[name].size], 4) for each in (shared, own))
+    raise UsageError(
+        f"the runs recorded no accuracy in common: {bare} none on the global test set, {lonely} none of clients; "
+        "expected one that all have, or --any-data"
+    )
+
+
+def _evaluated(scores: DataArray) -> DataArray:
+    return scores.dropna("round")
+
+
+def has_any(data: Dataset) -> bool:
+    """Whether a run has recorded an accuracy; one that was killed early, or learns real numbers, has none."""
+    return "accuracy" in data and bool(data["accuracy"].notnull().any() or data["client_accuracy"].notnull().any())
+
+
+def _of_clients(clients: str, name: str, data: Dataset) -> DataArray:
+    accuracy = data["client_accuracy"].dropna("client", how="all")
+    if not accuracy.size:
+        raise UsageError(f"--clients {clients}: '{name}' recorded no accuracy of clients: they have no own test parts")
+    return worst_decile(accuracy) if clients == "worst-decile" else slow_third(accuracy, name, data["visit_seconds"])
+
+
+def worst_decile(accuracy: DataArray) -> DataArray:
+    """The mean over the worst tenth, rounded up, of the clients with a test part: the worst of each round anew."""
+    import xarray
+
+    ascending: DataArray = xarray.apply_ufunc(
+        np.sort, accuracy, input_core_dims=[["client"]], output_core_dims=[["client"]]
+    )
+    return ascending.isel(client=slice(_share(accuracy.sizes["client"], 10))).mean("client")
+
+
+def slow_third(accuracy: DataArray, name: str, seconds: DataArray) -> DataArray:
+    """The mean over those of the slowest third that have a test part, the same clients in all rounds.
+
+    It is a third, rounded up, of the clients that were invited, by the mean of what their visits took; one that did not
+    end counts as the run's longest that did. UsageError where no client is slower than another.
+    """
+    ended = seconds.where(np.isfinite(seconds))
+    means = ended.where(seconds != np.inf, ended.max()).mean("round").dropna("client")
+    if not means.size or means.max() == means.min():
+        raise UsageError(f"--clients slow-third: '{name}' recorded no client that is slower than another")
+    slowest = means.client.values[np.argsort(-means.values, kind="stable")[: _share(means.size, 3)]]
+    return accuracy.sel(client=accuracy.client.isin(slowest)).mean("client")
+
+
+def _share(count: int, parts: int) -> int:
+    return -(-count // parts)
+
+
+def over_rounds(seeds: Sequence[DataArray]) -> Curve:
+    """The mean of several seeds over the rounds after which all of them were evaluated."""
+    import xarray
+
+    plain = [scores.reset_coords(drop=True) for scores in seeds]
+    together = xarray.concat(plain, "seed", join="inner").transpose("seed", "round")
+    return Curve.of(together["round"].values + 1.0, together.values)
+
+
+def over_time(seeds: Sequence[DataArray]) -> Curve:
+    """The mean of several seeds over time, which passes differently for each.
+
+    Between two evaluations a seed's accuracy is taken to lie on the line between them, as it is drawn for one seed.
+    The points are all times of an evaluation of any seed, from where all have begun until the first has ended: the
+    mean over seeds at a time, not over rounds that lie at different times.
+    """
+    timed = [scores.isel(round=np.isfinite(scores["sim_seconds"].values)) for scores in seeds]
+    times = [scores["sim_seconds"].values for scores in timed]
+    if not all(time.size for time in times):
+        return Curve.of(np.empty(0), np.empty((len(seeds), 0)))
+    grid = np.unique(np.concatenate(times))
+    grid = grid[(grid >= max(time[0] for time in times)) & (grid <= min(time[-1] for time in times))]
+    return Curve.of(grid, np.stack([np.interp(grid, time, scores.values) for time, scores in zip(times, timed)]))

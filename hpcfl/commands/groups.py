@@ -1,0 +1,150 @@
+"""Runs brought together by what they were told to do: those that differ in nothing but the seed are one group.
+
+Only the configs that the runs have recorded are read, as JSON: the classes that they name need not be there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcfl import store
+from hpcfl.base.errors import UsageError, listed
+from hpcfl.presets import flat
+
+FIRST = ("algorithm.name", "speed.model", "data.name", "model.name")
+"""Keys that labels begin with, where they differ: each picks the class of a section."""
+Values = dict[str, list["Recorded"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """What a run has recorded of its config: `keys` are its values as text by dotted key, all but the seed.
+
+    A class from outside the package adds how the SHA-256 of its file begins, by ``code.module:Class``.
+    """
+
+    folder: Path
+    keys: dict[str, str]
+    seed: str
+
+    @classmethod
+    def of(cls, folder: Path) -> Recorded:
+        """Read a run folder; UsageError where it is none. A config that is not JSON has no keys."""
+        attributes = store.run_attributes(folder)
+        code = {name: about["sha256"][:12] for name, about in _json(attributes.get("code", "{}")).items()}
+        keys = {key: _text(value) for key, value in flat({**_json(attributes["config"]), "code": code})}
+        return cls(folder, keys, keys.pop("seed", ""))
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        table = json.loads(text)
+    except ValueError:
+        return {}
+    return table if isinstance(table, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one config and different seeds; `label` says in the fewest `keys` what tells them from other groups."""
+
+    label: str
+    keys: tuple[str, ...]
+    runs: tuple[Recorded, ...]
+
+
+def run_folders(folders: Iterable[Path]) -> Iterator[Path]:
+    """Yield the run folders; of one that is no run, those in it: a sweep's, by name.
+
+    UsageError for a folder that neither is a run nor holds one.
+    """
+    for folder in folders:
+        within = [] if (folder / "run.h5").is_file() else [path.parent for path in folder.glob("*/run.h5")]
+        yield from sorted(within, key=_by_name) if within else [store.run_folder(folder)]
+
+
+def _by_name(folder: Path) -> list[str | float]:
+    """By text and numbers in turn: 0.05 before 0.1, and 8 before 16."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", folder.name)
+    return [float(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
+def differing(runs: Sequence[Recorded]) -> dict[str, Values]:
+    """The keys for which runs have recorded more than one value, each with the runs by value.
+
+    A key that some runs lack tells nothing by that: it belongs to another class, which another key names, or to a
+    later version.
+    """
+    order = dict.fromkeys([*FIRST, *(key for run in runs for key in run.keys)])
+    by_key = {key: _by_value(key, runs, lacking=False) for key in order}
+    return {key: values for key, values in by_key.items() if len(values) > 1}
+
+
+def _by_value(key: str, runs: Sequence[Recorded], lacking: bool) -> Values:
+    values: Values = {}
+    for run in runs:
+        if lacking or key in run.keys:
+            values.setdefault(run.keys.get(key, ""), []).append(run)
+    return values
+
+
+def groups(runs: Sequence[Recorded]) -> list[Group]:
+    """The groups in the order in which they first occur.
+
+    Where two runs have the config and the seed in common they are no sample of seeds: each run of that config is then
+    a group of its own, labelled with its folder's name as well. A run from which none differs has that alone.
+    """
+    found = [
+        group for alike, keys in _told_apart(runs, list(differing(runs))) for group in _of_seeds(alike, keys, runs)
+    ]
+    return sorted(found, key=lambda group: runs.index(group.runs[0]))
+
+
+def _told_apart(
+    runs: Sequence[Recorded], keys: Sequence[str], used: tuple[str, ...] = ()
+) -> Iterator[tuple[Sequence[Recorded], tuple[str, ...]]]:
+    """Yield runs that are equal in all keys, with the keys that tell them from the others, each time the first."""
+    for place, key in enumerate(keys):
+        values = _by_value(key, runs, lacking=True)
+        if len(values) > 1:
+            for alike in values.values():
+                also = (key,) if key in alike[0].keys else ()
+                yield from _told_apart(alike, keys[place + 1 :], (*used, *also))
+            return
+    yield runs, used
+
+
+def _of_seeds(alike: Sequence[Recorded], keys: tuple[str, ...], runs: Sequence[Recorded]) -> list[Group]:
+    label = ", ".join(f"{_short(key, runs)}={alike[0].keys[key]}" for key in keys)
+    if len({run.seed for run in alike}) < len(alike):
+        return [Group(f"{label} {run.name}".lstrip(), keys, (run,)) for run in alike]
+    name = alike[0].name if len(alike) == 1 else f"algorithm.name={alike[0].keys.get('algorithm.name', '?')}"
+    return [Group(label or name, keys, tuple(alike))]
+
+
+def _short(key: str, runs: Sequence[Recorded]) -> str:
+    """The last part of a key where no other key, and no section, is called so."""
+    last = key.rpartition(".")[2]
+    known = {other for run in runs for other in run.keys}
+    return last if sum(last in (other.partition(".")[0], other.rpartition(".")[2]) for other in known) == 1 else key
+
+
+def check_one_data_set(runs: Sequence[Recorded]) -> None:
+    """Raise UsageError where the runs' data differ in a key; it is named, with the runs by its values."""
+    for key, values in differing(runs).items():
+        if key.startswith("data."):
+            where = (f"{value} in {listed([str(run.folder) for run in alike], 4)}" for value, alike in values.items())
+            raise UsageError(f"{key} differs: {'; '.join(where)}; expected runs on one data set, or --any-data")

@@ -1,0 +1,164 @@
+"""What `hpcfl list` says of presets, sections and keys, and that it says it of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hpcfl.algorithms
+from hpcfl import cli
+from hpcfl.algorithms import algorithm_class, algorithms
+from hpcfl.base.config import ConfigBase
+from hpcfl.base.errors import UsageError
+from hpcfl.commands import list as catalogue
+from hpcfl.config import Config
+from hpcfl.data import source_class, sources
+from hpcfl.models import model_class, models
+from hpcfl.presets import presets
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.speeds import speed_class, speeds
+
+SCHEMA = Config.model_json_schema()
+PAGE = Path(__file__).parents[2] / "docs" / "keys.md"
+CLASSES = {
+    **{("algorithm", "name", name): algorithm_class(name) for name in algorithms()},
+    **{("speed", "model", name): speed_class(name) for name in speeds()},
+    **{("data", "name", name): source_class(name) for name in sources()},
+    **{("model", "name", name): model_class(name) for name in models()},
+}
+
+
+def keys(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines if line.startswith("    ")]
+
+
+def plain() -> list[type[ConfigBase]]:
+    """Return the sections whose class nothing picks."""
+    classes = [
+        field.annotation for key, field in Config.model_fields.items() if key not in {key for key, _, _ in CLASSES}
+    ]
+    return [cls for cls in classes if isinstance(cls, type) and issubclass(cls, ConfigBase)]
+
+
+def test_every_key_of_the_configs_schema_is_listed() -> None:
+    whole = catalogue.lines()
+    for key, about in SCHEMA["properties"].items():
+        lines = catalogue.lines(key)
+        assert set(lines) <= set(whole)
+        if "$ref" not in about:
+            assert keys(lines) == [key]
+            continue
+        assert lines[0] == f"[{key}]"
+        inside = SCHEMA["$defs"][about["$ref"].rpartition("/")[2]]["properties"]
+        assert set(inside) <= set(keys(lines))
+
+
+@pytest.mark.parametrize(("section", "by", "name"), CLASSES, ids=lambda part: part)
+def test_every_key_of_every_class_is_listed(section: str, by: str, name: str) -> None:
+    lines = catalogue.lines(f"{section}.{name}")
+    assert lines[0].startswith(f"  {name}: ")
+    assert keys(lines) == [key for key in CLASSES[section, by, name].model_json_schema()["properties"] if key != by]
+    assert set(lines) <= set(catalogue.lines(section))
+    assert f"'{name}'" in catalogue.lines(f"{section}.{by}")[0]
+
+
+@pytest.mark.parametrize("part", list(catalogue.parts()), ids=lambda part: part.name)
+def test_every_text_is_a_sentence_that_needs_no_other(part: catalogue.Part) -> None:
+    for text in (part.text, *(key.text for key in part.keys)):
+        assert text.endswith((".", "…)")), text
+        first = text.split()[0].strip(",")  # a symbol keeps its case
+        assert not first[0].islower() or len(first) == 1 or "_" in first or not first.isascii(), text
+        assert not text.startswith(("The same", "And ", "As above")), text
+
+
+@pytest.mark.parametrize("cls", [*CLASSES.values(), *plain()], ids=lambda cls: cls.__name__)
+def test_what_is_listed_as_default_is_what_it_may_be(cls: type[ConfigBase]) -> None:
+    required = {"run": "runs/one", "file": "all.h5"}
+    whole = cls.from_table({key: required[key] for key in required if key in cls.model_fields}, "it")
+    assert cls.from_table(whole.model_dump(mode="json"), "it") == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("rounds", ["    rounds = required (integer ≥ 1)  Rounds of the whole run."]),
+        ("guard.most", ["    most = 0.5 (number ≥ 0 and ≤ 1)  A round in which more"]),
+        ("lane_width", ["    lane_width = 'auto' ('auto', 'node', 'all' or integer ≥ 1)  Wall clock: client ranks"]),
+        ("batch_clients", ["    batch_clients = 'auto' ('auto', false or integer ≥ 1)  Clients per chunk"]),
+        ("participation.first", ["    first = nothing (integer ≥ 1)  Visits that a round waits for"]),
+        (
+            "participation.deadline",
+            ["    deadline = 1.0 (number, 'adaptive' or [[integer, number], …])  Seconds above 0"],
+        ),
+        ("algorithm.salf.momentum", ["    momentum = 0.0 (number ≥ 0 and < 1)  Heavy-ball"]),
+        (
+            "algorithm.missing",
+            ["  salf: SALF: each layer", "    missing = 'exact' ('paper', 'exact', 'empirical' or 'none')  p_l"],
+        ),
+        ("speed.model", ["    model = 'none' ('none', 'exponential', 'groups', "]),
+        ("speed.means_of", ["  groups: ", "    means_of = [0.1, 10.0] ([number > 0, …])  Mean seconds"]),
+        ("speed.trace.run", ["    run = required (string)  The run folder"]),
+        ("data.digits.side", ["    side = 8 (4 or 8)  Pixels per side."]),
+        ("algorithm.salf.persist_optimizer", ["    persist_optimizer = false (true or false)  Keep"]),
+    ],
+)
+def test_a_name_gives_just_its_lines(name: str, lines: list[str]) -> None:
+    found = catalogue.lines(name)
+    assert len(found) == len(lines)
+    assert all(line.startswith(beginning) for line, beginning in zip(found, lines, strict=True)), found
+
+
+def test_a_section_is_listed_with_what_it_is() -> None:
+    lines = catalogue.lines("participation")
+    assert lines[:2] == ["[participation]", "  Who is invited to a round, and when it closes: two independent choices."]
+    assert keys(lines) == list(Participation.model_fields)
+    assert catalogue.described(Participation) == lines[1:]
+    assert catalogue.described(algorithm_class("salf")) == catalogue.lines("algorithm.salf")
+
+
+def test_presets_are_listed_by_themselves() -> None:
+    lines = catalogue.lines("presets")
+    assert [line.split(":")[0].strip() for line in lines[1:]] == list(presets())
+    assert any(line.startswith("  salf-digits: salf on digits, 200 rounds") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("participation.deadlin", "did you mean 'participation.deadline'?"),
+        ("algorithms", "did you mean 'algorithm'?"),
+        ("algorithm.sallf", "did you mean 'algorithm.salf'?"),
+        ("salf", "did you mean 'algorithm.salf'?"),
+        ("mising", "did you mean 'algorithm.salf.missing'?"),
+        ("preset", "did you mean 'presets'?"),
+        ("zzzzzzzz", "hpcfl list names them all"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(
+    name: str, nearest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["list", name]) == 2
+    assert capsys.readouterr() == ("", f"hpcfl: hpcfl list: no '{name}'; {nearest}\n")
+
+
+def test_a_class_of_no_section_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"no section 'algoritm' of which 'mine:Own' .*; did you mean 'algorithm'\?$"):
+        catalogue.lines("algoritm.mine:Own")
+
+
+def test_on_a_terminal_a_text_goes_on_below_itself() -> None:
+    whole = catalogue.lines("algorithm.salf")
+    lines = list(catalogue.wrapped(whole, 60))
+    assert max(map(len, lines)) <= 60
+    assert len(lines) > 2 * len(whole)
+    assert " ".join(lines).split() == " ".join(whole).split()
+    assert keys([line for line in lines if not line.startswith(" " * 8)]) == keys(whole)
+
+
+def test_the_page_of_keys_is_what_is_printed_now(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hpcfl.algorithms, "__path__", hpcfl.algorithms.__path__[:1])  # without those of the tests
+    assert cli.main(["list", "--markdown"]) == 0
+    assert capsys.readouterr().out == PAGE.read_text(encoding="utf-8"), "hpcfl list --markdown > docs/keys.md"
