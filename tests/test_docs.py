@@ -3,15 +3,15 @@
 The lines of their shell blocks go through a shell in which programs only note what they were called with, so loops,
 braces and comments are the shell's. Then, in a folder of its own for each page and all in one process,
 
-- `hpcfl run` is carried out for two rounds, and `resume`, `show`, `plot`, `adapt`, `seal`, `list`, `check`, `doctor` and
-  `optimum` as they stand, on what such runs left; `stop` has to find that its run has ended;
+- `hpcfl run` is carried out for two rounds, and `resume`, `show`, `plot`, `adapt`, `seal`, `list`, `check`, `doctor`
+  and `optimum` as they stand, on what such runs left; `stop` has to find that its run has ended;
 - Python blocks are carried out on what the shell blocks before them left.
 
 Judged only, on small files of the data sets' formats: `run` in real time or on data that are not bundled (by `check`),
 `sweep` (by `--list`, which checks every config of it), what follows a batch script (as the command that the script
 calls), and what takes the folders of such runs (by its options). What stands behind `mpirun` is carried out alone, and
-that of the README with its ranks too, under Open MPI. Other programs are not started: scripts and make's targets have to
-be there.
+that of the README with its ranks too, under Open MPI. Other programs are not started: scripts and make's targets have
+to be there.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def parsed(arguments: Words) -> click.Context:
         raise AssertionError(f"hpcfl {' '.join(arguments)}: {error.format_message()}") from None
 
 
-def carried_out(arguments: Words) -> None:
-    """Carry out or judge a command of hpcfl, as the module's docstring says."""
+def carry_out(arguments: Words, listed: set[Path]) -> None:
+    """Carry out or judge a command of hpcfl, as the module's docstring says; `listed`: the folders of sweeps so far."""
     asked = parsed(arguments).params
     name, folders = arguments[0], [Path(each) for each in asked.get("folders", ())]
     if name == "run":
@@ -130,17 +130,18 @@ def carried_out(arguments: Words) -> None:
             arguments = [*arguments, *TWO_ROUNDS, "--quiet"]
     elif name == "sweep":
         arguments = [*arguments, "--list"]
-    elif any("*" in str(folder) for folder in folders):
+        listed.add(asked["out"])
+    elif any({folder, folder.parent} & listed for folder in folders):
         return
     code = main(arguments)
     assert code == (2 if name == "stop" else 0), f"hpcfl {' '.join(arguments)}: exit code {code}"
 
 
-def judge(words: Words, targets: set[str]) -> None:
+def judge(words: Words, targets: set[str], listed: set[Path]) -> None:
     """Carry out or judge what one line started."""
     words = without_launcher(words)
     if words[0] == "hpcfl":
-        carried_out(words[1:])
+        carry_out(words[1:], listed)
     elif words[0] == "make":
         assert {word for word in words[1:] if "=" not in word} <= targets
     elif words[0] == "sbatch":
@@ -148,7 +149,7 @@ def judge(words: Words, targets: set[str]) -> None:
         assert (ROOT / words[place]).exists()
         command = BATCH[Path(words[place]).name]
         parsed([command, *words[place + 1 :]])
-        carried_out(["sweep" if command == "sweep" else "check", *words[place + 1 :]])
+        carry_out(["sweep" if command == "sweep" else "check", *words[place + 1 :]], listed)
     elif words[0] == "python":
         assert (ROOT / words[1]).exists(), words[1]
 
@@ -163,12 +164,13 @@ def targets() -> set[str]:
 def test_what_a_page_says_to_type_works(
     page: Path, typed: Path, targets: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    listed: set[Path] = set()
     for block in blocks(page):
         assert block.language in ("sh", "python", "text", "toml", "json"), f"{page.name}: ```{block.language}"
         if block.language == "python":
             exec(compile(block.text, page.name, "exec"), {"__name__": "__main__"})
         for words in noted(block.text, typed) if block.language == "sh" else ():
-            judge(words, targets)
+            judge(words, targets, listed)
             if words[:2] == ["hpcfl", "stop"]:
                 assert "cannot be stopped: expected a running run" in capsys.readouterr().err
 
