@@ -178,7 +178,6 @@ def test_list_names_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
         "table2-mlp-drop",
         "  fedavg: ",
         "persist_optimizer = False",
-        "clipped",
     ):
         assert word in out
 

@@ -94,7 +94,7 @@ def test_what_is_listed_as_default_is_what_it_may_be(cls: type[ConfigBase]) -> N
         ("algorithm.salf.momentum", ["    momentum = 0.0 (number ≥ 0 and < 1)  Heavy-ball"]),
         (
             "algorithm.missing",
-            ["  salf: SALF: each layer", "    missing = 'exact' ('paper', 'exact', 'empirical' or 'none')  p_l"],
+            ["  salf: Layer-wise", "    missing = 'exact' ('paper', 'exact', 'empirical' or 'none')  p_l"],
         ),
         ("speed.model", ["    model = 'none' ('none', 'exponential', 'groups', "]),
         ("speed.means_of", ["  groups: ", "    means_of = [0.1, 10.0] ([number > 0, …])  Mean seconds"]),
