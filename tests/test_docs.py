@@ -5,7 +5,7 @@ braces and comments are the shell's. Then, in a folder of its own for each page 
 
 - `hpcfl run` is carried out for two rounds, and `resume`, `show`, `plot`, `adapt`, `seal`, `list`, `check`, `doctor`
   and `optimum` as they stand, on what such runs left; `stop` has to find that its run has ended;
-- Python blocks are carried out on what the shell blocks before them left.
+- Python blocks are carried out on what the shell blocks before them left; those which a page says to save are saved.
 
 Judged only, on small files of the data sets' formats: `run` in real time or on data that are not bundled (by `check`),
 `sweep` (by `--list`, which checks every config of it), what follows a batch script (as the command that the script
@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ import numpy as np
 import pytest
 
 from helpers.launcher import ROOT, job, mpis
+from hpcfl.base import plugins
 from hpcfl.cli import cli, main
 from hpcfl.config import load
 from test_presets import images
@@ -45,15 +47,20 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: what follows the fence's ticks, and the lines within."""
+    """A fenced block: what follows the fence's ticks, the lines within, and as what file the text says to save it."""
 
     language: str
     text: str
+    file: str = ""
 
 
 def blocks(page: Path) -> list[Block]:
-    found = re.findall(r"^```(.*)\n((?:.*\n)*?)```$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return [Block(language.strip(), text) for language, text in found]
+    parts = re.split(r"^```(.*)\n((?:.*\n)*?)```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    saved = [re.search(r"Save it as\s`([\w.]+)`:\s*$", before) for before in parts[::3]]
+    return [
+        Block(language.strip(), text, name[1] if name else "")
+        for language, text, name in zip(parts[1::3], parts[2::3], saved)
+    ]
 
 
 def prose(page: Path) -> str:
@@ -70,7 +77,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def typed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def typed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Stand in a folder that has what the docs take for granted, as a process alone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HPCFL_DATA", str(data))
@@ -85,7 +92,13 @@ def typed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             stub.chmod(0o755)
     Path(".venv/bin/activate").touch()
     Path("my.toml").write_text("base = 'salf-digits'")
-    return tmp_path
+    monkeypatch.setattr(plugins, "_folders", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(tmp_path):
+            del sys.modules[name]
 
 
 def noted(text: str, here: Path) -> list[Words]:
@@ -101,11 +114,11 @@ def noted(text: str, here: Path) -> list[Words]:
 
 
 def without_launcher(words: Words) -> Words:
-    """Return what `mpirun` or `mpiexec` starts, as words that begin with hpcfl; other words as they are."""
+    """Return what `mpirun` or `mpiexec` starts, as words that begin with the program; other words as they are."""
     if words[0] not in ("mpirun", "mpiexec"):
         return words
-    (place,) = (place for place, word in enumerate(words) if Path(word).name == "hpcfl")
-    return ["hpcfl", *words[place + 1 :]]
+    place = next(place for place, word in enumerate(words) if Path(word).name in ("hpcfl", "python"))
+    return [Path(words[place]).name, *words[place + 1 :]]
 
 
 def parsed(arguments: Words) -> click.Context:
@@ -150,7 +163,7 @@ def judge(words: Words, targets: set[str], listed: set[Path]) -> None:
         command = BATCH[Path(words[place]).name]
         parsed([command, *words[place + 1 :]])
         carry_out(["sweep" if command == "sweep" else "check", *words[place + 1 :]], listed)
-    elif words[0] == "python":
+    elif words[0] == "python" and words[1] != "-m":
         assert (ROOT / words[1]).exists(), words[1]
 
 
@@ -167,7 +180,9 @@ def test_what_a_page_says_to_type_works(
     listed: set[Path] = set()
     for block in blocks(page):
         assert block.language in ("sh", "python", "text", "toml", "json"), f"{page.name}: ```{block.language}"
-        if block.language == "python":
+        if block.file:
+            Path(block.file).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
             exec(compile(block.text, page.name, "exec"), {"__name__": "__main__"})
         for words in noted(block.text, typed) if block.language == "sh" else ():
             judge(words, targets, listed)
