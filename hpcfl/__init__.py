@@ -1,24 +1,67 @@
-"""Federated learning as an ordinary MPI batch job."""
+"""Federated learning as an ordinary MPI batch job.
+
+What is named here is public; all else may change.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpcfl.algorithms import Algorithm
+    from hpcfl.algorithms.fedavg import FedAvg
+    from hpcfl.algorithms.local_sgd import LocalSgd
+    from hpcfl.base.errors import Diverged, RunError, Stopped, UsageError
+    from hpcfl.base.rng import keyed
+    from hpcfl.commands.swept import open_sweep
+    from hpcfl.config import Config
+    from hpcfl.data import ClientData, Federation, Header, Source
     from hpcfl.engine.trained import open_models
+    from hpcfl.launch.api import Run, run
+    from hpcfl.schedule.speeds import Speed
     from hpcfl.store import open_run
 
-__all__ = ["open_models", "open_run"]
+__all__ = [
+    "Algorithm",
+    "ClientData",
+    "Config",
+    "Diverged",
+    "FedAvg",
+    "Federation",
+    "Header",
+    "LocalSgd",
+    "Run",
+    "RunError",
+    "Source",
+    "Speed",
+    "Stopped",
+    "UsageError",
+    "keyed",
+    "open_models",
+    "open_run",
+    "open_sweep",
+    "run",
+]
+
+_PLACES = {
+    "Algorithm": "hpcfl.algorithms",
+    "FedAvg": "hpcfl.algorithms.fedavg",
+    "LocalSgd": "hpcfl.algorithms.local_sgd",
+    **dict.fromkeys(("Diverged", "RunError", "Stopped", "UsageError"), "hpcfl.base.errors"),
+    "keyed": "hpcfl.base.rng",
+    "Config": "hpcfl.config",
+    **dict.fromkeys(("ClientData", "Federation", "Header", "Source"), "hpcfl.data"),
+    "open_models": "hpcfl.engine.trained",
+    **dict.fromkeys(("Run", "run"), "hpcfl.launch.api"),
+    "Speed": "hpcfl.schedule.speeds",
+    "open_run": "hpcfl.store",
+    "open_sweep": "hpcfl.commands.swept",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Return what is first asked for here: commands note signals before NumPy and HDF5 are loaded."""
-    if name == "open_run":
-        from hpcfl.store import open_run
-
-        return open_run
-    if name == "open_models":
-        from hpcfl.engine.trained import open_models
-
-        return open_models
-    raise AttributeError(f"module 'hpcfl' has no attribute '{name}'")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'hpcfl' has no attribute '{name}'")
+    return getattr(import_module(_PLACES[name]), name)

@@ -288,7 +288,7 @@ def carry_out(arguments: list[str] | None = None) -> int:
             if "--debug" in (arguments or sys.argv):
                 traceback.print_exc()
             print(f"hpcfl: {error}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, UsageError) else 1
+        return error.code
     except SystemExit as end:
         return int(end.code or 0)
     except (ErrorOnOtherRank, Stopped) as error:

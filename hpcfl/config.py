@@ -6,20 +6,22 @@ Nothing here imports torch: a config is judged before anything heavy starts.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
+from hpcfl.base import plugins
 from hpcfl.base.config import ConfigBase, checked, unknown
 from hpcfl.base.errors import UsageError
 from hpcfl.comm.guard import Guard
 from hpcfl.comm.placement import check_single
 from hpcfl.data import Header, Source, source_class
 from hpcfl.models import Model, model_class
-from hpcfl.presets import Table, apply, read
+from hpcfl.presets import Table, apply, preset_file, read, set_key
 from hpcfl.schedule import planner
 from hpcfl.schedule.complexity import Oracle
 from hpcfl.schedule.doubling import Doubling
@@ -168,24 +170,60 @@ class Config(ConfigBase):
         """Return the whole config as JSON, defaults included."""
         return self.model_dump_json(indent=1)
 
+    @property
+    def code(self) -> dict[str, dict[str, str]]:
+        """The classes from outside the package, ``{"package.module:Class": {"file": …, "sha256": …}}``."""
+        return plugins.origins(plugins.specs_in(self.model_dump(mode="json")))
 
-def load(name: str, settings: Iterable[str] = ()) -> Config:
-    """Read a TOML file or a preset, apply ``key=value`` settings, return the typed config.
+
+ConfigLike = str | Path | Mapping[str, Any] | Config
+Settings = Iterable[str] | Mapping[str, Any]
+
+
+def load(what: ConfigLike, settings: Settings = ()) -> Config:
+    """Return the typed config of a TOML file, a preset's name, a nested table or a config, with keys set on top.
+
+    Parameters
+    ----------
+    what : str, Path, mapping or Config
+    settings : iterable of str, or mapping
+        ``key=value`` with dotted keys and values in TOML, or values by dotted key.
 
     Raises
     ------
     UsageError
         One line naming the key or the file, what was expected, and the nearest valid choice.
     """
-    table = read(name)
-    for setting in settings:
-        apply(table, setting)
+    if isinstance(what, Config) and not settings:
+        return what
+    if isinstance(what, Config):
+        table = what.model_dump(mode="json")
+    elif isinstance(what, Mapping):
+        table = deepcopy(dict(what))
+    else:
+        table = read(str(what))
+        plugins.look_in(preset_file(str(what)).parent)
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            set_key(table, key, value, f"settings: {key}")
+    else:
+        for setting in settings:
+            apply(table, setting)
     return from_table(table)
 
 
 def from_text(text: str) -> Config:
     """Return the config that `Config.text` wrote."""
     return from_table(json.loads(text), recorded=True)
+
+
+def of_run(attributes: Mapping[str, str], force: bool = False) -> Config:
+    """Return the config of a recorded run; `force` takes classes from outside even if their files have changed.
+
+    UsageError where such a file has changed or is not there.
+    """
+    plugins.recall(json.loads(attributes.get("code", "{}")), force)
+    return from_text(attributes["config"])
 
 
 def from_table(table: Table, recorded: bool = False) -> Config:

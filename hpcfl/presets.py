@@ -89,12 +89,18 @@ def apply(table: Table, setting: str) -> None:
     key, sign, text = setting.partition("=")
     if not sign or not key:
         raise UsageError(f"--set {setting}: expected key=value")
-    *path, last = key.strip().split(".")
+    try:
+        value = tomllib.loads(f"x = {text.strip()}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    set_key(table, key.strip(), value, f"--set {setting}")
+
+
+def set_key(table: Table, key: str, value: Any, where: str) -> None:
+    """Set ``a.b`` in a nested table; UsageError, which names `where`, if it leads through a value."""
+    *path, last = key.split(".")
     for part in path:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise UsageError(f"--set {setting}: '{part}' is a value, not a table")
-    try:
-        table[last] = tomllib.loads(f"x = {text.strip()}")["x"]
-    except tomllib.TOMLDecodeError:
-        table[last] = text.strip()
+            raise UsageError(f"{where}: '{part}' is a value, not a table")
+    table[last] = value

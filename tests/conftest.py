@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +11,9 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from helpers.launcher import ROOT
-from helpers.world import RESULTS, World
 from hpcfl.comm.launcher import launched
-
-
-def readme_example() -> str:
-    """Return the README's algorithm: its Python block that defines one."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    return next((block for block in blocks if "(Algorithm)" in block), "")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Drop the README's algorithm into the package, so that every generic test runs it too."""
-    import hpcfl.algorithms
-
-    folder = Path(tempfile.mkdtemp(prefix="hpcfl-example-"))
-    (folder / "clipped.py").write_text(readme_example(), encoding="utf-8")
-    hpcfl.algorithms.__path__.append(str(folder))
+from hpcfl.testing.conftest import shared_dir, solo, world
+from hpcfl.testing.world import RESULTS, World
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,30 +25,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def world() -> World:
-    """The ranks that run the tests."""
-    return World()
-
-
-@pytest.fixture(scope="session")
-def solo() -> World:
-    """One rank, whoever else runs the tests."""
-    return World(alone=True)
-
-
-@pytest.fixture
-def shared_dir(world: World, tmp_path: Path) -> Iterator[Path]:
-    """A fresh folder that all ranks see; rank 0's."""
-    world.meet()
-    yield Path(world.told(str(tmp_path)))
-    world.meet()
-
-
-@pytest.fixture(scope="session")
 def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of this pytest see, those of xdist too."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+__all__ = ["shared_dir", "solo", "world"]
 
 
 class Results:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from helpers.launcher import ROOT, job, mpis
-from helpers.runs import SINGLES
-from helpers.world import RESULTS
+from hpcfl.testing.runs import SINGLES
+from hpcfl.testing.world import RESULTS
 
 WHOLE = [("openmpi", 3), ("mpich", 4)]
 """Run all of them, but for arithmetic that is the same whatever the MPI."""
@@ -22,7 +22,8 @@ ON_ANY_NUMBER = {"test_placement", "test_flic_anchors", "test_launcher"}
 LANES = {"test_rounds"}
 """Lanes of one rank and of several: run on every number of ranks, on each by one MPI."""
 LIMIT = 1200.0
-MODULES = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.mpi" in path.read_text()]
+ALL = sorted([*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "hpcfl" / "testing").glob("test_*.py")])
+MODULES = [path for path in ALL if "mark.mpi" in path.read_text()]
 
 pytestmark = pytest.mark.launch
 

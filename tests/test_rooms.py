@@ -11,7 +11,7 @@ import hpcfl
 
 PACKAGE = Path(hpcfl.__file__).parent
 ORDER = (
-    *("__main__", "cli", "commands", "launch", "engine", "config", "presets", "algorithms"),
+    *("__main__", "cli", "testing", "commands", "launch", "engine", "config", "presets", "algorithms"),
     *("learning", "models", "schedule", "store", "comm", "data", "math", "base"),
 )
 """A room imports from those to its right alone."""

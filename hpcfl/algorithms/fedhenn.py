@@ -34,7 +34,7 @@ KERNEL, ROUND = "kernel", "round"
 
 
 class FedHeNN(Local):
-    """FedHeNN: models of the clients' own, pulled towards representations that are alike up to rotation and scale.
+    """Models of the clients' own, pulled towards representations that are alike up to rotation and scale.
 
     A client minimises its loss + η_t (1 − CKA(K̄, K_i)), η_t = `eta` · √t in the t-th round: K_i is the centred linear
     kernel of its representation, K̄ the mean of those that the clients sent last. The loss recorded includes the term.

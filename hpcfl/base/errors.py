@@ -9,6 +9,7 @@ from collections.abc import Iterable
 class UserError(Exception):
     """An error that is told in one line, without a traceback."""
 
+    code: int
     settled = False
     """All ranks know of it, and this is the one that speaks."""
 
@@ -16,17 +17,21 @@ class UserError(Exception):
 class UsageError(UserError):
     """What the user asked for cannot be run (exit code 2). The message is one line."""
 
+    code = 2
+
 
 class RunError(UserError):
     """A run could not go on (exit code 1). The message is one line."""
 
+    code = 1
+
 
 class ErrorOnOtherRank(Exception):  # noqa: N818
-    """Another rank has found the error and speaks of it; this one leaves with the same exit code."""
+    """Another rank has found the error and speaks of it in a `line`; this one leaves with the same exit code."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
+    def __init__(self, code: int, line: str = "") -> None:
+        super().__init__(code, line)
+        self.code, self.line = code, line
 
 
 class Stopped(Exception):  # noqa: N818

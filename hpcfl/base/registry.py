@@ -1,4 +1,4 @@
-"""Axes that are open to new files: what lies in a package's folder is what the config may name."""
+"""Axes that are open: the config may name what lies in a package's folder, and classes from outside (`plugins`)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, did_you_mean
+from hpcfl.base.plugins import plugin
 
 C = TypeVar("C", bound=ConfigBase)
 
@@ -22,7 +23,12 @@ def registered(package: str, base: type[C], by: str = "name") -> dict[str, str]:
 
 
 def lookup(package: str, base: type[C], name: str, key: str, by: str = "name") -> type[C]:
-    """Return the section of `package` called `name`; UsageError says which is nearest where there is none."""
+    """Return the section of `package` called `name`, or the class from outside that it names.
+
+    UsageError says which name is nearest where there is none, or what is wrong with the class.
+    """
+    if ":" in name:
+        return plugin(name, base, key, by)
     known = registered(package, base, by)
     if name not in known:
         raise UsageError(f"{key}: no '{name}'{did_you_mean(name, known)}")

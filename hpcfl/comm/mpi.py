@@ -115,14 +115,14 @@ def doze(request: MPI.Request, rest: Callable[[], None]) -> None:
         nap = min(DOZE_GROWTH * nap, DOZE_SECONDS)
 
 
-def tell(comm: MPI.Intracomm, text: str) -> str:
-    """Return rank 0's text on every rank."""
-    data = np.frombuffer(text.encode(), dtype=np.uint8).copy()
+def tell(comm: MPI.Intracomm, text: str, root: int = 0) -> str:
+    """Return the text of rank `root` on every rank."""
+    data = np.frombuffer(text.encode(errors="surrogateescape"), dtype=np.uint8).copy()
     size = np.array([data.size], dtype=np.int64)
-    wait([comm.Ibcast(size, root=0)])
-    data = data if comm.Get_rank() == 0 else np.empty(int(size[0]), dtype=np.uint8)
-    wait([comm.Ibcast(data, root=0)])
-    return data.tobytes().decode()
+    wait([comm.Ibcast(size, root=root)])
+    data = data if comm.Get_rank() == root else np.empty(int(size[0]), dtype=np.uint8)
+    wait([comm.Ibcast(data, root=root)])
+    return data.tobytes().decode(errors="surrogateescape")
 
 
 def names(comm: MPI.Intracomm, name: str) -> list[str]:
@@ -142,8 +142,9 @@ def settle(comm: MPI.Intracomm, error: Exception | None) -> None:
     if not codes.any():
         return
     first = int(np.flatnonzero(codes)[0])
+    line = tell(comm, str(error or ""), first)
     if comm.Get_rank() == first and error is not None:
         if isinstance(error, UserError):
             error.settled = True
         raise error
-    raise ErrorOnOtherRank(int(codes[first]))
+    raise ErrorOnOtherRank(int(codes[first]), line)

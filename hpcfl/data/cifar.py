@@ -65,7 +65,7 @@ class Cifar(Pooled):
 
 
 class Cifar10(Cifar):
-    """CIFAR-10: the folder ``cifar-10-batches-bin/`` or ``cifar-10-batches-py/`` of the data folder, as distributed."""
+    """CIFAR-10, in the folder ``cifar-10-batches-bin/`` or ``cifar-10-batches-py/`` of the data folder."""
 
     name: Literal["cifar10"] = "cifar10"
     layout: ClassVar[Layout] = Layout(
@@ -79,7 +79,7 @@ class Cifar10(Cifar):
 
 
 class Cifar100(Cifar):
-    """CIFAR-100, fine labels: the folder ``cifar-100-binary/`` or ``cifar-100-python/`` of the data folder."""
+    """CIFAR-100, fine labels, in the folder ``cifar-100-binary/`` or ``cifar-100-python/`` of the data folder."""
 
     name: Literal["cifar100"] = "cifar100"
     layout: ClassVar[Layout] = Layout(

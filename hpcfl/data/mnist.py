@@ -20,7 +20,7 @@ SIDE, PEAK = 28, 255
 
 
 class Mnist(Pooled):
-    """MNIST: the folder ``mnist/`` of the data folder, as distributed: four IDX files, plain or gzipped."""
+    """MNIST, in the folder ``mnist/`` of the data folder, as distributed: four IDX files, plain or gzipped."""
 
     name: Literal["mnist"] = "mnist"
 
@@ -31,7 +31,7 @@ class Mnist(Pooled):
 
 
 class Emnist(Pooled):
-    """EMNIST: the folder ``emnist/`` of the data folder: the IDX files of a split, plain or gzipped."""
+    """EMNIST, in the folder ``emnist/`` of the data folder: the IDX files of a split, plain or gzipped."""
 
     name: Literal["emnist"] = "emnist"
     split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = "balanced"

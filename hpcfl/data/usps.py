@@ -21,7 +21,7 @@ TEXTS = {"train": "usps.bz2", "test": "usps.t.bz2"}
 
 
 class Usps(Pooled):
-    """USPS: the folder ``usps/`` of the data folder with ``usps.h5``, or else LIBSVM's ``usps.bz2`` and ``usps.t.bz2``.
+    """USPS, in the folder ``usps/`` of the data folder: ``usps.h5``, or else LIBSVM's ``usps.bz2`` and ``usps.t.bz2``.
 
     The HDF5 file holds ``data [n, 256]`` of 0 to 1 and ``target [n]`` of 0 to 9 in the groups train and test. LIBSVM's
     values are -1 to 1, and its labels 1 to 10 stand for the digits 0 to 9.

@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcfl import store
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, check_within
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hpcfl.algorithms import Algorithm
     from hpcfl.base.types import State
     from hpcfl.comm.placement import Chunk
@@ -54,7 +56,7 @@ def open_models(run: Path | str, data_dir: Path | str | None = None, stored: boo
 
     folder = store.run_folder(run)
     attributes = store.run_attributes(folder)
-    config, path = configs.from_text(attributes["config"]), newest(folder)
+    config, path = configs.of_run(attributes), newest(folder)
     data = store.data_folder(attributes, Path(data_dir) if data_dir else None)
     try:
         config.check_shapes(config.data.check(config.clients, data))
@@ -136,15 +138,42 @@ class Models:
         return self.config.clients
 
     def __iter__(self) -> Iterator[ClientModel]:
+        for chunk in self._chunks():
+            yield from self._of(chunk)
+
+    def _chunk(self, client: int) -> Chunk:
+        return next(chunk for chunk in self._chunks() if client in chunk.clients)
+
+    def _of(self, chunk: Chunk) -> Iterator[ClientModel]:
         from hpcfl.learning.batches import Visits
 
-        for chunk in self._chunks():
-            with _threads(threads(self.config)):
-                visits = Visits.for_test(self.round, chunk.clients)
-                params = self.algorithm.model(self.task, self.state, self._personal(chunk.clients.tolist()), visits)
-            for row, client in enumerate(chunk.clients.tolist()):
-                state = {name: params[name][row].detach().clone() for name in self.task.initial(client)}
-                yield ClientModel(client, state, self.task, self._embedding)
+        with _threads(threads(self.config)):
+            visits = Visits.for_test(self.round, chunk.clients)
+            params = self.algorithm.model(self.task, self.state, self._personal(chunk.clients.tolist()), visits)
+        for row, client in enumerate(chunk.clients.tolist()):
+            state = {name: params[name][row].detach().clone() for name in self.task.initial(client)}
+            yield ClientModel(client, state, self.task, self._embedding)
+
+    def module(self, client: int | None = None) -> nn.Module:
+        """Return a client's model as a plain module; None: that which all share.
+
+        Raises
+        ------
+        UsageError
+            Without `client` if the method shares only some of the layers; if there is no such client.
+        """
+        if client is None:
+            missing = self.task.initial().keys() - self.state.keys()
+            if missing:
+                raise UsageError(
+                    f"algorithm.name = '{self.algorithm.name}' does not share '{min(missing)}': expected "
+                    f"module(client=0 … {len(self) - 1})"
+                )
+            params = {name: self.state[name] for name in self.task.initial()}
+        else:
+            check_within("client", client, 0, len(self) - 1)
+            params = next(model.params for model in self._of(self._chunk(client)) if model.client == client)
+        return self.task.module(params)
 
     @property
     def _embedding(self) -> int | None:

@@ -82,9 +82,22 @@ def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
     raise SystemExit(1)
 
 
+def noted(folder: Path | None, error: BaseException) -> BaseException:
+    """Write the status of a run of this process alone that has failed; return the error, or what is behind it."""
+    keep_open(error)
+    explained = _explained(None, folder, error)
+    if folder is not None and (folder / "run.h5").exists():
+        note(folder, _line(explained))
+    return explained
+
+
+def _line(error: BaseException) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
 def _tell(comm: Any, folder: Path | None, error: BaseException) -> None:
     who = "" if comm is None else f"rank {comm.Get_rank()} of {comm.Get_size()}: "
-    line = f"{who}{error}" if isinstance(error, UserError) else f"{who}{type(error).__name__}: {error}"
+    line = f"{who}{_line(error)}"
     bare = isinstance(error, UserError) and "--debug" not in sys.argv
     text = "" if bare else "".join(traceback.format_exception(error))
     if not _claimed(folder, f"{line}\n{text}"):

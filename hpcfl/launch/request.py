@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from hpcfl import config as configs
 from hpcfl import store
+from hpcfl.base import plugins
 from hpcfl.base.errors import UsageError
-from hpcfl.config import Config
+from hpcfl.config import Config, ConfigLike, Settings
 from hpcfl.presets import flat
 
 
@@ -25,11 +26,13 @@ class RunRequest(BaseModel):
     new: bool = True
     quiet: bool = False
     force: bool = False
+    places: list[Path] = Field(default_factory=plugins.places)
+    """Where rank 0 looks for classes from outside the package."""
 
 
 def run_request(
-    config: str,
-    settings: Sequence[str],
+    config: ConfigLike,
+    settings: Settings,
     out: Path | None,
     data_dir: Path | None,
     resume: bool = False,
@@ -38,11 +41,11 @@ def run_request(
 ) -> RunRequest | None:
     """Judge a new run: its config, its data's headers, its folder. None where nothing is left to do."""
     loaded = configs.load(config, settings)
-    run_dir = out or Path("runs") / Path(config).stem
+    run_dir = out or default_folder(config)
     if (run_dir / "run.h5").exists():
         if not resume:
             raise UsageError(f"'{run_dir}' already holds a run: choose another --out, or hpcfl resume {run_dir}")
-        check_same(run_dir, loaded)
+        check_same(run_dir, loaded, force)
         return resume_request(run_dir, data_dir, quiet, force)
     loaded.check(data_dir)
     check_writable(run_dir)
@@ -50,9 +53,18 @@ def run_request(
     return RunRequest(folder=run_dir, config=loaded.text(), data_dir=place, quiet=quiet, force=force)
 
 
-def check_same(run_dir: Path, config: Config) -> None:
+def default_folder(config: ConfigLike) -> Path:
+    """Return ``runs/<name>``: that of the file or preset, or where the config has none that of its method."""
+    if isinstance(config, str | Path):
+        return Path("runs") / Path(config).stem
+    section = config.algorithm.model_dump() if isinstance(config, Config) else config.get("algorithm")
+    name = section.get("name") if isinstance(section, Mapping) else None
+    return Path("runs") / str(name or "run")
+
+
+def check_same(run_dir: Path, config: Config, force: bool = False) -> None:
     """Raise UsageError where the folder holds a run of another config: it would be gone on with in silence."""
-    held = configs.from_text(store.run_attributes(run_dir)["config"])
+    held = configs.of_run(store.run_attributes(run_dir), force)
     there, here = (dict(flat(each.model_dump(mode="json"))) for each in (held, config))
     if here["oracle.phi"] is None:  # earlier versions reckoned with 100 unasked; nothing of a run depends on it
         del there["oracle.phi"], here["oracle.phi"]
@@ -81,14 +93,14 @@ def resume_request(folder: Path, data_dir: Path | None, quiet: bool = False, for
     store.take(folder, force)
     request = None
     try:
-        request = _resumption(folder, data_dir, quiet)
+        request = _resumption(folder, data_dir, quiet, force)
     finally:
         if request is None:
             store.release(folder)
     return request
 
 
-def _resumption(folder: Path, data_dir: Path | None, quiet: bool) -> RunRequest | None:
+def _resumption(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -> RunRequest | None:
     status = store.read_status(folder)
     if status.state == "done":
         print(f"'{folder}' is done already")
@@ -100,6 +112,6 @@ def _resumption(folder: Path, data_dir: Path | None, quiet: bool) -> RunRequest 
         )
     attributes = store.run_attributes(folder)
     data = store.data_folder(attributes, data_dir)
-    configs.from_text(attributes["config"]).check(data)
+    configs.of_run(attributes, force).check(data)
     known = {"config": attributes["config"], "data_dir": data, "checkpoint": store.latest(folder)}
     return RunRequest(folder=folder, **known, new=False, quiet=quiet)

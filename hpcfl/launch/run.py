@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from hpcfl import config as configs
 from hpcfl import store
+from hpcfl.base import plugins
 from hpcfl.base.errors import Diverged, ErrorOnOtherRank, Stopped, UsageError, UserError
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.comm.guard import Norms
 from hpcfl.comm.launcher import has_ulfm, local
 from hpcfl.comm.placement import check_single, cores, device, lane_topologies, share_of_cores
 from hpcfl.engine import stopping
-from hpcfl.launch.failure import ERROR_FILE, fail, note, raise_together
+from hpcfl.launch.failure import ERROR_FILE, fail, note, noted, raise_together
 from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.doubling import Stage
 
@@ -32,13 +33,14 @@ if TYPE_CHECKING:
     from hpcfl.engine.loop import Rounds
 
 
-def launch(decide: Callable[[], RunRequest | None], comm: Any) -> None:
+def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False) -> None:
     """Carry out what rank 0 decides, on all ranks of `comm` (None: on this process alone).
 
     Raises
     ------
     UsageError, RunError
-        On one rank; on the others `hpcfl.base.errors.ErrorOnOtherRank`. Any other error ends the job.
+        On one rank; on the others `hpcfl.base.errors.ErrorOnOtherRank`. Any other error ends the job, unless it is one
+        of a process alone and the run is started `from_python`.
     Stopped
         On every rank, if the run was asked to stop.
     """
@@ -57,7 +59,10 @@ def launch(decide: Callable[[], RunRequest | None], comm: Any) -> None:
     except (UserError, ErrorOnOtherRank, Stopped):
         raise
     except BaseException as error:
-        fail(comm, request.folder if request else None, error)
+        folder = request.folder if request else None
+        if comm is None and from_python:
+            raise noted(folder, error) from None
+        fail(comm, folder, error)
     finally:
         if request is not None:
             store.release(request.folder)
@@ -65,6 +70,8 @@ def launch(decide: Callable[[], RunRequest | None], comm: Any) -> None:
 
 def carry_out(request: RunRequest, comm: Any) -> None:
     """Put the job together on every rank, then run it; `Stopped` if it was asked to stop."""
+    for place in reversed(request.places):
+        plugins.look_in(place)
     config = configs.from_text(request.config)
     serves = comm is None or comm.Get_rank() == 0
     if serves:
@@ -104,6 +111,9 @@ def _prepared(config: Config, request: RunRequest, comm: Any, hosts: list[str]) 
         job = Job.of(config, request.data_dir, size, device(local_rank, torch.cuda.device_count()), threads)
         if config.clock == "wall" and config.singles:
             check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
+        if rank == 0 and torch.get_num_threads() != threads:
+            line = f"threads = {threads}: torch was loaded before, and keeps {torch.get_num_threads()}"
+            print(f"hpcfl: {line}", file=sys.stderr, flush=True)
         return job, _begun(job, request, rank)
 
     return raise_together(comm, make)
@@ -250,6 +260,8 @@ def _open(request: RunRequest, processes: list[tuple[str, str]], job: Job) -> No
         from hpcfl.engine.record import about_clients
 
         attributes = {"config": request.config, "data_dir": str(request.data_dir or ""), "hosts": json.dumps(hosts)}
+        if job.config.code:
+            attributes["code"] = json.dumps(job.config.code)
         attributes |= {"versions": json.dumps(versions()), "git_commit": git_commit()}
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -6,14 +6,14 @@ Everything is batched over the c clients of a chunk: parameters ``{name: [c, …
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from hpcfl.base.memory import let_go
@@ -99,6 +99,11 @@ class Task:
         """A copy of the initial parameters of a client's model, ``{name: […]}``, first layer first."""
         state = self._initial[self.federation.shapes[client]]
         return {name: value.to(self.device, copy=True) for name, value in state.items()}
+
+    def module(self, params: State) -> nn.Module:
+        """Return the model as a plain module, set to evaluate, with copies of one client's ``{name: […]}``."""
+        named = OrderedDict[str, nn.Module]((layer.name, layer.module(params)) for layer in self.layers)
+        return nn.Sequential(named).to(self.device).eval()
 
     def replicate(self, shared: State, visits: Visits) -> State:
         """The model's parameters that are shared, once per visit; views: clone before changing them in place."""

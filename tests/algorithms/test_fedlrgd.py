@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.runs import play, recorded, same
 from helpers.toys import Rounds, Toy, planned
 from hpcfl import store
 from hpcfl.algorithms.fedlrgd import low_rank
@@ -25,6 +24,7 @@ from hpcfl.learning.task import Task
 from hpcfl.models.glm import Glm
 from hpcfl.models.mlp import Mlp
 from hpcfl.schedule.plan import Plan
+from hpcfl.testing.runs import play, recorded, same
 
 SIZES = [3, 7, 5]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.runs import play, put_together, resume, same
+from helpers.runs import put_together
 from helpers.toys import Rounds, planned, visits_of
 from hpcfl import store
 from hpcfl.algorithms.linear_fedrep import BIAS, WEIGHT, B, LinearFedRep
@@ -21,6 +21,7 @@ from hpcfl.data.linear import LinearSpaces, SpacesFederation, whitening
 from hpcfl.engine.job import Job
 from hpcfl.learning.task import Task
 from hpcfl.models.linear import Linear
+from hpcfl.testing.runs import play, resume, same
 
 Embeddings = Callable[[SpacesFederation, int], tuple[np.ndarray, np.ndarray]]
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.runs import play, resume, same
 from hpcfl import store
 from hpcfl.algorithms.flic.algorithm import Flic
 from hpcfl.cli import main
@@ -22,6 +21,7 @@ from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.data.base import ClientData
 from hpcfl.engine.job import Job
+from hpcfl.testing.runs import play, resume, same
 
 CLIENTS, LABELS, DIMENSION = 7, 8, 4
 DATA = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.runs import play, put_together, resume, same
+from helpers.runs import put_together
 from helpers.toys import Rounds, planned
 from hpcfl import store
 from hpcfl.algorithms import ServerState
@@ -21,6 +21,7 @@ from hpcfl.data.linear import Linear
 from hpcfl.engine.job import Job
 from hpcfl.learning.task import Task
 from hpcfl.models import linear as models
+from hpcfl.testing.runs import play, resume, same
 
 CLIENTS = 12
 

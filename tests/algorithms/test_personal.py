@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.runs import play, same, table
 from helpers.toys import Rounds, mlp_task, plain, planned, read, same_bits, visits_of
 from hpcfl import store
 from hpcfl.algorithms.fedavg import FedAvg
@@ -20,6 +19,7 @@ from hpcfl.algorithms.local import Local
 from hpcfl.base.errors import UsageError
 from hpcfl.learning.optim import FINE_TUNING
 from hpcfl.schedule.participation import Participation
+from hpcfl.testing.runs import play, same, table
 
 SIZES = [3, 20, 8, 11, 4]
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}

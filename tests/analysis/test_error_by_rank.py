@@ -13,11 +13,11 @@ import pytest
 import torch
 from test_flic_figures import script
 
-from helpers.runs import alone, toml
 from hpcfl import store
 from hpcfl.algorithms.fedlrgd.low_rank import Bound, Inverse, Surrogates, solved
 from hpcfl.commands.optimum import PooledObjective
 from hpcfl.engine.trained import open_models
+from hpcfl.testing.runs import alone, toml
 
 error_by_rank = script("error_by_rank")
 RANKS = [2, 4, 8, 16]

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import hpcfl
-from helpers.runs import alone, toml
 from hpcfl import store
 from hpcfl.engine.trained import ClientModel
+from hpcfl.testing.runs import alone, toml
 
 ROOT = Path(__file__).parents[2]
 FLIC = {"algorithm": {"name": "flic", "epochs": 1, "batch": 50}, "model": {"name": "latent", "dimension": 8}}

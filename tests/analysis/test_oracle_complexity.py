@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import hpcfl
-from helpers.runs import alone, toml
+from hpcfl.testing.runs import alone, toml
 
 SCRIPT = Path(__file__).parents[2] / "analysis" / "oracle_complexity.py"
 CLIENTS, SAMPLES, SERVER, RANK, STEPS = 4, 5, 6, 3, 40

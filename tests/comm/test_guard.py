@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.runs import play
 from hpcfl import store
 from hpcfl.base.errors import Diverged
 from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, TOO_LARGE, Norms, Sieve
 from hpcfl.comm.message import Block
 from hpcfl.commands.show import summary
 from hpcfl.data.bundled import loaded
+from hpcfl.testing.runs import play
 
 pytestmark = pytest.mark.filterwarnings("ignore:Mean of empty slice")
 LAYOUT = ({"loss": Block(())}, {"b": Block((2,))}, {"a": Block((3,))})

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.runs import METHODS, MODELS, play, resume, same, table
 from helpers.toys import planner
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.comm import placement as ranks
 from hpcfl.commands.show import summary
+from hpcfl.testing.runs import METHODS, MODELS, play, resume, same, table
 
 
 @pytest.mark.mpi

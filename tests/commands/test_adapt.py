@@ -15,7 +15,6 @@ from torch.nn import functional
 
 from algorithms.test_personal import Plain, assert_close
 from helpers.launcher import alone
-from helpers.runs import play, resume, table
 from helpers.toys import load, mlp_task, plain, same_bits, visits_of
 from hpcfl import store
 from hpcfl.algorithms.fedrep import FedRep
@@ -28,6 +27,7 @@ from hpcfl.config import from_table
 from hpcfl.engine.record import COLUMNS
 from hpcfl.learning.optim import FINE_TUNING
 from hpcfl.learning.task import Task
+from hpcfl.testing.runs import play, resume, table
 
 ROUNDS = 3
 ABSENT = [1, 4]

@@ -9,13 +9,13 @@ import h5py
 import numpy as np
 import pytest
 
-from helpers.runs import toml
 from hpcfl.cli import main
 from hpcfl.commands import check
 from hpcfl.commands.check import report
 from hpcfl.config import from_table
 from hpcfl.data import hdf5
 from hpcfl.data.formats import hdf5_file
+from hpcfl.testing.runs import toml
 
 CLIENTS, ROWS, WIDTH = 20, 4, 3
 STANDARDISED = "features standardised to mean 0 and deviation 1"

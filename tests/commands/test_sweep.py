@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from helpers.launcher import LIMIT, alive, descendants
-from helpers.runs import cut_back
 from hpcfl import store
 from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
@@ -28,6 +27,7 @@ from hpcfl.commands.show import summary
 from hpcfl.commands.sweep_run import Board
 from hpcfl.data import Header
 from hpcfl.data.bundled import Digits
+from hpcfl.testing.runs import cut_back
 
 FEW = ["--set", "rounds=4", "--set", "checkpoint.every=2", "--set", "evaluate.every=1"]
 

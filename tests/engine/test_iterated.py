@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.runs import table
 from helpers.toys import Rounds, mlp_task, planned, same_bits
 from hpcfl.algorithms import Algorithm, IteratedReduction
 from hpcfl.algorithms.fedavg import FedAvg
@@ -26,6 +25,7 @@ from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.wall.framing import frame_formats
 from hpcfl.engine.wall.outcome import ReceivedSums, message
+from hpcfl.testing.runs import table
 from wall.test_sums import Messages
 
 ITERATIONS, CPU = 4, torch.device("cpu")

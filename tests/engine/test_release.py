@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.runs import after_each_round, play, recorded, resume, same, table, toml
+from helpers.runs import after_each_round
 from helpers.toys import federation, same_bits
 from hpcfl import store
 from hpcfl.algorithms.fedavg import FedAvg
@@ -33,6 +33,7 @@ from hpcfl.learning.evaluate import client_objectives, server_objective
 from hpcfl.learning.task import Task
 from hpcfl.models import Model
 from hpcfl.models.mlp import Mlp
+from hpcfl.testing.runs import play, recorded, resume, same, table, toml
 
 ROUNDS, OVER = 5, 2
 DATA = {"name": "digits", "partition": "dirichlet", "alpha": 5.0, "server": 10}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from helpers import faults
-from helpers.runs import after_each_round, play, same, table, toml
+from helpers.runs import after_each_round
 from hpcfl import store
 from hpcfl.base.errors import Stopped, UsageError
 from hpcfl.cli import carry_out, main
@@ -23,6 +23,7 @@ from hpcfl.engine.record import Recorder
 from hpcfl.launch.request import resume_request, run_request
 from hpcfl.launch.run import launch
 from hpcfl.store import atomic
+from hpcfl.testing.runs import play, same, table, toml
 
 ROUNDS = 6
 EVERY = 4  # rounds between checkpoints

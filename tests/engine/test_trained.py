@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import hpcfl
-from helpers.runs import alone, table, toml
 from hpcfl import store
 from hpcfl.base.errors import UsageError
 from hpcfl.engine.trained import restored
+from hpcfl.testing.runs import alone, table, toml
 
 CHEAP = {"epochs": 1, "batch": 50}
 SOME = {"invite": "uniform", "size": 4}

@@ -1,15 +1,15 @@
-"""``python tests/helpers/driver.py FOLDER …``: hpcfl with the algorithms in a folder of the test's own."""
+"""``python tests/helpers/driver.py …``: hpcfl with the tests' strange algorithms, and the faults that are asked for."""
 
 from __future__ import annotations
 
 import os
-import sys
+from pathlib import Path
 
 import faults
 
-import hpcfl.algorithms
 from hpcfl.__main__ import main
+from hpcfl.base.plugins import look_in
 
+look_in(Path(__file__).parents[1])
 faults.install(os.environ.get(faults.VARIABLE, ""))
-hpcfl.algorithms.__path__.append(sys.argv.pop(1))
 main()

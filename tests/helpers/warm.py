@@ -1,8 +1,8 @@
 """A process that has imported everything once, and forks a command in no time: what makes 20 kills affordable.
 
 ``python warm.py`` reads JSON lines, ``{"args": […], "out": path}`` to start ``hpcfl args`` with its output in
-``path`` (stdout) and ``path.err`` (stderr), and ``{"wait": pid}`` for its exit code, negative for a signal. Further
-keys of a start: ``env``, and ``algorithms``, a folder that is added to those of `hpcfl.algorithms`.
+``path`` (stdout) and ``path.err`` (stderr), and ``{"wait": pid}`` for its exit code, negative for a signal. A start may
+have a further key ``env``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,9 @@ class Warm:
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
 
-    def start(
-        self, args: Sequence[str], out: Path, env: Mapping[str, str] | None = None, algorithms: Path | None = None
-    ) -> Started:
+    def start(self, args: Sequence[str], out: Path, env: Mapping[str, str] | None = None) -> Started:
         """Start ``hpcfl args``; it is the leader of a process group of its own."""
-        where = str(algorithms) if algorithms else None
-        order = {"args": list(args), "out": str(out), "env": dict(env or {}), "algorithms": where}
+        order = {"args": list(args), "out": str(out), "env": dict(env or {})}
         return Started(self, self.ask(order), out)
 
     def end(self) -> None:
@@ -147,12 +144,9 @@ def fork(order: Mapping[str, Any]) -> int:
 def command(order: Mapping[str, Any]) -> int:
     import faults
 
-    import hpcfl.algorithms
     from hpcfl.cli import main
 
     faults.install(os.environ.get(faults.VARIABLE, ""))
-    if order["algorithms"]:
-        hpcfl.algorithms.__path__.append(order["algorithms"])
     return main(order["args"])
 
 

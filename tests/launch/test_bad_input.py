@@ -21,13 +21,13 @@ import numpy as np
 import pytest
 
 from helpers.launcher import alone, job, mpis
-from helpers.world import World
 from hpcfl import cli, store
 from hpcfl import config as configs
 from hpcfl.base.errors import ErrorOnOtherRank
 from hpcfl.comm.launcher import launched
 from hpcfl.launch.request import RunRequest, run_request
 from hpcfl.launch.run import launch
+from hpcfl.testing.world import World
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 Array = np.ndarray[Any, Any]
@@ -498,10 +498,12 @@ def test_an_error_on_one_rank_ends_the_job(mpi: str, clock: str, tmp_path: Path)
     """An error that nobody foresaw is told of once, also where it comes from a thread that computes."""
     if mpi not in mpis():
         pytest.skip(f"{mpi} is not installed")
-    text = SALF.replace('"salf"', '"trouble"').replace("rounds = 2", f'rounds = 9\nclock = "{clock}"')
+    text = SALF.replace('"salf"', '"helpers.strange.trouble:Trouble"').replace(
+        "rounds = 2", f'rounds = 9\nclock = "{clock}"'
+    )
     text = text.replace("uniform-depth", "none").replace('close = "deadline"', 'close = "all"')
     (tmp_path / "my.toml").write_text(text + "[evaluate]\nevery = 1\n")
-    command = [HELPERS / "driver.py", HELPERS / "strange", "run", tmp_path / "my.toml", "--out", tmp_path / "out"]
+    command = [HELPERS / "driver.py", "run", tmp_path / "my.toml", "--out", tmp_path / "out"]
     ended = job(mpi, 4, [str(word) for word in command])
     assert ended.code != 0
     assert ended.err.count("Traceback (most recent call last)") == 1

@@ -11,10 +11,10 @@ import pytest
 
 from helpers.launcher import descendants, mpis
 from helpers.live import Live, live
-from helpers.runs import table, toml
 from hpcfl import store
 from hpcfl.launch.request import resume_request
 from hpcfl.launch.run import launch
+from hpcfl.testing.runs import table, toml
 
 pytestmark = pytest.mark.launch
 

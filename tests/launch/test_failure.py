@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from helpers.launcher import alone, job, mpis
-from helpers.runs import table, toml
 from hpcfl import store
 from hpcfl.launch.failure import refused
+from hpcfl.testing.runs import table, toml
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 HDF5 = (
@@ -28,9 +28,9 @@ def test_a_full_disk_ends_the_job(mpi: str, tmp_path: Path) -> None:
     if mpi and mpi not in mpis():
         pytest.skip(f"{mpi} is not installed")
     values = table("salf", "mlp", False, rounds=400, checkpoint={"every": 2, "keep": 2})
-    values["algorithm"] = {"name": "full", "missing": "exact"}
+    values["algorithm"] = {"name": "helpers.strange.full:Full", "missing": "exact"}
     folder = tmp_path / "out"
-    command = [HELPERS / "driver.py", HELPERS / "strange", "run", toml(values, tmp_path / "my.toml"), "--out", folder]
+    command = [HELPERS / "driver.py", "run", toml(values, tmp_path / "my.toml"), "--out", folder]
     words = [str(word) for word in command]
     ended = job(mpi, 3, words)
     assert ended.code == 1

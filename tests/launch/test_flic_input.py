@@ -15,7 +15,6 @@ import torch
 from test_bad_input import SEVERAL
 
 from helpers.launcher import alone
-from helpers.runs import cut_back, play, toml
 from hpcfl import store
 from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
@@ -24,6 +23,7 @@ from hpcfl.config import from_table
 from hpcfl.data.hdf5 import Hdf5
 from hpcfl.math.barycenter import barycenter
 from hpcfl.math.gaussian import w2_squared
+from hpcfl.testing.runs import cut_back, play, toml
 
 WIDTHS = (3, 5, 4)
 LATENT = {"name": "latent", "dimension": 4, "widths": [6]}

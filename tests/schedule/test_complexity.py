@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.test_algorithms import values
-from helpers.runs import play, table
 from helpers.toys import mlp_task, visits_of
 from hpcfl import store
 from hpcfl.algorithms import algorithms
@@ -36,6 +34,8 @@ from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import SERVER, Task
 from hpcfl.schedule.complexity import Oracle, Spent
 from hpcfl.schedule.plan import Plan
+from hpcfl.testing.runs import play, table
+from hpcfl.testing.test_algorithms import values
 
 UNEQUAL = {"name": "digits", "train_samples": 280, "sizes": "uniform", "spread": 0.9}
 COSTS = ("gradients", "server_gradients", "vectors", "epochs_a", "epochs_b", "epochs_c", "oracle", "running_time")
@@ -127,7 +127,6 @@ def test_fedlrgd_and_fedave_cost_what_the_paper_says() -> None:
 # n samples, and the numbers that each visit sends
 
 HAND: dict[str, tuple[Callable[[int], Counted], int, int]] = {
-    "clipped": (lambda n: (n, n), MLP, MLP),
     "fedavg": (lambda n: (n, n), MLP, MLP),
     "fedhenn": (lambda n: (n, n), 12 * 13 // 2 + 1, MLP),  # the kernel of 12 samples, and its round
     "fedrep": (lambda n: (3 * n, 3 * n), 65 * 16, MLP),  # two passes of the head, one of the representation

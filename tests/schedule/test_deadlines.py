@@ -6,7 +6,6 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from helpers.runs import play, resume, same, table
 from helpers.toys import planner
 from hpcfl import store
 from hpcfl.base.errors import UsageError
@@ -16,6 +15,7 @@ from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.base import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
 from hpcfl.schedule.speeds.uniform_depth import UniformDepth
+from hpcfl.testing.runs import play, resume, same, table
 
 ADAPTIVE = {"close": "deadline", "deadline": "adaptive"}
 ONCE = {"rounds": 9, "clients": 6, "data": {"name": "digits"}, "model": {"name": "mlp", "hidden": [3]}}

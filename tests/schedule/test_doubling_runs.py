@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.runs import play, recorded, resume, same, table
 from helpers.toys import full_batch, plain
 from hpcfl import store
 from hpcfl.base.errors import UsageError
@@ -23,6 +22,7 @@ from hpcfl.engine.job import Job
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.schedule.doubling import Doubling, Stage, Theory
+from hpcfl.testing.runs import play, recorded, resume, same, table
 from wall.test_rounds import is_exact
 
 FIRST = {"close": "first", "first": 1}

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from helpers.runs import play, resume, same, table
 from helpers.toys import planner
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
@@ -22,6 +21,7 @@ from hpcfl.schedule.speeds import Speed
 from hpcfl.schedule.speeds.base import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
 from hpcfl.schedule.speeds.uniform_depth import UniformDepth
+from hpcfl.testing.runs import play, resume, same, table
 
 ALPHA = 1e-4
 L = 4

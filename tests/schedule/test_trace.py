@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.runs import play, recorded, resume, same, table
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.commands.check import report
@@ -21,6 +20,7 @@ from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
 from hpcfl.schedule.speeds import speed_class
 from hpcfl.schedule.speeds.trace import Trace
+from hpcfl.testing.runs import play, recorded, resume, same, table
 
 DYNAMIC = {"model": "exponential", "kind": "dynamic-rate"}
 SALF = {"name": "salf", "missing": "exact"}

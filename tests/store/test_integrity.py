@@ -16,7 +16,6 @@ import pytest
 
 import hpcfl
 from helpers.launcher import alone
-from helpers.runs import cut_back, play, table
 from hpcfl import store
 from hpcfl.base.errors import RunError
 from hpcfl.cli import main
@@ -24,6 +23,7 @@ from hpcfl.commands.show import digest, summary
 from hpcfl.launch.request import resume_request
 from hpcfl.launch.run import launch
 from hpcfl.store.integrity import USER_BLOCK, damage
+from hpcfl.testing.runs import cut_back, play, table
 
 KINDS = ("flipped", "truncated", "zeroed")
 BEFORE, NEWEST, ROUNDS = "round-000002.h5", "round-000004.h5", 6

@@ -23,7 +23,7 @@ import xarray
 
 from helpers import faults
 from helpers.launcher import LIBRARIES, LIMIT, ROOT, alive, end, mpis, start, under
-from helpers.warm import Started, Warm
+from helpers.warm import Warm
 from hpcfl import open_run, store
 from hpcfl.engine.record import PER_RANK, WALL
 
@@ -391,14 +391,11 @@ TROUBLE = '''
 """SALF that fails when told to."""
 
 import os
-from typing import Literal
 
 from hpcfl.algorithms.salf import Salf
 
 
 class Trouble(Salf):
-    name: Literal["trouble"] = "trouble"
-
     def client(self, task, shared, personal, visits):
         if str(visits.round) == os.environ.get("TROUBLE_IN_ROUND"):
             raise ArithmeticError("no luck")
@@ -407,15 +404,11 @@ class Trouble(Salf):
 
 
 def test_a_failed_run_keeps_what_it_recorded(warm: Warm, reference: Reference, tmp_path: Path) -> None:
-    (tmp_path / "algorithms").mkdir()
-    (tmp_path / "algorithms" / "trouble.py").write_text(TROUBLE)
-    args = run_args(tmp_path / "run", "algorithm.name=trouble")
-
-    def start(args: Sequence[str], out: Path, env: Mapping[str, str]) -> Started:
-        return warm.start(args, out, env, algorithms=tmp_path / "algorithms")
-
-    scene = Scene(tmp_path, reference, warm, start)
-    job = start(args, tmp_path / "failed", {"TROUBLE_IN_ROUND": "7"})
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "trouble.py").write_text(TROUBLE)
+    args = run_args(tmp_path / "own" / "run", "algorithm.name=trouble:Trouble")
+    scene = Scene(tmp_path / "own", reference, warm, warm.start)
+    job = warm.start(args, tmp_path / "failed", {"TROUBLE_IN_ROUND": "7"})
     assert job.wait() == 1
     assert job.err.count("Traceback (most recent call last)") == 1
     assert job.err.count("hpcfl: ArithmeticError: no luck\n") == 1

@@ -19,13 +19,13 @@ import pytest
 
 from helpers import faults
 from helpers.launcher import LIMIT
-from helpers.runs import cut_back, play, table, toml
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.store import owner
 from hpcfl.store.status import parsed, signed
+from hpcfl.testing.runs import cut_back, play, table, toml
 
 HOST = os.uname().nodename
 ROUNDS = 6

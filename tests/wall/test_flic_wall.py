@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from test_rounds import _unhurried, agree, replay  # noqa: F401
 
-from helpers.runs import play
 from hpcfl import store
+from hpcfl.testing.runs import play
 
 pytestmark = pytest.mark.mpi
 

@@ -8,27 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hpcfl.algorithms
-from helpers.runs import after_each_round, play, table
+from helpers.runs import after_each_round
 from hpcfl import store
 from hpcfl.base.errors import Stopped
 from hpcfl.engine import stopping
+from hpcfl.testing.runs import play, table
 
 pytestmark = pytest.mark.mpi
 
-STRANGE = Path(__file__).parents[1] / "helpers" / "strange"
 ROUNDS = 4
 SAVED = {"momentum": 0.5, "persist_optimizer": True}
 
 
 @pytest.fixture
-def strange(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the algorithms of ``tests/helpers/strange`` be found; wait for those who leave however long they take."""
+def patient(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for those who leave however long they take."""
     if world.size < 3:
         pytest.skip("needs two clients on ranks of their own")
     from hpcfl.engine.wall import server
 
-    monkeypatch.setattr(hpcfl.algorithms, "__path__", [*hpcfl.algorithms.__path__, str(STRANGE)])
     monkeypatch.setattr(server, "LEAVE_SECONDS", 1e6)
 
 
@@ -72,7 +70,7 @@ def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Attempt, "over", lambda *_: all((shared_dir / each).exists() for each in names[2:]))
 
 
-@pytest.mark.usefixtures("strange", "closes_when_sent")
+@pytest.mark.usefixtures("patient", "closes_when_sent")
 def test_layers_under_way_count_where_another_rank_of_the_lane_is_slow(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +85,7 @@ def test_layers_under_way_count_where_another_rank_of_the_lane_is_slow(
     values = real(
         world,
         "all",
-        algorithm={"name": "held", "missing": "none", "victim": 0, "gates": str(shared_dir)},
+        algorithm={"name": "helpers.strange.held:Held", "missing": "none", "victim": 0, "gates": str(shared_dir)},
         model={"name": "mlp", "hidden": [512, 512]},
         participation={"close": "deadline", "deadline": 1e6},
     )
@@ -119,7 +117,7 @@ def test_how_long_bytes_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- personal state that did not come
 
 
-@pytest.mark.usefixtures("strange")
+@pytest.mark.usefixtures("patient")
 def test_older_personal_state_is_told_of(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,7 +133,7 @@ def test_older_personal_state_is_told_of(
         world,
         1,
         rounds=400,
-        algorithm={"name": "late", "batch": 64, **SAVED, **stuck},
+        algorithm={"name": "helpers.strange.late:Late", "batch": 64, **SAVED, **stuck},
         participation={"close": "first", "first": world.size - 2},
         checkpoint={"every": 1, "keep": 1000},
     )

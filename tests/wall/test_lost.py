@@ -33,7 +33,7 @@ every = 1  # a line for every round
 every = 3
 
 [algorithm]
-name = "mortal"
+name = "helpers.strange.mortal:Mortal"
 lr = 0.2
 batch = 64
 missing = "none"
@@ -47,7 +47,6 @@ name = "digits"
 name = "mlp"
 hidden = [32, 16]
 """
-STRANGE = ROOT / "tests" / "helpers" / "strange"
 ULFM = ("--with-ft", "ulfm")
 RULES = {
     "all": ("participation.close=all",),
@@ -80,7 +79,7 @@ def run(
 
 
 def hpcfl(mpi: str, *args: str, **how: Any) -> Ended:
-    return job(mpi, RANKS, [str(ROOT / "tests" / "helpers" / "driver.py"), str(STRANGE), *args], **how)
+    return job(mpi, RANKS, [str(ROOT / "tests" / "helpers" / "driver.py"), *args], **how)
 
 
 def died(here: Path) -> set[int]:

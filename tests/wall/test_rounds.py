@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hpcfl.algorithms
-from helpers.runs import after_each_round, play, recorded, resume, table
+from helpers.runs import after_each_round
 from hpcfl import store
 from hpcfl.base.errors import Stopped, UsageError
 from hpcfl.comm.placement import cut
@@ -23,6 +22,7 @@ from hpcfl.config import from_table
 from hpcfl.engine import stopping
 from hpcfl.launch.request import resume_request
 from hpcfl.launch.run import launch
+from hpcfl.testing.runs import play, recorded, resume, table
 
 pytestmark = pytest.mark.mpi
 
@@ -36,7 +36,6 @@ DYNAMIC = {"model": "exponential", "kind": "dynamic", "rate": 20.0}
 SOON = {"close": "deadline", "deadline": 0.1, "min_clients": 1}
 SECONDS = ("visit_seconds", "round_seconds", "sim_seconds")
 WIDTHS = (1, "all")
-STRANGE = Path(__file__).parents[1] / "helpers" / "strange"
 
 
 def real(width: Any, **more: Any) -> dict[str, Any]:
@@ -236,23 +235,16 @@ def test_the_first_visits_count_whoever_does_them(world: Any, shared_dir: Path, 
 # ---- somebody is late
 
 
-@pytest.fixture
-def strange(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the algorithms of ``tests/helpers/strange`` be found."""
-    monkeypatch.setattr(hpcfl.algorithms, "__path__", [*hpcfl.algorithms.__path__, str(STRANGE)])
-
-
 def stuck(world: Any, shared_dir: Path, width: Any, **keys: Any) -> dict[str, Any]:
     """One client per rank; client 1 is stuck in round 0, and all but one visit are enough."""
     clients = world.size - 1
-    algorithm = {**FEDAVG, "name": "late", "victim": 1, "gate": str(shared_dir / "gate"), **keys}
+    algorithm = {**FEDAVG, "name": "helpers.strange.late:Late", "victim": 1, "gate": str(shared_dir / "gate"), **keys}
     first = {"close": "first", "first": clients - 1}
     often, last = {"every": 1}, {"every": 400}  # where state is saved, these tests wait for whoever is late
     more = {"participation": first, "evaluate": often, "checkpoint": last}
     return real(width, clients=clients, rounds=400, algorithm=algorithm, **more)
 
 
-@pytest.mark.usefixtures("strange")
 def test_who_is_late_is_left_out_until_it_is_back(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +277,6 @@ def test_who_is_late_is_left_out_until_it_is_back(
         agree(shared_dir / "run", again, exact=True, clients=clients)
 
 
-@pytest.mark.usefixtures("strange")
 def test_on_a_common_lane_who_is_late_holds_up_everybody(world: Any, shared_dir: Path) -> None:
     if world.size < 3:
         pytest.skip("needs two clients on ranks of their own")

@@ -11,9 +11,9 @@ import pytest
 
 from helpers.launcher import ROOT, mpis
 from helpers.live import Live, live
-from helpers.runs import table, toml
 from hpcfl import store
 from hpcfl.engine import stopping
+from hpcfl.testing.runs import table, toml
 
 pytestmark = pytest.mark.launch
 

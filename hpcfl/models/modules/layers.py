@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -50,6 +51,17 @@ class Layer:
     def random(self) -> bool:
         """True where the layer gives something else in each training step."""
         return self.unbatched or any(isinstance(module, Dropout) for module in self.modules)
+
+    def module(self, params: State) -> nn.Sequential:
+        """Return the layer as plain modules with copies of one client's parameters."""
+        copies = []
+        for original, names in zip(self.modules, self.names):
+            copied = nn.Dropout(original.chance) if isinstance(original, Dropout) else deepcopy(original)
+            for own, name in names.items():
+                place, _, last = own.rpartition(".")
+                setattr(copied.get_submodule(place), last, nn.Parameter(params[name].detach().clone()))
+            copies.append(copied)
+        return nn.Sequential(*copies)
 
     def __call__(self, params: dict[str, Tensor], x: Tensor, key: StepKey | None) -> Tensor:
         """Return the layer's output ``[c, B, …]``; `key` is None outside training."""

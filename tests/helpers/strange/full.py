@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import resource
 import signal
-from typing import Literal
 
 from hpcfl.algorithms.salf import Salf
 
 
 class Full(Salf):
-    name: Literal["full"] = "full"
-
     def server(self, task, shared, sums):
         shared = super().server(task, shared, sums)
         self.rounds.append(1)

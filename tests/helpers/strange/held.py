@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Literal
 
 from hpcfl.algorithms.salf import Salf
 
@@ -20,7 +19,6 @@ class Held(Salf):
         The folder in which a file, named after its round, lets a visit go on.
     """
 
-    name: Literal["held"] = "held"
     victim: int = 0
     gates: str = ""
 

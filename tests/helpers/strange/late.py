@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Literal
 
 from hpcfl.algorithms.fedavg import FedAvg
 
@@ -24,7 +23,6 @@ class Late(FedAvg):
         Seconds that each of the others' visits takes, from round 1 on.
     """
 
-    name: Literal["late"] = "late"
     victim: int = 0
     gate: str = ""
     stall: float = 0.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Literal
 
 from hpcfl.algorithms.salf import Salf
 
@@ -21,7 +20,6 @@ class Mortal(Salf):
         Folder in which each death leaves a file; who has died once is spared after a resumption.
     """
 
-    name: Literal["mortal"] = "mortal"
     deaths: tuple[tuple[int, int], ...] = ()
     marks: str = ""
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from hpcfl.algorithms.salf import Salf
 
 
 class Trouble(Salf):
-    name: Literal["trouble"] = "trouble"
-
     def client(self, task, shared, personal, visits):
         if visits.round == 2 and 5 in visits.clients:
             raise ArithmeticError("no luck")

@@ -1,4 +1,4 @@
-"""What every algorithm in the package must keep, the README's example included; a new file is tested by itself."""
+"""What every algorithm must keep: those of the package, or those that ``--algorithm`` names."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.runs import play, resume, same, table
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.errors import UsageError
 from hpcfl.commands import list as catalogue
+from hpcfl.testing.runs import play, resume, same, table
 
-NAMES = sorted(algorithms())
 FORBIDDEN = (
     *("mpi4py", "h5py", "time", "os", "pathlib"),
     *("hpcfl.store", "hpcfl.comm.collective", "hpcfl.engine.wall", "hpcfl.comm.mpi", "hpcfl.engine.loop"),
 )
 
-OWN = {  # problems of those that need one of their own, and less work than by default
+OWN: dict[str, dict[str, Any]] = {  # problems of those that need one of their own, and less work than by default
     "fedhenn": {"algorithm": {"name": "fedhenn", "alignment": 12}},
     "fedlrgd": {  # as the paper prints it: inverses go to the clients, sums come back one by one
         "precision": "double",
@@ -57,7 +56,9 @@ OWN = {  # problems of those that need one of their own, and less work than by d
 
 WHOLE: dict[str, Path] = {}
 
-pytestmark = pytest.mark.parametrize("name", NAMES)
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    metafunc.parametrize("name", metafunc.config.getoption("--algorithm") or sorted(algorithms()))
 
 
 def values(name: str, batched: bool = True) -> dict[str, Any]:
@@ -75,10 +76,11 @@ def whole(solo: Any, tmp_path_factory: pytest.TempPathFactory, name: str) -> Pat
 
 
 def test_is_documented_in_the_catalogue(name: str) -> None:
-    lines = list(catalogue.lines())
-    start = next(i for i, line in enumerate(lines) if line.startswith(f"  {name}: ") and line.endswith("."))
+    head, *lines = catalogue.described(algorithm_class(name))
+    assert head.startswith(f"  {name}: ")
+    assert head.endswith(".")
     keys = [key for key in algorithm_class(name).model_fields if key != "name"]
-    for key, line in zip(keys, lines[start + 1 :]):
+    for key, line in zip(keys, lines, strict=True):
         _, _, text = line.partition(f"    {key} = ")
         assert "  " in text, f"{name}.{key} has no text: {line}"
 
@@ -90,7 +92,7 @@ def test_refuses_unknown_keys_and_other_types(name: str) -> None:
 
 
 def test_knows_no_transport_files_clocks_or_other_algorithms(name: str) -> None:
-    source = inspect.getsource(sys.modules[algorithms()[name]])
+    source = inspect.getsource(sys.modules[algorithm_class(name).__module__])
     imported = [
         node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
         for node in ast.walk(ast.parse(source))

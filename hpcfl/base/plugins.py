@@ -1,0 +1,157 @@
+"""Classes from outside the package, which a config names as ``package.module:Class``.
+
+A module is looked for in the working directory, then where `look_in` says (beside the config), then where Python itself
+looks. Which file it was, and its digest, is recorded with a run: what goes on with the run looks there.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from inspect import isabstract
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, TypeVar
+
+from pydantic import create_model
+
+from hpcfl.base.config import ConfigBase
+from hpcfl.base.errors import UsageError, did_you_mean
+
+C = TypeVar("C", bound=ConfigBase)
+
+SPEC = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
+
+_folders: list[Path] = []
+
+
+def look_in(folder: Path) -> None:
+    """Look for modules in a folder too, before those that were named earlier."""
+    path = folder.resolve()
+    if path in _folders:
+        _folders.remove(path)
+    _folders.insert(0, path)
+
+
+def places() -> list[Path]:
+    """Return the folders in which modules are looked for, first one first."""
+    return list(dict.fromkeys([Path.cwd(), *_folders]))
+
+
+def plugin(spec: str, base: type[C], key: str, by: str) -> type[C]:
+    """Return the class that ``package.module:Class`` names, as one whose key `by` has this name.
+
+    Raises
+    ------
+    UsageError
+        In one line: if there is no such module or class, if importing it fails, if it is not derived from `base`.
+    """
+    parts = SPEC.fullmatch(spec)
+    if parts is None:
+        raise UsageError(f"{key}: expected package.module:Class, got '{spec}'")
+    cls = getattr(_module(parts[1], key), parts[2], None)
+    where = f"{key} = '{spec}'"
+    if cls is None:
+        known = [name for name, value in vars(sys.modules[parts[1]]).items() if isinstance(value, type)]
+        raise UsageError(f"{where}: no '{parts[2]}' in {file_of(parts[1])}{did_you_mean(parts[2], known)}")
+    if not isinstance(cls, type) or not issubclass(cls, base):
+        raise UsageError(f"{where}: expected a class derived from {base.__module__}.{base.__name__}, got {cls!r}")
+    if isabstract(cls):
+        lacking = ", ".join(sorted(cls.__abstractmethods__))
+        raise UsageError(f"{where}: expected a class that defines {lacking}, which {base.__name__} leaves open")
+    return _named(cls, spec, by)
+
+
+@functools.cache
+def _named(cls: type[C], spec: str, by: str) -> type[C]:
+    """Return the class with its name's key set to `spec`, whatever the class says of it."""
+    field: dict[str, Any] = {by: (Literal[spec], spec)}
+    return create_model(cls.__name__, __base__=cls, __module__=cls.__module__, __doc__=cls.__doc__, **field)
+
+
+def _module(name: str, key: str) -> ModuleType:
+    """Import a module from one of the `places`, or wherever Python finds it."""
+    top = name.partition(".")[0]
+    found = PathFinder.find_spec(top, [str(place) for place in places()])
+    if found is not None and found.origin and top in sys.modules and file_of(top) != Path(found.origin).resolve():
+        raise UsageError(f"{key}: this process has loaded '{top}' from {file_of(top)}, expected {found.origin}")
+    try:
+        with _first(places()):
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            looked = ", ".join(f"'{place}'" for place in places())
+            raise UsageError(f"{key}: no module '{name}'; expected it in {looked}") from None
+        raise UsageError(f"{key}: '{name}' cannot be imported: {_reason(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{key}: '{name}' cannot be imported: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return an error in one line, and where it was raised."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames and frames[-1].filename != __file__ else ""
+    return text + ("" if isinstance(error, SyntaxError) else place)
+
+
+@contextmanager
+def _first(folders: list[Path]) -> Iterator[None]:
+    """Search the folders before all others within the block, and afterwards after all others."""
+    own = [str(folder) for folder in folders]
+    there = [name for name in own if name in sys.path]
+    sys.path[:0] = own
+    try:
+        yield
+    finally:
+        del sys.path[: len(own)]
+        sys.path += [name for name in own if name not in there and name not in sys.path]
+
+
+def file_of(module: str) -> Path:
+    """Return the file of a module that is loaded; UsageError if it has none."""
+    file = getattr(sys.modules[module], "__file__", None)
+    if file is None:
+        raise UsageError(f"module '{module}' has no file: expected one that can be recorded with a run")
+    return Path(file).resolve()
+
+
+# what a run records of them
+
+
+def origins(specs: list[str]) -> dict[str, dict[str, str]]:
+    """Return the file and SHA-256 of each of these classes, as ``{spec: {"file": …, "sha256": …}}``."""
+    files = {spec: file_of(spec.partition(":")[0]) for spec in specs}
+    return {spec: {"file": str(file), "sha256": _digest(file)} for spec, file in files.items()}
+
+
+def recall(recorded: Mapping[str, Mapping[str, str]], force: bool = False) -> None:
+    """Look for classes where a run found them; UsageError where a file is gone or has changed, unless `force`."""
+    for spec, about in recorded.items():
+        file, module = Path(about["file"]), spec.partition(":")[0]
+        if not force and not file.is_file():
+            raise UsageError(f"'{file}', where the run found {spec}, is not there; --force looks elsewhere")
+        if not force and _digest(file) != about["sha256"]:
+            raise UsageError(
+                f"'{file}' has changed since the run began, which found {spec} there: expected the file of then "
+                f"(SHA-256 {about['sha256'][:12]}…); --force goes on with it as it is"
+            )
+        up = module.count(".") + (file.name == "__init__.py")
+        look_in(file.parents[up])
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def specs_in(values: Mapping[str, Any]) -> list[str]:
+    """Return the classes from outside among the values of a config's sections, ``{section: {key: value}}``."""
+    named = [section.get(by) for section in values.values() if isinstance(section, dict) for by in ("name", "model")]
+    return [name for name in named if isinstance(name, str) and ":" in name]

@@ -1,0 +1,154 @@
+"""Runs from Python: what ``hpcfl run`` does, for scripts and notebooks, alone or on all ranks of an MPI job."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcfl import store
+from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
+from hpcfl.base.memory import LARGE_PAGES
+from hpcfl.comm.launcher import world
+from hpcfl.comm.placement import cores
+from hpcfl.engine import stopping
+from hpcfl.engine.trained import Models, open_models
+from hpcfl.launch.request import default_folder, run_request
+from hpcfl.launch.run import launch
+
+if TYPE_CHECKING:
+    import xarray
+    from torch import Tensor, nn
+
+    from hpcfl.config import Config
+
+THREADS = "OMP_NUM_THREADS"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run that has ended: what it recorded and the models that it left, read when they are first asked for.
+
+    Attributes
+    ----------
+    folder : Path
+        The run folder.
+    data_dir : Path or None
+        Folder of the data sets; None: where the run found them.
+    """
+
+    folder: Path
+    data_dir: Path | None = None
+
+    @cached_property
+    def data(self) -> xarray.Dataset:
+        """What was recorded, by round and client, as `hpcfl.open_run` returns it."""
+        return store.open_run(self.folder)
+
+    @cached_property
+    def models(self) -> Models:
+        """The clients' models at the end, as `hpcfl.open_models` returns them."""
+        return open_models(self.folder, self.data_dir)
+
+    def module(self, client: int | None = None) -> nn.Module:
+        """Return the trained model as a plain module, set to evaluate: the shared one, or a client's own.
+
+        Raises
+        ------
+        UsageError
+            Without `client` if the method shares only some of the layers.
+        """
+        return self.models.module(client)
+
+    def state_dict(self, client: int | None = None) -> dict[str, Tensor]:
+        """Return the parameters by the names that they have in `module`; UsageError as there."""
+        return dict(self.module(client).state_dict())
+
+
+def run(
+    config: str | Path | Mapping[str, Any] | Config,
+    *,
+    out: Path | str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    data_dir: Path | str | None = None,
+    resume: bool = False,
+    quiet: bool | None = None,
+    comm: Any = None,
+) -> Run:
+    """Carry out a run, as ``hpcfl run`` does, and return what it left.
+
+    In a script that ``mpirun`` or ``srun`` has started this is collective: all ranks call it alike, and all get the
+    same `Run` or the same exception. Signals TERM, INT and USR1 ask the run to stop meanwhile. Signal handlers, thread
+    counts, environment and torch's global random state are afterwards what they were before.
+
+    Parameters
+    ----------
+    config : str, Path, mapping or Config
+        A preset's name, a TOML file, nested tables as in one, or a `Config`.
+    out : Path or str, optional
+        The run folder; None: ``runs/<name>``, that of the file or preset, otherwise of the method.
+    settings : mapping of str to value, optional
+        Keys on top of `config`, dotted as in ``{"algorithm.lr": 0.1}``.
+    data_dir : Path or str, optional
+        Folder of the data sets; None: what HPCFL_DATA says.
+    resume : bool
+        Go on with the run that the folder already holds; without it such a folder is refused.
+    quiet : bool, optional
+        Print no progress; None: none unless the output is a terminal.
+    comm : mpi4py.MPI.Intracomm, optional
+        The ranks that take part; None: all that a launcher has started, otherwise this process alone.
+
+    Raises
+    ------
+    UsageError
+        If the config, the data or the folder cannot be used; nothing was run.
+    RunError
+        If the run could not go on.
+    Stopped
+        If it was asked to stop; a checkpoint was written, and ``resume=True`` goes on. `Diverged`, which is one, has
+        none.
+    """
+    comm = world() if comm is None else comm
+    folder = Path(out) if out else default_folder(config)
+    data = Path(data_dir or os.environ.get("HPCFL_DATA", "")) if data_dir or os.environ.get("HPCFL_DATA") else None
+    silent = not sys.stdout.isatty() if quiet is None else quiet
+    with _left_as_it_was():
+        try:
+            launch(lambda: run_request(config, settings or {}, folder, data, resume, silent), comm, from_python=True)
+        except ErrorOnOtherRank as other:
+            kind = UsageError if other.code == UsageError.code else RunError
+            raise kind(other.line) from None
+    return Run(folder, data)
+
+
+@contextmanager
+def _left_as_it_was() -> Iterator[None]:
+    """Note signals within the block; undo afterwards what runs set for the whole process."""
+    environ = {name: os.environ.get(name) for name in (THREADS, LARGE_PAGES)}
+    threads, frozen = _torch_threads(), gc.get_freeze_count()
+    stopping.install()
+    try:
+        yield
+    finally:
+        stopping.uninstall()
+        if not frozen:
+            gc.unfreeze()
+        for name, value in environ.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        if "torch" in sys.modules:
+            import torch
+
+            torch.set_num_threads(threads or int(environ[THREADS] or len(cores())))
+
+
+def _torch_threads() -> int:
+    """Return how many threads an operation has; 0 where torch is not loaded yet."""
+    return sys.modules["torch"].get_num_threads() if "torch" in sys.modules else 0
