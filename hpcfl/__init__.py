@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.local_sgd import LocalSgd
     from hpcfl.base.errors import Diverged, RunError, Stopped, UsageError
     from hpcfl.base.rng import keyed
+    from hpcfl.commands.swept import open_sweep
     from hpcfl.config import Config
-    from hpcfl.data import ClientData, Federation, Source
+    from hpcfl.data import ClientData, Federation, Header, Source
     from hpcfl.engine.trained import open_models
     from hpcfl.launch.api import Run, run
     from hpcfl.schedule.speeds import Speed
@@ -28,6 +29,7 @@ __all__ = [
     "Diverged",
     "FedAvg",
     "Federation",
+    "Header",
     "LocalSgd",
     "Run",
     "RunError",
@@ -38,6 +40,7 @@ __all__ = [
     "keyed",
     "open_models",
     "open_run",
+    "open_sweep",
     "run",
 ]
 
@@ -48,11 +51,12 @@ _PLACES = {
     **dict.fromkeys(("Diverged", "RunError", "Stopped", "UsageError"), "hpcfl.base.errors"),
     "keyed": "hpcfl.base.rng",
     "Config": "hpcfl.config",
-    **dict.fromkeys(("ClientData", "Federation", "Source"), "hpcfl.data"),
+    **dict.fromkeys(("ClientData", "Federation", "Header", "Source"), "hpcfl.data"),
     "open_models": "hpcfl.engine.trained",
     **dict.fromkeys(("Run", "run"), "hpcfl.launch.api"),
     "Speed": "hpcfl.schedule.speeds",
     "open_run": "hpcfl.store",
+    "open_sweep": "hpcfl.commands.swept",
 }
 
 

@@ -229,7 +229,7 @@ def load(
         table, dropped = on_top(below, tables, settings)
         loaded = from_table(table)
     except UsageError as error:
-        raise UsageError(_source(str(error), sources) + str(error)) from None
+        raise UsageError(_source(str(error), sources) + str(error)) from error
     if dropped and tell:
         name = f"{what}: " if isinstance(what, str | Path) else ""
         print(f"hpcfl: {name}dropped {'; '.join(dropped)}", file=sys.stderr, flush=True)

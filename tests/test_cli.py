@@ -178,7 +178,7 @@ def test_list_names_presets_and_keys(capsys: pytest.CaptureFixture[str]) -> None
         "  wait: FedAvg that waits for everybody",
         "table2-mlp-drop",
         "  fedavg: ",
-        "persist_optimizer = false",
+        "persist_optimizer = false (true or false)",
     ):
         assert word in out
 

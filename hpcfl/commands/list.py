@@ -16,7 +16,7 @@ from hpcfl.base.errors import UsageError, did_you_mean, toml
 from hpcfl.config import Config
 from hpcfl.presets import PICKED, about, overlays, presets
 
-PICK = "What the section is, and so which other keys it has."
+PICK = "What the section is, and so which other keys it has; or ``package.module:Class``, a class of your own."
 TYPES = {"boolean": "true or false", "integer": "integer", "number": "number", "string": "string"}
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 PAGE = """# The keys of a config
@@ -58,7 +58,7 @@ class Part(NamedTuple):
         return [self.name, *(f"{self.name}.{key.name}".lstrip(".") for key in self.keys)]
 
     def head(self) -> str:
-        return f"  {self.choice}: {self.text}" if self.choice else f"  {self.text}"
+        return f"  {self.choice}: {self.text}".rstrip() if self.choice else f"  {self.text}"
 
     def lines(self) -> list[str]:
         title = [] if self.choice else [f"[{self.section}]" if self.section else "keys outside sections"]
@@ -141,7 +141,7 @@ def _from_outside(name: str) -> list[Part]:
 
 @functools.cache
 def _part(section: str, choice: str, cls: type[ConfigBase]) -> Part:
-    text = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+    text = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())  # not what its base is
     properties = cls.model_json_schema()["properties"]
     keys = [
         Key(key, _default(field), _joined(_values(properties[key])), " ".join((field.description or "").split()))

@@ -111,6 +111,9 @@ def _prepared(config: Config, request: RunRequest, comm: Any, hosts: list[str]) 
         job = Job.of(config, request.data_dir, size, device(local_rank, torch.cuda.device_count()), threads)
         if config.clock == "wall" and config.singles:
             check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
+        if rank == 0 and torch.get_num_threads() != threads:
+            line = f"threads = {threads}: torch was loaded before, and keeps {torch.get_num_threads()}"
+            print(f"hpcfl: {line}", file=sys.stderr, flush=True)
         return job, _begun(job, request, rank)
 
     return raise_together(comm, make)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import hpcfl.algorithms
 from hpcfl import cli
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.config import ConfigBase
@@ -27,6 +26,21 @@ CLASSES = {
     **{("data", "name", name): source_class(name) for name in sources()},
     **{("model", "name", name): model_class(name) for name in models()},
 }
+OWN = """
+from pydantic import Field
+from hpcfl import FedAvg
+
+class Near(FedAvg):
+    '''Models stay near the shared one.
+
+    More of it.'''
+
+    pull: float = Field(0.5, ge=0)
+    '''Strength of the pull.'''
+
+class Silent(FedAvg):
+    weight: float = 1.0
+"""
 
 
 def keys(lines: list[str]) -> list[str]:
@@ -144,6 +158,38 @@ def test_an_unknown_name_is_refused_with_the_nearest(
     assert capsys.readouterr() == ("", f"hpcfl: hpcfl list: no '{name}'; {nearest}\n")
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a module of one's own in it, which has two methods, one of them without a word."""
+    path = tmp_path_factory.mktemp("own")
+    (path / "own_keys.py").write_text(OWN, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(folder)
+    return "algorithm.own_keys:"
+
+
+def test_a_class_of_ones_own_is_listed(own: str) -> None:
+    inherited = catalogue.lines("algorithm.fedavg")[1:]
+    pull = "    pull = 0.5 (number ≥ 0)  Strength of the pull."
+    assert catalogue.lines(f"{own}Near") == ["  own_keys:Near: Models stay near the shared one.", *inherited, pull]
+    assert catalogue.lines(f"{own}Near.pull") == [pull]
+    assert catalogue.lines(f"{own}Silent") == ["  own_keys:Silent:", *inherited, "    weight = 1.0 (number)"]
+    assert not any("own_keys" in line for line in catalogue.lines())
+
+
+def test_what_a_class_of_ones_own_lacks_is_refused(own: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"no 'algorithm.own_keys:Near.pul'; did you mean 'algorithm.own_keys:Near.pull'"
+    ):
+        catalogue.lines(f"{own}Near.pul")
+    with pytest.raises(UsageError, match=r"no 'Nearr' in .*own_keys.py; did you mean 'Near'"):
+        catalogue.lines(f"{own}Nearr")
+
+
 def test_a_class_of_no_section_is_refused() -> None:
     with pytest.raises(UsageError, match=r"no section 'algoritm' of which 'mine:Own' .*; did you mean 'algorithm'\?$"):
         catalogue.lines("algoritm.mine:Own")
@@ -158,9 +204,6 @@ def test_on_a_terminal_a_text_goes_on_below_itself() -> None:
     assert keys([line for line in lines if not line.startswith(" " * 8)]) == keys(whole)
 
 
-def test_the_page_of_keys_is_what_is_printed_now(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(hpcfl.algorithms, "__path__", hpcfl.algorithms.__path__[:1])  # without those of the tests
+def test_the_page_of_keys_is_what_is_printed_now(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", "--markdown"]) == 0
     assert capsys.readouterr().out == PAGE.read_text(encoding="utf-8"), "hpcfl list --markdown > docs/keys.md"

@@ -84,6 +84,16 @@ def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
     assert state() == before
 
 
+def test_threads_that_cannot_be_set_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = torch.get_num_threads()
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    hpcfl.run({**VALUES, "threads": there + 1}, out=tmp_path / "out")
+    line = f"hpcfl: threads = {there + 1}: torch was loaded before, and keeps {there}"
+    assert capsys.readouterr().err.splitlines() == [line]
+
+
 def test_the_shared_model_as_a_plain_module(tmp_path: Path) -> None:
     run = hpcfl.run({**VALUES, "evaluate": {"every": 1}}, out=tmp_path / "out")
     module = run.module()

@@ -3,63 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from helpers.launcher import alone, job, mpis
+from helpers.launcher import ROOT, alone, job, mpis
 from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.testing.runs import cut_back, same, table, toml
 
-FEDPROX = '''
-"""FedProx (Li et al., MLSys 2020)."""
-
-from pydantic import Field
-
-from hpcfl import FedAvg
-
-
-class FedProx(FedAvg):
-    """FedAvg with a proximal term, which holds clients near the model that they were sent."""
-
-    mu: float = Field(0.1, ge=0)
-    """Strength of the proximal term."""
-
-    def objective(self, task, shared, visits):
-        served = task.replicate(shared, visits)
-
-        def proximal(params, batch):
-            apart = sum((params[name] - start).flatten(1).square().sum(1) for name, start in served.items())
-            return task.losses(params, batch) + self.mu / 2 * apart
-
-        return proximal
-'''
-
-LOGNORMAL = '''
-"""Lognormal times of visits."""
-
-import numpy as np
-from pydantic import Field
-
-from hpcfl import Speed, keyed
-
-
-class Lognormal(Speed):
-    """Every visit takes lognormal seconds, drawn anew each round."""
-
-    sigma: float = Field(1.0, gt=0)
-    """Standard deviation of the logarithm."""
-
-    def seconds(self, attempt):
-        rng = keyed(attempt.seed, "lognormal", attempt.round, step=attempt.number)
-        return rng.lognormal(0.0, self.sigma, attempt.clients)[attempt.cohort]
-'''
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-code.md").read_text(encoding="utf-8"), re.DOTALL)
+FEDPROX, LOGNORMAL, BLOBS, SCRIPT = BLOCKS
 
 OWN = {
     "algorithm": {"name": "mine:FedProx", "mu": 0.5},
@@ -175,6 +136,25 @@ def test_reading_a_run_imports_nothing(folder: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
 
 
+def test_a_data_source_of_ones_own(folder: Path) -> None:
+    (folder / "blobs.py").write_text(BLOBS)
+    words = ["--set", "data.name=blobs:Blobs", "--set", "data.samples=80", "--set", "rounds=8"]
+    assert main(["run", "fedavg-digits", *words, "--out", str(folder / "out"), "--quiet"]) == 2  # not beside the preset
+    file = toml(table("fedavg", "mlp", False, data={"name": "blobs:Blobs", "samples": 80}), folder / "blobs.toml")
+    assert main(["run", str(file), "--out", str(folder / "out"), "--quiet"]) == 0
+    data = store.open_run(folder / "out")
+    assert data["train_samples"].values.tolist() == [80] * 7
+    assert data["client_accuracy"].dropna("round").values[-1].mean() > 0.5
+
+
+def test_the_script_of_the_docs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    space: dict[str, Any] = {}
+    exec(SCRIPT, space)
+    assert list(dict(space["model"].named_parameters())) == list(space["run"].state_dict())
+    assert space["run"].data.attrs["code"].startswith('{"mine:FedProx": ')
+
+
 CASES = {
     "mine": ("algorithm.name", "mine", "hpcfl: algorithm.name: no 'mine'"),
     "form": (
@@ -194,11 +174,7 @@ CASES = {
         "own.slow:keyed",
         "hpcfl: speed.model = 'own.slow:keyed': expected a class derived from ",
     ),
-    "open": (
-        "algorithm.name",
-        "hpcfl:Algorithm",
-        "hpcfl: algorithm.name = 'hpcfl:Algorithm': expected a class that defines ",
-    ),
+    "open": ("data.name", "hpcfl:Source", "hpcfl: data.name = 'hpcfl:Source': expected a class that defines check, "),
     "broken": (
         "data.name",
         "broken:Data",
@@ -226,7 +202,7 @@ def test_one_line(case: str, folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert not (folder / "out").exists()
 
 
-SCRIPT = """
+TWICE = """
 import json, os, sys
 import hpcfl
 runs = [hpcfl.run("my.toml", out=f"{sys.argv[1]}/{seed}", settings={"seed": seed}) for seed in (1, 2)]
@@ -238,7 +214,7 @@ with open(f"{sys.argv[1]}-{os.getpid()}.json", "w") as file:
 
 @pytest.mark.launch
 def test_alone_and_on_ranks_by_command_and_by_script(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "script.py").write_text(SCRIPT)
+    (folder / "script.py").write_text(TWICE)
     monkeypatch.chdir(folder)
     command = ["-m", "hpcfl", "run", "my.toml", "--set", "seed=1", "--quiet", "--out"]
     assert alone([sys.executable, *command, "command"]).code == 0

@@ -75,6 +75,7 @@ def serve(
     stopped = ended(last.round, last.stopped)
     if last.hard:
         _drop(stopped)
+    _free(comm, connected)
     return stopped
 
 
@@ -87,6 +88,15 @@ def dismiss(server: Server, comm: MPI.Intracomm, done: int, stopped: Stopped | N
         comm.Abort(1 if stopped is None else stopped.code)
     if hard:
         _drop(stopped)
+    for lane in server.lanes.all:
+        _free(comm, (lane.control, lane.data))
+
+
+def _free(comm: MPI.Intracomm, connected: tuple[Any, Any]) -> None:
+    """Free a lane's communicators: MPI has few, and a process may run many runs. Not where one may have lost ranks."""
+    if not has_ulfm(comm):
+        for each in connected:
+            each.Free()
 
 
 def _drop(stopped: Stopped | None) -> NoReturn:

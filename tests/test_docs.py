@@ -1,0 +1,255 @@
+"""What README and docs say to type, and where they point.
+
+The lines of their shell blocks go through a shell in which programs only note what they were called with, so loops,
+braces and comments are the shell's. Then, in a folder of its own for each page and all in one process,
+
+- `hpcfl run` is carried out for two rounds, and `resume`, `show`, `plot`, `adapt`, `seal`, `list`, `check`, `doctor`
+  and `optimum` as they stand, on what such runs left; `stop` has to find that its run has ended;
+- Python blocks are carried out on what the shell blocks before them left; those which a page says to save are saved.
+
+Judged only, on small files of the data sets' formats: `run` in real time or on data that are not bundled (by `check`),
+`sweep` (by `--list`, which checks every config of it), what follows a batch script (as the command that the script
+calls), and what takes the folders of such runs (by its options). What stands behind `mpirun` is carried out alone, and
+that of the README with its ranks too, under Open MPI. Other programs are not started: scripts and make's targets have
+to be there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+
+from helpers.launcher import ROOT, job, mpis
+from hpcfl.base import plugins
+from hpcfl.cli import cli, main
+from hpcfl.config import load
+from test_presets import images
+
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = ("hpcfl", "mpirun", "mpiexec", "sbatch", "make", "python", "pytest")
+BUNDLED = {"digits", "two_digits", "unit_cube", "reduced", "linear", "linear_spaces", "linear_mapping"}
+BATCH = {"run.sbatch": "run", "sweep.sbatch": "sweep"}
+TWO_ROUNDS = ["--set", "rounds=2", "--set", "evaluate.every=1"]
+Words = list[str]
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: what follows the fence's ticks, the lines within, and as what file the text says to save it."""
+
+    language: str
+    text: str
+    file: str = ""
+
+
+def blocks(page: Path) -> list[Block]:
+    parts = re.split(r"^```(.*)\n((?:.*\n)*?)```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    saved = [re.search(r"Save it as\s`([\w.]+)`:\s*$", before) for before in parts[::3]]
+    return [
+        Block(language.strip(), text, name[1] if name else "")
+        for language, text, name in zip(parts[1::3], parts[2::3], saved)
+    ]
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*\n(?:.*\n)*?```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small files in MNIST's format."""
+    home = tmp_path_factory.mktemp("data")
+    images(home / "mnist", "", "train", np.arange(50_000) % 10)
+    images(home / "mnist", "", "t10k", np.arange(200) % 10)
+    return home
+
+
+@pytest.fixture
+def typed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Stand in a folder that has what the docs take for granted, as a process alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPCFL_DATA", str(data))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
+        monkeypatch.setattr(f"{module}.launched", lambda: False)
+    for place in (".venv/bin", ".mpi/openmpi/bin", ".mpi/mpich/bin"):
+        Path(place).mkdir(parents=True)
+        for program in PROGRAMS:
+            stub = Path(place, program)
+            stub.write_text('#!/bin/sh\nprintf "%s\\037" "${0##*/}" "$@" >>"$NOTED"; echo >>"$NOTED"\n')
+            stub.chmod(0o755)
+    Path(".venv/bin/activate").touch()
+    Path("my.toml").write_text("base = 'salf-digits'")
+    monkeypatch.setattr(plugins, "_folders", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(tmp_path):
+            del sys.modules[name]
+
+
+def noted(text: str, here: Path) -> list[Words]:
+    """Return the words of each program that a shell starts for these lines."""
+    notes = here / "noted"
+    notes.write_text("")
+    path = f"{here}/.venv/bin:/usr/bin:/bin"
+    ended = subprocess.run(
+        ["bash", "-eu", "-c", text], cwd=here, env={"PATH": path, "NOTED": str(notes), "DATA": os.environ["HPCFL_DATA"]}
+    )
+    assert ended.returncode == 0, text
+    return [line.split("\037")[:-1] for line in notes.read_text().splitlines()]
+
+
+def without_launcher(words: Words) -> Words:
+    """Return what `mpirun` or `mpiexec` starts, as words that begin with the program; other words as they are."""
+    if words[0] not in ("mpirun", "mpiexec"):
+        return words
+    place = next(place for place, word in enumerate(words) if Path(word).name in ("hpcfl", "python"))
+    return [Path(words[place]).name, *words[place + 1 :]]
+
+
+def parsed(arguments: Words) -> click.Context:
+    """Return a command's options and arguments; AssertionError where the command line refuses them."""
+    command = cli.commands.get(arguments[0])
+    assert command, f"no such command: hpcfl {arguments[0]}"
+    try:
+        return command.make_context(arguments[0], arguments[1:])
+    except click.ClickException as error:
+        raise AssertionError(f"hpcfl {' '.join(arguments)}: {error.format_message()}") from None
+
+
+def carry_out(arguments: Words, listed: set[Path]) -> None:
+    """Carry out or judge a command of hpcfl, as the module's docstring says; `listed`: the folders of sweeps so far."""
+    asked = parsed(arguments).params
+    name, folders = arguments[0], [Path(each) for each in asked.get("folders", ())]
+    if name == "run":
+        config = load(asked["config"], asked["settings"])
+        if config.clock == "wall" or config.data.name not in BUNDLED:
+            arguments = ["check", asked["config"], *(f"--set={each}" for each in asked["settings"])]
+        else:
+            arguments = [*arguments, *TWO_ROUNDS, "--quiet"]
+    elif name == "sweep":
+        arguments = [*arguments, "--list"]
+        listed.add(asked["out"])
+    elif any({folder, folder.parent} & listed for folder in folders):
+        return
+    code = main(arguments)
+    assert code == (2 if name == "stop" else 0), f"hpcfl {' '.join(arguments)}: exit code {code}"
+
+
+def judge(words: Words, targets: set[str], listed: set[Path]) -> None:
+    """Carry out or judge what one line started."""
+    words = without_launcher(words)
+    if words[0] == "hpcfl":
+        carry_out(words[1:], listed)
+    elif words[0] == "make":
+        assert {word for word in words[1:] if "=" not in word} <= targets
+    elif words[0] == "sbatch":
+        place = next(place for place, word in enumerate(words) if word.endswith(".sbatch"))
+        assert (ROOT / words[place]).exists()
+        command = BATCH[Path(words[place]).name]
+        parsed([command, *words[place + 1 :]])
+        carry_out(["sweep" if command == "sweep" else "check", *words[place + 1 :]], listed)
+    elif words[0] == "python" and words[1] != "-m":
+        assert (ROOT / words[1]).exists(), words[1]
+
+
+@pytest.fixture(scope="session")
+def targets() -> set[str]:
+    """Make's targets."""
+    return set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pages
+def test_what_a_page_says_to_type_works(
+    page: Path, typed: Path, targets: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed: set[Path] = set()
+    for block in blocks(page):
+        assert block.language in ("sh", "python", "text", "toml", "json"), f"{page.name}: ```{block.language}"
+        if block.file:
+            Path(block.file).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            exec(compile(block.text, page.name, "exec"), {"__name__": "__main__"})
+        for words in noted(block.text, typed) if block.language == "sh" else ():
+            judge(words, targets, listed)
+            if words[:2] == ["hpcfl", "stop"]:
+                assert "cannot be stopped: expected a running run" in capsys.readouterr().err
+
+
+@pages
+def test_commands_in_a_pages_text_exist(page: Path) -> None:
+    for name, more in re.findall(r"`hpcfl ([a-z]+)\b([^`]*)`", prose(page)):
+        assert name in cli.commands, f"hpcfl {name}"
+        known = {option for parameter in cli.commands[name].params for option in parameter.opts}
+        assert set(re.findall(r"(?<!\S)--?[a-z-]+", more)) <= known, f"hpcfl {name}{more}"
+
+
+@pytest.mark.launch
+def test_what_the_readme_says_to_type_works_on_its_ranks(typed: Path) -> None:
+    lines = [words for block in blocks(README) if block.language == "sh" for words in noted(block.text, typed)]
+    launches = [words for words in lines if words[0] == "mpirun"]
+    assert launches
+    assert "openmpi" in mpis(), "openmpi is not installed: make setup"
+    for words in launches:
+        arguments = without_launcher(words)[1:]
+        assert words[1] == "-n"
+        ended = job("openmpi", int(words[2]), ["-m", "hpcfl", *arguments, *TWO_ROUNDS])
+        assert ended.code == 0, ended.err
+        assert " 2/2 " in ended.out
+
+
+def targets_of_links(page: Path) -> Iterator[str]:
+    yield from re.findall(r"\[[^\]]*\]\(\s*([^)\s]+)\s*\)", prose(page))
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives a page's headings."""
+    heads = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_links_inside_the_repository_resolve(page: Path) -> None:
+    for link in targets_of_links(page):
+        if re.match(r"[a-z]+:", link):  # elsewhere
+            continue
+        file, _, anchor = link.partition("#")
+        there = (page.parent / file).resolve() if file else page
+        assert there.exists(), f"{page.name}: {link}"
+        assert there.is_relative_to(ROOT)
+        assert not anchor or anchor in anchors(there), f"{page.name}: no heading for {link}"
+
+
+def test_the_index_has_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    assert set(targets_of_links(index)) >= {page.name for page in PAGES[1:] if page != index}
+
+
+def test_the_readme_is_short_and_has_two_commands() -> None:
+    assert len(README.read_text(encoding="utf-8").split()) <= 1200
+    first, after = [block.text for block in blocks(README) if block.language == "sh"][:2]
+    assert re.findall(r"^\w.*?(?= +#|$)", first, re.MULTILINE) == ["make demo", "make test"]
+    assert after == ". .venv/bin/activate\n"
+
+
+def test_licence_and_citation_are_those_of_the_package() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    version, licence = (re.search(rf'^{key} = "(.*)"$', text, re.MULTILINE)[1] for key in ("version", "license"))
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {version}\nlicense: {licence}\n" in citation
+    assert citation.count("\n    notes: ") == 4
+    assert "Apache License\n                           Version 2.0, January 2004" in (ROOT / "LICENSE").read_text()
