@@ -124,7 +124,8 @@ def _told_apart(
                 also = (key,) if key in alike[0].keys else ()
                 yield from _told_apart(alike, keys[place + 1 :], (*used, *also))
             return
-    yield runs, used
+    if runs:
+        yield runs, used
 
 
 def _of_seeds(alike: Sequence[Recorded], keys: tuple[str, ...], runs: Sequence[Recorded]) -> list[Group]:

@@ -137,6 +137,13 @@ def test_a_run_without_a_score_is_named_and_left_out(tmp_path: Path, sweep: Path
     assert f"'{tmp_path / 'targets'}' has recorded no accuracy: left out" in said
 
 
+def test_where_no_run_has_a_score_the_picture_is_empty(tmp_path: Path) -> None:
+    write_run(tmp_path / "killed", config(), [])
+    assert main(["plot", str(tmp_path / "killed"), "-o", str(tmp_path / "it.png"), "--clients", "slow-third"]) == 0
+    assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
+    assert drawn(tmp_path / "killed") == []
+
+
 def test_keys_that_stand_in_no_label_are_named(tmp_path: Path, sweep: Path, capsys: Any) -> None:
     table = config(algorithm={**FEDAVG, "lr": 0.4}, speed={"rate": 2.0})
     write_run(tmp_path / "other", table, curve([0.1], [1]))
