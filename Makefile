@@ -50,7 +50,7 @@ bench-wall: setup
 
 # what tests, linters and analysis need besides
 .venv/ready: .venv/runs
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable ".[dev,analysis]"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable ".[dev]"
 	@touch $@
 
 .mpi/%/ready: | .venv/runs

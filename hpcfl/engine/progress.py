@@ -12,10 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Reporter:
-    """Tells of rounds that are safely on disk; `first` is the round that this start begins with."""
+    """Tells of rounds that are safely on disk; `first` is the round that this start begins with.
 
-    def __init__(self, rounds: int, first: int, quiet: bool = False) -> None:
-        self.rounds, self.quiet = rounds, quiet
+    Seconds are called by the `clock` that they are of.
+    """
+
+    def __init__(self, rounds: int, first: int, clock: str, quiet: bool = False) -> None:
+        self.rounds, self.clock, self.quiet = rounds, clock, quiet
         self.text = self.short = ""
         self.bar: Progress | None = None
         if sys.stderr.isatty() and not quiet:
@@ -27,7 +30,7 @@ class Reporter:
     def round(self, done: int, row: Mapping[str, Any]) -> None:
         """Tell of one round; in a log only where it was evaluated."""
         if "client_accuracy" in row:
-            self.text, self.short = describe(row), f"accuracy {accuracy_of(row):.4f}"
+            self.text, self.short = describe(row, self.clock), f"accuracy {accuracy_of(row):.4f}"
         if self.bar is not None:
             self.bar.update(self.task, completed=done, description=self.short)
         elif not self.quiet and "client_accuracy" in row:
@@ -51,7 +54,7 @@ def accuracy_of(row: Mapping[str, Any]) -> float:
     return float(row.get("accuracy", known.mean() if len(known) else np.nan))
 
 
-def describe(row: Mapping[str, Any]) -> str:
+def describe(row: Mapping[str, Any], clock: str) -> str:
     accuracy = accuracy_of(row)
     tested = "" if np.isnan(accuracy) else f"accuracy {accuracy:.4f}  "
     invited = int(np.sum(row["cohort"]))
@@ -59,4 +62,4 @@ def describe(row: Mapping[str, Any]) -> str:
         tested += f"objective {row['objective']:.6g}  "
     loss = f"loss {row['loss']:.4f}  " if "loss" in row else "void  " if invited else ""
     arrived = f"{int(np.sum(row['arrived']))}/{invited} arrived" if invited else "nobody invited"
-    return f"{tested}{loss}{arrived}  simulated {row['sim_seconds']:.1f} s"
+    return f"{tested}{loss}{arrived}  {clock} {row['sim_seconds']:.1f} s"

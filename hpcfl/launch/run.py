@@ -196,7 +196,7 @@ def _run_rounds(
 
     recorder = stopped = None
     if rounds.serves:
-        reporter = Reporter(job.config.rounds, now.round, request.quiet)
+        reporter = Reporter(job.config.rounds, now.round, job.config.clock, request.quiet)
         recorder = Recorder(request.folder, job, ranks, now.round, reporter)
     try:
         run(job, rounds, recorder, now, stop)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import hpcfl
 from helpers.launcher import ROOT, alone, job, mpis
 from hpcfl import store
 from hpcfl.base import plugins
@@ -226,6 +227,15 @@ def test_alone_and_on_ranks_by_command_and_by_script(folder: Path, monkeypatch: 
     found = [path.read_text() for path in folder.glob("*-*.json")]
     assert len(found) == 1 + 3 * len(mpis())
     assert len(set(found)) == 1
+
+
+@pytest.mark.launch
+def test_it_is_swept(folder: Path) -> None:
+    words = ["--grid", "algorithm.mu=0.1,0.2", "--set", "rounds=1", "--out", str(folder / "sweep")]
+    assert alone([sys.executable, "-m", "hpcfl", "sweep", str(folder / "my.toml"), *words]).code == 0
+    whole = hpcfl.open_sweep(folder / "sweep")
+    assert whole["algorithm.mu"].values.tolist() == [0.1, 0.2]
+    assert whole["loss"].notnull().all()
 
 
 @pytest.mark.launch
