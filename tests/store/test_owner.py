@@ -91,9 +91,10 @@ def test_an_owner_on_another_host_is_passed_over_by_force_alone(tmp_path: Path) 
 def test_what_another_has_taken_by_force_is_not_removed(tmp_path: Path) -> None:
     store.take(tmp_path)
     lock(tmp_path).unlink()
-    other = Other(tmp_path, far())
+    text = far()
+    other = Other(tmp_path, text)
     store.release(tmp_path)
-    assert lock(tmp_path).read_text() == far()
+    assert lock(tmp_path).read_text() == text
     other.file.close()
 
 
