@@ -38,6 +38,7 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("hpcfl", "mpirun", "mpiexec", "sbatch", "make", "python", "pytest")
 BUNDLED = {"digits", "two_digits", "unit_cube", "reduced", "linear", "linear_spaces", "linear_mapping"}
+KEYS = {"with": "overlays", "set": "settings"}
 BATCH = {"run.sbatch": "run", "sweep.sbatch": "sweep"}
 OVER = {"--set": "settings", "--with": "overlays"}
 TWO_ROUNDS = ["--set", "rounds=2", "--set", "evaluate.every=1"]
@@ -93,6 +94,9 @@ def typed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
             stub.chmod(0o755)
     Path(".venv/bin/activate").touch()
     Path("my.toml").write_text("base = 'salf-digits'")
+    for block in blocks(ROOT / "docs" / "own-code.md"):
+        if block.file:
+            Path(block.file).write_text(block.text, encoding="utf-8")
     monkeypatch.setattr(plugins, "_folders", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = set(sys.modules)
