@@ -15,7 +15,7 @@ from pydantic import Field, SerializeAsAny, field_validator
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.base import plugins
-from hpcfl.base.config import ConfigBase, checked, unknown
+from hpcfl.base.config import ConfigBase, checked, sections, unknown
 from hpcfl.base.errors import UsageError
 from hpcfl.comm.guard import Guard
 from hpcfl.comm.placement import check_single
@@ -283,16 +283,8 @@ def from_table(table: Table, recorded: bool = False) -> Config:
         if key not in Config.model_fields:
             raise UsageError(unknown(Config, key))
     picked = {section: _picked(table, section, recorded) for section in PICKED}
-    plain: dict[str, type[ConfigBase]] = {
-        "evaluate": Evaluate,
-        "checkpoint": Checkpoints,
-        "participation": Participation,
-        "doubling": Doubling,
-        "guard": Guard,
-        "oracle": Oracle,
-    }
-    for key, cls in plain.items():
-        if key in table:
+    for key, cls in sections(Config).items():
+        if key in table and key not in PICKED:
             picked[key] = cls.from_table(table[key], key, recorded)
     rest = {key: value for key, value in table.items() if key not in picked}
     return checked(lambda: Config.model_validate({**rest, **picked}), Config, "")

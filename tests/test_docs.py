@@ -39,6 +39,7 @@ PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("hpcfl", "mpirun", "mpiexec", "sbatch", "make", "python", "pytest")
 BUNDLED = {"digits", "two_digits", "unit_cube", "reduced", "linear", "linear_spaces", "linear_mapping"}
 BATCH = {"run.sbatch": "run", "sweep.sbatch": "sweep"}
+OVER = {"--set": "settings", "--with": "overlays"}
 TWO_ROUNDS = ["--set", "rounds=2", "--set", "evaluate.every=1"]
 Words = list[str]
 
@@ -136,9 +137,10 @@ def carry_out(arguments: Words, listed: set[Path]) -> None:
     asked = parsed(arguments).params
     name, folders = arguments[0], [Path(each) for each in asked.get("folders", ())]
     if name == "run":
-        config = load(asked["config"], asked["settings"])
+        config = load(asked["config"], asked["settings"], asked["overlays"])
         if config.clock == "wall" or config.data.name not in BUNDLED:
-            arguments = ["check", asked["config"], *(f"--set={each}" for each in asked["settings"])]
+            settings, overlays = ([f"{option}={each}" for each in asked[name]] for option, name in OVER.items())
+            arguments = ["check", asked["config"], *overlays, *settings]
         else:
             arguments = [*arguments, *TWO_ROUNDS, "--quiet"]
     elif name == "sweep":

@@ -42,6 +42,12 @@ def checked(make: Callable[[], C], cls: type[C], where: str) -> C:
         raise UsageError(_line(error, cls, where)) from None
 
 
+def sections(cls: type[ConfigBase]) -> dict[str, type[ConfigBase]]:
+    """Return which keys are sections, not values, and their classes."""
+    classes = {key: field.annotation for key, field in cls.model_fields.items()}
+    return {key: each for key, each in classes.items() if isinstance(each, type) and issubclass(each, ConfigBase)}
+
+
 def unknown(cls: type[ConfigBase], key: str, where: str = "") -> str:
     """Return the line that refuses a key that a section does not have."""
     path = f"{where}.{key}" if where else key

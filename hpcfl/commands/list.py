@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
-from hpcfl.base.config import ConfigBase
+from hpcfl.base.config import ConfigBase, sections
 from hpcfl.base.errors import UsageError, did_you_mean, toml
 from hpcfl.config import Config
 from hpcfl.presets import PICKED, about, overlays, presets
@@ -117,13 +117,13 @@ def described(cls: type[ConfigBase]) -> list[str]:
 def parts() -> Iterator[Part]:
     """Yield all keys in the order of the config; those of the classes in the package, of no others."""
     yield _part("", "", Config)
-    for section, field in Config.model_fields.items():
+    for section, cls in sections(Config).items():
         if section in PICKED:
             by, default, names, find = PICKED[section]
             picks = Key(by, toml(default) if default else "required", _joined([toml(name) for name in names()]), PICK)
-            yield Part(section, "", field.description or "", [picks])
+            yield Part(section, "", Config.model_fields[section].description or "", [picks])
             yield from (_part(section, name, find(name)) for name in names())
-        elif (cls := _section(field)) is not None:
+        else:
             yield _part(section, "", cls)
 
 
@@ -143,18 +143,13 @@ def _from_outside(name: str) -> list[Part]:
 def _part(section: str, choice: str, cls: type[ConfigBase]) -> Part:
     text = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())  # not what its base is
     properties = cls.model_json_schema()["properties"]
+    elsewhere = sections(Config) if cls is Config else ()
     keys = [
         Key(key, _default(field), _joined(_values(properties[key])), " ".join((field.description or "").split()))
         for key, field in cls.model_fields.items()
-        if not _picks(key, field) and _section(field) is None
+        if not _picks(key, field) and key not in elsewhere
     ]
     return Part(section, choice, text, keys)
-
-
-def _section(field: FieldInfo) -> type[ConfigBase] | None:
-    """Return the section that a key of the config is; None where it is a value."""
-    cls = field.annotation
-    return cls if isinstance(cls, type) and issubclass(cls, ConfigBase) else None
 
 
 def _picks(key: str, field: FieldInfo) -> bool:
