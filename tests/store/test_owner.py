@@ -162,11 +162,12 @@ def test_the_status_counts_too(
 
 
 def test_who_is_refused_leaves_the_name_of_another(tmp_path: Path) -> None:
-    lock(tmp_path).write_text(far())  # locks do not reach that far
+    text = far()
+    lock(tmp_path).write_text(text)  # locks do not reach that far
     running(tmp_path, host="far")
     with pytest.raises(UsageError, match="far"):
         store.take(tmp_path)
-    assert lock(tmp_path).read_text() == far()
+    assert lock(tmp_path).read_text() == text
 
 
 def test_where_nothing_can_be_written_there_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
