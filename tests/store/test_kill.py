@@ -63,7 +63,7 @@ name = "digits"
 name = "mlp"
 hidden = [32, 16]
 """
-ATTEMPTS = 6
+ATTEMPTS = 12
 
 
 def run_args(folder: Path, *settings: str) -> list[str]:
@@ -202,7 +202,7 @@ class Scene:
                 return job
             assert not moment.fault, f"no {moment.fault}: {job.out}{job.err}"
             assert "done" in (self.folder / "status").read_text().splitlines()[0], job.err
-            share *= 0.8
+            share *= 0.5
             shutil.rmtree(self.folder)
             if before.exists():
                 shutil.copytree(before, self.folder)

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import xarray
 
-from helpers import faults, runs
+from helpers import faults
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.store import Segment, atomic
+from hpcfl.testing import runs
 
 COLUMNS = [
     store.Column("sim_seconds", (), "f8", "simulated seconds since the start", "s"),
