@@ -7,12 +7,12 @@ braces and comments are the shell's. Then, in a folder of its own for each page 
   and `optimum` as they stand, on what such runs left; `stop` has to find that its run has ended;
 - Python blocks are carried out on what the shell blocks before them left; those which a page says to save are saved.
 
-Of a `sweep` the first run is carried out so, and `--list` checks the configs of all. What stands behind `mpirun` is
-carried out alone; with their ranks, under Open MPI, the README's first such line and that of a run in real time.
+Of a `sweep` the first run is carried out so, and `--list` checks the configs of all; of a batch script the command that
+it calls. What stands behind `mpirun` is carried out alone; with its ranks, under Open MPI, the README's first such line
+and the runs in real time. Data sets that are not bundled are small made-up files of their formats.
 
-Judged only, on small files of the data sets' formats: `run` on data that are not bundled (by `check`), what follows a
-batch script (as the command that the script calls), and what takes the folders of such runs or of sweeps (by its
-options). Other programs are not started: scripts and make's targets have to be there.
+Judged only: what takes the folders of sweeps (by its options). Other programs are not started: scripts and make's
+targets have to be there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from test_presets import images
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("hpcfl", "mpirun", "mpiexec", "sbatch", "make", "python", "pytest")
-BUNDLED = {"digits", "two_digits", "unit_cube", "reduced", "linear", "linear_spaces", "linear_mapping"}
 KEYS = {"with": "overlays", "set": "settings"}
 BATCH = {"run.sbatch": "run", "sweep.sbatch": "sweep"}
 OVER = {"--set": "settings", "--with": "overlays"}
@@ -144,7 +143,7 @@ def carry_out(arguments: Words, listed: set[Path]) -> None:
     name, folders = arguments[0], [Path(each) for each in asked.get("folders", ())]
     if name == "run":
         config = load(asked["config"], asked["settings"], asked["overlays"])
-        if config.clock == "wall" or config.data.name not in BUNDLED:
+        if config.clock == "wall":
             settings, overlays = ([f"{option}={each}" for each in asked[name]] for option, name in OVER.items())
             arguments = ["check", asked["config"], *overlays, *settings]
         else:
@@ -173,7 +172,7 @@ def judge(words: Words, targets: set[str], listed: set[Path]) -> None:
         assert (ROOT / words[place]).exists()
         command = BATCH[Path(words[place]).name]
         parsed([command, *words[place + 1 :]])
-        carry_out(["sweep" if command == "sweep" else "check", *words[place + 1 :]], listed)
+        carry_out([command, *words[place + 1 :]], listed)
     elif words[0] == "python" and words[1] != "-m":
         assert (ROOT / words[1]).exists(), words[1]
 
@@ -210,10 +209,12 @@ def test_commands_in_a_pages_text_exist(page: Path) -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("page", ["README.md", "docs/running.md"], ids=["simulated", "wall"])
+@pytest.mark.parametrize("page", ["README.md", "docs/running.md", "docs/srpfl.md"])
 def test_a_launch_works_on_its_ranks(page: str, typed: Path) -> None:
     lines = [words for block in blocks(ROOT / page) if block.language == "sh" for words in noted(block.text, typed)]
-    launches = [words for words in lines if words[0] == "mpirun" and ("wall" in words[-1]) == (page != "README.md")]
+    real = [words for words in lines if words[0] == "mpirun" and "wall" in " ".join(words)]
+    launches = real or [words for words in lines if words[0] == "mpirun"]
+    assert bool(real) == (page != "README.md")
     assert all(words[1] == "-n" for words in launches)
     assert "openmpi" in mpis(), "openmpi is not installed: make setup"
     first = launches[0]
