@@ -184,7 +184,8 @@ class Config(ConfigBase):
     @property
     def code(self) -> dict[str, dict[str, str]]:
         """The classes from outside the package, ``{"package.module:Class": {"file": …, "sha256": …}}``."""
-        return plugins.origins(plugins.specs_in(self.model_dump(mode="json")))
+        names = [getattr(getattr(self, section), pick.by) for section, pick in PICKED.items()]
+        return plugins.origins(name for name in names if ":" in name)
 
 
 Overlay = str | Path | Mapping[str, Any]

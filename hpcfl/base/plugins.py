@@ -12,7 +12,7 @@ import importlib
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from inspect import isabstract
@@ -126,7 +126,7 @@ def file_of(module: str) -> Path:
 # what a run records of them
 
 
-def origins(specs: list[str]) -> dict[str, dict[str, str]]:
+def origins(specs: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return the file and SHA-256 of each of these classes, as ``{spec: {"file": …, "sha256": …}}``."""
     files = {spec: file_of(spec.partition(":")[0]) for spec in specs}
     return {spec: {"file": str(file), "sha256": _digest(file)} for spec, file in files.items()}
@@ -149,9 +149,3 @@ def recall(recorded: Mapping[str, Mapping[str, str]], force: bool = False) -> No
 
 def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def specs_in(values: Mapping[str, Any]) -> list[str]:
-    """Return the classes from outside among the values of a config's sections, ``{section: {key: value}}``."""
-    named = [section.get(by) for section in values.values() if isinstance(section, dict) for by in ("name", "model")]
-    return [name for name in named if isinstance(name, str) and ":" in name]

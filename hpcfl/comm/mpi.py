@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 from mpi4py import MPI
 
-from hpcfl.base.errors import ErrorOnOtherRank, UsageError, UserError
+from hpcfl.base.errors import ErrorOnOtherRank, UserError
 
 STEPS = 3
 YIELD_SECONDS = 0.0005  # of looking: some 200 looks at a single request
@@ -137,7 +137,7 @@ def settle(comm: MPI.Intracomm, error: Exception | None) -> None:
     """Raise on every rank if any has an error: its own on the first such rank, `ErrorOnOtherRank` on the others."""
     codes = np.zeros(comm.Get_size(), dtype=np.int64)
     if error is not None:
-        codes[comm.Get_rank()] = 2 if isinstance(error, UsageError) else 1
+        codes[comm.Get_rank()] = error.code if isinstance(error, UserError) else 1
     wait([comm.Iallreduce(MPI.IN_PLACE, codes, MPI.SUM)])
     if not codes.any():
         return

@@ -14,9 +14,9 @@ from typing import Any
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError, listed
-from hpcfl.presets import flat
+from hpcfl.presets import PICKED, flat
 
-FIRST = ("algorithm.name", "speed.model", "data.name", "model.name")
+FIRST = tuple(f"{section}.{pick.by}" for section, pick in PICKED.items())
 """Keys that labels begin with, where they differ: each picks the class of a section."""
 Values = dict[str, list["Recorded"]]
 

@@ -76,15 +76,13 @@ class Part(NamedTuple):
 
 def lines(name: str = "") -> list[str]:
     """Return the whole catalogue, or what it has of one name; UsageError says which is nearest where there is none."""
-    named = {
-        "presets": ["presets (hpcfl run NAME)", *_abouts(presets())],
-        "overlays": ["overlays (hpcfl run CONFIG --with NAME)", *_abouts(overlays())],
-    }
-    if name in named:
-        return named[name]
+    if name == "presets":
+        return ["presets (hpcfl run NAME)", *_abouts(presets())]
+    if name == "overlays":
+        return ["overlays (hpcfl run CONFIG --with NAME)", *_abouts(overlays())]
     if not name:
         keys = (line for part in parts() for line in ([] if part.choice else [""]) + part.lines())
-        return [*named["presets"], "", *named["overlays"], *keys]
+        return [*lines("presets"), "", *lines("overlays"), *keys]
     there = _from_outside(name) if ":" in name else list(parts())
     found = [line for part in there for line in part.about(name)]
     if not found:

@@ -61,10 +61,12 @@ def _telling(configs: Sequence[dict[str, Any]]) -> list[str]:
     """Return the fewest keys that tell all configs apart, but for the seed: names of classes first, then sections."""
     known = dict.fromkeys(key for config in configs for key in config if key != SEED)
     chosen: list[str] = []
+    kinds = 1  # that the chosen keys tell apart
     for key in sorted(known, key=lambda key: (key not in FIRST, "." not in key)):
         told = {json.dumps([config.get(each) for each in (*chosen, key)]) for config in configs}
-        if len(told) > len({json.dumps([config.get(each) for each in chosen]) for config in configs}):
+        if len(told) > kinds:
             chosen.append(key)
+            kinds = len(told)
     return chosen
 
 

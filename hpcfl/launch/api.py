@@ -120,7 +120,8 @@ def run(
     """
     comm = world() if comm is None else comm
     folder = Path(out) if out else default_folder(config)
-    data = Path(data_dir or os.environ.get("HPCFL_DATA", "")) if data_dir or os.environ.get("HPCFL_DATA") else None
+    place = data_dir or os.environ.get("HPCFL_DATA")
+    data = Path(place) if place else None
     silent = not sys.stdout.isatty() if quiet is None else quiet
     with _left_as_it_was():
         try:

@@ -260,8 +260,8 @@ def _open(request: RunRequest, processes: list[tuple[str, str]], job: Job) -> No
         from hpcfl.engine.record import about_clients
 
         attributes = {"config": request.config, "data_dir": str(request.data_dir or ""), "hosts": json.dumps(hosts)}
-        if job.config.code:
-            attributes["code"] = json.dumps(job.config.code)
+        if code := job.config.code:
+            attributes["code"] = json.dumps(code)
         attributes |= {"versions": json.dumps(versions()), "git_commit": git_commit()}
         try:
             folder.mkdir(parents=True, exist_ok=True)
