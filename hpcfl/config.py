@@ -154,6 +154,7 @@ class Config(ConfigBase):
             )
         if self.clock == "wall" and self.singles:
             check_single(self.singles, self.lane_width)
+        self.oracle.check()
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)
         self.algorithm.check(self.speed.rules(self.participation), self.speed.known(self.clock))
