@@ -51,8 +51,9 @@ class Evaluate(ConfigBase):
     """Models are also evaluated after each of so many last rounds of the run."""
     objective: bool = False
     """Record the objective too: the mean loss over all training samples, the clients' under the models that they
-    predict with, the server's own (if it holds any) under the shared one, each with the penalty. Nothing is drawn for
-    it: no dropout, no augmentation. In real time it is not known where a client did not answer."""
+    predict with (of those that take part), the server's own (if it holds any) under the shared one, each with the
+    penalty. Nothing is drawn for it: no dropout, no augmentation. In real time it is not known where a client did not
+    answer."""
 
     def due(self, done: int, rounds: int) -> bool:
         """Return whether the state after `done` of `rounds` rounds is evaluated."""

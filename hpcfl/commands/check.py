@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpcfl.algorithms import ServerState
+from hpcfl.base.errors import listed
 from hpcfl.comm.placement import lane_topologies
 from hpcfl.config import Config
 from hpcfl.data import Federation, Header
@@ -45,6 +46,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     facts = chain(
         [("config", f"valid: {config.algorithm.name}, {config.rounds} rounds, {config.clients} clients")],
         [("data", f"{header.train} training and {header.test} test samples, at most {samples} per client")],
+        _held_out(job),
         _rounds(job),
         _stages(job),
         _messages(job),
@@ -54,6 +56,12 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
         _memory(job, ranks),
     )
     yield from (f"{name:<14}{text}" for name, text in facts)
+
+
+def _held_out(job: Job) -> Facts:
+    clients = job.config.clients
+    if held := sorted({*range(clients)} - {*job.planner.members.tolist()}):
+        yield "held out", f"{len(held)} of {clients} clients take no part: {listed(held)}"
 
 
 def _rounds(job: Job) -> Facts:
