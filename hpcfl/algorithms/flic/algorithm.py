@@ -189,7 +189,7 @@ class Flic(FlicKeys):
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         learner = self._learner(task, shared, personal, visits, testing=True)
         parts = learner.terms.parts
-        if self.evaluation != "stored":
+        if self.evaluation != "stored":  # all clients align before round 1, also those that no round has invited yet
             learner.pretrain(self.first_anchors(task))
         if self.evaluation == "tuned":
             learner.realign()
@@ -205,7 +205,8 @@ class Flic(FlicKeys):
         states = [self.init_client(task, int(client)) for client in visits.clients]
         personal = {name: torch.stack([state[name] for state in states]) for name in states[0]}
         learner = self._learner(task, shared, personal, visits, testing=True)
-        if epochs:
-            learner.pretrain(self.first_anchors(task))
+        if epochs:  # who took part aligned to the first anchors; a newcomer is sent the last ones and no others
+            learner.pretrain({name: shared[name] for name in (MEANS, FACTORS) if name in shared})
+            learner.realign()
             learner.local(epochs, learner.terms.parts.personal)
         return learner.terms.parts.mixed(learner.params)

@@ -72,7 +72,8 @@ class FlicKeys(Algorithm):
     iterations: int = Field(100, ge=1)
     """``bures``: at most so many iterations."""
     pretrain: int = Field(0, ge=0)
-    """Epochs in which an embedding aligns to the first anchors, before its client's first visit."""
+    """Epochs in which an embedding aligns to the first anchors, before its client's first visit; with `hpcfl adapt`, a
+    newcomer's to the anchors as they are served last."""
     pretrain_batch: int = Field(10, ge=0)
     """Samples per step of `pretrain`; 0 for all that a client has."""
     realign: int = Field(0, ge=0)
