@@ -153,6 +153,9 @@ class Config(ConfigBase):
                 "batch_clients: clock = 'wall' computes visit by visit: expected 'auto', false or 1, "
                 f"got {self.batch_clients}; did you mean 1?"
             )
+        if self.clock == "wall" and self.algorithm.between_rounds:
+            key = self.algorithm.between_rounds
+            raise UsageError(f"clock: {key} lets all clients learn after each round: expected 'simulated', got 'wall'")
         if self.clock == "wall" and self.singles:
             check_single(self.singles, self.lane_width)
         rules = self.participation, self.doubling, self.speed, self.algorithm

@@ -48,6 +48,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
         [("data", f"{header.train} training and {header.test} test samples, at most {samples} per client")],
         _held_out(job),
         _rounds(job),
+        _theory(job),
         _stages(job),
         _messages(job),
         _chunks(job, ranks),
@@ -82,6 +83,13 @@ def _rounds(job: Job) -> Facts:
     seconds, repeats = (sum(each) / len(plans) for each in zip(*((plan.duration, plan.repeats) for plan in plans)))
     attempts = f", {repeats:.3g} void attempts included" if repeats else ""
     yield "time", f"{seconds:.3g} simulated seconds per round{attempts}"
+
+
+def _theory(job: Job) -> Facts:
+    if job.config.algorithm.name == "salf":
+        from hpcfl.commands.theorem import facts  # it needs torch and SciPy
+
+        yield from facts(job)
 
 
 def _planned(job: Job, rounds: int) -> list[Plan]:
