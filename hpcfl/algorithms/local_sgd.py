@@ -25,7 +25,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -100,7 +100,7 @@ class LocalTraining(Algorithm):
     @property
     def tuner(self) -> Optimizer:
         """What takes the steps before a test."""
-        own = {"lr": self.tune_lr, "momentum": self.tune_momentum, "decay": self.tune_weight_decay}
+        own: dict[str, Any] = {"lr": self.tune_lr, "momentum": self.tune_momentum, "decay": self.tune_weight_decay}
         return replace(self.optimiser, **{name: value for name, value in own.items() if value is not None})
 
     def check(self, participation: Participation, known: bool = True) -> None:
@@ -232,9 +232,6 @@ class LocalSgd(LocalTraining):
                     f"algorithm.{key} = {value} has no meaning with algorithm.optimizer = 'adam': "
                     "remove it, or set algorithm.optimizer = 'sgd'"
                 )
-
-    def learning_rate(self, round: int) -> float:
-        return self.lr / (1 + self.decay * round)
 
     @property
     def optimiser(self) -> Optimizer:
