@@ -70,7 +70,7 @@ ORACLE = (
     Column("epochs_b", (), "int64", "epochs in which the server computed; rounds in a row without clients are one"),
     Column("epochs_c", (), "int64", "epochs in which clients only sent"),
     Column("oracle", (), "float64", "federated oracle complexity of the round: gradients plus phi times vectors"),
-    Column("running_time", (), "float64", "expected running time of the round's epochs, in gradients"),
+    Column("running_time", (), "float64", "expected running time of the round's epochs as eq. 25 has it, in gradients"),
 )
 """Columns of federated oracle complexity, where `oracle.record` asks for them."""
 MOST_LOGGED = 1000  # rejections that are events too: the log has room for ten times as many of all kinds

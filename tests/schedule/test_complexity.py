@@ -192,34 +192,52 @@ def most(federation: Federation, gradients: Callable[[int, int], tuple[int, int]
     return np.max([gradients(len(y), len(np.unique(y))) for y in labels], 0)
 
 
-# what FLIC adds to 3 n + 2 · ceil(n/20) · J h of φ, β and α, and n + J h of the anchors; as above without `pretrain`
-FLIC: dict[str, tuple[dict[str, Any], Callable[[int, int], int]]] = {
-    "nothing": ({}, lambda n, h: 3 * n + 2 * ceil(n / 20) * 4 * h + n + 4 * h),
-    "no draws": ({"lambda2": 0.0, "draws": 0}, lambda n, h: 3 * n + n),
-    "J is the batch": ({"draws": 0}, lambda n, h: 3 * n + 2 * ceil(n / 20) * 20 * h + n + 20 * h),
-    "passes of φ and β": ({"epochs": 2}, lambda n, h: (4 + 1) * n + (2 + 1) * ceil(n / 20) * 4 * h + n + 4 * h),
-    "alignment": ({"realign": 2}, lambda n, h: 2 * n + 3 * n + 2 * ceil(n / 20) * 4 * h + n + 4 * h),
-    "the means of all": (
-        {"anchor_loss": "means", "covariances": "fixed", "average": "active", "iterations": 100},
-        lambda n, h: 3 * n + 2 * ceil(n / 20) * 4 * h + n + 6,
+def flic(n: int, h: int, passes: int = 2, draws: int = 4) -> int:
+    """Return what φ takes in a pass, and β and α in so many passes with J draws of h anchors in each step of 20."""
+    return n + passes * (n + ceil(n / 20) * draws * h)
+
+
+FIXED = {"covariances": "fixed", "average": "active", "iterations": 100}
+FLIC: dict[str, tuple[dict[str, Any], Callable[[int, int], int]]] = {  # the last term is the anchors' own
+    "one pass": ({}, lambda n, h: flic(n, h) + n + 4 * h),
+    "two of φ and β": ({"epochs": 2}, lambda n, h: n + flic(n, h, passes=3) + n + 4 * h),
+    "no draws": ({"lambda2": 0.0, "draws": 0}, lambda n, h: flic(n, h, draws=0) + n),
+    "J is the batch": ({"draws": 0}, lambda n, h: flic(n, h, draws=20) + n + 20 * h),
+    "all is α": ({"inside": "fedavg-ft"}, lambda n, h: flic(n, h, passes=1) + n + 4 * h),
+    "φ and β by one gradient": ({"local_step": "joint"}, lambda n, h: flic(n, h) - n + n + 4 * h),
+    "α has the last pass": ({"epochs": 2, "shared_epoch": "last"}, lambda n, h: flic(n, h) + n + 4 * h),
+    "α later": ({"shared_from": 1}, lambda n, h: flic(n, h, passes=1) + n + 4 * h),
+    "alignment": ({"realign": 2}, lambda n, h: 2 * n + flic(n, h) + n + 4 * h),
+    "three steps of the anchors": ({"anchor_steps": 3}, lambda n, h: flic(n, h) + 3 * (n + 4 * h)),
+    "two after each batch": (
+        {"anchor_every": "batch", "anchor_steps": 2},
+        lambda n, h: flic(n, h) + 2 * (2 * n + 2 * ceil(n / 20) * 4 * h),
     ),
-    "no anchors move": (
-        {"lambda1": 0.0, "lambda2": 0.0, "draws": 0, "covariances": "fixed", "average": "active", "iterations": 100},
-        lambda n, h: 3 * n,
-    ),
-    "all is α": ({"inside": "fedavg-ft"}, lambda n, h: 2 * n + ceil(n / 20) * 4 * h + n + 4 * h),
-    "samples of what is distant": ({"distance": "samples"}, lambda n, h: 3 * n + 2 * ceil(n / 20) * 4 * h + n + 4 * h),
-    "a test": ({"evaluation": "tuned", "tune_epochs": 3}, lambda n, h: 3 * n + 2 * ceil(n / 20) * 4 * h + n + 4 * h),
+    "the means of all": ({"anchor_loss": "means", **FIXED}, lambda n, h: flic(n, h) + n + 6),
+    "no anchors move": ({"lambda1": 0.0, "lambda2": 0.0, "draws": 0, **FIXED}, lambda n, h: flic(n, h, draws=0)),
+    "a distance to samples": ({"distance": "samples"}, lambda n, h: flic(n, h) + n + 4 * h),
+    "a test": ({"evaluation": "tuned", "tune_epochs": 3}, lambda n, h: flic(n, h) + n + 4 * h),
 }
 
 
 @pytest.mark.parametrize("keys", FLIC)
 def test_samples_of_anchors_count_where_they_are_passed(keys: str) -> None:
     more, gradients = FLIC[keys]
-    config = values("flic") | {"rounds": 2, "speed": {"model": "none"}, "oracle": RECORDED}
+    data, federation = run(few_anchors(1, more))
+    assert data["gradients"].tolist() == most(federation, lambda n, h: (gradients(n, h), 0))[:1].tolist()
+
+
+def test_who_aligns_between_rounds_does_so_in_the_next() -> None:
+    data, federation = run(few_anchors(2, {"realign": 2, "realign_who": "all"}))
+    by_hand = most(federation, lambda n, h: (flic(n, h) + n + 4 * h, 2 * n + flic(n, h) + n + 4 * h))
+    np.testing.assert_array_equal(data["gradients"], by_hand)
+
+
+def few_anchors(rounds: int, more: Mapping[str, Any]) -> dict[str, Any]:
+    config = values("flic") | {"rounds": rounds, "speed": {"model": "none"}, "oracle": RECORDED}
+    config["data"] = config["data"] | {"samples_per_class": 20}
     config["algorithm"] = config["algorithm"] | {"pretrain": 0} | more
-    data, federation = run(config)
-    np.testing.assert_array_equal(data["gradients"], most(federation, lambda n, h: (gradients(n, h),) * 2))
+    return config
 
 
 def test_anchors_of_targets_are_drawn_too() -> None:
