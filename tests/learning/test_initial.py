@@ -19,6 +19,7 @@ from hpcfl.cli import main
 from hpcfl.config import from_table, load
 from hpcfl.engine.job import Job
 from hpcfl.launch.request import resume_request
+from hpcfl.learning.batches import Visits
 from hpcfl.testing.runs import cut_back, play, resume, same, table
 
 SHAPES = {"fc1.weight": (5, 64), "fc1.bias": (5,), "fc2.weight": (10, 5), "fc2.bias": (10,)}
@@ -84,6 +85,15 @@ def test_personal_layers_begin_with_a_clients_own(tmp_path: Path) -> None:
     _, shared, own = begun(values(file, "fedrep", evaluation="fine-tune"))
     np.testing.assert_array_equal(shared["fc2.bias"], root)  # the mean of all heads, before there is any
     np.testing.assert_array_equal(own[3]["fc2.bias"], np.arange(10.0))
+
+
+def test_newcomers_begin_with_their_own_too(tmp_path: Path) -> None:
+    with h5py.File(written(tmp_path / "initial.h5"), "a") as held:
+        held["clients/3/fc2.bias"] = np.arange(10.0)
+    job, shared, own = begun(values(tmp_path / "initial.h5", "fedrep", evaluation="new-client"))
+    found = job.algorithm.adapted(job.task, shared, Visits.for_test(0, np.array([2, 3])), 0)
+    assert torch.equal(found["fc2.bias"], torch.stack([own[2]["fc2.bias"], own[3]["fc2.bias"]]))
+    assert not torch.equal(*found["fc2.bias"])
 
 
 def latents(file: Path | str | None) -> dict[str, Any]:

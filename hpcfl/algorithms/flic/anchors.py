@@ -38,6 +38,8 @@ class Anchors:
     """The anchor of each class, int64 [classes]."""
     dimension: int
     distance: Literal["closed", "samples"] = "closed"
+    deviation: float = 1.0
+    """σ of covariances σ²I that do not learn."""
 
     @cached_property
     def real(self) -> Tensor:
@@ -84,7 +86,7 @@ class Anchors:
         return values[rows, self.slots.clamp(min=0)]
 
     def _factors(self, params: State) -> Tensor | float:
-        return self._of(params[FACTORS]) if FACTORS in params else 1.0
+        return self._of(params[FACTORS]) if FACTORS in params else self.deviation
 
     def _noise(self, key: StepKey, counts: list[int], purpose: str = "draws of anchors") -> Tensor:
         """Return standard normal numbers ``[c, h, n, k]``, a function of seed, round, client and step.

@@ -76,6 +76,11 @@ class Terms:
         """Return the distance alone."""
         return self.anchors.distances(params, self.latent(params, batch), batch)
 
+    def joint(self, params: State, batch: Batch) -> Tensor:
+        """Return loss and both terms, what embedding and classifier learn by where they step together."""
+        losses = self.embedding(params, batch)
+        return losses + self.lambda2 * self._of_samples(self.parts.mixed(params), batch) if self.lambda2 else losses
+
     def above(self, params: State, batch: Batch) -> Tensor:
         """Return loss and what samples of the anchors add to it: what all above the latent space learns by."""
         params = self.parts.mixed(params)
