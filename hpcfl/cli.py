@@ -209,7 +209,9 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool) -> None:
 
 @cli.command()
 @click.argument("folder", type=PATH)
-@click.option("--client", "chosen", metavar="ID[,ID...]|all", help="Who adapts (default: all that never took part).")
+@click.option(
+    "--client", "chosen", metavar="ID[,ID...]|all", help="Who adapts (default: who was held out, or never took part)."
+)
 @click.option("--epochs", type=click.IntRange(min=1), help="Passes over their training data (default: tune_epochs).")
 @DATA_DIR
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")

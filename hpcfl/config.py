@@ -51,8 +51,9 @@ class Evaluate(ConfigBase):
     """Models are also evaluated after each of so many last rounds of the run."""
     objective: bool = False
     """Record the objective too: the mean loss over all training samples, the clients' under the models that they
-    predict with, the server's own (if it holds any) under the shared one, each with the penalty. Nothing is drawn for
-    it: no dropout, no augmentation. In real time it is not known where a client did not answer."""
+    predict with (of those that take part), the server's own (if it holds any) under the shared one, each with the
+    penalty. Nothing is drawn for it: no dropout, no augmentation. In real time it is not known where a client did not
+    answer."""
 
     def due(self, done: int, rounds: int) -> bool:
         """Return whether the state after `done` of `rounds` rounds is evaluated."""
@@ -157,6 +158,7 @@ class Config(ConfigBase):
             raise UsageError(f"clock: {key} lets all clients learn after each round: expected 'simulated', got 'wall'")
         if self.clock == "wall" and self.singles:
             check_single(self.singles, self.lane_width)
+        self.oracle.check()
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)
         self.algorithm.check(self.speed.rules(self.participation), self.speed.known(self.clock))

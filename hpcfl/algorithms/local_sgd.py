@@ -233,9 +233,6 @@ class LocalSgd(LocalTraining):
                     "remove it, or set algorithm.optimizer = 'sgd'"
                 )
 
-    def learning_rate(self, round: int) -> float:
-        return self.lr / (1 + self.decay * round)
-
     @property
     def optimiser(self) -> Optimizer:
         from hpcfl.learning.optim import Adam, Sgd

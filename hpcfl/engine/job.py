@@ -183,7 +183,14 @@ class Job:
         return 2 + self.config.evaluate.objective
 
     def scored(self, round: int, shared: State, personal: State, clients: Ints) -> Floats:
-        """Return the `scores` of a chunk's clients, ``[scores, c]``."""
+        """Return the `scores` of a chunk's clients, ``[scores, c]``; who is held out is not tested, and gets 0."""
+        rows = np.flatnonzero(np.isin(clients, self.planner.members))
+        if len(rows) < len(clients):
+            scores = np.zeros((self.scores, len(clients)))
+            if len(rows):
+                own = {name: value[torch.from_numpy(rows)] for name, value in personal.items()}
+                scores[:, rows] = self.scored(round, shared, own, clients[rows])
+            return scores
         params = self.algorithm.model(self.task, shared, personal, Visits.for_test(round, clients))
         tested = client_scores(self.task, params, clients)
         wanted = self.scores > len(tested)

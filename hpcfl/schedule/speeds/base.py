@@ -81,14 +81,15 @@ class Speed(ConfigBase):
         """Return the seconds that each invited client's visit takes this round, float64 [n]."""
         return self.paces(attempt.seed, attempt.clients)[attempt.cohort]
 
-    def order(self, seed: int, clients: int, invited: int) -> Floats:
+    def order(self, seed: int, clients: int, members: Ints, invited: int) -> Floats:
         """Return the expected seconds until 1 … n of the invited visits have arrived, float64 [invited].
 
-        By default means over `DRAWS` rounds that are no round of any run.
+        So many of the `members`, ids of `clients` in all, are invited. By default means over `DRAWS` rounds that are no
+        round of any run.
         """
         total = np.zeros(invited)
         for draw in range(DRAWS):
-            cohort = np.sort(keyed(seed, "order", draw).choice(clients, invited, replace=False))
+            cohort = np.sort(keyed(seed, "order", draw).choice(members, invited, replace=False))
             total += np.sort(self.seconds(Attempt(seed, clients, np.ones(1), draw, NO_ATTEMPT, cohort)))
         return total / DRAWS
 
