@@ -161,6 +161,7 @@ class Config(ConfigBase):
             raise UsageError(f"clock: {key} lets all clients learn after each round: expected 'simulated', got 'wall'")
         if self.clock == "wall" and self.singles:
             check_single(self.singles, self.lane_width)
+        self.oracle.check()
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)
         self.algorithm.check(self.speed.rules(self.participation), self.speed.known(self.clock))

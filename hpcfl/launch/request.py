@@ -68,7 +68,8 @@ def check_same(run_dir: Path, config: Config, force: bool = False) -> None:
     held = configs.of_run(store.run_attributes(run_dir), force)
     there, here = (dict(flat(each.model_dump(mode="json"))) for each in (held, config))
     if here["oracle.phi"] is None:  # earlier versions reckoned with 100 unasked; nothing of a run depends on it
-        del there["oracle.phi"], here["oracle.phi"]
+        for key in ("oracle.phi", "oracle.record"):
+            del there[key], here[key]
     for key in sorted(there.keys() | here.keys()):
         if there.get(key) != here.get(key):
             raise UsageError(

@@ -7,7 +7,7 @@ Everything is batched over the c clients of a chunk: parameters ``{name: [c, …
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -55,7 +55,8 @@ class Task:
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
     oracle_calls : Counter
         Gradients of one sample's objective that each client (or the `SERVER`) has computed, by whichever parameters.
-        The engine clears it each round; an algorithm adds those that it computes without this class.
+        The engine clears it each round; an algorithm adds those that it computes without this class, and by `passed`
+        the samples that its objective takes beside a batch.
     """
 
     def __init__(
@@ -233,6 +234,11 @@ class Task:
     def _count(self, batch: Batch, calls: int = 1, clients: int | None = None) -> None:
         counts = (calls * samples for samples in batch.sample_counts())
         self.oracle_calls.update(dict(zip(batch.key.clients[:clients], counts)))
+
+    def passed(self, batch: Batch, counts: Iterable[int]) -> None:
+        """Count samples that an objective takes beside those of a batch, so many for each client that has any there."""
+        rows = zip(batch.key.clients, batch.sample_counts(), counts)
+        self.oracle_calls.update({client: count for client, held, count in rows if held})
 
     def gradients(
         self, params: State, batch: Batch, names: Collection[str] | None = None, objective: Objective | None = None
