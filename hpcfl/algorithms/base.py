@@ -186,6 +186,10 @@ class Algorithm(ConfigBase):
         """Return a client's personal state before its first visit, without a client axis."""
         return {}
 
+    def personal(self, task: Task) -> set[str]:
+        """Return the names of the model's tensors that `init_client` begins with a client's own initial values."""
+        return set()
+
     def init_extras(self, task: Task) -> Extras:
         """Return what never leaves the server, before round 0."""
         return {}
@@ -222,6 +226,21 @@ class Algorithm(ConfigBase):
     def check_model(self, model: Model, header: Header) -> None:
         """Raise UsageError where a key does not go with the model or with what is known of the data."""
 
+    # ---- what all clients do, invited or not
+
+    @property
+    def between_rounds(self) -> str:
+        """Return which key lets all clients learn between rounds, "" where none does; in simulated time only."""
+        return ""
+
+    def between(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        """Return a chunk's personal state after what its clients do when a round has ended, ``{name: [c, …]}``.
+
+        All do it, whether invited or not, with what is shared by then; `visits` is for a test after so many rounds. The
+        engine asks when the next round begins, never after the last one: a test must do it for itself.
+        """
+        return personal
+
     # ---- rounds of several kinds
 
     def invites(self, round: int) -> bool:
@@ -240,8 +259,11 @@ class Algorithm(ConfigBase):
         return False
 
     def learning_rate(self, round: int) -> float:
-        """Return a round's step size, by default the key ``lr``; an update over it is taken for the mean gradient."""
-        return float(getattr(self, "lr", 1.0))
+        """Return a round's step size; an update over it is taken for the mean gradient.
+
+        By default it is the key ``lr``, over ``1 + decay·round`` where there is a key ``decay``.
+        """
+        return float(getattr(self, "lr", 1.0) / (1 + getattr(self, "decay", 0.0) * round))
 
     # ---- sums that iterate
 

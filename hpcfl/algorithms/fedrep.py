@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.local_sgd import LocalSgd, Personalised, last
+from hpcfl.algorithms.local_sgd import PartlyPersonal, last
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from hpcfl.learning.task import Task
 
 
-class FedRep(LocalSgd):
+class FedRep(PartlyPersonal):
     """A shared representation and personal heads, in turns; `epochs` and `steps` count the former's, per block."""
 
     name: Literal["fedrep"] = "fedrep"
-    evaluation: Personalised = "stored"
     head_epochs: int = Field(10, ge=1)
     """Passes per block in which the head learns first, the representation being fixed."""
     blocks: int = Field(1, ge=1)

@@ -34,7 +34,7 @@ class HfMaml(LocalTraining):
     """δ of ``difference``."""
     evaluation: Literal["adapted", "shared", "fine-tune"] = "adapted"
     """The model that a client is tested with: after one step of size α on all its training data, before it, or after
-    `tune_epochs` in which the last `tune_layers` layers learn with step size β."""
+    `tune_epochs` in which the last `tune_layers` layers learn (by default with step size β)."""
     tune_layers: int = Field(1, ge=1)
     """Layers that learn in `tune_epochs`: the last so many."""
 

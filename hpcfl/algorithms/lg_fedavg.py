@@ -9,14 +9,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.local_sgd import LocalSgd, Personalised, last
+from hpcfl.algorithms.local_sgd import PartlyPersonal, last
 
 
-class LgFedAvg(LocalSgd):
+class LgFedAvg(PartlyPersonal):
     """Personal representations under shared last layers; all layers learn together."""
 
     name: Literal["lg_fedavg"] = "lg_fedavg"
-    evaluation: Personalised = "stored"
     shared_layers: int = Field(2, ge=1)
     """The last so many layers are shared (the SRPFL authors' code: 2); all of them: FedAvg."""
 

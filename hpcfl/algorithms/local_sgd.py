@@ -15,6 +15,9 @@ A layer of the model is shared, and averaged by the server, or personal, and kep
 ``new-client`` the shared layers, and personal ones of initial values   `tuned_layers`
 ``adapted``    the shared model                                         all, by one step on all its data (HF-MAML only)
 ============== ======================================================== ==============================================
+
+What learns takes steps of the training's optimiser, but for what `tune_lr`, `tune_momentum` and `tune_weight_decay`
+say. The own layers of a client that never took part are those that its first visit would begin with (`newcomer`).
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.base.errors import UsageError, check_within
+from hpcfl.base.errors import UsageError, check_within, refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +52,7 @@ Personalised = Annotated[
         "(SRPFL, remark 4.8)."
     ),
 ]
+VISITED = "visited"
 
 
 class LocalTraining(Algorithm):
@@ -67,6 +71,12 @@ class LocalTraining(Algorithm):
     """The model that a client is tested with, see above; for ``fine-tune`` personal layers are sent too."""
     tune_epochs: int = Field(10, ge=1)
     """Passes over its training data in which a client's own layers learn before the test."""
+    tune_lr: float | None = Field(None, gt=0)
+    """Step size in `tune_epochs`. By default `lr`."""
+    tune_momentum: float | None = Field(None, ge=0, lt=1)
+    """Heavy-ball momentum in `tune_epochs`. By default that of training."""
+    tune_weight_decay: float | None = Field(None, ge=0)
+    """Penalty on the weights in `tune_epochs`. By default that of training."""
 
     def personal_layers(self, layers: int) -> range:
         """Return which of so many layers (0 … L − 1) are personal."""
@@ -82,22 +92,39 @@ class LocalTraining(Algorithm):
 
     @property
     def optimiser(self) -> Optimizer:
-        """What learns before a test takes its steps."""
+        """What takes the steps of training."""
         from hpcfl.learning.optim import Sgd
 
         return Sgd(self.lr)
 
+    @property
+    def tuner(self) -> Optimizer:
+        """What takes the steps before a test."""
+        own: dict[str, Any] = {"lr": self.tune_lr, "momentum": self.tune_momentum, "decay": self.tune_weight_decay}
+        return replace(self.optimiser, **{name: value for name, value in own.items() if value is not None})
+
     def check(self, participation: Participation, known: bool = True) -> None:
-        idle = self.evaluates_shared and not self.adapt_epochs
-        if idle and self.tune_epochs != type(self).model_fields["tune_epochs"].default:
-            raise UsageError(
-                f"algorithm.tune_epochs = {self.tune_epochs} has no meaning with algorithm.evaluation = "
-                f"'{self.evaluation}': remove it, or set algorithm.evaluation = 'tuned'"
-            )
+        idle = not self.tunes and not self.adapt_epochs
+        for key in ("tune_epochs", "tune_lr", "tune_momentum", "tune_weight_decay") if idle else ():
+            if (value := getattr(self, key)) != type(self).model_fields[key].default:
+                raise UsageError(
+                    f"algorithm.{key} = {value} has no meaning with algorithm.evaluation = "
+                    f"'{self.evaluation}': remove it, or set algorithm.evaluation = 'tuned'"
+                )
+
+    @property
+    def tunes(self) -> bool:
+        """Whether anything learns before a test."""
+        return self.evaluation not in ("shared", "stored")
+
+    @property
+    def averages_personal(self) -> bool:
+        """Whether personal layers are sent too: the server then holds their mean over the last round's visits."""
+        return self.evaluation == "fine-tune"
 
     @property
     def evaluates_shared(self) -> bool:
-        return self.evaluation in ("shared", "stored")
+        return not self.tunes
 
     @property
     def adapt_epochs(self) -> int:
@@ -110,11 +137,11 @@ class LocalTraining(Algorithm):
         return _names(task, self.personal_layers(len(task.layer_names())))
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
-        """Return the layers that are sent: the shared ones, and for ``fine-tune`` the personal ones too.
+        """Return the layers that are sent: the shared ones, and where they are averaged the personal ones too.
 
         Where there are none it is the loss: a visit has to deliver something to count.
         """
-        personal = set() if self.evaluation == "fine-tune" else self.personal(task)
+        personal = set() if self.averages_personal else self.personal(task)
         return tuple(names for names in task.layer_names() if personal.isdisjoint(names)) or (("loss",),)
 
     def layout(self, task: Task) -> Layout:
@@ -148,15 +175,22 @@ class LocalTraining(Algorithm):
         params = task.replicate(shared, visits)
         if self.evaluation in ("stored", "tuned"):
             params |= personal
-        return params if self.evaluates_shared else self._tuned(task, params, visits, self.tune_epochs)
+        return self._tuned(task, params, visits, self.tune_epochs) if self.tunes else params
 
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
-        begun = shared | _some(task.initial(int(visits.clients[0])), self.personal(task))
-        return self._tuned(task, task.replicate(begun, visits), visits, epochs)
+        begun = task.replicate(shared, visits) | self.first_layers(task, shared, visits)
+        return self._tuned(task, begun, visits, epochs)
+
+    def first_layers(self, task: Task, shared: State, visits: Visits) -> State:
+        """Return the personal layers that the clients' first visits begin with, ``{name: [c, …]}``."""
+        import torch
+
+        states = [_some(task.initial(int(client)), self.personal(task)) for client in visits.clients]
+        return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
     def _tuned(self, task: Task, params: State, visits: Visits, epochs: int) -> State:
         own = self.personal_names(task)
-        return self.optimiser.fine_tuned(task, params, visits, self.batch, epochs, own) if own else params
+        return self.tuner.fine_tuned(task, params, visits, self.batch, epochs, own) if own else params
 
 
 class LocalSgd(LocalTraining):
@@ -167,7 +201,7 @@ class LocalSgd(LocalTraining):
     steps: int = Field(0, ge=0)
     """Local steps per visit; 0 where `epochs` counts instead."""
     decay: float = Field(0.0, ge=0)
-    """The step size of round k, counted from 0, is ``lr / (1 + decay·k)``; what learns before a test takes `lr`."""
+    """The step size of round k, counted from 0, is ``lr / (1 + decay·k)``; in `tune_epochs` it does not fall."""
     optimizer: Literal["sgd", "adam"] = "sgd"
     """The local optimiser; its memory starts anew with each visit, unless the method says otherwise."""
     momentum: float = Field(0.0, ge=0, lt=1)
@@ -195,14 +229,12 @@ class LocalSgd(LocalTraining):
                 "algorithm: expected one of epochs and steps above 0 and the other 0, "
                 f"got epochs = {self.epochs}, steps = {self.steps}"
             )
-        if self.optimizer == "adam" and self.momentum:
-            raise UsageError(
-                f"algorithm.momentum = {self.momentum} has no meaning with algorithm.optimizer = 'adam': "
-                "remove it, or set algorithm.optimizer = 'sgd'"
-            )
-
-    def learning_rate(self, round: int) -> float:
-        return self.lr / (1 + self.decay * round)
+        for key in ("momentum", "tune_momentum") if self.optimizer == "adam" else ():
+            if value := getattr(self, key):
+                raise UsageError(
+                    f"algorithm.{key} = {value} has no meaning with algorithm.optimizer = 'adam': "
+                    "remove it, or set algorithm.optimizer = 'sgd'"
+                )
 
     @property
     def optimiser(self) -> Optimizer:
@@ -214,6 +246,68 @@ class LocalSgd(LocalTraining):
 
     def optimiser_in(self, round: int) -> Optimizer:
         return replace(self.optimiser, lr=self.learning_rate(round))
+
+
+class PartlyPersonal(LocalSgd):
+    """Local steps on layers of which some are shared and the others personal."""
+
+    evaluation: Personalised = "stored"
+    newcomer: Literal["initial", "averaged"] = "initial"
+    """What a client's personal layers begin with at its first visit, in tests before it, and with `hpcfl adapt`.
+    ``initial``: their initial values (the SRPFL paper). ``averaged``: their mean over the visits of the last round, by
+    `weights` (the SRPFL authors' code); personal layers are then sent too. A visit that did not count was none."""
+
+    def check(self, participation: Participation, known: bool = True) -> None:
+        super().check(participation, known)
+        if self.newcomer == "averaged" and self.evaluation == "new-client":
+            raise UsageError(
+                "algorithm.evaluation = 'new-client' with algorithm.newcomer = 'averaged': a newcomer is then tested "
+                "as all others; did you mean algorithm.evaluation = 'fine-tune'?"
+            )
+
+    @property
+    def averages_personal(self) -> bool:
+        return super().averages_personal or self.newcomer == "averaged"
+
+    @property
+    def evaluates_shared(self) -> bool:
+        return super().evaluates_shared and self.newcomer == "initial"
+
+    def init_server(self, task: Task) -> State:
+        if self.newcomer == "averaged" and not self.personal(task):
+            raise refusal("algorithm.newcomer", "'initial' where all layers are shared", self.newcomer, "'initial'")
+        return super().init_server(task)
+
+    def init_client(self, task: Task, client: int) -> State:
+        import torch
+
+        flag = {VISITED: torch.zeros(1)} if self.newcomer == "averaged" else {}
+        return super().init_client(task, client) | flag
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        after = yield from super().client(task, shared, self._begun(shared, personal), visits)
+        return after | {name: value.new_ones(value.shape) for name, value in personal.items() if name == VISITED}
+
+    def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        return super().model(task, shared, self._begun(shared, personal), visits)
+
+    def first_layers(self, task: Task, shared: State, visits: Visits) -> State:
+        if self.newcomer == "averaged":
+            return _some(task.replicate(shared, visits), self.personal(task))
+        return super().first_layers(task, shared, visits)
+
+    def _begun(self, shared: State, personal: State) -> State:
+        """Return the layers that the clients' next visits begin with, without the note of earlier ones."""
+        import torch
+
+        if VISITED not in personal:
+            return personal
+        visited = personal[VISITED] > 0
+        return {
+            name: torch.where(visited.view(-1, *[1] * (value.dim() - 1)), value, shared[name])
+            for name, value in personal.items()
+            if name != VISITED
+        }
 
 
 def last(key: str, value: int, layers: int, least: int = 1, most: int | None = None) -> range:

@@ -65,7 +65,7 @@ def adapt_request(
 ) -> AdaptRequest:
     """Judge what is asked for, from headers and checkpoints alone: torch is not loaded.
 
-    `chosen` are client ids with commas between them or ``"all"``, None: those that never took part. `epochs` None is
+    `chosen` are client ids with commas between them or ``"all"``, None: `newcomers`. `epochs` None is
     the algorithm's own number; `out` is a file that does not exist.
 
     Raises
@@ -87,7 +87,7 @@ def adapt_request(
         )
     last = newest(folder)
     saved = store.load(last, personal=False)
-    clients = absent(folder, config.clients, saved.round) if chosen is None else picked(chosen, config.clients)
+    clients = newcomers(folder, config, saved.round) if chosen is None else picked(chosen, config.clients)
     if out is not None:
         if os.path.lexists(out):
             raise UsageError(f"--out {out} already exists: expected a new file")
@@ -116,10 +116,16 @@ def picked(text: str, clients: int) -> Ints:
     return np.array(sorted(ids))
 
 
-def absent(folder: Path, clients: int, rounds: int) -> Ints:
-    """The clients of which nothing counted in the first `rounds` rounds, int64 [n]; UsageError if there are none."""
+def newcomers(folder: Path, config: Config, rounds: int) -> Ints:
+    """The clients that were held out, else those of which nothing counted in the first `rounds` rounds, int64 [n].
+
+    UsageError if there are none.
+    """
+    held = config.speed.rules(config.participation).held_out(config.clients)
+    if len(held):
+        return held
     data = store.open_run(folder)
-    counted = np.zeros(clients, dtype=bool)
+    counted = np.zeros(config.clients, dtype=bool)
     if "arrived" in data:  # rounds after the checkpoint are no part of its state
         counted = (data["arrived"].values[data["round"].values < rounds] == 1).any(0)
     if counted.all():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpcfl.algorithms import ServerState
+from hpcfl.base.errors import listed
 from hpcfl.comm.placement import lane_topologies
 from hpcfl.config import Config
 from hpcfl.data import Federation, Header
@@ -45,7 +46,9 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     facts = chain(
         [("config", f"valid: {config.algorithm.name}, {config.rounds} rounds, {config.clients} clients")],
         [("data", f"{header.train} training and {header.test} test samples, at most {samples} per client")],
+        _held_out(job),
         _rounds(job),
+        _theory(job),
         _stages(job),
         _messages(job),
         _chunks(job, ranks),
@@ -54,6 +57,12 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
         _memory(job, ranks),
     )
     yield from (f"{name:<14}{text}" for name, text in facts)
+
+
+def _held_out(job: Job) -> Facts:
+    clients = job.config.clients
+    if held := sorted({*range(clients)} - {*job.planner.members.tolist()}):
+        yield "held out", f"{len(held)} of {clients} clients take no part: {listed(held)}"
 
 
 def _rounds(job: Job) -> Facts:
@@ -74,6 +83,13 @@ def _rounds(job: Job) -> Facts:
     seconds, repeats = (sum(each) / len(plans) for each in zip(*((plan.duration, plan.repeats) for plan in plans)))
     attempts = f", {repeats:.3g} void attempts included" if repeats else ""
     yield "time", f"{seconds:.3g} simulated seconds per round{attempts}"
+
+
+def _theory(job: Job) -> Facts:
+    if job.config.algorithm.name == "salf":
+        from hpcfl.commands.theorem import facts  # it needs torch and SciPy
+
+        yield from facts(job)
 
 
 def _planned(job: Job, rounds: int) -> list[Plan]:

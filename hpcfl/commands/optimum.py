@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -72,6 +73,11 @@ def optimum(task: Task, starts: int = 4) -> Optimum:
     return Optimum(objective.value(theta), parameters, objective.norm(theta), len(objective.y))
 
 
+def minimum(objective: PooledObjective, start: Floats) -> Floats:
+    """Find where a convex objective is least, ``[p]``; RunError where there is no minimum."""
+    return objective.polished(objective.descended(start))
+
+
 def of(config: Config, data_dir: Path | None) -> Optimum:
     """Find the minimum of a config's objective."""
     config.check(data_dir)
@@ -80,14 +86,17 @@ def of(config: Config, data_dir: Path | None) -> Optimum:
 
 
 class PooledObjective:
-    """F of parameters as one vector ``[p]``; called with a tensor, it is differentiable as often as wanted."""
+    """F of parameters as one vector ``[p]``; called with a tensor, it is differentiable as often as wanted.
 
-    def __init__(self, task: Task) -> None:
+    Of the samples of some `clients`, or of all and the server's.
+    """
+
+    def __init__(self, task: Task, clients: Sequence[int] | None = None) -> None:
         if task.parameter_count > MOST:
             got = task.parameter_count
             raise UsageError(f"model: expected at most {MOST} parameters for a minimum to be found, got {got}")
         self.task, self.like = task, task.initial()
-        self.x, self.y = _samples(task)
+        self.x, self.y = _samples(task, clients)
 
     def flat(self, parameters: State) -> Floats:
         vector: Floats = flat({name: parameters[name] for name in self.like}).double().cpu().numpy()
@@ -166,13 +175,13 @@ class PooledObjective:
             )
 
 
-def _samples(task: Task) -> tuple[Tensor, Tensor]:
-    """All training samples ``[n, …]`` and labels ``[n]``, real numbers as float64."""
+def _samples(task: Task, clients: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    """Training samples ``[n, …]`` and labels ``[n]``, real numbers as float64."""
     federation = task.federation
     if len(set(federation.shapes)) > 1:
         raise UsageError("data: clients have features of different shapes: expected one model for all of them")
-    held = [federation.client(i) for i in range(federation.clients)]
-    server = federation.server_train()
+    held = [federation.client(i) for i in (range(federation.clients) if clients is None else clients)]
+    server = federation.server_train() if clients is None else None
     features = [each.train_features for each in held] + ([server[0]] if server else [])
     labels = [each.train_labels for each in held] + ([server[1]] if server else [])
     x, y = torch.from_numpy(np.concatenate(features)), torch.from_numpy(np.concatenate(labels))

@@ -18,6 +18,7 @@ from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import Rounds
 from hpcfl.engine.record import Record, released
+from hpcfl.learning.batches import Visits
 from hpcfl.schedule.plan import Plan
 
 R = TypeVar("R")
@@ -78,6 +79,7 @@ class Simulated(Rounds):
         kept: list[Message] = []
         record.measure_norms(self.job.config.clients, self.job.guard.limits(now.norms))
         with record.timed("compute_seconds"):
+            self._between(now)
             for chunk in self.mine:
                 record.visits += visit(self.job, plan, chunk, now, sums, kept, record)
         record.gradients = max(self.job.task.oracle_calls.values(), default=0)
@@ -88,6 +90,14 @@ class Simulated(Rounds):
             sums.iterated = self._iterated(self.job.iterated, now.shared, kept, record)
         record.count_bytes(self.transport)
         return plan, sums
+
+    def _between(self, now: Progress) -> None:
+        """Let all clients do what they do when a round has ended."""
+        algorithm = self.job.algorithm
+        for chunk in self.mine if now.round and algorithm.between_rounds else ():
+            seen = Visits.for_test(now.round, chunk.clients)
+            own = now.personal[chunk.number]
+            now.personal[chunk.number] = algorithm.between(self.job.task, now.shared, own, seen)
 
     def _iterated(self, reduction: IteratedReduction, shared: State, kept: list[Message], record: Record) -> State:
         """Return what the reduction finds; all ranks iterate together."""

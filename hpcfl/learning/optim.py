@@ -34,6 +34,8 @@ class Optimizer(ABC):
     lr: float
     decay: float = field(default=0.0, kw_only=True)
     """λ of the penalty ``λ/2 · |w|²``; it takes weights, not biases."""
+    decayed: Collection[str] | None = field(default=None, kw_only=True)
+    """Whose weights the penalty takes; None: all that learn."""
 
     @abstractmethod
     def init(self, params: State) -> State:
@@ -72,7 +74,7 @@ class Optimizer(ABC):
         gradients, loss = task.gradients(params, batch, learn, objective)
         if self.decay:
             for name, gradient in gradients.items():
-                if not name.rpartition(".")[2].startswith("bias"):
+                if (self.decayed is None or name in self.decayed) and not name.rpartition(".")[2].startswith("bias"):
                     gradient.add_(params[name], alpha=self.decay)
         self.apply(learn, gradients, memory, batch.active())
         return loss

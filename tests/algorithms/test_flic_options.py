@@ -168,6 +168,27 @@ def test_a_newcomer_learns_its_own_parts_alone(inside: str, own: set[str]) -> No
     assert (losses[1] < losses[0]).all()
 
 
+@pytest.mark.parametrize("aligning", [{"pretrain": 60, "pretrain_batch": 0}, {"realign": 60}])
+def test_a_newcomer_aligns_to_the_anchors_as_they_are_served(aligning: dict[str, int]) -> None:
+    """Not to the first ones, which it never saw; nothing else here depends on any anchor."""
+    keys = flic(lambda1=0.0, lambda2=0.0, **aligning)
+    task = latent_task(SIZES, WIDTHS)
+    seen, first = visits_of(task, (0, 2)), keys.init_server(task)
+    served = first | {MEANS: first[MEANS] + 3.0}
+    task.oracle_calls.clear()
+    found = keys.adapted(task, served, seen, 1)
+    calls = dict(task.oracle_calls)
+    anchors, batch = keys._anchors(task, seen), next(task.batches(seen, 0, steps=1))
+    z = task.forward(found, batch.x, last=keys.parts(task).above)
+    apart = [anchors.distances({MEANS: state[MEANS].expand(2, 4, 3)}, z, batch) for state in (served, first)]
+    assert (apart[0] < 0.2 * apart[1]).all()
+    without = flic(lambda1=0.0, lambda2=0.0)
+    task.oracle_calls.clear()
+    without.adapted(task, served, seen, 1)
+    for client in (0, 2):  # what the alignment computes is counted
+        assert calls[client] - task.oracle_calls[client] == 60 * SIZES[client]
+
+
 # ---- bad input
 
 

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.mpi
 CLIENTS, ROUNDS = 7, 4
 KEPT = {"momentum": 0.5, "persist_optimizer": True}
 FEDAVG = {"name": "fedavg", "batch": 64, **KEPT}
+FEDREP = {"name": "fedrep", "batch": 64, "head_epochs": 1, "newcomer": "averaged"}
 SALF = {"name": "salf", "missing": "none", **KEPT}
 UNEQUAL = {"name": "digits", "partition": "dirichlet", "alpha": 5.0}  # weights n_i that differ
 HALF = {"model": "uniform-depth", "stragglers": 0.7}
@@ -158,9 +159,10 @@ RULES: dict[str, dict[str, Any]] = {
     "whole": {"algorithm": FEDAVG, "speed": HALF, "participation": SOON},
     "drawn": {"algorithm": SALF, "speed": DYNAMIC, "participation": {**SOON, "deadline": 0.05}},
     "discarded": {"algorithm": SALF, "speed": DYNAMIC, "participation": {**SOON, "partial": "discard"}},
+    "newcomers": {"algorithm": FEDREP, "speed": HALF, "participation": SOON},
     "first": {"algorithm": FEDAVG, "speed": DYNAMIC, "participation": {"close": "first", "first": 3}},
 }
-REPLAYS = [("whole", 1), ("whole", "all"), ("drawn", 1), ("drawn", 2), ("discarded", "all")]
+REPLAYS = [("whole", 1), ("newcomers", 1), ("whole", "all"), ("drawn", 1), ("drawn", 2), ("discarded", "all")]
 
 
 @pytest.mark.parametrize(("rule", "width"), REPLAYS)
@@ -213,7 +215,7 @@ def scores_are_missing_on_late_lanes_only(world: Any, values: dict[str, Any], ru
             if missing[round_, topology.clients].any():
                 assert missing[round_, topology.clients].all()
                 assert (depth[round_, topology.clients] != 1).any()
-    assert np.isfinite(data["test_loss"].values[[1, 3]]).all()
+    assert (np.isfinite(data["test_loss"].values[[1, 3]]) == config.algorithm.evaluates_shared).all()
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -67,7 +67,7 @@ class Flic(FlicKeys):
         return {"loss": Block(())}, blocks
 
     def first_anchors(self, task: Task) -> State:
-        """Return the first anchors: random means, spherical covariances."""
+        """Return the first anchors: random means and spherical covariances, if not given."""
         import torch
 
         from hpcfl.base.rng import keyed
@@ -76,8 +76,8 @@ class Flic(FlicKeys):
         anchors = {MEANS: self.spread * torch.from_numpy(means).to(task.device)}
         if self.covariances != "fixed":
             count, dimension = means.shape
-            anchors[FACTORS] = torch.eye(dimension, device=task.device).repeat(count, 1, 1)
-        return anchors
+            anchors[FACTORS] = self.deviation * torch.eye(dimension, device=task.device).repeat(count, 1, 1)
+        return task.given(anchors)
 
     def init_server(self, task: Task) -> State:
         initial = task.initial()
@@ -91,8 +91,16 @@ class Flic(FlicKeys):
     def init_client(self, task: Task, client: int) -> State:
         import torch
 
+        from hpcfl.algorithms.flic.phases import first_memory
+
         flag = {"pretrained": torch.zeros(1)} if self.pretrain else {}
-        return self.parts(task).first(task.initial(client)) | flag
+        memory = first_memory(self.first_anchors(task)) if self.anchor_persist else {}
+        return self.parts(task).first(task.initial(client)) | flag | memory
+
+    def personal(self, task: Task) -> set[str]:
+        from hpcfl.algorithms.flic.objective import OWN
+
+        return {name.removeprefix(OWN) for name in self.personal_names(task)}
 
     def personal_names(self, task: Task) -> set[str]:
         parts = self.parts(task)
@@ -114,9 +122,12 @@ class Flic(FlicKeys):
         learner = self._learner(task, shared, personal, visits)
         parts, params = learner.terms.parts, learner.params
         learner.pretrain(self.first_anchors(task))
-        learner.realign()
-        loss = learner.local(self.epochs, parts.personal or parts.shared)
-        if parts.personal and parts.shared and visits.round >= self.shared_from:
+        if not self.between_rounds:
+            learner.realign()
+        sharing = bool(parts.personal and parts.shared) and visits.round >= self.shared_from
+        epochs = self.epochs - (sharing and self.shared_epoch == "last")
+        loss = learner.local(epochs, parts.personal or parts.shared, moving=True)
+        if sharing:
             loss = learner.shared(parts.shared)
         learner.anchors()
         weight = visits.weights(self.weights)
@@ -128,6 +139,16 @@ class Flic(FlicKeys):
             holders = (slots == torch.arange(len(shared[MEANS]))[:, None]).any(2)
         yield message | changes(params, shared, weight, holders)
         return {name: params[name] for name in personal}
+
+    @property
+    def between_rounds(self) -> str:
+        return "algorithm.realign_who = 'all'" if self.realign_who == "all" else ""
+
+    def between(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        learner = self._learner(task, shared, personal, visits)
+        learner.pretrain(self.first_anchors(task))
+        learner.realign()
+        return {name: learner.params[name] for name in personal}
 
     def _learner(self, task: Task, shared: State, personal: State, visits: Visits, testing: bool = False) -> Learner:
         from hpcfl.algorithms.flic.objective import Terms
@@ -150,7 +171,7 @@ class Flic(FlicKeys):
         if task.federation.classes == 1:
             return TargetAnchors(len(visits.clients), dimension)
         groups = torch.tensor(self.meta or range(task.federation.classes), device=task.device)
-        return Anchors(held(task, visits.clients, groups), groups, dimension, self.distance)
+        return Anchors(held(task, visits.clients, groups), groups, dimension, self.distance, self.deviation)
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
         import torch
@@ -187,16 +208,19 @@ class Flic(FlicKeys):
         return Barycenters(*self.size(task), self.tolerance, self.iterations) if self.iterates else None
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        from hpcfl.algorithms.flic.phases import REALIGNING, REALIGNING_AGAIN
+
         learner = self._learner(task, shared, personal, visits, testing=True)
         parts = learner.terms.parts
-        if self.evaluation != "stored":
-            learner.pretrain(self.first_anchors(task))
-        if self.evaluation == "tuned":
+        if self.evaluation == "stored":
+            return parts.mixed(learner.params)
+        learner.pretrain(self.first_anchors(task))  # as before round 1, also where no round has invited a client yet
+        first = self.evaluation != "head" or bool(self.between_rounds)
+        if first:
             learner.realign()
-            learner.local(self.tune_epochs, parts.personal or parts.shared)
-        if self.evaluation == "head":
-            learner.local(self.tune_epochs, parts.personal or parts.shared, embedding=False)
-            learner.realign()
+        learner.local(self.tune_epochs, parts.personal or parts.shared, embedding=self.evaluation != "head")
+        if self.evaluation != "tuned":
+            learner.realign(REALIGNING_AGAIN if first else REALIGNING)
         return parts.mixed(learner.params)
 
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
@@ -205,7 +229,8 @@ class Flic(FlicKeys):
         states = [self.init_client(task, int(client)) for client in visits.clients]
         personal = {name: torch.stack([state[name] for state in states]) for name in states[0]}
         learner = self._learner(task, shared, personal, visits, testing=True)
-        if epochs:
-            learner.pretrain(self.first_anchors(task))
+        if epochs:  # who took part aligned to the first anchors; a newcomer is sent the last ones and no others
+            learner.pretrain({name: shared[name] for name in (MEANS, FACTORS) if name in shared})
+            learner.realign()
             learner.local(epochs, learner.terms.parts.personal)
         return learner.terms.parts.mixed(learner.params)

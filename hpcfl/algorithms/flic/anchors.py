@@ -26,6 +26,8 @@ class Drawn:
     points: Tensor
     anchors: Tensor
     weights: Tensor
+    counts: list[int]
+    """How many are each client's own; the rest fills up."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,19 @@ class Anchors:
     """The anchor of each class, int64 [classes]."""
     dimension: int
     distance: Literal["closed", "samples"] = "closed"
+    deviation: float = 1.0
+    """σ of covariances σ²I that do not learn."""
 
     @cached_property
     def real(self) -> Tensor:
         """True where a slot has an anchor, bool ``[c, h]``."""
         return self.slots >= 0
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """How many anchors each client holds samples of, ``[c]``."""
+        counts: list[int] = self.real.sum(1).tolist()
+        return counts
 
     def of(self, rows: Tensor) -> Anchors:
         return replace(self, slots=self.slots[rows])
@@ -65,7 +75,8 @@ class Anchors:
         points = means.unsqueeze(2) + _times(noise, factor)
         labels = self.slots.clamp(min=0).unsqueeze(2).expand(noise.shape[:3])
         weights = (self.real.to(points.dtype) / count).unsqueeze(2).expand(noise.shape[:3])
-        return Drawn(points.flatten(1, 2), labels.flatten(1), weights.flatten(1))
+        counts = [count * number for number in self.numbers]
+        return Drawn(points.flatten(1, 2), labels.flatten(1), weights.flatten(1), counts)
 
     def losses(self, outputs: Tensor, drawn: Drawn) -> Tensor:
         """Return ``Σ_c 1/J Σ_j ℓ(c, g(Z))``, ``[c]``, from ``outputs [c, s, classes]``; ℓ of a group's probability."""
@@ -84,7 +95,7 @@ class Anchors:
         return values[rows, self.slots.clamp(min=0)]
 
     def _factors(self, params: State) -> Tensor | float:
-        return self._of(params[FACTORS]) if FACTORS in params else 1.0
+        return self._of(params[FACTORS]) if FACTORS in params else self.deviation
 
     def _noise(self, key: StepKey, counts: list[int], purpose: str = "draws of anchors") -> Tensor:
         """Return standard normal numbers ``[c, h, n, k]``, a function of seed, round, client and step.
@@ -92,7 +103,7 @@ class Anchors:
         Each client has as many as it needs, whoever else is in the chunk; the rest is zero.
         """
         noise = np.zeros((*self.slots.shape, max(counts), self.dimension), dtype=np.float32)
-        for row, rng, slots, count in zip(noise, key.generators(purpose), self.real.sum(1).tolist(), counts):
+        for row, rng, slots, count in zip(noise, key.generators(purpose), self.numbers, counts):
             shape = slots, count, self.dimension
             row[:slots, :count] = rng.standard_normal(shape, dtype="float32")
         return torch.from_numpy(noise).to(self.slots.device)
@@ -137,7 +148,7 @@ class TargetAnchors:
         y = torch.stack([torch.from_numpy(rng.random(count, dtype="float32")) for rng in generators])
         noise = [torch.from_numpy(rng.standard_normal((count, self.dimension), dtype="float32")) for rng in generators]
         y, xi = y.to(params[MEANS].device), torch.stack(noise).to(params[MEANS].device)
-        return Drawn(self._means(params, y) + xi, y, torch.full_like(y, 1 / count))
+        return Drawn(self._means(params, y) + xi, y, torch.full_like(y, 1 / count), [count] * len(y))
 
     def losses(self, outputs: Tensor, drawn: Drawn) -> Tensor:
         """Return the mean squared error, ``[c]``, from ``outputs [c, s, 1]``."""

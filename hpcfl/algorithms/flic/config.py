@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 MEANS, FACTORS = "anchor.means", "anchor.factors"
 """Names of v ``[C, k]`` and L ``[C, k, k]`` in the shared state."""
-OF_CLASSES = ("covariances", "meta", "distance", "average", "anchor_loss")
+OF_CLASSES = ("covariances", "meta", "distance", "average", "anchor_loss", "deviation")
 """Keys that mean nothing where labels are real numbers."""
+MOVES = ("anchor_lr", "anchor_optimizer", "anchor_steps", "anchor_every", "anchor_persist")
+"""Keys of how anchors move."""
 
 
 class FlicKeys(Algorithm):
@@ -39,8 +41,14 @@ class FlicKeys(Algorithm):
     """Samples per local step; 0 for all that a client has."""
     epochs: int = Field(10, ge=1)
     """Local epochs M of φ_i and β_i; one of α follows."""
+    local_step: Literal["alternating", "joint"] = "alternating"
+    """How φ_i and β_i learn from a batch. ``alternating``: first φ_i takes its step, then β_i. ``joint``: one gradient
+    of the loss and both its terms moves both (the authors' code)."""
     shared_from: int = Field(0, ge=0)
     """α learns from this round on."""
+    shared_epoch: Literal["after", "last"] = "after"
+    """α's epoch. ``after``: it follows the `epochs`. ``last``: once α learns it is the last of them (the authors'
+    code)."""
     lambda1: float = Field(1e-3, ge=0)
     """λ1, the weight of the distance to the anchors."""
     lambda2: float = Field(1e-3, ge=0)
@@ -57,8 +65,19 @@ class FlicKeys(Algorithm):
     ``mean``: ``L_c ← mean L_{i,c}`` as printed; ``bures``: the Wasserstein barycenter of the clients' anchors."""
     spread: float = Field(1.0, ge=0)
     """Standard deviation of the coordinates of the first means."""
+    deviation: float = Field(1.0, gt=0)
+    """Standard deviation of each anchor's coordinates: its covariance is, or begins as, the square of it times I."""
     anchor_lr: float | None = Field(None, gt=0)
     """Step size of the anchors. By default `lr`."""
+    anchor_optimizer: Literal["adam", "sgd"] | None = None
+    """The anchors' optimiser. By default `optimizer`."""
+    anchor_steps: int = Field(1, ge=1)
+    """Steps that the anchors take each time."""
+    anchor_every: Literal["visit", "batch"] = "visit"
+    """When the anchors learn. ``visit``: at its end, on all that the client has. ``batch``: after each local step, on
+    its batch; all else still sees them as they were served (the authors' code)."""
+    anchor_persist: bool = False
+    """Keep the memory of a client's ``adam`` for the anchors from visit to visit, or start it anew."""
     anchor_loss: Literal["held", "means"] = "held"
     """``held``: the anchors that a client holds move by `lambda1` and `lambda2`. ``means``: all of them move, by the
     distance with weight 1 and ``1/C Σ_c ℓ(c, g(v_c))``."""
@@ -72,14 +91,19 @@ class FlicKeys(Algorithm):
     iterations: int = Field(100, ge=1)
     """``bures``: at most so many iterations."""
     pretrain: int = Field(0, ge=0)
-    """Epochs in which an embedding aligns to the first anchors, before its client's first visit."""
+    """Epochs in which an embedding aligns to the first anchors, before its client's first visit; with `hpcfl adapt`, a
+    newcomer's to the anchors as they are served last."""
     pretrain_batch: int = Field(10, ge=0)
     """Samples per step of `pretrain`; 0 for all that a client has."""
     realign: int = Field(0, ge=0)
     """Epochs in which an embedding aligns to the anchors when a visit begins, and before a test unless `stored`."""
-    evaluation: Literal["stored", "tuned", "head"] = "stored"
+    realign_who: Literal["visited", "all"] = "visited"
+    """Who aligns anew. ``visited``: who is visited. ``all``: every client after every round (the authors' code); in
+    simulated time only."""
+    evaluation: Literal["stored", "tuned", "head", "round"] = "stored"
     """The model that a client is tested with. ``stored``: its own as it is. ``tuned``: after `tune_epochs` more local
-    epochs. ``head``: after `tune_epochs` epochs of β_i alone and `realign`."""
+    epochs. ``head``: after `tune_epochs` epochs of β_i alone and `realign`. ``round``: as ``tuned``, and then `realign`
+    (the authors' code, whose last round invites all)."""
     tune_epochs: int = Field(10, ge=1)
     """Local epochs before the test; with `hpcfl adapt`, those of φ and β of a newcomer."""
 
@@ -93,21 +117,31 @@ class FlicKeys(Algorithm):
     def check(self, participation: Participation, known: bool = True) -> None:
         if self.lambda2 and not (self.draws or self.batch):
             raise refusal("algorithm.draws", "at least 1 with algorithm.batch = 0", 0, 100)
+        if self.shared_epoch == "last" and self.epochs < 2:
+            raise refusal("algorithm.epochs", "at least 2 with algorithm.shared_epoch = 'last'", self.epochs, 2)
         moving = bool(self.lambda1 or self.lambda2) or self.anchor_loss == "means"
         aligning = bool(self.lambda1 or self.pretrain or self.realign) or self.anchor_loss == "means"
         idle = [  # whether some keys do nothing, what they would need, and which they are
             (self.inside != "l2gd", "inside = 'l2gd'", ("mix",)),
-            (self.inside == "fedavg-ft", "inside = 'fedrep'", ("shared_from",)),
+            (self.inside == "fedavg-ft", "inside = 'fedrep'", ("shared_from", "shared_epoch")),
             (self.anchor_loss == "means", "anchor_loss = 'held'", ("covariances", "meta", "average")),
             (self.covariances != "bures", "covariances = 'bures'", ("tolerance", "iterations")),
             (not self.pretrain, "pretrain above 0", ("pretrain_batch",)),
             (not self.lambda2, "lambda2 above 0", ("draws",)),
-            (not moving, "lambda1 above 0", ("covariances", "anchor_lr", "average")),
+            (not moving, "lambda1 above 0", ("covariances", "average", *MOVES)),
+            (self.moves_by == "sgd", "anchor_optimizer = 'adam'", ("anchor_persist",)),
             (not aligning, "lambda1 above 0", ("distance",)),
-            (not aligning and not self.lambda2, "lambda1 above 0", ("spread", "meta")),
+            (not aligning and not self.lambda2, "lambda1 above 0", ("spread", "deviation", "meta")),
+            (not self.realign, "realign above 0", ("realign_who",)),
+            (not self.realign and self.evaluation == "round", "realign above 0", ("evaluation",)),
         ]
         for _, needed, keys in [row for row in idle if row[0]]:
             self._refuse(keys, f"algorithm.{needed}")
+
+    @property
+    def moves_by(self) -> Literal["adam", "sgd"]:
+        """The anchors' optimiser."""
+        return self.anchor_optimizer or self.optimizer
 
     def _refuse(self, keys: tuple[str, ...], needed: str) -> None:
         """Raise UsageError where a key that does nothing has another value than by default."""
@@ -131,9 +165,9 @@ class FlicKeys(Algorithm):
                 f"got {list(self.meta)}"
             )
         if not getattr(model, "hidden", ()) and self.inside == "fedrep":
-            self._refuse(("shared_from",), "layers in model.hidden")
+            self._refuse(("shared_from", "shared_epoch"), "layers in model.hidden")
         if getattr(model, "embedding", "") == "identity":
-            self._refuse(("pretrain", "realign"), "model.embedding = 'dense'")
+            self._refuse(("pretrain", "realign", "local_step"), "model.embedding = 'dense'")
 
 
 def _without_implied(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,6 +76,11 @@ class Terms:
         """Return the distance alone."""
         return self.anchors.distances(params, self.latent(params, batch), batch)
 
+    def joint(self, params: State, batch: Batch) -> Tensor:
+        """Return loss and both terms, what embedding and classifier learn by where they step together."""
+        losses = self.embedding(params, batch)
+        return losses + self.lambda2 * self._of_samples(self.parts.mixed(params), batch) if self.lambda2 else losses
+
     def above(self, params: State, batch: Batch) -> Tensor:
         """Return loss and what samples of the anchors add to it: what all above the latent space learns by."""
         params = self.parts.mixed(params)
@@ -98,6 +103,7 @@ class Terms:
         with torch.no_grad():
             z = self.latent(params, batch)
         outputs = self._outputs(self.parts.mixed(params), params[MEANS], batch)
+        self.task.passed(batch, [outputs.shape[1]] * len(outputs))
         labels = torch.arange(outputs.shape[1], device=outputs.device).expand(outputs.shape[:2])
         means = Batch(params[MEANS], labels, None, batch.key)
         return self.anchors.distances(params, z, batch) + means.losses(outputs)
@@ -111,4 +117,5 @@ class Terms:
 
     def _of_samples(self, params: State, batch: Batch) -> Tensor:
         drawn = self.anchors.drawn(params, batch.key, self.draws)
+        self.task.passed(batch, drawn.counts)
         return self.anchors.losses(self._outputs(params, drawn.points, batch), drawn)

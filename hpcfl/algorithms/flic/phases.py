@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,12 +12,15 @@ from torch import Tensor
 from hpcfl.algorithms.flic.config import FACTORS, MEANS, FlicKeys
 from hpcfl.algorithms.flic.objective import Terms
 from hpcfl.base.types import State
-from hpcfl.learning.batches import Visits
+from hpcfl.learning.batches import PHASE_STEPS, Batch, Visits
 from hpcfl.learning.optim import Adam, Optimizer, ParamGroup, Sgd, train
 from hpcfl.learning.task import Task
 
-SHARED, LOCAL, ANCHORING, PRETRAINING, REALIGNING = range(5)
-"""The phases of a visit: each has batches and random numbers of its own."""
+SHARED, LOCAL, ANCHORING, PRETRAINING, REALIGNING, REALIGNING_AGAIN, MOVING = range(7)
+"""The phases of a visit: each has batches and random numbers of its own, each step on one batch from `MOVING` on."""
+MEMORY = "memory "
+"""What begins the names of what a client keeps of the anchors' optimiser."""
+_KINDS: dict[str, type[Optimizer]] = {"adam": Adam, "sgd": Sgd}
 
 
 @dataclass(frozen=True)
@@ -45,40 +49,76 @@ class Learner:
                 self.params[name][rows] = part[name]
             flags[rows] = 1.0
 
-    def realign(self) -> None:
+    def realign(self, phase: int = REALIGNING) -> None:
         """Align the embeddings to the anchors as they are now."""
         if self.keys.realign:
-            self._align(self.keys.realign, self.keys.batch, REALIGNING)
+            self._align(self.keys.realign, self.keys.batch, phase)
 
-    def local(self, epochs: int, above: Collection[str], embedding: bool = True) -> Tensor:
-        """Let embedding and what is above it take steps in turns; return the mean loss, ``[c]``."""
+    def local(self, epochs: int, above: Collection[str], embedding: bool = True, moving: bool = False) -> Tensor:
+        """Let embedding and what is above it learn, and the anchors if `moving`; return the mean loss, ``[c]``."""
         names = self.terms.parts.embedding if embedding else ()
         entry = self.task.layers[self.terms.parts.above].tensors if self.terms.lambda2 else ()
         # samples of the anchors enter at the latent space: from there on nothing is computed once and for all
         upper = self.task.freeze_below(self.params, self.visits, {*names, *above, *entry})
         terms = replace(self.terms, task=upper)
         batches = upper.batches(self.visits, self.keys.batch, epochs, phase=self.offset + LOCAL)
+        batches = self._anchored(batches, terms) if moving else batches
         groups = [ParamGroup(names, self.optimiser(), terms.embedding), ParamGroup(above, self.classifier, terms.above)]
+        if self.keys.local_step == "joint":
+            both = replace(self.classifier, decayed=frozenset(above))
+            groups = [ParamGroup((*names, *above), both, terms.joint if names else terms.above)]
         return train(upper, self.params, batches, groups)
 
     def shared(self, names: Collection[str]) -> Tensor:
-        """Let the shared part learn; return the mean loss, ``[c]``."""
+        """Let the shared part learn, and the anchors; return the mean loss, ``[c]``."""
         batches = self.task.batches(self.visits, self.keys.batch, epochs=1, phase=self.offset + SHARED)
-        return train(self.task, self.params, batches, [ParamGroup(names, self.classifier, self.terms.above)])
+        group = ParamGroup(names, self.classifier, self.terms.above)
+        return train(self.task, self.params, self._anchored(batches, self.terms), [group])
 
     def anchors(self) -> None:
-        """Let the anchors take one step, on all that a client has."""
-        objective = self.terms.released if self.keys.anchor_loss == "means" else self.terms.anchoring
-        if objective == self.terms.anchoring and not (self.terms.lambda1 or self.terms.lambda2):
-            return
-        names = [MEANS, *([FACTORS] if self.keys.covariances != "fixed" else [])]
-        batches = self.task.batches(self.visits, 0, steps=1, phase=self.offset + ANCHORING)
-        train(self.task, self.params, batches, [ParamGroup(names, self.optimiser(self.keys.anchor_lr), objective)])
+        """Let the anchors take the steps of a visit's end; from now on they are where they have come to."""
+        if self.keys.anchor_every == "visit":
+            steps = self.keys.anchor_steps
+            for batch in self.task.batches(self.visits, 0, steps=steps, phase=self.offset + ANCHORING):
+                self._move(batch, self.terms)
+        self.params.update(self._moving)
 
-    def optimiser(self, lr: float | None = None, decay: float = 0.0) -> Optimizer:
+    def _anchored(self, batches: Iterable[Batch], terms: Terms) -> Iterator[Batch]:
+        """Let the anchors take their steps on each batch, after what is done with it."""
+        for batch in batches:
+            yield batch
+            for number in range(self.keys.anchor_steps if self.keys.anchor_every == "batch" else 0):
+                # the step on the batch has drawn by its key; theirs differ from all of SHARED and LOCAL, 0 and 1
+                key = batch.key._replace(step=batch.key.step + PHASE_STEPS * (MOVING + 2 * number))
+                self._move(replace(batch, key=key), terms)
+
+    def _move(self, batch: Batch, terms: Terms) -> None:
+        """Let the anchors take a step on a batch."""
+        if self._moving:
+            objective = terms.released if self.keys.anchor_loss == "means" else terms.anchoring
+            params = self.params | self._moving
+            self._mover.step(terms.task, params, self._moving, self._memory, batch, objective)
+
+    @cached_property
+    def _moving(self) -> State:
+        """Copies of the anchors that learn: until the visit ends all else sees them as they were served."""
+        if self.keys.anchor_loss == "held" and not (self.terms.lambda1 or self.terms.lambda2):
+            return {}
+        return {name: self.params[name].clone() for name in (MEANS, FACTORS) if name in self.params}
+
+    @cached_property
+    def _memory(self) -> State:
+        """What the anchors' optimiser remembers: a client's own, in `params`, where it outlasts the visit."""
+        kept = {name.removeprefix(MEMORY): value for name, value in self.params.items() if name.startswith(MEMORY)}
+        return kept | {"steps": kept["steps"].squeeze(1)} if kept else self._mover.init(self._moving)
+
+    @property
+    def _mover(self) -> Optimizer:
+        return _KINDS[self.keys.moves_by](self.keys.anchor_lr or self.keys.lr)
+
+    def optimiser(self, decay: float = 0.0) -> Optimizer:
         """Return a fresh optimiser: nothing of it outlasts a phase."""
-        kind = Adam if self.keys.optimizer == "adam" else Sgd
-        return kind(lr or self.keys.lr, decay=decay)
+        return _KINDS[self.keys.optimizer](self.keys.lr, decay=decay)
 
     @property
     def classifier(self) -> Optimizer:
@@ -93,3 +133,9 @@ class Learner:
         visits = replace(self.visits, clients=self.visits.clients[rows.cpu().numpy()])
         terms = replace(self.terms, anchors=self.terms.anchors.of(rows))
         return replace(self, visits=visits, terms=terms, params=params)
+
+
+def first_memory(anchors: State) -> State:
+    """Return what a client remembers of the anchors' Adam before its first visit."""
+    found = Adam(1.0).init({name: value.unsqueeze(0) for name, value in anchors.items()})
+    return {MEMORY + name: value if name == "steps" else value.squeeze(0) for name, value in found.items()}
