@@ -170,7 +170,7 @@ def check(
     from hpcfl.commands.check import report
     from hpcfl.config import load
 
-    loaded = load(config, settings, overlays, tell=True)
+    loaded = load(config, settings, overlays, tell=True, data_dir=data_dir)
     header = loaded.check(data_dir)
     _echo(report(loaded, header, data_dir, ranks or (1 + loaded.clients if loaded.clock == "wall" else 1)))
 
@@ -185,7 +185,7 @@ def optimum(config: str, overlays: list[str], settings: tuple[str, ...], data_di
     from hpcfl.commands import optimum as optima
     from hpcfl.config import load
 
-    _echo([json.dumps(optima.of(load(config, settings, overlays, tell=True), data_dir).facts())])
+    _echo([json.dumps(optima.of(load(config, settings, overlays, True, data_dir), data_dir).facts())])
 
 
 @cli.command()
