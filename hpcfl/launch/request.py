@@ -41,7 +41,7 @@ def run_request(
     overlays: Overlay | Iterable[Overlay] = (),
 ) -> RunRequest | None:
     """Judge a new run: its config, its data's headers, its folder. None where nothing is left to do."""
-    loaded = configs.load(config, settings, overlays, tell=True)
+    loaded = configs.load(config, settings, overlays, tell=True, data_dir=data_dir)
     run_dir = out or default_folder(config)
     if (run_dir / "run.h5").exists():
         if not resume:

@@ -30,8 +30,6 @@ class Speed(ConfigBase):
     ----------
     replays : bool
         Whether rounds are taken as they were recorded, not decided.
-    needs_end : bool
-        Whether times follow from when a round closes, so that it must close after so many seconds.
     """
 
     model: str
@@ -45,7 +43,11 @@ class Speed(ConfigBase):
     """How wall-clock runs are slowed down to this model. ``sleep``: asleep between layers. ``busy``: computing without
     a use."""
     replays: ClassVar[bool] = False
-    needs_end: ClassVar[bool] = False
+
+    @property
+    def needs_end(self) -> bool:
+        """Whether times follow from when a round closes, so that it must close after so many seconds."""
+        return False
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         """Raise UsageError where this model cannot serve rounds that close so, or by this clock."""
