@@ -209,7 +209,10 @@ def _lacking(section: str, before: Table, now: Table, rest: list[str]) -> tuple[
 
 def _only_for_another(section: str, before: Table, now: Table, rest: list[str]) -> Iterator[tuple[list[str], str]]:
     """Yield each key among `rest` that is only for the word that the section had before, and why it goes."""
-    for key, (choice, word) in Participation.only_for.items() if section == "participation" else ():
+    rules = Participation.only_for if section == "participation" else {}
+    if section == "data" and isinstance(name := now.get("name"), str):
+        rules = source_class(name).only_for
+    for key, (choice, word) in rules.items():
         if key in rest and before.get(choice) == word != now.get(choice):
             yield [key], f"{section}.{choice} = '{now.get(choice)}' does not use"
 

@@ -186,6 +186,10 @@ class Algorithm(ConfigBase):
         """Return a client's personal state before its first visit, without a client axis."""
         return {}
 
+    def personal(self, task: Task) -> set[str]:
+        """Return the names of the model's tensors that `init_client` begins with a client's own initial values."""
+        return set()
+
     def init_extras(self, task: Task) -> Extras:
         """Return what never leaves the server, before round 0."""
         return {}
@@ -255,8 +259,11 @@ class Algorithm(ConfigBase):
         return False
 
     def learning_rate(self, round: int) -> float:
-        """Return a round's step size, by default the key ``lr``; an update over it is taken for the mean gradient."""
-        return float(getattr(self, "lr", 1.0))
+        """Return a round's step size; an update over it is taken for the mean gradient.
+
+        By default it is the key ``lr``, over ``1 + decay·round`` where there is a key ``decay``.
+        """
+        return float(getattr(self, "lr", 1.0) / (1 + getattr(self, "decay", 0.0) * round))
 
     # ---- sums that iterate
 

@@ -31,6 +31,9 @@ class Salf(Algorithm):
     name: Literal["salf"] = "salf"
     lr: float = Field(0.05, gt=0)
     """Step size η."""
+    decay: float = Field(0.0, ge=0)
+    """The step size of round k, counted from 0, is ``lr / (1 + decay·k)``. Theorem III.1's ``2/(ρ_c (γ + k))`` is
+    ``lr = 2/(ρ_c γ)``, ``decay = 1/γ``, which `hpcfl check` works out for strongly convex objectives."""
     batch: int = Field(16, ge=0)
     """Samples of the one local step; 0 for all that a client has."""
     rule: Literal["paper", "released", "inverse-probability"] = "paper"
@@ -93,7 +96,7 @@ class Salf(Algorithm):
         batch = next(task.batches(visits, self.batch, steps=1))
         rows = [visits.in_time(max(level[name] for name in names)) for names in task.layer_names()]
         velocity = {name: value.clone() for name, value in personal.items()}
-        sgd = Sgd(self.lr, momentum=self.momentum)
+        sgd = Sgd(self.learning_rate(visits.round), momentum=self.momentum)
         for number, gradients, losses in task.backprop(start, batch, rows):
             if number == len(rows) - 1:
                 yield {"loss": (losses, visits.ones(len(losses)))}

@@ -1,7 +1,7 @@
 """Where samples come from: a source per value of the key ``data.name``, each a class that some module here defines.
 
 Images cut from one pool (`pooled`, `partition`): mnist, emnist (`mnist`), cifar10, cifar100 (`cifar`), usps, digits,
-reduced (`bundled`). Clients who come with their data: femnist, sent140, hdf5. Synthetic: unit_cube, linear,
+reduced (`bundled`). Clients who come with their data: femnist, sent140. Either: hdf5. Synthetic: unit_cube, linear,
 linear_spaces (`linear`), noisy_features, linear_mapping (`gaussians`). Two domains: two_digits. `formats` reads files.
 """
 

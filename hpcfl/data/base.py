@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import refusal
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.types import Ints, Shape
 
 Features = NDArray[np.float32]
@@ -74,9 +74,24 @@ class Federation(ABC):
         """Return the global test set ``([n, *shape], [n])``; None where there is none."""
         return None
 
+    def save_split(self, path: Path | str) -> None:
+        """Write an HDF5 file of who holds which samples, for ``data.partition = "file"`` or for other programs.
+
+        Raises
+        ------
+        UsageError
+            If the clients are not cut from a source's pool.
+        """
+        raise UsageError("save_split: these clients are not cut from one pool: expected a source with data.partition")
+
 
 class Source(ConfigBase, ABC):
-    """Base of the ``data`` sections of the config: where samples come from and how clients share them."""
+    """Base of the ``data`` sections of the config: where samples come from and how clients share them.
+
+    `only_for` names keys that have a meaning beside one word of another key alone: ``{key: (other key, word)}``.
+    """
+
+    only_for: ClassVar[Mapping[str, tuple[str, str]]] = {}
 
     @abstractmethod
     def check(self, clients: int, data_dir: Path | None) -> Header:
@@ -140,9 +155,14 @@ def lengths(parts: Sequence[Ints]) -> Ints:
     return np.array([len(part) for part in parts], dtype=np.int64)
 
 
-def scaled(pixels: Pixels, peak: int, scale: Scale) -> Features:
-    """Return pixels of ``0 .. peak`` as new float32 numbers of [0, 1] (unit) or [-1, 1] (centred)."""
+def scaled(pixels: Pixels, peak: int, scale: Scale | None) -> Features:
+    """Return pixels of ``0 .. peak`` as new float32 numbers of [0, 1] (unit) or [-1, 1] (centred).
+
+    Without a peak or a scale the numbers stay as they are.
+    """
     features: Features = pixels.astype(np.float32)
+    if not peak or scale is None:
+        return features
     features /= peak
     if scale == "centred":
         features -= 0.5

@@ -53,7 +53,7 @@ class Femnist(Source):
         users = self._chosen(clients, data_dir)
         pool = self._pool(users)
         train, test = self._dealt(pool, clients, seed) if self.merge else self._own(users, pool, seed)
-        return PooledFederation.of(pool, self._limited(pool.train_labels, train, seed), test, self.scale)
+        return PooledFederation.of(pool, self._limited(pool.kinds[0], train, seed), test, self.scale)
 
     def _chosen(self, clients: int, data_dir: Path | None) -> Users:
         """Return the users whose samples are used."""
@@ -109,9 +109,9 @@ class Femnist(Source):
 
     def _dealt(self, pool: Pool, clients: int, seed: int) -> tuple[Parts, Parts]:
         """Return parts of the merged samples, as equal as the classes allow."""
-        rng, labels = keyed(seed, "partition"), pool.train_labels
+        rng, (labels, tests) = keyed(seed, "partition"), pool.kinds
         train = iid(labels, clients, rng) if self.classes is None else shards(labels, clients, self.classes, rng)
-        return train, follow(pool.test_labels, [labels[part] for part in train], keyed(seed, "partition", step=1))
+        return train, follow(tests, [labels[part] for part in train], keyed(seed, "partition", step=1))
 
     def _limited(self, labels: Ints, parts: Parts, seed: int) -> Parts:
         """Cut each part down to the samples that a client keeps."""

@@ -1,7 +1,8 @@
-"""Any user's own data per client, in one HDF5 file.
+"""Any user's own data, in one HDF5 file: per client, or as one pool that is cut like that of any other source.
 
 The file holds ``clients/<id>/{train,test}/{features,labels}`` and, if there is a global test set,
-``test/{features,labels}``. Features are finite numbers ``[n, ...]``; labels are integers ``[n]`` from 0 in the whole
+``test/{features,labels}``. A pool has no clients, but ``train/{features,labels}``, and ``test/{features,labels}`` if
+there are test samples. Features are finite numbers ``[n, ...]``; labels are integers ``[n]`` from 0 in the whole
 file, or floating-point numbers ``[n]`` in the whole file: targets of a regression. All of it is in the file itself:
 links to other names, external storage and virtual data sets of other files are refused.
 """
@@ -13,15 +14,18 @@ from math import floor
 from pathlib import Path
 from typing import Literal
 
+import h5py
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.errors import refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
-from hpcfl.data.base import ClientData, Features, Federation, Header, Labels, Scale, Source, check_clients
+from hpcfl.data.base import ClientData, Features, Federation, Header, Labels, Pixels, Range, Scale, check_clients
 from hpcfl.data.formats import hdf5_file
-from hpcfl.data.formats.hdf5_file import Survey
+from hpcfl.data.formats.files import found
+from hpcfl.data.formats.hdf5_file import PEAK, Part, Survey
+from hpcfl.data.pooled import CUT, Pool, Pooled, only_defaults
 
 VERIFIED = 256 << 20  # bytes of features, as float32, up to which `Hdf5.check` reads them all
 
@@ -54,8 +58,11 @@ class Hdf5Federation(Federation):
             return hdf5_file.read(file, hdf5_file.unchanged(file, self.contents.server), None, self.scale)
 
 
-class Hdf5(Source):
-    """One HDF5 file with the samples of every client; clients may differ in the shape of their features."""
+class Hdf5(Pooled):
+    """One HDF5 file with the samples of every client, whose features may differ in shape, or with a pool to be cut.
+
+    A pool has samples in ``train`` and no ``clients``; keys that say how it is cut are for such a file alone.
+    """
 
     name: Literal["hdf5"] = "hdf5"
     file: str = Field(min_length=1)
@@ -63,7 +70,7 @@ class Hdf5(Source):
     labels: int | None = Field(None, ge=1)
     """Number of classes, which are counted from 0. By default one more than the largest label."""
     prune: float = Field(0.0, ge=0, lt=1)
-    """Up to this share of a client's features, drawn by key, is removed (FLIC: 0.1)."""
+    """Up to this share of a client's features, drawn by key, is removed (FLIC: 0.1). Not of a pool's."""
     scale: Scale | None = None
     """Range to which pixels of 0 to 255 are brought. ``unit``: [0, 1]. ``centred``: [-1, 1]. By default features stay
     as they are."""
@@ -74,20 +81,52 @@ class Hdf5(Source):
         Which features are pruned follows from the seed, which is not known here. Shapes are those of the file; where
         these are equal, but need not stay so, all but the first are given as small as they may become.
         """
-        path, contents = self._survey(clients, data_dir)
+        path = found("data.file", self.file, data_dir)
+        if hdf5_file.is_pool(path):
+            return super().check(clients, data_dir)
+        contents = self._survey(path, clients)
         shapes = list(contents.shapes)
         if len(set(shapes)) == 1:
             smallest = (shapes[0][0] - self._most(shapes[0][0]),) if self.prune else shapes[0]
             shapes = shapes[:1] if smallest == shapes[0] else shapes[:1] + [smallest] * (len(shapes) - 1)
         train, test = (sum(part.size for part in parts) for parts in (contents.train, contents.test))
-        ranges = hdf5_file.verify(path, contents, self.scale) if 4 * contents.features <= VERIFIED else ()
+        ranges = self._verified(path, contents)
         classes, targets = self.labels or contents.classes, contents.parts[0].real
         known = () if self.prune else ranges  # which features are left, the seed decides
         return Header(clients, train, test, tuple(shapes), classes, targets, ranges=known)
 
-    def federate(self, clients: int, seed: int, data_dir: Path | None) -> Hdf5Federation:
-        """Return the clients of the file in natural order of their ids; `seed` decides which features are pruned."""
-        path, contents = self._survey(clients, data_dir)
+    def pool_header(self, data_dir: Path | None) -> Header:
+        path, contents = self._survey_pool(data_dir)
+        self._verified(path, contents)
+        train, classes = contents.train[0], self.labels or contents.classes
+        return Header(None, train.size, sum(part.size for part in contents.test), (train.shape,), classes, train.real)
+
+    def load(self, seed: int, data_dir: Path | None) -> Pool:
+        """Return the pool; bytes stay bytes, all else is read as features, which are scaled already."""
+        path, contents = self._survey_pool(data_dir)
+        with hdf5_file.opened(path) as file:
+            stored = [hdf5_file.dataset(file, f"{part.group}/features") for part in contents.parts]
+            raw = all(features.dtype == np.uint8 for features in stored)
+            (train, labels), *rest = (self._samples(file, part, raw) for part in contents.parts)
+        test, test_labels = rest[0] if rest else (train[:0], labels[:0])
+        return Pool(train, labels, test, test_labels, PEAK if raw else 0, self.labels or contents.classes)
+
+    def _samples(self, file: h5py.File, part: Part, raw: bool) -> tuple[Pixels, Labels]:
+        """Return a part's features, as they are in the file if `raw`, and its labels."""
+        if not raw:
+            return hdf5_file.read(file, part.group, None, self.scale)
+        pixels: Pixels = hdf5_file.dataset(file, f"{part.group}/features")[()]
+        return pixels, hdf5_file.labels_of(file, part.group)
+
+    def federate(self, clients: int, seed: int, data_dir: Path | None) -> Federation:
+        """Return the clients of the file in natural order of their ids; `seed` decides which features are pruned.
+
+        Those of a pool are cut as by any other source.
+        """
+        path = found("data.file", self.file, data_dir)
+        if hdf5_file.is_pool(path):
+            return super().federate(clients, seed, data_dir)
+        contents = self._survey(path, clients)
         kept = [self._kept(shape[0], seed, i) for i, shape in enumerate(contents.shapes)] if self.prune else None
         train, test = (
             np.array([part.size for part in parts], dtype=np.int64) for parts in (contents.train, contents.test)
@@ -105,20 +144,34 @@ class Hdf5(Source):
         removed = int(rng.integers(self._most(width), endpoint=True))
         return np.sort(rng.permutation(width)[removed:])
 
-    def _survey(self, clients: int, data_dir: Path | None) -> tuple[Path, Survey]:
-        """Return the file and what is in it, after checking it against the keys."""
-        places = [Path(self.file)] if data_dir is None else [data_dir / self.file, Path(self.file)]
-        path = next((path.resolve() for path in places if path.is_file()), None)
-        if path is None:
-            tried = " or ".join(str(place.parent) for place in dict.fromkeys(places))
-            raise UsageError(f"data.file = {self.file!r}: no such file in {tried}")
+    def _verified(self, path: Path, contents: Survey) -> tuple[Range, ...]:
+        """Read all features where they are few, and return the ranges of the clients' training features."""
+        return hdf5_file.verify(path, contents, self.scale) if 4 * contents.features <= VERIFIED else ()
+
+    def _survey_pool(self, data_dir: Path | None) -> tuple[Path, Survey]:
+        """Return the file and what is in it, a pool, after checking it against the keys."""
+        path = found("data.file", self.file, data_dir)
+        contents = hdf5_file.survey_pool(path)
+        only_defaults(self, ["prune"], f"since {path} is a pool, whose clients have features of equal shapes")
+        if self.labels is not None:
+            self._check_labels(path, contents)
+        if self.augment and len(contents.train[0].shape) != 3:
+            text = f"false, since {path} holds {contents.train[0].features} and no images [channels, height, width]"
+            raise refusal("data.augment", text, True, False)
+        return path, contents
+
+    def _survey(self, path: Path, clients: int) -> Survey:
+        """Return what is in a file of clients, after checking it against the keys."""
         contents = hdf5_file.survey(path)
+        only_defaults(
+            self, ("partition", "partition_file", *CUT, "augment"), f"since {path} is no pool, but has clients"
+        )
         if self.labels is not None:
             self._check_labels(path, contents)
         if self.prune:
             self._check_prune(path, contents)
         check_clients(clients, len(contents.train), f"data.file = {self.file!r}")
-        return path, contents
+        return contents
 
     def _check_labels(self, path: Path, contents: Survey) -> None:
         first, last = contents.parts[0], max(contents.parts, key=lambda part: part.largest)

@@ -58,7 +58,7 @@ class Linear(Source):
     def check(self, clients: int, data_dir: Path | None) -> Header:
         check_order("data.rank", self.rank, "data.dimension", self.dimension)
         check_clients(clients)
-        return Header(None, self.samples, 0, ((self.dimension,),), 1, targets=True, fresh=True)
+        return Header(None, clients * self.samples, 0, ((self.dimension,),), 1, targets=True, fresh=True)
 
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> LinearFederation:
         self.check(clients, data_dir)

@@ -1,11 +1,12 @@
-"""Sources that are one pool of images, cut into clients by a partition."""
+"""Sources that are one pool of samples, cut into clients by a partition."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -19,64 +20,93 @@ from hpcfl.data.base import (
     Features,
     Federation,
     Header,
+    Labels,
     Pixels,
     Scale,
     Served,
+    Source,
     check_clients,
     lengths,
     scaled,
 )
+from hpcfl.data.formats import split_file
+from hpcfl.data.formats.files import found
+from hpcfl.data.formats.split_file import Split
 from hpcfl.data.partition import Parts
 
-BLACK: dict[Scale, float] = {"unit": 0.0, "centred": -1.0}
+BLACK: dict[Scale | None, float] = {"unit": 0.0, "centred": -1.0, None: 0.0}
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All samples: pixels uint8 (or float32) ``[n, *shape]`` of value ``0 .. peak``, labels int64 ``[n]``."""
+    """All samples: pixels uint8 (or float32) ``[n, *shape]`` of value ``0 .. peak``, and labels ``[n]``."""
 
     train_pixels: Pixels
-    train_labels: Ints
+    train_labels: Labels
     test_pixels: Pixels
-    test_labels: Ints
-    peak: int
+    test_labels: Labels
+    peak: int  # 0: features of any range, which no scale changes
     classes: int
 
     @property
     def header(self) -> Header:
-        shapes = (self.train_pixels.shape[1:],)
-        return Header(None, len(self.train_labels), len(self.test_labels), shapes, self.classes)
+        shapes, targets = (self.train_pixels.shape[1:],), self.train_labels.dtype.kind == "f"
+        return Header(None, len(self.train_labels), len(self.test_labels), shapes, self.classes, targets)
+
+    @property
+    def kinds(self) -> tuple[Ints, Ints]:
+        """Classes of the training and of the test samples; all are of one kind where labels are targets."""
+        both = self.train_labels, self.test_labels
+        train, test = (
+            (labels if labels.dtype.kind != "f" else np.zeros(len(labels))).astype(np.int64) for labels in both
+        )
+        return train, test
 
 
 @dataclass(frozen=True, eq=False)
 class PooledFederation(Federation):
-    """Clients, and the server's own samples, as index lists into a pool, which stays in its own dtype."""
+    """Clients, and the server's own samples, as index lists into a pool, which stays in its own dtype.
+
+    `rows` are the places of the pool's training samples in the source's whole pool; None: there is no such pool.
+    """
 
     pool: Pool
     train_parts: Parts
     test_parts: Parts
-    scale: Scale
+    scale: Scale | None
     server_part: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64), kw_only=True)
+    rows: Ints | None = field(default=None, kw_only=True)
 
     @classmethod
-    def of(cls, pool: Pool, train: Parts, test: Parts, scale: Scale, augment: bool = False) -> PooledFederation:
+    def of(cls, pool: Pool, train: Parts, test: Parts, scale: Scale | None, augment: bool = False) -> PooledFederation:
         padding, shapes = BLACK[scale] if augment else None, [pool.train_pixels.shape[1:]] * len(train)
         return cls(pool.classes, lengths(train), lengths(test), shapes, pool, train, test, scale, augment=padding)
 
     def client(self, i: int) -> ClientData:
         return ClientData(*self._train(self.train_parts[i]), *self._test(self.test_parts[i]))
 
-    def server_test(self) -> tuple[Features, Ints]:
+    def server_test(self) -> tuple[Features, Labels]:
         return self._test(slice(None))
 
-    def server_train(self) -> tuple[Features, Ints] | None:
+    def server_train(self) -> tuple[Features, Labels] | None:
         return self._train(self.server_part) if len(self.server_part) else None
 
-    def _train(self, part: Ints) -> tuple[Features, Ints]:
+    def save_split(self, path: Path | str) -> None:
+        if self.rows is None:
+            super().save_split(path)
+        else:
+            train = [self.rows[part] for part in self.train_parts]
+            split_file.write(Path(path), Split(train, self.test_parts, self.rows[self.server_part]))
+
+    def _train(self, part: Ints) -> tuple[Features, Labels]:
         return scaled(self.pool.train_pixels[part], self.pool.peak, self.scale), self.pool.train_labels[part]
 
-    def _test(self, part: Ints | slice) -> tuple[Features, Ints]:
+    def _test(self, part: Ints | slice) -> tuple[Features, Labels]:
         return scaled(self.pool.test_pixels[part], self.pool.peak, self.scale), self.pool.test_labels[part]
+
+
+CUT = ("classes", "label_groups", "alpha", "train_samples", "sizes", "spread", "server", "deal")
+"""Keys by which samples are chosen, beside the partition."""
 
 
 class Pooled(Served):
@@ -85,12 +115,22 @@ class Pooled(Served):
     The client's test part follows the law of its training part: equal shares (``iid``), the same classes
     (``shards``), the same proportions (``dirichlet``). It may be empty where there are fewer test samples
     than clients; the global test set is the whole test pool. The server's own samples, if it has any, are drawn from
-    the pool before it is partitioned.
+    the pool before it is partitioned. A file of a split says all of this itself.
     """
 
-    partition: Literal["iid", "shards", "dirichlet"] = "iid"
+    only_for: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "partition_file": ("partition", "file"),
+        "classes": ("partition", "shards"),
+        "label_groups": ("partition", "shards"),
+        "alpha": ("partition", "dirichlet"),
+    }
+
+    partition: Literal["iid", "shards", "dirichlet", "file"] = "iid"
     """How clients share the pool. ``iid``: without regard to classes. ``shards``: each has `classes` distinct ones.
-    ``dirichlet``: in proportions of its own, drawn by `alpha`."""
+    ``dirichlet``: in proportions of its own, drawn by `alpha`. ``file``: as `partition_file` says."""
+    partition_file: str | None = Field(None, min_length=1)
+    """HDF5 file in the data folder or the working directory: ``clients/<id>/train`` and ``clients/<id>/test`` hold the
+    places of each client's samples in the training and the test pool, from 0 (``file`` only, which needs it)."""
     classes: int | None = Field(None, ge=1)
     """Distinct classes per client (``shards`` only, which needs it)."""
     label_groups: int = Field(1, ge=1)
@@ -103,7 +143,7 @@ class Pooled(Served):
     """Law of the shares of their training parts that clients keep; the largest share is all."""
     spread: float | None = Field(None, gt=0)
     """Standard deviation of the log of the shares (log-normal), or 1 - the least share (uniform: at most 1)."""
-    scale: Scale = "unit"
+    scale: Scale | None = "unit"
     """Range of the pixels. ``unit``: [0, 1]. ``centred``: [-1, 1]."""
     augment: bool = False
     """Training images are cropped (black padding of 4) and flipped at random."""
@@ -117,30 +157,51 @@ class Pooled(Served):
         return self.load(0, data_dir).header
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
-        return self._checked(clients, self.pool_header(data_dir))
+        header = self.pool_header(data_dir)
+        if self.partition != "file":
+            return self._checked(clients, header)
+        split = self._split(clients, header, data_dir)
+        train, test = (int(lengths(parts).sum()) for parts in (split.train, split.test))
+        return replace(header, train=train, test=test, server=len(split.server))
 
-    def federate(self, clients: int, seed: int, data_dir: Path | None) -> PooledFederation:
+    def federate(self, clients: int, seed: int, data_dir: Path | None) -> Federation:
         return self.cut(clients, seed, data_dir)
 
     def cut(self, clients: int, seed: int, data_dir: Path | None, place: int = 0) -> PooledFederation:
         """Federate one of several pools of the same seed: those of different `place` are cut independently."""
         pool = self.load(seed, data_dir)
+        if self.partition == "file":
+            split = self._split(clients, pool.header, data_dir)
+            return self._federation(pool, split, np.arange(len(pool.train_labels)))
         header = self._checked(clients, pool.header)
-        pool = self._subset(header.train + header.server, pool, seed)
-        reserved = partition.turns(pool.train_labels, self.server, keyed(seed, "server samples", place))
-        rest = np.delete(np.arange(len(pool.train_labels)), reserved)
-        train, test = self._parts(pool.train_labels[rest], pool.test_labels, clients, seed, place)
+        rows = self._rows(header.train + header.server, len(pool.train_labels), seed)
+        if len(rows) < len(pool.train_labels):
+            pool = replace(pool, train_pixels=pool.train_pixels[rows], train_labels=pool.train_labels[rows])
+        kinds, tests = pool.kinds
+        reserved = partition.turns(kinds, self.server, keyed(seed, "server samples", place))
+        rest = np.delete(np.arange(len(kinds)), reserved)
+        train, test = self._parts(kinds[rest], tests, clients, seed, place)
         train = [rest[part] for part in train]
         if self.deal:
             train = [np.sort(np.append(part, reserved[i::clients])) for i, part in enumerate(train)]
             reserved = reserved[:0]
-        return replace(PooledFederation.of(pool, train, test, self.scale, self.augment), server_part=reserved)
+        return self._federation(pool, Split(train, test, reserved), rows)
 
-    def _subset(self, used: int, pool: Pool, seed: int) -> Pool:
-        if used == len(pool.train_labels):
-            return pool
-        kept = np.sort(keyed(seed, "subset").permutation(len(pool.train_labels))[:used])
-        return replace(pool, train_pixels=pool.train_pixels[kept], train_labels=pool.train_labels[kept])
+    def _federation(self, pool: Pool, split: Split, rows: Ints) -> PooledFederation:
+        whole = PooledFederation.of(pool, split.train, split.test, self.scale, self.augment)
+        return replace(whole, server_part=split.server, rows=rows)
+
+    def _rows(self, used: int, total: int, seed: int) -> Ints:
+        """Return which so many of all training samples are used, ascending."""
+        return np.arange(total) if used == total else np.sort(keyed(seed, "subset").permutation(total)[:used])
+
+    def _split(self, clients: int, header: Header, data_dir: Path | None) -> Split:
+        """Return the split in the file, after checking that no other key says how to split."""
+        if self.partition_file is None:
+            raise refusal("data.partition_file", "an HDF5 file, with data.partition = 'file'", None)
+        only_defaults(self, CUT, "with data.partition = 'file', which says who holds what")
+        path = found("data.partition_file", self.partition_file, data_dir)
+        return split_file.read(path, clients, (header.train, header.test))
 
     def _parts(self, labels: Ints, tests: Ints, clients: int, seed: int, place: int) -> tuple[Parts, Parts]:
         """Return the clients' training and test parts of samples with these labels."""
@@ -161,6 +222,10 @@ class Pooled(Served):
 
     def _checked(self, clients: int, header: Header) -> Header:
         """Return the header of what is used of a pool, after checking that it can be partitioned."""
+        if header.targets and self.partition != "iid":
+            text = "'iid' or 'file', since labels are real numbers and no classes"
+            raise refusal("data.partition", text, self.partition, "data.partition = 'iid'")
+        only_defaults(self, ["partition_file"], f"with data.partition = '{self.partition}'", "data.partition = 'file'")
         used = header.train if self.train_samples is None else self.train_samples
         if used > header.train:
             raise refusal("data.train_samples", f"at most {header.train}", used, header.train)
@@ -177,11 +242,8 @@ class Pooled(Served):
         if self.partition == "shards":
             self._check_shards(clients, left, header.classes)
             return replace(header, train=used - self.keeps, server=self.keeps)
-        for key in ("label_groups", "classes"):
-            default, value = Pooled.model_fields[key].default, getattr(self, key)
-            if value != default:
-                text = f"{toml(default)} with data.partition = '{self.partition}'"
-                raise refusal(f"data.{key}", text, value, "data.partition = 'shards'")
+        why = f"with data.partition = '{self.partition}'"
+        only_defaults(self, ("label_groups", "classes"), why, "data.partition = 'shards'")
         return replace(header, train=used - self.keeps, server=self.keeps)
 
     def _check_shards(self, clients: int, samples: int, classes: int) -> None:
@@ -195,3 +257,11 @@ class Pooled(Served):
                 f"{classes} classes, data.label_groups = {groups}, clients = {clients} and {samples} training samples"
             )
             raise refusal("data.classes", f"1 to {most} per client, for {there}", self.classes, self.classes and most)
+
+
+def only_defaults(section: Source, keys: Iterable[str], why: str, nearest: str | None = None) -> None:
+    """Refuse the first of a section's keys that is not as by default."""
+    for key in keys:
+        default, value = type(section).model_fields[key].default, getattr(section, key)
+        if value != default:
+            raise refusal(f"data.{key}", f"{toml(default)} {why}", value, nearest)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, check_within
 from hpcfl.models import Model
 
 if TYPE_CHECKING:
@@ -15,17 +15,22 @@ if TYPE_CHECKING:
 
 
 class Glm(Model):
-    """A generalised linear model of few parameters: one layer ``linear``, ``z = W x + b``, and a link.
+    """A generalised linear model of few parameters: ``z = W x + b`` in one layer ``linear`` or in several, and a link.
 
     All parameters begin at zero: theory may start anywhere, and zero is where logistic and ridge regression by custom
     start. It treats all classes alike, so nothing has to be broken as between hidden units.
     """
 
     name: Literal["glm"] = "glm"
-    link: Literal["logistic", "softmax", "tanh", "rough"] = "logistic"
+    link: Literal["logistic", "softmax", "tanh", "rough", "identity"] = "logistic"
     """What outputs are made of z. ``logistic``: two classes by one z, logits (0, z). ``softmax``: a z for each class.
     ``tanh``: a target, tanh(z). ``rough``: a target, as smooth a function of z as `smoothness` says
-    (`hpcfl.models.modules.custom.Rough`). Objectives of the first two are convex.
+    (`hpcfl.models.modules.custom.Rough`). ``identity``: a target, z: ridge regression. Objectives of the first two and
+    the last are convex.
+    """
+    layers: int = Field(1, ge=1)
+    """Number of layers, at most the number of features. z is a sum of so many linear terms, each of features of its
+    own, in their order; the objective is the same. In a round of SALF the last features' layer is ready first.
     """
     bias: bool = True
     """z has a constant term."""
@@ -42,8 +47,16 @@ class Glm(Model):
     def penalty(self) -> float:
         return self.ridge
 
+    @property
+    def curvature(self) -> tuple[float, float] | None:
+        """Bounds of the second derivatives of a sample's loss by z, in any direction; None where it is not convex."""
+        return {"logistic": (0.0, 0.25), "softmax": (0.0, 0.5), "identity": (2.0, 2.0)}.get(self.link)
+
     def check(self, shape: tuple[int, ...], classes: int) -> None:
-        suited = ("tanh", "rough") if classes == 1 else ("logistic", "softmax") if classes == 2 else ("softmax",)
+        check_within("model.layers", self.layers, 1, prod(shape), " for these features")
+        suited = (
+            ("tanh", "rough", "identity") if classes == 1 else ("logistic", "softmax") if classes == 2 else ("softmax",)
+        )
         if self.link not in suited:
             held = "targets" if classes == 1 else f"{classes} classes"
             expected = "' or '".join(suited)
@@ -57,14 +70,30 @@ class Glm(Model):
 
         from hpcfl.models.modules import custom
 
-        linear = nn.Linear(prod(shape), classes if self.link == "softmax" else 1, bias=self.bias)
+        outputs = classes if self.link == "softmax" else 1
+        link: list[nn.Module] = []
+        if self.link == "logistic":
+            link.append(custom.TwoLogits())
+        elif self.link in ("tanh", "rough"):
+            link.append(nn.Tanh())
+        if self.link == "rough":
+            link.append(custom.Rough(self.smoothness, self.roughness))
+        if self.layers > 1:
+            return self._terms(prod(shape), outputs, link)
+        linear = nn.Linear(prod(shape), outputs, bias=self.bias)
         for tensor in linear.parameters():
             nn.init.zeros_(tensor)
-        modules: list[nn.Module] = [nn.Flatten(), linear]
-        if self.link == "logistic":
-            modules.append(custom.TwoLogits())
-        elif self.link != "softmax":
-            modules.append(nn.Tanh())
-        if self.link == "rough":
-            modules.append(custom.Rough(self.smoothness, self.roughness))
-        return [("linear", nn.Sequential(*modules))]
+        return [("linear", nn.Sequential(nn.Flatten(), linear, *link))]
+
+    def _terms(self, features: int, outputs: int, link: list[nn.Module]) -> list[tuple[str, nn.Sequential]]:
+        """Layers of nearly as many features each, as `numpy.array_split` makes them; the last has the bias."""
+        from torch import nn
+
+        from hpcfl.models.modules.custom import Addend
+
+        least, more = divmod(features, self.layers)
+        terms = [Addend(least + (i < more), outputs, self.bias and i == self.layers - 1) for i in range(self.layers)]
+        parts: list[list[nn.Module]] = [[term] for term in terms]
+        parts[0][:0] = [nn.Flatten(), nn.ConstantPad1d((0, outputs), 0.0)]
+        parts[-1] += link
+        return [(f"term{i}", nn.Sequential(*part)) for i, part in enumerate(parts, start=1)]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.func import functional_call, grad, vmap
 
+from helpers import toys
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.cli import main
 from hpcfl.commands.optimum import Optimum, optimum
@@ -247,6 +248,39 @@ def test_a_softmax_has_a_row_for_each_class_and_all_begin_at_zero():
     assert [Glm().penalty, Glm(ridge=0.5).penalty, Mlp().penalty] == [0.0, 0.5, 0.0]
 
 
+@pytest.mark.parametrize(("link", "classes"), [("logistic", 2), ("softmax", 4), ("identity", 1), ("rough", 1)])
+def test_a_model_in_layers_is_the_one_in_a_single_layer(link, classes):
+    federation = toys.federation([5, 7], shape=(1, 5), classes=classes)
+    if classes == 1:
+        for held in federation.held:
+            object.__setattr__(held, "train_labels", held.train_features[:, 0, 0])
+    keys = {"link": link, "ridge": 0.1, "smoothness": 2.0}
+    one, three = (Task(Glm(**keys, layers=layers), federation, 0, precision="double") for layers in (1, 3))
+    weight = torch.randn(one.initial()["linear.weight"].shape, dtype=torch.float64)
+    bias = torch.ones(len(weight), dtype=torch.float64)
+    parts = dict(zip(three.initial(), [*torch.split(weight, [2, 2, 1], 1), bias]))
+    assert three.layer_names() == (("term1.weight",), ("term2.weight",), ("term3.weight", "term3.bias"))
+    visits = toys.visits_of(one, [0, 1])
+    for task, own in ((one, {"linear.weight": weight, "linear.bias": bias}), (three, parts)):
+        assert {name: value.shape for name, value in own.items()} == {n: v.shape for n, v in task.initial().items()}
+    whole, losses = one.gradients(
+        one.replicate({"linear.weight": weight, "linear.bias": bias}, visits), next(one.batches(visits, 0, steps=1))
+    )
+    found = list(three.backprop(three.replicate(parts, visits), next(three.batches(visits, 0, steps=1)), [1, 1, 2]))
+    assert [number for number, _, _ in found] == [2, 1, 0]  # the last features' layer first; one client has no time
+    torch.testing.assert_close(found[0][2], losses)
+    for (_, gradients, _), columns in zip(found, (slice(4, 5), slice(2, 4), slice(0, 2))):
+        rows = len(next(iter(gradients.values())))
+        for name, gradient in gradients.items():
+            expected = whole["linear.bias"] if name.endswith("bias") else whole["linear.weight"][..., columns]
+            torch.testing.assert_close(gradient, expected[:rows])
+
+
+def test_more_layers_than_features_are_refused():
+    words = refused(Glm(layers=4).check, (3,), 2)
+    assert words == "model.layers: expected 1 … 3 for these features, got 4; did you mean 3?"
+
+
 @pytest.mark.parametrize("link", ["logistic", "tanh", "rough"])
 def test_clients_batched_or_one_by_one_are_the_same_in_float64(link):
     section, classes = Glm(link=link, smoothness=1.5), 2 if link == "logistic" else 1
@@ -308,7 +342,11 @@ def differences(smoothness: float, roughness: float, z: torch.Tensor, signs: tor
     [
         ("logistic", 10, "model.link = 'logistic' does not suit labels that are 10 classes: expected 'softmax'; "),
         ("tanh", 2, "model.link = 'tanh' does not suit labels that are 2 classes: expected 'logistic' or 'softmax'; "),
-        ("softmax", 1, "model.link = 'softmax' does not suit labels that are targets: expected 'tanh' or 'rough'; "),
+        (
+            "softmax",
+            1,
+            "model.link = 'softmax' does not suit labels that are targets: expected 'tanh' or 'rough' or 'identity'; ",
+        ),
     ],
 )
 def test_a_link_that_does_not_suit_the_labels_is_refused(link, classes, message):

@@ -261,7 +261,8 @@ def test_a_subset_without_enough_classes_for_the_label_groups_is_refused():
 
 def used_labels(section: Digits, used: int, seed: int) -> np.ndarray:
     """Labels of the training samples that are used."""
-    return section._subset(used, section.load(seed, None), seed).train_labels
+    labels = section.load(seed, None).train_labels
+    return labels[section._rows(used, len(labels), seed)]
 
 
 def test_only_so_many_training_samples_are_used():

@@ -14,7 +14,7 @@ those that take longer (flic-toy-*, flic-hl-*, flic-two-digits-small, fedhenn-to
 local-toy-nf); and those that in four rounds have nothing of their own but data (fedhenn-toy-nf-small,
 fedhenn-two-digits-small, local-toy-lm-small, local-two-digits-small), a model (table2-mlp-salf, table2-cnn-drop,
 table2-cnn-vanilla), or keys that other presets have (flanp-ft-, fedavg-ft-, fedrep-, lg-, srpfl-fedrep-, srpfl-lg-,
-srpfl-fig4-, -fig5-, -fig7- and -fig8-stragglers-mnist-small).
+srpfl-fig4-, -fig5-, -fig7- and -fig8-stragglers-mnist-small); and salf-ridge, which is held against theory.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Flic(FlicKeys):
         return {"loss": Block(())}, blocks
 
     def first_anchors(self, task: Task) -> State:
-        """Return the first anchors: random means, spherical covariances."""
+        """Return the first anchors: random means and spherical covariances, if not given."""
         import torch
 
         from hpcfl.base.rng import keyed
@@ -78,7 +78,7 @@ class Flic(FlicKeys):
         if self.covariances != "fixed":
             count, dimension = means.shape
             anchors[FACTORS] = self.deviation * torch.eye(dimension, device=task.device).repeat(count, 1, 1)
-        return anchors
+        return task.given(anchors)
 
     def init_server(self, task: Task) -> State:
         initial = task.initial()
@@ -97,6 +97,11 @@ class Flic(FlicKeys):
         flag = {"pretrained": torch.zeros(1)} if self.pretrain else {}
         memory = first_memory(self.first_anchors(task)) if self.anchor_persist else {}
         return self.parts(task).first(task.initial(client)) | flag | memory
+
+    def personal(self, task: Task) -> set[str]:
+        from hpcfl.algorithms.flic.objective import OWN
+
+        return {name.removeprefix(OWN) for name in self.personal_names(task)}
 
     def personal_names(self, task: Task) -> set[str]:
         parts = self.parts(task)

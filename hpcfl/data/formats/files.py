@@ -25,6 +25,16 @@ def folder(source: str, data_dir: Path | None, *names: str) -> Path:
     raise UsageError(f"data.name = '{source}': {data_dir} has no folder {wanted}")
 
 
+def found(key: str, name: str, data_dir: Path | None) -> Path:
+    """Return the file that a key names, in the data folder or the working directory; UsageError where there is none."""
+    places = [Path(name)] if data_dir is None else [data_dir / name, Path(name)]
+    path = next((path.resolve() for path in places if path.is_file()), None)
+    if path is None:
+        tried = " or ".join(str(place.parent) for place in dict.fromkeys(places))
+        raise UsageError(f"{key} = {name!r}: no such file in {tried}")
+    return path
+
+
 @contextmanager
 def reading(path: Path, kind: str, *errors: type[Exception]) -> Iterator[None]:
     """Turn what goes wrong inside, the file being missing or damaged, into a UsageError that names it.

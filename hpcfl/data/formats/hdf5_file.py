@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +43,10 @@ class Part(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What a file holds: clients in natural order of their ids, and the global test set or None."""
+    """What a file holds: clients in natural order of their ids, and the global test set or None.
+
+    A pool is the one pair of a training and a test part, or a training part alone.
+    """
 
     train: list[Part]
     test: list[Part]
@@ -51,7 +55,8 @@ class Survey(NamedTuple):
     @property
     def parts(self) -> list[Part]:
         """All parts, the global test set last."""
-        return [part for pair in zip(self.train, self.test) for part in pair] + ([self.server] if self.server else [])
+        pairs = zip_longest(self.train, self.test)
+        return [part for part in (*chain.from_iterable(pairs), self.server) if part is not None]
 
     @property
     def shapes(self) -> list[Shape]:
@@ -78,7 +83,7 @@ def opened(path: Path) -> Iterator[h5py.File]:
 
 def dataset(file: h5py.File, name: str) -> h5py.Dataset:
     """Return the data set of that name; UsageError where there is none, or not all its numbers are in this file."""
-    data = _linked(file, name)
+    data = linked(file, name)
     if not isinstance(data, h5py.Dataset):
         raise UsageError(f"{file.filename}: {name} is missing")
     if data.shape is None:  # HDF5's null data space
@@ -87,7 +92,7 @@ def dataset(file: h5py.File, name: str) -> h5py.Dataset:
     return data
 
 
-def _linked(file: h5py.File, name: str) -> Any:
+def linked(file: h5py.File, name: str) -> Any:
     """Return the object of that name, or None; UsageError where any part of the name is a link to another name."""
     way = ""
     for part in (part for part in name.split("/") if part not in ("", ".")):
@@ -117,7 +122,7 @@ def _check_place(file: h5py.File, data: h5py.Dataset, above: tuple[h5py.Dataset,
     for target, path, name, taken in data.virtual_sources():
         if path != ".":
             raise UsageError(f"{where} is virtual and maps {name!r} of {path!r}, expected sources in the file itself")
-        source = _linked(file, name.replace("%%", "%"))  # HDF5's escape
+        source = linked(file, name.replace("%%", "%"))  # HDF5's escape
         if not isinstance(source, h5py.Dataset) or source in (*above, data):
             raise UsageError(f"{where} is virtual, but its source {name!r} is missing or the data set itself")
         _check_place(file, source, (*above, data))
@@ -155,15 +160,40 @@ def _cover(space: Any, target: Any) -> None:
 def survey(path: Path) -> Survey:
     """Return what is in a file after looking at all of it but the features; UsageError if anything is wrong."""
     with opened(path) as file:
-        clients = _linked(file, "clients")
-        if not isinstance(clients, h5py.Group) or len(clients) == 0:
-            raise UsageError(f"{path}: no clients, expected groups clients/<id>/train and clients/<id>/test")
-        ids = sorted(clients, key=_natural)
+        ids = client_ids(file)
         train, test = ([_part(file, f"clients/{name}/{part}") for name in ids] for part in ("train", "test"))
         contents = Survey(train, test, _part(file, "test") if "test" in file else None)
     _check_kinds(path, contents)
     for name, train_part, test_part in zip(ids, train, test):
         _check_client(f"{path}: ", name, train_part, test_part, contents.server)
+    return contents
+
+
+def client_ids(file: h5py.File) -> list[str]:
+    """Return the names in the group ``clients`` in natural order; UsageError where there are none."""
+    clients = linked(file, "clients")
+    if not isinstance(clients, h5py.Group) or len(clients) == 0:
+        raise UsageError(f"{file.filename}: no clients, expected groups clients/<id>/train and clients/<id>/test")
+    return sorted(clients, key=_natural)
+
+
+def is_pool(path: Path) -> bool:
+    """Whether a file has samples in ``train``, and no clients."""
+    with opened(path) as file:
+        return linked(file, "clients") is None and linked(file, "train") is not None
+
+
+def survey_pool(path: Path) -> Survey:
+    """Return what is in a file that is a pool, as `survey`."""
+    with opened(path) as file:
+        train = _part(file, "train")
+        test = None if linked(file, "test") is None else _part(file, "test")
+    contents = Survey([train], [] if test is None else [test], None)
+    _check_kinds(path, contents)
+    if train.size == 0:
+        raise UsageError(f"{path}: train has no samples, expected at least 1")
+    if test is not None and test.shape != train.shape:
+        raise UsageError(f"{path}: train has {train.features}, test {test.features}; expected the same in both")
     return contents
 
 
@@ -210,12 +240,18 @@ def read(file: h5py.File, group: str, kept: Ints | None = None, scale: Scale | N
 
     `kept` are the features of one axis that are returned; None: all. Otherwise as `pieces`.
     """
-    stored, labels = dataset(file, f"{group}/features"), dataset(file, f"{group}/labels")
+    stored = dataset(file, f"{group}/features")
     shape = stored.shape[1:] if kept is None else (len(kept),)
     features = np.empty((len(stored), *shape), dtype=np.float32)
     for start, piece in pieces(stored, scale):
         features[start : start + len(piece)] = piece if kept is None else piece[:, kept]
-    return features, labels[()].astype(np.float32 if labels.dtype.kind == "f" else np.int64)
+    return features, labels_of(file, group)
+
+
+def labels_of(file: h5py.File, group: str) -> Labels:
+    labels = dataset(file, f"{group}/labels")
+    read: Labels = labels[()].astype(np.float32 if labels.dtype.kind == "f" else np.int64)
+    return read
 
 
 def pieces(features: h5py.Dataset, scale: Scale | None = None) -> Iterator[tuple[int, Features]]:

@@ -72,6 +72,25 @@ class Ends(nn.Module):
         return torch.cat((x[:, -1, :half], x[:, 0, half:]), dim=1)
 
 
+class Addend(nn.Module):
+    """One of several linear terms of a sum: it takes some features, and passes on the others and the sum so far.
+
+    ``(own, others, z)`` becomes ``(others, z + W own + b)``. So a chain of them computes a linear function whose
+    parameters are layers: the gradient of any needs those above it, and the objective stays convex in all.
+    """
+
+    def __init__(self, own: int, outputs: int, bias: bool) -> None:
+        super().__init__()
+        self.own, self.outputs = own, outputs
+        self.weight = nn.Parameter(torch.zeros(outputs, own))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``[B, others + outputs]`` for x ``[B, own + others + outputs]``."""
+        own, others, z = torch.split(x, [self.own, x.shape[1] - self.own - self.outputs, self.outputs], 1)
+        return torch.cat([others, z + nn.functional.linear(own, self.weight, self.bias)], 1)
+
+
 class TwoLogits(nn.Module):
     """The logits ``(0, z)`` of two classes, ``[…, 1]`` to ``[…, 2]``: ``P(1) = 1 / (1 + exp(-z))``."""
 
