@@ -144,8 +144,8 @@ def read(folder: Path) -> Run | None:
         raise SystemExit(f"{folder}: algorithm.name = '{config['algorithm']['name']}', expected {expected}")
     if not config["evaluate"]["objective"]:
         raise SystemExit(f"{folder}: no objective was recorded, expected evaluate.objective = true")
-    if config["oracle"]["phi"] is None:
-        raise SystemExit(f"{folder}: no oracle complexity was recorded, expected oracle.phi to be given")
+    if "oracle" not in data:
+        raise SystemExit(f"{folder}: no oracle complexity was recorded, expected oracle.record = true")
     known = np.flatnonzero(np.isfinite(data["objective"].values))
     start, least = ends(data.attrs["config"], data.attrs["data_dir"])
     vectors = data["vectors"].values

@@ -170,7 +170,7 @@ def check(
     from hpcfl.commands.check import report
     from hpcfl.config import load
 
-    loaded = load(config, settings, overlays, tell=True)
+    loaded = load(config, settings, overlays, tell=True, data_dir=data_dir)
     header = loaded.check(data_dir)
     _echo(report(loaded, header, data_dir, ranks or (1 + loaded.clients if loaded.clock == "wall" else 1)))
 
@@ -185,7 +185,7 @@ def optimum(config: str, overlays: list[str], settings: tuple[str, ...], data_di
     from hpcfl.commands import optimum as optima
     from hpcfl.config import load
 
-    _echo([json.dumps(optima.of(load(config, settings, overlays, tell=True), data_dir).facts())])
+    _echo([json.dumps(optima.of(load(config, settings, overlays, True, data_dir), data_dir).facts())])
 
 
 @cli.command()
@@ -209,8 +209,15 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool) -> None:
 
 @cli.command()
 @click.argument("folder", type=PATH)
-@click.option("--client", "chosen", metavar="ID[,ID...]|all", help="Who adapts (default: all that never took part).")
-@click.option("--epochs", type=click.IntRange(min=1), help="Passes over their training data (default: tune_epochs).")
+@click.option(
+    "--client", "chosen", metavar="ID[,ID...]|all", help="Who adapts (default: who was held out, or never took part)."
+)
+@click.option(
+    "--epochs",
+    metavar="N[,N...]",
+    help="Passes over their training data (default: tune_epochs); of several numbers, tested after each.",
+)
+@click.option("--data", "newcomers", type=PATH, metavar="FILE.h5", help="Who adapts is in this file, not in the run.")
 @DATA_DIR
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--out", type=PATH, metavar="FILE.h5", help="Write the layers that learned, as HDF5.")

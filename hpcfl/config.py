@@ -17,9 +17,12 @@ from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.base import plugins
 from hpcfl.base.config import ConfigBase, checked, sections, unknown
 from hpcfl.base.errors import UsageError
+from hpcfl.base.files import check_unchanged, origin
 from hpcfl.comm.guard import Guard
 from hpcfl.comm.placement import check_single
 from hpcfl.data import Header, Source
+from hpcfl.data.formats.files import found
+from hpcfl.learning.initial import InitialFile
 from hpcfl.models import Model
 from hpcfl.presets import (
     PICKED,
@@ -51,8 +54,9 @@ class Evaluate(ConfigBase):
     """Models are also evaluated after each of so many last rounds of the run."""
     objective: bool = False
     """Record the objective too: the mean loss over all training samples, the clients' under the models that they
-    predict with, the server's own (if it holds any) under the shared one, each with the penalty. Nothing is drawn for
-    it: no dropout, no augmentation. In real time it is not known where a client did not answer."""
+    predict with (of those that take part), the server's own (if it holds any) under the shared one, each with the
+    penalty. Nothing is drawn for it: no dropout, no augmentation. In real time it is not known where a client did not
+    answer."""
 
     def due(self, done: int, rounds: int) -> bool:
         """Return whether the state after `done` of `rounds` rounds is evaluated."""
@@ -157,6 +161,7 @@ class Config(ConfigBase):
             raise UsageError(f"clock: {key} lets all clients learn after each round: expected 'simulated', got 'wall'")
         if self.clock == "wall" and self.singles:
             check_single(self.singles, self.lane_width)
+        self.oracle.check()
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)
         self.algorithm.check(self.speed.rules(self.participation), self.speed.known(self.clock))
@@ -164,6 +169,8 @@ class Config(ConfigBase):
     def check_shapes(self, header: Header) -> None:
         """Raise UsageError where the model does not suit the data."""
         self.algorithm.check_model(self.model, header)
+        if self.model.initial is not None:
+            InitialFile(Path(self.model.initial), self.clients, self.precision)
         shapes = header.shapes
         for shape in dict.fromkeys(shapes):
             self.model.check(shape, header.classes)
@@ -190,6 +197,24 @@ class Config(ConfigBase):
         names = [getattr(getattr(self, section), pick.by) for section, pick in PICKED.items()]
         return plugins.origins(name for name in names if ":" in name)
 
+    def placed(self, data_dir: Path | None) -> Config:
+        """Return the same with absolute paths of the files that its sections name; UsageError where one is missing."""
+        there = {}
+        for name in sections(type(self)):
+            section = getattr(self, name)
+            files = {key: getattr(section, key) for key in section.paths if getattr(section, key) is not None}
+            paths = {key: str(found(f"{name}.{key}", file, data_dir)) for key, file in files.items()}
+            if paths != files:
+                there[name] = section.model_copy(update=paths)
+        return self.model_copy(update=there) if there else self
+
+    @property
+    def files(self) -> dict[str, dict[str, str]]:
+        """The files that its sections name, ``{"section.key": {"file": …, "sha256": …}}``."""
+        held = {name: getattr(self, name) for name in sections(type(self))}
+        named = {f"{name}.{key}": getattr(part, key) for name, part in held.items() for key in part.paths}
+        return {key: origin(Path(file)) for key, file in named.items() if file is not None}
+
 
 Overlay = str | Path | Mapping[str, Any]
 ConfigLike = Overlay | Config
@@ -200,6 +225,7 @@ def load(
     settings: Settings = (),
     overlays: Overlay | Iterable[Overlay] = (),
     tell: bool = False,
+    data_dir: Path | None = None,
 ) -> Config:
     """Return the typed config of a TOML file, a preset's name, a nested table or a config, with keys set on top.
 
@@ -214,6 +240,8 @@ def load(
         TOML files, names of overlays or nested tables whose keys are merged onto `what`, before the settings.
     tell : bool
         Say on stderr, in one line, which keys of `what` were dropped.
+    data_dir : Path, optional
+        Where files that the config names are looked for first, then in the working directory.
 
     Raises
     ------
@@ -223,7 +251,7 @@ def load(
     several = [overlays] if isinstance(overlays, str | Path | Mapping) else list(overlays)
     settings = settings if isinstance(settings, Mapping) else list(settings)
     if isinstance(what, Config) and not settings and not several:
-        return what
+        return what.placed(data_dir)
     tables = [_overlay_table(each) for each in several]
     below = _table(what)
     names = ["" if isinstance(each, Mapping) else f"{each}: " for each in several]
@@ -231,7 +259,7 @@ def load(
     sources |= {key: "" for key, _, _ in assignments(settings)}
     try:
         table, dropped = on_top(below, tables, settings)
-        loaded = from_table(table)
+        loaded = from_table(table).placed(data_dir)
     except UsageError as error:
         raise UsageError(_source(str(error), sources) + str(error)) from error
     if dropped and tell:
@@ -272,11 +300,13 @@ def from_text(text: str) -> Config:
 
 
 def of_run(attributes: Mapping[str, str], force: bool = False) -> Config:
-    """Return the config of a recorded run; `force` takes classes from outside even if their files have changed.
+    """Return the config of a recorded run; `force` takes its files, and those of classes from outside, as they are.
 
     UsageError where such a file has changed or is not there.
     """
     plugins.recall(json.loads(attributes.get("code", "{}")), force)
+    for key, recorded in {} if force else json.loads(attributes.get("files", "{}")).items():
+        check_unchanged(key, recorded, "expected it there")
     return from_text(attributes["config"])
 
 

@@ -73,7 +73,8 @@ def test_run_again_with_another_config_is_refused(capsys: pytest.CaptureFixture[
 
 
 def test_a_run_of_an_earlier_version_which_reckoned_unasked_is_gone_on_with(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "fedavg-digits", *FEW, "--set", "oracle.phi=100", "--out", "one", "--quiet"]) == 0
+    recorded = ("--set", "oracle.record=true", "--set", "oracle.phi=100")
+    assert main(["run", "fedavg-digits", *FEW, *recorded, "--out", "one", "--quiet"]) == 0
     assert main(["run", "fedavg-digits", *FEW, "--out", "one", "--resume"]) == 0
     assert capsys.readouterr().out == "'one' is done already\n"
 

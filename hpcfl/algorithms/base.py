@@ -186,6 +186,10 @@ class Algorithm(ConfigBase):
         """Return a client's personal state before its first visit, without a client axis."""
         return {}
 
+    def personal(self, task: Task) -> set[str]:
+        """Return the names of the model's tensors that `init_client` begins with a client's own initial values."""
+        return set()
+
     def init_extras(self, task: Task) -> Extras:
         """Return what never leaves the server, before round 0."""
         return {}

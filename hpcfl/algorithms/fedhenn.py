@@ -91,6 +91,7 @@ class FedHeNN(Local):
         target, samples = unit_kernel(shared[KERNEL], self.alignment), self.samples(task, of, visits)
 
         def aligned(params: State, batch: Batch) -> Tensor:
+            task.passed(batch, [self.alignment] * len(samples))
             apart = 1 - alignment(target, represented(task, params, samples))
             # a client that has no sample in this step takes none
             return task.losses(params, batch) + strength * apart * batch.active_weight()

@@ -45,7 +45,7 @@ class LinearFedRep(Algorithm):
     initial: Literal["moments", "random"] = "moments"
     """``moments``: round 0 is for all clients, and B becomes the k largest eigenvectors of the mean of ``1/m Σ y² x
     xᵀ``, which needs Gaussian features. ``random``: B begins with orthonormal columns drawn by the seed (Collins et
-    al.'s experiments)."""
+    al.'s experiments), or those of the QR decomposition of what ``model.initial`` gives."""
     metric_columns: ClassVar[dict[str, str]] = {
         "distance": "principal angle distance of the representation to the true one"
     }
@@ -55,6 +55,11 @@ class LinearFedRep(Algorithm):
             raise UsageError(
                 "algorithm.name = 'linear_fedrep' needs data.name = 'linear' and model.name = 'linear', "
                 "or data.name = 'linear_spaces' and the same model with its key dimension"
+            )
+        if model.initial is not None and self.initial == "moments":
+            raise UsageError(
+                f"model.initial = {model.initial!r} has no meaning with algorithm.initial = 'moments': remove it, "
+                "or set algorithm.initial = 'random'"
             )
 
     def invites_all(self, round: int) -> bool:

@@ -178,12 +178,15 @@ class LocalTraining(Algorithm):
         return self._tuned(task, params, visits, self.tune_epochs) if self.tunes else params
 
     def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
-        begun = shared | self.first_layers(task, shared, int(visits.clients[0]))
-        return self._tuned(task, task.replicate(begun, visits), visits, epochs)
+        begun = task.replicate(shared, visits) | self.first_layers(task, shared, visits)
+        return self._tuned(task, begun, visits, epochs)
 
-    def first_layers(self, task: Task, shared: State, client: int) -> State:
-        """Return the personal layers that a client's first visit begins with, ``{name: […]}``."""
-        return _some(task.initial(client), self.personal(task))
+    def first_layers(self, task: Task, shared: State, visits: Visits) -> State:
+        """Return the personal layers that the clients' first visits begin with, ``{name: [c, …]}``."""
+        import torch
+
+        states = [_some(task.initial(int(client)), self.personal(task)) for client in visits.clients]
+        return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
     def _tuned(self, task: Task, params: State, visits: Visits, epochs: int) -> State:
         own = self.personal_names(task)
@@ -288,9 +291,10 @@ class PartlyPersonal(LocalSgd):
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         return super().model(task, shared, self._begun(shared, personal), visits)
 
-    def first_layers(self, task: Task, shared: State, client: int) -> State:
-        initial = super().first_layers(task, shared, client)
-        return _some(shared, initial.keys()) if self.newcomer == "averaged" else initial
+    def first_layers(self, task: Task, shared: State, visits: Visits) -> State:
+        if self.newcomer == "averaged":
+            return _some(task.replicate(shared, visits), self.personal(task))
+        return super().first_layers(task, shared, visits)
 
     def _begun(self, shared: State, personal: State) -> State:
         """Return the layers that the clients' next visits begin with, without the note of earlier ones."""

@@ -17,13 +17,15 @@ class ConfigBase(BaseModel):
     """A part of the config: immutable, no unknown keys, no conversions, no infinities.
 
     The string below a field is its key's meaning. A key that had another name stands in `renamed`: the old name is
-    refused with the new one, and understood in the configs that runs have recorded.
+    refused with the new one, and understood in the configs that runs have recorded. Keys in `paths` name files, in the
+    data folder or the working directory; a run records where they are and their digests.
     """
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
     renamed: ClassVar[Mapping[str, str]] = {}
+    paths: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def from_table(cls: type[C], table: Any, where: str, recorded: bool = False) -> C:

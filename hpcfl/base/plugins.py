@@ -7,7 +7,6 @@ looks. Which file it was, and its digest, is recorded with a run: what goes on w
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import re
 import sys
@@ -24,6 +23,7 @@ from pydantic import create_model
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, did_you_mean
+from hpcfl.base.files import check_unchanged, origin
 
 C = TypeVar("C", bound=ConfigBase)
 
@@ -128,24 +128,14 @@ def file_of(module: str) -> Path:
 
 def origins(specs: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return the file and SHA-256 of each of these classes, as ``{spec: {"file": …, "sha256": …}}``."""
-    files = {spec: file_of(spec.partition(":")[0]) for spec in specs}
-    return {spec: {"file": str(file), "sha256": _digest(file)} for spec, file in files.items()}
+    return {spec: origin(file_of(spec.partition(":")[0])) for spec in specs}
 
 
 def recall(recorded: Mapping[str, Mapping[str, str]], force: bool = False) -> None:
     """Look for classes where a run found them; UsageError where a file is gone or has changed, unless `force`."""
     for spec, about in recorded.items():
         file, module = Path(about["file"]), spec.partition(":")[0]
-        if not force and not file.is_file():
-            raise UsageError(f"'{file}', where the run found {spec}, is not there; --force looks elsewhere")
-        if not force and _digest(file) != about["sha256"]:
-            raise UsageError(
-                f"'{file}' has changed since the run began, which found {spec} there: expected the file of then "
-                f"(SHA-256 {about['sha256'][:12]}…); --force goes on with it as it is"
-            )
+        if not force:
+            check_unchanged(spec, about, "--force looks elsewhere")
         up = module.count(".") + (file.name == "__init__.py")
         look_in(file.parents[up])
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -161,7 +161,7 @@ def check(chosen: Sequence[Run], data_dir: Path | None) -> None:
     headers: dict[tuple[str, int], Header] = {}  # data that several runs share are read only once
     for run in chosen:
         try:
-            config = load(run.config, run.settings, run.overlays)
+            config = load(run.config, run.settings, run.overlays, data_dir=data_dir)
             config.check_values()
             key = config.data.model_dump_json(), config.clients
             if key not in headers:

@@ -123,7 +123,7 @@ def convergence(job: Job) -> Convergence | None:
         return None
     from hpcfl.commands.optimum import PooledObjective
 
-    users = [PooledObjective(task, [client]) for client in range(len(sizes))]
+    users = [PooledObjective(task, [client], server=False) for client in range(len(sizes))]
     least, most = np.array([_curvatures(model, user) for user in users]).T
     if least.min() <= 0:
         return None

@@ -85,6 +85,8 @@ class Job:
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks, federation.shapes)
         job = cls(config, task, config.algorithm, chunks)
         config.speed.covers(config.rounds, config.clients, len(job.layers.tensors))
+        if config.model.initial is not None:
+            task.check_given(job.algorithm.name, job.algorithm.init_server(task), job.algorithm.personal(task))
         return job
 
     @cached_property
@@ -138,7 +140,7 @@ class Job:
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
-        shared, stage = self.algorithm.init_server(self.task), self.planner.first_stage
+        shared, stage = self.task.given(self.algorithm.init_server(self.task)), self.planner.first_stage
         extras = self.algorithm.init_extras(self.task) if rank == 0 else {}
         return Progress(0, shared, personal, stage=stage, extras=extras)
 
@@ -174,6 +176,10 @@ class Job:
         sizes = self.task.federation.train_sizes[clients]
         return Visits(plan.round, clients, depth, sizes, plan.arrival[rows], closed)
 
+    def members(self, clients: Ints) -> Ints:
+        """Return the places of those `clients` that take part in the run, int64 [n]."""
+        return np.flatnonzero(np.isin(clients, self.planner.members))
+
     @property
     def scores(self) -> int:
         """How many sums an evaluation finds per client.
@@ -183,7 +189,14 @@ class Job:
         return 2 + self.config.evaluate.objective
 
     def scored(self, round: int, shared: State, personal: State, clients: Ints) -> Floats:
-        """Return the `scores` of a chunk's clients, ``[scores, c]``."""
+        """Return the `scores` of a chunk's clients, ``[scores, c]``; who is held out is not tested, and gets 0."""
+        rows = self.members(clients)
+        if len(rows) < len(clients):
+            scores = np.zeros((self.scores, len(clients)))
+            if len(rows):
+                own = {name: value[torch.from_numpy(rows)] for name, value in personal.items()}
+                scores[:, rows] = self.scored(round, shared, own, clients[rows])
+            return scores
         params = self.algorithm.model(self.task, shared, personal, Visits.for_test(round, clients))
         tested = client_scores(self.task, params, clients)
         wanted = self.scores > len(tested)

@@ -135,7 +135,8 @@ def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | floa
     sums = rounds.scores(now)
     if not rounds.serves:
         return {}
-    sizes = np.where(job.task.federation.test_sizes > 0, job.task.federation.test_sizes, np.nan)
+    members = np.isin(np.arange(job.config.clients), job.planner.members)
+    sizes = np.where(members & (job.task.federation.test_sizes > 0), job.task.federation.test_sizes, np.nan)
     scores: dict[str, Floats | float] = {"client_test_loss": sums[0] / sizes, "client_accuracy": sums[1] / sizes}
     together = server_scores(job.task, now.shared) if job.algorithm.evaluates_shared else None
     if together is not None:
@@ -149,10 +150,12 @@ def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | floa
 def objective(job: Job, now: Progress, sums: Floats) -> float:
     """Return the mean of loss and penalty over all training samples from the clients' `sums` [clients]; NaN: unknown.
 
-    What is added, and in which order, does not depend on who has computed it.
+    Those of clients that are held out are not among them. What is added, and in which order, does not depend on who has
+    computed it.
     """
     server_sum, count = server_objective(job.task, now.shared)
-    return float(np.append(sums, server_sum).sum()) / (count + int(job.task.federation.train_sizes.sum()))
+    held = int(job.task.federation.train_sizes[job.planner.members].sum())
+    return float(np.append(sums, server_sum).sum()) / (count + held)
 
 
 def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> None:

@@ -67,12 +67,12 @@ ORACLE = (
     Column("server_gradients", (), "int64", "gradients of single samples that the server's step has computed"),
     Column("vectors", (), "float64", "numbers that clients sent and that counted, over those of one client's model"),
     Column("epochs_a", (), "int64", "epochs in which clients computed gradients and sent"),
-    Column("epochs_b", (), "int64", "epochs in which the server computed gradients"),
+    Column("epochs_b", (), "int64", "epochs in which the server computed; rounds in a row without clients are one"),
     Column("epochs_c", (), "int64", "epochs in which clients only sent"),
     Column("oracle", (), "float64", "federated oracle complexity of the round: gradients plus phi times vectors"),
-    Column("running_time", (), "float64", "expected running time of the round's epochs, in gradients"),
+    Column("running_time", (), "float64", "expected running time of the round's epochs as eq. 25 has it, in gradients"),
 )
-"""Columns of federated oracle complexity, where `oracle.phi` is given."""
+"""Columns of federated oracle complexity, where `oracle.record` asks for them."""
 MOST_LOGGED = 1000  # rejections that are events too: the log has room for ten times as many of all kinds
 PER_RANK = ("visits", "compute_seconds", "wait_seconds", "wire_bytes_in", "wire_bytes_out")
 WALL = ("wall_seconds", "server_seconds", "compute_seconds", "wait_seconds")
@@ -212,7 +212,7 @@ class Recorder:
             "layer": job.layers.names,
             "rank": range(ranks),
         }
-        columns = [*COLUMNS, *(ORACLE if job.config.oracle.phi is not None else ())]
+        columns = [*COLUMNS, *(ORACLE if job.config.oracle.record else ())]
         columns += [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
         self.segment = store.begin(run_dir, columns, coords, first, job.config.rounds)
 
@@ -222,7 +222,7 @@ class Recorder:
         for client, rejection in record.rejected.items():
             depth[np.searchsorted(plan.cohort, client)] = rejection.depth
         plan = replace(plan, depth=depth)
-        row = self.plan_columns(plan) | self.oracle_columns(plan, record)
+        row = self.plan_columns(plan) | self.oracle_columns(plan, record, sums)
         row |= dict(record.scores) | dict(record.metrics) | dict(clock)
         row["layer_weight"] = [sums.weight(tensors[0]) for tensors in self.job.layers.tensors]
         if "loss" in sums and sums.weight("loss"):
@@ -268,22 +268,31 @@ class Recorder:
             "message_bytes": int(np.dot(_sent(plan), self.job.layers.bytes)),
         }
 
-    def oracle_columns(self, plan: Plan, record: Record) -> dict[str, Any]:
-        """The columns of federated oracle complexity; none where no φ is given."""
-        phi = self.job.config.oracle.phi
-        if phi is None:
+    def oracle_columns(self, plan: Plan, record: Record, sums: Sums) -> dict[str, Any]:
+        """The columns of federated oracle complexity; none where they are not asked for."""
+        oracle, invites = self.job.config.oracle, self.job.algorithm.invites
+        if not oracle.record or oracle.phi is None:
             return {}
-        numbers, counted = int(np.dot(_sent(plan), self.job.layers.numbers)), int(plan.counted.sum())
+        numbers, counted = self._numbers(plan, sums), int(plan.counted.sum())
         gradients = record.gradients if counted else 0
-        spent = Spent(gradients, record.server_gradients, counted, numbers, self.job.task.parameter_count)
+        continued = plan.round > 0 and not invites(plan.round) and not invites(plan.round - 1)
+        spent = Spent(gradients, record.server_gradients, counted, numbers, self.job.task.parameter_count, continued)
         return {
             "gradients": spent.gradients,
             "server_gradients": spent.server_gradients,
             "vectors": spent.vectors,
             **{f"epochs_{kind}": number for kind, number in zip("abc", spent.epochs)},
-            "oracle": spent.complexity(phi),
-            "running_time": spent.running_time(phi),
+            "oracle": spent.complexity(oracle.phi),
+            "running_time": spent.running_time(oracle.phi),
         }
+
+    def _numbers(self, plan: Plan, sums: Sums) -> int:
+        """Return how many numbers came: of layers in which anything did, and of what goes beside them, but the loss."""
+        layers = self.job.layers
+        came = [any(sums.weight(name) for name in names) for names in layers.tensors]
+        blocks = [(name, block.size) for group in self.job.layout for name, block in group.items()]
+        beside = sum(size for name, size in blocks if name not in layers.of and name != "loss" and sums.weight(name))
+        return int(np.dot(_sent(plan), layers.numbers * came)) + beside * int(plan.counted.sum())
 
     def _by_client(self, plan: Plan, values: Any, fill: float) -> Floats | Ints:
         """Return the cohort's values over all clients."""

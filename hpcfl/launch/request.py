@@ -41,7 +41,7 @@ def run_request(
     overlays: Overlay | Iterable[Overlay] = (),
 ) -> RunRequest | None:
     """Judge a new run: its config, its data's headers, its folder. None where nothing is left to do."""
-    loaded = configs.load(config, settings, overlays, tell=True)
+    loaded = configs.load(config, settings, overlays, tell=True, data_dir=data_dir)
     run_dir = out or default_folder(config)
     if (run_dir / "run.h5").exists():
         if not resume:
@@ -68,7 +68,8 @@ def check_same(run_dir: Path, config: Config, force: bool = False) -> None:
     held = configs.of_run(store.run_attributes(run_dir), force)
     there, here = (dict(flat(each.model_dump(mode="json"))) for each in (held, config))
     if here["oracle.phi"] is None:  # earlier versions reckoned with 100 unasked; nothing of a run depends on it
-        del there["oracle.phi"], here["oracle.phi"]
+        for key in ("oracle.phi", "oracle.record"):
+            del there[key], here[key]
     for key in sorted(there.keys() | here.keys()):
         if there.get(key) != here.get(key):
             raise UsageError(

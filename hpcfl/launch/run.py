@@ -262,6 +262,8 @@ def _open(request: RunRequest, processes: list[tuple[str, str]], job: Job) -> No
         attributes = {"config": request.config, "data_dir": str(request.data_dir or ""), "hosts": json.dumps(hosts)}
         if code := job.config.code:
             attributes["code"] = json.dumps(code)
+        if files := job.config.files:
+            attributes["files"] = json.dumps(files)
         attributes |= {"versions": json.dumps(versions()), "git_commit": git_commit()}
         try:
             folder.mkdir(parents=True, exist_ok=True)

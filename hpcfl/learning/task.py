@@ -7,9 +7,10 @@ Everything is batched over the c clients of a chunk: parameters ``{name: [c, …
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from hpcfl.base.types import Shape, State
 from hpcfl.data import Federation
 from hpcfl.data.base import Features, Labels
 from hpcfl.learning.batches import Batch, Visits, batches
+from hpcfl.learning.initial import InitialFile
 from hpcfl.models import Model
 from hpcfl.models.modules.layers import Layer, Tape
 
@@ -44,8 +46,8 @@ class Samples(NamedTuple):
 class Task:
     """A model, a federation's data, and what is computed with both.
 
-    Clients whose features differ in shape have models of the same names, of different shapes. Initial values, batches
-    and dropout are keyed by `seed`.
+    Clients whose features differ in shape have models of the same names, of different shapes. Batches, dropout and, if
+    no file gives them (UsageError where it cannot), initial values are keyed by `seed`.
 
     Attributes
     ----------
@@ -53,7 +55,8 @@ class Task:
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
     oracle_calls : Counter
         Gradients of one sample's objective that each client (or the `SERVER`) has computed, by whichever parameters.
-        The engine clears it each round; an algorithm adds those that it computes without this class.
+        The engine clears it each round; an algorithm adds those that it computes without this class, and by `passed`
+        the samples that its objective takes beside a batch.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Task:
             shape: {name: value.detach() for layer in layers for name, value in layer.tensors.items()}
             for shape, layers in built.items()
         }
+        self._given = self._read(model.initial, precision) if model.initial is not None else None
         self._samples: dict[int, Samples] = {}
         self.oracle_calls: Counter[int] = Counter()
 
@@ -77,6 +81,15 @@ class Task:
             torch.manual_seed(key_as_seed(self.seed, "initial values"))
             named = model.build(shape, self.federation.classes)
         return [Layer(name, modules.to(self.dtype), number) for number, (name, modules) in enumerate(named)]
+
+    def _read(self, file: str, precision: Precision) -> InitialFile:
+        given = InitialFile(Path(file), self.federation.clients, precision)
+        shapes = {shape: shapes_of(state) for shape, state in self._initial.items()}
+        given.check_model([shapes[shape] for shape in self.federation.shapes])
+        for shape, state in self._initial.items():
+            fits = {name: value for name, value in given.shared.items() if shapes[shape].get(name) == value.shape}
+            state |= {name: torch.from_numpy(value) for name, value in fits.items()}
+        return given
 
     # the model
 
@@ -95,10 +108,31 @@ class Task:
         whole = tuple(tuple(layer.tensors) for layer in self.layers)
         return whole if blocks == "layer" else tuple((name,) for names in whole for name in names)
 
-    def initial(self, client: int = 0) -> State:
-        """A copy of the initial parameters of a client's model, ``{name: […]}``, first layer first."""
-        state = self._initial[self.federation.shapes[client]]
+    def initial(self, client: int | None = None) -> State:
+        """A copy of the initial parameters of a client's model, ``{name: […]}``, first layer first.
+
+        Without a client, of what all share; what they do not share has the shapes of the first one's.
+        """
+        state = dict(self._initial[self.federation.shapes[client or 0]])
+        if self._given is not None and client is not None:
+            state |= {name: torch.from_numpy(value) for name, value in self._given.of(client).items()}
         return {name: value.to(self.device, copy=True) for name, value in state.items()}
+
+    def given(self, state: State) -> State:
+        """Return what a method begins with beside the model, with what ``model.initial`` has of it in its place."""
+        if self._given is None:
+            return state
+        model = self._initial[self.federation.shapes[0]]
+        names = [name for name in state if name in self._given.shared and name not in model]
+        return state | {name: torch.from_numpy(self._given.shared[name]).to(state[name], copy=True) for name in names}
+
+    def check_given(self, method: str, shared: State, personal: Collection[str]) -> None:
+        """Raise UsageError where ``model.initial`` holds what a method does not begin with, or lacks what it does.
+
+        `shared` is its shared state; `personal` are the names of those tensors of the model that are a client's own.
+        """
+        if self._given is not None:
+            self._given.check_method(method, self._initial[self.federation.shapes[0]], shapes_of(shared), personal)
 
     def module(self, params: State) -> nn.Module:
         """Return the model as a plain module, set to evaluate, with copies of one client's ``{name: […]}``."""
@@ -201,6 +235,11 @@ class Task:
         counts = (calls * samples for samples in batch.sample_counts())
         self.oracle_calls.update(dict(zip(batch.key.clients[:clients], counts)))
 
+    def passed(self, batch: Batch, counts: Iterable[int]) -> None:
+        """Count samples that an objective takes beside those of a batch, so many for each client that has any there."""
+        rows = zip(batch.key.clients, batch.sample_counts(), counts)
+        self.oracle_calls.update({client: count for client, held, count in rows if held})
+
     def gradients(
         self, params: State, batch: Batch, names: Collection[str] | None = None, objective: Objective | None = None
     ) -> tuple[State, Tensor]:
@@ -295,3 +334,7 @@ class Task:
         self.gradients(params, batch)
         for _ in self.backprop(params, batch, [1] * len(self.layers)):
             pass
+
+
+def shapes_of(state: State) -> dict[str, Shape]:
+    return {name: tuple(value.shape) for name, value in state.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -20,6 +20,10 @@ class Model(ConfigBase):
     """Base of the ``[model]`` sections. One file in ``hpcfl/models/`` is one family, named by ``model.name``."""
 
     name: str
+    initial: str | None = None
+    """An HDF5 file of initial values, a dataset for each tensor; ``clients/<number>/<tensor>`` is one client's own, of
+    a layer that is personal. By default they are drawn by the seed."""
+    paths: ClassVar[tuple[str, ...]] = ("initial",)
 
     @property
     def penalty(self) -> float:

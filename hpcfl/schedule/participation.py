@@ -1,4 +1,4 @@
-"""Who is invited to a round, and when the round closes. The two are independent choices."""
+"""Who takes part in a run, who is invited to a round, and when the round closes: independent choices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import UsageError, check_within
+from hpcfl.base.errors import UsageError, check_within, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
 
@@ -21,10 +21,15 @@ Deadline = float | Literal["adaptive"] | tuple[tuple[int, float], ...]
 class Participation(ConfigBase):
     """Who is invited to a round, and when it closes: two independent choices."""
 
+    hold_out: int | tuple[int, ...] = 0
+    """Clients that are kept out of the run, to be its newcomers (`hpcfl adapt`): the last so many, or those whose ids
+    are listed. They are never invited, and their accuracy during the run is not known; all that counts clients counts
+    the others."""
+
     invite: Literal["all", "uniform"] = "all"
     """``all``: everybody. ``uniform``: `size` clients, drawn anew for each round."""
     size: int | None = Field(None, ge=1)
-    """Clients invited per round (``uniform`` only, which needs it); at most `clients`."""
+    """Clients invited per round (``uniform`` only, which needs it); at most those that take part."""
     close: Literal["all", "first", "deadline"] = "all"
     """What ends a round. ``all``: the last visit. ``first``: the first `first` visits. ``deadline``: that `deadline`
     has passed."""
@@ -48,6 +53,14 @@ class Participation(ConfigBase):
     ``discard``: nothing of it does (drop-stragglers)."""
     only_for: ClassVar[Mapping[str, tuple[str, str]]] = {"size": ("invite", "uniform"), "first": ("close", "first")}
 
+    @field_validator("hold_out", mode="before")
+    @classmethod
+    def _counted(cls, value: Any) -> Any:
+        several = isinstance(value, (list, tuple))
+        if all(isinstance(each, int) and not isinstance(each, bool) for each in (value if several else [value])):
+            return tuple(value) if several else value
+        raise ValueError("expected a number of clients or a list of ids")
+
     @field_validator("deadline", mode="before")
     @classmethod
     def _shaped(cls, value: Any) -> Any:
@@ -59,11 +72,25 @@ class Participation(ConfigBase):
 
     def check(self, clients: int) -> None:
         """Raise UsageError where a number does not fit the number of clients."""
-        self._check_count("size", self.size, clients)
+        self._check_held_out(clients)
+        self._check_count("size", self.size, len(self.taking_part(clients)))
         self._check_count("first", self.first, self.invited(clients))
         self._check_deadline()
         most = self.first or self.invited(clients)
         check_within("participation.min_clients", self.min_clients, 0, most)
+
+    def _check_held_out(self, clients: int) -> None:
+        key, held = "participation.hold_out", self.hold_out
+        if isinstance(held, int):
+            check_within(key, held, 0, clients - 1)
+            return
+        for number, client in enumerate(held):
+            if not 0 <= client < clients:
+                raise refusal(key, f"ids 0 … {clients - 1}", client, min(max(client, 0), clients - 1))
+            if client in held[:number]:
+                raise UsageError(f"{key}: expected each id once, got {client} twice")
+        if len(held) == clients:
+            raise UsageError(f"{key}: expected at most {clients - 1} ids, so that somebody takes part, got {clients}")
 
     def _check_count(self, key: str, value: int | None, most: int) -> None:
         choice, word = self.only_for[key]
@@ -112,9 +139,19 @@ class Participation(ConfigBase):
             return self.adaptive_first
         return float(np.quantile(list(seen), self.adaptive_quantile, method="inverted_cdf"))
 
+    def held_out(self, clients: int) -> Ints:
+        """Return the ids of the clients that never take part, ascending, int64 [n]."""
+        if isinstance(self.hold_out, int):
+            return np.arange(clients - self.hold_out, clients)
+        return np.array(sorted(self.hold_out), dtype=np.int64)
+
+    def taking_part(self, clients: int) -> Ints:
+        """Return the ids of all others, ascending, int64 [n]."""
+        return np.setdiff1d(np.arange(clients), self.held_out(clients))
+
     def invited(self, clients: int) -> int:
         """Return how many of `clients` a round invites."""
-        return clients if self.size is None else self.size
+        return len(self.taking_part(clients)) if self.size is None else self.size
 
     def whole(self, layerwise: bool) -> bool:
         """Return whether a visit is whole or nothing; `layerwise`: the algorithm delivers layers one by one."""
@@ -122,10 +159,11 @@ class Participation(ConfigBase):
 
     def cohort(self, seed: int, round: int, clients: int, attempt: int = 0) -> Ints:
         """Return the ids of who is invited, ascending, int64 [n]."""
+        members = self.taking_part(clients)
         if self.invite == "all":
-            return np.arange(clients)
+            return members
         rng = keyed(seed, "cohort", round, step=attempt)
-        return np.sort(rng.choice(clients, self.invited(clients), replace=False))
+        return np.sort(rng.choice(members, self.invited(clients), replace=False))
 
     def warnings(self, layerwise: bool) -> dict[str, str]:
         """Return what the user should know before the run, by name."""

@@ -57,6 +57,11 @@ class Planner:
     def clients(self) -> int:
         return len(self.sizes)
 
+    @cached_property
+    def members(self) -> Ints:
+        """The ids of the clients that take part in the run, ascending, int64 [n]; a replay has those of its trace."""
+        return self.speed.rules(self.participation).taking_part(self.clients)
+
     @property
     def whole(self) -> bool:
         """Whether a visit counts as a whole or not at all."""
@@ -113,7 +118,7 @@ class Planner:
         """
         everyone = self.algorithm.invites_all(round)
         if cohort is None and everyone:
-            cohort = np.arange(self.clients)
+            cohort = self.members
         if cohort is None:
             cohort = self.participation.cohort(self.seed, round, self.clients, number)
         if closes_after is None:
@@ -130,7 +135,7 @@ class Planner:
             return visits, None
         if visits == self.participation.invited(self.clients):
             return None, None  # the last stage waits for all, however many samples the invited have
-        return ceil(visits * self.sizes.mean()), self.sizes[cohort]
+        return ceil(visits * self.sizes[self.members].mean()), self.sizes[cohort]
 
     def visits(self, stage: int) -> int | None:
         """Return the visits that a round of this stage waits for; None: all."""
@@ -205,7 +210,7 @@ class Planner:
         if doubling.when != "theory":
             most = float(doubling.rounds) if doubling.when == "rounds" else inf
             return [most] * (stages(first, invited) - 1)
-        times = self.speed.order(self.seed, self.clients, invited)
+        times = self.speed.order(self.seed, self.clients, self.members, invited)
         theory = Theory(times, first, doubling.contraction, self.speed.communication, doubling.distance)
         return [*map(float, theory.rounds_with_skips() if doubling.skip else theory.rounds())]
 

@@ -163,7 +163,7 @@ def made(folder: Path, algorithm: dict[str, Any], **more: Any) -> Path:
     values = {
         **{"rounds": 3, "clients": CLIENTS, "seed": 3, "precision": "double", "algorithm": algorithm, "data": CUBE},
         **{"evaluate": {"every": 1, "objective": True}, "participation": {"close": "all"}},
-        **{"oracle": {"phi": 100.0}, "model": {"name": "glm", "ridge": 0.1}, **more},
+        **{"oracle": {"record": True, "phi": 100.0}, "model": {"name": "glm", "ridge": 0.1}, **more},
     }
     alone(values, toml(values, folder.with_suffix(".toml")), folder)
     return folder
@@ -232,6 +232,6 @@ def test_one_method_alone_and_no_objective_are_refused(pair: tuple[Path, Path], 
     silent = made(tmp_path / "silent", FEDAVE, rounds=1, evaluate={"every": 1})
     assert ran(*pair, silent)[0] == f"{silent}: no objective was recorded, expected evaluate.objective = true"
     cheap = made(tmp_path / "cheap", FEDAVE, rounds=1, oracle={})
-    assert ran(*pair, cheap)[0] == f"{cheap}: no oracle complexity was recorded, expected oracle.phi to be given"
+    assert ran(*pair, cheap)[0] == f"{cheap}: no oracle complexity was recorded, expected oracle.record = true"
     other = made(tmp_path / "other", {"name": "local"}, rounds=1)
     assert ran(*pair, other)[0] == f"{other}: algorithm.name = 'local', expected fedlrgd or fedavg"

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from hpcfl import open_run
 from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
 
@@ -63,3 +65,22 @@ def test_runs_of_other_settings_are_no_seeds_of_one(settings: tuple[str, ...], s
     alone = analysed("srpfl_time", other)
     assert alone.returncode == 0, alone.stderr
     assert {row["seeds"] for row in strict(alone.stdout.splitlines()[-1])["times"]} == {1}
+
+
+def test_the_small_case_is_by_method_and_by_what_differs(tmp_path: Path) -> None:
+    few = ("rounds=10", "clients=4", "participation.first=2", "evaluate.every=10", "algorithm.head_epochs=1")
+    ways = [f"algorithm.newcomer={word}" for word in ("initial", "averaged")]
+    folders = [ran(tmp_path / way, "srpfl-fedrep-digits", *few, "algorithm.epochs=1", way) for way in ways]
+    rows = strict(analysed("srpfl_small", *folders).stdout.splitlines()[-1])["accuracies"]
+    assert [(row["method"], row["setting"], row["seeds"]) for row in rows] == [
+        ("FedRep-SRPFL", "newcomer = averaged", 1),
+        ("FedRep-SRPFL", "newcomer = initial", 1),
+    ]
+    for row, way in zip(rows, reversed(ways)):
+        run = open_run(tmp_path / way)
+        last = run["client_accuracy"][-1].values
+        assert row["accuracy"] == [pytest.approx(100 * np.average(last, weights=run["test_samples"].values))]
+        assert row["seconds"] == [pytest.approx(float(run["sim_seconds"][-1]))]
+    refused = analysed("srpfl_small", ran(tmp_path / "short", "srpfl-fedrep-digits", *few, "rounds=9"))
+    assert refused.returncode == 1
+    assert refused.stderr.endswith("expected tests after 10, 20, 30 rounds: evaluate.every = 10\n")

@@ -233,6 +233,18 @@ def test_a_pool_is_cut_as_that_of_any_other_source(tmp_path):
     np.testing.assert_array_equal(federation.server_test()[0], BYTES[N:])
 
 
+def test_a_published_set_in_a_file_of_ones_own_gives_the_same_clients(folder):  # noqa: F811
+    whole = Mnist().load(0, folder)
+    images, labels = (np.concatenate([getattr(whole, f"{part}_{what}") for part in ("train", "test")])
+                      for what in ("pixels", "labels"))  # fmt: skip
+    store(folder, pool(images, labels))
+    keys: dict[str, Any] = {"partition": "shards", "classes": 2, "train_samples": 50, "server": 10, "deal": True}
+    one, other = Mnist(**keys).federate(4, 2, folder), mine(**keys, scale="unit").federate(4, 2, folder)
+    for client in range(4):
+        for left, right in zip(vars(one.client(client)).values(), vars(other.client(client)).values()):
+            np.testing.assert_array_equal(left, right)
+
+
 @pytest.mark.parametrize("dtype", ["u1", "i4", "f8"])
 def test_pixels_of_a_pool_are_scaled(dtype, tmp_path):
     store(tmp_path, pool(BYTES.astype(dtype)))

@@ -106,6 +106,17 @@ def own(change: Callable[[h5py.File], object], settings: str, *words: str) -> Ca
     return Case(f"run {{here}}/own.toml{pairs} --data-dir {{here}} --out {{here}}/out", words, prepare)
 
 
+def split(parts: dict[str, list[int]], settings: str, *words: str) -> Case:
+    """A run whose clients hold these samples of the digits."""
+
+    def prepare(here: Path) -> None:
+        with h5py.File(here / "split.h5", "w") as file:
+            file.update({f"clients/{name}": part for name, part in parts.items()})
+
+    typed = "run fedavg-digits --set clients=2 --set data.partition=file --set data.partition_file=split.h5"
+    return Case(f"{typed} {settings} --data-dir {{here}} --out {{here}}/out", words, prepare)
+
+
 def idx(array: Array) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
 
@@ -354,6 +365,9 @@ CASES = {
         "data.scale=unit",
         "own.h5: clients/1/train/features: sample 0 holds 256.0, expected 0 to 255 as data.scale = 'unit'",
     ),
+    "split-twice": split({"0/train": [1, 2], "1/train": [3, 2]}, "", "split.h5: clients/0 and clients/1", "sample 2"),
+    "split-too-large": split({"0/train": [1], "1/train": [1437]}, "", "split.h5: clients/1/train", "1437", "0 to 1436"),
+    "split-of-2-clients": split({"0/train": [1], "1/train": [2]}, "--set clients=3", "expected 2", "did you mean 2"),
     "hdf5-scale": own(nothing, "data.scale=units", "data.scale", "'unit'", "'units'"),
     "hdf5-is-text": Case(
         "run fedavg-digits --set data.name=hdf5 --set data.file=own.h5 --data-dir {here} --out {here}/out",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import log
+from math import ceil, log
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ from hpcfl.commands import list as catalogue
 from hpcfl.commands.check import report
 from hpcfl.commands.show import summary
 from hpcfl.config import Config, from_table
+from hpcfl.data import Federation
 from hpcfl.engine import loop as engine
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Record, Recorder
@@ -41,7 +42,7 @@ UNEQUAL = {"name": "digits", "train_samples": 280, "sizes": "uniform", "spread":
 COSTS = ("gradients", "server_gradients", "vectors", "epochs_a", "epochs_b", "epochs_c", "oracle", "running_time")
 MLP = 65 * 16 + 17 * 10  # p of digits with one hidden layer of 16
 PHI = 100.0
-Counted = tuple[int, int]
+RECORDED = {"record": True, "phi": PHI}
 
 
 class Notes(Recorder):
@@ -52,27 +53,27 @@ class Notes(Recorder):
         self.rows: list[dict[str, Any]] = []
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
-        self.rows.append(self.plan_columns(plan) | self.oracle_columns(plan, record))
+        self.rows.append(self.plan_columns(plan) | self.oracle_columns(plan, record, sums))
 
     def checkpoint(self, *given: Any) -> None:
         pass
 
 
-def run(values: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Return what a run of one rank records, ``{column: [rounds, …]}``, and the clients' numbers of samples."""
+def run(values: dict[str, Any]) -> tuple[dict[str, Any], Federation]:
+    """Return what a run of one rank records, ``{column: [rounds, …]}``, and who holds which samples."""
     config = from_table(values)
     config.check(None)
     job = Job.of(config, None, 1)
     notes, rounds = Notes(job), Simulated(job, Alone(), 0)
     engine.run(job, rounds, notes, job.begin(0), SimpleNamespace(requested=str))  # type: ignore[arg-type]
     columns = {name: np.array([row[name] for row in notes.rows]) for name in notes.rows[0]}
-    return columns, job.task.federation.train_sizes
+    return columns, job.task.federation
 
 
 def small(algorithm: dict[str, Any], **more: Any) -> dict[str, Any]:
     """Two rounds of 7 clients of unequal sizes in chunks of 2, all in time, tested after both."""
     plain: dict[str, Any] = {"rounds": 2, "speed": {"model": "none"}, "participation": {"close": "all"}}
-    plain |= {"data": UNEQUAL, "oracle": {"phi": PHI}}
+    plain |= {"data": UNEQUAL, "oracle": RECORDED}
     return table("salf", "mlp", True, algorithm=algorithm, **{**plain, **more})
 
 
@@ -119,51 +120,135 @@ def test_fedlrgd_and_fedave_cost_what_the_paper_says() -> None:
     together = Spent(r * s, r**2 + r * steps, m, m * r * p, p)  # in one round
     assert together.complexity(phi) == r**2 + r * s + r * steps + phi * m * r
     assert together.epochs == (1, 1, r - 1)
+    # the last epoch in several rounds
+    in_rounds = [Spent(0, r * steps // 4, 0, 0, p, continued) for continued in (False, True, True, True)]
+    assert sum(part.complexity(phi) for part in in_rounds) == r * steps
+    assert np.sum([part.epochs for part in in_rounds], axis=0).tolist() == [0, 1, 0]
     b, rounds = 8, 6
     assert sum(Spent(b, 0, m, m * p, p).complexity(phi) for _ in range(rounds)) == rounds * (b + phi * m)
 
 
-# who computes how much, algorithm by algorithm: the most gradients of a visit in rounds 0 and 1, of a largest client's
-# n samples, and the numbers that each visit sends
+# who computes how much, algorithm by algorithm: the gradients of one visit in rounds 0 and 1, of a client that holds n
+# samples of h classes; the numbers that each visit sends, and p. Visits of n samples take ceil(n / batch) steps a pass.
 
-HAND: dict[str, tuple[Callable[[int], Counted], int, int]] = {
-    "fedavg": (lambda n: (n, n), MLP, MLP),
-    "fedhenn": (lambda n: (n, n), 12 * 13 // 2 + 1, MLP),  # the kernel of 12 samples, and its round
-    "fedrep": (lambda n: (3 * n, 3 * n), 65 * 16, MLP),  # two passes of the head, one of the representation
-    # pretraining once; φ and β in turns, α, the anchors; 6 anchors of 4 + 16 numbers
-    "flic": (lambda n: (5 * n, 4 * n), 30 + 6 * 20, 6 * 8 + 9 * 4 + 30 + 42),
-    "hf_maml": (lambda n: (40, 40), MLP, MLP),  # 10 + 10 + 2 · 10
-    "lg_fedavg": (lambda n: (n, n), MLP, MLP),  # both layers are shared
-    "linear_fedrep": (lambda n: (0, 10), 40, 42),  # moments; then one gradient on 10 samples
-    "local": (lambda n: (n, n), 1, MLP),  # the loss
-    "salf": (lambda n: (16, 16), MLP, MLP),
+HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], int | tuple[int, int], int]] = {
+    "fedavg": (lambda n, h: (n, n), MLP, MLP),
+    # in round 1, 12 common samples in each step of 10; sent are their kernel, and its round
+    "fedhenn": (lambda n, h: (n, n + ceil(n / 10) * 12), 12 * 13 // 2 + 1, MLP),
+    "fedprox": (lambda n, h: (n, n), MLP, MLP),  # the proximal term takes no sample
+    "fedrep": (lambda n, h: (2 * n + n, 2 * n + n), 65 * 16, MLP),  # the head's two passes, one of the representation
+    # once the alignment; then φ, β and α, each n, the latter two with 4 draws of h anchors in each step of 20; at last
+    # the anchors, in one step by n samples and 4 draws of each. Sent are α and 6 anchors of 4 + 16 numbers
+    "flic": (
+        lambda n, h: (n + 3 * n + 2 * ceil(n / 20) * 4 * h + n + 4 * h, 3 * n + 2 * ceil(n / 20) * 4 * h + n + 4 * h),
+        30 + 6 * 20,
+        6 * 8 + 9 * 4 + 30 + 42,
+    ),
+    "hf_maml": (lambda n, h: (10 + 10 + 2 * 10, 10 + 10 + 2 * 10), MLP, MLP),  # the third batch by its Hessian
+    "lg_fedavg": (lambda n, h: (n, n), MLP, MLP),  # both layers are shared
+    # a matrix of moments instead of B; then one gradient by 10 samples, the head being solved for
+    "linear_fedrep": (lambda n, h: (0, 10), (20 * 20, 2 * 20), 42),
+    "local": (lambda n, h: (n, n), 1, MLP),  # the loss
+    "salf": (lambda n, h: (16, 16), MLP, MLP),
 }
+ELSEWHERE = {"fedlrgd"}  # tests/algorithms/test_fedlrgd.py: the server computes too
+
+
+def test_every_algorithm_is_counted_by_hand() -> None:
+    assert HAND.keys() | ELSEWHERE == set(algorithms())
 
 
 @pytest.mark.parametrize("name", sorted(algorithms()))
 def test_every_algorithm_is_counted_batched_or_not(name: str) -> None:
-    own = {"rounds": 2, "speed": {"model": "none"}, "participation": {"close": "all"}, "oracle": {"phi": PHI}}
+    own = {"rounds": 2, "speed": {"model": "none"}, "participation": {"close": "all"}, "oracle": RECORDED}
     found = []
     for batched in (True, False):
         config = values(name, batched) | own
         if config["data"]["name"] == "digits":
             config["data"] = UNEQUAL
         found.append(run(config))
-    (data, sizes), (single, _) = found
+    (data, federation), (single, _) = found
     for column in COSTS:
         np.testing.assert_array_equal(data[column], single[column], err_msg=column)
     if name not in HAND:
         return
-    gradients, numbers, size = HAND[name]
-    by_hand = np.array(gradients(sizes.max()))
+    gradients, sent, size = HAND[name]
+    by_hand, numbers = most(federation, gradients), np.broadcast_to(sent, 2)
     np.testing.assert_array_equal(data["gradients"], by_hand)
     np.testing.assert_array_equal(data["server_gradients"], 0)
     np.testing.assert_array_equal(data["vectors"], 7 * numbers / size)
     np.testing.assert_allclose(data["oracle"], by_hand + PHI * 7 * numbers / size, rtol=1e-15)
     np.testing.assert_array_equal(data["epochs_a"], by_hand > 0)
-    np.testing.assert_array_equal(data["epochs_c"], by_hand == 0)
+    np.testing.assert_array_equal(data["epochs_b"], 0)
+    np.testing.assert_array_equal(data["epochs_c"], np.ceil(numbers / size) - (by_hand > 0))
     seconds = np.where(by_hand > 0, 2 * by_hand + log(7), 0.0) + PHI * 7 * numbers / size
     np.testing.assert_allclose(data["running_time"], seconds, rtol=1e-15)
+
+
+def most(federation: Federation, gradients: Callable[[int, int], tuple[int, int]]) -> Any:
+    """Return the most gradients of a visit in rounds 0 and 1, ``[2]``."""
+    if federation.shapes[0] == (20,):  # drawn anew in each round
+        return np.array(gradients(0, 0))
+    labels = [federation.client(client).train_labels for client in range(federation.clients)]
+    return np.max([gradients(len(y), len(np.unique(y))) for y in labels], 0)
+
+
+def flic(n: int, h: int, passes: int = 2, draws: int = 4) -> int:
+    """Return what φ takes in a pass, and β and α in so many passes with J draws of h anchors in each step of 20."""
+    return n + passes * (n + ceil(n / 20) * draws * h)
+
+
+FIXED = {"covariances": "fixed", "average": "active", "iterations": 100}
+FLIC: dict[str, tuple[dict[str, Any], Callable[[int, int], int]]] = {  # the last term is the anchors' own
+    "one pass": ({}, lambda n, h: flic(n, h) + n + 4 * h),
+    "two of φ and β": ({"epochs": 2}, lambda n, h: n + flic(n, h, passes=3) + n + 4 * h),
+    "no draws": ({"lambda2": 0.0, "draws": 0}, lambda n, h: flic(n, h, draws=0) + n),
+    "J is the batch": ({"draws": 0}, lambda n, h: flic(n, h, draws=20) + n + 20 * h),
+    "all is α": ({"inside": "fedavg-ft"}, lambda n, h: flic(n, h, passes=1) + n + 4 * h),
+    "φ and β by one gradient": ({"local_step": "joint"}, lambda n, h: flic(n, h) - n + n + 4 * h),
+    "α has the last pass": ({"epochs": 2, "shared_epoch": "last"}, lambda n, h: flic(n, h) + n + 4 * h),
+    "α later": ({"shared_from": 1}, lambda n, h: flic(n, h, passes=1) + n + 4 * h),
+    "alignment": ({"realign": 2}, lambda n, h: 2 * n + flic(n, h) + n + 4 * h),
+    "three steps of the anchors": ({"anchor_steps": 3}, lambda n, h: flic(n, h) + 3 * (n + 4 * h)),
+    "two after each batch": (
+        {"anchor_every": "batch", "anchor_steps": 2},
+        lambda n, h: flic(n, h) + 2 * (2 * n + 2 * ceil(n / 20) * 4 * h),
+    ),
+    "the means of all": ({"anchor_loss": "means", **FIXED}, lambda n, h: flic(n, h) + n + 6),
+    "no anchors move": ({"lambda1": 0.0, "lambda2": 0.0, "draws": 0, **FIXED}, lambda n, h: flic(n, h, draws=0)),
+    "a distance to samples": ({"distance": "samples"}, lambda n, h: flic(n, h) + n + 4 * h),
+    "a test": ({"evaluation": "tuned", "tune_epochs": 3}, lambda n, h: flic(n, h) + n + 4 * h),
+}
+
+
+@pytest.mark.parametrize("keys", FLIC)
+def test_samples_of_anchors_count_where_they_are_passed(keys: str) -> None:
+    more, gradients = FLIC[keys]
+    data, federation = run(few_anchors(1, more))
+    assert data["gradients"].tolist() == most(federation, lambda n, h: (gradients(n, h), 0))[:1].tolist()
+
+
+def test_who_aligns_between_rounds_does_so_in_the_next() -> None:
+    data, federation = run(few_anchors(2, {"realign": 2, "realign_who": "all"}))
+    by_hand = most(federation, lambda n, h: (flic(n, h) + n + 4 * h, 2 * n + flic(n, h) + n + 4 * h))
+    np.testing.assert_array_equal(data["gradients"], by_hand)
+
+
+def few_anchors(rounds: int, more: Mapping[str, Any]) -> dict[str, Any]:
+    config = values("flic") | {"rounds": rounds, "speed": {"model": "none"}, "oracle": RECORDED}
+    config["data"] = config["data"] | {"samples_per_class": 20}
+    config["algorithm"] = config["algorithm"] | {"pretrain": 0} | more
+    return config
+
+
+def test_anchors_of_targets_are_drawn_too() -> None:
+    """J = 3 samples in each of 2 steps of φ and β (n = 12, one pass), and in the step of the anchors."""
+    config = values("flic") | {"rounds": 1, "speed": {"model": "none"}, "oracle": RECORDED}
+    config["data"] = {"name": "unit_cube", "dimension": 3, "labels": 1, "samples": 12, "test_samples": 0}
+    config["algorithm"] = {"name": "flic", "epochs": 1, "batch": 6, "draws": 3, "lambda1": 0.1, "lambda2": 0.1}
+    config["model"] = config["model"] | {"hidden": []}
+    data, _ = run(config)
+    np.testing.assert_array_equal(data["gradients"], 12 + (12 + 2 * 3) + (12 + 3))
 
 
 WORK: dict[str, tuple[dict[str, Any], Callable[[int], int]]] = {
@@ -177,6 +262,7 @@ WORK: dict[str, tuple[dict[str, Any], Callable[[int], int]]] = {
     "differences": ({"name": "hf_maml", "steps": 2, "batch": 3, "hessian": "difference"}, lambda n: 24),
     "products": ({"name": "hf_maml", "steps": 2, "batch": 3, "hessian": "exact"}, lambda n: 24),
     "local, before a test": ({"name": "local", "epochs": 2, "evaluation": "tuned", "tune_epochs": 3}, lambda n: 2 * n),
+    "no alignment": ({"name": "fedhenn", "eta": 0.0, "alignment": 9}, lambda n: n),
     "salf, all samples": ({"name": "salf", "batch": 0}, lambda n: n),
 }
 
@@ -184,7 +270,8 @@ WORK: dict[str, tuple[dict[str, Any], Callable[[int], int]]] = {
 @pytest.mark.parametrize("work", WORK)
 def test_gradients_are_the_local_work(work: str) -> None:
     algorithm, gradients = WORK[work]
-    data, sizes = run(small(algorithm, evaluate={"every": 1}))
+    data, federation = run(small(algorithm, evaluate={"every": 1}))
+    sizes = federation.train_sizes
     assert sizes.min() < sizes.max()
     np.testing.assert_array_equal(data["gradients"], gradients(sizes.max()))
 
@@ -193,8 +280,8 @@ def test_the_maximum_is_over_those_who_counted() -> None:
     three = {"close": "first", "first": 3, "invite": "uniform", "size": 5}
     speed = {"model": "exponential"}
     config = small({"name": "fedavg", "epochs": 2}, rounds=6, participation=three, speed=speed)
-    data, sizes = run(config)
-    wanted = 2 * (data["arrived"] * sizes).max(1)
+    data, federation = run(config)
+    wanted = 2 * (data["arrived"] * federation.train_sizes).max(1)
     np.testing.assert_array_equal(data["gradients"], wanted)
     assert len(set(wanted.tolist())) > 1
     np.testing.assert_array_equal(data["vectors"], 3.0)
@@ -204,7 +291,9 @@ def test_the_maximum_is_over_those_who_counted() -> None:
 
 def test_visits_that_come_half_way_send_part_of_a_vector() -> None:
     config = small(
-        {"name": "salf", "batch": 8}, speed={"model": "uniform-depth", "stragglers": 1.0}, oracle={"phi": 0.5}
+        {"name": "salf", "batch": 8},
+        speed={"model": "uniform-depth", "stragglers": 1.0},
+        oracle={"record": True, "phi": 0.5},
     )
     data, _ = run({**config, "participation": {"close": "deadline"}})
     depth = data["depth"]
@@ -214,6 +303,13 @@ def test_visits_that_come_half_way_send_part_of_a_vector() -> None:
     np.testing.assert_array_equal(data["oracle"], 8 + 0.5 * numbers / MLP)
     np.testing.assert_array_equal(data["epochs_a"], 1)
     np.testing.assert_array_equal(data["epochs_c"], 0)
+
+
+@pytest.mark.parametrize("keys", [{}, {"newcomer": "averaged"}, {"evaluation": "fine-tune"}])
+def test_personal_layers_cost_where_they_are_sent_to_be_averaged(keys: dict[str, str]) -> None:
+    data, federation = run(small({"name": "fedrep", "head_epochs": 2, **keys}))
+    np.testing.assert_array_equal(data["vectors"], 7.0 if keys else 7 * 65 * 16 / MLP)
+    np.testing.assert_array_equal(data["gradients"], 3 * federation.train_sizes.max())
 
 
 def test_a_method_that_sends_several_vectors_sends_in_several_epochs() -> None:
@@ -333,7 +429,7 @@ def test_a_visit_signs_with_its_gradients_to_the_last_one() -> None:
 
 def test_phi_is_a_key() -> None:
     config = from_table(small({"name": "fedrep"}, oracle={"phi": 7.5}))
-    assert config.oracle.phi == 7.5
+    assert (config.oracle.phi, config.oracle.record) == (7.5, False)
     assert Oracle().phi is None
     with pytest.raises(UsageError, match=r"^oracle\.phi: .*greater than or equal to 0, got -1"):
         from_table(small({"name": "fedavg"}, oracle={"phi": -1}))
@@ -351,15 +447,27 @@ def test_a_summary_adds_up_the_rounds(solo: Any, tmp_path: Path) -> None:
     assert summary(tmp_path / "run")["oracle"] == 3 * (6 + 7 * PHI)
 
 
-def test_costs_are_recorded_only_where_phi_is_given(solo: Any, tmp_path: Path) -> None:
-    config = small({"name": "fedavg", "epochs": 0, "steps": 1}, oracle={})
+def test_to_record_needs_phi() -> None:
+    config = from_table(small({"name": "fedavg"}, oracle={"record": True}))
+    with pytest.raises(UsageError, match=r"^oracle\.record = true needs oracle\.phi: expected a number of at least 0"):
+        config.check(None)
+    with pytest.raises(UsageError, match=r"^oracle\.record: expected boolean, got 1"):
+        from_table(small({"name": "fedavg"}, oracle={"record": 1}))
+
+
+def test_a_run_of_an_earlier_version_recorded_where_phi_was_given() -> None:
+    for phi, record in ((100.0, True), (0.0, True), (None, False)):
+        assert from_table(small({"name": "fedavg"}, oracle={"phi": phi}), recorded=True).oracle.record == record
+    asked = small({"name": "fedavg"}, oracle={"record": False, "phi": 2.0})
+    assert not from_table(asked, recorded=True).oracle.record
+
+
+def test_costs_are_recorded_only_where_asked_for(solo: Any, tmp_path: Path) -> None:
+    config = small({"name": "fedavg", "epochs": 0, "steps": 1}, oracle={"phi": PHI})
     data = store.open_run(play(solo, config, tmp_path / "run", None))
     assert data["message_bytes"].values.all()
     assert not set(COSTS) & set(data.variables)
     assert summary(tmp_path / "run")["oracle"] is None
-    assert not any(
-        line.startswith("oracle") for line in report(from_table(config), from_table(config).check(None), None, 1)
-    )
 
 
 def test_the_step_size_of_fedave() -> None:
@@ -386,4 +494,4 @@ def test_decaying_steps_by_hand() -> None:
 def test_the_config_is_written_down_with_phi() -> None:
     config = from_table(small({"name": "fedavg"}))
     assert isinstance(config, Config)
-    assert '"phi": 100.0' in config.text()
+    assert '"record": true,\n  "phi": 100.0' in config.text()

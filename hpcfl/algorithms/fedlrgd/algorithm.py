@@ -86,6 +86,9 @@ class FedLrgd(Algorithm):
     }
 
     def check(self, participation: Participation, known: bool = True) -> None:
+        if participation.hold_out:
+            what = "0: the weights of algorithm.name = 'fedlrgd' stand for the samples of all clients"
+            raise refusal("participation.hold_out", what, participation.hold_out, 0)
         if self.theory and (participation.invite, participation.close) != ("all", "all"):
             raise UsageError(
                 "algorithm.theory = true needs every client's sums: expected participation.invite = 'all' and "

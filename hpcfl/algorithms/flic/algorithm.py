@@ -6,10 +6,11 @@ FLIC-Class, with one hidden layer FLIC-HL. A visit (Algorithms 1 and S2): M epoc
 and ``λ1 Σ_c W2²(μ_c, ν̂_c)`` and β_i by the loss and ``λ2 Σ_c 1/J Σ_j ℓ(c, g(Z_c^(j)))``, in turns; then an epoch of α;
 then one step of the anchors whose classes the client holds. All terms are means; Algorithm S2 as printed scales by n_i.
 
-The defaults are the paper's text. What the authors released differs from it; to come close to that:
-``distance = "samples"``, ``spread = 10.0``, ``anchor_loss = "means"``, ``realign = 1``,
-``weight_decay = 1e-3``, ``shared_from = 20`` (FLIC-HL), ``evaluation = "head"``. There every client aligns anew after
-every round; here a client does so when it is visited or tested next.
+The defaults are the paper's text. In each choice in which the authors' released code differs there is a key for it; the
+overlay ``flic-released`` sets them all, and ``flic-hl-released`` on top of it those of a shared layer. What still
+differs: there λ2's samples are of the classes in a batch, here of those of the client; all that aligns has the same
+batch size, here `pretrain_batch` and `batch`; and before their test clients align to the mean of all clients' anchors
+after that last round, here to those that are served last.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Flic(FlicKeys):
         return {"loss": Block(())}, blocks
 
     def first_anchors(self, task: Task) -> State:
-        """Return the first anchors: random means, spherical covariances."""
+        """Return the first anchors: random means and spherical covariances, if not given."""
         import torch
 
         from hpcfl.base.rng import keyed
@@ -77,7 +78,7 @@ class Flic(FlicKeys):
         if self.covariances != "fixed":
             count, dimension = means.shape
             anchors[FACTORS] = self.deviation * torch.eye(dimension, device=task.device).repeat(count, 1, 1)
-        return anchors
+        return task.given(anchors)
 
     def init_server(self, task: Task) -> State:
         initial = task.initial()
@@ -96,6 +97,11 @@ class Flic(FlicKeys):
         flag = {"pretrained": torch.zeros(1)} if self.pretrain else {}
         memory = first_memory(self.first_anchors(task)) if self.anchor_persist else {}
         return self.parts(task).first(task.initial(client)) | flag | memory
+
+    def personal(self, task: Task) -> set[str]:
+        from hpcfl.algorithms.flic.objective import OWN
+
+        return {name.removeprefix(OWN) for name in self.personal_names(task)}
 
     def personal_names(self, task: Task) -> set[str]:
         parts = self.parts(task)

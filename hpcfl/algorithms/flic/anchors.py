@@ -26,6 +26,8 @@ class Drawn:
     points: Tensor
     anchors: Tensor
     weights: Tensor
+    counts: list[int]
+    """How many are each client's own; the rest fills up."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,12 @@ class Anchors:
     def real(self) -> Tensor:
         """True where a slot has an anchor, bool ``[c, h]``."""
         return self.slots >= 0
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """How many anchors each client holds samples of, ``[c]``."""
+        counts: list[int] = self.real.sum(1).tolist()
+        return counts
 
     def of(self, rows: Tensor) -> Anchors:
         return replace(self, slots=self.slots[rows])
@@ -67,7 +75,8 @@ class Anchors:
         points = means.unsqueeze(2) + _times(noise, factor)
         labels = self.slots.clamp(min=0).unsqueeze(2).expand(noise.shape[:3])
         weights = (self.real.to(points.dtype) / count).unsqueeze(2).expand(noise.shape[:3])
-        return Drawn(points.flatten(1, 2), labels.flatten(1), weights.flatten(1))
+        counts = [count * number for number in self.numbers]
+        return Drawn(points.flatten(1, 2), labels.flatten(1), weights.flatten(1), counts)
 
     def losses(self, outputs: Tensor, drawn: Drawn) -> Tensor:
         """Return ``Σ_c 1/J Σ_j ℓ(c, g(Z))``, ``[c]``, from ``outputs [c, s, classes]``; ℓ of a group's probability."""
@@ -94,7 +103,7 @@ class Anchors:
         Each client has as many as it needs, whoever else is in the chunk; the rest is zero.
         """
         noise = np.zeros((*self.slots.shape, max(counts), self.dimension), dtype=np.float32)
-        for row, rng, slots, count in zip(noise, key.generators(purpose), self.real.sum(1).tolist(), counts):
+        for row, rng, slots, count in zip(noise, key.generators(purpose), self.numbers, counts):
             shape = slots, count, self.dimension
             row[:slots, :count] = rng.standard_normal(shape, dtype="float32")
         return torch.from_numpy(noise).to(self.slots.device)
@@ -139,7 +148,7 @@ class TargetAnchors:
         y = torch.stack([torch.from_numpy(rng.random(count, dtype="float32")) for rng in generators])
         noise = [torch.from_numpy(rng.standard_normal((count, self.dimension), dtype="float32")) for rng in generators]
         y, xi = y.to(params[MEANS].device), torch.stack(noise).to(params[MEANS].device)
-        return Drawn(self._means(params, y) + xi, y, torch.full_like(y, 1 / count))
+        return Drawn(self._means(params, y) + xi, y, torch.full_like(y, 1 / count), [count] * len(y))
 
     def losses(self, outputs: Tensor, drawn: Drawn) -> Tensor:
         """Return the mean squared error, ``[c]``, from ``outputs [c, s, 1]``."""

@@ -103,6 +103,7 @@ class Terms:
         with torch.no_grad():
             z = self.latent(params, batch)
         outputs = self._outputs(self.parts.mixed(params), params[MEANS], batch)
+        self.task.passed(batch, [outputs.shape[1]] * len(outputs))
         labels = torch.arange(outputs.shape[1], device=outputs.device).expand(outputs.shape[:2])
         means = Batch(params[MEANS], labels, None, batch.key)
         return self.anchors.distances(params, z, batch) + means.losses(outputs)
@@ -116,4 +117,5 @@ class Terms:
 
     def _of_samples(self, params: State, batch: Batch) -> Tensor:
         drawn = self.anchors.drawn(params, batch.key, self.draws)
+        self.task.passed(batch, drawn.counts)
         return self.anchors.losses(self._outputs(params, drawn.points, batch), drawn)

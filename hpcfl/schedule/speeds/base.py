@@ -30,8 +30,6 @@ class Speed(ConfigBase):
     ----------
     replays : bool
         Whether rounds are taken as they were recorded, not decided.
-    needs_end : bool
-        Whether times follow from when a round closes, so that it must close after so many seconds.
     """
 
     model: str
@@ -45,7 +43,11 @@ class Speed(ConfigBase):
     """How wall-clock runs are slowed down to this model. ``sleep``: asleep between layers. ``busy``: computing without
     a use."""
     replays: ClassVar[bool] = False
-    needs_end: ClassVar[bool] = False
+
+    @property
+    def needs_end(self) -> bool:
+        """Whether times follow from when a round closes, so that it must close after so many seconds."""
+        return False
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         """Raise UsageError where this model cannot serve rounds that close so, or by this clock."""
@@ -81,14 +83,15 @@ class Speed(ConfigBase):
         """Return the seconds that each invited client's visit takes this round, float64 [n]."""
         return self.paces(attempt.seed, attempt.clients)[attempt.cohort]
 
-    def order(self, seed: int, clients: int, invited: int) -> Floats:
+    def order(self, seed: int, clients: int, members: Ints, invited: int) -> Floats:
         """Return the expected seconds until 1 … n of the invited visits have arrived, float64 [invited].
 
-        By default means over `DRAWS` rounds that are no round of any run.
+        So many of the `members`, ids of `clients` in all, are invited. By default means over `DRAWS` rounds that are no
+        round of any run.
         """
         total = np.zeros(invited)
         for draw in range(DRAWS):
-            cohort = np.sort(keyed(seed, "order", draw).choice(clients, invited, replace=False))
+            cohort = np.sort(keyed(seed, "order", draw).choice(members, invited, replace=False))
             total += np.sort(self.seconds(Attempt(seed, clients, np.ones(1), draw, NO_ATTEMPT, cohort)))
         return total / DRAWS
 

@@ -78,11 +78,11 @@ class Exponential(Memoryless):
     def redrawn(self) -> bool:
         return self.kind != "fixed"
 
-    def order(self, seed: int, clients: int, invited: int) -> Floats:
+    def order(self, seed: int, clients: int, members: Ints, invited: int) -> Floats:
         """Return ``(H_N − H_{N−n}) / λ`` where clients are alike before anything is drawn, float64 [invited]."""
         if self.kind in ("fixed", "dynamic"):
             return np.cumsum(1.0 / np.arange(invited, 0, -1)) / self.rate
-        return super().order(seed, clients, invited)
+        return super().order(seed, clients, members, invited)
 
     def means(self, seed: int, clients: int) -> Floats:
         if self.kind in ("fixed", "dynamic"):

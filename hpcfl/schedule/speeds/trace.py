@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import SerializeAsAny, field_validator
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import RunError, UsageError
+from hpcfl.base.errors import RunError, UsageError, refusal
 from hpcfl.base.registry import lookup
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.participation import Participation
@@ -93,9 +93,9 @@ class Tape:
 class Trace(Speed):
     """What an earlier run recorded, wall-clock or simulated, replayed in simulated time.
 
-    Cohorts, depths, seconds, closing times and repeats are the recorded ones, whatever ``[participation]`` says; of
-    that only `partial` is obeyed. Probabilities, and what work is counted by (`costs`), are those of the recorded
-    config.
+    Cohorts, depths, seconds, closing times, repeats and who is held out are the recorded ones, whatever
+    ``[participation]`` says; of that only `partial` is obeyed. Probabilities, and what work is counted by (`costs`),
+    are those of the recorded config.
     """
 
     model: Literal["trace"] = "trace"
@@ -117,6 +117,9 @@ class Trace(Speed):
             raise UsageError(
                 f"speed.model = 'trace' replays in simulated time: expected clock = 'simulated', got '{clock}'"
             )
+        held, then = participation.hold_out, self.rules(participation).hold_out
+        if held and held != then:
+            raise refusal("participation.hold_out", f"that of speed.run = '{self.run}'", held, then)
 
     def covers(self, rounds: int, clients: int, layers: int | None = None) -> None:
         """Refuse other clients or layers, fewer rounds (UsageError), and visits to older states (RunError)."""
@@ -169,8 +172,8 @@ class Trace(Speed):
     def paces(self, seed: int, clients: int) -> Floats:
         return self.tape.config.speed.paces(self.tape.config.seed, clients)
 
-    def order(self, seed: int, clients: int, invited: int) -> Floats:
-        return self.tape.config.speed.order(self.tape.config.seed, clients, invited)
+    def order(self, seed: int, clients: int, members: Ints, invited: int) -> Floats:
+        return self.tape.config.speed.order(self.tape.config.seed, clients, members, invited)
 
     def seconds(self, attempt: Attempt) -> Floats:
         seconds: Floats = self.tape.seconds[attempt.round, attempt.cohort]

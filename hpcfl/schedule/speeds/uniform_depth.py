@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
@@ -29,19 +29,13 @@ class UniformDepth(Speed):
     """A straggler may deliver nothing: depth L + 1 is one of the outcomes."""
     complete: bool = True
     """A straggler may finish: depth 1 is one of the outcomes."""
-    needs_end: ClassVar[bool] = True
+
+    @property
+    def needs_end(self) -> bool:
+        return True
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
-        if not participation.by_time:
-            raise UsageError(
-                "speed.model = 'uniform-depth' says how far stragglers are at the deadline: "
-                f"expected participation.close = 'deadline', got '{participation.close}'"
-            )
-        if participation.adaptive:
-            raise UsageError(
-                "participation.deadline = 'adaptive' follows from times, and the times of "
-                "speed.model = 'uniform-depth' from the deadline; expected seconds"
-            )
+        check_end(participation, "speed.model = 'uniform-depth' says how far stragglers are")
 
     def paces(self, seed: int, clients: int) -> Floats:
         """Return 1 for all, or 2 for those who straggle in every round, float64 [clients]."""
@@ -54,10 +48,7 @@ class UniformDepth(Speed):
         return np.where(self._late(attempt), drawn[attempt.cohort], 1).astype(np.int64)
 
     def seconds(self, attempt: Attempt) -> Floats:
-        """Return the seconds a whole visit would take at the pace seen at the deadline, float64 [n]."""
-        done = np.append(attempt.work_fractions, 0.0)[self.depth(attempt) - 1]
-        with np.errstate(divide="ignore"):
-            return attempt.closes_after / done
+        return seconds_at(attempt, self.depth(attempt))
 
     def enforced(self, attempt: Attempt) -> Floats:
         """Return paces that do not race with the deadline, float64 [n].
@@ -106,3 +97,22 @@ class UniformDepth(Speed):
     def _drawn(self, seed: int, clients: int) -> Floats:
         order = keyed(seed, "stragglers", 0).permutation(clients)
         return (order < round(self.stragglers * clients)).astype(np.float64)
+
+
+def check_end(participation: Participation, what: str) -> None:
+    """Refuse rounds that do not close after given seconds where a speed model says how far visits are by then."""
+    if not participation.by_time:
+        raise UsageError(
+            f"{what} at the deadline: expected participation.close = 'deadline', got '{participation.close}'"
+        )
+    if participation.adaptive:
+        raise UsageError(
+            f"participation.deadline = 'adaptive' follows from times, and {what} at the deadline; expected seconds"
+        )
+
+
+def seconds_at(attempt: Attempt, depth: Ints) -> Floats:
+    """Return the seconds a whole visit would take at the pace seen at the deadline, float64 [n]."""
+    done = np.append(attempt.work_fractions, 0.0)[depth - 1]
+    with np.errstate(divide="ignore"):
+        return attempt.closes_after / done

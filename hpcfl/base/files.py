@@ -1,0 +1,36 @@
+"""Files that a run depends on: what it records of them, and whether they are still what it was given."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcfl.base.errors import UsageError
+
+PIECE = 1 << 20
+
+
+def origin(file: Path) -> dict[str, str]:
+    """Return what a run records of a file: ``{"file": …, "sha256": …}``."""
+    return {"file": str(file), "sha256": _digest(file)}
+
+
+def check_unchanged(what: str, recorded: Mapping[str, str], instead: str) -> None:
+    """Raise UsageError where the file in which a run found `what` has changed or is gone: say what to do `instead`."""
+    file = Path(recorded["file"])
+    if not file.is_file():
+        raise UsageError(f"'{file}', where the run found {what}, is not there; {instead}")
+    if _digest(file) != recorded["sha256"]:
+        raise UsageError(
+            f"'{file}' has changed since the run began, which found {what} there: expected the file of then "
+            f"(SHA-256 {recorded['sha256'][:12]}…); --force goes on with it as it is"
+        )
+
+
+def _digest(file: Path) -> str:
+    sha256 = hashlib.sha256()
+    with file.open("rb") as opened:
+        while piece := opened.read(PIECE):
+            sha256.update(piece)
+    return sha256.hexdigest()

@@ -1,0 +1,196 @@
+"""Paces, or how far visits come, from a table: those of a published run, or of measurements."""
+
+from __future__ import annotations
+
+import csv
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hpcfl.base.errors import UsageError, did_you_mean
+from hpcfl.base.types import Floats, Ints
+from hpcfl.data.formats.files import reading
+from hpcfl.data.formats.hdf5_file import dataset, opened
+from hpcfl.schedule.plan import Attempt
+from hpcfl.schedule.speeds.base import Speed
+from hpcfl.schedule.speeds.uniform_depth import check_end, seconds_at
+
+if TYPE_CHECKING:
+    from hpcfl.schedule.participation import Participation
+
+KINDS = ("client", "seconds"), ("round", "client", "seconds"), ("round", "client", "depth")
+HDF5 = (".h5", ".hdf5")
+MOST = 2**31 - 1  # rounds and clients
+Columns = dict[str, NDArray[Any]]
+
+
+class Table(Speed):
+    """Seconds per visit, or how far visits come by the deadline, as a table says."""
+
+    model: Literal["table"] = "table"
+    file: str = Field(min_length=1)
+    """A CSV file, or an HDF5 file (.h5) with a data set for each column. Columns ``client,seconds``: a visit takes so
+    long in each round; ``round,client,seconds``: in this round; ``round,client,depth``: the first layer that is there
+    at the deadline, 1 … L, or L + 1 for none. Rounds and clients count from 0, and all must be there."""
+    paths: ClassVar[tuple[str, ...]] = ("file",)
+
+    @cached_property
+    def columns(self) -> Columns:
+        """What the file holds, by column, row by row."""
+        path = Path(self.file)
+        if path.suffix not in (".csv", *HDF5):
+            raise UsageError(f"speed.file: {path}: expected a name that ends in .csv, .h5 or .hdf5")
+        columns = _read_hdf5(path) if path.suffix in HDF5 else _read_csv(path)
+        kind = next((kind for kind in KINDS if set(kind) == set(columns)), None)
+        if kind is None:
+            raise UsageError(f"speed.file: {path}: {_wrong_columns(list(columns))}")
+        return {name: self._checked(name, columns[name]) for name in kind}
+
+    def _checked(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Return a column as int64, or float64 for seconds; refuse what cannot be."""
+        numbers, least = values.astype(np.float64), int(name == "depth")
+        if name == "seconds":
+            right, expected = np.isfinite(numbers) & (numbers > 0), "seconds above 0"
+        else:
+            right = (numbers >= least) & (numbers <= MOST) & (numbers == np.rint(numbers))
+            expected = f"a whole number from {least} on"
+        for row in np.flatnonzero(~right)[:1]:
+            raise UsageError(f"{self._row(row)}: {name} is {values[row]:g}, expected {expected}")
+        return numbers if name == "seconds" else numbers.astype(np.int64)
+
+    def _row(self, row: int) -> str:
+        """Return where a row is: in CSV by its line, the first one being the header."""
+        path = Path(self.file)
+        return f"speed.file: {path}: " + (f"row {row}" if path.suffix in HDF5 else f"line {row + 2}")
+
+    @property
+    def needs_end(self) -> bool:
+        return "depth" in self.columns
+
+    @cached_property
+    def values(self) -> NDArray[Any]:
+        """Seconds or depths by round and client, ``[rounds, clients]``; one round where all are alike."""
+        columns = self.columns
+        clients = columns["client"]
+        rounds = columns.get("round", np.zeros_like(clients))
+        shape = rounds.max(initial=-1) + 1, clients.max(initial=-1) + 1
+        cells = rounds * shape[1] + clients
+        order = np.argsort(cells, kind="stable")
+        for place in np.flatnonzero(np.diff(cells[order]) == 0)[:1]:
+            row = order[place + 1]
+            raise UsageError(f"{self._row(row)}: client {clients[row]}{self._in(rounds[row])} is there twice")
+        missing = np.append(np.flatnonzero(cells[order] != np.arange(len(cells))), len(cells))[0]
+        if missing < shape[0] * shape[1]:
+            round_, client = divmod(missing, shape[1])
+            raise UsageError(f"speed.file: {self.file}: no row for client {client}{self._in(round_)}")
+        return columns["depth" if self.needs_end else "seconds"][order].reshape(shape)
+
+    def _in(self, round_: int) -> str:
+        return f" in round {round_}" if "round" in self.columns else ""
+
+    def check(self, participation: Participation, clock: str = "simulated") -> None:
+        if not self.needs_end:
+            return
+        check_end(participation, f"speed.file = {self.file!r} says how far visits are")
+        if clock != "simulated":
+            raise UsageError(
+                f"speed.file = {self.file!r} has depths, which simulated time alone can keep: expected "
+                f"clock = 'simulated', or seconds; got clock = '{clock}'"
+            )
+
+    def covers(self, rounds: int, clients: int, layers: int | None = None) -> None:
+        """Refuse other clients, fewer rounds, and depths that the model does not have."""
+        self._check_clients(clients)
+        there_rounds = len(self.values)
+        if "round" in self.columns and there_rounds < rounds:
+            raise UsageError(
+                f"speed.file: {self.file}: no row for client 0 in round {there_rounds}; did you mean "
+                f"rounds = {there_rounds}?"
+            )
+        depths = self.columns["depth"] if self.needs_end and layers is not None else np.zeros(0, np.int64)
+        for row in np.flatnonzero(depths > (layers or 0) + 1)[:1]:
+            most = f"1 … {(layers or 0) + 1}: the model has {layers} layers"
+            raise UsageError(f"{self._row(row)}: depth is {depths[row]}, expected {most}")
+
+    def _check_clients(self, clients: int) -> None:
+        for row in np.flatnonzero(self.columns["client"] >= clients)[:1]:
+            client = self.columns["client"][row]
+            raise UsageError(f"{self._row(row)}: client is {client}, expected 0 … {clients - 1} (clients = {clients})")
+        there = self.values.shape[1]
+        if there < clients:
+            raise UsageError(f"speed.file: {self.file}: no row for client {there}{self._in(0)} (clients = {clients})")
+
+    def paces(self, seed: int, clients: int) -> Floats:
+        """Return each client's mean seconds, or, which orders them alike, its mean depth, float64 [clients]."""
+        means: Floats = self.values.mean(0, dtype=np.float64)
+        return means
+
+    def seconds(self, attempt: Attempt) -> Floats:
+        if self.needs_end:
+            return seconds_at(attempt, self._now(attempt))
+        return self._now(attempt)
+
+    def depth(self, attempt: Attempt) -> Ints:
+        return self._now(attempt) if self.needs_end else super().depth(attempt)
+
+    def arrival(self, attempt: Attempt) -> Floats:
+        """Return 1 where layer l arrives in time, else 0: nothing is drawn, float64 [n, L]."""
+        return (self.depth(attempt)[:, None] <= np.arange(1, attempt.layers + 1)).astype(np.float64)
+
+    def _now(self, attempt: Attempt) -> NDArray[Any]:
+        """Return what the table says of the invited, ``[n]``; rounds that only `order` draws begin again."""
+        now: NDArray[Any] = self.values[attempt.round % len(self.values), attempt.cohort]
+        return now
+
+
+def _read_csv(path: Path) -> Columns:
+    with (
+        reading(path, "a CSV file", csv.Error, UnicodeDecodeError),
+        path.open(encoding="utf-8-sig", newline="") as text,
+    ):
+        names, *rows = [*csv.reader(text, skipinitialspace=True)] or [[]]
+    while rows and not rows[-1]:
+        rows.pop()
+    if len({*names}) < len(names):
+        raise UsageError(f"speed.file: {path}: {','.join(names)}: expected each column once")
+    for line, row in enumerate(rows, start=2):
+        if len(row) != len(names):
+            raise UsageError(f"speed.file: {path}: line {line} has {len(row)} values, expected {len(names)}")
+    cells = list(zip(*rows)) or [()] * len(names)
+    return {
+        name: np.array([_number(path, *cell, name) for cell in enumerate(column, 2)])
+        for name, column in zip(names, cells)
+    }
+
+
+def _number(path: Path, line: int, cell: str, name: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        raise UsageError(f"speed.file: {path}: line {line}: {name} is {cell!r}, expected a number") from None
+
+
+def _read_hdf5(path: Path) -> Columns:
+    with opened(path) as file:
+        stored = {name: dataset(file, name) for name in file}
+        for name, column in stored.items():
+            if column.dtype.kind not in "fiu" or column.ndim != 1:
+                what = f"{column.dtype} of shape {list(column.shape)}"
+                raise UsageError(f"speed.file: {path}: {name} is {what}, expected one number in each row")
+        if len({len(column) for column in stored.values()}) > 1:
+            sizes = ", ".join(f"{name} {len(column)}" for name, column in stored.items())
+            raise UsageError(f"speed.file: {path}: expected columns of one length, got {sizes}")
+        return {name: column[()] for name, column in stored.items()}
+
+
+def _wrong_columns(there: list[str]) -> str:
+    """Return what is wrong with the names of columns."""
+    known = {name for kind in KINDS for name in kind}
+    unknown = [name for name in there if name not in known]
+    if unknown:
+        return f"unknown column '{unknown[0]}'{did_you_mean(unknown[0], known)}"
+    return f"expected columns {' or '.join(','.join(kind) for kind in KINDS)}, got {','.join(there) or 'none'}"
