@@ -212,7 +212,12 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool) -> None:
 @click.option(
     "--client", "chosen", metavar="ID[,ID...]|all", help="Who adapts (default: who was held out, or never took part)."
 )
-@click.option("--epochs", type=click.IntRange(min=1), help="Passes over their training data (default: tune_epochs).")
+@click.option(
+    "--epochs",
+    metavar="N[,N...]",
+    help="Passes over their training data (default: tune_epochs); of several numbers, tested after each.",
+)
+@click.option("--data", "newcomers", type=PATH, metavar="FILE.h5", help="Who adapts is in this file, not in the run.")
 @DATA_DIR
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--out", type=PATH, metavar="FILE.h5", help="Write the layers that learned, as HDF5.")

@@ -19,25 +19,39 @@ from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.errors import UsageError, refusal
-from hpcfl.base.types import Ints
+from hpcfl.base.types import Floats, Ints
 from hpcfl.comm.placement import chunk_size, cut_by_kind
+from hpcfl.commands.newcomers import NewcomersFile
 from hpcfl.commands.show import digest
-from hpcfl.engine.trained import loaded, newest, threads
+from hpcfl.engine.trained import loaded, newest, threads, with_shared
 from hpcfl.launch.request import check_writable
 from hpcfl.store.atomic import created, replace
 
 if TYPE_CHECKING:
     from hpcfl.base.types import State
     from hpcfl.config import Config
+    from hpcfl.data import Federation, Header
     from hpcfl.learning.task import Task
 
 SCORES = ("accuracy_before", "accuracy_after", "loss_before", "loss_after")
 COLUMNS = ("client", "train_samples", "test_samples", *SCORES)
+CURVE = ("accuracy", "loss", "gradients")
+"""What a curve is of: means over a client's own test part, and gradients of single samples that it has computed."""
 
 
 @dataclass(frozen=True)
 class AdaptRequest:
-    """Who is to adapt to what; `saved` is the newest whole checkpoint without personal state, `clients` int64 [n]."""
+    """Who is to adapt to what.
+
+    Attributes
+    ----------
+    saved : Checkpoint
+        The newest whole one, without personal state.
+    clients : int64 [n]
+        Numbers of clients of the run, or of `file`, where they begin with ``config.clients``.
+    epochs : tuple of int
+        After how many epochs they are tested, ascending; the last is when they are done.
+    """
 
     folder: Path
     config: Config
@@ -45,8 +59,10 @@ class AdaptRequest:
     newest: Path
     saved: store.Checkpoint
     clients: Ints
-    epochs: int
+    epochs: tuple[int, ...]
     out: Path | None
+    header: Header
+    file: NewcomersFile | None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -56,23 +72,34 @@ class AdaptRequest:
             "round": self.saved.round,
             "state_sha256": digest(self.saved.shared),
             "algorithm": self.config.algorithm.name,
-            "epochs": self.epochs,
+            "epochs": self.epochs[-1],
+            **(self.file.facts if self.file else {}),
         }
+
+    def label(self, client: int) -> int | str:
+        """A client's id: its number, or what the file calls it."""
+        return client if self.file is None else self.file.ids[client - self.config.clients]
 
 
 def adapt_request(
-    folder: Path, chosen: str | None, epochs: int | None, data_dir: Path | None, out: Path | None
+    folder: Path,
+    chosen: str | None,
+    epochs: str | None,
+    data_dir: Path | None,
+    out: Path | None,
+    newcomers: Path | None = None,
 ) -> AdaptRequest:
     """Judge what is asked for, from headers and checkpoints alone: torch is not loaded.
 
-    `chosen` are client ids with commas between them or ``"all"``, None: `newcomers`. `epochs` None is
-    the algorithm's own number; `out` is a file that does not exist.
+    `chosen` are client ids with commas between them or ``"all"``, None: who has not taken part. `epochs` are numbers
+    with commas between them, None: the algorithm's own. `out` is a file that does not exist, `newcomers` one of clients
+    that are to adapt in place of the run's.
 
     Raises
     ------
     UsageError
-        If there is no run or no checkpoint, its algorithm cannot adapt, a client is not known or nobody is left, the
-        file is there or cannot be written, or the data are not there.
+        If there is no run or no checkpoint, its algorithm cannot adapt, a client is not known or nobody is left, `out`
+        is there or cannot be written, the data are not there, or the newcomers do not suit the run.
     RunError
         If no checkpoint can be read whole.
     """
@@ -87,14 +114,34 @@ def adapt_request(
         )
     last = newest(folder)
     saved = store.load(last, personal=False)
-    clients = newcomers(folder, config, saved.round) if chosen is None else picked(chosen, config.clients)
+    clients = np.zeros(0, dtype=np.int64)
+    if newcomers is None:
+        clients = absent(folder, config, saved.round) if chosen is None else picked(chosen, config.clients)
     if out is not None:
         if os.path.lexists(out):
             raise UsageError(f"--out {out} already exists: expected a new file")
         check_writable(out)
     data = store.data_folder(attributes, data_dir)
-    config.check_shapes(config.data.check(config.clients, data))
-    return AdaptRequest(folder, config, data, last, saved, clients, epochs or config.algorithm.adapt_epochs, out)
+    header = config.data.check(config.clients, data)
+    config.check_shapes(header)
+    file = None if newcomers is None else NewcomersFile.judged(newcomers, config, header)
+    if file is not None:
+        clients = config.clients + file.picked(chosen)
+    tested = (config.algorithm.adapt_epochs,) if epochs is None else numbers(epochs)
+    return AdaptRequest(folder, config, data, last, saved, clients, tested, out, header, file)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """The numbers of epochs in ``"1,2,5"``; UsageError where they are none, or do not ascend."""
+    try:
+        found = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        found = ()
+    if list(found) != sorted({*found}) or not found or found[0] < 0 or found[-1] < 1:
+        raise UsageError(
+            f"--epochs {text}: expected a number of at least 1, or ascending ones with commas between them"
+        )
+    return found[1:] if found[0] == 0 else found
 
 
 def picked(text: str, clients: int) -> Ints:
@@ -116,7 +163,7 @@ def picked(text: str, clients: int) -> Ints:
     return np.array(sorted(ids))
 
 
-def newcomers(folder: Path, config: Config, rounds: int) -> Ints:
+def absent(folder: Path, config: Config, rounds: int) -> Ints:
     """The clients that were held out, else those of which nothing counted in the first `rounds` rounds, int64 [n].
 
     UsageError if there are none.
@@ -140,8 +187,9 @@ def adapted(request: AdaptRequest) -> dict[str, Any]:
     -------
     dict
         `AdaptRequest.facts`; layers (names of the tensors that learned); clients: one dict each of client,
-        train_samples, test_samples and `SCORES` (on its own test part; None where it has none); mean: of `SCORES`,
-        over clients.
+        train_samples, test_samples, `SCORES` (on its own test part; None where it has none) and gradients; mean: of
+        `SCORES`, over clients. With several numbers of epochs also curve, from 0 epochs on: each client has a list of
+        epochs and `CURVE`, and so have their means.
 
     Raises
     ------
@@ -152,22 +200,39 @@ def adapted(request: AdaptRequest) -> dict[str, Any]:
 
     config, clients = request.config, request.clients
     torch.set_num_threads(threads(config))
-    task, shared = loaded(config, request.data, request.saved, request.newest, clients.tolist())
+    task, shared = _loaded(request)
     names = config.algorithm.personal_names(task)
     if not names:
         raise UsageError(f"algorithm: '{config.algorithm.name}' shares all layers here: none is left to adapt")
     size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one)
-    rows: list[dict[str, Any]] = []
+    rows: dict[int, dict[str, Any]] = {}
     with _file(request) as file:
         for part in cut_by_kind(size, clients, task.federation.shapes):
             added, params = _adapt_chunk(request, task, shared, part)
-            rows += added
+            rows |= dict(zip(part.tolist(), added))
             if file is not None:
                 _write(file, added, {name: value.cpu().numpy() for name, value in params.items() if name in names})
-    rows.sort(key=lambda row: row["client"])
-    means = {name: _mean([row[name] for row in rows]) for name in SCORES}
     layers = [name for name in dict.fromkeys([*task.initial(), *sorted(names)]) if name in names]
-    return {**request.facts, "layers": layers, "clients": rows, "mean": means}
+    return {**request.facts, "layers": layers, **_figures([rows[client] for client in clients.tolist()])}
+
+
+def _figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The clients' figures, and their means."""
+    figures: dict[str, Any] = {"clients": rows, "mean": {name: _mean([row[name] for row in rows]) for name in SCORES}}
+    if "curve" in rows[0]:
+        points = zip(*(row["curve"] for row in rows))
+        figures["curve"] = [
+            {"epochs": each[0]["epochs"], **{name: _mean([one[name] for one in each]) for name in CURVE}}
+            for each in points
+        ]
+    return figures
+
+
+def _loaded(request: AdaptRequest) -> tuple[Task, State]:
+    """The task of those who adapt, and what the run shares; for newcomers from a file no data of the run are read."""
+    if request.file is not None:
+        return with_shared(request.config, request.file.federate(request.config, request.header), request.saved)
+    return loaded(request.config, request.data, request.saved, request.newest, request.clients.tolist())
 
 
 def _adapt_chunk(request: AdaptRequest, task: Task, shared: State, clients: Ints) -> tuple[list[dict[str, Any]], State]:
@@ -175,21 +240,30 @@ def _adapt_chunk(request: AdaptRequest, task: Task, shared: State, clients: Ints
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.evaluate import client_scores
 
-    sizes = task.federation.test_sizes[clients]
-    visits = Visits.for_test(request.saved.round, clients)
-    columns = {"client": clients, "train_samples": task.federation.train_sizes[clients], "test_samples": sizes}
-    params: State = {}
-    for when, epochs in (("before", 0), ("after", request.epochs)):
-        params = request.config.algorithm.adapted(task, shared, visits, epochs)
+    tests, params = task.federation.test_sizes[clients], {}
+    curves: list[list[dict[str, Any]]] = [[] for _ in clients]
+    for epochs in (0, *request.epochs):
+        task.oracle_calls.clear()
+        params = request.config.algorithm.adapted(task, shared, Visits.for_test(request.saved.round, clients), epochs)
+        gradients = [task.oracle_calls[client] for client in clients.tolist()]
         losses, correct = client_scores(task, params, clients)
-        columns |= {f"accuracy_{when}": _per_sample(correct, sizes), f"loss_{when}": _per_sample(losses, sizes)}
-    return [dict(zip(columns, row)) for row in zip(*(values.tolist() for values in columns.values()))], params
+        points = zip(_per_sample(correct, tests), _per_sample(losses, tests), gradients)
+        for curve, point in zip(curves, points):
+            curve.append({"epochs": epochs, **dict(zip(CURVE, point))})
+    return [_row(request, task.federation, client, curve) for client, curve in zip(clients.tolist(), curves)], params
 
 
-def _per_sample(sums: Any, sizes: Ints) -> Any:
-    """Means as objects, None where there is nothing to take them over."""
+def _row(request: AdaptRequest, federation: Federation, client: int, curve: list[dict[str, Any]]) -> dict[str, Any]:
+    sizes = int(federation.train_sizes[client]), int(federation.test_sizes[client])
+    scores = [curve[at][name] for name in ("accuracy", "loss") for at in (0, -1)]
+    row = dict(zip(COLUMNS, (request.label(client), *sizes, *scores))) | {"gradients": curve[-1]["gradients"]}
+    return row | ({"curve": curve} if len(request.epochs) > 1 else {})
+
+
+def _per_sample(sums: Floats, sizes: Ints) -> list[float | None]:
+    """Means, None where there is nothing to take them over."""
     means = sums / np.where(sizes > 0, sizes, np.nan)
-    return np.where(np.isnan(means), None, means)
+    return [None if np.isnan(mean) else float(mean) for mean in means]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -217,7 +291,7 @@ def _write(file: h5py.File, rows: Sequence[Mapping[str, Any]], tensors: Mapping[
     """Add a group per client: its tensors, and its figures as attributes."""
     for place, row in enumerate(rows):
         group = file.create_group(f"clients/{row['client']}")
-        group.attrs.update({name: value for name, value in row.items() if value is not None})
+        group.attrs.update({name: value for name, value in row.items() if value is not None and name != "curve"})
         for name, values in tensors.items():
             group[name] = values[place]
 
@@ -226,22 +300,31 @@ def headline(outcome: Mapping[str, Any]) -> str:
     return (
         f"{outcome['run']}: {outcome['algorithm']} after {outcome['round']} rounds, "
         f"state {outcome['state_sha256'][:12]}; {', '.join(outcome['layers'])} learned for {outcome['epochs']} epochs"
+        + (f" on {outcome['data']} ({outcome['data_sha256'][:12]})" if "data" in outcome else "")
     )
 
 
 def table(outcome: Mapping[str, Any]) -> Any:
-    """The clients and their means as a `rich` table."""
+    """The clients and their means as a `rich` table: a column of accuracy for each number of epochs, or `SCORES`."""
     from rich.table import Column, Table
 
-    shown = Table(*(Column(name.replace("_", " "), justify="right") for name in COLUMNS))
-    for row in outcome["clients"]:
-        shown.add_row(*(_cell(row[name]) for name in COLUMNS))
+    curve, rows, mean = outcome.get("curve"), outcome["clients"], outcome["mean"]
+    columns = [name.replace("_", " ") for name in COLUMNS]
+    cells = [[row[name] for name in COLUMNS] for row in rows]
+    last = [mean[name] for name in SCORES]
+    if curve:
+        columns = [*columns[:3], *(f"accuracy {point['epochs']}" for point in curve)]
+        cells = [[*(row[name] for name in COLUMNS[:3]), *(at["accuracy"] for at in row["curve"])] for row in rows]
+        last = [point["accuracy"] for point in curve]
+    shown = Table(*(Column(name, justify="right") for name in columns))
+    for values in cells:
+        shown.add_row(*map(_cell, values))
     shown.add_section()
-    shown.add_row("mean", "", "", *(_cell(outcome["mean"][name]) for name in SCORES))
+    shown.add_row("mean", "", "", *map(_cell, last))
     return shown
 
 
-def _cell(value: float | None) -> str:
+def _cell(value: float | str | None) -> str:
     if value is None:
         return "-"
-    return str(value) if isinstance(value, int) else f"{value:.4f}"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

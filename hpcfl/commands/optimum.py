@@ -49,8 +49,8 @@ class Optimum:
         return {"value": self.value, "gradient": self.gradient, "n": self.samples, "p": size}
 
 
-def optimum(task: Task, starts: int = 4) -> Optimum:
-    """Find the minimum of ``F(θ) = 1/n Σ f(x; θ) + μ/2·‖θ‖²`` over the training samples of clients and server.
+def optimum(task: Task, starts: int = 4, clients: Sequence[int] | None = None) -> Optimum:
+    """Find the minimum of ``F(θ) = 1/n Σ f(x; θ) + μ/2·‖θ‖²`` over the training samples of `clients` and server.
 
     In float64 whatever the task's precision: L-BFGS from each start (the task's initial values, and keyed standard
     normals), then Newton's steps from the best of what they find, until the gradient's norm is at most 1e-12 or
@@ -64,7 +64,7 @@ def optimum(task: Task, starts: int = 4) -> Optimum:
     RunError
         If there is no minimum to be found, as without a penalty on separable data.
     """
-    objective = PooledObjective(task)
+    objective = PooledObjective(task, clients)
     first = objective.flat(task.initial())
     others = [keyed(task.seed, "optimum", client=i).standard_normal(len(first)) for i in range(1, starts)]
     ends = [objective.descended(start) for start in (first, *others)]
@@ -73,30 +73,26 @@ def optimum(task: Task, starts: int = 4) -> Optimum:
     return Optimum(objective.value(theta), parameters, objective.norm(theta), len(objective.y))
 
 
-def minimum(objective: PooledObjective, start: Floats) -> Floats:
-    """Find where a convex objective is least, ``[p]``; RunError where there is no minimum."""
-    return objective.polished(objective.descended(start))
-
-
 def of(config: Config, data_dir: Path | None) -> Optimum:
     """Find the minimum of a config's objective."""
     config.check(data_dir)
     federation = config.data.federate(config.clients, config.seed, data_dir)
-    return optimum(Task(config.model, federation, config.seed, precision="double"))
+    members = config.speed.rules(config.participation).taking_part(config.clients).tolist()
+    return optimum(Task(config.model, federation, config.seed, precision="double"), clients=members)
 
 
 class PooledObjective:
     """F of parameters as one vector ``[p]``; called with a tensor, it is differentiable as often as wanted.
 
-    Of the samples of some `clients`, or of all and the server's.
+    Of the samples of some `clients` (None: all), and of the server's where it is asked for.
     """
 
-    def __init__(self, task: Task, clients: Sequence[int] | None = None) -> None:
+    def __init__(self, task: Task, clients: Sequence[int] | None = None, server: bool = True) -> None:
         if task.parameter_count > MOST:
             got = task.parameter_count
             raise UsageError(f"model: expected at most {MOST} parameters for a minimum to be found, got {got}")
         self.task, self.like = task, task.initial()
-        self.x, self.y = _samples(task, clients)
+        self.x, self.y = _samples(task, clients, server)
 
     def flat(self, parameters: State) -> Floats:
         vector: Floats = flat({name: parameters[name] for name in self.like}).double().cpu().numpy()
@@ -175,13 +171,13 @@ class PooledObjective:
             )
 
 
-def _samples(task: Task, clients: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+def _samples(task: Task, clients: Sequence[int] | None, with_server: bool) -> tuple[Tensor, Tensor]:
     """Training samples ``[n, …]`` and labels ``[n]``, real numbers as float64."""
     federation = task.federation
     if len(set(federation.shapes)) > 1:
         raise UsageError("data: clients have features of different shapes: expected one model for all of them")
     held = [federation.client(i) for i in (range(federation.clients) if clients is None else clients)]
-    server = federation.server_train() if clients is None else None
+    server = federation.server_train() if with_server else None
     features = [each.train_features for each in held] + ([server[0]] if server else [])
     labels = [each.train_labels for each in held] + ([server[1]] if server else [])
     x, y = torch.from_numpy(np.concatenate(features)), torch.from_numpy(np.concatenate(labels))

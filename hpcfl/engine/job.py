@@ -176,6 +176,10 @@ class Job:
         sizes = self.task.federation.train_sizes[clients]
         return Visits(plan.round, clients, depth, sizes, plan.arrival[rows], closed)
 
+    def members(self, clients: Ints) -> Ints:
+        """Return the places of those `clients` that take part in the run, int64 [n]."""
+        return np.flatnonzero(np.isin(clients, self.planner.members))
+
     @property
     def scores(self) -> int:
         """How many sums an evaluation finds per client.
@@ -186,7 +190,7 @@ class Job:
 
     def scored(self, round: int, shared: State, personal: State, clients: Ints) -> Floats:
         """Return the `scores` of a chunk's clients, ``[scores, c]``; who is held out is not tested, and gets 0."""
-        rows = np.flatnonzero(np.isin(clients, self.planner.members))
+        rows = self.members(clients)
         if len(rows) < len(clients):
             scores = np.zeros((self.scores, len(clients)))
             if len(rows):

@@ -92,12 +92,15 @@ class Simulated(Rounds):
         return plan, sums
 
     def _between(self, now: Progress) -> None:
-        """Let all clients do what they do when a round has ended."""
+        """Let all clients that take part do what they do when a round has ended."""
         algorithm = self.job.algorithm
         for chunk in self.mine if now.round and algorithm.between_rounds else ():
-            seen = Visits.for_test(now.round, chunk.clients)
-            own = now.personal[chunk.number]
-            now.personal[chunk.number] = algorithm.between(self.job.task, now.shared, own, seen)
+            rows, held = self.job.members(chunk.clients), now.personal[chunk.number]
+            own = {name: value[torch.from_numpy(rows)] for name, value in held.items()}
+            seen = Visits.for_test(now.round, chunk.clients[rows])
+            after = algorithm.between(self.job.task, now.shared, own, seen) if len(rows) else own
+            for name, value in after.items():
+                held[name][rows] = value
 
     def _iterated(self, reduction: IteratedReduction, shared: State, kept: list[Message], record: Record) -> State:
         """Return what the reduction finds; all ranks iterate together."""

@@ -86,16 +86,22 @@ def loaded(
     config: Config, data: Path | None, saved: store.Checkpoint, path: Path, clients: Iterable[int]
 ) -> tuple[Task, State]:
     """Return a run's task and its shared state; UsageError where the data of some clients are not those of the run."""
+    federation = config.data.federate(config.clients, config.seed, data)
+    task, shared = with_shared(config, federation, saved)
+    store.check_personal(path, clients, lambda client: config.algorithm.init_client(task, client), federation.shapes)
+    return task, shared
+
+
+def with_shared(config: Config, federation: Federation, saved: store.Checkpoint) -> tuple[Task, State]:
+    """Return a run's task with some clients' data, and its shared state; UsageError where these do not fit it."""
     import torch
 
     from hpcfl.comm.placement import device
     from hpcfl.learning.task import Task
 
-    federation = config.data.federate(config.clients, config.seed, data)
     task = Task(config.model, federation, config.seed, device(0, torch.cuda.device_count()), config.precision)
     like = config.algorithm.init_server(task)
     store.check_shared(saved.shared, like)
-    store.check_personal(path, clients, lambda client: config.algorithm.init_client(task, client), federation.shapes)
     return task, restored(like, saved.shared)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_who_adapts_together_does_not_matter(clock: str, tmp_path: Path) -> None
     wall = {"clock": "wall", "batch_clients": "auto", "lane_width": 3, "speed": {"model": "none"}}
     made(tmp_path / "run", FEDREP, dropout=0.2, **(wall if clock == "wall" else {"batch_clients": 4}))
     found = {
-        chosen: adapted(adapt_request(tmp_path / "run", chosen, 3, None, tmp_path / f"{chosen}.h5"))
+        chosen: adapted(adapt_request(tmp_path / "run", chosen, "3", None, tmp_path / f"{chosen}.h5"))
         for chosen in ("3", "6,3,3,1", "all")
     }
     (one,) = found["3"]["clients"]
@@ -238,20 +239,135 @@ def test_a_client_without_a_test_part_has_no_figures(tmp_path: Path, capsys: pyt
     assert lacking["loss_before"] is None
     assert found["mean"]["loss_after"] == kept["loss_after"]
     with h5py.File(tmp_path / "a.h5") as file:
-        assert set(file["clients/1"].attrs) == {"client", "train_samples", "test_samples"}
+        assert set(file["clients/1"].attrs) == {"client", "train_samples", "test_samples", "gradients"}
     assert main(["adapt", str(tmp_path / "run"), "--client", "1"]) == 0
     assert "-" in capsys.readouterr().out.splitlines()[-2]
 
 
-def own_data(path: Path, features: int, tested: list[int]) -> None:
+def own_data(path: Path, features: int, tested: list[int], pixels: bool = False, targets: bool = False) -> None:
     """Write an HDF5 data set of 3 clients, of which only some have a test part."""
     with h5py.File(path, "w") as file:
         for client in range(3):
             for part in ("train", "test"):
                 count = 6 if part == "train" or client in tested else 0
                 x = np.random.default_rng(client).normal(size=(count, features))
-                file[f"clients/{client}/{part}/features"] = x.astype(np.float32)
-                file[f"clients/{client}/{part}/labels"] = np.arange(count) % 3
+                file[f"clients/{client}/{part}/features"] = np.uint8(90 + 30 * x) if pixels else x.astype(np.float32)
+                y = np.arange(count) % 3
+                file[f"clients/{client}/{part}/labels"] = y / 2 if targets else y
+
+
+def test_a_curve_has_what_each_number_of_epochs_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "run", FEDREP, dropout=0.2)
+    each = {n: adapted(adapt_request(tmp_path / "run", None, str(n), None, None)) for n in (1, 3)}
+    found = adapted(adapt_request(tmp_path / "run", None, "0,1,3", None, tmp_path / "own.h5"))
+    assert [point["epochs"] for point in found["curve"]] == [0, 1, 3]
+    for point in found["curve"][1:]:
+        wanted = each[point["epochs"]]
+        assert point["accuracy"] == wanted["mean"]["accuracy_after"]
+        assert point["loss"] == wanted["mean"]["loss_after"]
+        assert point["gradients"] == np.mean([row["gradients"] for row in wanted["clients"]])
+    for row in found["clients"]:
+        assert row["gradients"] == 3 * row["train_samples"]
+        assert row["curve"][0] | {"gradients": 0, "loss": row["loss_before"]} == row["curve"][0]
+        assert row["curve"][-1]["accuracy"] == row["accuracy_after"]
+    assert main(["adapt", str(tmp_path / "run"), "--epochs", "1,3"]) == 0
+    last = capsys.readouterr().out.splitlines()[-2]
+    assert all(f"{point['accuracy']:.4f}" in last for point in found["curve"])
+
+
+# ---- clients in a file of their own
+
+
+def same_as_in(task: Task, clients: list[int], path: Path, ids: list[str]) -> Path:
+    """Write what some clients of a run hold to a file, under other names."""
+    with h5py.File(path, "w") as file:
+        for client, name in zip(clients, ids, strict=True):
+            held = task.federation.client(client)
+            for part in ("train", "test"):
+                for kind in ("features", "labels"):
+                    file[f"clients/{name}/{part}/{kind}"] = getattr(held, f"{part}_{kind}")
+    return path
+
+
+@pytest.mark.parametrize("batch", [0, 8])
+def test_a_file_gives_what_the_samples_give_with_random_numbers_of_its_own(batch: int, tmp_path: Path) -> None:
+    """Steps on all samples draw nothing; those on batches draw by another key than any client of the run."""
+    task = made(tmp_path / "run", {**FEDREP, "batch": batch})
+    path = same_as_in(task, [5, 2, 3], tmp_path / "new.h5", ["w10", "w2", "x"])
+    known = adapted(adapt_request(tmp_path / "run", "2,3,5", None, None, None))
+    found = adapted(adapt_request(tmp_path / "run", None, None, None, tmp_path / "out.h5", path))
+    assert found["data_sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    rows = {row["client"]: row for row in found["clients"]}
+    assert list(rows) == ["w2", "w10", "x"]  # in natural order, by which they are numbered
+    for row, name in zip(known["clients"], ["w2", "x", "w10"]):
+        assert rows[name]["loss_before"] == pytest.approx(row["loss_before"], abs=1e-6)
+        assert (rows[name]["loss_after"] == pytest.approx(row["loss_after"], abs=1e-6)) == (batch == 0)
+    some = adapted(adapt_request(tmp_path / "run", "x, w2", None, None, None, path))
+    assert [row["client"] for row in some["clients"]] == ["w2", "x"]
+    assert some["clients"][1] == pytest.approx(rows["x"], abs=1e-6)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert set(file["clients"]) == {"w2", "w10", "x"}
+        assert file.attrs["data_sha256"] == found["data_sha256"]
+        assert file["clients/w10"].attrs["client"] == "w10"
+
+
+def test_a_file_is_scaled_as_that_of_the_run(tmp_path: Path) -> None:
+    own_data(tmp_path / "pixels.h5", 5, [0, 1, 2], pixels=True)
+    data = {"name": "hdf5", "file": str(tmp_path / "pixels.h5"), "scale": "centred"}
+    made(tmp_path / "run", {**FEDREP, "batch": 0}, clients=3, data=data)
+    known, found = (
+        adapted(adapt_request(tmp_path / "run", "all", None, None, None, path))["clients"]
+        for path in (None, tmp_path / "pixels.h5")
+    )
+    assert [row["client"] for row in found] == ["0", "1", "2"]
+    for one, other in zip(known, found):
+        assert other == pytest.approx(one | {"client": other["client"]}, abs=1e-6)
+
+
+def test_targets_adapt_without_an_accuracy(tmp_path: Path) -> None:
+    own_data(tmp_path / "own.h5", 5, [0, 1, 2], targets=True)
+    made(tmp_path / "run", FEDREP, clients=3, data={"name": "hdf5", "file": str(tmp_path / "own.h5")})
+    found = adapted(adapt_request(tmp_path / "run", "1", None, None, None, tmp_path / "own.h5"))
+    (row,) = found["clients"]
+    assert row["accuracy_after"] is None
+    assert row["loss_after"] < row["loss_before"]
+
+
+FLIC = {"name": "flic", "lr": 0.01, "lambda1": 0.0, "lambda2": 0.0, "pretrain": 80, "pretrain_batch": 0, "batch": 0}
+
+
+def test_newcomers_of_other_shapes_align_to_the_anchors_that_are_served_last(tmp_path: Path) -> None:
+    """They end where the anchors of the checkpoint are, not where those of round 0 were."""
+    data = {"name": "linear_mapping", "labels": 3, "samples_per_class": 40}
+    model = {"name": "latent", "widths": [8], "dimension": 2}
+    keys = {**table("fedavg", "mlp", True), "algorithm": FLIC, "data": data, "model": model, "speed": {"model": "none"}}
+    config = from_table({**keys, "participation": {}})
+    store.create(tmp_path / "run", {"config": config.text(), "data_dir": ""})
+    task = Task(config.model, config.data.federate(config.clients, config.seed, None), config.seed)
+    first = config.algorithm.init_server(task)["anchor.means"].numpy()
+    served = first + np.array([6.0, -6.0], dtype=np.float32)
+    store.save(tmp_path / "run", ROUNDS, {"anchor.means": served}, [], {"sim_seconds": 1.0}, 1)
+    with h5py.File(tmp_path / "new.h5", "w") as file:
+        for name, shape in {"wide": (60,), "image": (2, 5)}.items():
+            y = np.arange(30) % 3
+            x = np.eye(3, np.prod(shape), dtype=np.float32)[y] * 3
+            for part in ("train", "test"):
+                file[f"clients/{name}/{part}/features"], file[f"clients/{name}/{part}/labels"] = (
+                    x.reshape(-1, *shape),
+                    y,
+                )
+    found = adapted(adapt_request(tmp_path / "run", None, "1", None, tmp_path / "out.h5", tmp_path / "new.h5"))
+    assert [row["client"] for row in found["clients"]] == ["image", "wide"]
+    assert [row["gradients"] for row in found["clients"]] == [30 * (80 + 2)] * 2
+    for name in ("image", "wide"):
+        with h5py.File(tmp_path / "new.h5") as file:
+            x = file[f"clients/{name}/train/features"][()].reshape(30, -1)[:3]
+        with h5py.File(tmp_path / "out.h5") as file:
+            own = {key: value[()] for key, value in file[f"clients/{name}"].items()}
+        hidden = np.maximum(x @ own["embed1.weight"].T + own["embed1.bias"], 0)
+        embedded = hidden @ own["embed2.weight"].T + own["embed2.bias"]
+        apart = [np.linalg.norm(embedded - means, axis=1).mean() for means in (served, first)]
+        assert apart[0] < 0.5 * apart[1]
 
 
 # ---- bad input
@@ -272,6 +388,15 @@ def prepare() -> None:
     Path("other").mkdir()
     own_data(Path("other/own.h5"), 6, [0])
     made(Path("everybody"), FEDREP, clients=1)
+    for name in ("classes", "targets", "nan"):
+        own_data(Path(f"{name}.h5"), 5, [0, 1, 2], targets=name == "targets")
+    with h5py.File("classes.h5", "a") as file:
+        file["clients/1/test/labels"][3] = 7
+    with h5py.File("nan.h5", "a") as file:
+        file["clients/2/train/features"][1, 2] = np.nan
+    with h5py.File("pool.h5", "w") as file:
+        file["train/features"], file["train/labels"] = np.zeros((6, 5)), np.arange(6) % 3
+    made(Path("regression"), FEDREP, clients=3, data={"name": "hdf5", "file": "targets.h5"})
 
 
 CASES = {
@@ -287,7 +412,32 @@ CASES = {
     "client-below-0": ("run --client=2,-3", "expected ids 0 … 6, got -3; did you mean 0"),
     "client-word": ("run --client 1,al", "--client 1,al: expected ids with commas between them, or 'all'; got 'al'"),
     "client-nothing": ("run --client 1,,2", "got ''"),
-    "epochs-0": ("run --epochs 0", "hpcfl adapt: Invalid value for '--epochs': 0"),
+    "epochs-0": ("run --epochs 0", "--epochs 0: expected a number of at least 1, or ascending ones"),
+    "epochs-descend": ("run --epochs 1,5,2", "--epochs 1,5,2: expected a number of at least 1, or ascending ones"),
+    "epochs-twice": ("run --epochs 2,2", "--epochs 2,2: expected a number of at least 1"),
+    "epochs-words": ("run --epochs few", "--epochs few: expected a number of at least 1"),
+    "file-missing": ("run --data none.h5", "none.h5: no such file"),
+    "file-of-text": ("run --data file", "file: truncated or damaged, expected an HDF5 file"),
+    "file-of-a-pool": ("wider --data pool.h5", "pool.h5: no clients, expected groups clients/<id>/train"),
+    "file-of-no-id": ("wider --data own.h5 --client 1,x", "--client 1,x: expected ids in own.h5 (0, 1, 2), got 'x'"),
+    "file-of-other-shape": (
+        "run --data own.h5",
+        "own.h5: client '0' has 5 features, the run's have the shape (1, 8, 8): algorithm 'fedrep' shares one model; "
+        "expected the same, or a run of flic",
+    ),
+    "file-of-more-classes": (
+        "wider --data classes.h5",
+        "classes.h5: clients/1/test/labels hold class 7, expected classes of the run: 0 … 2",
+    ),
+    "file-of-targets": (
+        "wider --data targets.h5",
+        "targets.h5: clients/0/train/labels are real targets, those of the run classes",
+    ),
+    "file-of-classes": (
+        "regression --data own.h5",
+        "clients/0/train/labels are classes, those of the run real targets",
+    ),
+    "file-with-nan": ("wider --data nan.h5", "nan.h5: clients/2/train/features: sample 1 holds nan"),
     "out-is-there": ("run --out file", "--out file already exists: expected a new file"),
     "out-below-a-file": ("run --out file/own.h5", "'file/own.h5' cannot be written"),
     "everybody": (

@@ -130,6 +130,20 @@ def test_chunks_of_both_kinds_are_tested_in_part(solo: Any, tmp_path: Path) -> N
     assert (np.isnan(chunks["client_test_loss"][-1]) == np.isin(np.arange(7), HELD)).all()
 
 
+def test_they_do_nothing_between_rounds_either(solo: Any, tmp_path: Path) -> None:
+    data = {"name": "linear_mapping", "labels": 3, "samples_per_class": 30, "least": 4, "most": 4}
+    keys = {"name": "flic", "epochs": 1, "pretrain": 1, "realign": 1, "realign_who": "all"}
+    few = {"participation": {**FEW, "hold_out": HELD}, "speed": {"model": "none"}, "batch_clients": 4, "rounds": 2}
+    model = {"name": "latent", "widths": [], "dimension": 2}
+    run = play(
+        solo, {**table("fedavg", "mlp", True, algorithm=keys, data=data), "model": model, **few}, tmp_path / "run", None
+    )
+    newest = store.latest(run)
+    assert newest is not None
+    aligned = {client: float(state["pretrained"][0]) for client, state in store.load_personal(newest, range(7)).items()}
+    assert aligned == {client: float(client not in HELD) for client in range(7)}
+
+
 REFUSED = [
     ({"hold_out": 7}, r"participation.hold_out: expected 0 … 6, got 7; did you mean 6\?"),
     ({"hold_out": -1}, "participation.hold_out: expected 0 … 6, got -1"),
