@@ -105,7 +105,7 @@ def accuracy(name: str, seed: int, file: Path, carry_out: bool) -> tuple[float, 
     if not carry_out and not (folder / "run.h5").exists():
         return None
     settings = {f"algorithm.{key}": value for key, value in keys.items()} | {"seed": seed}
-    settings |= {"clients": count, "batch_clients": count, "participation.size": round(count / 10)}
+    settings |= {"clients": count, "batch_clients": count, "participation.size": max(1, round(count / 10))}
     where: dict[str, Any] = {"out": folder, "data_dir": file.parent, "resume": True, "quiet": True}
     run = hpcfl.run(config, overlays=overlays, settings=settings, **where)
     last = run.data["client_accuracy"].dropna("round", how="all")[-1].values
