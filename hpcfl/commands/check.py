@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpcfl.algorithms import ServerState
+from hpcfl.algorithms.fedlrgd import FedLrgd
 from hpcfl.base.errors import listed
 from hpcfl.comm.placement import lane_topologies
 from hpcfl.config import Config
@@ -51,6 +52,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
         _theory(job),
         _stages(job),
         _messages(job),
+        _costs(job),
         _chunks(job, ranks),
         _warnings(job),
         features(config, header.ranges, federation),
@@ -86,10 +88,15 @@ def _rounds(job: Job) -> Facts:
 
 
 def _theory(job: Job) -> Facts:
-    if job.config.algorithm.name == "salf":
+    keys = job.config.algorithm
+    if keys.name == "salf":
         from hpcfl.commands.theorem import facts  # it needs torch and SciPy
 
         yield from facts(job)
+    if isinstance(keys, FedLrgd):
+        from hpcfl.commands.complexity import theory  # it needs torch
+
+        yield from theory(job, keys)
 
 
 def _planned(job: Job, rounds: int) -> list[Plan]:
@@ -120,10 +127,21 @@ def _messages(job: Job) -> Facts:
     if job.iterated is not None:
         summed = _reduced(job.iterated.layout)
         yield "further sums", f"{summed} bytes each; {_kept(job)} bytes of each visit are held for them"
-    phi, count = job.config.oracle.phi, job.task.parameter_count
-    if phi is not None:
-        share = int(job.layers.numbers.sum()) / count
-        yield "oracle", f"p = {count}, φ = {phi:g}; {share:.4g} vectors of p numbers per whole visit"
+
+
+def _costs(job: Job) -> Facts:
+    from hpcfl.commands.complexity import gamma  # it needs torch
+
+    config, count = job.config, job.task.parameter_count
+    if config.oracle.phi is None:
+        return
+    share = int(job.layers.numbers.sum()) / count
+    recorded = "" if config.oracle.record else "; not recorded, oracle.record being false"
+    vectors = f"p = {count}, φ = {config.oracle.phi:g}; {share:.4g} vectors of p numbers per whole visit"
+    yield "oracle", f"{vectors}{recorded}"
+    known = config.clock == "simulated" or config.speed.known(config.clock)
+    if found := gamma(job, _planned(job, min(PREVIEW, config.rounds))) if known else "":
+        yield "", found
 
 
 def _reduced(layout: Iterable[Mapping[str, Block]]) -> int:

@@ -77,6 +77,7 @@ class Spent:
         """Return the expected running time with its constants (eq. 25), in the unit in which sending a vector takes φ.
 
         ``2b + log(τm)`` where clients computed, ``2b`` where the server did, and φ times the vectors that were sent.
+        The first approximates the law that it comes from; analysis/running_time.py has both.
         """
         computing = 2 * self.gradients + log(self.active) if self.gradients else 0.0
         return computing + 2 * self.server_gradients + phi * self.vectors

@@ -53,7 +53,7 @@ class Notes(Recorder):
         self.rows: list[dict[str, Any]] = []
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
-        self.rows.append(self.plan_columns(plan) | self.oracle_columns(plan, record))
+        self.rows.append(self.plan_columns(plan) | self.oracle_columns(plan, record, sums))
 
     def checkpoint(self, *given: Any) -> None:
         pass
@@ -131,7 +131,7 @@ def test_fedlrgd_and_fedave_cost_what_the_paper_says() -> None:
 # who computes how much, algorithm by algorithm: the gradients of one visit in rounds 0 and 1, of a client that holds n
 # samples of h classes; the numbers that each visit sends, and p. Visits of n samples take ceil(n / batch) steps a pass.
 
-HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], int, int]] = {
+HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], int | tuple[int, int], int]] = {
     "fedavg": (lambda n, h: (n, n), MLP, MLP),
     # in round 1, 12 common samples in each step of 10; sent are their kernel, and its round
     "fedhenn": (lambda n, h: (n, n + ceil(n / 10) * 12), 12 * 13 // 2 + 1, MLP),
@@ -146,7 +146,8 @@ HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], int, int]] = {
     ),
     "hf_maml": (lambda n, h: (10 + 10 + 2 * 10, 10 + 10 + 2 * 10), MLP, MLP),  # the third batch by its Hessian
     "lg_fedavg": (lambda n, h: (n, n), MLP, MLP),  # both layers are shared
-    "linear_fedrep": (lambda n, h: (0, 10), 40, 42),  # moments; then one gradient by 10 samples, the head being solved
+    # a matrix of moments instead of B; then one gradient by 10 samples, the head being solved for
+    "linear_fedrep": (lambda n, h: (0, 10), (20 * 20, 2 * 20), 42),
     "local": (lambda n, h: (n, n), 1, MLP),  # the loss
     "salf": (lambda n, h: (16, 16), MLP, MLP),
 }
@@ -171,15 +172,15 @@ def test_every_algorithm_is_counted_batched_or_not(name: str) -> None:
         np.testing.assert_array_equal(data[column], single[column], err_msg=column)
     if name not in HAND:
         return
-    gradients, numbers, size = HAND[name]
-    by_hand = most(federation, gradients)
+    gradients, sent, size = HAND[name]
+    by_hand, numbers = most(federation, gradients), np.broadcast_to(sent, 2)
     np.testing.assert_array_equal(data["gradients"], by_hand)
     np.testing.assert_array_equal(data["server_gradients"], 0)
     np.testing.assert_array_equal(data["vectors"], 7 * numbers / size)
     np.testing.assert_allclose(data["oracle"], by_hand + PHI * 7 * numbers / size, rtol=1e-15)
     np.testing.assert_array_equal(data["epochs_a"], by_hand > 0)
     np.testing.assert_array_equal(data["epochs_b"], 0)
-    np.testing.assert_array_equal(data["epochs_c"], by_hand == 0)
+    np.testing.assert_array_equal(data["epochs_c"], np.ceil(numbers / size) - (by_hand > 0))
     seconds = np.where(by_hand > 0, 2 * by_hand + log(7), 0.0) + PHI * 7 * numbers / size
     np.testing.assert_allclose(data["running_time"], seconds, rtol=1e-15)
 
@@ -192,34 +193,52 @@ def most(federation: Federation, gradients: Callable[[int, int], tuple[int, int]
     return np.max([gradients(len(y), len(np.unique(y))) for y in labels], 0)
 
 
-# what FLIC adds to 3 n + 2 · ceil(n/20) · J h of φ, β and α, and n + J h of the anchors; as above without `pretrain`
-FLIC: dict[str, tuple[dict[str, Any], Callable[[int, int], int]]] = {
-    "nothing": ({}, lambda n, h: 3 * n + 2 * ceil(n / 20) * 4 * h + n + 4 * h),
-    "no draws": ({"lambda2": 0.0, "draws": 0}, lambda n, h: 3 * n + n),
-    "J is the batch": ({"draws": 0}, lambda n, h: 3 * n + 2 * ceil(n / 20) * 20 * h + n + 20 * h),
-    "passes of φ and β": ({"epochs": 2}, lambda n, h: (4 + 1) * n + (2 + 1) * ceil(n / 20) * 4 * h + n + 4 * h),
-    "alignment": ({"realign": 2}, lambda n, h: 2 * n + 3 * n + 2 * ceil(n / 20) * 4 * h + n + 4 * h),
-    "the means of all": (
-        {"anchor_loss": "means", "covariances": "fixed", "average": "active", "iterations": 100},
-        lambda n, h: 3 * n + 2 * ceil(n / 20) * 4 * h + n + 6,
+def flic(n: int, h: int, passes: int = 2, draws: int = 4) -> int:
+    """Return what φ takes in a pass, and β and α in so many passes with J draws of h anchors in each step of 20."""
+    return n + passes * (n + ceil(n / 20) * draws * h)
+
+
+FIXED = {"covariances": "fixed", "average": "active", "iterations": 100}
+FLIC: dict[str, tuple[dict[str, Any], Callable[[int, int], int]]] = {  # the last term is the anchors' own
+    "one pass": ({}, lambda n, h: flic(n, h) + n + 4 * h),
+    "two of φ and β": ({"epochs": 2}, lambda n, h: n + flic(n, h, passes=3) + n + 4 * h),
+    "no draws": ({"lambda2": 0.0, "draws": 0}, lambda n, h: flic(n, h, draws=0) + n),
+    "J is the batch": ({"draws": 0}, lambda n, h: flic(n, h, draws=20) + n + 20 * h),
+    "all is α": ({"inside": "fedavg-ft"}, lambda n, h: flic(n, h, passes=1) + n + 4 * h),
+    "φ and β by one gradient": ({"local_step": "joint"}, lambda n, h: flic(n, h) - n + n + 4 * h),
+    "α has the last pass": ({"epochs": 2, "shared_epoch": "last"}, lambda n, h: flic(n, h) + n + 4 * h),
+    "α later": ({"shared_from": 1}, lambda n, h: flic(n, h, passes=1) + n + 4 * h),
+    "alignment": ({"realign": 2}, lambda n, h: 2 * n + flic(n, h) + n + 4 * h),
+    "three steps of the anchors": ({"anchor_steps": 3}, lambda n, h: flic(n, h) + 3 * (n + 4 * h)),
+    "two after each batch": (
+        {"anchor_every": "batch", "anchor_steps": 2},
+        lambda n, h: flic(n, h) + 2 * (2 * n + 2 * ceil(n / 20) * 4 * h),
     ),
-    "no anchors move": (
-        {"lambda1": 0.0, "lambda2": 0.0, "draws": 0, "covariances": "fixed", "average": "active", "iterations": 100},
-        lambda n, h: 3 * n,
-    ),
-    "all is α": ({"inside": "fedavg-ft"}, lambda n, h: 2 * n + ceil(n / 20) * 4 * h + n + 4 * h),
-    "samples of what is distant": ({"distance": "samples"}, lambda n, h: 3 * n + 2 * ceil(n / 20) * 4 * h + n + 4 * h),
-    "a test": ({"evaluation": "tuned", "tune_epochs": 3}, lambda n, h: 3 * n + 2 * ceil(n / 20) * 4 * h + n + 4 * h),
+    "the means of all": ({"anchor_loss": "means", **FIXED}, lambda n, h: flic(n, h) + n + 6),
+    "no anchors move": ({"lambda1": 0.0, "lambda2": 0.0, "draws": 0, **FIXED}, lambda n, h: flic(n, h, draws=0)),
+    "a distance to samples": ({"distance": "samples"}, lambda n, h: flic(n, h) + n + 4 * h),
+    "a test": ({"evaluation": "tuned", "tune_epochs": 3}, lambda n, h: flic(n, h) + n + 4 * h),
 }
 
 
 @pytest.mark.parametrize("keys", FLIC)
 def test_samples_of_anchors_count_where_they_are_passed(keys: str) -> None:
     more, gradients = FLIC[keys]
-    config = values("flic") | {"rounds": 2, "speed": {"model": "none"}, "oracle": RECORDED}
+    data, federation = run(few_anchors(1, more))
+    assert data["gradients"].tolist() == most(federation, lambda n, h: (gradients(n, h), 0))[:1].tolist()
+
+
+def test_who_aligns_between_rounds_does_so_in_the_next() -> None:
+    data, federation = run(few_anchors(2, {"realign": 2, "realign_who": "all"}))
+    by_hand = most(federation, lambda n, h: (flic(n, h) + n + 4 * h, 2 * n + flic(n, h) + n + 4 * h))
+    np.testing.assert_array_equal(data["gradients"], by_hand)
+
+
+def few_anchors(rounds: int, more: Mapping[str, Any]) -> dict[str, Any]:
+    config = values("flic") | {"rounds": rounds, "speed": {"model": "none"}, "oracle": RECORDED}
+    config["data"] = config["data"] | {"samples_per_class": 20}
     config["algorithm"] = config["algorithm"] | {"pretrain": 0} | more
-    data, federation = run(config)
-    np.testing.assert_array_equal(data["gradients"], most(federation, lambda n, h: (gradients(n, h),) * 2))
+    return config
 
 
 def test_anchors_of_targets_are_drawn_too() -> None:
@@ -284,6 +303,13 @@ def test_visits_that_come_half_way_send_part_of_a_vector() -> None:
     np.testing.assert_array_equal(data["oracle"], 8 + 0.5 * numbers / MLP)
     np.testing.assert_array_equal(data["epochs_a"], 1)
     np.testing.assert_array_equal(data["epochs_c"], 0)
+
+
+@pytest.mark.parametrize("keys", [{}, {"newcomer": "averaged"}, {"evaluation": "fine-tune"}])
+def test_personal_layers_cost_where_they_are_sent_to_be_averaged(keys: dict[str, str]) -> None:
+    data, federation = run(small({"name": "fedrep", "head_epochs": 2, **keys}))
+    np.testing.assert_array_equal(data["vectors"], 7.0 if keys else 7 * 65 * 16 / MLP)
+    np.testing.assert_array_equal(data["gradients"], 3 * federation.train_sizes.max())
 
 
 def test_a_method_that_sends_several_vectors_sends_in_several_epochs() -> None:
@@ -396,6 +422,21 @@ def test_a_visit_signs_with_its_gradients_to_the_last_one() -> None:
     group.weigh(frame, 1, "a", 3.0)
     assert [group.gradients(frame, local_rank) for local_rank in (0, 1)] == [0, odd]
     assert group.weights(frame, "a").tolist() == [0.0, 3.0]
+
+
+@pytest.mark.mpi
+def test_costs_are_the_same_on_all_ranks_and_in_real_time(world: Any, shared_dir: Path) -> None:
+    config = small({"name": "fedhenn", "alignment": 9}, batch_clients=False, threads=1)
+    one = play(world, config, shared_dir / "one", None)
+    runs = [play(world, config, shared_dir / "ranks", world.comm)]
+    if world.size > 1:
+        runs.append(play(world, config | {"clock": "wall"}, shared_dir / "wall", world.comm))
+    if world.rank == 0:
+        costs = store.open_run(one)
+        assert costs["gradients"].values[1] > costs["gradients"].values[0]
+        for run in runs:
+            for column in COSTS:
+                np.testing.assert_array_equal(store.open_run(run)[column], costs[column], err_msg=f"{run}: {column}")
 
 
 # around it
