@@ -116,7 +116,12 @@ KEYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("name", "how", "newcomer"),
-    [("fedrep", FEDREP, "initial"), ("fedrep", FEDREP, "averaged"), ("lg_fedavg", LG, "initial")],
+    [
+        ("fedrep", FEDREP, "initial"),
+        ("fedrep", FEDREP, "averaged"),
+        ("lg_fedavg", LG, "initial"),
+        ("lg_fedavg", LG, "averaged"),
+    ],
 )
 def test_srpfl(solo: Any, tmp_path: Path, pool: list[Client], name: str, how: Visit, newcomer: str) -> None:
     rng = np.random.default_rng(3)

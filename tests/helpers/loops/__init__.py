@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -30,6 +31,27 @@ def passes(seed: int, round_: int, client: int, phase: int, n: int, size: int, e
 def leaves(*states: Mapping[str, Tensor]) -> Params:
     """Return copies that learn."""
     return {name: value.detach().clone().requires_grad_() for state in states for name, value in state.items()}
+
+
+def slopes(loss: Tensor, params: Params, decay: float = 0.0, decayed: str = "weight") -> Params:
+    """Return gradients by the parameters, with the penalty ``decay/2 · |w|²`` on those whose names end so."""
+    found = dict(zip(params, torch.autograd.grad(loss, list(params.values()))))
+    return {name: g + decay * params[name].detach() * name.endswith(decayed) for name, g in found.items()}
+
+
+class Adam:
+    """Adam with bias correction: steps in place."""
+
+    def __init__(self, lr: float) -> None:
+        self.lr, self.steps, self.m, self.v = lr, 0, {}, {}
+
+    def step(self, params: Params, gradients: Params) -> None:
+        self.steps += 1
+        for name, g in gradients.items():
+            self.m[name] = 0.9 * self.m.get(name, 0) + 0.1 * g
+            self.v[name] = 0.999 * self.v.get(name, 0) + 0.001 * g * g
+            m, v = self.m[name] / (1 - 0.9**self.steps), self.v[name] / (1 - 0.999**self.steps)
+            params[name].data -= self.lr * m / (v.sqrt() + 1e-8)
 
 
 def dense(params: Params, x: Tensor, names: list[str]) -> Tensor:

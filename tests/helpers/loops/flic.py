@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.optim import Adam
 
-from helpers.loops import Client, Params, dense, leaves, passes
+from helpers.loops import Adam, Client, Params, dense, leaves, passes, slopes
 from hpcfl.base.rng import keyed
 
 PHI, HEAD, PHASE = ["embed1", "embed2"], ["head"], 2**32  # more steps than a phase has
@@ -56,37 +55,29 @@ class Flic:
 
     def align(self, client: int, anchors: Tensor, round_: int, phase: int, size: int, epochs: int) -> None:
         params, (x, y) = leaves(self.personal[client]), self.data[client]
-        adam = Adam([value for name, value in params.items() if name.startswith("embed")], self.lr)
+        adam, phi = Adam(self.lr), {name: value for name, value in params.items() if name.startswith("embed")}
         for step, rows in enumerate(passes(self.seed, round_, client, phase, len(y), size, epochs)):
-            adam.zero_grad()
             key = round_, client, step + PHASE * phase
-            self.distance(dense(params, x[rows], PHI), y[rows], anchors, key).backward()
-            adam.step()
+            adam.step(phi, slopes(self.distance(dense(params, x[rows], PHI), y[rows], anchors, key), phi))
         self.personal[client] = {name: value.detach() for name, value in params.items()}
 
     def visit(self, client: int, round_: int) -> Tensor:
         """Train φ and head; return the client's copy of the anchors, which learns meanwhile and is not looked at."""
-        (x, y), params, moving = self.data[client], leaves(self.personal[client]), leaves({"": self.anchors})[""]
-        others = [value for name, value in params.items() if name != "head.weight"]
-        decayed = {"params": [params["head.weight"]], "weight_decay": self.weight_decay}
-        adam = Adam([{"params": others}, decayed], self.lr)
-        mover, held = Adam([moving], self.lr), y.unique()
+        (x, y), params, moving = self.data[client], leaves(self.personal[client]), leaves({"": self.anchors})
+        adam, mover, held = Adam(self.lr), Adam(self.lr), y.unique()
         for step, rows in enumerate(passes(self.seed, round_, client, LOCAL, len(y), self.batch, self.epochs)):
-            adam.zero_grad()
             key, z = (round_, client, step + PHASE * LOCAL), dense(params, x[rows], PHI)
             drawn = (self.anchors[held, None] + self.noise("draws of anchors", key, self.batch)).flatten(0, 1)
             each = F.cross_entropy(dense(params, drawn, HEAD), held.repeat_interleave(self.batch)) * len(held)
             loss = F.cross_entropy(dense(params, z, HEAD), y[rows])
             loss = loss + self.lambda1 * self.distance(z, y[rows], self.anchors, key) + self.lambda2 * each
-            loss.backward()
-            adam.step()
-            mover.zero_grad()
+            adam.step(params, slopes(loss, params, self.weight_decay, decayed="head.weight"))
             z, key = dense(params, x[rows], PHI).detach(), (round_, client, step + PHASE * (LOCAL + MOVING))
-            apart = self.distance(z, y[rows], moving, key)
-            (apart + F.cross_entropy(dense(params, moving, HEAD), torch.arange(len(moving)))).backward(inputs=[moving])
-            mover.step()
+            apart = self.distance(z, y[rows], moving[""], key)
+            means = F.cross_entropy(dense(params, moving[""], HEAD), torch.arange(len(self.anchors)))
+            mover.step(moving, slopes(apart + means, moving))
         self.personal[client] = {name: value.detach() for name, value in params.items()}
-        return moving.detach()
+        return moving[""].detach()
 
     def round(self, round_: int, active: list[int], first: Tensor) -> None:
         """Before round 1 all have aligned to the `first` anchors; after each round all align to those that it left."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from helpers.loops import Client, Params, dense, leaves
+from helpers.loops import Client, Params, dense, leaves, slopes
 from hpcfl.base.rng import keyed
 
 LAYERS = ["fc1", "fc2", "fc3"]
@@ -25,9 +25,9 @@ def salf(
         for user, (x, y) in enumerate(data):
             rows = keyed(seed, "batches", round_, user).permutation(len(y))[:batch]
             params = leaves(w)
-            F.cross_entropy(dense(params, x[rows], LAYERS), y[rows]).backward()
+            gradient = slopes(F.cross_entropy(dense(params, x[rows], LAYERS), y[rows]), params)
             for name in TENSORS[depth[user] - 1 :]:
-                velocity[user][name] = momentum * velocity[user][name] + params[name].grad
+                velocity[user][name] = momentum * velocity[user][name] + gradient[name]
                 arrived[user][name] = w[name] - lr * velocity[user][name]
         w = {name: torch.stack([each[name] for each in arrived]).mean(0) for name in w}
     return w, velocity

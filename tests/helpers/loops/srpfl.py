@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from helpers.loops import Client, Params, dense, leaves, passes, weighted
+from helpers.loops import Client, Params, dense, leaves, passes, slopes, weighted
 
 LAYERS = ["fc1", "fc2", "fc3"]
 
@@ -26,17 +26,14 @@ class Visit:
 
 
 def trained(params: Params, client: int, data: Client, how: Visit, seed: int, round_: int) -> Params:
-    decay = {name: how.weight_decay * name.endswith("weight") for name in params}
-    groups = [{"params": [value], "weight_decay": decay[name]} for name, value in params.items()]
-    sgd, (x, y) = torch.optim.SGD(groups, lr=how.lr, momentum=how.momentum), data  # fresh in each visit
+    velocity, (x, y) = {name: torch.zeros_like(value) for name, value in params.items()}, data  # anew in each visit
     for learning, phase, epochs in how.turns:
+        part = {name: value for name, value in params.items() if name.startswith(learning)}
         for rows in passes(seed, round_, client, phase, len(y), how.batch, epochs):
-            sgd.zero_grad()
-            F.cross_entropy(dense(params, x[rows], LAYERS), y[rows]).backward()
-            for name, value in params.items():
-                if not name.startswith(learning):
-                    value.grad = None
-            sgd.step()
+            loss = F.cross_entropy(dense(params, x[rows], LAYERS), y[rows])
+            for name, gradient in slopes(loss, part, how.weight_decay).items():
+                velocity[name] = how.momentum * velocity[name] + gradient
+                params[name].data -= how.lr * velocity[name]
     return params
 
 
