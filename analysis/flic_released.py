@@ -57,6 +57,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "covariance e·I": ("deviation",),
     "weight decay": ("weight_decay",),
     "re-alignment of all": ("realign_who",),
+    "re-alignment at the end": ("evaluation",),
     "re-alignment": ("realign", "realign_who", "evaluation"),
 }
 """What the released code does differently, and the keys that say so."""
@@ -76,7 +77,7 @@ def cases() -> dict[str, Case]:
     }
     for name, keys in CHOICES.items():
         found[f"released without {name}"] = TEXT, ("flic-released",), {key: text[key] for key in keys}
-        if name != "re-alignment of all":  # means nothing by itself
+        if not name.startswith("re-alignment "):  # a part of it, which means nothing by itself
             found[f"text with {name}"] = TEXT, (), {key: released[key] for key in keys}
     return found
 
@@ -105,7 +106,7 @@ def accuracy(name: str, seed: int, file: Path, carry_out: bool) -> tuple[float, 
     if not carry_out and not (folder / "run.h5").exists():
         return None
     settings = {f"algorithm.{key}": value for key, value in keys.items()} | {"seed": seed}
-    settings |= {"clients": count, "batch_clients": count, "participation.size": round(count / 10)}
+    settings |= {"clients": count, "batch_clients": count, "participation.size": max(1, round(count / 10))}
     where: dict[str, Any] = {"out": folder, "data_dir": file.parent, "resume": True, "quiet": True}
     run = hpcfl.run(config, overlays=overlays, settings=settings, **where)
     last = run.data["client_accuracy"].dropna("round", how="all")[-1].values

@@ -71,14 +71,6 @@ def optimum(task: Task, starts: int = 4, clients: Sequence[int] | None = None) -
     return Optimum(objective.value(theta), parameters, objective.norm(theta), len(objective.y))
 
 
-def minimum(objective: PooledObjective, start: Floats) -> Floats:
-    """Find where a strongly convex objective is least, ``[p]``.
-
-    By Newton's steps alone: along them the gradient's norm falls from anywhere, halved often enough.
-    """
-    return objective.polished(start)
-
-
 def of(config: Config, data_dir: Path | None) -> Optimum:
     """Find the minimum of a config's objective."""
     config.check(data_dir)

@@ -47,7 +47,8 @@ class Task:
     """A model, a federation's data, and what is computed with both.
 
     Clients whose features differ in shape have models of the same names, of different shapes. Batches, dropout and, if
-    no file gives them (UsageError where it cannot), initial values are keyed by `seed`.
+    no file gives them (UsageError where it cannot), initial values are keyed by `seed`. A file may lack those of
+    newcomers: clients from number `members` on (None: there are none).
 
     Attributes
     ----------
@@ -60,7 +61,13 @@ class Task:
     """
 
     def __init__(
-        self, model: Model, federation: Federation, seed: int, device: str = "cpu", precision: Precision = "single"
+        self,
+        model: Model,
+        federation: Federation,
+        seed: int,
+        device: str = "cpu",
+        precision: Precision = "single",
+        members: int | None = None,
     ) -> None:
         self.federation, self.seed, self.penalty = federation, seed, model.penalty
         self.device = torch.device(device)
@@ -72,7 +79,7 @@ class Task:
             shape: {name: value.detach() for layer in layers for name, value in layer.tensors.items()}
             for shape, layers in built.items()
         }
-        self._given = self._read(model.initial, precision) if model.initial is not None else None
+        self._given = self._read(model.initial, precision, members) if model.initial is not None else None
         self._samples: dict[int, Samples] = {}
         self.oracle_calls: Counter[int] = Counter()
 
@@ -82,10 +89,10 @@ class Task:
             named = model.build(shape, self.federation.classes)
         return [Layer(name, modules.to(self.dtype), number) for number, (name, modules) in enumerate(named)]
 
-    def _read(self, file: str, precision: Precision) -> InitialFile:
+    def _read(self, file: str, precision: Precision, members: int | None) -> InitialFile:
         given = InitialFile(Path(file), self.federation.clients, precision)
         shapes = {shape: shapes_of(state) for shape, state in self._initial.items()}
-        given.check_model([shapes[shape] for shape in self.federation.shapes])
+        given.check_model([shapes[shape] for shape in self.federation.shapes[:members]])
         for shape, state in self._initial.items():
             fits = {name: value for name, value in given.shared.items() if shapes[shape].get(name) == value.shape}
             state |= {name: torch.from_numpy(value) for name, value in fits.items()}

@@ -161,27 +161,27 @@ def test_the_deviation_is_that_of_the_anchors() -> None:
 
 
 ALL = {"realign": 2, "realign_who": "all", "pretrain": 1, **RELEASED}
-FEW = {"participation": {"invite": "uniform", "size": 2}}
+FEW = {"participation": {"invite": "uniform", "size": 2, "hold_out": 1}}
 
 
 def test_all_clients_align_after_each_round(solo: Any, tmp_path: Path) -> None:
-    """Also those that no round has invited; to the anchors of the round before, and a visit begins from there."""
+    """Also those that no round has invited, to the anchors of the round before; but nobody who is held out."""
     values = table(ALL, rounds=3, **FEW)
     run, own = play(solo, values, tmp_path / "run", None), job(values)
     counted, found = store.open_run(run)["arrived"].values == 1, states(run)
-    assert not counted[:2].any(0).all()
+    assert not counted[:2, : CLIENTS - 1].any(0).all()
     for round_ in (1, 2):
         shared = {name: torch.from_numpy(value) for name, value in found[round_ - 1][0].items()}
         for chunk in own.chunks:
-            clients = chunk.clients.tolist()
-            held = [found[round_ - 1][1].get(client) or _entered(own, client) for client in clients]
+            clients = np.array([client for client in chunk.clients if client != CLIENTS - 1])
+            held = [found[round_ - 1][1].get(client) or _entered(own, client) for client in clients.tolist()]
             personal = {name: torch.stack([torch.as_tensor(state[name]) for state in held]) for name in held[0]}
-            aligned = own.algorithm.between(own.task, shared, personal, Visits.for_test(round_, chunk.clients))
+            aligned = own.algorithm.between(own.task, shared, personal, Visits.for_test(round_, clients))
             assert {"embed1.weight", "embed2.weight"} <= changed(personal, aligned)
-            for row, client in enumerate(clients):
-                if not counted[round_, client]:
-                    now = {name: value[row].numpy() for name, value in aligned.items()}
-                    assert equal(now, found[round_][1][client])
+            for row in np.flatnonzero(~counted[round_, clients]):
+                now = {name: value[row].numpy() for name, value in aligned.items()}
+                assert equal(now, found[round_][1][clients[row]])
+    assert equal(found[2][1][CLIENTS - 1], _entered(own, CLIENTS - 1))
 
 
 def _entered(own: Any, client: int) -> dict[str, Any]:

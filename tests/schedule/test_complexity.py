@@ -424,6 +424,21 @@ def test_a_visit_signs_with_its_gradients_to_the_last_one() -> None:
     assert group.weights(frame, "a").tolist() == [0.0, 3.0]
 
 
+@pytest.mark.mpi
+def test_costs_are_the_same_on_all_ranks_and_in_real_time(world: Any, shared_dir: Path) -> None:
+    config = small({"name": "fedhenn", "alignment": 9}, batch_clients=False, threads=1)
+    one = play(world, config, shared_dir / "one", None)
+    runs = [play(world, config, shared_dir / "ranks", world.comm)]
+    if world.size > 1:
+        runs.append(play(world, config | {"clock": "wall"}, shared_dir / "wall", world.comm))
+    if world.rank == 0:
+        costs = store.open_run(one)
+        assert costs["gradients"].values[1] > costs["gradients"].values[0]
+        for run in runs:
+            for column in COSTS:
+                np.testing.assert_array_equal(store.open_run(run)[column], costs[column], err_msg=f"{run}: {column}")
+
+
 # around it
 
 

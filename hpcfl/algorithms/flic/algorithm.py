@@ -64,8 +64,8 @@ class Flic(FlicKeys):
         for name in self.layers(task)[0]:
             square = name.startswith(FACTORS)
             shape = tuple(initial[name].shape) if name in initial else (dimension,) * (1 + square)
-            blocks[name] = Block(shape)
-        return {"loss": Block(())}, blocks
+            blocks[name] = Block(shape, task.dtype)
+        return {"loss": Block((), task.dtype)}, blocks
 
     def first_anchors(self, task: Task) -> State:
         """Return the first anchors: random means and spherical covariances, if not given."""
@@ -74,10 +74,11 @@ class Flic(FlicKeys):
         from hpcfl.base.rng import keyed
 
         means = keyed(task.seed, "anchors").standard_normal(self.size(task), dtype="float32")
-        anchors = {MEANS: self.spread * torch.from_numpy(means).to(task.device)}
+        anchors = {MEANS: self.spread * torch.from_numpy(means).to(task.device, task.dtype)}
         if self.covariances != "fixed":
             count, dimension = means.shape
-            anchors[FACTORS] = self.deviation * torch.eye(dimension, device=task.device).repeat(count, 1, 1)
+            spherical = self.deviation * torch.eye(dimension, device=task.device, dtype=task.dtype)
+            anchors[FACTORS] = spherical.repeat(count, 1, 1)
         return task.given(anchors)
 
     def init_server(self, task: Task) -> State:
