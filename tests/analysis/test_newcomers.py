@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from helpers.scripts import script
 from hpcfl.commands.adapt import adapt_request, adapted
 from hpcfl.testing.runs import play, table
 
-SCRIPT = Path(__file__).parents[2] / "analysis" / "newcomers.py"
 HELD = [1, 4, 6]
-
-
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("newcomers", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["newcomers"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +38,7 @@ def test_means_over_newcomers_and_seeds(
     picture = tmp_path / "newcomers.png"
     words = ["newcomers.py", *map(str, runs), "--epochs", "1,4", "-o", str(picture)]
     monkeypatch.setattr(sys, "argv", words)
-    script().main()
+    script("newcomers").main()
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["newcomers"]
     assert (row["seeds"], row["newcomers"], row["epochs"]) == (2, 3, [0, 1, 4])
     assert row["gradients"] == [0, 1, 4]
@@ -71,7 +59,7 @@ def test_alone_is_the_plain_loop(runs: list[Path]) -> None:
     import hpcfl
     from helpers.toys import plain
 
-    (found,) = script().accuracies_alone(runs[0], HELD, [3], None)
+    (found,) = script("newcomers").accuracies_alone(runs[0], HELD, [3], None)
     task, right = hpcfl.open_models(runs[0]).task, []
     for client in HELD:
         own, net = task.federation.client(client), plain(task, task.initial())
