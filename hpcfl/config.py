@@ -120,7 +120,7 @@ class Config(ConfigBase):
     data: SerializeAsAny[Source]
     """Where samples come from, and how clients share them."""
     model: SerializeAsAny[Model]
-    """The model that is trained, a chain of layers."""
+    """The model that is trained: a chain of layers, or ``package.module:factory``, any ``torch.nn.Module``."""
 
     @field_validator("batch_clients", "threads", "lane_width", mode="before")
     @classmethod

@@ -81,7 +81,7 @@ class Job:
                 f"doubling.when = 'gradient': algorithm.name = '{config.algorithm.name}' shares nothing that could "
                 "move; did you mean doubling.when = 'plateau'?"
             )
-        size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one)
+        size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one or task.looped)
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks, federation.shapes)
         job = cls(config, task, config.algorithm, chunks)
         config.speed.covers(config.rounds, config.clients, len(job.layers.tensors))

@@ -193,7 +193,8 @@ class Models:
         from hpcfl.comm.placement import chunk_size, cut
 
         config = self.config
-        size = chunk_size(config.batch_clients, config.clients, self.task.nbytes, config.one_by_one)
+        single = config.one_by_one or self.task.looped
+        size = chunk_size(config.batch_clients, config.clients, self.task.nbytes, single)
         paces = np.zeros(config.clients) if size == 1 else config.speed.paces(config.seed, config.clients)
         return cut(size, paces, 1, self.federation.shapes)
 

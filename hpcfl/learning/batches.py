@@ -84,6 +84,12 @@ class Batch:
             return [self.x.shape[1]] * len(self.x) if self.valid is None else self.valid.sum(1).tolist()
         return self.sizes
 
+    def first(self, count: int) -> Batch:
+        """The same of the first `count` clients."""
+        key = self.key._replace(clients=self.key.clients[:count])
+        valid = None if self.valid is None else self.valid[:count]
+        return Batch(self.x[:count], self.y[:count], valid, key, self.sizes and self.sizes[:count])
+
     def active(self) -> Tensor | None:
         """Which clients have any sample in this step, bool ``[c]``; None: all of them."""
         return None if self.valid is None else self.valid.any(1)
