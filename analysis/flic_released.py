@@ -33,14 +33,14 @@ from hpcfl.config import load
 from hpcfl.presets import read_overlay
 
 SOURCE = "flic/toy_nf.npz"
+FILE = "toy_nf.h5"
 CLIENTS, WIDEST = 100, 15
 TEXT: dict[str, Any] = {
     "rounds": 50,
     "clients": CLIENTS,
-    "batch_clients": CLIENTS,
     "algorithm": {"name": "flic", "epochs": 10, "pretrain": 30, "pretrain_batch": 100, "evaluation": "tuned"},
     "participation": {"invite": "uniform", "size": 10},
-    "data": {"name": "hdf5", "file": "toy_nf.h5"},
+    "data": {"name": "hdf5", "file": FILE},
     "model": {"name": "latent"},
     "evaluate": {"every": 50, "last": 1},
 }
@@ -57,6 +57,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "covariance e·I": ("deviation",),
     "weight decay": ("weight_decay",),
     "re-alignment of all": ("realign_who",),
+    "re-alignment at the end": ("evaluation",),
     "re-alignment": ("realign", "realign_who", "evaluation"),
 }
 """What the released code does differently, and the keys that say so."""
@@ -76,35 +77,36 @@ def cases() -> dict[str, Case]:
     }
     for name, keys in CHOICES.items():
         found[f"released without {name}"] = TEXT, ("flic-released",), {key: text[key] for key in keys}
-        if name != "re-alignment of all":  # means nothing by itself
+        if not name.startswith("re-alignment "):  # a part of it, which means nothing by itself
             found[f"text with {name}"] = TEXT, (), {key: released[key] for key in keys}
     return found
 
 
-def converted(data_dir: Path, out: Path, pad: bool) -> Path:
-    """Return the authors' split as a file of clients, written once."""
-    path = out / "toy_nf.h5"
-    if not path.exists():
-        arrays = np.load(data_dir / SOURCE)
-        out.mkdir(parents=True, exist_ok=True)
-        with h5py.File(path.with_suffix(".part"), "w") as file:
-            for client in range(CLIENTS):
-                for split, letter in (("train", ""), ("test", "t")):
-                    group = file.create_group(f"clients/{client}/{split}")
-                    x = arrays[f"{letter}x{client}"].astype(np.float32)
-                    group["features"] = np.pad(x, ((0, 0), (0, WIDEST - x.shape[1]))) if pad else x
-                    group["labels"] = arrays[f"{letter}y{client}"].astype(np.int64)
-        path.with_suffix(".part").rename(path)
-    return path
+def convert(data_dir: Path, out: Path, pad: bool, most: int) -> None:
+    """Write the authors' split as a file of clients."""
+    arrays, path = np.load(data_dir / SOURCE), out / FILE
+    out.mkdir(parents=True, exist_ok=True)
+    kept = [client for client in range(CLIENTS) if len(arrays[f"y{client}"]) <= most]
+    with h5py.File(path.with_suffix(".part"), "w") as file:
+        for number, client in enumerate(kept):
+            for split, letter in (("train", ""), ("test", "t")):
+                group = file.create_group(f"clients/{number}/{split}")
+                x = arrays[f"{letter}x{client}"].astype(np.float32)
+                group["features"] = np.pad(x, ((0, 0), (0, WIDEST - x.shape[1]))) if pad else x
+                group["labels"] = arrays[f"{letter}y{client}"].astype(np.int64)
+    path.with_suffix(".part").rename(path)
 
 
 def accuracy(name: str, seed: int, file: Path, carry_out: bool) -> tuple[float, float] | None:
     """Return one run's accuracy, weighted by test samples, and its seconds; None where it is not there."""
     config, overlays, keys = cases()[name]
+    with h5py.File(file) as there:
+        count = len(there["clients"])
     folder = file.parent / f"{''.join(letter if letter.isalnum() else '-' for letter in name)}_seed={seed}"
     if not carry_out and not (folder / "run.h5").exists():
         return None
     settings = {f"algorithm.{key}": value for key, value in keys.items()} | {"seed": seed}
+    settings |= {"clients": count, "batch_clients": count, "participation.size": max(1, round(count / 10))}
     where: dict[str, Any] = {"out": folder, "data_dir": file.parent, "resume": True, "quiet": True}
     run = hpcfl.run(config, overlays=overlays, settings=settings, **where)
     last = run.data["client_accuracy"].dropna("round", how="all")[-1].values
@@ -150,6 +152,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/flic-released"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--cases", nargs="*", help="carry out these alone; none: only read what is there")
+    parser.add_argument("--most", type=int, default=400, help="only clients of at most so many training samples")
     parser.add_argument("--pad", action="store_true", help="pad features with zeros, so that all clients go together")
     parser.add_argument("--list", action="store_true", help="name all cases and end")
     options = parser.parse_args()
@@ -158,11 +161,11 @@ def main() -> None:
     wanted = list(cases()) if options.cases is None else options.cases
     if unknown := [name for name in wanted if name not in cases()]:
         raise SystemExit(f"--cases {unknown[0]!r}: expected one of {', '.join(cases())}")
-    file = options.out / "toy_nf.h5"
+    file = options.out / FILE
     if not file.exists():
         if options.data_dir is None or not (options.data_dir / SOURCE).is_file():
             raise SystemExit(f"--data-dir {options.data_dir}: expected a folder that holds {SOURCE}")
-        converted(options.data_dir, options.out, options.pad)
+        convert(options.data_dir, options.out, options.pad, options.most)
     found: dict[str, dict[int, tuple[float, float]]] = {}
     for name in cases():
         for seed in options.seeds:

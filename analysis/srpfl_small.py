@@ -45,6 +45,8 @@ RELEASED = {
     "FedAvg-FT": (57.0, 63.0, 61.0),
 }
 """What the released code reaches, on one split and with one seed; it is reported of "LG" without more words."""
+FREE = {"seed", "batch_clients", "evaluate.every", "evaluate.last"}
+"""Keys in which runs of one setting may differ."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def label(run: Run, others: Sequence[Run]) -> str:
     """Return the keys of a run, but for its seed, that have other values in other runs of its method."""
-    keys = sorted({key for each in others for key in each.config} - {"seed"})
+    keys = sorted({key for each in others for key in each.config} - FREE)
     differing = [key for key in keys if len({repr(each.config.get(key)) for each in others}) > 1]
     return ", ".join(f"{key.rpartition('.')[2]} = {run.config.get(key)}" for key in differing)
 

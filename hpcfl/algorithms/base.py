@@ -236,7 +236,7 @@ class Algorithm(ConfigBase):
     def between(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         """Return a chunk's personal state after what its clients do when a round has ended, ``{name: [c, …]}``.
 
-        All do it, whether invited or not, with what is shared by then; `visits` is for a test after so many rounds. The
+        All do it, invited or not, but those held out, with what is shared by then; `visits` is as for a test then. The
         engine asks when the next round begins, never after the last one: a test must do it for itself.
         """
         return personal

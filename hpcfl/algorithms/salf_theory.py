@@ -117,9 +117,13 @@ class Convergence:
         """Whether the theorem holds for the step sizes ``lr/(1 + decay·k)``, up to rounding of the keys."""
         return decay > 0 and 2 * decay / lr <= self.convex * (1 + 1e-6) and lr * 4 * self.smooth <= 1 + 1e-6
 
-    def bound(self, rounds: Floats | int, lr: float, decay: float) -> Floats:
-        """Return (15) after so many rounds of steps ``lr/(1 + decay·k)`` that it covers, float64."""
+    def bound(self, rounds: Floats | int, lr: float, decay: float, variance: float | None = None) -> Floats:
+        """Return (15) after so many rounds of steps ``lr/(1 + decay·k)`` that it covers, float64.
+
+        Where users take all their samples, a known bound of a step's `variance` over η² may stand for ``B + C``.
+        """
         convex, gamma = 2 * decay / lr, 1 / decay
-        start = 2 * (self.b + self.c) / convex + convex * gamma / 2 * self.distance
+        noise = self.b + self.c if variance is None else variance
+        start = 2 * noise / convex + convex * gamma / 2 * self.distance
         found: Floats = self.smooth / convex / (gamma + np.asarray(rounds)) * start
         return found

@@ -70,7 +70,8 @@ def descent(keys: FedLrgd, rounds: int) -> int:
 def gamma(job: Job, plans: Sequence[Plan]) -> str:
     """Return Γ of a whole run in words, as far as it is known before: of FedAvg and FedLRGD; else ""."""
     keys, phi = job.config.algorithm, job.config.oracle.phi or 0.0
-    most, active = int(job.task.federation.train_sizes.max()), [int(plan.counted.sum()) for plan in plans]
+    most = int(job.task.federation.train_sizes[job.planner.members].max())
+    active = [int(plan.counted.sum()) for plan in plans]
     if isinstance(keys, FedAvg):
         b, rounds = keys.epochs * most or keys.steps * min(keys.batch or most, most), job.config.rounds
         mean = float(np.mean(active))

@@ -73,11 +73,6 @@ def optimum(task: Task, starts: int = 4, clients: Sequence[int] | None = None) -
     return Optimum(objective.value(theta), parameters, objective.norm(theta), len(objective.y))
 
 
-def minimum(objective: PooledObjective, start: Floats) -> Floats:
-    """Find where a convex objective is least, ``[p]``; RunError where there is no minimum."""
-    return objective.polished(objective.descended(start))
-
-
 def of(config: Config, data_dir: Path | None) -> Optimum:
     """Find the minimum of a config's objective."""
     config.check(data_dir)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcfl.algorithms.salf import Salf
 from hpcfl.algorithms.salf_theory import Convergence, uniform_reach, variance_bound, variance_factors
+from hpcfl.base.errors import RunError
 from hpcfl.base.types import Floats, State
 from hpcfl.learning.batches import Visits
 from hpcfl.models.glm import Glm
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
 PASSED = 10**8
 """Samples times parameters up to which the users' gradients are computed."""
-SOLVED = 10**4
-"""Users times parameters up to which the users' minima are computed."""
+SOLVED = 10**6
+"""Users times squared parameters up to which the users' minima are computed."""
 
 
 def facts(job: Job) -> Iterator[tuple[str, str]]:
@@ -117,7 +119,7 @@ def convergence(job: Job) -> Convergence | None:
     sizes = task.federation.train_sizes
     if not isinstance(model, Glm) or model.curvature is None or not isinstance(algorithm, Salf) or algorithm.batch:
         return None
-    if task.federation.server_train() or len(set(sizes)) > 1 or len(sizes) * task.parameter_count > SOLVED:
+    if task.federation.server_train() or len(set(sizes)) > 1 or len(sizes) * task.parameter_count**2 > SOLVED:
         return None
     from hpcfl.commands.optimum import PooledObjective
 
@@ -126,17 +128,17 @@ def convergence(job: Job) -> Convergence | None:
     if least.min() <= 0:
         return None
     layers = len(algorithm.layers(task))
-    return _constants(layers, PooledObjective(task), users, float(most.max()), float(least.min()))
+    with suppress(RunError):  # a minimum that rounding does not allow to be found
+        return _constants(layers, PooledObjective(task), users, float(most.max()), float(least.min()))
+    return None
 
 
 def _constants(
     layers: int, pooled: PooledObjective, users: list[PooledObjective], smooth: float, convex: float
 ) -> Convergence:
-    from hpcfl.commands.optimum import minimum
-
     start = pooled.flat(pooled.task.initial())
-    best = minimum(pooled, start)
-    gap = pooled.value(best) - float(np.mean([user.value(minimum(user, start)) for user in users]))
+    best = pooled.polished(start)
+    gap = pooled.value(best) - float(np.mean([user.value(user.polished(start)) for user in users]))
     distance = float(np.square(best - start).sum())
     gradient = (max(user.norm(best) for user in users) + smooth * distance**0.5) ** 2
     return Convergence(len(users), layers, smooth, convex, max(gap, 0.0), gradient, distance)

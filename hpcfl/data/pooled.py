@@ -118,6 +118,7 @@ class Pooled(Served):
     the pool before it is partitioned. A file of a split says all of this itself.
     """
 
+    paths: ClassVar[tuple[str, ...]] = ("partition_file",)
     only_for: ClassVar[Mapping[str, tuple[str, str]]] = {
         "partition_file": ("partition", "file"),
         "classes": ("partition", "shards"),

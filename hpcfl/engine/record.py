@@ -222,7 +222,7 @@ class Recorder:
         for client, rejection in record.rejected.items():
             depth[np.searchsorted(plan.cohort, client)] = rejection.depth
         plan = replace(plan, depth=depth)
-        row = self.plan_columns(plan) | self.oracle_columns(plan, record)
+        row = self.plan_columns(plan) | self.oracle_columns(plan, record, sums)
         row |= dict(record.scores) | dict(record.metrics) | dict(clock)
         row["layer_weight"] = [sums.weight(tensors[0]) for tensors in self.job.layers.tensors]
         if "loss" in sums and sums.weight("loss"):
@@ -268,12 +268,12 @@ class Recorder:
             "message_bytes": int(np.dot(_sent(plan), self.job.layers.bytes)),
         }
 
-    def oracle_columns(self, plan: Plan, record: Record) -> dict[str, Any]:
+    def oracle_columns(self, plan: Plan, record: Record, sums: Sums) -> dict[str, Any]:
         """The columns of federated oracle complexity; none where they are not asked for."""
         oracle, invites = self.job.config.oracle, self.job.algorithm.invites
         if not oracle.record or oracle.phi is None:
             return {}
-        numbers, counted = int(np.dot(_sent(plan), self.job.layers.numbers)), int(plan.counted.sum())
+        numbers, counted = self._numbers(plan, sums), int(plan.counted.sum())
         gradients = record.gradients if counted else 0
         continued = plan.round > 0 and not invites(plan.round) and not invites(plan.round - 1)
         spent = Spent(gradients, record.server_gradients, counted, numbers, self.job.task.parameter_count, continued)
@@ -285,6 +285,14 @@ class Recorder:
             "oracle": spent.complexity(oracle.phi),
             "running_time": spent.running_time(oracle.phi),
         }
+
+    def _numbers(self, plan: Plan, sums: Sums) -> int:
+        """Return how many numbers came: of layers in which anything did, and of what goes beside them, but the loss."""
+        layers = self.job.layers
+        came = [any(sums.weight(name) for name in names) for names in layers.tensors]
+        blocks = [(name, block.size) for group in self.job.layout for name, block in group.items()]
+        beside = sum(size for name, size in blocks if name not in layers.of and name != "loss" and sums.weight(name))
+        return int(np.dot(_sent(plan), layers.numbers * came)) + beside * int(plan.counted.sum())
 
     def _by_client(self, plan: Plan, values: Any, fill: float) -> Floats | Ints:
         """Return the cohort's values over all clients."""

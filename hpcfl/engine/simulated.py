@@ -92,15 +92,16 @@ class Simulated(Rounds):
         return plan, sums
 
     def _between(self, now: Progress) -> None:
-        """Let all clients that take part do what they do when a round has ended."""
-        algorithm = self.job.algorithm
+        """Let all clients do what they do when a round has ended, but those that are held out."""
+        config, algorithm = self.job.config, self.job.algorithm
         for chunk in self.mine if now.round and algorithm.between_rounds else ():
-            rows, held = self.job.members(chunk.clients), now.personal[chunk.number]
-            own = {name: value[torch.from_numpy(rows)] for name, value in held.items()}
-            seen = Visits.for_test(now.round, chunk.clients[rows])
-            after = algorithm.between(self.job.task, now.shared, own, seen) if len(rows) else own
-            for name, value in after.items():
-                held[name][rows] = value
+            rows = np.flatnonzero(~np.isin(chunk.clients, config.participation.held_out(config.clients)))
+            if len(rows):
+                seen, places = Visits.for_test(now.round, chunk.clients[rows]), torch.from_numpy(rows)
+                personal = now.personal[chunk.number]
+                own = {name: value[places] for name, value in personal.items()}
+                for name, value in algorithm.between(self.job.task, now.shared, own, seen).items():
+                    personal[name][places] = value
 
     def _iterated(self, reduction: IteratedReduction, shared: State, kept: list[Message], record: Record) -> State:
         """Return what the reduction finds; all ranks iterate together."""

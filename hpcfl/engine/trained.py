@@ -99,7 +99,8 @@ def with_shared(config: Config, federation: Federation, saved: store.Checkpoint)
     from hpcfl.comm.placement import device
     from hpcfl.learning.task import Task
 
-    task = Task(config.model, federation, config.seed, device(0, torch.cuda.device_count()), config.precision)
+    where = device(0, torch.cuda.device_count())
+    task = Task(config.model, federation, config.seed, where, config.precision, config.clients)
     like = config.algorithm.init_server(task)
     store.check_shared(saved.shared, like)
     return task, restored(like, saved.shared)

@@ -69,12 +69,14 @@ class InitialFile:
         for client, model in enumerate(models):
             own = self.own.get(client, {})
             for name, shape in model.items():
-                where = f"{OWN}/{client}/{name}" if name in own else name
                 there = own[name] if name in own else self._shape(name)
+                if there == shape:
+                    continue
                 if there is None:
-                    or_own = "" if model == models[0] and not self.own else f", nor {OWN}/{client}/{name}"
+                    or_own = f", nor {OWN}/{client}/{name}" if self.own or shape != models[0][name] else ""
                     raise UsageError(f"{self.path}: there is no {name}{or_own}; expected one of shape {list(shape)}")
-                whose = "" if name in own or all(other[name] == shape for other in models) else f" for client {client}"
+                where = f"{OWN}/{client}/{name}" if name in own else name
+                whose = f" for client {client}" if name not in own and shape != models[0][name] else ""
                 self._check_shape(where, there, shape, whose)
 
     def check_method(self, method: str, model: Collection[str], shared: Shapes, personal: Collection[str]) -> None:

@@ -19,20 +19,18 @@ from torch.func import grad, vmap
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import let_go
-from hpcfl.base.rng import StepKey, key_as_seed
+from hpcfl.base.rng import StepKey
 from hpcfl.base.types import Shape, State
 from hpcfl.data import Federation
 from hpcfl.data.base import Features, Labels
 from hpcfl.learning.batches import Batch, Visits, batches
+from hpcfl.learning.build import units
 from hpcfl.learning.initial import InitialFile
 from hpcfl.models import Model
-from hpcfl.models.foreign import Foreign
 from hpcfl.models.modules.layers import Layer, Tape
-from hpcfl.models.modules.tracing import examined
 from hpcfl.models.modules.whole import Whole
 
 TEST_BATCH = 1000  # rows per forward pass outside training
-TRIAL = 3  # samples on which a module is tried
 SERVER = -1  # stands for the server among client ids
 Precision = Literal["single", "double"]
 Objective = Callable[[State, Batch], Tensor]
@@ -53,7 +51,8 @@ class Task:
 
     The model is a chain of layers, or a `Whole` whose layers were traced. Clients whose features differ in shape have
     models of the same names, of different shapes. Batches, dropout and, if no file gives them (UsageError where it
-    cannot), initial values are keyed by `seed`.
+    cannot), initial values are keyed by `seed`. A file may lack those of newcomers: clients from number `members` on
+    (None: there are none).
 
     Attributes
     ----------
@@ -66,43 +65,33 @@ class Task:
     """
 
     def __init__(
-        self, model: Model, federation: Federation, seed: int, device: str = "cpu", precision: Precision = "single"
+        self,
+        model: Model,
+        federation: Federation,
+        seed: int,
+        device: str = "cpu",
+        precision: Precision = "single",
+        members: int | None = None,
     ) -> None:
         self.federation, self.seed, self.penalty = federation, seed, model.penalty
         self.device = torch.device(device)
         self.dtype = torch.float64 if precision == "double" else torch.float32
-        built = {shape: self._build(model, shape) for shape in dict.fromkeys(federation.shapes)}
+        kinds = dict.fromkeys(federation.shapes)
+        built = {shape: units(model, federation, shape, seed, self.dtype, self.device) for shape in kinds}
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
         self.layers = built[federation.shapes[0]]
         self._initial = {
             shape: {name: value.detach() for layer in layers for name, value in layer.tensors.items()}
             for shape, layers in built.items()
         }
-        self._given = self._read(model.initial, precision) if model.initial is not None else None
+        self._given = self._read(model.initial, precision, members) if model.initial is not None else None
         self._samples: dict[int, Samples] = {}
         self.oracle_calls: Counter[int] = Counter()
 
-    def _build(self, model: Model, shape: Shape) -> list[Layer] | list[Whole]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key_as_seed(self.seed, "initial values"))
-            if isinstance(model, Foreign):
-                return [self._whole(model.name, model.module(shape, self.federation.classes), shape)]
-            named = model.build(shape, self.federation.classes)
-        return [Layer(name, modules.to(self.dtype), number) for number, (name, modules) in enumerate(named)]
-
-    def _whole(self, name: str, module: nn.Module, shape: Shape) -> Whole:
-        """A module as one unit of computing, tried on samples of a client whose features have this shape."""
-        held = self._tensor(self.federation.client(self.federation.shapes.index(shape)).train_features[:TRIAL])
-        x, where = held[torch.arange(TRIAL) % len(held)], f"model.name = '{name}'"
-        found = examined(module.to(self.dtype), x, self.federation.classes, where)
-        if found.state:
-            raise UsageError(f"{where}: steps change the buffer {found.state[0]}; expected a module whose buffers stay")
-        return Whole(name, module.to(self.device), found)
-
-    def _read(self, file: str, precision: Precision) -> InitialFile:
+    def _read(self, file: str, precision: Precision, members: int | None) -> InitialFile:
         given = InitialFile(Path(file), self.federation.clients, precision)
         shapes = {shape: shapes_of(state) for shape, state in self._initial.items()}
-        given.check_model([shapes[shape] for shape in self.federation.shapes])
+        given.check_model([shapes[shape] for shape in self.federation.shapes[:members]])
         for shape, state in self._initial.items():
             fits = {name: value for name, value in given.shared.items() if shapes[shape].get(name) == value.shape}
             state |= {name: torch.from_numpy(value) for name, value in fits.items()}

@@ -210,9 +210,15 @@ IDLE: list[tuple[dict[str, Any], str]] = [
         ({**NOTHING, key: value}, f"{key} = .* algorithm.lambda1 above 0")
         for key, value in {
             **{"covariances": "mean", "anchor_lr": 0.1, "average": "holders", "distance": "samples"},
-            **{"spread": 2.0, "meta": (0, 1)},
+            **{"spread": 2.0, "deviation": 2.0, "meta": (0, 1)},
+            **{"anchor_optimizer": "sgd", "anchor_steps": 2, "anchor_every": "batch", "anchor_persist": True},
         }.items()
     ],
+    ({"inside": "fedavg-ft", "shared_epoch": "last"}, "shared_epoch = 'last' .* algorithm.inside = 'fedrep'"),
+    ({"shared_epoch": "last", "epochs": 1}, "epochs: expected at least 2 with algorithm.shared_epoch = 'last', got 1"),
+    ({"anchor_persist": True, "optimizer": "sgd"}, "anchor_persist = True .* algorithm.anchor_optimizer = 'adam'"),
+    ({"realign_who": "all"}, "realign_who = 'all' .* algorithm.realign above 0"),
+    ({"evaluation": "round"}, "evaluation = 'round' .* algorithm.realign above 0"),
 ]
 
 
@@ -236,6 +242,9 @@ def test_keys_that_would_do_nothing_are_refused(keys: dict[str, Any], line: str)
         {"spread": 2.0},
         {"batch": 0, "draws": 5},
         {"batch": 0, "lambda2": 0.0},
+        {"anchor_persist": True, "anchor_steps": 3, "anchor_every": "batch", "deviation": 2.0},
+        {"anchor_persist": True, "optimizer": "sgd", "anchor_optimizer": "adam"},
+        {"realign": 1, "realign_who": "all", "evaluation": "round", "shared_epoch": "last"},
     ],
 )
 def test_keys_that_do_something_are_not(keys: dict[str, Any]) -> None:
@@ -253,6 +262,12 @@ HEADER = Header(None, 80, 20, ((5,),), 3)
         ({"meta": (0, 2, 2)}, Latent(), r"algorithm\.meta: expected 3 numbers .* without gaps, got \[0, 2, 2\]"),
         ({"meta": (0, -1, 1)}, Latent(), r"algorithm\.meta: expected 3 numbers .* from 0 on"),
         ({"shared_from": 2}, Latent(), r"algorithm\.shared_from = 2 .* without layers in model\.hidden"),
+        ({"shared_epoch": "last"}, Latent(), r"algorithm\.shared_epoch = 'last' .* without layers in model\.hidden"),
+        (
+            {"local_step": "joint"},
+            Latent(embedding="identity"),
+            r"algorithm\.local_step = 'joint' .* model\.embedding = 'dense'",
+        ),
         ({"pretrain": 1}, Latent(embedding="identity"), r"algorithm\.pretrain = 1 .* model\.embedding = 'dense'"),
         ({"realign": 1}, Latent(embedding="identity"), r"algorithm\.realign = 1 .* model\.embedding = 'dense'"),
     ],
@@ -264,7 +279,10 @@ def test_keys_that_do_not_go_with_the_model(keys: dict[str, Any], model: Any, li
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("covariances", "mean"), ("meta", (0, 1)), ("distance", "samples"), ("average", "holders"), *RELEASED.items()],
+    [
+        *{"covariances": "mean", "meta": (0, 1), "distance": "samples", "average": "holders", "deviation": 2.0}.items(),
+        *RELEASED.items(),
+    ],
 )
 def test_keys_of_classes_where_labels_are_real_numbers(key: str, value: Any) -> None:
     with pytest.raises(UsageError, match=rf"^algorithm\.{key} = .* without labels that are classes"):

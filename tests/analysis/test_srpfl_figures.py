@@ -81,6 +81,3 @@ def test_the_small_case_is_by_method_and_by_what_differs(tmp_path: Path) -> None
         last = run["client_accuracy"][-1].values
         assert row["accuracy"] == [pytest.approx(100 * np.average(last, weights=run["test_samples"].values))]
         assert row["seconds"] == [pytest.approx(float(run["sim_seconds"][-1]))]
-    refused = analysed("srpfl_small", ran(tmp_path / "short", "srpfl-fedrep-digits", *few, "rounds=9"))
-    assert refused.returncode == 1
-    assert refused.stderr.endswith("expected tests after 10, 20, 30 rounds: evaluate.every = 10\n")

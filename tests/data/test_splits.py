@@ -149,10 +149,11 @@ def test_keys_that_would_do_nothing_beside_a_file_are_refused(keys, said, tmp_pa
     assert refused_by_all(section, tmp_path, clients=3).startswith(said)
 
 
-def test_a_preset_of_shards_takes_a_file_instead():
+def test_a_preset_of_shards_takes_a_file_instead(tmp_path):
+    file = str(split(tmp_path, PARTS))
     below = table("drop", "mlp", True, data={"name": "digits", "partition": "shards", "classes": 2})
-    config = load(below, ["data.partition=file", "data.partition_file=split.h5"])
-    assert (config.data.classes, config.data.partition_file) == (None, "split.h5")
+    config = load(below, ["data.partition=file", f"data.partition_file={file}"])
+    assert (config.data.classes, config.data.partition_file) == (None, file)
 
 
 # --- a split that a run used ----------------------------------------------------------------------------------

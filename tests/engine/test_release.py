@@ -251,7 +251,8 @@ def test_the_objective_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch, holds: 
     ]
     np.testing.assert_allclose(sums, wanted, rtol=1e-12)
     server = by_hand(task, *own, {name: value.numpy() for name, value in shared.items()}, 0.3)
-    job, now = SimpleNamespace(task=task), SimpleNamespace(shared=shared)
+    planner = SimpleNamespace(members=np.arange(3))
+    job, now = SimpleNamespace(task=task, planner=planner), SimpleNamespace(shared=shared)
     total = (sum(wanted) + server) / (sum(sizes) + holds)
     assert objective(job, now, sums) == pytest.approx(total, rel=1e-12)  # type: ignore[arg-type]
     unknown = np.array([1.0, np.nan, 2.0])

@@ -10,11 +10,12 @@ this machine, by code that is known to give what is frozen.
 reads. Its state had the digest that is frozen of the replay.
 
 Not frozen are presets whose data are neither bundled nor MNIST's (cifar, emnist, femnist, sent140, usps, textcaps);
-those that take longer (flic-toy-*, flic-hl-*, flic-two-digits-small, fedhenn-toy-lm, fedhenn-toy-nf, local-toy-lm,
-local-toy-nf); and those that in four rounds have nothing of their own but data (fedhenn-toy-nf-small,
-fedhenn-two-digits-small, local-toy-lm-small, local-two-digits-small), a model (table2-mlp-salf, table2-cnn-drop,
-table2-cnn-vanilla), or keys that other presets have (flanp-ft-, fedavg-ft-, fedrep-, lg-, srpfl-fedrep-, srpfl-lg-,
-srpfl-fig4-, -fig5-, -fig7- and -fig8-stragglers-mnist-small); and salf-ridge, which is held against theory.
+those that take longer (flic-toy-*, flic-hl-*, flic-released-*, flic-two-digits-small, flic-barycenter, fedhenn-toy-lm,
+fedhenn-toy-nf, local-toy-lm, local-toy-nf); and those that in four rounds have nothing of their own but data
+(fedhenn-toy-nf-small, fedhenn-two-digits-small, local-toy-lm-small, local-two-digits-small), a model (table2-mlp-salf,
+table2-cnn-drop, table2-cnn-vanilla), or keys that other presets have (flanp-ft-, fedavg-ft-, fedrep-, lg-,
+srpfl-fedrep-, srpfl-lg-, srpfl-fig4-, -fig5-, -fig7- and -fig8-stragglers-mnist-small); and salf-ridge, which is held
+against theory.
 """
 
 from __future__ import annotations

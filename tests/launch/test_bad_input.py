@@ -117,6 +117,31 @@ def split(parts: dict[str, list[int]], settings: str, *words: str) -> Case:
     return Case(f"{typed} {settings} --data-dir {{here}} --out {{here}}/out", words, prepare)
 
 
+def paces(change: tuple[str, str], *words: str) -> Case:
+    """A run of 8 clients whose table of paces was changed."""
+
+    def prepare(here: Path) -> None:
+        (here / "my.toml").write_text(FEDAVG)
+        rows = "".join(f"{client},1.5\n" for client in range(8)).replace(*change)
+        (here / "paces.csv").write_text(f"client,seconds\n{rows}")
+
+    typed = "run {here}/my.toml --set speed.model=table --set speed.file=paces.csv"
+    return Case(f"{typed} --data-dir {{here}} --out {{here}}/out", words, prepare)
+
+
+def weights(name: str, values: Array, *words: str, depends: bool = False) -> Case:
+    """A run whose initial weights were changed."""
+
+    def prepare(here: Path) -> None:
+        (here / "my.toml").write_text(FEDAVG)
+        shapes = {"fc1.weight": (16, 64), "fc1.bias": (16,), "fc2.weight": (10, 16), "fc2.bias": (10,)}
+        with h5py.File(here / "initial.h5", "w") as file:
+            file.update({name: np.zeros(shape) for name, shape in shapes.items()} | {name: values})
+
+    typed = "run {here}/my.toml --set model.hidden=[16] --set model.initial=initial.h5"
+    return Case(f"{typed} --data-dir {{here}} --out {{here}}/out", words, prepare, depends=depends)
+
+
 def idx(array: Array) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
 
@@ -394,6 +419,13 @@ CASES = {
     "show-foreign": Case("show {here}/out", ("run.h5",), foreign),
     "resume-bad-config": Case("resume {here}/out", ("algorithm.name",), held),
     "picture-of-no-kind": Case("plot {here}/out -o {here}/picture.xyz", ("xyz",), with_a_row),
+    "table-without-a-client": paces(("3,1.5\n", ""), "speed.file", "paces.csv", "no row for client 3"),
+    "table-with-a-negative-pace": paces(("3,1.5", "3,-1.5"), "speed.file", "paces.csv", "line 5", "-1.5", "above 0"),
+    "no-weights": salf("model.initial=none.h5", "model.initial", "none.h5", "no such file"),
+    "weights-not-finite": weights("fc2.bias", np.full(10, np.nan), "initial.h5", "fc2.bias", "finite"),
+    "weights-of-another-shape": weights(
+        "fc1.weight", np.zeros((64, 16)), "initial.h5", "fc1.weight", "[64, 16]", "[16, 64]", depends=True
+    ),
     # the command line
     "option": Case("run salf-digits --outt {here}/out", ("hpcfl run", "--outt", "--out")),
     "command": Case("rum salf-digits", ("hpcfl", "rum")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def written(path: Path, shapes: Mapping[str, tuple[int, ...]] = SHAPES, kind: st
 
 
 def values(file: Path | str, method: str = "fedavg", **algorithm: Any) -> dict[str, Any]:
-    chosen = {"name": method, "batch": 20, **algorithm}
+    chosen = {"name": method, "batch": 0, **algorithm}
     return {
         **table("salf", "mlp", True, algorithm=chosen, speed={"model": "none"}, precision="double"),
         "model": {"name": "mlp", "hidden": [5], "initial": str(file)},
@@ -96,6 +97,9 @@ def test_newcomers_begin_with_their_own_too(tmp_path: Path) -> None:
     assert not torch.equal(*found["fc2.bias"])
 
 
+LATENT = "embed1.bias", "head.weight", "head.bias"
+
+
 def latents(file: Path | str | None) -> dict[str, Any]:
     """FLIC on clients of two widths."""
     data = {"name": "linear_mapping", "labels": 3, "informative": 3, "least": 4, "most": 5, "samples_per_class": 20}
@@ -112,7 +116,7 @@ def test_embeddings_of_any_width_and_anchors_begin_as_given(tmp_path: Path) -> N
     file, rng = tmp_path / "initial.h5", np.random.default_rng(0)
     with h5py.File(file, "w") as held:
         held["anchor.means"] = np.arange(6, dtype="f8").reshape(3, 2)
-        for name in ("embed1.bias", "head.weight", "head.bias"):
+        for name in LATENT:
             held[name] = rng.normal(size=tuple(drawn.task.initial()[name].shape))
         for client, (width,) in enumerate(shapes):
             held[f"clients/{client}/embed1.weight"] = rng.normal(size=(2, width))
@@ -128,6 +132,23 @@ def test_embeddings_of_any_width_and_anchors_begin_as_given(tmp_path: Path) -> N
                 own[client]["embed1.weight"], held[f"clients/{client}/embed1.weight"][()].astype("f4")
             )
             np.testing.assert_array_equal(own[client]["head.bias"], held["head.bias"][()].astype("f4"))
+
+
+def test_newcomers_need_no_values_of_their_own(solo: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drawn, _, _ = begun(latents(None))
+    with h5py.File(tmp_path / "initial.h5", "w") as held:
+        held.update({name: np.ones(tuple(drawn.task.initial()[name].shape)) for name in LATENT})
+        held.update({f"clients/{client}/embed1.weight": np.ones((2, 4)) for client in range(5)})
+    narrow = latents(tmp_path / "initial.h5")
+    narrow["data"] |= {"least": 4, "most": 4}
+    run = play(solo, narrow, tmp_path / "run", None)
+    with h5py.File(tmp_path / "wider.h5", "w") as file:
+        for part in ("train", "test"):
+            file[f"clients/0/{part}/features"], file[f"clients/0/{part}/labels"] = np.ones((3, 6)), np.arange(3)
+    words = ["adapt", str(run), "--data", str(tmp_path / "wider.h5"), "--client", "all", "--json"]
+    assert main([*words, "--out", str(tmp_path / "out.h5")]) == 0, capsys.readouterr()
+    with h5py.File(tmp_path / "out.h5") as out:
+        assert out["clients/0/embed1.weight"].shape == (2, 6)
 
 
 @pytest.mark.mpi
@@ -151,11 +172,10 @@ def test_a_run_goes_on_from_elsewhere(solo: Any, tmp_path: Path, monkeypatch: py
     file = written(tmp_path / "data/initial.h5")
     monkeypatch.chdir(tmp_path / "data")
     run = play(solo, values("initial.h5"), tmp_path / "run", None)
-    whole = play(solo, values(file), tmp_path / "whole", None)
+    whole = shutil.copytree(run, tmp_path / "whole")
     monkeypatch.chdir(tmp_path)
-    assert store.run_attributes(run)["config"] == store.run_attributes(whole)["config"]
-    recorded = json.loads(store.run_attributes(run)["files"])
-    assert recorded.keys() == {"model.initial"}
+    assert json.loads(store.run_attributes(run)["config"])["model"]["initial"] == str(file)
+    assert json.loads(store.run_attributes(run)["files"]).keys() == {"model.initial"}
     resume(solo, run, 2, None)
     same(run, whole)
     untrained = next(iter(hpcfl.open_models(run))).untrained.params

@@ -53,7 +53,7 @@ class Notes(Recorder):
         self.rows: list[dict[str, Any]] = []
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
-        self.rows.append(self.plan_columns(plan) | self.oracle_columns(plan, record))
+        self.rows.append(self.plan_columns(plan) | self.oracle_columns(plan, record, sums))
 
     def checkpoint(self, *given: Any) -> None:
         pass
@@ -131,7 +131,7 @@ def test_fedlrgd_and_fedave_cost_what_the_paper_says() -> None:
 # who computes how much, algorithm by algorithm: the gradients of one visit in rounds 0 and 1, of a client that holds n
 # samples of h classes; the numbers that each visit sends, and p. Visits of n samples take ceil(n / batch) steps a pass.
 
-HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], int, int]] = {
+HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], int | tuple[int, int], int]] = {
     "fedavg": (lambda n, h: (n, n), MLP, MLP),
     # in round 1, 12 common samples in each step of 10; sent are their kernel, and its round
     "fedhenn": (lambda n, h: (n, n + ceil(n / 10) * 12), 12 * 13 // 2 + 1, MLP),
@@ -146,7 +146,8 @@ HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], int, int]] = {
     ),
     "hf_maml": (lambda n, h: (10 + 10 + 2 * 10, 10 + 10 + 2 * 10), MLP, MLP),  # the third batch by its Hessian
     "lg_fedavg": (lambda n, h: (n, n), MLP, MLP),  # both layers are shared
-    "linear_fedrep": (lambda n, h: (0, 10), 40, 42),  # moments; then one gradient by 10 samples, the head being solved
+    # a matrix of moments instead of B; then one gradient by 10 samples, the head being solved for
+    "linear_fedrep": (lambda n, h: (0, 10), (20 * 20, 2 * 20), 42),
     "local": (lambda n, h: (n, n), 1, MLP),  # the loss
     "salf": (lambda n, h: (16, 16), MLP, MLP),
 }
@@ -171,15 +172,15 @@ def test_every_algorithm_is_counted_batched_or_not(name: str) -> None:
         np.testing.assert_array_equal(data[column], single[column], err_msg=column)
     if name not in HAND:
         return
-    gradients, numbers, size = HAND[name]
-    by_hand = most(federation, gradients)
+    gradients, sent, size = HAND[name]
+    by_hand, numbers = most(federation, gradients), np.broadcast_to(sent, 2)
     np.testing.assert_array_equal(data["gradients"], by_hand)
     np.testing.assert_array_equal(data["server_gradients"], 0)
     np.testing.assert_array_equal(data["vectors"], 7 * numbers / size)
     np.testing.assert_allclose(data["oracle"], by_hand + PHI * 7 * numbers / size, rtol=1e-15)
     np.testing.assert_array_equal(data["epochs_a"], by_hand > 0)
     np.testing.assert_array_equal(data["epochs_b"], 0)
-    np.testing.assert_array_equal(data["epochs_c"], by_hand == 0)
+    np.testing.assert_array_equal(data["epochs_c"], np.ceil(numbers / size) - (by_hand > 0))
     seconds = np.where(by_hand > 0, 2 * by_hand + log(7), 0.0) + PHI * 7 * numbers / size
     np.testing.assert_allclose(data["running_time"], seconds, rtol=1e-15)
 
@@ -304,6 +305,13 @@ def test_visits_that_come_half_way_send_part_of_a_vector() -> None:
     np.testing.assert_array_equal(data["epochs_c"], 0)
 
 
+@pytest.mark.parametrize("keys", [{}, {"newcomer": "averaged"}, {"evaluation": "fine-tune"}])
+def test_personal_layers_cost_where_they_are_sent_to_be_averaged(keys: dict[str, str]) -> None:
+    data, federation = run(small({"name": "fedrep", "head_epochs": 2, **keys}))
+    np.testing.assert_array_equal(data["vectors"], 7.0 if keys else 7 * 65 * 16 / MLP)
+    np.testing.assert_array_equal(data["gradients"], 3 * federation.train_sizes.max())
+
+
 def test_a_method_that_sends_several_vectors_sends_in_several_epochs() -> None:
     data, _ = run(small({"name": "fedhenn", "alignment": 80}))
     numbers = 80 * 81 // 2 + 1  # 2.68 times the model
@@ -414,6 +422,21 @@ def test_a_visit_signs_with_its_gradients_to_the_last_one() -> None:
     group.weigh(frame, 1, "a", 3.0)
     assert [group.gradients(frame, local_rank) for local_rank in (0, 1)] == [0, odd]
     assert group.weights(frame, "a").tolist() == [0.0, 3.0]
+
+
+@pytest.mark.mpi
+def test_costs_are_the_same_on_all_ranks_and_in_real_time(world: Any, shared_dir: Path) -> None:
+    config = small({"name": "fedhenn", "alignment": 9}, batch_clients=False, threads=1)
+    one = play(world, config, shared_dir / "one", None)
+    runs = [play(world, config, shared_dir / "ranks", world.comm)]
+    if world.size > 1:
+        runs.append(play(world, config | {"clock": "wall"}, shared_dir / "wall", world.comm))
+    if world.rank == 0:
+        costs = store.open_run(one)
+        assert costs["gradients"].values[1] > costs["gradients"].values[0]
+        for run in runs:
+            for column in COSTS:
+                np.testing.assert_array_equal(store.open_run(run)[column], costs[column], err_msg=f"{run}: {column}")
 
 
 # around it

@@ -6,10 +6,11 @@ FLIC-Class, with one hidden layer FLIC-HL. A visit (Algorithms 1 and S2): M epoc
 and ``λ1 Σ_c W2²(μ_c, ν̂_c)`` and β_i by the loss and ``λ2 Σ_c 1/J Σ_j ℓ(c, g(Z_c^(j)))``, in turns; then an epoch of α;
 then one step of the anchors whose classes the client holds. All terms are means; Algorithm S2 as printed scales by n_i.
 
-The defaults are the paper's text. What the authors released differs from it; to come close to that:
-``distance = "samples"``, ``spread = 10.0``, ``anchor_loss = "means"``, ``realign = 1``,
-``weight_decay = 1e-3``, ``shared_from = 20`` (FLIC-HL), ``evaluation = "head"``. There every client aligns anew after
-every round; here a client does so when it is visited or tested next.
+The defaults are the paper's text. In each choice in which the authors' released code differs there is a key for it; the
+overlay ``flic-released`` sets them all, and ``flic-hl-released`` on top of it those of a shared layer. What still
+differs: there λ2's samples are of the classes in a batch, here of those of the client; all that aligns has the same
+batch size, here `pretrain_batch` and `batch`; and before their test clients align to the mean of all clients' anchors
+after that last round, here to those that are served last.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Flic(FlicKeys):
         for name in self.layers(task)[0]:
             square = name.startswith(FACTORS)
             shape = tuple(initial[name].shape) if name in initial else (dimension,) * (1 + square)
-            blocks[name] = Block(shape)
-        return {"loss": Block(())}, blocks
+            blocks[name] = Block(shape, task.dtype)
+        return {"loss": Block((), task.dtype)}, blocks
 
     def first_anchors(self, task: Task) -> State:
         """Return the first anchors: random means and spherical covariances, if not given."""
@@ -73,10 +74,11 @@ class Flic(FlicKeys):
         from hpcfl.base.rng import keyed
 
         means = keyed(task.seed, "anchors").standard_normal(self.size(task), dtype="float32")
-        anchors = {MEANS: self.spread * torch.from_numpy(means).to(task.device)}
+        anchors = {MEANS: self.spread * torch.from_numpy(means).to(task.device, task.dtype)}
         if self.covariances != "fixed":
             count, dimension = means.shape
-            anchors[FACTORS] = self.deviation * torch.eye(dimension, device=task.device).repeat(count, 1, 1)
+            spherical = self.deviation * torch.eye(dimension, device=task.device, dtype=task.dtype)
+            anchors[FACTORS] = spherical.repeat(count, 1, 1)
         return task.given(anchors)
 
     def init_server(self, task: Task) -> State:

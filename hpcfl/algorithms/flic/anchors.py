@@ -70,8 +70,8 @@ class Anchors:
 
     def drawn(self, params: State, key: StepKey, count: int) -> Drawn:
         """Return `count` samples of each anchor that a client holds, ``Z = v + L ξ``."""
-        noise = self._noise(key, [count] * len(self.slots))
         means, factor = self._of(params[MEANS]), self._factors(params)
+        noise = self._noise(key, [count] * len(self.slots)).to(means.dtype)
         points = means.unsqueeze(2) + _times(noise, factor)
         labels = self.slots.clamp(min=0).unsqueeze(2).expand(noise.shape[:3])
         weights = (self.real.to(points.dtype) / count).unsqueeze(2).expand(noise.shape[:3])
@@ -111,9 +111,9 @@ class Anchors:
     def _sampled(self, means: Tensor, factor: Tensor | float, mask: Tensor, key: StepKey) -> tuple[Tensor, Tensor]:
         """Return mean and factor of the moments of as many samples as `mask` ``[c, h, n]`` has rows."""
         counts = mask.sum(-1).amax(-1).tolist()
-        noise = _times(self._noise(key, counts, "samples of anchors"), factor)
+        noise = _times(self._noise(key, counts, "samples of anchors").to(means.dtype), factor)
         empirical = moments(noise, mask)
-        spread = (empirical.count - self._ddof).clamp(min=1).rsqrt()[..., None, None].to(noise.dtype)
+        spread = (empirical.count - self._ddof).clamp(min=1).to(noise.dtype).rsqrt()[..., None, None]
         return means + empirical.mean, (empirical.centred * spread).mT
 
 
