@@ -25,9 +25,11 @@ from hpcfl.data import Federation
 from hpcfl.data.base import Features, Labels
 from hpcfl.learning.batches import Batch, Visits, batches
 from hpcfl.learning.build import units
+from hpcfl.learning.config import Buffers
 from hpcfl.learning.initial import InitialFile
 from hpcfl.models import Model
 from hpcfl.models.modules.layers import Layer, Tape
+from hpcfl.models.modules.tracing import Computing
 from hpcfl.models.modules.whole import Whole
 
 TEST_BATCH = 1000  # rows per forward pass outside training
@@ -56,6 +58,9 @@ class Task:
 
     Attributes
     ----------
+    buffers : str
+        What becomes of buffers that steps change, see `hpcfl.learning.config`. How a module is computed (`computing`)
+        is found out where it is not given.
     penalty : float
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
     oracle_calls : Counter
@@ -72,12 +77,14 @@ class Task:
         device: str = "cpu",
         precision: Precision = "single",
         members: int | None = None,
+        buffers: Buffers = "mean",
+        computing: Computing | None = None,
     ) -> None:
         self.federation, self.seed, self.penalty = federation, seed, model.penalty
-        self.device = torch.device(device)
+        self.device, self.buffers = torch.device(device), buffers
         self.dtype = torch.float64 if precision == "double" else torch.float32
-        kinds = dict.fromkeys(federation.shapes)
-        built = {shape: units(model, federation, shape, seed, self.dtype, self.device) for shape in kinds}
+        how = self.dtype, self.device, buffers, computing
+        built = {shape: units(model, federation, shape, seed, *how) for shape in dict.fromkeys(federation.shapes)}
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
         self.layers = built[federation.shapes[0]]
         self._initial = {
@@ -103,6 +110,11 @@ class Task:
     def whole(self) -> Whole | None:
         """The module that is the whole model; None for a chain of layers."""
         return unit if isinstance(unit := self.layers[0], Whole) else None
+
+    @property
+    def buffer_names(self) -> tuple[str, ...]:
+        """The names of the buffers that steps change."""
+        return tuple(self.whole.buffers) if self.whole is not None else ()
 
     @property
     def looped(self) -> bool:

@@ -30,6 +30,22 @@ class Residual(nn.Module):
         return self.head(F.relu(x + self.inner(x)).mean((2, 3)))
 
 
+class Normed(nn.Module):
+    """A residual network with batch normalisation."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, channels: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(shape[0], channels, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.inner = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.stem(x)))
+        return self.head(F.relu(x + self.bn2(self.inner(x))).mean((2, 3)))
+
+
 class Attention(nn.Module):
     """A transformer's encoder over the rows of an image."""
 

@@ -32,6 +32,11 @@ LAYERS = {
         ("inner.weight", "inner.bias"),
         ("head.weight", "head.bias"),
     ),
+    "Normed": (
+        ("stem.weight", "bn1.weight", "bn1.bias"),
+        ("inner.weight", "bn2.weight", "bn2.bias"),
+        ("head.weight", "head.bias"),
+    ),
     "Attention": (
         ("encoder.layers.0.self_attn.in_proj_weight", "encoder.layers.0.self_attn.in_proj_bias"),
         ("encoder.layers.0.self_attn.out_proj.weight", "encoder.layers.0.self_attn.out_proj.bias"),
@@ -48,7 +53,7 @@ LAYERS = {
     ),
 }
 DRAWING = {"Attention"}
-WHO = ["two", "Residual", "Attention", "Tied", "Branch", "Recurrent"]
+WHO = ["two", "Residual", "Normed", "Attention", "Tied", "Branch", "Recurrent"]
 
 
 def section(name: str, **keys: Any) -> dict[str, Any]:
@@ -161,15 +166,10 @@ def test_gradients_are_the_plain_modules(name: str) -> None:
 
 def test_who_is_vmapped() -> None:
     found = {name: task_of(name).whole.found for name in WHO}
-    assert {name for name, each in found.items() if each.computing == "vmapped"} == {
-        "two",
-        "Residual",
-        "Tied",
-        "Branch",
-    }
+    assert [name for name in WHO if found[name].computing == "looped"] == ["Attention", "Recurrent"]
     assert found["Attention"].why == "it draws random numbers, by client"
     assert "lstm" in found["Recurrent"].why
-    assert not any(each.mixes or each.state for each in found.values())
+    assert [name for name in WHO if found[name].mixes or found[name].state] == ["Normed"]
 
 
 @pytest.mark.parametrize("name", WHO)

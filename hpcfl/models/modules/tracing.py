@@ -22,6 +22,7 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 CLOSE = 1e-3
 """Share of the largest number by which what vmap gives may differ from the loop: rounding stays far below it."""
 Computing = Literal["vmapped", "looped"]
+DECIDED = "as was decided when the run began"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Findings:
         What a step gives for a sample depends on the others in the batch.
     state : tuple of str
         The buffers that a training step changes.
+    outputs : tuple of int
+        The shape of what it gives for a sample.
     computing, why : str
         How chunks are computed, and for what reason.
     """
@@ -46,12 +49,15 @@ class Findings:
     draws: bool
     mixes: bool
     state: tuple[str, ...]
+    outputs: tuple[int, ...]
     computing: Computing
     why: str
 
 
-def examined(module: nn.Module, x: Tensor, classes: int, where: str) -> Findings:
+def examined(module: nn.Module, x: Tensor, classes: int, where: str, decided: Computing | None = None) -> Findings:
     """Return what a module is like, by samples ``[B, …]``; the module stays as it is, but for its mode.
+
+    How it is computed is tried out unless that was `decided` before.
 
     Raises
     ------
@@ -73,8 +79,8 @@ def examined(module: nn.Module, x: Tensor, classes: int, where: str) -> Findings
     layers = _layers(module, x, where)
     draws = _draws(module.train(), x) or _draws(module.eval(), x)
     mixes = _mixes(module, x)
-    why = "it draws random numbers, by client" if draws else _vmap_fails(module, x)
-    return Findings(layers, draws, mixes, state, "looped" if why else "vmapped", why or "vmap gives what the loop does")
+    computing, why = (decided, DECIDED) if decided else _computing(module, x, draws)
+    return Findings(layers, draws, mixes, state, (classes,), computing, why)
 
 
 def copies(module: nn.Module) -> State:
@@ -202,6 +208,11 @@ def _watched(module: nn.Module) -> Iterator[dict[str, str]]:
 # vmap
 
 
+def _computing(module: nn.Module, x: Tensor, draws: bool) -> tuple[Computing, str]:
+    why = "it draws random numbers, by client" if draws else _vmap_fails(module, x)
+    return ("looped", why) if why else ("vmapped", "vmap gives what the loop does")
+
+
 def _vmap_fails(module: nn.Module, x: Tensor) -> str:
     """Return why chunks cannot go through vmap; "" where they can, and outputs and gradients are those of the loop."""
     module.train()
@@ -220,7 +231,7 @@ def _vmap_fails(module: nn.Module, x: Tensor) -> str:
 
 
 def _two_clients(module: nn.Module, x: Tensor, run: Callable[..., Tensor]) -> Sequence[Tensor]:
-    """Return outputs and gradients of two clients of unlike values and samples, `run` together."""
+    """Return outputs, gradients and buffers of two clients of unlike values and samples, `run` together."""
     values = copies(module)
     both = {
         name: torch.stack([value, value * 1.01 if value.is_floating_point() else value])
@@ -228,9 +239,10 @@ def _two_clients(module: nn.Module, x: Tensor, run: Callable[..., Tensor]) -> Se
     }
     learning = [name for name, value in module.named_parameters() if value.requires_grad]
     leaves = [both[name].requires_grad_() for name in learning]
+    buffers = [both[name] for name, value in module.named_buffers() if value.is_floating_point()]
     outputs = run(lambda state, rows: functional_call(module, state, (rows,)), both, torch.stack([x, x.flip(0)]))
     gradients = torch.autograd.grad(outputs.square().sum(), leaves, materialize_grads=True)
-    return [outputs.detach(), *gradients]
+    return [outputs.detach(), *gradients, *buffers]
 
 
 def _one_by_one(run: Callable[..., Tensor], both: State, x: Tensor) -> Tensor:
