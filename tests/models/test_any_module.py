@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from hpcfl.cli import main
 from hpcfl.config import from_table, load
 from hpcfl.learning.task import Task
 from hpcfl.models import Model, model_class
+from hpcfl.models.modules import tracing
 from hpcfl.models.modules.whole import Whole
 from hpcfl.testing.runs import play, resume, same, table, toml
 
@@ -198,6 +201,19 @@ def test_users_with_less_time_give_the_last_layers() -> None:
         assert len(losses) == 2
         for name, value in gradients.items():
             torch.testing.assert_close(value, whole[name][:count], **CLOSE)
+
+
+def test_how_it_is_computed_is_decided_once(tmp_path: Path, solo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = play(solo, small("two"), tmp_path / "whole", None)
+    half = shutil.copytree(whole, tmp_path / "half")
+    recorded = json.loads(hpcfl.open_run(whole).attrs["computing"])
+    assert recorded == {"how": "vmapped", "why": "vmap gives what the loop does"}
+    monkeypatch.setattr(tracing, "_vmap_fails", lambda *_: "this is another machine")
+    assert task_of("two").whole.found.computing == "looped"
+    assert hpcfl.open_models(half).task.whole.found.computing == "vmapped"
+    resume(solo, half, 2, None)
+    same(half, whole)
+    assert json.loads(hpcfl.open_run(half).attrs["computing"]) == recorded
 
 
 # ---- randomness and modes

@@ -91,16 +91,21 @@ def copies(module: nn.Module) -> State:
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed the global generators of torch, Python and NumPy within the block; afterwards they are as before."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+    python, numpy, generators = random.getstate(), np.random.get_state(), [torch.default_generator]
+    if device is not None and device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:  # torch.manual_seed takes down the stack where there is no GPU
+        generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states):
+            generator.set_state(state)
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def _run(module: nn.Module, x: Tensor) -> Tensor:

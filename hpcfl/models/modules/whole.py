@@ -40,6 +40,7 @@ class Whole:
         self.groups = findings.layers
         self.tensors = {own: parameters[own] for names in findings.layers for own in names}
         self.random = findings.draws
+        self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
         self._types = {own: buffers[own].dtype for own in findings.state}
         self.buffers = {own: _held(buffers[own]) for own in findings.state}
         self._running: dict[int, State] = {}
@@ -122,7 +123,7 @@ class Whole:
         return outputs
 
     def _plain(self, params: State, buffers: State, x: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(self._module, params | buffers, (x,))
+        outputs: Tensor = functional_call(self._module, params | buffers, (x,), tie_weights=self._tied)
         return outputs
 
     def _looped(
