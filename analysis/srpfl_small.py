@@ -1,20 +1,26 @@
 """Accuracies on the small case of SRPFL's released code, from run folders, beside those that this code reaches.
 
-    hpcfl sweep srpfl-fedrep-mnist-released srpfl-lg-mnist-released --grid algorithm.newcomer=averaged,initial \
-        --seeds 1-3 --out runs/srpfl-small
-    hpcfl sweep fedrep-mnist-released lg-mnist-released flanp-ft-mnist-released fedavg-ft-mnist-released \
-        --seeds 1-3 --out runs/srpfl-small-others
-    python analysis/srpfl_small.py runs/srpfl-small*/*/
+    python analysis/srpfl_small.py --write runs/released
+    hpcfl sweep runs/released/*-1.toml --out runs/srpfl-small
+    python analysis/srpfl_small.py runs/srpfl-small/*/
+
+With `--write` it writes the configs of six methods for three splits: the presets ``…-mnist-released`` with the paces of
+the released run, numpy's 20 exponential draws of seed 1, and 6,000 images dealt out as codes of this kind do it: each
+class in 4 shards, to each client two at random, which may be of one class. The shuffle is Python's, by the split's
+number; that of the released run is not known.
 
 Per method, and per value of the keys in which its runs differ: the clients' accuracy after 10, 20 and 30 rounds in per
 cent, weighted by their test samples as in the released code, mean ± standard deviation over seeds; the simulated time
-by then, of the first seed. Costs seconds. Prints one JSON line last.
+by then, of the first seed. Costs seconds (the runs a minute or two each).
+Prints one JSON line last.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import random
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -22,10 +28,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 import hpcfl
+from hpcfl.base.types import Ints
+from hpcfl.data.base import Labels
+from hpcfl.data.mnist import Mnist
 from hpcfl.presets import flat
 
 ROUNDS = (10, 20, 30)
@@ -45,7 +56,9 @@ RELEASED = {
     "FedAvg-FT": (57.0, 63.0, 61.0),
 }
 """What the released code reaches, on one split and with one seed; it is reported of "LG" without more words."""
-FREE = {"seed", "batch_clients", "evaluate.every", "evaluate.last"}
+NAMES = ("srpfl-fedrep", "fedrep", "srpfl-lg", "lg", "flanp-ft", "fedavg-ft")
+CLIENTS, SHARDS, IMAGES, SPLITS = 20, 2, 6000, (1, 2, 3)
+FREE = {"data.partition_file", "seed", "batch_clients", "evaluate.every", "evaluate.last"}
 """Keys in which runs of one setting may differ."""
 
 
@@ -122,11 +135,50 @@ def shown(found: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def write(folder: Path, data_dir: Path | None) -> None:
+    """Write paces, splits and configs; UsageError where MNIST is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paces = np.random.RandomState(1).exponential(1.0, CLIENTS).tolist()
+    (folder / "paces.csv").write_text("client,seconds\n" + "".join(f"{c},{t!r}\n" for c, t in enumerate(paces)))
+    pool = Mnist().load(0, data_dir)
+    for number in SPLITS:
+        split = folder.resolve() / f"split-{number}.h5"
+        draw = random.Random(number)
+        classes = list(range(10)) * (CLIENTS * SHARDS // 10)
+        draw.shuffle(classes)
+        with h5py.File(split, "w") as file:
+            for part, labels in (("train", pool.train_labels[:IMAGES]), ("test", pool.test_labels)):
+                for client, held in enumerate(dealt(labels, np.reshape(classes, (CLIENTS, SHARDS)), draw)):
+                    file[f"clients/{client}/{part}"] = held
+        for method in NAMES:
+            (folder / f"{method}-{number}.toml").write_text(
+                f'base = "{method}-mnist-released"\nseed = {number}\n'
+                f'[speed]\nmodel = "table"\nfile = "{folder.resolve() / "paces.csv"}"\n'
+                f'[data]\nname = "mnist"\nscale = "mnist"\npartition = "file"\npartition_file = "{split}"\n'
+            )
+
+
+def dealt(labels: Labels, classes: Ints, draw: random.Random) -> list[Ints]:
+    """Return each client's places: shards, drawn one by one, of the classes in its row."""
+    count = classes.size // 10
+    shards = {c: np.array_split(np.flatnonzero(labels == c), count) for c in range(10)}
+    return [
+        np.sort(np.concatenate([shards[c].pop(draw.randrange(len(shards[c]))) for c in row]))
+        for row in classes.tolist()
+    ]
+
+
 def main() -> None:
     """Print the table and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--write", type=Path, help="folder to write configs to; nothing is read then")
+    parser.add_argument("--data-dir", type=Path, default=os.environ.get("HPCFL_DATA"), help="folder of the data sets")
     options = parser.parse_args()
+    if options.write:
+        write(options.write, options.data_dir and Path(options.data_dir))
+        print(json.dumps({"written": str(options.write)}))
+        return
     found = rows([read(folder) for folder in sorted(options.runs) if (folder / "run.h5").exists()])
     Console(width=160).print(shown(found))
     print(json.dumps({"accuracies": found}))

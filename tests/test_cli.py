@@ -223,6 +223,28 @@ def test_runs_where_there_is_no_mpi(tmp_path: Path) -> None:
     assert "round 2/2" in ended.out
 
 
+LOADED = """
+import sys
+from hpcfl.cli import main
+for preset in sys.argv[1:]:
+    assert main(["check", preset]) == 0
+needless = "h5netcdf", "matplotlib", "mpi4py", "pandas", "rich", "scipy", "sklearn", "sympy", "torch._dynamo", "xarray"
+print("checks loaded", [name for name in needless if name in sys.modules])
+for preset in sys.argv[1:]:
+    assert main(["run", preset, "--set", "rounds=1", "--quiet", "--out", preset]) == 0
+print("rounds loaded", [name for name in needless if name in sys.modules and name != "rich"])
+"""
+PRESETS = "salf-ridge", "salf-digits", "srpfl-fedrep-digits", "srpfl-linear", "flic-digits"
+
+
+@pytest.mark.launch
+def test_checks_and_first_rounds_load_no_libraries_that_they_do_not_need(tmp_path: Path) -> None:
+    ended = alone([sys.executable, "-c", LOADED, *PRESETS], env={"PWD": str(tmp_path)})
+    assert (ended.code, ended.err) == (0, "")
+    said = [line for line in ended.out.splitlines() if " loaded " in line]
+    assert said == ["checks loaded []", "rounds loaded []"]
+
+
 @pytest.mark.launch
 def test_an_mpi_launcher_without_mpi_is_told(tmp_path: Path) -> None:
     env = {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI4PY_LIBMPI": "/nonexistent"}

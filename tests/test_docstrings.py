@@ -12,6 +12,7 @@ import hpcfl
 from hpcfl.algorithms import algorithms
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.base.config import ConfigBase
+from hpcfl.commands.list import field_texts
 from hpcfl.config import Config
 from hpcfl.data import sources
 from hpcfl.models import models
@@ -31,12 +32,12 @@ def unexplained() -> Iterator[str]:
     """Yield the keys that neither a section nor one that it is derived from explains; names explain themselves."""
     assert all((algorithms(), sources(), models(), speeds(), Config))  # all of them imported
     for cls in set(sections(ConfigBase)) - {Recorded}:  # that is a part of what others explain
-        bases = [base for base in cls.__mro__ if issubclass(base, ConfigBase)]
+        texts = field_texts(cls)
         for key in cls.__annotations__.keys() & cls.model_fields.keys() - {"name"} - (
             {"model"} if cls is Speed else set()
         ):
             field = cls.model_fields[key]
-            said = any(key in base.model_fields and base.model_fields[key].description for base in bases)
+            said = bool(texts[key])
             if isinstance(field.annotation, type) and issubclass(field.annotation, ConfigBase):
                 said = bool(field.annotation.__doc__)
             if not said and get_origin(field.annotation) is not Literal:

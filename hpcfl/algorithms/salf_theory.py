@@ -29,7 +29,8 @@ def variance_factors(users: int, reach: Floats) -> tuple[Floats, Floats]:
         E|step − mean step|² / η² = p/(1 − p) · |ḡ|² + Σ_(K≥1) P(K) (1/K − 1/U) / (1 − p)² · S².
 
     The first term: a layer that nobody reaches stays, one that is reached moves by 1/(1 − p) as much. The second: K of
-    U users drawn without replacement. The paper bounds both (eqs. B.2 to B.6); this is exact.
+    U users drawn without replacement. The paper bounds both (eqs. B.2 to B.6); this is exact. With q = 1 − π_l,
+    ``Σ_(K≥1) P(K)/K = Σ_(j=1)^U (q^(U−j) − q^U)/j``: both are the integral of ``((q + s π_l)^U − q^U)/s`` over (0, 1).
 
     Parameters
     ----------
@@ -43,11 +44,8 @@ def variance_factors(users: int, reach: Floats) -> tuple[Floats, Floats]:
     tuple of float64 [L]
         ``p/(1 − p)``, and ``Σ …/(1 − p)²``.
     """
-    from scipy.stats import binom
-
-    sizes = np.arange(1, users + 1)
-    missed = (1 - reach) ** users
-    fewer = (binom.pmf(sizes[:, None], users, reach) * (1 / sizes - 1 / users)[:, None]).sum(0)
+    missed, j = (1 - reach) ** users, np.arange(1, users)[:, None]  # the term j = U is what is taken off, (1 − p)/U
+    fewer = (((1 - reach) ** (users - j) - missed) / j).sum(0)
     return missed / (1 - missed), fewer / (1 - missed) ** 2
 
 

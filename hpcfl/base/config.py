@@ -21,9 +21,8 @@ class ConfigBase(BaseModel):
     data folder or the working directory; a run records where they are and their digests.
     """
 
-    model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    # validators are made when they are first asked for: of the classes that are loaded, a config uses few
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
     renamed: ClassVar[Mapping[str, str]] = {}
     paths: ClassVar[tuple[str, ...]] = ()
 

@@ -6,6 +6,7 @@ import pkgutil
 from collections.abc import Sequence
 from importlib import import_module
 from inspect import isabstract
+from pathlib import Path
 from typing import TypeVar
 
 from hpcfl.base.config import ConfigBase
@@ -29,10 +30,21 @@ def lookup(package: str, base: type[C], name: str, key: str, by: str = "name") -
     """
     if ":" in name:
         return plugin(name, base, key, by)
-    known = registered(package, base, by)
-    if name not in known:
-        raise UsageError(f"{key}: no '{name}'{did_you_mean(name, known)}")
-    return _defined(known[name], base, by)[name]
+    for module in _likely(package, name):
+        if found := _defined(module, base, by).get(name):
+            return found
+    raise UsageError(f"{key}: no '{name}'{did_you_mean(name, registered(package, base, by))}")
+
+
+def _likely(package: str, name: str) -> list[str]:
+    """Return the modules of `package`, those first that are called or have in quotes `name`: the rest is not loaded."""
+
+    def unlike(module: pkgutil.ModuleInfo) -> bool:
+        file = Path(getattr(module.module_finder, "path", "")) / f"{module.name}.py"
+        return module.name != name and not (file.is_file() and f'"{name}"' in file.read_text(encoding="utf-8"))
+
+    modules = sorted(pkgutil.iter_modules(import_module(package).__path__), key=unlike)
+    return [f"{package}.{module.name}" for module in modules]
 
 
 def _own(value: type, module: str) -> bool:

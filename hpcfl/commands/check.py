@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpcfl.algorithms import ServerState
-from hpcfl.algorithms.fedlrgd import FedLrgd
 from hpcfl.base.errors import listed
 from hpcfl.comm.placement import lane_topologies
 from hpcfl.config import Config
@@ -98,15 +97,15 @@ def _rounds(job: Job) -> Facts:
 
 
 def _theory(job: Job) -> Facts:
-    keys = job.config.algorithm
-    if keys.name == "salf":
+    name = job.config.algorithm.name  # of one class only: others are not loaded
+    if name == "salf":
         from hpcfl.commands.theorem import facts  # it needs torch and SciPy
 
         yield from facts(job)
-    if isinstance(keys, FedLrgd):
+    if name == "fedlrgd":
         from hpcfl.commands.complexity import theory  # it needs torch
 
-        yield from theory(job, keys)
+        yield from theory(job)
 
 
 def _planned(job: Job, rounds: int) -> list[Plan]:
@@ -140,11 +139,11 @@ def _messages(job: Job) -> Facts:
 
 
 def _costs(job: Job) -> Facts:
-    from hpcfl.commands.complexity import gamma  # it needs torch
-
     config, count = job.config, job.task.parameter_count
     if config.oracle.phi is None:
         return
+    from hpcfl.commands.complexity import gamma  # it needs torch
+
     share = int(job.layers.numbers.sum()) / count
     recorded = "" if config.oracle.record else "; not recorded, oracle.record being false"
     vectors = f"p = {count}, φ = {config.oracle.phi:g}; {share:.4g} vectors of p numbers per whole visit"

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 EPSILONS = 1e-2, 1e-6
 
 
-def theory(job: Job, keys: FedLrgd) -> Iterator[tuple[str, str]]:
+def theory(job: Job) -> Iterator[tuple[str, str]]:
     """Yield lines for `hpcfl check`: the constants of Theorem 2, S (eq. 48) and r (eq. 47) beside the config's."""
+    keys = job.config.algorithm
+    if not isinstance(keys, FedLrgd):
+        return
     dimension = prod(job.task.federation.shapes[0])
     least = f"eq. 47 asks for more than {shown(log_least_rank(dimension))} with d = {dimension}, whatever ε and loss"
     try:

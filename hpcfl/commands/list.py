@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
@@ -119,7 +121,7 @@ def parts() -> Iterator[Part]:
         if section in PICKED:
             by, default, names, find = PICKED[section]
             picks = Key(by, toml(default) if default else "required", _joined([toml(name) for name in names()]), PICK)
-            yield Part(section, "", Config.model_fields[section].description or "", [picks])
+            yield Part(section, "", field_texts(Config)[section], [picks])
             yield from (_part(section, name, find(name)) for name in names())
         else:
             yield _part(section, "", cls)
@@ -137,13 +139,30 @@ def _from_outside(name: str) -> list[Part]:
     return [_part(section, spec, PICKED[section].find(spec))]
 
 
+def field_texts(cls: type[ConfigBase]) -> dict[str, str]:
+    """Return each field's description or the string below it, in the class or the last base that has one, on one line.
+
+    Read here, not by pydantic as it makes each class, which would take a fifth of the time of ``import torch``.
+    """
+    texts = dict.fromkeys(cls.model_fields, "")
+    for each in (base for base in reversed(cls.__mro__) if issubclass(base, ConfigBase)):
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        for field, below in pairwise(tree.body if isinstance(tree, ast.ClassDef) else ()):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[key] = text
+    given = {key: field.description for key, field in cls.model_fields.items() if field.description}
+    return {key: " ".join(text.split()) for key, text in (texts | given).items()}
+
+
 @functools.cache
 def _part(section: str, choice: str, cls: type[ConfigBase]) -> Part:
     text = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())  # not what its base is
     properties = cls.model_json_schema()["properties"]
     elsewhere = sections(Config) if cls is Config else ()
+    texts = field_texts(cls)
     keys = [
-        Key(key, _default(field), _joined(_values(properties[key])), " ".join((field.description or "").split()))
+        Key(key, _default(field), _joined(_values(properties[key])), texts[key])
         for key, field in cls.model_fields.items()
         if not _picks(key, field) and key not in elsewhere
     ]

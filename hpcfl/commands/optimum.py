@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
-from torch.func import grad, vmap
 
 from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
 from hpcfl.base.errors import RunError, UsageError
@@ -106,26 +104,30 @@ class PooledObjective:
         return float(self(torch.from_numpy(theta)))
 
     def gradient(self, theta: Floats) -> Floats:
-        slopes: Floats = grad(self)(torch.from_numpy(theta)).numpy()
-        return slopes
+        _, slopes = self._slopes(theta)
+        return slopes.detach().numpy()
+
+    def _slopes(self, theta: Floats, again: bool = False) -> tuple[Tensor, Tensor]:
+        """θ and ∇F, to be differentiated `again`. Not by torch.func.grad, which loads torch's compiler."""
+        at = torch.tensor(theta, requires_grad=True)
+        (slopes,) = torch.autograd.grad(self(at), at, create_graph=again)
+        return at, slopes
 
     def norm(self, theta: Floats) -> float:
         """‖∇F‖."""
         return float(np.linalg.norm(self.gradient(theta)))
 
     def hessian(self, theta: Floats) -> Floats:
-        """∇²F ``[p, p]``, a few columns at a time."""
-        at = torch.from_numpy(theta)
-
-        def column(direction: Tensor) -> Tensor:
-            product: Tensor = grad(lambda theta: grad(self)(theta) @ direction)(at)
-            return product
-
-        matrix: Floats = vmap(column, chunk_size=16)(torch.eye(len(theta), dtype=torch.float64)).numpy()
+        """∇²F ``[p, p]``."""
+        at, slopes = self._slopes(theta, again=True)
+        rows = [torch.autograd.grad(slope, at, retain_graph=True)[0] for slope in slopes]
+        matrix: Floats = torch.stack(rows).numpy()
         return (matrix + matrix.T) / 2
 
     def descended(self, theta: Floats) -> Floats:
         """Where L-BFGS comes to from a start."""
+        from scipy.optimize import minimize  # a check that asks for Newton's steps alone does without
+
         options = {"gtol": ROUGHLY, "ftol": 0.0, "maxiter": 10_000, "maxfun": 20_000, "maxcor": 30}
         end: Floats = minimize(self.value, theta, jac=self.gradient, method="L-BFGS-B", options=options).x
         return end

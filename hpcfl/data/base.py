@@ -20,7 +20,9 @@ Features = NDArray[np.float32]
 Labels = Ints | Features
 Range = tuple[float, float]
 Pixels = NDArray[np.uint8] | Features
-Scale = Literal["unit", "centred"]
+Scale = Literal["unit", "centred", "mnist"]
+MOMENTS = {"centred": (0.5, 0.5), "mnist": (0.1307, 0.3081)}
+"""What is taken off pixels of [0, 1], and by what they are then divided; those of MNIST have mean 0 and deviation 1."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def lengths(parts: Sequence[Ints]) -> Ints:
 
 
 def scaled(pixels: Pixels, peak: int, scale: Scale | None) -> Features:
-    """Return pixels of ``0 .. peak`` as new float32 numbers of [0, 1] (unit) or [-1, 1] (centred).
+    """Return pixels of ``0 .. peak`` as new float32 numbers of [0, 1] (unit), moved and scaled by `MOMENTS`.
 
     Without a peak or a scale the numbers stay as they are.
     """
@@ -164,7 +166,8 @@ def scaled(pixels: Pixels, peak: int, scale: Scale | None) -> Features:
     if not peak or scale is None:
         return features
     features /= peak
-    if scale == "centred":
-        features -= 0.5
-        features /= 0.5
+    if scale in MOMENTS:
+        mean, deviation = MOMENTS[scale]
+        features -= mean
+        features /= deviation
     return features

@@ -41,7 +41,7 @@ class Femnist(Source):
     imbalance: int = Field(0, ge=0)
     """A client keeps up to so many samples more, drawn uniformly."""
     scale: Scale = "unit"
-    """Range of the pixels. ``unit``: [0, 1]. ``centred``: [-1, 1]."""
+    """Range of the pixels. ``unit``: [0, 1]. ``centred``: [-1, 1]. ``mnist``: (``unit`` − 0.1307) / 0.3081."""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         users = self._chosen(clients, data_dir)

@@ -72,8 +72,8 @@ class Hdf5(Pooled):
     prune: float = Field(0.0, ge=0, lt=1)
     """Up to this share of a client's features, drawn by key, is removed (FLIC: 0.1). Not of a pool's."""
     scale: Scale | None = None
-    """Range to which pixels of 0 to 255 are brought. ``unit``: [0, 1]. ``centred``: [-1, 1]. By default features stay
-    as they are."""
+    """Range to which pixels of 0 to 255 are brought. ``unit``: [0, 1]. ``centred``: [-1, 1]. ``mnist``:
+    (``unit`` − 0.1307) / 0.3081. By default features stay as they are."""
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         """Return the header after reading all labels, and small files to their ends.

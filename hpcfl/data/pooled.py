@@ -34,7 +34,7 @@ from hpcfl.data.formats.files import found
 from hpcfl.data.formats.split_file import Split
 from hpcfl.data.partition import Parts
 
-BLACK: dict[Scale | None, float] = {"unit": 0.0, "centred": -1.0, None: 0.0}
+BLACK: dict[Scale | None, float] = {"unit": 0.0, "centred": -1.0, "mnist": -0.1307 / 0.3081, None: 0.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ class Pooled(Served):
     spread: float | None = Field(None, gt=0)
     """Standard deviation of the log of the shares (log-normal), or 1 - the least share (uniform: at most 1)."""
     scale: Scale | None = "unit"
-    """Range of the pixels. ``unit``: [0, 1]. ``centred``: [-1, 1]."""
+    """Range of the pixels. ``unit``: [0, 1]. ``centred``: [-1, 1]. ``mnist``: (``unit`` − 0.1307) / 0.3081."""
     augment: bool = False
     """Training images are cropped (black padding of 4) and flipped at random."""
 

@@ -147,7 +147,7 @@ class Participation(ConfigBase):
 
     def taking_part(self, clients: int) -> Ints:
         """Return the ids of all others, ascending, int64 [n]."""
-        return np.setdiff1d(np.arange(clients), self.held_out(clients))
+        return np.delete(np.arange(clients), self.held_out(clients))
 
     def invited(self, clients: int) -> int:
         """Return how many of `clients` a round invites."""

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import hpcfl
+from helpers.scripts import script
 from hpcfl import store
 from hpcfl.engine.trained import ClientModel
 from hpcfl.testing.runs import alone, toml
 
-ROOT = Path(__file__).parents[2]
 FLIC = {"algorithm": {"name": "flic", "epochs": 1, "batch": 50}, "model": {"name": "latent", "dimension": 8}}
 LOCAL = {"algorithm": {"name": "local"}, "model": {"name": "latent", "dimension": 8}}
 DIGITS = {"name": "two_digits", "first": "digits", "second": "digits-4x4"}
@@ -60,16 +58,6 @@ def analysed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         return Ended(error, *capsys.readouterr())
 
     return run
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "analysis" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

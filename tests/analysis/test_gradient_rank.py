@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import h5py
@@ -26,7 +24,7 @@ from gradient_ranks.slices import (
 )
 from torch import nn
 
-ROOT = Path(__file__).parents[2]
+from helpers.scripts import script
 
 
 def ranks_of(*matrices: Any) -> list[int]:
@@ -148,21 +146,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         monkeypatch.setattr(sys, "argv", ["gradient_rank", *map(str, words)])
         error = ""
         try:
-            script().main()
+            script("gradient_rank").main()
         except SystemExit as end:
             error = str(end)
         return capsys.readouterr().out, error
 
     return called
-
-
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("study_of_ranks", ROOT / "analysis" / "gradient_rank.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def held(path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -15,9 +14,9 @@ import numpy as np
 import pytest
 
 import hpcfl
+from helpers.scripts import script
 from hpcfl.testing.runs import alone, toml
 
-SCRIPT = Path(__file__).parents[2] / "analysis" / "oracle_complexity.py"
 CLIENTS, SAMPLES, SERVER, RANK, STEPS = 4, 5, 6, 3, 40
 FEDLRGD = {"name": "fedlrgd", "rank": RANK, "lr": 1.0, "steps": STEPS}
 FEDAVE = {"name": "fedavg", "epochs": 0, "steps": 1, "batch": 0, "lr": 1.0}
@@ -25,14 +24,8 @@ CUBE = {"name": "unit_cube", "samples": SAMPLES, "server": SERVER, "test_samples
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("oracle_complexity", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["oracle_complexity"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def study() -> ModuleType:
+    return script("oracle_complexity")
 
 
 # made-up curves
@@ -42,7 +35,7 @@ Curve = Callable[..., Any]
 
 
 @pytest.fixture
-def curve(script: ModuleType) -> Curve:
+def curve(study: ModuleType) -> Curve:
     """A run with these gaps that spends so much per evaluation, and so much on the first one more."""
 
     def made(
@@ -50,7 +43,7 @@ def curve(script: ModuleType) -> Curve:
     ) -> Any:
         steps = np.arange(1, len(gap) + 1)
         given = {"problem": '{"clients": 2, "data": {"name": "cube"}, "model": {}}', "setting": "{}", "seed": 1}
-        return script.Run(
+        return study.Run(
             **{**given, "start": 1.0, "least": 0.0, **more},
             method=method,
             gap=np.array(gap),
@@ -76,13 +69,13 @@ def test_gamma_is_that_of_the_first_evaluation_within_epsilon(curve: Curve) -> N
     assert list(run.time(10)) == [46, 92, 138, 184]
 
 
-def test_a_method_has_the_setting_that_is_least_at_each_epsilon_and_phi(script: ModuleType, curve: Curve) -> None:
+def test_a_method_has_the_setting_that_is_least_at_each_epsilon_and_phi(study: ModuleType, curve: Curve) -> None:
     slow = curve("FedAve", powers(4), gradients=5, vectors=1)
     fast = curve("FedAve", powers(2), gradients=1, vectors=2)
     case = {"slow": [slow], "fast": [fast]}
 
     def found(epsilon: float, phi: float) -> tuple[float, list[Any]]:
-        best = script.best(case, script.Run.complexity, epsilon, phi)
+        best = study.best(case, study.Run.complexity, epsilon, phi)
         return best.cost, list(best.runs)
 
     assert found(0.01, 1) == (6, [fast])
@@ -91,11 +84,11 @@ def test_a_method_has_the_setting_that_is_least_at_each_epsilon_and_phi(script: 
     assert found(1e-5, 1) == (inf, [])
 
 
-def test_a_setting_costs_the_median_over_its_seeds(script: ModuleType, curve: Curve) -> None:
+def test_a_setting_costs_the_median_over_its_seeds(study: ModuleType, curve: Curve) -> None:
     seeds = [curve("FedAve", powers(3), gradients=rate, vectors=0, seed=rate) for rate in (1, 2, 9)]
-    assert script.best({"one": seeds}, script.Run.complexity, 0.001, 1).cost == 6
+    assert study.best({"one": seeds}, study.Run.complexity, 0.001, 1).cost == 6
     short = [*seeds[:1], *(curve("FedAve", powers(2), gradients=1, vectors=0, seed=s) for s in (2, 3))]
-    assert script.best({"one": short}, script.Run.complexity, 0.001, 1).cost == inf
+    assert study.best({"one": short}, study.Run.complexity, 0.001, 1).cost == inf
 
 
 @pytest.fixture
@@ -109,37 +102,37 @@ def methods(curve: Curve) -> dict[str, Any]:
     return {"FedLRGD": {"r": [ours]}, "FedAve": {"b": [theirs]}}
 
 
-def test_ranges_begin_at_the_crossover_and_end_at_the_floor(script: ModuleType, methods: dict[str, Any]) -> None:
+def test_ranges_begin_at_the_crossover_and_end_at_the_floor(study: ModuleType, methods: dict[str, Any]) -> None:
     tried = [0.1, 0.01, 0.001, 0.0009, 1e-4, 1e-5, 1e-6, 9e-7, 1e-8]
     # φ = 1: 34 + 5k against 11k: less from k = 6 on; φ = 10: 340 + 5k against 101k: from k = 4 on
-    assert script.ranges(methods, 1, tried) == [(1e-6, 1e-6)]
-    assert script.ranges(methods, 10, tried) == [(0.0009, 1e-6)]
-    assert script.ranges(methods, 0, tried) == []
-    assert script.won(10, [(0.0009, 1e-6)])["crossover"] == 0.0009
-    assert script.won(10, [])["crossover"] is None
-    assert script.said([], tried) == "never"
-    assert script.said([(0.1, 1e-8)], tried) == "always"
-    assert script.said([(0.0009, 1e-6)], tried) == "9.0e-04 to 1.0e-06"
+    assert study.ranges(methods, 1, tried) == [(1e-6, 1e-6)]
+    assert study.ranges(methods, 10, tried) == [(0.0009, 1e-6)]
+    assert study.ranges(methods, 0, tried) == []
+    assert study.won(10, [(0.0009, 1e-6)])["crossover"] == 0.0009
+    assert study.won(10, [])["crossover"] is None
+    assert study.said([], tried) == "never"
+    assert study.said([(0.1, 1e-8)], tried) == "always"
+    assert study.said([(0.0009, 1e-6)], tried) == "9.0e-04 to 1.0e-06"
 
 
-def test_two_ranges_are_told_apart(script: ModuleType, methods: dict[str, Any], curve: Curve) -> None:
+def test_two_ranges_are_told_apart(study: ModuleType, methods: dict[str, Any], curve: Curve) -> None:
     late = curve("FedLRGD", powers(8), gradients=5, vectors=0, once=(0, 60))
     both = {**methods, "FedLRGD": {**methods["FedLRGD"], "late": [late]}}
     # φ = 10, k = 7: 600 + 35 against 707
-    assert script.ranges(both, 10, [1e-3, 1e-4, 1e-6, 1e-7, 1e-8]) == [(1e-4, 1e-8)]
+    assert study.ranges(both, 10, [1e-3, 1e-4, 1e-6, 1e-7, 1e-8]) == [(1e-4, 1e-8)]
     later = curve("FedLRGD", powers(8), gradients=5, vectors=0, once=(0, 75))
     both["FedLRGD"]["late"] = [later]  # k = 7: 785 against 707; k = 8: 790 against 808
-    assert script.ranges(both, 10, [1e-3, 1e-4, 1e-6, 1e-7, 1e-8]) == [(1e-4, 1e-6), (1e-8, 1e-8)]
+    assert study.ranges(both, 10, [1e-3, 1e-4, 1e-6, 1e-7, 1e-8]) == [(1e-4, 1e-6), (1e-8, 1e-8)]
 
 
-def test_winners_and_ratios(script: ModuleType, methods: dict[str, Any]) -> None:
+def test_winners_and_ratios(study: ModuleType, methods: dict[str, Any]) -> None:
     for each in methods.values():
         for runs in each.values():
             runs[:] = [
-                type(run)(**{**vars(run), "setting": json.dumps(dict.fromkeys(script.SHOWN[run.method], 1))})
+                type(run)(**{**vars(run), "setting": json.dumps(dict.fromkeys(study.SHOWN[run.method], 1))})
                 for run in runs
             ]
-    first, second, third, last = script.rows(methods, [10.0], [1e-3, 1e-4, 1e-7, 1e-9])
+    first, second, third, last = study.rows(methods, [10.0], [1e-3, 1e-4, 1e-7, 1e-9])
     assert (first["winner"], first["FedLRGD"]["cost"], first["FedAve"]["cost"]) == ("FedAve", 355, 303)
     assert first["ratio"] == 355 / 303
     assert first["time_ratio"] == 370 / 306
@@ -148,12 +141,12 @@ def test_winners_and_ratios(script: ModuleType, methods: dict[str, Any]) -> None
     assert (last["winner"], last["FedAve"], last["ratio"]) == ("neither", None, None)
 
 
-def test_other_seeds_and_other_minima_are_refused(script: ModuleType, curve: Curve) -> None:
+def test_other_seeds_and_other_minima_are_refused(study: ModuleType, curve: Curve) -> None:
     ours = curve("FedLRGD", powers(2), 1, 1)
     with pytest.raises(SystemExit, match=r"^seeds \(1,\) and \(2,\) on .*; expected the same of each$"):
-        script.cases([ours, curve("FedAve", powers(2), 1, 1, seed=2)])
+        study.cases([ours, curve("FedAve", powers(2), 1, 1, seed=2)])
     with pytest.raises(SystemExit, match=r"^F\* = 0.0 for FedLRGD, 0.5 for FedAve with seed 1; expected the same: "):
-        script.cases([ours, curve("FedAve", powers(2), 1, 1, least=0.5)])
+        study.cases([ours, curve("FedAve", powers(2), 1, 1, least=0.5)])
 
 
 # runs
@@ -180,13 +173,13 @@ Ran = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def ran(script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ran:
-    """Run the script in this process; return why it ended, if not well, and what it printed."""
+def ran(study: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ran:
+    """Run the study in this process; return why it ended, if not well, and what it printed."""
 
     def run(*words: Path | str) -> tuple[str, str]:
         monkeypatch.setattr(sys, "argv", ["oracle_complexity", *map(str, words)])
         try:
-            script.main()
+            study.main()
         except SystemExit as end:
             return str(end), capsys.readouterr().out
         return "", capsys.readouterr().out
@@ -214,8 +207,8 @@ def test_gamma_of_runs_is_what_the_paper_says(pair: tuple[Path, Path], ran: Ran,
     assert picture.stat().st_size > 1000
 
 
-def test_gaps_are_measured_from_the_minimum_of_both(script: ModuleType, pair: tuple[Path, Path]) -> None:
-    ours, theirs = map(script.read, pair)
+def test_gaps_are_measured_from_the_minimum_of_both(study: ModuleType, pair: tuple[Path, Path]) -> None:
+    ours, theirs = map(study.read, pair)
     assert ours.start == pytest.approx(log(2))
     assert ours.least == pytest.approx(theirs.least, abs=1e-12)
     recorded = hpcfl.open_run(pair[1])["objective"].values

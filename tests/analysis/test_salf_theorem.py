@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from salf_theorem import Quadratic, figures, outcomes, slope
+from salf_theorem import Quadratic, figures, outcomes, scatter, simulated, slope
 
 USERS, LAYERS = 2, 2
 
@@ -54,6 +54,17 @@ def test_the_outcomes_of_a_round_are_all_there_are() -> None:
     np.testing.assert_allclose(mean, 8 * np.array([1, 2, 3]) / 4)
 
 
+def test_runs_by_numpy_alone_are_as_expected(quadratic: Quadratic) -> None:
+    steps = np.array([0.05, 0.03, 0.02])
+    gaps, expected = simulated(quadratic, steps, 4000), quadratic.expected(steps)["gap"][1:]
+    error = gaps.std(0, ddof=1) / 4000**0.5
+    assert (error < expected / 20).all()
+    assert (np.abs(gaps.mean(0) - expected) < 4 * error).all()
+    x = np.array([1.0, 2.0, 4.0])
+    found = scatter(np.array([1 / x, 1 / x, 1 / x**2, 1 / x**2]), x, 2)
+    assert (found["runs"], found["scatter"]) == (4, pytest.approx(0.5))
+
+
 def test_a_slope_has_an_interval_over_seeds() -> None:
     x = np.geomspace(10, 1000, 30)
     even = np.outer([1.0, 2.0, 4.0], 3 / x)
@@ -64,9 +75,10 @@ def test_a_slope_has_an_interval_over_seeds() -> None:
 
 
 def test_short_runs_are_below_the_bound_and_near_their_expectation(tmp_path: Path) -> None:
-    found = figures(2, 20, 10, tmp_path, 1, tmp_path / "picture.png")
+    found = figures(2, 20, 10, tmp_path, 1, tmp_path / "picture.png", 6)
     assert found["runs_above_bound"] == 0
     assert found["gap"] < found["bound_exact_variance"] < found["bound"]
+    assert found["simulated"]["runs"] == 6
     assert 0.2 < found["gap"] / found["expected"] < 5
     (row,) = [row for row in found["by_layers"] if row["layers"] == 3]  # the preset's own number
     assert (row["gap"], row["bound"]) == (found["expected"], found["bound"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -81,3 +82,15 @@ def test_the_small_case_is_by_method_and_by_what_differs(tmp_path: Path) -> None
         last = run["client_accuracy"][-1].values
         assert row["accuracy"] == [pytest.approx(100 * np.average(last, weights=run["test_samples"].values))]
         assert row["seconds"] == [pytest.approx(float(run["sim_seconds"][-1]))]
+
+
+def test_every_shard_is_dealt_once_and_of_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ANALYSIS)
+    from srpfl_small import dealt
+
+    labels = np.arange(203) % 10  # three classes have a sample more
+    classes = np.array([[0, 1], [1, 2], [2, 3], [3, 0], [4, 4], [5, 6], [6, 7], [7, 8], [8, 9], [9, 5]])
+    parts = dealt(labels, classes, random.Random(1))
+    assert [set(labels[part]) for part in parts] == [set(row) for row in classes.tolist()]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(203))
+    assert {len(part) for part in parts} <= {20, 21, 22}

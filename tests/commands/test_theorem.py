@@ -10,7 +10,8 @@ import torch
 
 from helpers.toys import Rounds, mlp_task, planned
 from hpcfl.algorithms.salf import Salf
-from hpcfl.algorithms.salf_theory import variance_factors
+from hpcfl.algorithms.salf_theory import uniform_reach, variance_factors
+from hpcfl.commands import theorem
 from hpcfl.commands.check import report
 from hpcfl.commands.theorem import convergence, moments
 from hpcfl.config import load
@@ -109,6 +110,14 @@ def test_it_has_the_variance_of_users_that_are_alike_at_any_speed():
     lines = said("salf-digits")
     assert lines.keys() == {"variance"}
     assert "(14)" not in lines["variance"]  # the paper's bound is of depths that are uniform
+
+
+def test_where_gradients_are_dear_it_has_factors_alone(monkeypatch):
+    monkeypatch.setattr(theorem, "PASSED", 6 * 320 - 1)
+    lines = said()
+    assert lines.keys() == {"variance"}
+    own, spread = (", ".join(f"{each:.3g}" for each in part) for part in variance_factors(8, uniform_reach(3)))
+    assert lines["variance"].strip().endswith(f"{own} times |ḡ|², and {spread} times S²")
 
 
 def test_the_gap_is_below_the_bound_and_falls(job, found, normal):

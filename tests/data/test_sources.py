@@ -215,10 +215,11 @@ def test_digits_have_the_sizes_the_header_says():
     assert len(labels) == 360
 
 
-@pytest.mark.parametrize(("scale", "low"), [("unit", 0.0), ("centred", -1.0)])
+@pytest.mark.parametrize(("scale", "low"), [("unit", 0.0), ("centred", -1.0), ("mnist", -0.42421296)])
 def test_pixels_are_scaled(scale, low):
     features, _ = Digits(scale=scale).federate(2, 0, None).server_test()
-    assert (features.min(), features.max()) == (low, 1.0)
+    high = 2.8214867 if scale == "mnist" else 1.0
+    assert (features.min(), features.max()) == (np.float32(low), np.float32(high))
 
 
 @pytest.mark.parametrize("keys", [{}, {"partition": "shards", "classes": 3}, {"partition": "dirichlet"}])

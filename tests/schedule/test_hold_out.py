@@ -12,6 +12,7 @@ import pytest
 from helpers.toys import planner
 from hpcfl import store
 from hpcfl.base.errors import UsageError
+from hpcfl.commands import optimum
 from hpcfl.commands.adapt import adapt_request
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
@@ -69,9 +70,8 @@ def test_rounds_for_everybody_and_stages_are_without_them() -> None:
     assert times[-1] < found.speed.order(0, 7, np.arange(7), 7)[-1]
 
 
-@pytest.mark.parametrize("name", ["linear_fedrep"])
-def test_a_round_for_everybody_leaves_them_out(name: str, solo: Any, tmp_path: Path) -> None:
-    keys = {"name": name, "initial": "moments"}
+def test_a_round_for_everybody_leaves_them_out(solo: Any, tmp_path: Path) -> None:
+    keys = {"name": "linear_fedrep", "initial": "moments"}
     linear = {"data": {"name": "linear", "dimension": 6, "rank": 2}, "model": {"name": "linear", "rank": 2}}
     values = {**table("fedavg", "mlp", False, algorithm=keys, participation={"hold_out": HELD}), **linear}
     data = store.open_run(play(solo, {**values, "speed": {"model": "none"}}, tmp_path / "run", None))
@@ -128,6 +128,18 @@ def test_chunks_of_both_kinds_are_tested_in_part(solo: Any, tmp_path: Path) -> N
     single = recorded(play(solo, values, tmp_path / "single", None))
     np.testing.assert_allclose(chunks["client_test_loss"], single["client_test_loss"], rtol=1e-4)
     assert (np.isnan(chunks["client_test_loss"][-1]) == np.isin(np.arange(7), HELD)).all()
+
+
+def test_the_optimum_is_that_of_fewer_clients(tmp_path: Path) -> None:
+    write(tmp_path / "all.h5")
+    write(tmp_path / "fewer.h5", without=(5, 6))
+    model = {"name": "glm", "link": "softmax", "ridge": 0.1}
+    keys = {"model": model, "algorithm": {"name": "fedavg"}, "participation": {}}
+    fewer = optimum.of(from_table({**config(tmp_path / "fewer.h5", 5), **keys}), None)
+    held = {**keys, "participation": {"hold_out": 2}}
+    found = optimum.of(from_table({**config(tmp_path / "all.h5", 7), **held}), None)
+    assert found.facts() == pytest.approx(fewer.facts(), rel=1e-9, abs=1e-9)
+    assert found.samples == sum(9 + 3 * client for client in range(5))
 
 
 def test_they_do_nothing_between_rounds_either(solo: Any, tmp_path: Path) -> None:
