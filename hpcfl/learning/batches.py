@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -63,6 +63,15 @@ class Visits:
     def weights(self, by: Literal["samples", "uniform"]) -> Tensor:
         """The clients' weights in a mean, ``[c]``: their numbers of samples, or 1."""
         return torch.from_numpy(self.samples.astype(np.float64)) if by == "samples" else self.ones(len(self.clients))
+
+
+class Samples(NamedTuple):
+    """One client's training and test samples, on the device that computes."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
 
 
 @dataclass(frozen=True)

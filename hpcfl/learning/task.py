@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from threading import Event
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +24,10 @@ from hpcfl.base.rng import StepKey
 from hpcfl.base.types import Shape, State
 from hpcfl.data import Federation
 from hpcfl.data.base import Features, Labels
-from hpcfl.learning.batches import Batch, Visits, batches
+from hpcfl.learning.batches import Batch, Samples, Visits, batches
 from hpcfl.learning.build import units
 from hpcfl.learning.config import Buffers
+from hpcfl.learning.early import as_ready
 from hpcfl.learning.initial import InitialFile
 from hpcfl.models import Model
 from hpcfl.models.modules.layers import Layer, Tape
@@ -39,15 +41,6 @@ Objective = Callable[[State, Batch], Tensor]
 """What is minimised: from parameters ``{name: [c, …]}`` and a batch to each client's value, ``[c]``."""
 
 
-class Samples(NamedTuple):
-    """One client's training and test samples, on the device that computes."""
-
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
-
 class Task:
     """A model, a federation's data, and what is computed with both.
 
@@ -59,8 +52,7 @@ class Task:
     Attributes
     ----------
     buffers : str
-        What becomes of buffers that steps change, see `hpcfl.learning.config`. How a module is computed (`computing`)
-        is found out where it is not given.
+        What becomes of buffers that steps change (`hpcfl.learning.config`); a module's `computing` is found out if None.
     penalty : float
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
     oracle_calls : Counter
@@ -322,15 +314,17 @@ class Task:
         second = torch.autograd.grad(torch.stack(slopes).sum(), list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, second))
 
-    def backprop(self, params: State, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[int, State, Tensor]]:
+    def backprop(
+        self, params: State, batch: Batch, rows: Sequence[int], closed: Event | None = None
+    ) -> Iterator[tuple[int, State, Tensor]]:
         """One forward and backward pass that ends for each client where its time does.
 
         ``rows[l]`` clients (the first ones) still compute the gradient of layer l (0 … L − 1); it may not fall with l.
         Yields, from L − 1 down while anybody is left, the layer's number l, its gradients ``{name: [rows[l], …]}`` and
-        the mean losses ``[rows[L - 1]]``.
+        the mean losses ``[rows[L - 1]]``. In real time, a module's pass ends where the round has `closed`.
         """
         if self.whole is not None:
-            yield from self._backprop_whole(params, batch, rows)
+            yield from self._backprop_whole(self.whole, params, batch, rows, closed)
             return
         self._count(batch, clients=rows[-1])
         tapes, x = [], batch.x
@@ -351,9 +345,15 @@ class Task:
                     gradient.add_(params[name][: len(gradient)], alpha=self.penalty)
             yield number, gradients, losses
 
-    def _backprop_whole(self, params: State, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[int, State, Tensor]]:
-        """`backprop` of a module that cannot be cut: one pass of all who get anywhere, then layer by layer."""
+    def _backprop_whole(
+        self, whole: Whole, params: State, batch: Batch, rows: Sequence[int], closed: Event | None
+    ) -> Iterator[tuple[int, State, Tensor]]:
+        """`backprop` of a module that cannot be cut: one pass of all, then layer by layer; in real time as it goes."""
         if not rows[-1]:
+            return
+        if closed is not None:
+            self._count(batch)
+            yield from as_ready(whole, {name: value[0] for name, value in params.items()}, batch, closed)
             return
         reaching = {name: value[: rows[-1]] for name, value in params.items()}
         gradients, losses = self.gradients(reaching, batch.first(rows[-1]))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import threading
 from collections import OrderedDict
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -214,6 +216,35 @@ def test_how_it_is_computed_is_decided_once(tmp_path: Path, solo: Any, monkeypat
     resume(solo, half, 2, None)
     same(half, whole)
     assert json.loads(hpcfl.open_run(half).attrs["computing"]) == recorded
+
+
+# ---- in real time
+
+
+def test_layers_leave_when_they_are_ready_and_a_closed_round_ends_the_pass() -> None:
+    task = task_of("Waiting")
+    params, batch = own_params(task, 1), next(task.batches(visits_of(task, [1]), 0, steps=1))
+    closed = Event()
+    modules.GO.clear()
+    layers = task.backprop(params, batch, [1, 1], closed)
+    assert next(layers)[0] == 1  # there although the pass has come no further
+    closed.set()
+    modules.GO.set()
+    assert not list(layers)
+    assert not any(thread.name == "hpcfl backward" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("name", ["Normed", "Attention", "Tied", "Recurrent", "Waiting"])
+def test_real_times_gradients_are_simulated_times(name: str) -> None:
+    one, other = task_of(name), task_of(name)
+    params, batch = own_params(one, 1), next(one.batches(visits_of(one, [1]), 3, epochs=1))
+    wanted = list(one.backprop(params, batch, [1] * len(one.layer_names())))
+    found = list(other.backprop(params, batch, [1] * len(one.layer_names()), Event()))
+    for (number, gradients, loss), (wanted_number, values, wanted_loss) in zip(found, wanted, strict=True):
+        assert number == wanted_number
+        assert torch.equal(loss, wanted_loss)
+        assert all(torch.equal(gradients[key], values[key]) for key in values)
+    assert all(torch.equal(value, other.whole.now([1])[key]) for key, value in one.whole.now([1]).items())
 
 
 # ---- randomness and modes

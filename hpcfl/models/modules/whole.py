@@ -122,6 +122,18 @@ class Whole:
             self._advance(key, fresh, sizes)
         return outputs
 
+    def single(self, params: State, x: Tensor, key: StepKey, size: int) -> Tensor:
+        """Return one client's outputs ``[1, B, …]`` in a training step, its parameters being without a client axis.
+
+        So their gradients are ready early: what takes an axis away comes last in the backward pass, for all of them.
+        """
+        self._module.train()
+        fresh = self._fresh({}, 1, key) if self.buffers else {}
+        own = {name: params[name] for name in self.tensors}, {name: value[0] for name, value in fresh.items()}
+        real = self._drawn(*own, x[0, :size], key, 0)
+        self._advance(key, fresh, None)
+        return torch.cat([real, real.new_zeros(x.shape[1] - size, *self.found.outputs)])[None]
+
     def _plain(self, params: State, buffers: State, x: Tensor) -> Tensor:
         outputs: Tensor = functional_call(self._module, params | buffers, (x,), tie_weights=self._tied)
         return outputs
