@@ -73,7 +73,7 @@ class Participation(ConfigBase):
     def check(self, clients: int) -> None:
         """Raise UsageError where a number does not fit the number of clients."""
         self._check_held_out(clients)
-        self._check_count("size", self.size, len(self.taking_part(clients)))
+        self._check_count("size", self.size, clients - self._held)
         self._check_count("first", self.first, self.invited(clients))
         self._check_deadline()
         most = self.first or self.invited(clients)
@@ -151,7 +151,11 @@ class Participation(ConfigBase):
 
     def invited(self, clients: int) -> int:
         """Return how many of `clients` a round invites."""
-        return len(self.taking_part(clients)) if self.size is None else self.size
+        return clients - self._held if self.size is None else self.size
+
+    @property
+    def _held(self) -> int:
+        return self.hold_out if isinstance(self.hold_out, int) else len(self.hold_out)
 
     def whole(self, layerwise: bool) -> bool:
         """Return whether a visit is whole or nothing; `layerwise`: the algorithm delivers layers one by one."""
