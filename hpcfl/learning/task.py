@@ -52,7 +52,7 @@ class Task:
     Attributes
     ----------
     buffers : str
-        What becomes of buffers that steps change (`hpcfl.learning.config`); a module's `computing` is found out if None.
+        What becomes of buffers that steps change. A module's `computing`, see there, is found out where it is None.
     penalty : float
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
     oracle_calls : Counter
