@@ -22,6 +22,7 @@ from hpcfl.comm.guard import Guard
 from hpcfl.comm.placement import check_single
 from hpcfl.data import Header, Source
 from hpcfl.data.formats.files import found
+from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.initial import InitialFile
 from hpcfl.models import Model
 from hpcfl.presets import (
@@ -115,12 +116,13 @@ class Config(ConfigBase):
     doubling: Doubling = Doubling()
     guard: Guard = Guard()
     oracle: Oracle = Oracle()
+    task: TaskConfig = TaskConfig()
     speed: SerializeAsAny[Speed]
     """How long each client's visit takes. A section left out is ``model = "none"``."""
     data: SerializeAsAny[Source]
     """Where samples come from, and how clients share them."""
     model: SerializeAsAny[Model]
-    """The model that is trained, a chain of layers."""
+    """The model that is trained: a chain of layers, or ``package.module:factory``, any ``torch.nn.Module``."""
 
     @field_validator("batch_clients", "threads", "lane_width", mode="before")
     @classmethod
@@ -161,6 +163,11 @@ class Config(ConfigBase):
             raise UsageError(f"clock: {key} lets all clients learn after each round: expected 'simulated', got 'wall'")
         if self.clock == "wall" and self.singles:
             check_single(self.singles, self.lane_width)
+        if self.task.buffers != "mean" and self.model.chain:
+            raise UsageError(
+                f"task.buffers = '{self.task.buffers}' has no meaning with model.name = '{self.model.name}', which has "
+                "none: remove it, or set model.name = 'package.module:factory'"
+            )
         self.oracle.check()
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
     from hpcfl.base.types import State
     from hpcfl.comm.message import Layout, Sums
+    from hpcfl.data import Header
     from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
+    from hpcfl.models import Model
 
 KERNEL, ROUND = "kernel", "round"
 
@@ -45,6 +47,13 @@ class FedHeNN(Local):
     """Strength of the alignment in the first round."""
     alignment: int = Field(1000, ge=2)
     """Samples for the alignment, m; a client sends m(m + 1)/2 numbers."""
+
+    def check_model(self, model: Model, header: Header) -> None:
+        if not model.chain:
+            raise UsageError(
+                f"algorithm.name = 'fedhenn' needs to know which submodule embeds, which model.name = '{model.name}' "
+                "does not tell: expected a model that is a chain of layers; did you mean algorithm.name = 'local'?"
+            )
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         return ((KERNEL, ROUND),)

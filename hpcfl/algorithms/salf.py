@@ -97,7 +97,7 @@ class Salf(Algorithm):
         rows = [visits.in_time(max(level[name] for name in names)) for names in task.layer_names()]
         velocity = {name: value.clone() for name, value in personal.items()}
         sgd = Sgd(self.learning_rate(visits.round), momentum=self.momentum)
-        for number, gradients, losses in task.backprop(start, batch, rows):
+        for number, gradients, losses in task.backprop(start, batch, rows, visits.closed):
             if number == len(rows) - 1:
                 yield {"loss": (losses, visits.ones(len(losses)))}
             for name in reversed(gradients):

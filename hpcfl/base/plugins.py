@@ -53,20 +53,25 @@ def plugin(spec: str, base: type[C], key: str, by: str) -> type[C]:
     UsageError
         In one line: if there is no such module or class, if importing it fails, if it is not derived from `base`.
     """
-    parts = SPEC.fullmatch(spec)
-    if parts is None:
-        raise UsageError(f"{key}: expected package.module:Class, got '{spec}'")
-    cls = getattr(_module(parts[1], key), parts[2], None)
-    where = f"{key} = '{spec}'"
-    if cls is None:
-        known = [name for name, value in vars(sys.modules[parts[1]]).items() if isinstance(value, type)]
-        raise UsageError(f"{where}: no '{parts[2]}' in {file_of(parts[1])}{did_you_mean(parts[2], known)}")
+    cls, where = outside(spec, key), f"{key} = '{spec}'"
     if not isinstance(cls, type) or not issubclass(cls, base):
         raise UsageError(f"{where}: expected a class derived from {base.__module__}.{base.__name__}, got {cls!r}")
     if isabstract(cls):
         lacking = ", ".join(sorted(cls.__abstractmethods__))
         raise UsageError(f"{where}: expected a class that defines {lacking}, which {base.__name__} leaves open")
     return _named(cls, spec, by)
+
+
+def outside(spec: str, key: str, form: str = "package.module:Class") -> Any:
+    """Return what ``package.module:Class`` names; UsageError if there is no such thing, or importing it fails."""
+    parts = SPEC.fullmatch(spec)
+    if parts is None:
+        raise UsageError(f"{key}: expected {form}, got '{spec}'")
+    found = getattr(_module(parts[1], key), parts[2], None)
+    if found is None:
+        known = [name for name, value in vars(sys.modules[parts[1]]).items() if isinstance(value, type)]
+        raise UsageError(f"{key} = '{spec}': no '{parts[2]}' in {file_of(parts[1])}{did_you_mean(parts[2], known)}")
+    return found
 
 
 @functools.cache
@@ -89,12 +94,12 @@ def _module(name: str, key: str) -> ModuleType:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             looked = ", ".join(f"'{place}'" for place in places())
             raise UsageError(f"{key}: no module '{name}'; expected it in {looked}") from None
-        raise UsageError(f"{key}: '{name}' cannot be imported: {_reason(error)}") from error
+        raise UsageError(f"{key}: '{name}' cannot be imported: {reason(error)}") from error
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{key}: '{name}' cannot be imported: {_reason(error)}") from error
+        raise UsageError(f"{key}: '{name}' cannot be imported: {reason(error)}") from error
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """Return an error in one line, and where it was raised."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]

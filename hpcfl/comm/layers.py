@@ -57,7 +57,8 @@ class Layers:
     def name(self, number: int) -> str:
         """Return the name of layer `number` (1 … L)."""
         tensors = self.tensors[number - 1]
-        return tensors[0].rpartition(".")[0] if len(tensors) > 1 else tensors[0]
+        owner = tensors[0].rpartition(".")[0] if len(tensors) > 1 else ""
+        return owner or tensors[0]
 
     @property
     def names(self) -> list[str]:

@@ -46,6 +46,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
     facts = chain(
         [("config", f"valid: {config.algorithm.name}, {config.rounds} rounds, {config.clients} clients")],
         [("data", f"{header.train} training and {header.test} test samples, at most {samples} per client")],
+        _module(job),
         _held_out(job),
         _rounds(job),
         _theory(job),
@@ -58,6 +59,15 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
         _memory(job, ranks),
     )
     yield from (f"{name:<14}{text}" for name, text in facts)
+
+
+def _module(job: Job) -> Facts:
+    """The layers that were traced of a module from outside, and how it is computed."""
+    if (whole := job.task.whole) is None:
+        return
+    sizes = {name: value.numel() for name, value in whole.tensors.items()}
+    layers = "; ".join(f"{', '.join(names)} ({sum(sizes[name] for name in names)})" for names in whole.groups)
+    yield "model", f"{whole.found.computing} ({whole.found.why}); layers 1 … {len(whole.groups)}: {layers}"
 
 
 def _held_out(job: Job) -> Facts:

@@ -12,6 +12,7 @@ import torch
 
 from hpcfl.algorithms import Algorithm, IteratedReduction
 from hpcfl.algorithms.base import Extras
+from hpcfl.algorithms.buffered import with_buffers
 from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.base.types import Floats, Ints, Shape, State
@@ -24,6 +25,7 @@ from hpcfl.config import Config
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_objectives, client_scores
 from hpcfl.learning.task import Task
+from hpcfl.models.modules.tracing import Computing
 from hpcfl.schedule.doubling import Stage
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
@@ -61,8 +63,16 @@ class Job:
     chunks: list[Chunk]
 
     @classmethod
-    def of(cls, config: Config, data_dir: Path | None, ranks: int, device: str = "cpu", threads: int = 1) -> Job:
-        """Read the data, build the model and deal the clients.
+    def of(
+        cls,
+        config: Config,
+        data_dir: Path | None,
+        ranks: int,
+        device: str = "cpu",
+        threads: int = 1,
+        computing: Computing | None = None,
+    ) -> Job:
+        """Read the data, build the model and deal the clients; `computing` is what was decided of a module before.
 
         Raises
         ------
@@ -74,16 +84,18 @@ class Job:
             check_width(config.lane_width, ranks)
         torch.set_num_threads(threads)
         federation = config.data.federate(config.clients, config.seed, data_dir)
-        task = Task(config.model, federation, config.seed, device, config.precision)
+        kinds = config.precision, None, config.task.buffers, computing
+        task = Task(config.model, federation, config.seed, device, *kinds)
+        algorithm = with_buffers(config.algorithm, task)
         give_back() if config.clock == "wall" and task.nbytes >= LEAN_BYTES else keep_freed()
         if config.doubling.when == "gradient" and config.algorithm.init_server(task).keys().isdisjoint(task.initial()):
             raise UsageError(
                 f"doubling.when = 'gradient': algorithm.name = '{config.algorithm.name}' shares nothing that could "
                 "move; did you mean doubling.when = 'plateau'?"
             )
-        size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one)
+        size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one or task.looped)
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks, federation.shapes)
-        job = cls(config, task, config.algorithm, chunks)
+        job = cls(config, task, algorithm, chunks)
         config.speed.covers(config.rounds, config.clients, len(job.layers.tensors))
         if config.model.initial is not None:
             task.check_given(job.algorithm.name, job.algorithm.init_server(task), job.algorithm.personal(task))

@@ -5,6 +5,7 @@ Judged from headers and checkpoints; torch is imported only when there are model
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcfl import store
+from hpcfl.algorithms.buffered import with_buffers
 from hpcfl.base.errors import UsageError, check_within
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from hpcfl.config import Config
     from hpcfl.data import ClientData, Federation
     from hpcfl.learning.task import Task
+    from hpcfl.models.modules.tracing import Computing
 
 Array = npt.NDArray[Any]
 STORED = ("stored", "shared")
@@ -63,9 +66,9 @@ def open_models(run: Path | str, data_dir: Path | str | None = None, stored: boo
     except UsageError as error:
         raise UsageError(f"data_dir = {str(data)!r}: expected where the run's data are: {error}") from None
     saved = store.load(path, personal=False)
-    task, shared = loaded(config, data, saved, path, range(config.clients))
+    task, shared = loaded(config, data, saved, path, range(config.clients), recorded(attributes))
     _check_sizes(folder, data, task.federation)
-    algorithm = as_stored(config.algorithm) if stored else config.algorithm
+    algorithm = with_buffers(as_stored(config.algorithm) if stored else config.algorithm, task)
     return Models(config, algorithm, saved.round, saved.shared, saved.extras, path, task, shared)
 
 
@@ -82,17 +85,31 @@ def threads(config: Config) -> int:
     return 1 if config.threads == "auto" else config.threads
 
 
+def recorded(attributes: Mapping[str, str]) -> Computing | None:
+    """Return how a run computes a module from outside; None where nothing was to be decided."""
+    found: Computing | None = json.loads(attributes.get("computing", "{}")).get("how")
+    return found
+
+
 def loaded(
-    config: Config, data: Path | None, saved: store.Checkpoint, path: Path, clients: Iterable[int]
+    config: Config,
+    data: Path | None,
+    saved: store.Checkpoint,
+    path: Path,
+    clients: Iterable[int],
+    computing: Computing | None = None,
 ) -> tuple[Task, State]:
     """Return a run's task and its shared state; UsageError where the data of some clients are not those of the run."""
     federation = config.data.federate(config.clients, config.seed, data)
-    task, shared = with_shared(config, federation, saved)
-    store.check_personal(path, clients, lambda client: config.algorithm.init_client(task, client), federation.shapes)
+    task, shared = with_shared(config, federation, saved, computing)
+    algorithm = with_buffers(config.algorithm, task)
+    store.check_personal(path, clients, lambda client: algorithm.init_client(task, client), federation.shapes)
     return task, shared
 
 
-def with_shared(config: Config, federation: Federation, saved: store.Checkpoint) -> tuple[Task, State]:
+def with_shared(
+    config: Config, federation: Federation, saved: store.Checkpoint, computing: Computing | None = None
+) -> tuple[Task, State]:
     """Return a run's task with some clients' data, and its shared state; UsageError where these do not fit it."""
     import torch
 
@@ -100,8 +117,9 @@ def with_shared(config: Config, federation: Federation, saved: store.Checkpoint)
     from hpcfl.learning.task import Task
 
     where = device(0, torch.cuda.device_count())
-    task = Task(config.model, federation, config.seed, where, config.precision, config.clients)
-    like = config.algorithm.init_server(task)
+    kinds = config.precision, config.clients, config.task.buffers, computing
+    task = Task(config.model, federation, config.seed, where, *kinds)
+    like = with_buffers(config.algorithm, task).init_server(task)
     store.check_shared(saved.shared, like)
     return task, restored(like, saved.shared)
 
@@ -158,7 +176,8 @@ class Models:
             visits = Visits.for_test(self.round, chunk.clients)
             params = self.algorithm.model(self.task, self.state, self._personal(chunk.clients.tolist()), visits)
         for row, client in enumerate(chunk.clients.tolist()):
-            state = {name: params[name][row].detach().clone() for name in self.task.initial(client)}
+            names = [*self.task.initial(client), *(name for name in self.task.buffer_names if name in params)]
+            state = {name: params[name][row].detach().clone() for name in names}
             yield ClientModel(client, state, self.task, self._embedding)
 
     def module(self, client: int | None = None) -> nn.Module:
@@ -176,7 +195,9 @@ class Models:
                     f"algorithm.name = '{self.algorithm.name}' does not share '{min(missing)}': expected "
                     f"module(client=0 … {len(self) - 1})"
                 )
-            params = {name: self.state[name] for name in self.task.initial()}
+            params = {
+                name: self.state[name] for name in (*self.task.initial(), *self.task.buffer_names) if name in self.state
+            }
         else:
             check_within("client", client, 0, len(self) - 1)
             params = next(model.params for model in self._of(self._chunk(client)) if model.client == client)
@@ -194,7 +215,8 @@ class Models:
         from hpcfl.comm.placement import chunk_size, cut
 
         config = self.config
-        size = chunk_size(config.batch_clients, config.clients, self.task.nbytes, config.one_by_one)
+        single = config.one_by_one or self.task.looped
+        size = chunk_size(config.batch_clients, config.clients, self.task.nbytes, single)
         paces = np.zeros(config.clients) if size == 1 else config.speed.paces(config.seed, config.clients)
         return cut(size, paces, 1, self.federation.shapes)
 

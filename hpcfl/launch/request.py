@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -13,6 +14,7 @@ from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.errors import UsageError
 from hpcfl.config import Config, ConfigLike, Overlay
+from hpcfl.engine.trained import recorded
 from hpcfl.presets import Settings, flat
 
 
@@ -26,6 +28,8 @@ class RunRequest(BaseModel):
     new: bool = True
     quiet: bool = False
     force: bool = False
+    computing: Literal["vmapped", "looped"] | None = None
+    """How a module from outside is computed, where the run has decided that."""
     places: list[Path] = Field(default_factory=plugins.places)
     """Where rank 0 looks for classes from outside the package."""
 
@@ -116,4 +120,5 @@ def _resumption(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -
     data = store.data_folder(attributes, data_dir)
     configs.of_run(attributes, force).check(data)
     known = {"config": attributes["config"], "data_dir": data, "checkpoint": store.latest(folder)}
+    known["computing"] = recorded(attributes)
     return RunRequest(folder=folder, **known, new=False, quiet=quiet)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hpcfl import config as configs
 from hpcfl import store
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hpcfl.config import Config
     from hpcfl.engine.job import Job, Progress
     from hpcfl.engine.loop import Rounds
+    from hpcfl.models.modules.tracing import Computing
 
 
 def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False) -> None:
@@ -106,9 +107,10 @@ def _prepared(config: Config, request: RunRequest, comm: Any, hosts: list[str]) 
 
         Patience.crowd = local_size / len(cores())
 
-    def make() -> tuple[Job, Progress]:
+    def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
         _check_mpi(config, comm)
-        job = Job.of(config, request.data_dir, size, device(local_rank, torch.cuda.device_count()), threads)
+        where = device(local_rank, torch.cuda.device_count())
+        job = Job.of(config, request.data_dir, size, where, threads, computing)
         if config.clock == "wall" and config.singles:
             check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
         if rank == 0 and torch.get_num_threads() != threads:
@@ -116,7 +118,13 @@ def _prepared(config: Config, request: RunRequest, comm: Any, hosts: list[str]) 
             print(f"hpcfl: {line}", file=sys.stderr, flush=True)
         return job, _begun(job, request, rank)
 
-    return raise_together(comm, make)
+    job, now = raise_together(comm, make)
+    if comm is None or job.task.whole is None:
+        return job, now
+    from hpcfl.comm.mpi import tell
+
+    decided = cast("Computing", tell(comm, job.task.whole.found.computing))  # rank 0's: others may be other machines
+    return (job, now) if decided == job.task.whole.found.computing else make(decided)
 
 
 def _set_threads(config: Config, local_size: int) -> int:
@@ -262,6 +270,8 @@ def _open(request: RunRequest, processes: list[tuple[str, str]], job: Job) -> No
         attributes = {"config": request.config, "data_dir": str(request.data_dir or ""), "hosts": json.dumps(hosts)}
         if code := job.config.code:
             attributes["code"] = json.dumps(code)
+        if whole := job.task.whole:
+            attributes["computing"] = json.dumps({"how": whole.found.computing, "why": whole.found.why})
         if files := job.config.files:
             attributes["files"] = json.dumps(files)
         attributes |= {"versions": json.dumps(versions()), "git_commit": git_commit()}

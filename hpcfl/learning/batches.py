@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -65,6 +65,15 @@ class Visits:
         return torch.from_numpy(self.samples.astype(np.float64)) if by == "samples" else self.ones(len(self.clients))
 
 
+class Samples(NamedTuple):
+    """One client's training and test samples, on the device that computes."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
 @dataclass(frozen=True)
 class Batch:
     """One step's samples of c clients, B each."""
@@ -83,6 +92,12 @@ class Batch:
         if self.sizes is None:
             return [self.x.shape[1]] * len(self.x) if self.valid is None else self.valid.sum(1).tolist()
         return self.sizes
+
+    def first(self, count: int) -> Batch:
+        """The same of the first `count` clients."""
+        key = self.key._replace(clients=self.key.clients[:count])
+        valid = None if self.valid is None else self.valid[:count]
+        return Batch(self.x[:count], self.y[:count], valid, key, self.sizes and self.sizes[:count])
 
     def active(self) -> Tensor | None:
         """Which clients have any sample in this step, bool ``[c]``; None: all of them."""

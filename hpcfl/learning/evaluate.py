@@ -22,7 +22,7 @@ def client_scores(task: Task, params: State, clients: Ints) -> tuple[Floats, Flo
     x = pad_sequence([samples.test_x for samples in data], batch_first=True)
     y = pad_sequence([samples.test_y for samples in data], batch_first=True)
     valid = (torch.arange(x.shape[1]) < sizes[:, None]).to(task.device)
-    return _scores(task.forward(params, x), y, valid)
+    return _scores(task.forward(params, x, sizes=sizes.tolist()), y, valid)
 
 
 @torch.no_grad()

@@ -11,21 +11,28 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from threading import Event
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import let_go
-from hpcfl.base.rng import StepKey, key_as_seed
+from hpcfl.base.rng import StepKey
 from hpcfl.base.types import Shape, State
 from hpcfl.data import Federation
 from hpcfl.data.base import Features, Labels
-from hpcfl.learning.batches import Batch, Visits, batches
+from hpcfl.learning.batches import Batch, Samples, Visits, batches
+from hpcfl.learning.build import units
+from hpcfl.learning.config import Buffers
+from hpcfl.learning.early import as_ready
 from hpcfl.learning.initial import InitialFile
 from hpcfl.models import Model
 from hpcfl.models.modules.layers import Layer, Tape
+from hpcfl.models.modules.tracing import Computing
+from hpcfl.models.modules.whole import Whole
 
 TEST_BATCH = 1000  # rows per forward pass outside training
 SERVER = -1  # stands for the server among client ids
@@ -34,24 +41,18 @@ Objective = Callable[[State, Batch], Tensor]
 """What is minimised: from parameters ``{name: [c, …]}`` and a batch to each client's value, ``[c]``."""
 
 
-class Samples(NamedTuple):
-    """One client's training and test samples, on the device that computes."""
-
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
-
 class Task:
     """A model, a federation's data, and what is computed with both.
 
-    Clients whose features differ in shape have models of the same names, of different shapes. Batches, dropout and, if
-    no file gives them (UsageError where it cannot), initial values are keyed by `seed`. A file may lack those of
-    newcomers: clients from number `members` on (None: there are none).
+    The model is a chain of layers, or a `Whole` whose layers were traced. Clients whose features differ in shape have
+    models of the same names, of different shapes. Batches, dropout and, if no file gives them (UsageError where it
+    cannot), initial values are keyed by `seed`. A file may lack those of newcomers: clients from number `members` on
+    (None: there are none).
 
     Attributes
     ----------
+    buffers : str
+        What becomes of buffers that steps change. A module's `computing`, see there, is found out where it is None.
     penalty : float
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
     oracle_calls : Counter
@@ -68,11 +69,14 @@ class Task:
         device: str = "cpu",
         precision: Precision = "single",
         members: int | None = None,
+        buffers: Buffers = "mean",
+        computing: Computing | None = None,
     ) -> None:
         self.federation, self.seed, self.penalty = federation, seed, model.penalty
-        self.device = torch.device(device)
+        self.device, self.buffers = torch.device(device), buffers
         self.dtype = torch.float64 if precision == "double" else torch.float32
-        built = {shape: self._build(model, shape) for shape in dict.fromkeys(federation.shapes)}
+        how = self.dtype, self.device, buffers, computing
+        built = {shape: units(model, federation, shape, seed, *how) for shape in dict.fromkeys(federation.shapes)}
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
         self.layers = built[federation.shapes[0]]
         self._initial = {
@@ -82,12 +86,6 @@ class Task:
         self._given = self._read(model.initial, precision, members) if model.initial is not None else None
         self._samples: dict[int, Samples] = {}
         self.oracle_calls: Counter[int] = Counter()
-
-    def _build(self, model: Model, shape: Shape) -> list[Layer]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key_as_seed(self.seed, "initial values"))
-            named = model.build(shape, self.federation.classes)
-        return [Layer(name, modules.to(self.dtype), number) for number, (name, modules) in enumerate(named)]
 
     def _read(self, file: str, precision: Precision, members: int | None) -> InitialFile:
         given = InitialFile(Path(file), self.federation.clients, precision)
@@ -101,6 +99,21 @@ class Task:
     # the model
 
     @property
+    def whole(self) -> Whole | None:
+        """The module that is the whole model; None for a chain of layers."""
+        return unit if isinstance(unit := self.layers[0], Whole) else None
+
+    @property
+    def buffer_names(self) -> tuple[str, ...]:
+        """The names of the buffers that steps change."""
+        return tuple(self.whole.buffers) if self.whole is not None else ()
+
+    @property
+    def looped(self) -> bool:
+        """Whether clients are computed one after the other, also in a chunk of several."""
+        return self.whole is not None and self.whole.found.computing == "looped"
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the largest client's model."""
         return max(sum(value.nbytes for value in state.values()) for state in self._initial.values())
@@ -112,7 +125,7 @@ class Task:
 
     def layer_names(self, blocks: str = "layer") -> tuple[tuple[str, ...], ...]:
         """The names of the tensors of layers 1 … L; with ``blocks = "tensor"`` each tensor is a layer by itself."""
-        whole = tuple(tuple(layer.tensors) for layer in self.layers)
+        whole = tuple(names for layer in self.layers for names in layer.groups)
         return whole if blocks == "layer" else tuple((name,) for names in whole for name in names)
 
     def initial(self, client: int | None = None) -> State:
@@ -143,6 +156,8 @@ class Task:
 
     def module(self, params: State) -> nn.Module:
         """Return the model as a plain module, set to evaluate, with copies of one client's ``{name: […]}``."""
+        if self.whole is not None:
+            return self.whole.module(params).eval()
         named = OrderedDict[str, nn.Module]((layer.name, layer.module(params)) for layer in self.layers)
         return nn.Sequential(named).to(self.device).eval()
 
@@ -152,12 +167,24 @@ class Task:
         return {name: shared[name].expand(len(visits.clients), *shared[name].shape) for name in names}
 
     def forward(
-        self, params: State, x: Tensor, key: StepKey | None = None, first: int = 0, last: int | None = None
+        self,
+        params: State,
+        x: Tensor,
+        key: StepKey | None = None,
+        first: int = 0,
+        last: int | None = None,
+        sizes: Sequence[int] | None = None,
     ) -> Tensor:
         """Outputs ``[c, B, classes]``, or what the layers from number `first` up to before `last` make of their input.
 
-        `key` is that of a training step; None: nothing is dropped.
+        `key` is that of a training step; None: nothing is dropped. `sizes` are how many of each client's samples, the
+        first ones, are real (None: all), for modules whose outputs depend on the whole batch. UsageError where a module
+        that is no chain of layers is to be cut.
         """
+        if self.whole is not None:
+            if first or last is not None:
+                raise UsageError(f"model.name = '{self.whole.name}' is no chain of layers, and cannot be cut at one")
+            return self.whole(params, x, key, sizes)
         for layer in self.layers:
             if first <= layer.number and (last is None or layer.number < last):
                 x = layer(params, x, key)
@@ -171,7 +198,8 @@ class Task:
 
     def losses(self, params: State, batch: Batch) -> Tensor:
         """Each client's mean loss with the penalty, ``[c]``."""
-        return self._penalised(batch.losses(self.forward(params, batch.x, batch.key)), params)
+        sizes = None if batch.valid is None else batch.sample_counts()
+        return self._penalised(batch.losses(self.forward(params, batch.x, batch.key, sizes=sizes)), params)
 
     def penalties(self, params: State) -> Tensor:
         flat = [params[name].flatten(1) for layer in self.layers for name in layer.tensors]
@@ -257,7 +285,8 @@ class Task:
         self._count(batch)
         leaves = {name: params[name].detach().requires_grad_() for name in (params if names is None else names)}
         losses = (objective or self.losses)(params | leaves, batch)
-        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()))
+        # a module may leave a part out of a step
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=self.whole is not None)
         return dict(zip(leaves, gradients)), losses.detach()
 
     def per_sample_gradients(self, params: State, batch: Batch) -> State:
@@ -279,21 +308,28 @@ class Task:
         self._count(batch, calls=2)
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         losses = self.losses(leaves, batch)
-        first = torch.autograd.grad(losses.sum(), list(leaves.values()), create_graph=True)
+        skips = self.whole is not None
+        first = torch.autograd.grad(losses.sum(), list(leaves.values()), create_graph=True, materialize_grads=skips)
         slopes = [(gradient * vector[name]).sum() for name, gradient in zip(leaves, first)]
         second = torch.autograd.grad(torch.stack(slopes).sum(), list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, second))
 
-    def backprop(self, params: State, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[int, State, Tensor]]:
+    def backprop(
+        self, params: State, batch: Batch, rows: Sequence[int], closed: Event | None = None
+    ) -> Iterator[tuple[int, State, Tensor]]:
         """One forward and backward pass that ends for each client where its time does.
 
         ``rows[l]`` clients (the first ones) still compute the gradient of layer l (0 … L − 1); it may not fall with l.
         Yields, from L − 1 down while anybody is left, the layer's number l, its gradients ``{name: [rows[l], …]}`` and
-        the mean losses ``[rows[L - 1]]``.
+        the mean losses ``[rows[L - 1]]``. In real time, a module's pass ends where the round has `closed`.
         """
+        if self.whole is not None:
+            yield from self._backprop_whole(self.whole, params, batch, rows, closed)
+            return
         self._count(batch, clients=rows[-1])
         tapes, x = [], batch.x
-        for layer, count in zip(self.layers, rows):
+        layers = [layer for layer in self.layers if isinstance(layer, Layer)]
+        for layer, count in zip(layers, rows):
             tapes.append(Tape.record(layer, params, x, count, batch.key))
             x = tapes[-1].output
         data = batch.losses(x[: rows[-1]], rows[-1]) if rows[-1] else x.new_zeros(0)
@@ -308,6 +344,23 @@ class Task:
                 for name, gradient in gradients.items():
                     gradient.add_(params[name][: len(gradient)], alpha=self.penalty)
             yield number, gradients, losses
+
+    def _backprop_whole(
+        self, whole: Whole, params: State, batch: Batch, rows: Sequence[int], closed: Event | None
+    ) -> Iterator[tuple[int, State, Tensor]]:
+        """`backprop` of a module that cannot be cut: one pass of all, then layer by layer; in real time as it goes."""
+        if not rows[-1]:
+            return
+        if closed is not None:
+            self._count(batch)
+            yield from as_ready(whole, {name: value[0] for name, value in params.items()}, batch, closed)
+            return
+        reaching = {name: value[: rows[-1]] for name, value in params.items()}
+        gradients, losses = self.gradients(reaching, batch.first(rows[-1]))
+        for number, names in reversed(list(enumerate(self.layer_names()))):
+            if not rows[number]:
+                return
+            yield number, {name: gradients[name][: rows[number]] for name in names}, losses
 
     # tasks made of this one
 
@@ -339,7 +392,7 @@ class Task:
         params = self.replicate(self.initial(int(visits.clients[0])), visits)
         batch = next(self.batches(visits, 1, steps=1))
         self.gradients(params, batch)
-        for _ in self.backprop(params, batch, [1] * len(self.layers)):
+        for _ in self.backprop(params, batch, [1] * len(self.layer_names())):
             pass
 
 

@@ -1,44 +1,13 @@
-"""Model families, one per file. A model is a chain of layers."""
+"""Model families, one per file. A model is a chain of layers, or any module from outside the package."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
-
-from pydantic import Field
-
-from hpcfl.base.config import ConfigBase
+from hpcfl.base.plugins import outside
 from hpcfl.base.registry import lookup, registered
+from hpcfl.models import foreign
+from hpcfl.models.base import Chance, Model, Width
 
-if TYPE_CHECKING:
-    from torch import nn
-
-Width = Annotated[int, Field(ge=1)]
-Chance = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Model(ConfigBase):
-    """Base of the ``[model]`` sections. One file in ``hpcfl/models/`` is one family, named by ``model.name``."""
-
-    name: str
-    initial: str | None = None
-    """An HDF5 file of initial values, a dataset for each tensor; ``clients/<number>/<tensor>`` is one client's own, of
-    a layer that is personal. By default they are drawn by the seed."""
-    paths: ClassVar[tuple[str, ...]] = ("initial",)
-
-    @property
-    def penalty(self) -> float:
-        """μ of a penalty ``μ/2 · |θ|²`` that belongs to what is minimised."""
-        return 0.0
-
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
-        """Raise UsageError where features of `shape` cannot go through this model. Does not import torch."""
-
-    def build(self, shape: tuple[int, ...], classes: int) -> list[tuple[str, nn.Sequential]]:
-        """Return the named layers, first one first, freshly initialised from torch's global generator.
-
-        A layer in SALF's sense is a module with weight and bias, with what follows it up to the next.
-        """
-        raise NotImplementedError
+__all__ = ["Chance", "Model", "Width", "model_class", "models"]
 
 
 def models() -> dict[str, str]:
@@ -47,4 +16,9 @@ def models() -> dict[str, str]:
 
 
 def model_class(name: str) -> type[Model]:
+    """Return the section of a family, of a class of the user's own, or of a factory of modules."""
+    if ":" in name:
+        found = outside(name, "model.name", "package.module:factory")
+        if not (isinstance(found, type) and issubclass(found, Model)):
+            return foreign.section(name, found)
     return lookup("hpcfl.models", Model, name, "model.name")

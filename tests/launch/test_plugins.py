@@ -21,7 +21,7 @@ from hpcfl.commands.show import summary
 from hpcfl.testing.runs import cut_back, same, table, toml
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-code.md").read_text(encoding="utf-8"), re.DOTALL)
-FEDPROX, LOGNORMAL, BLOBS, SCRIPT = BLOCKS
+FEDPROX, _, LOGNORMAL, BLOBS, SCRIPT = BLOCKS
 
 OWN = {
     "algorithm": {"name": "mine:FedProx", "mu": 0.5},

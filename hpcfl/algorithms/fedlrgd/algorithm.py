@@ -96,6 +96,11 @@ class FedLrgd(Algorithm):
             )
 
     def check_model(self, model: Model, header: Header) -> None:
+        if not model.chain:
+            raise UsageError(
+                f"algorithm.name = 'fedlrgd' needs the gradients of single samples, which model.name = '{model.name}' "
+                "need not have: expected a model that is a chain of layers; did you mean algorithm.name = 'fedavg'?"
+            )
         if header.server < self.rank:
             near = header.server or f"data.server = {self.rank} with data.deal = false, where the data have these keys"
             most = f"at most {header.server}, the training samples that the server holds"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
@@ -12,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import StepKey, key_as_seed
 from hpcfl.base.types import State
 from hpcfl.models.modules.custom import Dropout
+from hpcfl.models.modules.tracing import seeded
 
 KINKED = nn.ReLU, nn.LeakyReLU, nn.Hardtanh, nn.MaxPool1d, nn.MaxPool2d
 TorchDropout = nn.modules.dropout._DropoutNd
@@ -27,16 +30,26 @@ class Layer:
         self.name = name
         self.number = number
         # which names belong to which module, found once: looking through modules costs as much as a small layer
-        self.names = [{key: f"{name}.{key}" for key, _ in m.named_parameters()} for m in modules]
         self.modules = list(modules)
-        self.tensors = {f"{name}.{key}": value for m in modules for key, value in m.named_parameters()}
-        if any(True for _ in modules.buffers()):
-            raise NotImplementedError(f"layer {name}: modules with buffers are not supported")
+        self.names = _names(name, self.modules)
+        self.drawing = [bool(names) and _draws(m) for names, m in zip(self.names, self.modules)]
+        pairs = zip(self.names, self.modules)
+        self.tensors = {names[key]: value for names, m in pairs for key, value in m.named_parameters()}
+        if buffers := [key for key, _ in modules.named_buffers()]:
+            raise UsageError(
+                f"model: layer {name} has the buffer {buffers[0]}, which a chain of layers cannot keep: expected a "
+                "module without, or model.name = 'package.module:factory' that makes the whole"
+            )
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The names of its tensors, as layers."""
+        return (tuple(self.tensors),)
 
     @property
     def unbatched(self) -> bool:
-        """True for torch's own dropout, which clients take one by one."""
-        return any(isinstance(module, TorchDropout) for module in self.modules)
+        """True for torch's own dropout, by itself or in another module, which clients take one by one."""
+        return any(self.drawing) or any(isinstance(module, TorchDropout) for module in self.modules)
 
     @property
     def nonsmooth(self) -> list[str]:
@@ -65,8 +78,10 @@ class Layer:
 
     def __call__(self, params: dict[str, Tensor], x: Tensor, key: StepKey | None) -> Tensor:
         """Return the layer's output ``[c, B, …]``; `key` is None outside training."""
-        for module, names in zip(self.modules, self.names):
-            if names:
+        for module, names, drawing in zip(self.modules, self.names, self.drawing):
+            if drawing:
+                x = self._drawn(module, {own: params[name] for own, name in names.items()}, x, key)
+            elif names:
                 x = _with_parameters(module, {own: params[name] for own, name in names.items()}, x)
             elif isinstance(module, Dropout):
                 x = x if key is None else module.dropped(x, key, self.number)
@@ -75,6 +90,44 @@ class Layer:
             else:
                 x = module(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return x
+
+    def _drawn(self, module: nn.Module, params: State, x: Tensor, key: StepKey | None) -> Tensor:
+        """Run a module with torch's dropout inside, in training client by client."""
+        module.train(key is not None)
+        if key is None:
+            return _with_parameters(module, params, x)
+        rows = []
+        for row, client in enumerate(key.clients):
+            with seeded(key_as_seed(key.seed, f"dropout {self.number}", key.round, client, key.step), x.device):
+                rows.append(
+                    _with_parameters(module, {own: v[row : row + 1] for own, v in params.items()}, x[row : row + 1])
+                )
+        return torch.cat(rows)
+
+
+def _draws(module: nn.Module) -> bool:
+    """Return whether there is torch's dropout in a module, as a part of it or as a chance that it is given."""
+    parts = list(module.modules())
+    return any(isinstance(part, TorchDropout) for part in parts) or any(
+        isinstance(chance := getattr(part, "dropout", 0), float) and chance > 0 for part in parts
+    )
+
+
+def _names(stage: str, modules: Sequence[nn.Module]) -> list[dict[str, str]]:
+    """Return which name each module's own names have in the model; by its place too, where two would have one name.
+
+    A tensor that is used twice has one name.
+    """
+    own = [list(module.named_parameters()) for module in modules]
+    holders: dict[str, set[int]] = {}
+    for key, value in (pair for pairs in own for pair in pairs):
+        holders.setdefault(key, set()).add(id(value))
+    first: dict[int, str] = {}
+    for place, pairs in enumerate(own):
+        for key, value in pairs:
+            inner = key if len(holders[key]) == 1 else f"{place}.{key}"
+            first.setdefault(id(value), f"{stage}.{inner}")
+    return [{key: first[id(value)] for key, value in pairs} for pairs in own]
 
 
 def _with_parameters(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:

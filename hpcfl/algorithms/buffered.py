@@ -1,0 +1,151 @@
+"""Buffers that training steps change, such as running statistics, sent and kept beside what a method does.
+
+The method knows nothing of them: `with_buffers` puts them around it. They travel with the loss, since a forward pass
+has changed them before any gradient is ready.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from hpcfl.algorithms.base import Algorithm, ServerState
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.algorithms.base import Client
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout, Message, Sums
+    from hpcfl.learning.batches import Visits
+    from hpcfl.learning.task import Task
+    from hpcfl.models.modules.whole import Whole
+
+LOSS = "loss"
+
+
+def with_buffers(algorithm: Algorithm, task: Task) -> Algorithm:
+    """Return the method that also handles the buffers of the task's module; where no step changes any, the method."""
+    if task.whole is None or not task.whole.buffers or task.buffers == "keep":
+        return algorithm
+    kept = {key: getattr(algorithm, key) for key in type(algorithm).model_fields}
+    around = _Local if task.buffers == "local" else _Buffered
+    return _class(around, type(algorithm)).model_construct(algorithm.model_fields_set, **kept)
+
+
+@cache
+def _class(around: type, method: type[Algorithm]) -> type[Algorithm]:
+    made: type[Algorithm] = type(method.__name__, (around, method), {"__module__": method.__module__})
+    return made
+
+
+if TYPE_CHECKING:
+    Base = Algorithm
+else:
+    Base = object  # the method comes after it among the bases
+
+
+class _Buffered(Base):
+    """Stands before a method's class; its helpers are functions, whose names no method can have."""
+
+    def init_server(self, task: Task) -> State:
+        return super().init_server(task) | {name: _whole(task).buffers[name] for name in _sent(self, task)}
+
+    def init_client(self, task: Task, client: int) -> State:
+        own = _own(self, task)
+        return super().init_client(task, client) | {name: _whole(task).buffers[name].clone() for name in own}
+
+    def layout(self, task: Task) -> Layout:
+        import torch
+
+        from hpcfl.comm.message import Block
+
+        sent = {name: Block(tuple(_whole(task).buffers[name].shape), torch.float64) for name in _sent(self, task)}
+        return tuple({**group, **sent} if LOSS in group else group for group in super().layout(task))
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        sent, own = _sent(self, task), _own(self, task)
+        begun = _begun(self, task, shared, personal, visits)
+        work = super().client(task, _without(shared, sent), _without(personal, own), visits)
+        while True:
+            try:
+                message = next(work)
+            except StopIteration as end:
+                now = _whole(task).now(visits.clients)
+                return {**end.value, **{name: now[name] for name in own}}
+            yield _with_change(task, message, {name: begun[name] for name in sent}, visits)
+
+    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
+        sent = _sent(self, task)
+        after = super().step(task, replace(state, shared=_without(state.shared, sent)), sums)
+        means = {name: _after(task, state.shared[name], name, sums) for name in sent}
+        return replace(after, shared={**after.shared, **means})
+
+    def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        _begun(self, task, shared, personal, visits)
+        rest = _without(shared, _sent(self, task)), _without(personal, _own(self, task))
+        return super().model(task, *rest, visits) | _whole(task).now(visits.clients)
+
+    def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
+        sent = _sent(self, task)
+        if shared.keys() >= set(sent):  # asked for by itself, not by `model`
+            _begun(self, task, shared, {}, visits)
+        return super().adapted(task, _without(shared, sent), visits, epochs) | _whole(task).now(visits.clients)
+
+
+class _Local(_Buffered):
+    """The same where all of them are the clients' own: the shared model alone cannot predict."""
+
+    @property
+    def evaluates_shared(self) -> bool:
+        return False
+
+
+def _own(method: Algorithm, task: Task) -> list[str]:
+    """Return the buffers that are a client's own: those of layers that are, or all."""
+    personal = method.personal(task)
+    if task.buffers == "local" or personal >= set(task.initial()):
+        return list(task.buffer_names)
+    owners = {name.rpartition(".")[0] for name in personal}
+    return [name for name in task.buffer_names if name.rpartition(".")[0] in owners]
+
+
+def _sent(method: Algorithm, task: Task) -> list[str]:
+    own = _own(method, task)
+    return [name for name in task.buffer_names if name not in own]
+
+
+def _begun(method: Algorithm, task: Task, shared: State, personal: State, visits: Visits) -> State:
+    """Let the visits' steps begin with what is shared or the clients' own; return it, ``{name: [c, …]}``."""
+    count = len(visits.clients)
+    begun = {name: shared[name].expand(count, *shared[name].shape) for name in _sent(method, task)}
+    begun |= {name: personal[name] for name in _own(method, task) if name in personal}
+    _whole(task).begin(visits.clients.tolist(), begun)
+    return begun
+
+
+def _with_change(task: Task, message: Message, begun: State, visits: Visits) -> Message:
+    """Return the message with what steps have changed of the buffers, if it is that of the loss."""
+    if LOSS not in message:
+        return message
+    _, weight = message[LOSS]
+    now = _whole(task).now(visits.clients[: len(weight)])
+    changes = {name: (now[name].double() - value[: len(weight)], weight) for name, value in begun.items()}
+    return {**message, **changes}
+
+
+def _after(task: Task, value: Tensor, name: str, sums: Sums) -> Tensor:
+    from hpcfl.comm.message import moved
+
+    mean = sums.mean(name)
+    return moved(value, mean.ceil() if _whole(task).integer(name) else mean)
+
+
+def _whole(task: Task) -> Whole:
+    assert task.whole is not None
+    return task.whole
+
+
+def _without(state: State, names: list[str]) -> State:
+    return {name: value for name, value in state.items() if name not in names}

@@ -1,0 +1,115 @@
+"""Any ``torch.nn.Module`` as a model: what a class or function from outside the package makes.
+
+The parameters of this factory are the keys of the section, but for `shape` and `classes`, which the data give.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, create_model
+
+from hpcfl.base.errors import UsageError
+from hpcfl.base.plugins import outside, reason
+from hpcfl.models.base import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+GIVEN = ("shape", "classes")
+TYPES = {each.__name__: each for each in (bool, int, float, str)}
+
+
+class Foreign(Model):
+    """A module that a factory makes: ``factory(shape=…, classes=…, **keys)``, shape being that of one sample."""
+
+    model_config = ConfigDict(protected_namespaces=())
+    chain: ClassVar[bool] = False
+
+    def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return a new module, its values drawn from torch's global generator.
+
+        Raises
+        ------
+        UsageError
+            In one line: what the factory raises, or what it makes if that is no module.
+        """
+        from torch import nn
+
+        where, fields = f"model.name = '{self.name}'", type(self).model_fields
+        keys = {key: value for key, value in self if key not in Model.model_fields}
+        # a default is the factory's own object, which a config may be unable to hold
+        own = {key: value for key, value in keys.items() if key not in fields or value != fields[key].default}
+        try:
+            made = outside(self.name, "model.name")(shape=shape, classes=classes, **own)
+        except Exception as error:
+            raise UsageError(f"{where}: {reason(error)}") from error
+        if not isinstance(made, nn.Module):
+            raise UsageError(f"{where}: expected a factory of a torch.nn.Module, got one of {made!r:.80}")
+        return made
+
+
+class _OpenEnded(Foreign):
+    """One whose factory takes any keys, ``**keys``."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def section(spec: str, factory: object) -> type[Foreign]:
+    """Return the section of a factory; UsageError where it is none, or cannot be called with `GIVEN` and keys."""
+    where = f"model.name = '{spec}'"
+    if not callable(factory):
+        raise UsageError(f"{where}: expected a class or function that makes a torch.nn.Module, got {factory!r:.80}")
+    return _section(spec, factory, where)
+
+
+@functools.cache
+def _section(spec: str, factory: Callable[..., Any], where: str) -> type[Foreign]:
+    parameters = _parameters(factory, where)
+    open_ended = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
+    lacking = [name for name in GIVEN if name not in parameters and not open_ended]
+    if lacking:
+        raise UsageError(
+            f"{where}: expected a factory that takes shape and classes by name, got one without {lacking[0]}"
+        )
+    fields: dict[str, Any] = {"name": (Literal[spec], spec)} | dict(_fields(parameters, where))
+    doc = (inspect.getdoc(factory) or f"What {spec} makes.").partition("\n\n")[0]
+    base = _OpenEnded if open_ended else Foreign
+    return create_model("Foreign", __base__=base, __module__=__name__, __doc__=doc, **fields)
+
+
+def _parameters(factory: Callable[..., Any], where: str) -> dict[str, Parameter]:
+    try:
+        parameters = dict(inspect.signature(factory).parameters)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{where}: {reason(error)}") from error
+    return {name: each for name, each in parameters.items() if each.kind is not Parameter.VAR_POSITIONAL}
+
+
+def _fields(parameters: dict[str, Parameter], where: str) -> Iterator[tuple[str, Any]]:
+    """Yield a field for each parameter that a config may set; UsageError where one that must be set has another use."""
+    for name, each in parameters.items():
+        if name in GIVEN or each.kind is Parameter.VAR_KEYWORD:
+            continue
+        required = each.default is Parameter.empty
+        if name.startswith("_") or hasattr(Foreign, name) or name in Foreign.model_fields:
+            if required:
+                raise UsageError(f"{where}: '{name}' cannot be a key of a section: expected another name, or a default")
+            continue
+        annotation = getattr(each.annotation, "__name__", each.annotation)
+        kind = TYPES.get(annotation, Any) if isinstance(annotation, str) else Any
+        text = f"The factory's parameter `{name}`."
+        yield name, (kind, Field(... if required else _plain(each.default), description=text))
+
+
+def _plain(default: Any) -> Any:
+    """Return a default as JSON holds it; None for one that JSON cannot hold."""
+    try:
+        return json.loads(json.dumps(default, allow_nan=False))
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,254 @@
+"""What a module is like, found by running it on a few samples: its layers, what it draws, whether vmap admits it."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from hpcfl.base.errors import UsageError, listed
+from hpcfl.base.plugins import reason
+from hpcfl.base.types import State
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+CLOSE = 1e-3
+"""Share of the largest number by which what vmap gives may differ from the loop: rounding stays far below it."""
+Computing = Literal["vmapped", "looped"]
+DECIDED = "as was decided when the run began"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a module is like.
+
+    Attributes
+    ----------
+    layers : tuple of tuple of str
+        The names of the tensors of layers 1 … L: the last layer's gradients are ready first.
+    draws : bool
+        A forward pass draws random numbers.
+    mixes : bool
+        What a step gives for a sample depends on the others in the batch.
+    state : tuple of str
+        The buffers that a training step changes.
+    outputs : tuple of int
+        The shape of what it gives for a sample.
+    computing, why : str
+        How chunks are computed, and for what reason.
+    """
+
+    layers: tuple[tuple[str, ...], ...]
+    draws: bool
+    mixes: bool
+    state: tuple[str, ...]
+    outputs: tuple[int, ...]
+    computing: Computing
+    why: str
+
+
+def examined(module: nn.Module, x: Tensor, classes: int, where: str, decided: Computing | None = None) -> Findings:
+    """Return what a module is like, by samples ``[B, …]``; the module stays as it is, but for its mode.
+
+    How it is computed is tried out unless that was `decided` before.
+
+    Raises
+    ------
+    UsageError
+        In one line that begins with `where`: if the module does not take such samples or gives no ``[B, classes]``,
+        if nothing learns, or a parameter takes no part.
+    """
+    tensors = copies(module)
+    try:
+        with seeded(0):
+            outputs = functional_call(module.train(), tensors, (x,))
+    except Exception as error:
+        raise UsageError(f"{where}: features of shape {tuple(x.shape[1:])}: {reason(error)}") from error
+    got = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    if got != [len(x), classes]:
+        raise UsageError(f"{where}: expected outputs of shape [{len(x)}, {classes}] for {len(x)} samples, got {got}")
+    before = copies(module)
+    state = tuple(name for name, _ in module.named_buffers() if not torch.equal(before[name], tensors[name]))
+    layers = _layers(module, x, where)
+    draws = _draws(module.train(), x) or _draws(module.eval(), x)
+    mixes = _mixes(module, x)
+    computing, why = (decided, DECIDED) if decided else _computing(module, x, draws)
+    return Findings(layers, draws, mixes, state, (classes,), computing, why)
+
+
+def copies(module: nn.Module) -> State:
+    """Return copies of a module's parameters and buffers, every one of them once."""
+    return {name: value.detach().clone() for name, value in (*module.named_parameters(), *module.named_buffers())}
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed the global generators of torch, Python and NumPy within the block; afterwards they are as before."""
+    python, numpy, generators = random.getstate(), np.random.get_state(), [torch.default_generator]
+    if device is not None and device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:  # torch.manual_seed takes down the stack where there is no GPU
+        generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states):
+            generator.set_state(state)
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _run(module: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        outputs: Tensor = functional_call(module, copies(module), (x,))
+    return outputs
+
+
+def _draws(module: nn.Module, x: Tensor) -> bool:
+    """Return whether a global generator is another one after a forward pass."""
+
+    def now() -> tuple[Any, ...]:
+        _, keys, place, *_ = np.random.get_state()
+        return torch.get_rng_state().numpy().tobytes(), random.getstate(), np.asarray(keys).tobytes(), place
+
+    with seeded(0):
+        before = now()
+        _run(module, x)
+        return now() != before
+
+
+def _mixes(module: nn.Module, x: Tensor) -> bool:
+    """Return whether the outputs of samples change with another sample of the batch."""
+    other = torch.cat([x[:-1], 2 * x[-1:] + 1]) if x.is_floating_point() else torch.cat([x[:-1], x[:1]])
+    pairs = []
+    for mode in (True, False):
+        with seeded(0):
+            one = _run(module.train(mode), x)
+        with seeded(0):
+            pairs.append((one, _run(module, other)))
+    return any(_apart(one[:-1], two[:-1]) > 0.01 * CLOSE for one, two in pairs)
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two tensors, as a share of the largest number; 1 where one is not finite."""
+    share = float((one - other).abs().max() / other.abs().max().clamp(min=1e-6)) if one.numel() else 0.0
+    return share if share < 1 else 1.0
+
+
+# layers
+
+
+def _layers(module: nn.Module, x: Tensor, where: str) -> tuple[tuple[str, ...], ...]:
+    """Return the names of the tensors of layers 1 … L, by when their gradients are ready."""
+    learning = [name for name, value in module.named_parameters() if value.requires_grad]
+    if not learning:
+        raise UsageError(f"{where}: expected parameters that learn (requires_grad), got none")
+    ready, follows = _ready(module.train(), x, learning)
+    if len(ready) < len(learning):  # a part that is skipped at random is there in a test
+        ready, follows = _ready(module.eval(), x, learning)
+    if idle := [name for name in learning if name not in ready]:
+        raise UsageError(
+            f"{where}: {listed(idle)}: the outputs do not depend on it; expected that they do, or requires_grad = False"
+        )
+    times: dict[str, int] = {}
+    for time, name in enumerate(ready):
+        owner = name.rpartition(".")[0]
+        times[follows.get(owner, owner)] = time
+    groups: dict[str, list[str]] = {owner: [] for owner in sorted(times, key=lambda owner: -times[owner])}
+    for name in learning:
+        owner = name.rpartition(".")[0]
+        groups[follows.get(owner, owner)].append(name)
+    return tuple(map(tuple, groups.values()))
+
+
+def _ready(module: nn.Module, x: Tensor, names: Collection[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the names in the order in which gradients become ready, and which module each normalisation follows."""
+    tensors, ready = copies(module), list[str]()
+    for name in names:
+        leaf: Any = tensors[name].requires_grad_()
+        leaf.register_post_accumulate_grad_hook(lambda _, name=name: ready.append(name))
+    with seeded(0), _watched(module) as follows:
+        outputs = functional_call(module, tensors, (x,))
+        if outputs.requires_grad:
+            outputs.sum().backward()
+    return ready, follows
+
+
+@contextmanager
+def _watched(module: nn.Module) -> Iterator[dict[str, str]]:
+    """Note, of each normalisation that is given just what another module with parameters gave, which one that was."""
+    follows, made = dict[str, str](), dict[int, tuple[Any, str]]()
+    handles = []
+
+    def before(name: str, inputs: Any) -> None:
+        if inputs and id(inputs[0]) in made:
+            follows.setdefault(name, made[id(inputs[0])][1])
+
+    def after(name: str, output: Any) -> None:
+        made[id(output)] = output, follows.get(name, name)  # kept, so that no other output has its number
+
+    for name, part in module.named_modules():
+        if not any(True for _ in part.parameters(recurse=False)):
+            continue
+        if isinstance(part, NORMS):
+            handles.append(part.register_forward_pre_hook(lambda _, inputs, name=name: before(name, inputs)))
+        handles.append(part.register_forward_hook(lambda _, __, output, name=name: after(name, output)))
+    try:
+        yield follows
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# vmap
+
+
+def _computing(module: nn.Module, x: Tensor, draws: bool) -> tuple[Computing, str]:
+    why = "it draws random numbers, by client" if draws else _vmap_fails(module, x)
+    return ("looped", why) if why else ("vmapped", "vmap gives what the loop does")
+
+
+def _vmap_fails(module: nn.Module, x: Tensor) -> str:
+    """Return why chunks cannot go through vmap; "" where they can, and outputs and gradients are those of the loop."""
+    module.train()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            found = _two_clients(module, x, lambda run, *both: vmap(run)(*both))
+        except Exception as error:
+            return f"vmap: {' '.join(str(error).split())[:120]}"
+    slow = [str(each.message) for each in said if "batching rule" in str(each.message)]
+    if slow:
+        return f"vmap: no batching rule for {slow[0].partition('aten::')[2].partition(' ')[0].rstrip('.')}"
+    wanted = _two_clients(module, x, _one_by_one)
+    apart = max(_apart(one, other) for one, other in zip(found, wanted))
+    return "" if apart <= CLOSE else f"vmap differs from the loop by {apart:.1g}"
+
+
+def _two_clients(module: nn.Module, x: Tensor, run: Callable[..., Tensor]) -> Sequence[Tensor]:
+    """Return outputs, gradients and buffers of two clients of unlike values and samples, `run` together."""
+    values = copies(module)
+    both = {
+        name: torch.stack([value, value * 1.01 if value.is_floating_point() else value])
+        for name, value in values.items()
+    }
+    learning = [name for name, value in module.named_parameters() if value.requires_grad]
+    leaves = [both[name].requires_grad_() for name in learning]
+    buffers = [both[name] for name, value in module.named_buffers() if value.is_floating_point()]
+    outputs = run(lambda state, rows: functional_call(module, state, (rows,)), both, torch.stack([x, x.flip(0)]))
+    gradients = torch.autograd.grad(outputs.square().sum(), leaves, materialize_grads=True)
+    return [outputs.detach(), *gradients, *buffers]
+
+
+def _one_by_one(run: Callable[..., Tensor], both: State, x: Tensor) -> Tensor:
+    return torch.stack([run({name: value[row] for name, value in both.items()}, x[row]) for row in range(len(x))])

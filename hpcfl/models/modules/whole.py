@@ -1,0 +1,172 @@
+"""Running a module that is no chain of layers for a chunk of clients, each with parameters and buffers of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from math import inf
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from hpcfl.base.errors import RunError
+from hpcfl.base.plugins import reason
+from hpcfl.base.rng import StepKey, key_as_seed
+from hpcfl.base.types import State
+from hpcfl.models.modules.layers import KINKED
+from hpcfl.models.modules.tracing import Findings, seeded
+
+
+class Whole:
+    """A module as one unit of computing; its `tensors` are PyTorch's own names, first traced layer first.
+
+    Parameters that are frozen, and buffers that no step changes, stay as the module has them. The other buffers are
+    state of each client: a training step advances what `begin` has set, a test never does.
+
+    Attributes
+    ----------
+    buffers : State
+        Initial values of the buffers that a step changes; integers as float64.
+    keeps : bool
+        They stay at these values.
+    """
+
+    number, unbatched = 0, False
+
+    def __init__(self, name: str, module: nn.Module, findings: Findings, keeps: bool = False) -> None:
+        self.name, self.found, self.keeps, self._module = name, findings, keeps, module.eval()
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        self.groups = findings.layers
+        self.tensors = {own: parameters[own] for names in findings.layers for own in names}
+        self.random = findings.draws
+        self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
+        self._types = {own: buffers[own].dtype for own in findings.state}
+        self.buffers = {own: _held(buffers[own]) for own in findings.state}
+        self._running: dict[int, State] = {}
+
+    @property
+    def nonsmooth(self) -> list[str]:
+        """Kinds of modules that are continuous, but whose gradients are not Lipschitz."""
+        kinds = {type(part).__name__ for part in self._module.modules() if isinstance(part, KINKED)}
+        return sorted(kinds | {type(part).__name__ for part in self._module.modules() if _rough(part)})
+
+    def integer(self, name: str) -> bool:
+        """Return whether a buffer counts something."""
+        return not self._types[name].is_floating_point
+
+    def module(self, values: State) -> nn.Module:
+        """Return the user's own module with copies of one client's parameters, and of its buffers if given."""
+        copied = deepcopy(self._module)
+        new = {id(value): nn.Parameter(values[name].detach().clone()) for name, value in self.tensors.items()}
+        for name, value in self._module.named_parameters(remove_duplicate=False):  # tied ones stay tied
+            if id(value) in new:
+                place, _, last = name.rpartition(".")
+                setattr(copied.get_submodule(place), last, new[id(value)])
+        for name, buffer in copied.named_buffers():
+            if name in self.buffers and name in values:
+                buffer.copy_(values[name])
+        return copied
+
+    # buffers
+
+    def begin(self, clients: Iterable[int], state: State) -> None:
+        """Let the clients' next steps begin with buffers ``{name: [c, …]}``; others begin as they were made."""
+        self._running = {
+            int(client): {name: state[name][row] if name in state else first for name, first in self.buffers.items()}
+            for row, client in enumerate(clients)
+        }
+
+    def now(self, clients: Iterable[int]) -> State:
+        """Return the clients' buffers as their steps have left them, ``{name: [c, …]}``."""
+        states = [self._running.get(int(client), self.buffers) for client in clients]
+        return {name: torch.stack([state[name] for state in states]) for name in self.buffers}
+
+    def _fresh(self, values: State, clients: int, key: StepKey | None) -> State:
+        """Return copies of the buffers for one forward pass, in the module's own types."""
+        if key is not None:
+            held = self.now(key.clients)
+        else:
+            held = {name: values.get(name, first.expand(clients, *first.shape)) for name, first in self.buffers.items()}
+        return {name: value.to(self._types[name], copy=True) for name, value in held.items()}
+
+    def _advance(self, key: StepKey, fresh: State, sizes: Sequence[int] | None) -> None:
+        """Keep what a step has made of the buffers; a client without samples has taken none."""
+        for row, client in enumerate(key.clients):
+            if fresh and not self.keeps and (sizes is None or sizes[row]):
+                self._running[client] = {name: _held(value[row]) for name, value in fresh.items()}
+
+    # running
+
+    def __call__(
+        self, params: State, x: Tensor, key: StepKey | None = None, sizes: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return the outputs ``[c, B, …]``; `key` is None outside training.
+
+        Of the samples of each client the first so many of `sizes` are real; None: all. RunError if the module raises.
+        """
+        if self._module.training != (key is not None):
+            self._module.train(key is not None)
+        own = {name: params[name] for name in self.tensors}
+        fresh = self._fresh(params, len(x), key) if self.buffers else {}
+        if sizes is not None and (min(sizes) == x.shape[1] or not (self.found.mixes or fresh)):
+            sizes = None
+        try:
+            if self.found.computing == "looped" or sizes is not None or len(x) == 1:
+                outputs = self._looped(own, fresh, x, key, sizes)
+            else:
+                outputs = vmap(self._plain)(own, fresh, x)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise RunError(f"model.name = '{self.name}': {reason(error)}") from error
+        if key is not None:
+            self._advance(key, fresh, sizes)
+        return outputs
+
+    def single(self, params: State, x: Tensor, key: StepKey, size: int) -> Tensor:
+        """Return one client's outputs ``[1, B, …]`` in a training step, its parameters being without a client axis.
+
+        So their gradients are ready early: what takes an axis away comes last in the backward pass, for all of them.
+        """
+        self._module.train()
+        fresh = self._fresh({}, 1, key) if self.buffers else {}
+        own = {name: params[name] for name in self.tensors}, {name: value[0] for name, value in fresh.items()}
+        real = self._drawn(*own, x[0, :size], key, 0)
+        self._advance(key, fresh, None)
+        return torch.cat([real, real.new_zeros(x.shape[1] - size, *self.found.outputs)])[None]
+
+    def _plain(self, params: State, buffers: State, x: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(self._module, params | buffers, (x,), tie_weights=self._tied)
+        return outputs
+
+    def _looped(
+        self, params: State, buffers: State, x: Tensor, key: StepKey | None, sizes: Sequence[int] | None
+    ) -> Tensor:
+        """Run client by client, each under a generator of its own where something is drawn."""
+        if len(x) == 1 and sizes is None:  # squeezed, not unbound: the gradient of that is a second copy
+            one = {name: value.squeeze(0) for name, value in params.items()}
+            return self._drawn(one, {name: value[0] for name, value in buffers.items()}, x.squeeze(0), key, 0)[None]
+        each = zip(*(value.unbind(0) for value in params.values()))
+        rows = []
+        for row, values in enumerate(each):
+            size = x.shape[1] if sizes is None else sizes[row]
+            own = dict(zip(params, values)), {name: value[row] for name, value in buffers.items()}
+            real = self._drawn(*own, x[row, :size], key, row) if size else x.new_zeros(0, *self.found.outputs)
+            rows.append(torch.cat([real, real.new_zeros(x.shape[1] - size, *self.found.outputs)]))
+        return torch.stack(rows)
+
+    def _drawn(self, params: State, buffers: State, x: Tensor, key: StepKey | None, row: int) -> Tensor:
+        if not self.random:
+            return self._plain(params, buffers, x)
+        seed = 0 if key is None else key_as_seed(key.seed, "module", key.round, key.clients[row], key.step)
+        with seeded(seed, x.device):
+            return self._plain(params, buffers, x)
+
+
+def _held(value: Tensor) -> Tensor:
+    """Return a buffer as it is kept and averaged."""
+    return value.detach().clone() if value.is_floating_point() else value.detach().double()
+
+
+def _rough(part: nn.Module) -> bool:
+    smoothness = getattr(part, "smoothness", inf)
+    return isinstance(smoothness, float) and smoothness <= 1
