@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.errors import UsageError, listed
+from hpcfl.base.files import origin
 from hpcfl.base.types import Ints
 from hpcfl.config import Config
 from hpcfl.data import ClientData, Federation, Header
@@ -87,8 +87,8 @@ class NewcomersFile:
 
     @property
     def facts(self) -> dict[str, str]:
-        with self.path.open("rb") as file:
-            return {"data": str(self.path), "data_sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        about = origin(self.path)
+        return {"data": about["file"], "data_sha256": about["sha256"]}
 
     def _check_labels(self, contents: Survey, header: Header) -> None:
         parts = [part for pair in zip(contents.train, contents.test) for part in pair]

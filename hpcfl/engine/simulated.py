@@ -93,9 +93,9 @@ class Simulated(Rounds):
 
     def _between(self, now: Progress) -> None:
         """Let all clients do what they do when a round has ended, but those that are held out."""
-        config, algorithm = self.job.config, self.job.algorithm
+        algorithm = self.job.algorithm
         for chunk in self.mine if now.round and algorithm.between_rounds else ():
-            rows = np.flatnonzero(~np.isin(chunk.clients, config.participation.held_out(config.clients)))
+            rows = self.job.members(chunk.clients)
             if len(rows):
                 seen, places = Visits.for_test(now.round, chunk.clients[rows]), torch.from_numpy(rows)
                 personal = now.personal[chunk.number]
