@@ -21,6 +21,7 @@ from torch.func import grad, vmap
 from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import let_go
 from hpcfl.base.rng import StepKey
+from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Shape, State
 from hpcfl.data import Federation
 from hpcfl.data.base import Features, Labels
@@ -80,7 +81,7 @@ class Task:
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
         self.layers = built[federation.shapes[0]]
         self._initial = {
-            shape: {name: value.detach() for layer in layers for name, value in layer.tensors.items()}
+            shape: {name: value.detach().to(self.device) for layer in layers for name, value in layer.tensors.items()}
             for shape, layers in built.items()
         }
         self._given = self._read(model.initial, precision, members) if model.initial is not None else None
@@ -93,7 +94,7 @@ class Task:
         given.check_model([shapes[shape] for shape in self.federation.shapes[:members]])
         for shape, state in self._initial.items():
             fits = {name: value for name, value in given.shared.items() if shapes[shape].get(name) == value.shape}
-            state |= {name: torch.from_numpy(value) for name, value in fits.items()}
+            state |= {name: torch.from_numpy(value).to(self.device) for name, value in fits.items()}
         return given
 
     # the model
@@ -235,7 +236,7 @@ class Task:
         if client not in self._samples:
             data = self.federation.client(int(client))
             parts = data.train_features, data.train_labels, data.test_features, data.test_labels
-            self._samples[client] = Samples(*(self._tensor(part).to(self.device) for part in parts))
+            self._samples[client] = Samples(*(on_device(self._tensor(part), self.device) for part in parts))
         return self._samples[client]
 
     def server_batch(self) -> Batch | None:
@@ -243,8 +244,8 @@ class Task:
         held = self.federation.server_train()
         if held is None:
             return None
-        x, y = (self._tensor(part).unsqueeze(0).to(self.device) for part in held)
-        return Batch(x, y, None, StepKey(self.seed, 0, [SERVER], 0))
+        xy = (on_device(self._tensor(part)[None], self.device) for part in held)
+        return Batch(*xy, None, StepKey(self.seed, 0, [SERVER], 0))
 
     @cached_property
     def server_test(self) -> tuple[Tensor, Tensor] | None:
