@@ -23,18 +23,20 @@ from hpcfl.base.memory import let_go
 from hpcfl.base.rng import StepKey
 from hpcfl.base.types import Shape, State
 from hpcfl.data import Federation
-from hpcfl.data.base import Features, Labels
+from hpcfl.data.base import Inputs, Labels
 from hpcfl.learning.batches import Batch, Samples, Visits, batches
-from hpcfl.learning.build import units
-from hpcfl.learning.config import Buffers
+from hpcfl.learning.build import tried, units
+from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.early import as_ready
 from hpcfl.learning.initial import InitialFile
+from hpcfl.learning.loss import PerSample
 from hpcfl.models import Model
 from hpcfl.models.modules.layers import Layer, Tape
 from hpcfl.models.modules.tracing import Computing
 from hpcfl.models.modules.whole import Whole
 
 TEST_BATCH = 1000  # rows per forward pass outside training
+DEFAULT = TaskConfig()
 SERVER = -1  # stands for the server among client ids
 Precision = Literal["single", "double"]
 Objective = Callable[[State, Batch], Tensor]
@@ -51,8 +53,9 @@ class Task:
 
     Attributes
     ----------
-    buffers : str
-        What becomes of buffers that steps change. A module's `computing`, see there, is found out where it is None.
+    loss, metrics : PerSample
+        What steps minimise and what tests measure, as `kind` says, which also says what becomes of `buffers` that steps
+        change. A module's `computing`, see there, is found out where it is None.
     penalty : float
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
     oracle_calls : Counter
@@ -69,13 +72,15 @@ class Task:
         device: str = "cpu",
         precision: Precision = "single",
         members: int | None = None,
-        buffers: Buffers = "mean",
+        kind: TaskConfig = DEFAULT,
         computing: Computing | None = None,
     ) -> None:
         self.federation, self.seed, self.penalty = federation, seed, model.penalty
-        self.device, self.buffers = torch.device(device), buffers
+        self.device, self.buffers = torch.device(device), kind.buffers
+        self.loss = PerSample("task.loss", kind.loss)
+        self.metrics = {column: PerSample("task.metrics", name) for column, name in zip(kind.columns, kind.metrics)}
         self.dtype = torch.float64 if precision == "double" else torch.float32
-        how = self.dtype, self.device, buffers, computing
+        how = self.dtype, self.device, kind.buffers, computing
         built = {shape: units(model, federation, shape, seed, *how) for shape in dict.fromkeys(federation.shapes)}
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
         self.layers = built[federation.shapes[0]]
@@ -86,6 +91,8 @@ class Task:
         self._given = self._read(model.initial, precision, members) if model.initial is not None else None
         self._samples: dict[int, Samples] = {}
         self.oracle_calls: Counter[int] = Counter()
+        if kind.own or self.whole is not None:
+            tried(self, model.name)
 
     def _read(self, file: str, precision: Precision, members: int | None) -> InitialFile:
         given = InitialFile(Path(file), self.federation.clients, precision)
@@ -199,7 +206,7 @@ class Task:
     def losses(self, params: State, batch: Batch) -> Tensor:
         """Each client's mean loss with the penalty, ``[c]``."""
         sizes = None if batch.valid is None else batch.sample_counts()
-        return self._penalised(batch.losses(self.forward(params, batch.x, batch.key, sizes=sizes)), params)
+        return self._penalised(self.loss.mean(self.forward(params, batch.x, batch.key, sizes=sizes), batch), params)
 
     def penalties(self, params: State) -> Tensor:
         flat = [params[name].flatten(1) for layer in self.layers for name in layer.tensors]
@@ -252,7 +259,7 @@ class Task:
         held = self.federation.server_test()
         return None if held is None or not len(held[1]) else (self._tensor(held[0]), self._tensor(held[1]))
 
-    def _tensor(self, part: Features | Labels) -> Tensor:
+    def _tensor(self, part: Inputs | Labels) -> Tensor:
         tensor = torch.from_numpy(part)
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
@@ -332,7 +339,7 @@ class Task:
         for layer, count in zip(layers, rows):
             tapes.append(Tape.record(layer, params, x, count, batch.key))
             x = tapes[-1].output
-        data = batch.losses(x[: rows[-1]], rows[-1]) if rows[-1] else x.new_zeros(0)
+        data = self.loss.mean(x[: rows[-1]], batch, rows[-1]) if rows[-1] else x.new_zeros(0)
         losses = self._penalised(data.detach(), params)
         upstream: Tensor | None = None
         for number in reversed(range(len(self.layers))):
@@ -353,7 +360,7 @@ class Task:
             return
         if closed is not None:
             self._count(batch)
-            yield from as_ready(whole, {name: value[0] for name, value in params.items()}, batch, closed)
+            yield from as_ready(whole, {name: value[0] for name, value in params.items()}, batch, self.loss, closed)
             return
         reaching = {name: value[: rows[-1]] for name, value in params.items()}
         gradients, losses = self.gradients(reaching, batch.first(rows[-1]))
