@@ -30,10 +30,10 @@ from hpcfl.presets import (
     Settings,
     Table,
     assignments,
+    chain,
     flat,
     on_top,
     overlay_file,
-    preset_file,
     read,
     read_overlay,
 )
@@ -298,7 +298,8 @@ def _table(what: ConfigLike) -> Table:
         return given
     if isinstance(what, Mapping):
         return dict(what)
-    plugins.look_in(preset_file(str(what)).parent)
+    for file, _ in chain(str(what)):
+        plugins.look_in(file.parent)
     return read(str(what))
 
 

@@ -59,11 +59,15 @@ def read_toml(path: Path) -> Table:
 
 
 def _files(pattern: str) -> list[Path]:
-    """Return files of the presets' folder: the package's where installed from a wheel, else the checkout's."""
+    """Return files below the presets' folder: the package's where installed from a wheel, else the checkout's.
+
+    The folder of examples, whose presets stand beside the modules that they name, is in a wheel among the others.
+    """
     package = Path(str(resources.files("hpcfl")))
-    folders = (package / "presets", package.parent / "jobs" / "presets")
-    folder = next((each for each in folders if each.is_dir()), None)
-    return sorted(folder.glob(pattern)) if folder else []
+    if (package / "presets").is_dir():
+        return sorted((package / "presets").glob(pattern))
+    patterns = f"jobs/presets/{pattern}", pattern.replace("*", "examples", 1)
+    return sorted(path for each in patterns for path in package.parent.glob(each))
 
 
 @functools.cache
@@ -126,19 +130,29 @@ def about(name: str) -> str:
 # --- one on top of another
 
 
-def read(name: str, above: tuple[Path, ...] = ()) -> Table:
+def read(name: str) -> Table:
     """Read a preset or file; with a key ``base`` it is another one, in which the sections given are replaced whole.
 
     The base is a preset or a file in the same folder. UsageError where a file cannot be read or is its own base.
     """
+    whole: Table = {}
+    for _, table in chain(name):
+        whole |= table
+    return whole
+
+
+def chain(name: str, above: tuple[Path, ...] = ()) -> list[tuple[Path, Table]]:
+    """Return the files that `read` puts together, the lowest base first, each with what it says."""
     path = preset_file(name)
     if path.name == VARIANTS and name in variants():
         _, variant = variants()[name]
-        return on_top(read(variant["base"]), map(read_overlay, variant.get("with", [])), variant.get("set", []))[0]
+        below = chain(variant["base"])
+        table, _ = on_top(read(variant["base"]), map(read_overlay, variant.get("with", [])), variant.get("set", []))
+        return [*below, (path, table)]
     table = read_toml(path)
     base = table.pop("base", None)
     if base is None:
-        return table
+        return [(path, table)]
     if not isinstance(base, str):
         raise UsageError(f"{path}: base: expected the name of a preset or file, got {base!r}")
     beside = path.parent / f"{base.removesuffix('.toml')}.toml"
@@ -146,7 +160,7 @@ def read(name: str, above: tuple[Path, ...] = ()) -> Table:
         raise UsageError(f"{path}: base = '{base}' leads back to where it began")
     if not beside.is_file() and base not in presets():
         raise UsageError(f"{path}: base: no preset or file '{base}'{_near(base, presets())}")
-    return read(str(beside) if beside.is_file() else base, (path.resolve(), *above)) | table
+    return [*chain(str(beside) if beside.is_file() else base, (path.resolve(), *above)), (path, table)]
 
 
 def read_overlay(name: str) -> Table:
