@@ -98,7 +98,7 @@ class Job:
         job = cls(config, task, algorithm, chunks)
         config.speed.covers(config.rounds, config.clients, len(job.layers.tensors))
         if config.model.initial is not None:
-            task.check_given(job.algorithm.name, job.algorithm.init_server(task), job.algorithm.personal(task))
+            task.start.check_method(job.algorithm.name, job.algorithm.init_server(task), job.algorithm.personal(task))
         return job
 
     @cached_property
@@ -152,7 +152,7 @@ class Job:
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
-        shared, stage = self.task.given(self.algorithm.init_server(self.task)), self.planner.first_stage
+        shared, stage = self.task.start.given(self.algorithm.init_server(self.task)), self.planner.first_stage
         extras = self.algorithm.init_extras(self.task) if rank == 0 else {}
         return Progress(0, shared, personal, stage=stage, extras=extras)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -10,18 +12,16 @@ from torch import Tensor
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import key_as_seed
-from hpcfl.base.types import Shape
+from hpcfl.base.types import Shape, State
 from hpcfl.data import Federation
 from hpcfl.learning.config import Buffers
-from hpcfl.learning.loss import class_axis
+from hpcfl.learning.initial import InitialFile
+from hpcfl.learning.loss import PerSample, class_axis
 from hpcfl.models import Model
 from hpcfl.models.foreign import Foreign
 from hpcfl.models.modules.layers import Layer
 from hpcfl.models.modules.tracing import Computing, examined
 from hpcfl.models.modules.whole import Whole
-
-if TYPE_CHECKING:
-    from hpcfl.learning.task import Task
 
 STEPS = "num_batches_tracked"
 TRIAL = 3  # samples on which a module is tried
@@ -46,7 +46,7 @@ def units(
         if isinstance(model, Foreign):
             module = model.module(shape, federation.classes).to(dtype)
             where = f"model.name = '{model.name}'"
-            x, _ = _trial(federation, shape, dtype)
+            x, _ = trial(federation, shape, dtype)
             found = examined(module, x, where, computing)
             whole = Whole(model.name, module.to(device), found, buffers == "keep")
             return [_averaged(whole, where) if buffers == "mean" else whole]
@@ -54,7 +54,7 @@ def units(
     return [Layer(name, modules.to(dtype), number) for number, (name, modules) in enumerate(named)]
 
 
-def _trial(federation: Federation, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def trial(federation: Federation, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return a few samples of a client whose features have this shape, and their labels."""
     data = federation.client(federation.shapes.index(shape))
     rows = np.arange(TRIAL) % len(data.train_labels)
@@ -62,26 +62,14 @@ def _trial(federation: Federation, shape: Shape, dtype: torch.dtype) -> tuple[Te
     return (each.to(dtype) if each.is_floating_point() else each for each in (x, y))  # type: ignore[return-value]
 
 
-def tried(task: Task, model: str) -> None:
-    """Try the loss and the metrics on a few samples.
-
-    UsageError where one of them gives no value per sample, or what the model puts out does not suit a loss of ours.
-    """
-    x, y = _trial(task.federation, task.federation.shapes[0], task.dtype)
-    params = {name: value.unsqueeze(0) for name, value in task.initial().items()}
-    with torch.no_grad():
-        outputs = task.forward(params, x.unsqueeze(0).to(task.device))[0]
-    labels = y.to(task.device)
-    for each in (task.loss, *task.metrics.values()):
-        each.tried(outputs, labels)
-    if task.loss.ours and not labels.is_floating_point():
-        axis, classes = class_axis(outputs[None], labels[None]), task.federation.classes
+def check_outputs(loss: PerSample, outputs: Tensor, y: Tensor, classes: int, where: str) -> None:
+    """Raise UsageError where outputs ``[B, …]`` do not suit labels ``[B, …]`` and a loss of ours."""
+    if loss.ours and not y.is_floating_point():
+        axis = class_axis(outputs[None], y[None])
         if axis is None or outputs[None].shape[axis] != classes:
-            wanted, got = [*labels.shape, classes], list(outputs.shape)
-            raise UsageError(
-                f"model.name = '{model}': expected outputs of shape {wanted} for {TRIAL} samples, got {got}"
-            )
-    task.loss.each(outputs[None], labels[None])
+            wanted, got = [*y.shape, classes], list(outputs.shape)
+            raise UsageError(f"{where}: expected outputs of shape {wanted} for {TRIAL} samples, got {got}")
+    loss.each(outputs[None], y[None])
 
 
 def _averaged(whole: Whole, where: str) -> Whole:
@@ -93,3 +81,55 @@ def _averaged(whole: Whole, where: str) -> Whole:
                 f"{STEPS}; did you mean task.buffers = 'local'?"
             )
     return whole
+
+
+class Start:
+    """What the clients' models begin with: values `drawn` by the seed for features of each shape, or those of a file.
+
+    The file may lack those of newcomers: clients from number `members` on (None: there are none).
+    """
+
+    def __init__(
+        self,
+        drawn: dict[Shape, State],
+        federation: Federation,
+        file: str | None,
+        precision: Literal["single", "double"],
+        members: int | None,
+    ) -> None:
+        self.drawn, self._shapes = drawn, federation.shapes
+        self._file = None if file is None else InitialFile(Path(file), federation.clients, precision)
+        if self._file is not None:
+            shapes = {shape: _shapes_of(state) for shape, state in drawn.items()}
+            self._file.check_model([shapes[shape] for shape in self._shapes[:members]])
+            for shape, state in drawn.items():
+                given = self._file.shared.items()
+                fits = {name: value for name, value in given if shapes[shape].get(name) == value.shape}
+                state |= {name: torch.from_numpy(value) for name, value in fits.items()}
+
+    def of(self, client: int | None) -> State:
+        """Return what a client's model begins with; None: the first one's, without what is its own."""
+        state = dict(self.drawn[self._shapes[client or 0]])
+        if self._file is not None and client is not None:
+            state |= {name: torch.from_numpy(value) for name, value in self._file.of(client).items()}
+        return state
+
+    def given(self, state: State) -> State:
+        """Return what a method begins with beside the model, with what the file has of it in its place."""
+        if self._file is None:
+            return state
+        given, model = self._file.shared, self.drawn[self._shapes[0]]
+        names = [name for name in state if name in given and name not in model]
+        return state | {name: torch.from_numpy(given[name]).to(state[name], copy=True) for name in names}
+
+    def check_method(self, method: str, shared: State, personal: Collection[str]) -> None:
+        """Raise UsageError where the file holds what a method does not begin with, or lacks what it does.
+
+        `shared` is its shared state; `personal` are the names of those tensors of the model that are a client's own.
+        """
+        if self._file is not None:
+            self._file.check_method(method, self.drawn[self._shapes[0]], _shapes_of(shared), personal)
+
+
+def _shapes_of(state: State) -> dict[str, Shape]:
+    return {name: tuple(value.shape) for name, value in state.items()}
