@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -94,6 +94,33 @@ class Federation(ABC):
         raise UsageError("save_split: these clients are not cut from one pool: expected a source with data.partition")
 
 
+@dataclass(frozen=True, eq=False)
+class InMemory(Federation):
+    """Clients whose samples are arrays that are there already."""
+
+    parts: Sequence[ClientData] = field(kw_only=True)
+
+    @classmethod
+    def of(cls, parts: Sequence[ClientData], classes: int) -> InMemory:
+        """Return the federation of some clients' samples; `classes` as in `Header`."""
+        train, test = ([getattr(part, f"{name}_labels") for part in parts] for name in ("train", "test"))
+        shapes = [part.train_features.shape[1:] for part in parts]
+        return cls(classes, lengths(train), lengths(test), shapes, parts=parts)
+
+    @property
+    def header(self) -> Header:
+        """What `Source.check` returns of it."""
+        first = self.parts[0]
+        shapes = tuple(self.shapes[:1] if len(set(self.shapes)) == 1 else self.shapes)
+        sizes = int(self.train_sizes.sum()), int(self.test_sizes.sum())
+        targets, tokens = first.train_labels.dtype.kind == "f", first.train_features.dtype.kind == "i"
+        more = Header(self.clients, *sizes, shapes, self.classes, targets)
+        return replace(more, label_shape=first.train_labels.shape[1:], tokens=tokens)
+
+    def client(self, i: int) -> ClientData:
+        return self.parts[i]
+
+
 class Source(ConfigBase, ABC):
     """Base of the ``data`` sections of the config: where samples come from and how clients share them.
 
@@ -160,7 +187,7 @@ def check_order(key: str, value: float, limit_key: str, limit: float) -> None:
         raise refusal(key, f"at most {limit_key} = {limit}", value, limit)
 
 
-def lengths(parts: Sequence[Ints]) -> Ints:
+def lengths(parts: Sequence[Labels]) -> Ints:
     return np.array([len(part) for part in parts], dtype=np.int64)
 
 

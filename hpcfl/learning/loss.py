@@ -42,7 +42,8 @@ class PerSample:
         for row, size in zip(range(len(y)), [width] * len(y) if sizes is None else sizes):
             seed = 0 if key is None else key_as_seed(key.seed, "loss", key.round, key.clients[row], key.step)
             with seeded(seed, y.device) if self._draws else nullcontext():
-                real = self._of_one(outputs[row, :size], y[row, :size])
+                # contiguous: what randn_like fills first follows from the layout, and that from how clients are batched
+                real = self._of_one(outputs[row, :size].contiguous(), y[row, :size])
             rows.append(F.pad(real, (0, width - size)))
         return torch.stack(rows)
 

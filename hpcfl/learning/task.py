@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import let_go
@@ -293,7 +294,8 @@ class Task:
         """
         self._count(batch, calls=2)
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        losses = self.losses(leaves, batch)
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
+            losses = self.losses(leaves, batch)
         skips = self.whole is not None
         first = torch.autograd.grad(losses.sum(), list(leaves.values()), create_graph=True, materialize_grads=skips)
         slopes = [(gradient * vector[name]).sum() for name, gradient in zip(leaves, first)]
