@@ -18,6 +18,7 @@ from hpcfl.base import plugins
 from hpcfl.base.config import ConfigBase, checked, sections, unknown
 from hpcfl.base.errors import UsageError
 from hpcfl.base.files import check_unchanged, origin
+from hpcfl.comm.devices import Device
 from hpcfl.comm.guard import Guard
 from hpcfl.comm.placement import check_single
 from hpcfl.data import Header, Source
@@ -38,43 +39,13 @@ from hpcfl.presets import (
     read_overlay,
 )
 from hpcfl.schedule import planner
+from hpcfl.schedule.cadence import Checkpoints, Evaluate
 from hpcfl.schedule.complexity import Oracle
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import Speed
 
 Count = Annotated[int, Field(ge=1)]
-
-
-class Evaluate(ConfigBase):
-    """When models are evaluated, and what else is computed then."""
-
-    every: int = Field(10, ge=1)
-    """Rounds from one evaluation to the next."""
-    last: int = Field(10, ge=1)
-    """Models are also evaluated after each of so many last rounds of the run."""
-    objective: bool = False
-    """Record the objective too: the mean loss over all training samples, the clients' under the models that they
-    predict with (of those that take part), the server's own (if it holds any) under the shared one, each with the
-    penalty. Nothing is drawn for it: no dropout, no augmentation. In real time it is not known where a client did not
-    answer."""
-
-    def due(self, done: int, rounds: int) -> bool:
-        """Return whether the state after `done` of `rounds` rounds is evaluated."""
-        return done % self.every == 0 or done > rounds - self.last
-
-
-class Checkpoints(ConfigBase):
-    """When checkpoints are written, and how many are kept."""
-
-    every: int = Field(50, ge=1)
-    """Rounds from one checkpoint to the next; one more is written at the end."""
-    keep: int = Field(2, ge=1)
-    """Checkpoints that are kept, the newest ones."""
-
-    def due(self, done: int, rounds: int) -> bool:
-        """Return whether the state after `done` of `rounds` rounds is saved."""
-        return done % self.every == 0 or done == rounds
 
 
 class Config(ConfigBase):
@@ -97,6 +68,15 @@ class Config(ConfigBase):
     threads: Literal["auto"] | Count = "auto"
     """Threads per rank within one operation; like the chunk size part of what decides about the last bits. ``auto``: 1
     in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of its host's cores."""
+    device: Device = "auto"
+    """What computes: ``cuda`` is a GPU by the rank's number on its host, ``auto`` one where torch sees any."""
+    server_device: Device = "cpu"
+    """The same for the server, where it is a rank of its own: averaging needs no GPU."""
+    ranks_per_device: Count = 1
+    """Ranks that may share a GPU; more of them are refused."""
+    deterministic: Literal["auto"] | bool = "auto"
+    """On a GPU: only algorithms that give the same bits each time, and no TF32, so that a run has one result on any
+    number of ranks on one kind of GPU. ``auto``: in simulated time."""
     lane_width: Literal["auto", "node", "all"] | Count = "auto"
     """Wall clock: client ranks that share a lane. A lane can be held up by its own ranks only; 1 is safest, and wider
     lanes save bytes. ``node``: the ranks of one host. ``all``: all ranks. ``auto``: 1 up to 64 ranks, then ``node``."""
@@ -136,6 +116,11 @@ class Config(ConfigBase):
     def one_by_one(self) -> bool:
         """Whether clients are computed one at a time unless the config says otherwise."""
         return self.clock == "wall" or self.speed.replays
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether a GPU is to give the same bits each time."""
+        return self.clock == "simulated" if self.deterministic == "auto" else self.deterministic
 
     @property
     def singles(self) -> str:

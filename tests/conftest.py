@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # digests are those of CPUs
 
 from hpcfl.comm.launcher import launched
 from hpcfl.testing.conftest import shared_dir, solo, world

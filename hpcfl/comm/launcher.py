@@ -22,6 +22,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
+from hpcfl.comm.devices import bind
 
 Environ = Mapping[str, str]
 
@@ -80,6 +81,7 @@ def checked_world() -> tuple[Any, str]:
     if not MPI.Is_initialized():
         if wrong := foreign(os.environ, text):
             return None, wrong
+        bind(os.environ)
         with warnings.catch_warnings():  # mpi4py's own guess at a wrong launch
             warnings.simplefilter("ignore", RuntimeWarning)
             MPI.Init_thread()

@@ -125,10 +125,10 @@ def tell(comm: MPI.Intracomm, text: str, root: int = 0) -> str:
     return data.tobytes().decode(errors="surrogateescape")
 
 
-def names(comm: MPI.Intracomm, name: str) -> list[str]:
-    """Return every rank's name, in the order of the ranks; names are cut at 64 bytes."""
-    own = np.frombuffer(name.encode()[:64].ljust(64, b"\0"), dtype=np.uint8).copy()
-    table = np.empty((comm.Get_size(), 64), dtype=np.uint8)
+def names(comm: MPI.Intracomm, name: str, most: int = 64) -> list[str]:
+    """Return every rank's name, in the order of the ranks; names are cut at so many bytes."""
+    own = np.frombuffer(name.encode()[:most].ljust(most, b"\0"), dtype=np.uint8).copy()
+    table = np.empty((comm.Get_size(), most), dtype=np.uint8)
     wait([comm.Iallgather(own, table)])
     return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in table]
 

@@ -1,4 +1,4 @@
-"""Who is where: chunks of clients on ranks, ranks on lanes and on the cores and devices of their hosts."""
+"""Who is where: chunks of clients on ranks, ranks on lanes and on the cores of their hosts."""
 
 from __future__ import annotations
 
@@ -74,11 +74,6 @@ def cut_by_kind(size: int, order: Ints, kinds: Sequence[Hashable]) -> list[Ints]
             full.append(part)
         part.append(client)
     return [np.array(part, dtype=np.int64) for part in full]
-
-
-def device(local_rank: int, visible: int) -> str:
-    """A GPU by the rank on the host, ``cuda:0`` where the launcher shows each rank its own; else the CPU."""
-    return f"cuda:{local_rank % visible}" if visible else "cpu"
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
         [("config", f"valid: {config.algorithm.name}, {config.rounds} rounds, {config.clients} clients")],
         [("data", f"{header.train} training and {header.test} test samples, at most {samples} per client")],
         _module(job),
+        _device(config),
         _held_out(job),
         _rounds(job),
         _theory(job),
@@ -68,6 +69,26 @@ def _module(job: Job) -> Facts:
     sizes = {name: value.numel() for name, value in whole.tensors.items()}
     layers = "; ".join(f"{', '.join(names)} ({sum(sizes[name] for name in names)})" for names in whole.groups)
     yield "model", f"{whole.found.computing} ({whole.found.why}); layers 1 … {len(whole.groups)}: {layers}"
+
+
+def _device(config: Config) -> Facts:
+    """What would compute if the run began here, where that is not the CPU because the config says so."""
+    if config.device == config.server_device == "cpu":
+        return
+    import torch
+
+    from hpcfl.comm.devices import described
+
+    if not torch.cuda.device_count():
+        asked = [key for key in ("device", "server_device") if getattr(config, key) == "cuda"]
+        refused = f"; {asked[0]} = 'cuda' is refused here" if asked else ""
+        yield "device", f"cpu: torch {torch.__version__} sees no GPU on this host{refused}"
+        return
+    client, server = (
+        "the CPU" if each == "cpu" else described("cuda:0") for each in (config.device, config.server_device)
+    )
+    bits = ", the same bits each time" if config.reproducible else ""
+    yield "device", f"{client}{bits}; at most {config.ranks_per_device} per GPU; a server by itself: {server}"
 
 
 def _held_out(job: Job) -> Facts:

@@ -151,8 +151,8 @@ def shared_gpu(facts: Facts) -> str:
         if count > 1:
             device = next(rank.device for rank in clients if (rank.host, rank.gpu) == (host, gpu))
             return (
-                f"{count} client ranks share one GPU ({device}, host {host}): its memory and time are divided; "
-                "start as many client ranks per host as it has GPUs, or show each its own (srun --gpus-per-task=1)"
+                f"{count} client ranks share one GPU ({device}, host {host}), which hpcfl run refuses; start as many "
+                f"client ranks per host as it has GPUs, or set ranks_per_device = {count}: time and memory are divided"
             )
     return ""
 

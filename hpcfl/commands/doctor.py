@@ -17,7 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hpcfl.comm import launcher as world
-from hpcfl.comm.placement import cores, device
+from hpcfl.comm.devices import chosen, described
+from hpcfl.comm.placement import cores
 from hpcfl.commands.diagnostics import LEVELS, Facts, Rank, diagnose
 from hpcfl.launch.failure import raise_together
 from hpcfl.launch.run import versions
@@ -104,7 +105,7 @@ def _host(facts: Facts, members: Sequence[int]) -> str:
     here = [facts.ranks[rank] for rank in members]
     share = facts.share()
     settings = sorted({rank.settings.get("OMP_NUM_THREADS", "unset") for rank in here})
-    devices = [rank.device for rank in here]
+    devices = [f"{rank.device} ({rank.gpu})" if rank.gpu else rank.device for rank in here]
     return (
         f"ranks {_runs(members)} · devices {devices[0] if len(set(devices)) == 1 else ' '.join(devices)} · "
         f"cores per rank {_span(sorted({len(rank.cores) for rank in here}))} of {here[0].host_cores}, "
@@ -137,26 +138,17 @@ def _runs(numbers: Sequence[int]) -> str:
 def _rank(comm: Any) -> Rank:
     import torch
 
-    visible = torch.cuda.device_count()
-    own = device(world.local(comm)[0], visible)
+    own = chosen("auto", "device", world.local(comm)[0])
     return Rank(
         socket.gethostname(),
         own,
-        _gpu_name(own) if visible else "",
+        "" if own == "cpu" else described(own),
         cores(),
         os.cpu_count() or 1,
         torch.get_num_threads(),
         _polling(comm),
         {key: os.environ[key] for key in SETTINGS if key in os.environ},
     )
-
-
-def _gpu_name(device: str) -> str:
-    """What tells a GPU from the others of its host: its UUID, or its number in what the launcher shows."""
-    import torch
-
-    shown = f"{device} of {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}"
-    return str(getattr(torch.cuda.get_device_properties(device), "uuid", shown))
 
 
 def _polling(comm: Any) -> list[float]:

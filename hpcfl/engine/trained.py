@@ -111,12 +111,10 @@ def with_shared(
     config: Config, federation: Federation, saved: store.Checkpoint, computing: Computing | None = None
 ) -> tuple[Task, State]:
     """Return a run's task with some clients' data, and its shared state; UsageError where these do not fit it."""
-    import torch
-
-    from hpcfl.comm.placement import device
+    from hpcfl.comm.devices import chosen
     from hpcfl.learning.task import Task
 
-    where = device(0, torch.cuda.device_count())
+    where = chosen("cpu" if config.device == "cpu" else "auto", "device", 0)  # a run on a GPU is read anywhere
     kinds = config.precision, config.clients, config.task, computing
     task = Task(config.model, federation, config.seed, where, *kinds)
     like = with_buffers(config.algorithm, task).init_server(task)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.base.memory import LARGE_PAGES
+from hpcfl.comm.devices import VISIBLE
 from hpcfl.comm.launcher import world
 from hpcfl.comm.placement import cores
 from hpcfl.engine import stopping
@@ -86,7 +87,7 @@ def run(
 
     In a script that ``mpirun`` or ``srun`` has started this is collective: all ranks call it alike, and all get the
     same `Run` or the same exception. Signals TERM, INT and USR1 ask the run to stop meanwhile. Signal handlers, thread
-    counts, environment and torch's global random state are afterwards what they were before.
+    counts, environment, torch's flags and its global random state are afterwards what they were before.
 
     Parameters
     ----------
@@ -118,12 +119,12 @@ def run(
         If it was asked to stop; a checkpoint was written, and ``resume=True`` goes on. `Diverged`, which is one, has
         none.
     """
-    comm = world() if comm is None else comm
     folder = Path(out) if out else default_folder(config)
     place = data_dir or os.environ.get("HPCFL_DATA")
     data = Path(place) if place else None
     silent = not sys.stdout.isatty() if quiet is None else quiet
     with _left_as_it_was():
+        comm = world() if comm is None else comm
         try:
             launch(
                 lambda: run_request(config, settings or {}, folder, data, resume, silent, overlays=overlays),
@@ -139,7 +140,7 @@ def run(
 @contextmanager
 def _left_as_it_was() -> Iterator[None]:
     """Note signals within the block; undo afterwards what runs set for the whole process."""
-    environ = {name: os.environ.get(name) for name in (THREADS, LARGE_PAGES)}
+    environ = {name: os.environ.get(name) for name in (THREADS, LARGE_PAGES, VISIBLE)}
     threads, frozen = _torch_threads(), gc.get_freeze_count()
     stopping.install()
     try:

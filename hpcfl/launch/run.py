@@ -19,9 +19,10 @@ from hpcfl.base import plugins
 from hpcfl.base.errors import Diverged, ErrorOnOtherRank, Stopped, UsageError, UserError
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.comm.guard import Norms
-from hpcfl.comm.launcher import has_ulfm, local
-from hpcfl.comm.placement import check_single, cores, device, lane_topologies, share_of_cores
+from hpcfl.comm.launcher import has_ulfm
+from hpcfl.comm.placement import check_single, cores, lane_topologies, share_of_cores
 from hpcfl.engine import stopping
+from hpcfl.launch.device import fixed_arithmetic, placed
 from hpcfl.launch.failure import ERROR_FILE, fail, note, noted, raise_together
 from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.doubling import Stage
@@ -77,26 +78,30 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     serves = comm is None or comm.Get_rank() == 0
     if serves:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
+    rank = 0 if comm is None else comm.Get_rank()
     processes = _processes(comm)
     hosts = [host for host, _ in processes]
-    job, now = _prepared(config, request, comm, hosts)
-    raise_together(comm, lambda: _open(request, processes, job) if serves else None)
-    run = _in_real_time if config.clock == "wall" else _in_step
-    try:
-        stopped = run(job, request, now, comm, hosts)
-    except UserError as error:
-        if comm is None:
-            note(request.folder, str(error))
-            raise
-        fail(comm, request.folder, error)  # on this rank only: the others are in the middle of a round
+    threads = _set_threads(config, hosts.count(hosts[rank]))
+    device, devices = placed(config, comm, hosts)
+    with fixed_arithmetic(config.reproducible and device != "cpu"):
+        job, now = _prepared(config, request, comm, hosts, device, threads)
+        raise_together(comm, lambda: _open(request, processes, devices, job) if serves else None)
+        run = _in_real_time if config.clock == "wall" else _in_step
+        try:
+            stopped = run(job, request, now, comm, hosts)
+        except UserError as error:
+            if comm is None:
+                note(request.folder, str(error))
+                raise
+            fail(comm, request.folder, error)  # on this rank only: the others are in the middle of a round
     if stopped is not None:
         raise stopped
 
 
-def _prepared(config: Config, request: RunRequest, comm: Any, hosts: list[str]) -> tuple[Job, Progress]:
+def _prepared(
+    config: Config, request: RunRequest, comm: Any, hosts: list[str], device: str, threads: int
+) -> tuple[Job, Progress]:
     """The job, and where this rank begins."""
-    local_rank, local_size = local(comm)
-    threads = _set_threads(config, local_size)
     import torch
 
     from hpcfl.engine.job import Job
@@ -105,12 +110,11 @@ def _prepared(config: Config, request: RunRequest, comm: Any, hosts: list[str]) 
     if comm is not None:
         from hpcfl.comm.mpi import Patience
 
-        Patience.crowd = local_size / len(cores())
+        Patience.crowd = hosts.count(hosts[rank]) / len(cores())
 
     def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
         _check_mpi(config, comm)
-        where = device(local_rank, torch.cuda.device_count())
-        job = Job.of(config, request.data_dir, size, where, threads, computing)
+        job = Job.of(config, request.data_dir, size, device, threads, computing)
         if config.clock == "wall" and config.singles:
             check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
         if rank == 0 and torch.get_num_threads() != threads:
@@ -261,13 +265,14 @@ def _begun(job: Job, request: RunRequest, rank: int) -> Progress:
     return now
 
 
-def _open(request: RunRequest, processes: list[tuple[str, str]], job: Job) -> None:
+def _open(request: RunRequest, processes: list[tuple[str, str]], devices: list[str], job: Job) -> None:
     """Make the run folder, or take it up again."""
     folder, hosts = request.folder, [host for host, _ in processes]
     if request.new:
         from hpcfl.engine.record import about_clients
 
         attributes = {"config": request.config, "data_dir": str(request.data_dir or ""), "hosts": json.dumps(hosts)}
+        attributes["devices"] = json.dumps(devices)
         if code := job.config.code:
             attributes["code"] = json.dumps(code)
         if whole := job.task.whole:

@@ -376,9 +376,9 @@ class Task:
         return upper
 
     def warm_up(self, visits: Visits) -> None:
-        """Do one step on one sample, for nothing: what torch loads and sets up once shall not cost the first round."""
+        """Do one step, for nothing: what torch loads and sets up once shall not cost the first round."""
         params = self.replicate(self.initial(int(visits.clients[0])), visits)
-        batch = next(self.batches(visits, 1, steps=1))
+        batch = next(self.batches(visits, 2, steps=1))  # no module can normalise a single sample
         self.gradients(params, batch)
         for _ in self.backprop(params, batch, [1] * len(self.layer_names())):
             pass

@@ -148,12 +148,6 @@ def test_every_rank_knows_every_host(world: Any) -> None:
     assert names(world.comm, f"host{world.rank}") == [f"host{rank}" for rank in range(world.size)]
 
 
-def test_devices_by_local_rank_and_by_what_is_shown() -> None:
-    assert [ranks.device(local, 0) for local in (0, 3)] == ["cpu", "cpu"]
-    assert [ranks.device(local, 1) for local in (0, 3)] == ["cuda:0", "cuda:0"]
-    assert [ranks.device(local, 4) for local in (0, 3, 5)] == ["cuda:0", "cuda:3", "cuda:1"]
-
-
 def test_chunks_are_dealt_like_cards_fastest_first() -> None:
     paces = np.array([5.0, 1.0, 4.0, 2.0, 3.0])
     chunks = ranks.cut(2, paces, 3)

@@ -119,7 +119,7 @@ def test_the_report() -> None:
     assert said["MPI"] == "Open MPI 5.0.11 · standard 3.1 · thread level MULTIPLE · started by Open MPI's mpiexec"
     assert said["world"] == "5 ranks on 2 hosts, 1-4 per host"
     assert said["host n1"] == (
-        "ranks 0 2-4 · devices cpu cpu cpu cuda:0 · cores per rank 4 of 4, shared out 1 · "
+        "ranks 0 2-4 · devices cpu cpu cpu cuda:0 (GPU-1) · cores per rank 4 of 4, shared out 1 · "
         "torch threads per rank 1 (OMP_NUM_THREADS 1)"
     )
     assert "8 bytes 0.030 ms, of 1 MB 1.000 ms" in said["waiting"]

@@ -21,6 +21,7 @@ from helpers.runs import after_each_round
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.engine import stopping
+from hpcfl.launch.device import fixed_arithmetic
 from hpcfl.testing.runs import play, same, table, toml
 
 VALUES = table("salf", "mlp", False)
@@ -32,6 +33,7 @@ def test_it_is_the_same_run(tmp_path: Path, solo: Any) -> None:
     assert run.folder == tmp_path / "python"
     same(told, run.folder)
     assert run.data.sizes["round"] == VALUES["rounds"]
+    assert json.loads(run.data.attrs["devices"]) == ["cpu"]
 
 
 @pytest.mark.parametrize("kind", ["path", "file", "table", "config"])
@@ -72,9 +74,10 @@ def test_it_goes_on_where_it_was(tmp_path: Path, solo: Any, monkeypatch: pytest.
 def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
     def state() -> list[Any]:
         handlers = [signal.getsignal(getattr(signal, f"SIG{name}")) for name in ("TERM", "INT", "USR1")]
-        settings = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "THP_MEM_ALLOC_ENABLE")}
+        set_for = "OMP_NUM_THREADS", "THP_MEM_ALLOC_ENABLE", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG"
+        settings = {name: os.environ.get(name) for name in set_for}
         drawn = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
-        return [handlers, settings, torch.get_num_threads(), gc.get_freeze_count(), sys.excepthook, drawn]
+        return [handlers, settings, torch.get_num_threads(), gc.get_freeze_count(), sys.excepthook, drawn, flags()]
 
     before = state()
     hpcfl.run({**VALUES, "threads": 2}, out=tmp_path / "out")
@@ -82,6 +85,49 @@ def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(hpcfl.UsageError):
         hpcfl.run({**VALUES, "rounds": 0}, out=tmp_path / "other")
     assert state() == before
+
+
+def flags() -> list[Any]:
+    """What torch is told of arithmetic on a GPU."""
+    backends: Any = torch.backends
+    cudnn, matmul, strict = backends.cudnn, backends.cuda.matmul, torch.are_deterministic_algorithms_enabled()
+    return [strict, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32]
+
+
+FIXED = [True, False, True, False, False]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("tf32", [False, True])
+def test_fixed_arithmetic_is_undone(strict: bool, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Any = torch.utils.deterministic
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    backends: Any = torch.backends
+    before = torch.are_deterministic_algorithms_enabled(), backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32
+    try:
+        torch.use_deterministic_algorithms(strict, warn_only=strict)
+        backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = tf32
+        there = flags()
+        with fixed_arithmetic(True):
+            assert flags() == FIXED
+            assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+            assert not asked.fill_uninitialized_memory
+        assert flags() == there
+        assert torch.is_deterministic_algorithms_warn_only_enabled() is strict
+        assert asked.fill_uninitialized_memory
+        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        with fixed_arithmetic(False):
+            assert flags() == there
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32 = before[1:]
+
+
+def test_what_the_user_has_told_cublas_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    with fixed_arithmetic(True):
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
 def test_threads_that_cannot_be_set_are_told_of(

@@ -265,6 +265,9 @@ CASES = {
     "no-rounds": config(FEDAVG.replace("rounds = 2\n", ""), "rounds", "missing"),
     "no-algorithm": config(FEDAVG.replace('[algorithm]\nname = "fedavg"\n', ""), "algorithm.name"),
     # values
+    "no-gpu": replace(
+        fedavg("device=cuda", "device", "'auto' or 'cpu'", "sees no GPU", "device = 'cpu'"), depends=True
+    ),
     "text-for-a-number": salf("rounds=many", "rounds", "integer", "'many'"),
     "text-for-a-step": salf("algorithm.lr=fast", "algorithm.lr", "number", "'fast'"),
     "truth-for-a-number": salf("algorithm.lr=true", "algorithm.lr", "number"),

@@ -1,0 +1,82 @@
+"""The device of each rank, and what torch is told so that a GPU gives the same bits each time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hpcfl.comm.devices import NAME_BYTES, check_shared, chosen, described
+from hpcfl.launch.failure import raise_together
+
+if TYPE_CHECKING:
+    from hpcfl.config import Config
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when it is first used
+FIXED = ":4096:8"  # one of the two settings with which cuBLAS promises the same bits
+
+
+def placed(config: Config, comm: Any, hosts: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the device on which this rank computes, and what all ranks have; `hosts` [ranks] are theirs.
+
+    Raises
+    ------
+    UsageError
+        Where a GPU is asked for and there is none, or more ranks share one than the config allows; on one rank, as by
+        `raise_together`.
+    """
+    rank = 0 if comm is None else comm.Get_rank()
+    key = "server_device" if rank == 0 and len(hosts) > 1 else "device"
+    own = raise_together(comm, lambda: chosen(getattr(config, key), key, hosts[:rank].count(hosts[rank])))
+    if comm is None:
+        return own, [described(own)]
+    from hpcfl.comm.mpi import names
+
+    devices = names(comm, described(own), NAME_BYTES)
+    raise_together(comm, lambda: check_shared(devices, hosts, config.ranks_per_device))
+    return own, devices
+
+
+@contextmanager
+def fixed_arithmetic(wanted: bool) -> Iterator[None]:
+    """Let a GPU use only algorithms that give the same bits each time, and no TF32, within the block, where `wanted`.
+
+    Afterwards torch's flags and the environment are as they were.
+    """
+    if not wanted:
+        yield
+        return
+    import torch
+
+    backends: Any = torch.backends
+    deterministic: Any = torch.utils.deterministic
+    cudnn, matmul = backends.cudnn, backends.cuda.matmul
+    places: list[tuple[Any, str]] = [(cudnn, "benchmark"), (cudnn, "deterministic")]
+    places += [(deterministic, "fill_uninitialized_memory"), (matmul, "allow_tf32"), (cudnn, "allow_tf32")]
+    places += [(part, "fp32_precision") for part in (matmul, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None))]
+    before = [(place, name, value) for place, name in places if (value := _flag(place, name)) is not None]
+    strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    workspace = os.environ.get(WORKSPACE)
+    try:
+        os.environ.setdefault(WORKSPACE, FIXED)
+        torch.use_deterministic_algorithms(True)
+        deterministic.fill_uninitialized_memory = False  # a guard against reading it, which costs a pass over it
+        cudnn.benchmark, cudnn.deterministic = False, True
+        matmul.allow_tf32 = cudnn.allow_tf32 = False
+        yield
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=warns)
+        for place, name, value in before:
+            if _flag(place, name) != value:  # setting some of these by both of their names makes one unreadable
+                setattr(place, name, value)
+        if workspace is None:
+            os.environ.pop(WORKSPACE, None)
+
+
+def _flag(place: Any, name: str) -> Any:
+    """Return a flag of torch; None where this version has none, or none by this name since it was set by another."""
+    try:
+        return getattr(place, name, None)
+    except RuntimeError:
+        return None
