@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from resnet import ResNet
 from torch import Tensor, nn
 
 
@@ -46,6 +47,11 @@ class Normed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.stem(x)))
         return self.head(F.relu(x + self.bn2(self.inner(x))).mean((2, 3)))
+
+
+def resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The example's, of few channels."""
+    return ResNet(shape, classes, width=4)
 
 
 class Attention(nn.Module):

@@ -22,6 +22,8 @@ from helpers.toys import federation, full_batch, visits_of
 from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
 from hpcfl.config import from_table, load
+from hpcfl.learning import early
+from hpcfl.learning.optim import Sgd
 from hpcfl.learning.task import Task
 from hpcfl.models import Model, model_class
 from hpcfl.models.modules import tracing
@@ -58,7 +60,8 @@ LAYERS = {
     ),
 }
 DRAWING = {"Attention"}
-WHO = ["two", "Residual", "Normed", "Attention", "Tied", "Branch", "Recurrent"]
+WHO = ["two", "Residual", "Normed", "resnet18", "Attention", "Tied", "Branch", "Recurrent"]
+VMAPPED = ["two", "Residual", "Normed", "resnet18", "Tied", "Branch"]
 
 
 def section(name: str, **keys: Any) -> dict[str, Any]:
@@ -70,15 +73,16 @@ def small(name: str, **more: Any) -> dict[str, Any]:
     return table("fedavg", "mlp", True, **more) | {"model": section(name)}
 
 
-def task_of(name: str, **keys: Any) -> Task:
+def task_of(name: str, computing: Any = None, precision: Any = "single", **keys: Any) -> Task:
     values = section(name, **keys)
-    return Task(model_class(values["name"]).from_table(values, "model"), federation(SIZES, shape=SHAPE), 0)
+    model = model_class(values["name"]).from_table(values, "model")
+    return Task(model, federation(SIZES, shape=SHAPE), 0, precision=precision, computing=computing)
 
 
 def own_params(task: Task, count: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {
-        name: torch.stack([value + 0.1 * torch.randn(value.shape, generator=generator) for _ in range(count)])
+        name: torch.stack([value + 0.1 * torch.randn(value.shape, generator=generator).to(value) for _ in range(count)])
         for name, value in task.initial().items()
     }
 
@@ -105,7 +109,7 @@ def test_one_rank_equals_n_and_a_resumed_run(name: str, world: Any, solo: Any, s
 
 @pytest.mark.parametrize("name", WHO)
 def test_what_a_run_leaves_loads_strictly_into_the_plain_module(name: str, tmp_path: Path) -> None:
-    values = small(name, algorithm={"name": "fedavg", "epochs": 1})
+    values = small(name, algorithm={"name": "fedavg", "epochs": 1}, rounds=2)
     run = hpcfl.run(values, out=tmp_path / "run", quiet=True)
     plain = getattr(modules, name)(shape=(1, 8, 8), classes=10)
     plain.load_state_dict(run.state_dict(), strict=True)
@@ -169,12 +173,29 @@ def test_gradients_are_the_plain_modules(name: str) -> None:
             assert torch.equal(parts[key], together[key])
 
 
+@pytest.mark.parametrize("name", VMAPPED)
+def test_vmapped_is_looped_to_rounding(name: str) -> None:
+    found = []
+    for computing in ("vmapped", "looped"):
+        task = task_of(name, computing, "double")  # normalising two numbers makes much of how they were rounded
+        params = own_params(task, 3)
+        loss = Sgd(0.1).train(task, params, task.batches(visits_of(task, range(3)), 4, epochs=1))
+        scores = task.forward(
+            params | task.whole.now(range(3)), full_batch(task, 0)[0].to(task.dtype).expand(3, -1, *SHAPE)
+        )
+        found.append({**params, **task.whole.now(range(3)), "loss": loss, "scores": scores})
+    for key, value in found[0].items():
+        torch.testing.assert_close(
+            value, found[1][key], atol=1e-9, rtol=1e-9, msg=lambda text, key=key: f"{key}: {text}"
+        )
+
+
 def test_who_is_vmapped() -> None:
     found = {name: task_of(name).whole.found for name in WHO}
-    assert [name for name in WHO if found[name].computing == "looped"] == ["Attention", "Recurrent"]
+    assert [name for name in WHO if found[name].computing == "vmapped"] == VMAPPED
     assert found["Attention"].why == "it draws random numbers, by client"
     assert "lstm" in found["Recurrent"].why
-    assert [name for name in WHO if found[name].mixes or found[name].state] == ["Normed"]
+    assert [name for name in WHO if found[name].mixes or found[name].state] == ["Normed", "resnet18"]
 
 
 @pytest.mark.parametrize("name", WHO)
@@ -234,7 +255,27 @@ def test_layers_leave_when_they_are_ready_and_a_closed_round_ends_the_pass() -> 
     assert not any(thread.name == "hpcfl backward" for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("name", ["Normed", "Attention", "Tied", "Recurrent", "Waiting"])
+@pytest.mark.parametrize("name", WHO)
+def test_layers_arrive_in_the_traced_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(name)
+    layers, ready = task.layer_names(), early._Backward._ready
+    level = {key: number for number, names in enumerate(layers) for key in names}
+    asked = [Event() for _ in layers]  # no gradient is ready before all layers above its own have arrived
+    asked[-1].set()
+
+    def held(self: Any, key: str, over: Any) -> None:
+        assert asked[level[key]].wait(60), key
+        ready(self, key, over)
+
+    monkeypatch.setattr(early._Backward, "_ready", held)
+    batch, arrived = next(task.batches(visits_of(task, [0]), 0, steps=1)), []
+    for number, _, _ in task.backprop(own_params(task, 1), batch, [1] * len(layers), Event()):
+        arrived.append(number)
+        asked[number - 1].set()
+    assert arrived == [*reversed(range(len(layers)))]
+
+
+@pytest.mark.parametrize("name", [*WHO, "Waiting"])
 def test_real_times_gradients_are_simulated_times(name: str) -> None:
     one, other = task_of(name), task_of(name)
     params, batch = own_params(one, 1), next(one.batches(visits_of(one, [1]), 3, epochs=1))
@@ -272,17 +313,26 @@ def test_what_is_drawn_is_keyed_by_seed_round_client_and_step() -> None:
     assert not any(torch.equal(one, other) for n, one in enumerate(outputs) for other in outputs[:n])
 
 
-def test_neither_step_nor_test_leaves_a_trace() -> None:
-    task = task_of("Attention", dropout=0.5)
+@pytest.mark.parametrize("name", WHO)
+def test_neither_step_nor_test_leaves_a_trace(name: str) -> None:
+    task, untested = task_of(name), task_of(name)
     kept = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     params, x = own_params(task, 2), full_batch(task, 0)[0].expand(2, -1, *SHAPE)
     before = task.forward(params, x)
-    steps(task, [0, 2])
-    assert torch.equal(task.forward(params, x), before)
+    for step in range(2):
+        assert torch.equal(steps(task, [0, 2], step=step), steps(untested, [0, 2], step=step))
+        assert torch.equal(task.forward(params, x), before)
+    for key, value in untested.whole.now([0, 2]).items():
+        assert torch.equal(task.whole.now([0, 2])[key], value)
+        assert not torch.equal(value[0], task.whole.buffers[key])
     assert torch.equal(torch.get_rng_state(), kept[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == kept[1:]
-    bare = task_of("Attention", dropout=0.0)
-    torch.testing.assert_close(bare.forward(params, x), before, **CLOSE)
+
+
+def test_nothing_is_dropped_in_a_test() -> None:
+    task, bare = task_of("Attention", dropout=0.5), task_of("Attention", dropout=0.0)
+    params, x = own_params(task, 2), full_batch(task, 0)[0].expand(2, -1, *SHAPE)
+    torch.testing.assert_close(bare.forward(params, x), task.forward(params, x), **CLOSE)
 
 
 class Stages(Model):
@@ -316,6 +366,7 @@ def test_modules_of_one_stage_have_names_of_their_own() -> None:
     assert task.parameter_count == sum(value.numel() for value in built.parameters())
 
 
+@pytest.mark.filterwarnings("error")
 def test_dropout_inside_a_chains_module_is_keyed_and_off_in_tests() -> None:
     task = Task(Stages(), federation(SIZES, shape=SHAPE), 0)
     both = steps(task, [0, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
@@ -92,17 +93,23 @@ class Layer:
         return x
 
     def _drawn(self, module: nn.Module, params: State, x: Tensor, key: StepKey | None) -> Tensor:
-        """Run a module with torch's dropout inside, in training client by client."""
+        """Run a module with torch's dropout inside client by client.
+
+        In tests too: there a transformer's layer is one operation of torch's, which vmap would loop over and warn of.
+        """
         module.train(key is not None)
-        if key is None:
-            return _with_parameters(module, params, x)
         rows = []
-        for row, client in enumerate(key.clients):
-            with seeded(key_as_seed(key.seed, f"dropout {self.number}", key.round, client, key.step), x.device):
-                rows.append(
-                    _with_parameters(module, {own: v[row : row + 1] for own, v in params.items()}, x[row : row + 1])
-                )
+        for row in range(len(x)):
+            own = {name: value[row : row + 1] for name, value in params.items()}
+            with self._keyed(key, row, x.device):
+                rows.append(_with_parameters(module, own, x[row : row + 1]))
         return torch.cat(rows)
+
+    def _keyed(self, key: StepKey | None, row: int, device: torch.device) -> AbstractContextManager[None]:
+        """Return a block in which what is drawn is a client's own; nothing is drawn in a test."""
+        if key is None:
+            return nullcontext()
+        return seeded(key_as_seed(key.seed, f"dropout {self.number}", key.round, key.clients[row], key.step), device)
 
 
 def _draws(module: nn.Module) -> bool:
