@@ -189,8 +189,8 @@ class ExactSums(Sums):
     def total(self, name: str) -> Tensor:
         shape = self._blocks[name].shape
         if name in self._far:
-            least, *others = self._far[name].flip(0)  # smallest first
-            return sum(others, start=least).reshape(shape)
+            first, *others = self._far[name].unbind(0)[::-1]  # smallest first
+            return sum(others, start=first).reshape(shape)
         total = self.bins(name)[::-1].sum(0)
         return on_device(torch.from_numpy(total.reshape(shape)), self.device)
 

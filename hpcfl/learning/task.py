@@ -231,8 +231,8 @@ class Task:
         held = self.federation.server_train()
         if held is None:
             return None
-        xy = (on_device(self._tensor(part)[None], self.device) for part in held)
-        return Batch(*xy, None, StepKey(self.seed, 0, [SERVER], 0))
+        x, y = (on_device(self._tensor(part).unsqueeze(0), self.device) for part in held)
+        return Batch(x, y, None, StepKey(self.seed, 0, [SERVER], 0))
 
     @cached_property
     def server_test(self) -> tuple[Tensor, Tensor] | None:

@@ -1,17 +1,18 @@
 """A device that is none: what GPUs ask of a program is checked where there is no GPU.
 
-A tensor made on, or moved to, the device ``fake`` holds a CPU tensor and computes what that would. As on a GPU, it mixes
-with no tensor of the CPU but numbers (0-dimensional ones), and there is no ``.numpy()``. What would make the host wait
-for a GPU is counted: a number read (``.item()``, ``float()``, an ``if``), a copy that waits, shapes that depend on
-values (boolean masks).
+A tensor made on, or moved to, the device ``fake`` holds a CPU tensor and computes what that would. As on a GPU, it
+mixes with no tensor of the CPU but numbers (0-dimensional ones), and there is no ``.numpy()``. What would make the host
+wait for a GPU is counted: a number read (``.item()``, ``float()``, an ``if``), a copy that waits, shapes that depend on
+values (boolean masks). What CUDA's own libraries wait for (``torch.linalg``) is not.
 
-By torch's Python back ends (from 2.9 on) under the name `NAME`; such tensors are subclasses that hold another one.
+It is one of torch's Python back ends, which recent versions have: `available` tells. There is no ``torch.tensor(…,
+device="fake")``, in whose place stands `Tensor.to`, and no ``torch.nn.LSTM``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -38,23 +39,25 @@ class FakeTensor(Tensor):
 
     @staticmethod
     def __new__(cls: Any, held: Tensor) -> FakeTensor:
-        facts = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
+        facts: Any = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
         made: FakeTensor = Tensor._make_wrapper_subclass(cls, held.size(), device=torch.device(NAME, 0), **facts)
         made.held = held
         return made
 
-    def __repr__(self, *_: Any, **__: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"fake({self.held!r})"
 
     def tolist(self) -> Any:
         _wait("tolist", True)
         return self.held.tolist()
 
-    def new_tensor(self, data: Any, **how: Any) -> Tensor:
-        return torch.tensor(data, **{"dtype": self.dtype, **how}).to(self.device)
+    def new_tensor(self, data: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:  # type: ignore[override]
+        return torch.tensor(data, dtype=dtype or self.dtype).to(self.device)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _computed(func, args, kwargs or {})
 
 
@@ -86,9 +89,10 @@ def available() -> bool:
 def registered() -> str:
     """Let torch know the device, and return its name."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Device)
-    library = torch.library.Library("_", "IMPL")
-    library.fallback(lambda func, *args, **kwargs: _computed(func, args, kwargs), "PrivateUse1")  # new tensors there
-    _KEPT.append(library)
+    libraries: Any = torch.library
+    _KEPT.append(libraries.Library("_", "IMPL"))
+    # what makes a tensor there from nothing
+    _KEPT[-1].fallback(lambda func, *args, **kwargs: _computed(func, args, kwargs), "PrivateUse1")
     return f"{NAME}:0"
 
 
@@ -111,21 +115,23 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     host = [each for each in tensors if not isinstance(each, FakeTensor) and each.dim()]
     to = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else NAME
     if name in COPIES:
-        crosses = to == "cpu" if name == "_to_copy" and fake else len(fake) < len(tensors) or name == "_to_copy"
-        _wait(
-            name,
-            crosses and to != "meta" and not (kwargs.get("non_blocking") or (name == "copy_" and args[2:] == (True,))),
-        )
+        _wait(name, len({*map(_place, tensors), to}) > 1 and not (kwargs.get("non_blocking") or args[2:] == (True,)))
     elif name in INDEXED:
         indices = [each for each in args[1] if each is not None]
         _wait("mask", any(each.dtype in (torch.bool, torch.uint8) for each in indices))
-        _wait("index from the host", any(not isinstance(each, FakeTensor) and each.dim() for each in indices))
+        _wait("index from the host", any(_place(each) == "cpu" and each.dim() for each in indices))
         _refuse_mixing(name, fake, [each for each in host if not any(each is index for index in indices)])
     else:
         _wait(name, name in READS)
         _refuse_mixing(name, fake, host)
     out = func(*tree_map(_held, args), **tree_map(_held, kwargs))
-    return out if to != NAME else tree_map(_made, out)
+    if name.endswith("_"):  # in place
+        return args[0]
+    return tree_map(_made, out) if to == NAME else out
+
+
+def _place(tensor: Tensor) -> str:
+    return NAME if isinstance(tensor, FakeTensor) else "cpu"
 
 
 def _wait(name: str, waited: bool) -> None:

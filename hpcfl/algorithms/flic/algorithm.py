@@ -189,8 +189,8 @@ class Flic(FlicKeys):
                 rows = [moved(value, sums.mean(f"{kind}.{number}")) for number, value in enumerate(shared[kind])]
                 after[kind] = torch.stack(rows)
         if sums.iterated:
-            factors = on_device(sums.iterated["factors"].to(after[FACTORS].dtype), task.device)
-            changed = on_device(sums.iterated["changed"], task.device)
+            factors = on_device(sums.iterated["factors"].to(after[FACTORS].dtype), after[FACTORS].device)
+            changed = on_device(sums.iterated["changed"], factors.device)
             after[FACTORS] = torch.where(changed[:, None, None], factors, shared[FACTORS])
         return after
 
