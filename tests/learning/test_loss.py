@@ -243,9 +243,7 @@ def test_a_file_of_texts_and_one_of_flags(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             hpcfl.run(plain | {"data": data, "model": gpt}, out=tmp_path / "c", data_dir=tmp_path, quiet=True)
-    with pytest.raises(
-        UsageError, match=r"^data\.tokens = true: model\.name = 'mlp' takes real numbers: expected a model from outside"
-    ):
+    with pytest.raises(UsageError, match=r"^data: samples are tokens, model\.name = 'mlp' takes arrays"):
         hpcfl.run(plain | {"data": texts, "model": {"name": "mlp"}}, out=tmp_path / "c", data_dir=tmp_path, quiet=True)
 
 
