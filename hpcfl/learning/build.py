@@ -16,7 +16,7 @@ from hpcfl.models.modules.layers import Layer
 from hpcfl.models.modules.tracing import Computing, examined
 from hpcfl.models.modules.whole import Whole
 
-STEPS = "num_batches_tracked"
+MOST = 2**20  # numbers of an integer buffer that all clients tell together
 TRIAL = 3  # samples on which a module is tried
 
 
@@ -41,7 +41,7 @@ def units(
             x, where = _trial(federation, shape, dtype), f"model.name = '{model.name}'"
             found = examined(module, x, federation.classes, where, computing)
             whole = Whole(model.name, module.to(device), found, buffers == "keep")
-            return [_averaged(whole, where) if buffers == "mean" else whole]
+            return [_gathered(whole, federation.clients, where) if buffers == "mean" else whole]
         named = model.build(shape, federation.classes)
     return [Layer(name, modules.to(dtype), number) for number, (name, modules) in enumerate(named)]
 
@@ -53,12 +53,12 @@ def _trial(federation: Federation, shape: Shape, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if x.is_floating_point() else x
 
 
-def _averaged(whole: Whole, where: str) -> Whole:
-    """Return a module of whose buffers the server can take means; UsageError where one counts what it does not know."""
-    for name in whole.buffers:
-        if whole.integer(name) and not name.endswith(STEPS):
+def _gathered(whole: Whole, clients: int, where: str) -> Whole:
+    """Return a module of whose integer buffers the server can take the largest; UsageError where they are too large."""
+    for name, value in whole.buffers.items():
+        if whole.integer(name) and clients * value.numel() > MOST:
             raise UsageError(
-                f"{where}: steps change the integer buffer {name}, of which there is no mean: expected no other than "
-                f"{STEPS}; did you mean task.buffers = 'local'?"
+                f"{where}: steps change the integer buffer {name} of {value.numel()} numbers, of which {clients} "
+                f"clients tell all theirs: expected at most {MOST} in all; did you mean task.buffers = 'local'?"
             )
     return whole
