@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpcfl.base.rng import keyed
     from hpcfl.commands.swept import open_sweep
     from hpcfl.config import Config
-    from hpcfl.data import ClientData, Federation, Header, Source
+    from hpcfl.data import ClientData, Federation, Header, InMemory, Source
     from hpcfl.engine.trained import open_models
     from hpcfl.launch.api import Run, run
     from hpcfl.schedule.speeds import Speed
@@ -30,6 +30,7 @@ __all__ = [
     "FedAvg",
     "Federation",
     "Header",
+    "InMemory",
     "LocalSgd",
     "Run",
     "RunError",
@@ -51,7 +52,7 @@ _PLACES = {
     **dict.fromkeys(("Diverged", "RunError", "Stopped", "UsageError"), "hpcfl.base.errors"),
     "keyed": "hpcfl.base.rng",
     "Config": "hpcfl.config",
-    **dict.fromkeys(("ClientData", "Federation", "Header", "Source"), "hpcfl.data"),
+    **dict.fromkeys(("ClientData", "Federation", "Header", "InMemory", "Source"), "hpcfl.data"),
     "open_models": "hpcfl.engine.trained",
     **dict.fromkeys(("Run", "run"), "hpcfl.launch.api"),
     "Speed": "hpcfl.schedule.speeds",

@@ -153,6 +153,7 @@ class Config(ConfigBase):
                 f"task.buffers = '{self.task.buffers}' has no meaning with model.name = '{self.model.name}', which has "
                 "none: remove it, or set model.name = 'package.module:factory'"
             )
+        self.task.check()
         self.oracle.check()
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)
@@ -161,6 +162,12 @@ class Config(ConfigBase):
     def check_shapes(self, header: Header) -> None:
         """Raise UsageError where the model does not suit the data."""
         self.algorithm.check_model(self.model, header)
+        self.task.check_labels(header)
+        if header.tokens and self.model.chain:
+            raise UsageError(
+                f"data.tokens = true: model.name = '{self.model.name}' takes real numbers: expected a model from "
+                "outside, 'package.module:factory'"
+            )
         if self.model.initial is not None:
             InitialFile(Path(self.model.initial), self.clients, self.precision)
         shapes = header.shapes
@@ -185,8 +192,9 @@ class Config(ConfigBase):
 
     @property
     def code(self) -> dict[str, dict[str, str]]:
-        """The classes from outside the package, ``{"package.module:Class": {"file": …, "sha256": …}}``."""
+        """What comes from outside the package, ``{"package.module:Class": {"file": …, "sha256": …}}``."""
         names = [getattr(getattr(self, section), pick.by) for section, pick in PICKED.items()]
+        names += [name for _, name in self.task.own]
         return plugins.origins(name for name in names if ":" in name)
 
     def placed(self, data_dir: Path | None) -> Config:

@@ -159,7 +159,7 @@ def test_no_preset_has_features_that_a_check_warns_of(folder: Path) -> None:
     configs = {(config.data, config.clients): config for config in (load(name, fewer(name)) for name in NAMES)}
     for config in configs.values():
         header, federation = config.data.check(config.clients, folder), config.data.federate(config.clients, 0, folder)
-        assert list(check.features(config, header.ranges, federation)) == []
+        assert header.tokens or list(check.features(config, header.ranges, federation)) == []
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * slow(n)) for n in PAPER])

@@ -69,7 +69,7 @@ def outside(spec: str, key: str, form: str = "package.module:Class") -> Any:
         raise UsageError(f"{key}: expected {form}, got '{spec}'")
     found = getattr(_module(parts[1], key), parts[2], None)
     if found is None:
-        known = [name for name, value in vars(sys.modules[parts[1]]).items() if isinstance(value, type)]
+        known = [name for name, value in vars(sys.modules[parts[1]]).items() if callable(value)]
         raise UsageError(f"{key} = '{spec}': no '{parts[2]}' in {file_of(parts[1])}{did_you_mean(parts[2], known)}")
     return found
 

@@ -249,8 +249,9 @@ def _adapt_chunk(request: AdaptRequest, task: Task, shared: State, clients: Ints
             task, shared, Visits.for_test(request.saved.round, clients), epochs
         )
         gradients = [task.oracle_calls[client] for client in clients.tolist()]
-        losses, correct = client_scores(task, params, clients)
-        points = zip(_per_sample(correct, tests), _per_sample(losses, tests), gradients)
+        sums = dict(zip(("loss", *task.metrics), client_scores(task, params, clients)))
+        accuracies = sums.get("accuracy", np.full(len(clients), np.nan))
+        points = zip(_per_sample(accuracies, tests), _per_sample(sums["loss"], tests), gradients)
         for curve, point in zip(curves, points):
             curve.append({"epochs": epochs, **dict(zip(CURVE, point))})
     return [_row(request, task.federation, client, curve) for client, curve in zip(clients.tolist(), curves)], params

@@ -56,7 +56,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
         _costs(job),
         _chunks(job, ranks),
         _warnings(job),
-        features(config, header.ranges, federation),
+        () if header.tokens else features(config, header.ranges, federation),
         _memory(job, ranks),
     )
     yield from (f"{name:<14}{text}" for name, text in facts)

@@ -95,6 +95,9 @@ class NewcomersFile:
         if parts[0].real != header.targets:
             now, then = ("real targets", "classes") if parts[0].real else ("classes", "real targets")
             raise UsageError(f"{self.path}: {parts[0].group}/labels are {now}, those of the run {then}")
+        if parts[0].label_shape != header.label_shape:
+            got = f"{parts[0].group}/labels have shape {parts[0].label_shape} per sample"
+            raise UsageError(f"{self.path}: {got}, those of the run {header.label_shape}")
         for part in parts if not header.targets else ():
             if part.largest >= header.classes:
                 held, last = f"{part.group}/labels hold class {part.largest}", header.classes - 1

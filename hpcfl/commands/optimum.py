@@ -16,7 +16,6 @@ from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, State
-from hpcfl.learning.batches import sample_losses
 from hpcfl.learning.task import Task
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class PooledObjective:
 
     def __call__(self, theta: Tensor) -> Tensor:
         outputs = self.task.forward(shaped(theta.unsqueeze(0), self.like), self.x.unsqueeze(0))
-        return sample_losses(outputs, self.y.unsqueeze(0)).mean() + self.task.penalty / 2 * theta.square().sum()
+        return self.task.loss.each(outputs, self.y.unsqueeze(0)).mean() + self.task.penalty / 2 * theta.square().sum()
 
     def value(self, theta: Floats) -> float:
         return float(self(torch.from_numpy(theta)))

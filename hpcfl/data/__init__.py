@@ -6,9 +6,9 @@ linear_spaces (`linear`), noisy_features, linear_mapping (`gaussians`). Two doma
 """
 
 from hpcfl.base.registry import lookup, registered
-from hpcfl.data.base import ClientData, Federation, Header, Source
+from hpcfl.data.base import ClientData, Federation, Header, InMemory, Source
 
-__all__ = ["ClientData", "Federation", "Header", "Source", "source_class", "sources"]
+__all__ = ["ClientData", "Federation", "Header", "InMemory", "Source", "source_class", "sources"]
 
 
 def sources() -> list[str]:

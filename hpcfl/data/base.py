@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,9 +17,11 @@ from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.types import Ints, Shape
 
 Features = NDArray[np.float32]
-Labels = Ints | Features
+Inputs = Features | Ints
+"""What a model takes: real numbers, or tokens."""
+Labels = Ints | NDArray[np.float32]
 Range = tuple[float, float]
-Pixels = NDArray[np.uint8] | Features
+Pixels = NDArray[np.uint8] | Inputs
 Scale = Literal["unit", "centred", "mnist"]
 MOMENTS = {"centred": (0.5, 0.5), "mnist": (0.1307, 0.3081)}
 """What is taken off pixels of [0, 1], and by what they are then divided; those of MNIST have mean 0 and deviation 1."""
@@ -33,8 +35,10 @@ class Header:
     train: int  # samples, over all clients
     test: int
     shapes: tuple[Shape, ...]  # of one sample, per client; one where all are equal; the extremes if the seed draws them
-    classes: int  # labels are 0 .. classes - 1; 1 for targets
+    classes: int  # labels are 0 .. classes - 1; of targets, how many numbers the last axis of a label has
     targets: bool = False  # labels are real numbers
+    label_shape: Shape = field(default=(), kw_only=True)  # of one sample's labels
+    tokens: bool = field(default=False, kw_only=True)  # features are integers
     fresh: bool = False  # clients may draw new samples of a linear model in each round
     server: int = 0  # training samples that the server itself holds, not among `train`
     ranges: tuple[Range, ...] = ()  # least and largest training feature of each client, where all have been read
@@ -42,11 +46,14 @@ class Header:
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """One client's samples: features float32 ``[n, *shape]``, labels int64 ``[n]`` or targets float32 ``[n]``."""
+    """One client's samples: features float32 ``[n, *shape]`` (int64 if they are tokens), labels ``[n, …]``.
 
-    train_features: Features
+    Labels are int64 where they are classes, float32 where they are targets.
+    """
+
+    train_features: Inputs
     train_labels: Labels
-    test_features: Features
+    test_features: Inputs
     test_labels: Labels
 
 
@@ -54,7 +61,7 @@ class ClientData:
 class Federation(ABC):
     """The clients' data as the engine reads it."""
 
-    classes: int  # labels are 0 .. classes - 1; 1 for targets
+    classes: int  # as in `Header`
     train_sizes: Ints  # [clients]
     test_sizes: Ints  # [clients], may be 0
     shapes: Sequence[Shape]  # one sample's features, per client
@@ -68,11 +75,11 @@ class Federation(ABC):
     def client(self, i: int) -> ClientData:
         """Return the samples of client `i`; only these are converted to float32."""
 
-    def server_train(self) -> tuple[Features, Labels] | None:
+    def server_train(self) -> tuple[Inputs, Labels] | None:
         """Return the server's own training samples ``([n, *shape], [n])``, classes taking turns; None: it has none."""
         return None
 
-    def server_test(self) -> tuple[Features, Labels] | None:
+    def server_test(self) -> tuple[Inputs, Labels] | None:
         """Return the global test set ``([n, *shape], [n])``; None where there is none."""
         return None
 
@@ -85,6 +92,33 @@ class Federation(ABC):
             If the clients are not cut from a source's pool.
         """
         raise UsageError("save_split: these clients are not cut from one pool: expected a source with data.partition")
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory(Federation):
+    """Clients whose samples are arrays that are there already."""
+
+    parts: Sequence[ClientData] = field(kw_only=True)
+
+    @classmethod
+    def of(cls, parts: Sequence[ClientData], classes: int) -> InMemory:
+        """Return the federation of some clients' samples; `classes` as in `Header`."""
+        train, test = ([getattr(part, f"{name}_labels") for part in parts] for name in ("train", "test"))
+        shapes = [part.train_features.shape[1:] for part in parts]
+        return cls(classes, lengths(train), lengths(test), shapes, parts=parts)
+
+    @property
+    def header(self) -> Header:
+        """What `Source.check` returns of it."""
+        first = self.parts[0]
+        shapes = tuple(self.shapes[:1] if len(set(self.shapes)) == 1 else self.shapes)
+        sizes = int(self.train_sizes.sum()), int(self.test_sizes.sum())
+        targets, tokens = first.train_labels.dtype.kind == "f", first.train_features.dtype.kind == "i"
+        more = Header(self.clients, *sizes, shapes, self.classes, targets)
+        return replace(more, label_shape=first.train_labels.shape[1:], tokens=tokens)
+
+    def client(self, i: int) -> ClientData:
+        return self.parts[i]
 
 
 class Source(ConfigBase, ABC):
@@ -153,15 +187,17 @@ def check_order(key: str, value: float, limit_key: str, limit: float) -> None:
         raise refusal(key, f"at most {limit_key} = {limit}", value, limit)
 
 
-def lengths(parts: Sequence[Ints]) -> Ints:
+def lengths(parts: Sequence[Labels]) -> Ints:
     return np.array([len(part) for part in parts], dtype=np.int64)
 
 
-def scaled(pixels: Pixels, peak: int, scale: Scale | None) -> Features:
+def scaled(pixels: Pixels, peak: int, scale: Scale | None) -> Inputs:
     """Return pixels of ``0 .. peak`` as new float32 numbers of [0, 1] (unit), moved and scaled by `MOMENTS`.
 
-    Without a peak or a scale the numbers stay as they are.
+    Without a peak or a scale the numbers stay as they are, and tokens always do.
     """
+    if pixels.dtype == np.int64:
+        return pixels.astype(np.int64)
     features: Features = pixels.astype(np.float32)
     if not peak or scale is None:
         return features

@@ -2,14 +2,14 @@
 
 The file holds ``clients/<id>/{train,test}/{features,labels}`` and, if there is a global test set,
 ``test/{features,labels}``. A pool has no clients, but ``train/{features,labels}``, and ``test/{features,labels}`` if
-there are test samples. Features are finite numbers ``[n, ...]``; labels are integers ``[n]`` from 0 in the whole
-file, or floating-point numbers ``[n]`` in the whole file: targets of a regression. All of it is in the file itself:
-links to other names, external storage and virtual data sets of other files are refused.
+there are test samples. Features are finite numbers ``[n, ...]``. Labels ``[n, ...]`` are integers from 0 in the whole
+file, or floating-point numbers in the whole file: targets of a regression, or flags of several labels. All of it is in
+the file itself: links to other names, external storage and virtual data sets of other files are refused.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 from pathlib import Path
 from typing import Literal
@@ -18,13 +18,23 @@ import h5py
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import refusal
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
-from hpcfl.data.base import ClientData, Features, Federation, Header, Labels, Pixels, Range, Scale, check_clients
+from hpcfl.data.base import (
+    ClientData,
+    Federation,
+    Header,
+    Inputs,
+    Labels,
+    Pixels,
+    Range,
+    Scale,
+    check_clients,
+)
 from hpcfl.data.formats import hdf5_file
 from hpcfl.data.formats.files import found
-from hpcfl.data.formats.hdf5_file import PEAK, Part, Survey
+from hpcfl.data.formats.hdf5_file import PEAK, Part, Reading, Survey
 from hpcfl.data.pooled import CUT, Pool, Pooled, only_defaults
 
 VERIFIED = 256 << 20  # bytes of features, as float32, up to which `Hdf5.check` reads them all
@@ -40,7 +50,7 @@ class Hdf5Federation(Federation):
     path: Path
     contents: Survey
     kept: list[Ints] | None  # which features of each client are kept; None: all
-    scale: Scale | None  # how features are scaled that are pixels
+    scale: Reading | None  # what features become
 
     def client(self, i: int) -> ClientData:
         kept = None if self.kept is None else self.kept[i]
@@ -51,7 +61,7 @@ class Hdf5Federation(Federation):
             )
         return ClientData(*train, *test)
 
-    def server_test(self) -> tuple[Features, Labels] | None:
+    def server_test(self) -> tuple[Inputs, Labels] | None:
         if self.contents.server is None:
             return None
         with hdf5_file.opened(self.path) as file:
@@ -74,6 +84,15 @@ class Hdf5(Pooled):
     scale: Scale | None = None
     """Range to which pixels of 0 to 255 are brought. ``unit``: [0, 1]. ``centred``: [-1, 1]. ``mnist``:
     (``unit`` − 0.1307) / 0.3081. By default features stay as they are."""
+    tokens: bool = False
+    """Features are integers from 0, such as numbers of words, and stay integers; for models from outside."""
+
+    @property
+    def reading(self) -> Reading | None:
+        """What becomes of the features."""
+        if self.tokens and self.scale is not None:
+            raise UsageError(f"data.scale = '{self.scale}' has no meaning with data.tokens = true: remove one of them")
+        return "tokens" if self.tokens else self.scale
 
     def check(self, clients: int, data_dir: Path | None) -> Header:
         """Return the header after reading all labels, and small files to their ends.
@@ -93,13 +112,15 @@ class Hdf5(Pooled):
         ranges = self._verified(path, contents)
         classes, targets = self.labels or contents.classes, contents.parts[0].real
         known = () if self.prune else ranges  # which features are left, the seed decides
-        return Header(clients, train, test, tuple(shapes), classes, targets, ranges=known)
+        header = Header(clients, train, test, tuple(shapes), classes, targets, ranges=known)
+        return replace(header, label_shape=contents.parts[0].label_shape, tokens=self.tokens)
 
     def pool_header(self, data_dir: Path | None) -> Header:
         path, contents = self._survey_pool(data_dir)
         self._verified(path, contents)
         train, classes = contents.train[0], self.labels or contents.classes
-        return Header(None, train.size, sum(part.size for part in contents.test), (train.shape,), classes, train.real)
+        header = Header(None, train.size, sum(part.size for part in contents.test), (train.shape,), classes, train.real)
+        return replace(header, label_shape=train.label_shape, tokens=self.tokens)
 
     def load(self, seed: int, data_dir: Path | None) -> Pool:
         """Return the pool; bytes stay bytes, all else is read as features, which are scaled already."""
@@ -114,7 +135,7 @@ class Hdf5(Pooled):
     def _samples(self, file: h5py.File, part: Part, raw: bool) -> tuple[Pixels, Labels]:
         """Return a part's features, as they are in the file if `raw`, and its labels."""
         if not raw:
-            return hdf5_file.read(file, part.group, None, self.scale)
+            return hdf5_file.read(file, part.group, None, self.reading)
         pixels: Pixels = hdf5_file.dataset(file, f"{part.group}/features")[()]
         return pixels, hdf5_file.labels_of(file, part.group)
 
@@ -132,7 +153,7 @@ class Hdf5(Pooled):
             np.array([part.size for part in parts], dtype=np.int64) for parts in (contents.train, contents.test)
         )
         shapes = contents.shapes if kept is None else [(len(indices),) for indices in kept]
-        return Hdf5Federation(self.labels or contents.classes, train, test, shapes, path, contents, kept, self.scale)
+        return Hdf5Federation(self.labels or contents.classes, train, test, shapes, path, contents, kept, self.reading)
 
     def _most(self, width: int) -> int:
         """Return how many of so many features may be pruned, never all."""
@@ -146,7 +167,7 @@ class Hdf5(Pooled):
 
     def _verified(self, path: Path, contents: Survey) -> tuple[Range, ...]:
         """Read all features where they are few, and return the ranges of the clients' training features."""
-        return hdf5_file.verify(path, contents, self.scale) if 4 * contents.features <= VERIFIED else ()
+        return hdf5_file.verify(path, contents, self.reading) if 4 * contents.features <= VERIFIED else ()
 
     def _survey_pool(self, data_dir: Path | None) -> tuple[Path, Survey]:
         """Return the file and what is in it, a pool, after checking it against the keys."""

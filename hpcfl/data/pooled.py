@@ -17,9 +17,9 @@ from hpcfl.base.types import Ints
 from hpcfl.data import partition
 from hpcfl.data.base import (
     ClientData,
-    Features,
     Federation,
     Header,
+    Inputs,
     Labels,
     Pixels,
     Scale,
@@ -51,15 +51,16 @@ class Pool:
     @property
     def header(self) -> Header:
         shapes, targets = (self.train_pixels.shape[1:],), self.train_labels.dtype.kind == "f"
-        return Header(None, len(self.train_labels), len(self.test_labels), shapes, self.classes, targets)
+        sizes, label_shape = (len(self.train_labels), len(self.test_labels)), self.train_labels.shape[1:]
+        tokens = self.train_pixels.dtype == np.int64
+        return Header(None, *sizes, shapes, self.classes, targets, label_shape=label_shape, tokens=tokens)
 
     @property
     def kinds(self) -> tuple[Ints, Ints]:
-        """Classes of the training and of the test samples; all are of one kind where labels are targets."""
+        """Classes of the training and of the test samples; all are of one kind where a label is not one class."""
         both = self.train_labels, self.test_labels
-        train, test = (
-            (labels if labels.dtype.kind != "f" else np.zeros(len(labels))).astype(np.int64) for labels in both
-        )
+        single = self.train_labels.dtype.kind != "f" and self.train_labels.ndim == 1
+        train, test = ((labels if single else np.zeros(len(labels))).astype(np.int64) for labels in both)
         return train, test
 
 
@@ -85,10 +86,10 @@ class PooledFederation(Federation):
     def client(self, i: int) -> ClientData:
         return ClientData(*self._train(self.train_parts[i]), *self._test(self.test_parts[i]))
 
-    def server_test(self) -> tuple[Features, Labels]:
+    def server_test(self) -> tuple[Inputs, Labels]:
         return self._test(slice(None))
 
-    def server_train(self) -> tuple[Features, Labels] | None:
+    def server_train(self) -> tuple[Inputs, Labels] | None:
         return self._train(self.server_part) if len(self.server_part) else None
 
     def save_split(self, path: Path | str) -> None:
@@ -98,10 +99,10 @@ class PooledFederation(Federation):
             train = [self.rows[part] for part in self.train_parts]
             split_file.write(Path(path), Split(train, self.test_parts, self.rows[self.server_part]))
 
-    def _train(self, part: Ints) -> tuple[Features, Labels]:
+    def _train(self, part: Ints) -> tuple[Inputs, Labels]:
         return scaled(self.pool.train_pixels[part], self.pool.peak, self.scale), self.pool.train_labels[part]
 
-    def _test(self, part: Ints | slice) -> tuple[Features, Labels]:
+    def _test(self, part: Ints | slice) -> tuple[Inputs, Labels]:
         return scaled(self.pool.test_pixels[part], self.pool.peak, self.scale), self.pool.test_labels[part]
 
 
@@ -223,8 +224,9 @@ class Pooled(Served):
 
     def _checked(self, clients: int, header: Header) -> Header:
         """Return the header of what is used of a pool, after checking that it can be partitioned."""
-        if header.targets and self.partition != "iid":
-            text = "'iid' or 'file', since labels are real numbers and no classes"
+        if (header.targets or header.label_shape) and self.partition != "iid":
+            why = "labels are real numbers and no classes" if header.targets else "a sample has several labels"
+            text = f"'iid' or 'file', since {why}"
             raise refusal("data.partition", text, self.partition, "data.partition = 'iid'")
         only_defaults(self, ["partition_file"], f"with data.partition = '{self.partition}'", "data.partition = 'file'")
         used = header.train if self.train_samples is None else self.train_samples

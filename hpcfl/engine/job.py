@@ -84,7 +84,7 @@ class Job:
             check_width(config.lane_width, ranks)
         torch.set_num_threads(threads)
         federation = config.data.federate(config.clients, config.seed, data_dir)
-        kinds = config.precision, None, config.task.buffers, computing
+        kinds = config.precision, None, config.task, computing
         task = Task(config.model, federation, config.seed, device, *kinds)
         algorithm = with_buffers(config.algorithm, task)
         give_back() if config.clock == "wall" and task.nbytes >= LEAN_BYTES else keep_freed()
@@ -98,7 +98,7 @@ class Job:
         job = cls(config, task, algorithm, chunks)
         config.speed.covers(config.rounds, config.clients, len(job.layers.tensors))
         if config.model.initial is not None:
-            task.check_given(job.algorithm.name, job.algorithm.init_server(task), job.algorithm.personal(task))
+            task.start.check_method(job.algorithm.name, job.algorithm.init_server(task), job.algorithm.personal(task))
         return job
 
     @cached_property
@@ -152,7 +152,7 @@ class Job:
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
-        shared, stage = self.task.given(self.algorithm.init_server(self.task)), self.planner.first_stage
+        shared, stage = self.task.start.given(self.algorithm.init_server(self.task)), self.planner.first_stage
         extras = self.algorithm.init_extras(self.task) if rank == 0 else {}
         return Progress(0, shared, personal, stage=stage, extras=extras)
 
@@ -196,9 +196,9 @@ class Job:
     def scores(self) -> int:
         """How many sums an evaluation finds per client.
 
-        Losses and correct answers on its own test part; if the objective is wanted, that on its training samples.
+        Losses and metrics on its own test part; if the objective is wanted, that on its training samples.
         """
-        return 2 + self.config.evaluate.objective
+        return 1 + len(self.task.metrics) + self.config.evaluate.objective
 
     def scored(self, round: int, shared: State, personal: State, clients: Ints) -> Floats:
         """Return the `scores` of a chunk's clients, ``[scores, c]``; who is held out is not tested, and gets 0."""

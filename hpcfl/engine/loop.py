@@ -137,13 +137,13 @@ def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | floa
         return {}
     members = np.isin(np.arange(job.config.clients), job.planner.members)
     sizes = np.where(members & (job.task.federation.test_sizes > 0), job.task.federation.test_sizes, np.nan)
-    scores: dict[str, Floats | float] = {"client_test_loss": sums[0] / sizes, "client_accuracy": sums[1] / sizes}
+    columns = "test_loss", *job.task.metrics
+    scores: dict[str, Floats | float] = {f"client_{name}": each / sizes for name, each in zip(columns, sums)}
     together = server_scores(job.task, now.shared) if job.algorithm.evaluates_shared else None
     if together is not None:
-        loss, correct, size = together
-        scores |= {"test_loss": loss / size, "accuracy": correct / size}
+        scores |= dict(zip(columns, together[0] / together[1]))
     if job.config.evaluate.objective:
-        scores["objective"] = objective(job, now, sums[2])
+        scores["objective"] = objective(job, now, sums[-1])
     return scores
 
 

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 COLUMNS = (
     Column("loss", (), "float64", "mean training loss over the visits that counted"),
     Column("accuracy", (), "float64", "accuracy of the shared model on the global test set"),
-    Column("test_loss", (), "float64", "cross-entropy of the shared model on the global test set"),
+    Column("test_loss", (), "float64", "loss of the shared model on the global test set"),
     Column("objective", (), "float64", "mean loss over all training samples, the server's included, penalty included"),
     Column("client_accuracy", ("client",), "float64", "accuracy of the client's model on its own test part"),
-    Column("client_test_loss", ("client",), "float64", "cross-entropy of the client's model on its own test part"),
+    Column("client_test_loss", ("client",), "float64", "loss of the client's model on its own test part"),
     Column("cohort", ("client",), "bool", "client was invited"),
     Column("arrived", ("client",), "bool", "something of the client's visit counted"),
     Column("rejected", ("client",), "bool", "the visit, or layers of it, did not count: not finite or too large"),
@@ -192,6 +192,16 @@ class Record:
         self.rejected = {client: Rejection(*map(int, table[client])) for client in rejected}
 
 
+def metric_columns(job: Job) -> list[Column]:
+    """The columns of metrics from outside the package, and of what the method measures."""
+    tests = [name for name in job.task.metrics if name != "accuracy"]
+    columns = [Column(name, (), "float64", f"{name} of the shared model on the global test set") for name in tests]
+    for name in tests:
+        text = f"{name} of the client's model on its own test part"
+        columns.append(Column(f"client_{name}", ("client",), "float64", text))
+    return columns + [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
+
+
 def released(ranks: int) -> tuple[str, int, str]:
     """The event that clients are needed no more."""
     return "released", -1, f"clients are needed no more: {ranks} rank{'s' * (ranks > 1)} released"
@@ -213,7 +223,7 @@ class Recorder:
             "rank": range(ranks),
         }
         columns = [*COLUMNS, *(ORACLE if job.config.oracle.record else ())]
-        columns += [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
+        columns += metric_columns(job)
         self.segment = store.begin(run_dir, columns, coords, first, job.config.rounds)
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:

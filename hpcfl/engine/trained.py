@@ -115,7 +115,7 @@ def with_shared(
     from hpcfl.learning.task import Task
 
     where = chosen("cpu" if config.device == "cpu" else "auto", "device", 0)  # a run on a GPU is read anywhere
-    kinds = config.precision, config.clients, config.task.buffers, computing
+    kinds = config.precision, config.clients, config.task, computing
     task = Task(config.model, federation, config.seed, where, *kinds)
     like = with_buffers(config.algorithm, task).init_server(task)
     store.check_shared(saved.shared, like)
@@ -267,11 +267,21 @@ class ClientModel:
         return self._outputs(x, self.embedding).reshape(len(x), -1)
 
     def predict(self, x: Array) -> Array:
-        """Return classes, int64 ``[n]``, or values ``[n]`` in the run's precision, where labels are real numbers."""
-        outputs = self._outputs(x, None)
-        real = np.issubdtype(self.data.train_labels.dtype, np.floating)
-        predicted: Array = outputs[:, 0] if real else outputs.argmax(1)
-        return predicted
+        """Return classes, int64 ``[n, …]``; the outputs in the run's precision where labels are no classes.
+
+        An output of a single number is a value, ``[n]``, where a label is one too.
+        """
+        import torch
+
+        from hpcfl.learning.loss import class_axis
+
+        outputs, labels = torch.from_numpy(self._outputs(x, None)), self.data.train_labels
+        shape = (1, len(x), *labels.shape[1:])
+        axis = None if labels.dtype.kind == "f" else class_axis(outputs[None], torch.empty(shape))
+        if axis is not None:
+            return outputs[None].argmax(axis)[0].numpy()
+        single = labels.ndim == 1 and outputs.shape[1:] == (1,)
+        return (outputs[:, 0] if single else outputs).numpy()
 
     def _outputs(self, x: Array, last: int | None) -> Array:
         """Return what the layers before number `last` (None: all) make of features, ``[n, …]``."""
@@ -280,7 +290,8 @@ class ClientModel:
         if x.shape[1:] != self.shape:
             raise UsageError(f"x: client {self.client} has features of shape {self.shape}, got {x.shape[1:]}")
         params = {name: value.unsqueeze(0) for name, value in self.params.items()}
-        rows = torch.from_numpy(np.asarray(x, np.float32)).to(self.task.device, self.task.dtype)
+        rows = torch.from_numpy(np.asarray(x, self.data.train_features.dtype)).to(self.task.device)
+        rows = rows.to(self.task.dtype) if rows.is_floating_point() else rows
         outputs: Array = self.task.outputs(params, rows, last).cpu().numpy()
         return outputs
 

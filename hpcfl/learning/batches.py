@@ -108,21 +108,6 @@ class Batch:
         active = self.active()
         return self.x.new_ones(len(self.x)) if active is None else active.to(self.x.dtype)
 
-    def losses(self, outputs: Tensor, rows: int | None = None) -> Tensor:
-        """Mean loss over each client's real samples, ``[c]`` (or of the first `rows` clients)."""
-        each = sample_losses(outputs, self.y[:rows])
-        if self.valid is None:
-            return each.mean(1)
-        valid = self.valid[:rows]
-        return (each * valid).sum(1) / valid.sum(1).clamp(min=1)
-
-
-def sample_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """``[c, B]``: cross-entropy of classes from ``[c, B, classes]``, squared error of targets from ``[c, B, 1]``."""
-    if y.is_floating_point():
-        return (outputs.squeeze(-1) - y).square()
-    return F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-
 
 def batches(
     data: Sequence[tuple[Tensor, Tensor]],

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import key_as_seed
-from hpcfl.base.types import Shape
+from hpcfl.base.types import Shape, State
 from hpcfl.data import Federation
 from hpcfl.learning.config import Buffers
+from hpcfl.learning.initial import InitialFile
+from hpcfl.learning.loss import PerSample, class_axis
 from hpcfl.models import Model
 from hpcfl.models.foreign import Foreign
 from hpcfl.models.modules.layers import Layer
@@ -38,19 +45,31 @@ def units(
         torch.manual_seed(key_as_seed(seed, "initial values"))
         if isinstance(model, Foreign):
             module = model.module(shape, federation.classes).to(dtype)
-            x, where = _trial(federation, shape, dtype), f"model.name = '{model.name}'"
-            found = examined(module, x, federation.classes, where, computing)
+            where = f"model.name = '{model.name}'"
+            x, _ = trial(federation, shape, dtype)
+            found = examined(module, x, where, computing)
             whole = Whole(model.name, module.to(device), found, buffers == "keep")
             return [_gathered(whole, federation.clients, where) if buffers == "mean" else whole]
         named = model.build(shape, federation.classes)
     return [Layer(name, modules.to(dtype), number) for number, (name, modules) in enumerate(named)]
 
 
-def _trial(federation: Federation, shape: Shape, dtype: torch.dtype) -> Tensor:
-    """Return a few samples of a client whose features have this shape."""
-    held = torch.from_numpy(federation.client(federation.shapes.index(shape)).train_features[:TRIAL])
-    x = held[torch.arange(TRIAL) % len(held)]
-    return x.to(dtype) if x.is_floating_point() else x
+def trial(federation: Federation, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return a few samples of a client whose features have this shape, and their labels."""
+    data = federation.client(federation.shapes.index(shape))
+    rows = np.arange(TRIAL) % len(data.train_labels)
+    x, y = torch.from_numpy(data.train_features[rows]), torch.from_numpy(data.train_labels[rows])
+    return (each.to(dtype) if each.is_floating_point() else each for each in (x, y))  # type: ignore[return-value]
+
+
+def check_outputs(loss: PerSample, outputs: Tensor, y: Tensor, classes: int, where: str) -> None:
+    """Raise UsageError where outputs ``[B, …]`` do not suit labels ``[B, …]`` and a loss of ours."""
+    if loss.ours and not y.is_floating_point():
+        axis = class_axis(outputs[None], y[None])
+        if axis is None or outputs[None].shape[axis] != classes:
+            wanted, got = [*y.shape, classes], list(outputs.shape)
+            raise UsageError(f"{where}: expected outputs of shape {wanted} for {TRIAL} samples, got {got}")
+    loss.each(outputs[None], y[None])
 
 
 def _gathered(whole: Whole, clients: int, where: str) -> Whole:
@@ -62,3 +81,55 @@ def _gathered(whole: Whole, clients: int, where: str) -> Whole:
                 f"clients tell all theirs: expected at most {MOST} in all; did you mean task.buffers = 'local'?"
             )
     return whole
+
+
+class Start:
+    """What the clients' models begin with: values `drawn` by the seed for features of each shape, or those of a file.
+
+    The file may lack those of newcomers: clients from number `members` on (None: there are none).
+    """
+
+    def __init__(
+        self,
+        drawn: dict[Shape, State],
+        federation: Federation,
+        file: str | None,
+        precision: Literal["single", "double"],
+        members: int | None,
+    ) -> None:
+        self.drawn, self._shapes = drawn, federation.shapes
+        self._file = None if file is None else InitialFile(Path(file), federation.clients, precision)
+        if self._file is not None:
+            shapes = {shape: _shapes_of(state) for shape, state in drawn.items()}
+            self._file.check_model([shapes[shape] for shape in self._shapes[:members]])
+            for shape, state in drawn.items():
+                given = self._file.shared.items()
+                fits = {name: value for name, value in given if shapes[shape].get(name) == value.shape}
+                state |= {name: torch.from_numpy(value) for name, value in fits.items()}
+
+    def of(self, client: int | None) -> State:
+        """Return what a client's model begins with; None: the first one's, without what is its own."""
+        state = dict(self.drawn[self._shapes[client or 0]])
+        if self._file is not None and client is not None:
+            state |= {name: torch.from_numpy(value) for name, value in self._file.of(client).items()}
+        return state
+
+    def given(self, state: State) -> State:
+        """Return what a method begins with beside the model, with what the file has of it in its place."""
+        if self._file is None:
+            return state
+        given, model = self._file.shared, self.drawn[self._shapes[0]]
+        names = [name for name in state if name in given and name not in model]
+        return state | {name: torch.from_numpy(given[name]).to(state[name], copy=True) for name in names}
+
+    def check_method(self, method: str, shared: State, personal: Collection[str]) -> None:
+        """Raise UsageError where the file holds what a method does not begin with, or lacks what it does.
+
+        `shared` is its shared state; `personal` are the names of those tensors of the model that are a client's own.
+        """
+        if self._file is not None:
+            self._file.check_method(method, self.drawn[self._shapes[0]], _shapes_of(shared), personal)
+
+
+def _shapes_of(state: State) -> dict[str, Shape]:
+    return {name: tuple(value.shape) for name, value in state.items()}

@@ -12,17 +12,20 @@ from torch import Tensor
 
 from hpcfl.base.types import State
 from hpcfl.learning.batches import Batch, RoundClosed
+from hpcfl.learning.loss import PerSample
 from hpcfl.models.modules.whole import Whole
 
 
-def as_ready(whole: Whole, params: State, batch: Batch, closed: Event) -> Iterator[tuple[int, State, Tensor]]:
+def as_ready(
+    whole: Whole, params: State, batch: Batch, loss: PerSample, closed: Event
+) -> Iterator[tuple[int, State, Tensor]]:
     """Yield one client's layers, last first: number (from 0), gradients ``{name: [1, …]}``, losses ``[1]``.
 
     Each leaves when it is ready. When the round has `closed`, or nobody asks any more, the backward pass ends at the
     next gradient. A part that the module has left out of this step has gradient 0.
     """
     leaves = {name: params[name].detach().requires_grad_() for name in whole.tensors}
-    losses = batch.losses(whole.single(leaves, batch.x, batch.key, batch.sample_counts()[0]))
+    losses = loss.mean(whole.single(leaves, batch.x, batch.key, batch.sample_counts()[0]), batch)
     wanted, missing, left = list(enumerate(whole.groups)), set(leaves), Event()
     with _Backward(losses.sum(), leaves, lambda: closed.is_set() or left.is_set()) as news:
         try:

@@ -1,6 +1,8 @@
-"""How well models do: losses and correct answers on test samples, objectives on training samples."""
+"""How well models do: losses and metrics on test samples, objectives on training samples."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -8,35 +10,35 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.learning.batches import sample_losses
 from hpcfl.learning.task import TEST_BATCH, Task
 
 
 @torch.no_grad()
-def client_scores(task: Task, params: State, clients: Ints) -> tuple[Floats, Floats]:
-    """Loss sums and numbers of correct answers (NaN for targets) on the clients' own test samples, ``[c]`` each."""
+def client_scores(task: Task, params: State, clients: Ints) -> Floats:
+    """Sums of the loss and of each metric over the clients' own test samples, ``[1 + metrics, c]``."""
     data = [task.samples(client) for client in clients]
     sizes = torch.tensor([len(samples.test_y) for samples in data])
     if not sizes.max():
-        return np.zeros(len(data)), np.zeros(len(data))
+        return np.zeros((1 + len(task.metrics), len(data)))
     x = pad_sequence([samples.test_x for samples in data], batch_first=True)
     y = pad_sequence([samples.test_y for samples in data], batch_first=True)
     valid = (torch.arange(x.shape[1]) < sizes[:, None]).to(task.device)
-    return _scores(task.forward(params, x, sizes=sizes.tolist()), y, valid)
+    return _scores(task, task.forward(params, x, sizes=sizes.tolist()), y, valid, sizes.tolist())
 
 
 @torch.no_grad()
-def server_scores(task: Task, shared: State) -> tuple[float, float, int] | None:
-    """Loss sum, correct answers and size of the global test set; None without samples or without a whole model."""
+def server_scores(task: Task, shared: State) -> tuple[Floats, int] | None:
+    """The same of the global test set, ``[1 + metrics]``, and its size; None without samples or a whole model."""
     if not _whole(task, shared) or task.server_test is None:
         return None
     params = {name: value.unsqueeze(0) for name, value in shared.items()}
-    loss, correct = 0.0, 0.0
+    sums = np.zeros(1 + len(task.metrics))
     for parts in zip(*(torch.split(part, TEST_BATCH) for part in task.server_test)):
         x, y = (part.unsqueeze(0).to(task.device) for part in parts)
-        losses, right = _scores(task.forward(params, x), y, torch.ones_like(y, dtype=torch.bool))
-        loss, correct = loss + float(losses[0]), correct + float(right[0])
-    return loss, correct, len(task.server_test[1])
+        sums += _scores(task, task.forward(params, x), y, torch.ones(y.shape[:2], dtype=torch.bool, device=y.device))[
+            :, 0
+        ]
+    return sums, len(task.server_test[1])
 
 
 @torch.no_grad()
@@ -62,7 +64,7 @@ def _objective(task: Task, params: State, x: Tensor, y: Tensor) -> float:
     for start in range(0, len(y), TEST_BATCH):
         # cloned: how memory is aligned, and with it the last bits, is then the same whoever read the samples
         rows, labels = (part[start : start + TEST_BATCH].unsqueeze(0).clone() for part in (x, y))
-        total += float(sample_losses(task.forward(params, rows), labels).double().sum())
+        total += float(task.loss.each(task.forward(params, rows), labels).double().sum())
     if task.penalty:
         total += len(y) * float(task.penalties({name: value.double() for name, value in params.items()}))
     return total
@@ -72,8 +74,7 @@ def _whole(task: Task, shared: State) -> bool:
     return {name for names in task.layer_names() for name in names} <= shared.keys()
 
 
-def _scores(outputs: Tensor, y: Tensor, valid: Tensor) -> tuple[Floats, Floats]:
-    each, known = sample_losses(outputs, y), not y.is_floating_point()
-    right = (outputs.argmax(-1) == y) & valid
-    correct = right.sum(1).double() if known else torch.full((len(y),), torch.nan, dtype=torch.float64)
-    return (each.double() * valid).sum(1).cpu().numpy(), correct.cpu().numpy()
+def _scores(task: Task, outputs: Tensor, y: Tensor, valid: Tensor, sizes: Sequence[int] | None = None) -> Floats:
+    found = [each.each(outputs, y, sizes).double() for each in (task.loss, *task.metrics.values())]
+    sums: Floats = torch.stack([(each * valid).sum(1) for each in found]).cpu().numpy()
+    return sums

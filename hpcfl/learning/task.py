@@ -10,31 +10,32 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
-from pathlib import Path
 from threading import Event
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import let_go
 from hpcfl.base.rng import StepKey
-from hpcfl.base.types import Shape, State
+from hpcfl.base.types import State
 from hpcfl.data import Federation
-from hpcfl.data.base import Features, Labels
+from hpcfl.data.base import Inputs, Labels
 from hpcfl.learning.batches import Batch, Samples, Visits, batches
-from hpcfl.learning.build import units
-from hpcfl.learning.config import Buffers
+from hpcfl.learning.build import Start, check_outputs, trial, units
+from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.early import as_ready
-from hpcfl.learning.initial import InitialFile
+from hpcfl.learning.loss import PerSample
 from hpcfl.models import Model
 from hpcfl.models.modules.layers import Layer, Tape
 from hpcfl.models.modules.tracing import Computing
 from hpcfl.models.modules.whole import Whole
 
 TEST_BATCH = 1000  # rows per forward pass outside training
+DEFAULT = TaskConfig()
 SERVER = -1  # stands for the server among client ids
 Precision = Literal["single", "double"]
 Objective = Callable[[State, Batch], Tensor]
@@ -51,8 +52,9 @@ class Task:
 
     Attributes
     ----------
-    buffers : str
-        What becomes of buffers that steps change. A module's `computing`, see there, is found out where it is None.
+    loss, metrics : PerSample
+        What steps minimise and what tests measure, as `kind` says, which also says what becomes of `buffers` that steps
+        change. A module's `computing`, see there, is found out where it is None.
     penalty : float
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
     oracle_calls : Counter
@@ -69,32 +71,36 @@ class Task:
         device: str = "cpu",
         precision: Precision = "single",
         members: int | None = None,
-        buffers: Buffers = "mean",
+        kind: TaskConfig = DEFAULT,
         computing: Computing | None = None,
     ) -> None:
         self.federation, self.seed, self.penalty = federation, seed, model.penalty
-        self.device, self.buffers = torch.device(device), buffers
+        self.device, self.buffers = torch.device(device), kind.buffers
+        self.loss = PerSample("task.loss", kind.loss)
+        self.metrics = {column: PerSample("task.metrics", name) for column, name in zip(kind.columns, kind.metrics)}
         self.dtype = torch.float64 if precision == "double" else torch.float32
-        how = self.dtype, self.device, buffers, computing
+        how = self.dtype, self.device, kind.buffers, computing
         built = {shape: units(model, federation, shape, seed, *how) for shape in dict.fromkeys(federation.shapes)}
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
         self.layers = built[federation.shapes[0]]
-        self._initial = {
+        drawn = {
             shape: {name: value.detach() for layer in layers for name, value in layer.tensors.items()}
             for shape, layers in built.items()
         }
-        self._given = self._read(model.initial, precision, members) if model.initial is not None else None
+        self.start = Start(drawn, federation, model.initial, precision, members)
         self._samples: dict[int, Samples] = {}
         self.oracle_calls: Counter[int] = Counter()
+        if kind.own or self.whole is not None:
+            self._try_out(model.name)
 
-    def _read(self, file: str, precision: Precision, members: int | None) -> InitialFile:
-        given = InitialFile(Path(file), self.federation.clients, precision)
-        shapes = {shape: shapes_of(state) for shape, state in self._initial.items()}
-        given.check_model([shapes[shape] for shape in self.federation.shapes[:members]])
-        for shape, state in self._initial.items():
-            fits = {name: value for name, value in given.shared.items() if shapes[shape].get(name) == value.shape}
-            state |= {name: torch.from_numpy(value) for name, value in fits.items()}
-        return given
+    def _try_out(self, model: str) -> None:
+        """Try model, loss and metrics on a few samples; UsageError where they do not suit one another."""
+        x, y = trial(self.federation, self.federation.shapes[0], self.dtype)
+        params = {name: value.unsqueeze(0) for name, value in self.initial().items()}
+        outputs, y = self.outputs(params, x.to(self.device)), y.to(self.device)
+        for each in (self.loss, *self.metrics.values()):
+            each.tried(outputs, y)
+        check_outputs(self.loss, outputs, y, self.federation.classes, f"model.name = '{model}'")
 
     # the model
 
@@ -116,12 +122,12 @@ class Task:
     @property
     def nbytes(self) -> int:
         """Bytes of the largest client's model."""
-        return max(sum(value.nbytes for value in state.values()) for state in self._initial.values())
+        return max(sum(value.nbytes for value in state.values()) for state in self.start.drawn.values())
 
     @property
     def parameter_count(self) -> int:
         """Numbers in the largest client's model, p."""
-        return max(sum(value.numel() for value in state.values()) for state in self._initial.values())
+        return max(sum(value.numel() for value in state.values()) for state in self.start.drawn.values())
 
     def layer_names(self, blocks: str = "layer") -> tuple[tuple[str, ...], ...]:
         """The names of the tensors of layers 1 … L; with ``blocks = "tensor"`` each tensor is a layer by itself."""
@@ -133,26 +139,7 @@ class Task:
 
         Without a client, of what all share; what they do not share has the shapes of the first one's.
         """
-        state = dict(self._initial[self.federation.shapes[client or 0]])
-        if self._given is not None and client is not None:
-            state |= {name: torch.from_numpy(value) for name, value in self._given.of(client).items()}
-        return {name: value.to(self.device, copy=True) for name, value in state.items()}
-
-    def given(self, state: State) -> State:
-        """Return what a method begins with beside the model, with what ``model.initial`` has of it in its place."""
-        if self._given is None:
-            return state
-        model = self._initial[self.federation.shapes[0]]
-        names = [name for name in state if name in self._given.shared and name not in model]
-        return state | {name: torch.from_numpy(self._given.shared[name]).to(state[name], copy=True) for name in names}
-
-    def check_given(self, method: str, shared: State, personal: Collection[str]) -> None:
-        """Raise UsageError where ``model.initial`` holds what a method does not begin with, or lacks what it does.
-
-        `shared` is its shared state; `personal` are the names of those tensors of the model that are a client's own.
-        """
-        if self._given is not None:
-            self._given.check_method(method, self._initial[self.federation.shapes[0]], shapes_of(shared), personal)
+        return {name: value.to(self.device, copy=True) for name, value in self.start.of(client).items()}
 
     def module(self, params: State) -> nn.Module:
         """Return the model as a plain module, set to evaluate, with copies of one client's ``{name: […]}``."""
@@ -199,7 +186,7 @@ class Task:
     def losses(self, params: State, batch: Batch) -> Tensor:
         """Each client's mean loss with the penalty, ``[c]``."""
         sizes = None if batch.valid is None else batch.sample_counts()
-        return self._penalised(batch.losses(self.forward(params, batch.x, batch.key, sizes=sizes)), params)
+        return self._penalised(self.loss.mean(self.forward(params, batch.x, batch.key, sizes=sizes), batch), params)
 
     def penalties(self, params: State) -> Tensor:
         flat = [params[name].flatten(1) for layer in self.layers for name in layer.tensors]
@@ -252,7 +239,7 @@ class Task:
         held = self.federation.server_test()
         return None if held is None or not len(held[1]) else (self._tensor(held[0]), self._tensor(held[1]))
 
-    def _tensor(self, part: Features | Labels) -> Tensor:
+    def _tensor(self, part: Inputs | Labels) -> Tensor:
         tensor = torch.from_numpy(part)
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
@@ -307,7 +294,8 @@ class Task:
         """
         self._count(batch, calls=2)
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        losses = self.losses(leaves, batch)
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
+            losses = self.losses(leaves, batch)
         skips = self.whole is not None
         first = torch.autograd.grad(losses.sum(), list(leaves.values()), create_graph=True, materialize_grads=skips)
         slopes = [(gradient * vector[name]).sum() for name, gradient in zip(leaves, first)]
@@ -332,7 +320,7 @@ class Task:
         for layer, count in zip(layers, rows):
             tapes.append(Tape.record(layer, params, x, count, batch.key))
             x = tapes[-1].output
-        data = batch.losses(x[: rows[-1]], rows[-1]) if rows[-1] else x.new_zeros(0)
+        data = self.loss.mean(x[: rows[-1]], batch, rows[-1]) if rows[-1] else x.new_zeros(0)
         losses = self._penalised(data.detach(), params)
         upstream: Tensor | None = None
         for number in reversed(range(len(self.layers))):
@@ -353,7 +341,7 @@ class Task:
             return
         if closed is not None:
             self._count(batch)
-            yield from as_ready(whole, {name: value[0] for name, value in params.items()}, batch, closed)
+            yield from as_ready(whole, {name: value[0] for name, value in params.items()}, batch, self.loss, closed)
             return
         reaching = {name: value[: rows[-1]] for name, value in params.items()}
         gradients, losses = self.gradients(reaching, batch.first(rows[-1]))
@@ -394,7 +382,3 @@ class Task:
         self.gradients(params, batch)
         for _ in self.backprop(params, batch, [1] * len(self.layer_names())):
             pass
-
-
-def shapes_of(state: State) -> dict[str, Shape]:
-    return {name: tuple(value.shape) for name, value in state.items()}

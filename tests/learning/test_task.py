@@ -371,7 +371,7 @@ def test_the_servers_test_set_is_scored_whole(monkeypatch):
     task = mlp_task([40])
     monkeypatch.setattr(type(task.federation), "server_test", lambda _self: (x.numpy(), y.numpy()))
     monkeypatch.setattr("hpcfl.learning.evaluate.TEST_BATCH", 7)
-    loss, correct, size = server_scores(task, task.initial())
+    (loss, correct), size = server_scores(task, task.initial())
     logits = plain(task, task.initial())(x)
     assert loss == pytest.approx(nn.functional.cross_entropy(logits, y, reduction="sum").item(), rel=1e-5)
     assert (correct, size) == (int((logits.argmax(1) == y).sum()), 40)

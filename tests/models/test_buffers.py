@@ -20,6 +20,7 @@ from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
 from hpcfl.learning import build
+from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.evaluate import client_scores
 from hpcfl.learning.task import Task
 from hpcfl.models import Model, model_class
@@ -34,7 +35,10 @@ ALL = [f"bn{n}.{name}" for n in (1, 2) for name in ("running_mean", "running_var
 
 def task_of(buffers: Any = "mean", name: str = NORMED) -> Task:
     return Task(
-        model_class(name).from_table({"name": name}, "model"), federation(SIZES, shape=SHAPE), 0, buffers=buffers
+        model_class(name).from_table({"name": name}, "model"),
+        federation(SIZES, shape=SHAPE),
+        0,
+        kind=TaskConfig(buffers=buffers),
     )
 
 

@@ -79,7 +79,7 @@ class Flic(FlicKeys):
             count, dimension = means.shape
             spherical = self.deviation * torch.eye(dimension, device=task.device, dtype=task.dtype)
             anchors[FACTORS] = spherical.repeat(count, 1, 1)
-        return task.given(anchors)
+        return task.start.given(anchors)
 
     def init_server(self, task: Task) -> State:
         initial = task.initial()

@@ -157,6 +157,9 @@ class FlicKeys(Algorithm):
             raise UsageError(
                 f"model.name: algorithm.name = 'flic' needs an embedding, got '{model.name}'; did you mean 'latent'?"
             )
+        if header.label_shape:
+            shape = header.label_shape
+            raise UsageError(f"data: algorithm.name = 'flic' needs one label per sample, got labels of shape {shape}")
         if header.targets:
             self._refuse(OF_CLASSES, "labels that are classes")
         if self.meta and (len(self.meta) != header.classes or set(self.meta) != set(range(max(self.meta) + 1))):

@@ -69,7 +69,7 @@ class Terms:
         """Return loss and distance, what the embedding learns by."""
         params = self.parts.mixed(params)
         z = self.latent(params, batch)
-        loss = batch.losses(self._outputs(params, z, batch))
+        loss = self.task.loss.mean(self._outputs(params, z, batch), batch)
         return loss + self.lambda1 * self.anchors.distances(params, z, batch) if self.lambda1 else loss
 
     def alignment(self, params: State, batch: Batch) -> Tensor:
@@ -106,7 +106,7 @@ class Terms:
         self.task.passed(batch, [outputs.shape[1]] * len(outputs))
         labels = torch.arange(outputs.shape[1], device=outputs.device).expand(outputs.shape[:2])
         means = Batch(params[MEANS], labels, None, batch.key)
-        return self.anchors.distances(params, z, batch) + means.losses(outputs)
+        return self.anchors.distances(params, z, batch) + self.task.loss.mean(outputs, means)
 
     def latent(self, params: State, batch: Batch) -> Tensor:
         """Return the embedded samples, ``[c, B, k]``."""

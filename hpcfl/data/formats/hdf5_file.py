@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import h5py
 import numpy as np
@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Ints, Shape
-from hpcfl.data.base import Features, Labels, Range, Scale, scaled
+from hpcfl.data.base import Inputs, Labels, Range, Scale, scaled
 from hpcfl.data.formats.files import reading
 
 PIECE = 16 << 20  # bytes of features that are read at a time
 PEAK = 255  # largest pixel
+Reading = Scale | Literal["tokens"]
+"""What features become: pixels of some range, or integers."""
 LINKS = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "an external link"}
 
 
@@ -30,7 +32,8 @@ class Part(NamedTuple):
     size: int
     shape: Shape  # of one sample's features
     dtype: np.dtype[np.generic]  # of the labels: integers for classes, floating-point numbers for targets
-    largest: int  # class; -1 where there are no samples, 0 for targets
+    largest: int  # class; -1 where there are no samples; of targets one less than a label has numbers in its last axis
+    label_shape: Shape = ()  # of one sample's labels
 
     @property
     def real(self) -> bool:
@@ -64,7 +67,7 @@ class Survey(NamedTuple):
 
     @property
     def classes(self) -> int:
-        """One more than the largest label of all; 1 for targets."""
+        """One more than the largest label of all; see `Header`."""
         return 1 + max(part.largest for part in self.parts)
 
     @property
@@ -206,6 +209,11 @@ def _check_kinds(path: Path, contents: Survey) -> None:
                 f"{path}: {first.group}/labels are {first.dtype}, but {part.group}/labels {part.dtype}; "
                 "expected integers in all (classes) or floating-point numbers in all (targets)"
             )
+        if part.label_shape != first.label_shape:
+            raise UsageError(
+                f"{path}: {first.group}/labels have shape {first.label_shape} per sample, {part.group}/labels "
+                f"{part.label_shape}; expected the same in all"
+            )
 
 
 def _check_client(where: str, name: str, train: Part, test: Part, server: Part | None) -> None:
@@ -235,14 +243,14 @@ def unchanged(file: h5py.File, part: Part) -> str:
     raise UsageError(f"{where} has {changed} when it was checked; expected a file that stays as it is")
 
 
-def read(file: h5py.File, group: str, kept: Ints | None = None, scale: Scale | None = None) -> tuple[Features, Labels]:
-    """Return the features and labels of a group, float32 ``[n, ...]`` and int64 (or float32) ``[n]``.
+def read(file: h5py.File, group: str, kept: Ints | None = None, scale: Reading | None = None) -> tuple[Inputs, Labels]:
+    """Return the features and labels of a group, float32 (tokens: int64) and int64 (or float32), ``[n, ...]`` each.
 
     `kept` are the features of one axis that are returned; None: all. Otherwise as `pieces`.
     """
     stored = dataset(file, f"{group}/features")
     shape = stored.shape[1:] if kept is None else (len(kept),)
-    features = np.empty((len(stored), *shape), dtype=np.float32)
+    features: Inputs = np.empty((len(stored), *shape), dtype=np.int64 if scale == "tokens" else np.float32)
     for start, piece in pieces(stored, scale):
         features[start : start + len(piece)] = piece if kept is None else piece[:, kept]
     return features, labels_of(file, group)
@@ -254,27 +262,39 @@ def labels_of(file: h5py.File, group: str) -> Labels:
     return read
 
 
-def pieces(features: h5py.Dataset, scale: Scale | None = None) -> Iterator[tuple[int, Features]]:
-    """Yield first row and float32 rows of a data set, a few at a time.
+def pieces(features: h5py.Dataset, scale: Reading | None = None) -> Iterator[tuple[int, Inputs]]:
+    """Yield first row and float32 rows (tokens: int64) of a data set, a few at a time.
 
-    Given a `scale`, they are pixels of 0 to `PEAK`, and are scaled. UsageError if a number is not finite, or no pixel.
+    Given a `scale`, they are pixels of 0 to `PEAK`, and are scaled. UsageError if a number is not finite, or no pixel,
+    or if tokens are no integers from 0.
     """
     rows = max(1, PIECE // max(1, 4 * int(np.prod(features.shape[1:]))))
-    numbers = features.astype(np.float32)
+    if scale == "tokens" and features.dtype.kind not in "iu":
+        where = f"{features.file.filename}: {features.name[1:]}"
+        raise UsageError(f"{where}: data.tokens = true: expected integers, got {features.dtype}")
+    numbers = features.astype(np.int64 if scale == "tokens" else np.float32)
     for start in range(0, len(features), rows):
         piece = numbers[start : start + rows]
-        right = np.isfinite(piece) if scale is None else (piece >= 0) & (piece <= PEAK)
+        right, expected = _right(piece, scale)
         if not right.all():
             where = np.argwhere(~right)[0]
-            expected = "finite 32-bit numbers" if scale is None else f"0 to {PEAK} as data.scale = '{scale}'"
             raise UsageError(
                 f"{features.file.filename}: {features.name[1:]}: sample {start + where[0]} holds "
                 f"{piece[tuple(where)]}, expected {expected}"
             )
-        yield start, piece if scale is None else scaled(piece, PEAK, scale)
+        yield start, piece if scale is None or scale == "tokens" else scaled(piece, PEAK, scale)
 
 
-def verify(path: Path, contents: Survey, scale: Scale | None = None) -> tuple[Range, ...]:
+def _right(piece: Inputs, scale: Reading | None) -> tuple[NDArray[np.bool_], str]:
+    """Return which numbers can be what they are to become, and what that is."""
+    if scale is None:
+        return np.isfinite(piece), "finite 32-bit numbers"
+    if scale == "tokens":
+        return piece >= 0, "integers from 0 as data.tokens = true"
+    return (piece >= 0) & (piece <= PEAK), f"0 to {PEAK} as data.scale = '{scale}'"
+
+
+def verify(path: Path, contents: Survey, scale: Reading | None = None) -> tuple[Range, ...]:
     """Read all features as `pieces`; return the range of each client's training features, as scaled.
 
     It is 0 and 0 where there are none.
@@ -296,25 +316,28 @@ def _part(file: h5py.File, group: str) -> Part:
         raise UsageError(f"{where}/features are {features.dtype}, expected numbers")
     if labels.dtype.kind not in "fiu":
         raise UsageError(f"{where}/labels are {labels.dtype}, expected integers or real targets")
-    if features.ndim < 2 or labels.ndim != 1:
+    if features.ndim < 2 or labels.ndim < 1:
         raise UsageError(
-            f"{where} has features {features.shape} and labels {labels.shape}, expected [samples, ...] and [samples]"
+            f"{where} has features {features.shape} and labels {labels.shape}, expected [samples, ...] in both"
         )
-    if 0 in shape:
-        raise UsageError(f"{where}/features are {features.shape}, expected at least 1 per sample")
+    for name, per_sample in (("features", shape), ("labels", labels.shape[1:])):
+        if 0 in per_sample:
+            raise UsageError(f"{where}/{name} are {(len(features), *per_sample)}, expected at least 1 per sample")
     if len(features) != len(labels):
         raise UsageError(f"{where} has {len(features)} features, but {len(labels)} labels")
-    return Part(group, len(labels), tuple(map(int, shape)), labels.dtype, _largest(f"{where}/labels", labels[()]))
+    largest, per_sample = _largest(f"{where}/labels", labels[()]), tuple(map(int, labels.shape[1:]))
+    return Part(group, len(labels), tuple(map(int, shape)), labels.dtype, largest, per_sample)
 
 
 def _largest(where: str, values: NDArray[Any]) -> int:
-    """Return the largest class, 0 for targets; UsageError where a class is below 0, or a target not finite."""
+    """Return `Part.largest`; UsageError where a class is below 0, or a target not finite."""
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
-            wrong = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
-        if wrong.size:
-            raise UsageError(f"{where}: sample {wrong[0]} has {values[wrong[0]]}, expected finite 32-bit numbers")
-        return 0
+            wrong = np.argwhere(~np.isfinite(values.astype(np.float32)))
+        if len(wrong):
+            got = values[tuple(wrong[0])]
+            raise UsageError(f"{where}: sample {wrong[0][0]} has {got}, expected finite 32-bit numbers")
+        return values.shape[-1] - 1 if values.ndim > 1 else 0
     if values.min(initial=0) < 0:
         raise UsageError(f"{where} hold {values.min()}, expected labels from 0")
     return int(values.max()) if values.size else -1

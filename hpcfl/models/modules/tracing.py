@@ -54,7 +54,7 @@ class Findings:
     why: str
 
 
-def examined(module: nn.Module, x: Tensor, classes: int, where: str, decided: Computing | None = None) -> Findings:
+def examined(module: nn.Module, x: Tensor, where: str, decided: Computing | None = None) -> Findings:
     """Return what a module is like, by samples ``[B, …]``; the module stays as it is, but for its mode.
 
     How it is computed is tried out unless that was `decided` before.
@@ -62,7 +62,7 @@ def examined(module: nn.Module, x: Tensor, classes: int, where: str, decided: Co
     Raises
     ------
     UsageError
-        In one line that begins with `where`: if the module does not take such samples or gives no ``[B, classes]``,
+        In one line that begins with `where`: if the module does not take such samples or gives no tensor ``[B, …]``,
         if nothing learns, or a parameter takes no part.
     """
     tensors = copies(module)
@@ -72,15 +72,15 @@ def examined(module: nn.Module, x: Tensor, classes: int, where: str, decided: Co
     except Exception as error:
         raise UsageError(f"{where}: features of shape {tuple(x.shape[1:])}: {reason(error)}") from error
     got = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-    if got != [len(x), classes]:
-        raise UsageError(f"{where}: expected outputs of shape [{len(x)}, {classes}] for {len(x)} samples, got {got}")
+    if not isinstance(outputs, Tensor) or got[:1] != [len(x)]:
+        raise UsageError(f"{where}: expected outputs of shape [{len(x)}, …] for {len(x)} samples, got {got}")
     before = copies(module)
     state = tuple(name for name, _ in module.named_buffers() if not torch.equal(before[name], tensors[name]))
     layers = _layers(module, x, where)
-    draws = _draws(module.train(), x) or _draws(module.eval(), x)
+    drawn = draws(lambda: _run(module.train(), x)) or draws(lambda: _run(module.eval(), x))
     mixes = _mixes(module, x)
-    computing, why = (decided, DECIDED) if decided else _computing(module, x, draws)
-    return Findings(layers, draws, mixes, state, (classes,), computing, why)
+    computing, why = (decided, DECIDED) if decided else _computing(module, x, drawn)
+    return Findings(layers, drawn, mixes, state, tuple(outputs.shape[1:]), computing, why)
 
 
 def copies(module: nn.Module) -> State:
@@ -114,8 +114,8 @@ def _run(module: nn.Module, x: Tensor) -> Tensor:
     return outputs
 
 
-def _draws(module: nn.Module, x: Tensor) -> bool:
-    """Return whether a global generator is another one after a forward pass."""
+def draws(call: Callable[[], object]) -> bool:
+    """Return whether a global generator is another one after a call."""
 
     def now() -> tuple[Any, ...]:
         _, keys, place, *_ = np.random.get_state()
@@ -123,7 +123,7 @@ def _draws(module: nn.Module, x: Tensor) -> bool:
 
     with seeded(0):
         before = now()
-        _run(module, x)
+        call()
         return now() != before
 
 
@@ -213,8 +213,8 @@ def _watched(module: nn.Module) -> Iterator[dict[str, str]]:
 # vmap
 
 
-def _computing(module: nn.Module, x: Tensor, draws: bool) -> tuple[Computing, str]:
-    why = "it draws random numbers, by client" if draws else _vmap_fails(module, x)
+def _computing(module: nn.Module, x: Tensor, drawn: bool) -> tuple[Computing, str]:
+    why = "it draws random numbers, by client" if drawn else _vmap_fails(module, x)
     return ("looped", why) if why else ("vmapped", "vmap gives what the loop does")
 
 

@@ -1,0 +1,141 @@
+"""A value per sample from outputs and labels: losses and metrics, built in or from outside the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpcfl.base.errors import RunError, UsageError
+from hpcfl.base.plugins import outside, reason
+from hpcfl.base.rng import StepKey, key_as_seed
+from hpcfl.learning.batches import Batch
+from hpcfl.learning.config import FORM
+from hpcfl.models.modules.tracing import draws, seeded
+
+
+class PerSample:
+    """A loss or a metric: one of ours, or ``function(outputs, labels) -> [B]`` of the user's.
+
+    The user's sees one client's real samples at a time, ``[B, …]`` each: it may compare them with one another. What it
+    draws at random in a step is keyed by round, client and step.
+    """
+
+    def __init__(self, key: str, name: str) -> None:
+        self.where, self.ours = f"{key} = '{name}'", name in OURS
+        self._function: Callable[[Tensor, Tensor], Tensor] = OURS[name] if self.ours else outside(name, key, FORM)
+        self._draws = False
+
+    def each(
+        self, outputs: Tensor, y: Tensor, sizes: Sequence[int] | None = None, key: StepKey | None = None
+    ) -> Tensor:
+        """Return a value for each sample, ``[c, B]``, from outputs and labels ``[c, B, …]``.
+
+        Of each client's samples the first so many of `sizes` are real; None: all. `key` is that of a training step.
+        """
+        if self.ours:
+            return self._function(outputs, y)
+        width, rows = y.shape[1], []
+        for row, size in zip(range(len(y)), [width] * len(y) if sizes is None else sizes):
+            seed = 0 if key is None else key_as_seed(key.seed, "loss", key.round, key.clients[row], key.step)
+            with seeded(seed, y.device) if self._draws else nullcontext():
+                # contiguous: what randn_like fills first follows from the layout, and that from how clients are batched
+                real = self._of_one(outputs[row, :size].contiguous(), y[row, :size])
+            rows.append(F.pad(real, (0, width - size)))
+        return torch.stack(rows)
+
+    def _of_one(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if not len(y):
+            return outputs.new_zeros(0)
+        try:
+            return self._function(outputs, y)
+        except Exception as error:
+            raise RunError(f"{self.where}: {reason(error)}") from error
+
+    def mean(self, outputs: Tensor, batch: Batch, rows: int | None = None) -> Tensor:
+        """Return the mean over each client's real samples, ``[c]`` (or of the first `rows` clients)."""
+        sizes = None if batch.valid is None else batch.sample_counts()
+        each = self.each(outputs, batch.y[:rows], sizes, batch.key)
+        if batch.valid is None:
+            return each.mean(1)
+        valid = batch.valid[:rows]
+        return (each * valid).sum(1) / valid.sum(1).clamp(min=1)
+
+    def tried(self, outputs: Tensor, y: Tensor) -> None:
+        """Find out by one client's samples ``[B, …]`` whether random numbers are drawn.
+
+        UsageError where the function raises, or returns anything but numbers ``[B]``.
+        """
+        if self.ours:
+            return
+        found: list[Tensor] = []
+        shapes = f"outputs {list(outputs.shape)} and labels {list(y.shape)}"
+        try:
+            self._draws = draws(lambda: found.append(self._function(outputs, y)))
+        except Exception as error:
+            raise UsageError(f"{self.where}: {shapes}: {reason(error)}") from error
+        got = list(found[0].shape) if isinstance(found[0], Tensor) else type(found[0]).__name__
+        if got != [len(y)]:
+            raise UsageError(
+                f"{self.where}: {shapes}: expected a value per sample, a tensor [{len(y)}], got {got}; did you mean "
+                "reduction = 'none'?"
+            )
+
+
+def class_axis(outputs: Tensor, y: Tensor) -> int | None:
+    """Return the axis of ``[c, B, …]`` that counts classes: the last one, or the third as PyTorch has it; None: none.
+
+    UsageError where it may be either: labels of as many positions as there are classes.
+    """
+    shape, labels = tuple(outputs.shape), tuple(y.shape)
+    last, third = shape[:-1] == labels, outputs.dim() > 3 and shape[:2] + shape[3:] == labels
+    if last and third:
+        raise UsageError(
+            f"task.loss = 'cross-entropy': outputs {list(shape[1:])} have their classes in axis 1 or {len(shape) - 2}, "
+            f"labels being {list(labels[1:])}: expected lengths that tell; did you mean a function of your own?"
+        )
+    return -1 if last else 2 if third else None
+
+
+def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    axis = class_axis(outputs, y)
+    if axis is None:
+        raise _misfit("cross-entropy", outputs, y, "the labels' shape and an axis of classes")
+    each = F.cross_entropy(outputs.movedim(axis, -1).flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+    return each.flatten(2).mean(2) if y.dim() > 2 else each
+
+
+def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
+    outputs = outputs.squeeze(-1) if outputs.dim() == y.dim() + 1 else outputs
+    if outputs.shape != y.shape:
+        raise _misfit("squared-error", outputs, y, "the labels' shape")
+    each = (outputs - y).square()
+    return each.flatten(2).mean(2) if y.dim() > 2 else each
+
+
+def by_labels(outputs: Tensor, y: Tensor) -> Tensor:
+    return squared_error(outputs, y) if y.is_floating_point() else cross_entropy(outputs, y)
+
+
+def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
+    axis = None if y.is_floating_point() else class_axis(outputs, y)
+    if axis is None:
+        return outputs.new_full(y.shape[:2], torch.nan)
+    right = (outputs.argmax(axis) == y).double()
+    return right.flatten(2).mean(2) if y.dim() > 2 else right
+
+
+def _misfit(loss: str, outputs: Tensor, y: Tensor, wanted: str) -> UsageError:
+    got = f"outputs {list(outputs.shape[1:])} for labels {list(y.shape[1:])}"
+    return UsageError(f"task.loss = '{loss}': expected outputs of {wanted}, got {got}")
+
+
+OURS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "auto": by_labels,
+    "cross-entropy": cross_entropy,
+    "squared-error": squared_error,
+    "accuracy": accuracy,
+}

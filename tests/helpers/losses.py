@@ -1,0 +1,46 @@
+"""Losses and metrics as users write them, and some that are refused."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NOTHING = 3
+
+
+def entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+def contrast(outputs: Tensor, labels: Tensor) -> Tensor:
+    """A loss that compares the samples of a batch with one another."""
+    each = entropy(outputs, labels)
+    return each * (1 + labels) - each.mean() * labels.double().mean().to(each)
+
+
+def noisy(outputs: Tensor, labels: Tensor) -> Tensor:
+    return entropy(outputs + 0.1 * torch.randn_like(outputs), labels)
+
+
+def confidence(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.softmax(-1).amax(-1)
+
+
+def reduced(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels)
+
+
+def number(outputs: Tensor, labels: Tensor) -> float:
+    return float(reduced(outputs, labels))
+
+
+def failing(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs.view(7, 7)
+
+
+def late(outputs: Tensor, labels: Tensor) -> Tensor:
+    """A loss that takes a trial of three samples, but no batch."""
+    if len(labels) > 3:
+        raise ValueError("too many")
+    return entropy(outputs, labels)
