@@ -26,7 +26,7 @@ from hpcfl.models.modules.layers import Layer
 from hpcfl.models.modules.tracing import Computing, examined
 from hpcfl.models.modules.whole import Whole
 
-STEPS = "num_batches_tracked"
+MOST = 2**20  # numbers of an integer buffer that all clients tell together
 TRIAL = 3  # samples on which a module is tried
 
 
@@ -54,7 +54,7 @@ def units(
             hook = module.register_forward_pre_hook(partial(unpacked, federation.pieces)) if shapes else None
             found = examined(module, x, where, computing)
             whole = Whole(model.name, module.to(device), found, buffers == "keep", hook)
-            return [_averaged(whole, where) if buffers == "mean" else whole]
+            return [_gathered(whole, federation.clients, where) if buffers == "mean" else whole]
         named = model.build(shape, federation.classes)
     return [Layer(name, modules.to(dtype), number) for number, (name, modules) in enumerate(named)]
 
@@ -85,13 +85,13 @@ def check_outputs(loss: PerSample, outputs: Tensor, y: Tensor, classes: int, whe
     loss.each(outputs[None], y[None])
 
 
-def _averaged(whole: Whole, where: str) -> Whole:
-    """Return a module of whose buffers the server can take means; UsageError where one counts what it does not know."""
-    for name in whole.buffers:
-        if whole.integer(name) and not name.endswith(STEPS):
+def _gathered(whole: Whole, clients: int, where: str) -> Whole:
+    """Return a module of whose integer buffers the server can take the largest; UsageError where they are too large."""
+    for name, value in whole.buffers.items():
+        if whole.integer(name) and clients * value.numel() > MOST:
             raise UsageError(
-                f"{where}: steps change the integer buffer {name}, of which there is no mean: expected no other than "
-                f"{STEPS}; did you mean task.buffers = 'local'?"
+                f"{where}: steps change the integer buffer {name} of {value.numel()} numbers, of which {clients} "
+                f"clients tell all theirs: expected at most {MOST} in all; did you mean task.buffers = 'local'?"
             )
     return whole
 
