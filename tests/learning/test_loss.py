@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -182,6 +183,29 @@ def test_an_example_is_resumed_to_the_bit_and_learns(name: str, tmp_path: Path) 
     after = recorded(tmp_path / "run")
     for key, value in before.items():
         np.testing.assert_array_equal(after[key], value, err_msg=key)
+
+
+def test_other_metrics_are_told_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = FEW | EXAMPLES["survival"] | {"rounds": 2, "seed": 3}
+    flat = [f"--set={key}={value}" for key, value in settings.items()]
+    assert main(["run", "survival", *flat, "--out", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.startswith(f"round {k}/2  concordance 0.") for k, line in zip((1, 2), told)] == [True, True]
+    run = hpcfl.open_run(tmp_path / "run")
+    mean = float(run["client_concordance"].mean("client").values[-1])
+    assert f"concordance {mean:.4f}" in told[1]
+    assert main(["show", str(tmp_path / "run"), "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["metrics"] == {"concordance": pytest.approx(mean)}
+    assert main(["show", str(tmp_path / "run")]) == 0
+    assert f"{mean:.4f}" in capsys.readouterr().out
+    picture = tmp_path / "a.png"
+    assert main(["plot", str(tmp_path / "run"), "-o", str(picture), "--metric", "concordance"]) == 0
+    assert picture.stat().st_size > 0
+    capsys.readouterr()
+    assert main(["plot", str(tmp_path / "run"), "-o", str(picture)]) == 2
+    said = "--metric: the runs recorded no 'accuracy': expected one of concordance, test_loss"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.mpi
