@@ -247,9 +247,10 @@ def adapt(as_json: bool, **options: Any) -> None:
     type=click.Choice(["column", "page"]),
     help="3.3 inches, panels below each other, or 6.75, side by side (default: column for PDF, else page).",
 )
+@click.option("--metric", default="accuracy", show_default=True, help="What is drawn: a metric's name, or test_loss.")
 @click.option("--any-data", is_flag=True, help="Draw runs on different data in one picture.")
 def plot(folders: tuple[Path, ...], output: Path, **how: Any) -> None:
-    """Draw accuracy against rounds and against time.
+    """Draw accuracy, or another metric, against rounds and against time.
 
     FOLDERS are runs, or folders of runs, such as a sweep's. Runs that differ in nothing but the seed are one line: the
     mean over the seeds, with a band of one standard deviation to each side. The legend says what differs.

@@ -163,10 +163,10 @@ class Config(ConfigBase):
         """Raise UsageError where the model does not suit the data."""
         self.algorithm.check_model(self.model, header)
         self.task.check_labels(header)
-        if header.tokens and self.model.chain:
+        if (header.tokens or header.pieces) and self.model.chain:
             raise UsageError(
-                f"data.tokens = true: model.name = '{self.model.name}' takes real numbers: expected a model from "
-                "outside, 'package.module:factory'"
+                f"data: samples are {'tuples' if header.pieces else 'tokens'}, model.name = '{self.model.name}' takes "
+                "arrays of real numbers: expected a model from outside, 'package.module:factory'"
             )
         if self.model.initial is not None:
             InitialFile(Path(self.model.initial), self.clients, self.precision)

@@ -1,7 +1,8 @@
 """Buffers that training steps change, such as running statistics, sent and kept beside what a method does.
 
 The method knows nothing of them: `with_buffers` puts them around it. They travel with the loss, since a forward pass
-has changed them before any gradient is ready.
+has changed them before any gradient is ready. The server takes means; of integers the largest, for which each client
+tells its own at a place of its own: a largest number is no sum, but sums are all that ranks form.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import Client
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Layout, Message, Sums
+    from hpcfl.comm.message import Block, Layout, Message, Sums
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
     from hpcfl.models.modules.whole import Whole
@@ -57,11 +58,7 @@ class _Buffered(Base):
         return super().init_client(task, client) | {name: _whole(task).buffers[name].clone() for name in own}
 
     def layout(self, task: Task) -> Layout:
-        import torch
-
-        from hpcfl.comm.message import Block
-
-        sent = {name: Block(tuple(_whole(task).buffers[name].shape), torch.float64) for name in _sent(self, task)}
+        sent = {name: _block(task, name) for name in _sent(self, task)}
         return tuple({**group, **sent} if LOSS in group else group for group in super().layout(task))
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
@@ -125,21 +122,41 @@ def _begun(method: Algorithm, task: Task, shared: State, personal: State, visits
     return begun
 
 
+def _block(task: Task, name: str) -> Block:
+    import torch
+
+    from hpcfl.comm.message import Block
+
+    shape, clients = tuple(_whole(task).buffers[name].shape), task.federation.clients
+    if _whole(task).integer(name):
+        return Block((clients, *shape), torch.float64, places=clients)
+    return Block(shape, torch.float64)
+
+
 def _with_change(task: Task, message: Message, begun: State, visits: Visits) -> Message:
     """Return the message with what steps have changed of the buffers, if it is that of the loss."""
     if LOSS not in message:
         return message
     _, weight = message[LOSS]
-    now = _whole(task).now(visits.clients[: len(weight)])
-    changes = {name: (now[name].double() - value[: len(weight)], weight) for name, value in begun.items()}
-    return {**message, **changes}
+    clients = visits.clients[: len(weight)]
+    now, changes = _whole(task).now(clients), dict(message)
+    for name, value in begun.items():
+        change = now[name].double() - value[: len(weight)]
+        if _whole(task).integer(name):
+            places = change.new_zeros(len(clients), *_block(task, name).shape)
+            places[range(len(clients)), clients] = change
+            changes[name] = places, visits.ones(len(clients))
+        else:
+            changes[name] = change, weight
+    return changes
 
 
 def _after(task: Task, value: Tensor, name: str, sums: Sums) -> Tensor:
     from hpcfl.comm.message import moved
 
-    mean = sums.mean(name)
-    return moved(value, mean.ceil() if _whole(task).integer(name) else mean)
+    if _whole(task).integer(name):  # who told nothing has 0 at its place: such a buffer never falls
+        return moved(value, sums.total(name).amax(0).clamp(min=0))
+    return moved(value, sums.mean(name))
 
 
 def _whole(task: Task) -> Whole:

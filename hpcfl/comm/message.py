@@ -39,10 +39,14 @@ PIECE = 65_536  # entries that are worked on at a time: they stay in the caches
 
 @dataclass(frozen=True)
 class Block:
-    """Shape and type of one block, known to every rank before anything is sent."""
+    """Shape and type of one block, known to every rank before anything is sent.
+
+    A visit may fill one of several `places` of equal size, each client its own: the sum then holds all values.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
+    places: int = 1
 
     @property
     def bins(self) -> int:
@@ -52,6 +56,11 @@ class Block:
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers one visit tells."""
+        return self.size // self.places
 
     @property
     def bytes(self) -> int:

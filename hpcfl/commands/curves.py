@@ -1,4 +1,4 @@
-"""Curves of accuracy: what a run scored at its evaluated rounds, and the mean of several seeds."""
+"""Curves of a metric: what a run scored at its evaluated rounds, and the mean of several seeds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from hpcfl.base.types import Floats
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
 
-GLOBAL, OWN = "test accuracy", "mean test accuracy over the clients"
-CLIENTS = {
-    "worst-decile": "accuracy of the worst tenth of the clients",
-    "slow-third": "accuracy of the slowest third of the clients",
-}
+ACCURACY = "accuracy"
+CLIENTS = {"worst-decile": "of the worst tenth of the clients", "slow-third": "of the slowest third of the clients"}
 
 
 @dataclass(frozen=True)
@@ -35,10 +32,12 @@ class Curve:
         return cls(x, values.mean(0), values.std(0, ddof=1) if len(values) > 1 else None)
 
 
-def scores(runs: Mapping[str, Dataset], clients: str | None, mixed: bool) -> tuple[str, dict[str, DataArray]]:
+def scores(
+    runs: Mapping[str, Dataset], clients: str | None, mixed: bool, metric: str = ACCURACY
+) -> tuple[str, dict[str, DataArray]]:
     """Return what is drawn, one thing for all runs, and each run's scores [round] at its evaluated rounds.
 
-    That is the accuracy on the global test set if each run recorded it, else the mean over the clients of that on their
+    That is the metric on the global test set if each run recorded it, else the mean over the clients of that on their
     own test parts, or that of some `clients`. `mixed`: where runs have no such thing in common, each its own.
 
     Raises
@@ -46,19 +45,21 @@ def scores(runs: Mapping[str, Dataset], clients: str | None, mixed: bool) -> tup
     UsageError
         If the runs have nothing in common, or did not record what the clients in question are chosen by.
     """
+    named = metric.replace("_", " ").removeprefix("test ")
     if clients:
-        chosen = {name: _of_clients(clients, name, data) for name, data in runs.items()}
-        return CLIENTS[clients], {name: _evaluated(score) for name, score in chosen.items()}
-    shared = {name: _evaluated(data["accuracy"]) for name, data in runs.items()}
-    own = {name: _evaluated(data["client_accuracy"].mean("client")) for name, data in runs.items()}
-    for what, each in ((GLOBAL, shared), (OWN, own)):
+        chosen = {name: _of_clients(clients, name, data, metric) for name, data in runs.items()}
+        return f"{named} {CLIENTS[clients]}", {name: _evaluated(score) for name, score in chosen.items()}
+    shared = {name: _evaluated(data[metric]) for name, data in runs.items()}
+    own = {name: _evaluated(data[f"client_{metric}"].mean("client")) for name, data in runs.items()}
+    whole = f"test {named}"
+    for what, each in ((whole, shared), (f"mean {whole} over the clients", own)):
         if all(score.size for score in each.values()):
             return what, each
     if mixed:
-        return GLOBAL, {name: score if score.size else own[name] for name, score in shared.items()}
+        return whole, {name: score if score.size else own[name] for name, score in shared.items()}
     bare, lonely = (listed([f"'{name}'" for name in runs if not each[name].size], 4) for each in (shared, own))
     raise UsageError(
-        f"the runs recorded no accuracy in common: {bare} none on the global test set, {lonely} none of clients; "
+        f"the runs recorded no {metric} in common: {bare} none on the global test set, {lonely} none of clients; "
         "expected one that all have, or --any-data"
     )
 
@@ -67,16 +68,24 @@ def _evaluated(scores: DataArray) -> DataArray:
     return scores.dropna("round")
 
 
-def has_any(data: Dataset) -> bool:
-    """Whether a run has recorded an accuracy; one that was killed early, or learns real numbers, has none."""
-    return "accuracy" in data and bool(data["accuracy"].notnull().any() or data["client_accuracy"].notnull().any())
+def has_any(data: Dataset, metric: str = ACCURACY) -> bool:
+    """Whether a run has recorded a metric; one that was killed early has none, one that learns numbers no accuracy."""
+    return metric in data and bool(data[metric].notnull().any() or data[f"client_{metric}"].notnull().any())
 
 
-def _of_clients(clients: str, name: str, data: Dataset) -> DataArray:
-    accuracy = data["client_accuracy"].dropna("client", how="all")
-    if not accuracy.size:
-        raise UsageError(f"--clients {clients}: '{name}' recorded no accuracy of clients: they have no own test parts")
-    return worst_decile(accuracy) if clients == "worst-decile" else slow_third(accuracy, name, data["visit_seconds"])
+def recorded_metrics(data: Dataset) -> list[str]:
+    """The names of what a run's tests measure, the loss last."""
+    names = [str(name) for name in data.data_vars if f"client_{name}" in data]
+    return sorted(names, key="test_loss".__eq__)
+
+
+def _of_clients(clients: str, name: str, data: Dataset, metric: str) -> DataArray:
+    known = data[f"client_{metric}"].dropna("client", how="all")
+    if not known.size:
+        raise UsageError(f"--clients {clients}: '{name}' recorded no {metric} of clients: they have no own test parts")
+    if clients == "slow-third":
+        return slow_third(known, name, data["visit_seconds"])
+    return -worst_decile(-known) if metric == "test_loss" else worst_decile(known)
 
 
 def worst_decile(accuracy: DataArray) -> DataArray:

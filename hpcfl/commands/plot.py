@@ -1,4 +1,4 @@
-"""Accuracy against rounds and against time, several runs in one picture: a line for each config, over its seeds."""
+"""A metric against rounds and against time, several runs in one picture: a line for each config, over its seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError, did_you_mean
-from hpcfl.commands.curves import Curve, has_any, over_rounds, over_time, scores
+from hpcfl.commands.curves import ACCURACY, Curve, has_any, over_rounds, over_time, recorded_metrics, scores
 from hpcfl.commands.groups import Recorded, check_one_data_set, differing, groups, run_folders
 
 if TYPE_CHECKING:
@@ -54,8 +54,9 @@ def plot(
     clients: str | None = None,
     width: Width | None = None,
     any_data: bool = False,
+    metric: str = ACCURACY,
 ) -> None:
-    """Draw the accuracy curves of runs, or of folders of runs, into `picture` (format by its suffix).
+    """Draw the curves of a metric of runs, or of folders of runs, into `picture` (format by its suffix).
 
     UsageError for a suffix that stands for no format, and as `lines` and `curves.scores`.
     """
@@ -66,23 +67,28 @@ def plot(
     if picture.suffix.removeprefix(".") not in kinds:
         raise UsageError(f"'{picture}': no picture of that kind{did_you_mean(picture.suffix.removeprefix('.'), kinds)}")
     runs = [Recorded.of(folder) for folder in run_folders(folders)]
-    what, drawn = lines(runs, clients, any_data)
+    what, drawn = lines(runs, clients, any_data, metric)
     with rc_context(STYLE):
         figure = draw(drawn, what, seconds(runs), width or ("column" if picture.suffix == ".pdf" else "page"), log_time)
         picture.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, dpi=200)
 
 
-def lines(runs: Sequence[Recorded], clients: str | None = None, any_data: bool = False) -> tuple[str, list[Line]]:
+def lines(
+    runs: Sequence[Recorded], clients: str | None = None, any_data: bool = False, metric: str = ACCURACY
+) -> tuple[str, list[Line]]:
     """Return what the curves show, and a line for each group; what the picture leaves out is said on stderr.
 
-    UsageError where the runs are not on one data set, unless `any_data`.
+    UsageError where the runs are not on one data set, unless `any_data`, or where none has recorded the metric.
     """
     if not any_data:
         check_one_data_set(runs)
     data = {str(run.folder): store.open_run(run.folder) for run in runs}
-    known = [run for run in runs if has_any(data[str(run.folder)])]
-    what, scored = scores({str(run.folder): data[str(run.folder)] for run in known}, clients, any_data)
+    known = [run for run in runs if has_any(data[str(run.folder)], metric)]
+    there = sorted({name for each in data.values() for name in recorded_metrics(each) if has_any(each, name)})
+    if not known and there:
+        raise UsageError(f"--metric: the runs recorded no '{metric}': expected one of {', '.join(there)}")
+    what, scored = scores({str(run.folder): data[str(run.folder)] for run in known}, clients, any_data, metric)
     found = groups(known)
     drawn = []
     for group in found:
@@ -93,7 +99,7 @@ def lines(runs: Sequence[Recorded], clients: str | None = None, any_data: bool =
             _say(f"{group.label}: drawn up to round {min(ends)}, where its shortest run ends")
     for run in runs:
         if run not in known:
-            _say(f"'{run.folder}' has recorded no accuracy: left out")
+            _say(f"'{run.folder}' has recorded no {metric}: left out")
     unsaid = differing(known).keys() - {key for group in found for key in group.keys}
     if unsaid:
         _say(f"the labels tell the runs apart; these keys differ too: {', '.join(sorted(unsaid))}")

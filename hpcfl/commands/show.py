@@ -13,8 +13,10 @@ import numpy as np
 
 from hpcfl import store
 from hpcfl.base.errors import RunError
+from hpcfl.commands.curves import ACCURACY, recorded_metrics
 from hpcfl.commands.groups import Group, Recorded, groups
 
+Rows = Sequence[Mapping[str, Any]]
 LAST = 10  # evaluations that accuracy_last is the mean of
 WRAP = 24  # characters of a line of a name, where a table is turned
 NOTHING: dict[str, Any] = {
@@ -22,6 +24,7 @@ NOTHING: dict[str, Any] = {
     "accuracy": None,  # of the last evaluation
     "accuracy_last": None,
     "client_accuracy": None,  # mean over clients, of the last evaluation
+    "metrics": {},  # others, of the last evaluation: of the shared model, or the mean over clients
     "arrived": None,  # share of the invited
     "void": 0,  # rounds
     "repeats": 0,  # void attempts at rounds
@@ -70,6 +73,7 @@ def summary(path: Path) -> dict[str, Any]:
         "accuracy": _last(scores, 1),
         "accuracy_last": _last(scores, LAST),
         "client_accuracy": _last(data["client_accuracy"].mean("client").dropna("round").values, 1),
+        "metrics": _metrics(data),
         "arrived": float((data["arrived"] == 1).sum()) / invited if invited else None,
         "void": int((data["void"] == 1).sum()),
         "repeats": int(data["repeats"].clip(min=0).sum()) if "repeats" in data else 0,
@@ -79,6 +83,15 @@ def summary(path: Path) -> dict[str, Any]:
         "lost": sorted(lost.items()),
         "rejected": int((data["rejected"] == 1).sum()) if "rejected" in data else 0,
         "state_sha256": _state(folder),
+    }
+
+
+def _metrics(data: Any) -> dict[str, float | None]:
+    names = [name for name in recorded_metrics(data) if name not in (ACCURACY, "test_loss")]
+    each = {name: (data[name], data[f"client_{name}"].mean("client")) for name in names}
+    return {
+        name: next((_last(of, 1) for of in (s.dropna("round").values for s in both) if len(of)), None)
+        for name, both in each.items()
     }
 
 
@@ -120,10 +133,10 @@ def _lines(rows: Sequence[Mapping[str, Any]], each: bool) -> Iterator[dict[str, 
         found = [Group(run.name, (), (run,)) for run in runs]
     for group in found:
         own = [rows[runs.index(run)] for run in group.runs]
-        yield dict(_cells(group, own, clocks, seeds=len(found) < len(runs)))
+        yield dict(_cells(group, own, rows, clocks, seeds=len(found) < len(runs)))
 
 
-def _cells(group: Group, rows: Sequence[Mapping[str, Any]], clocks: set[str], seeds: bool) -> Iterator[tuple[str, str]]:
+def _cells(group: Group, rows: Rows, everyone: Rows, clocks: set[str], seeds: bool) -> Iterator[tuple[str, str]]:
     states = Counter(row["status"] for row in rows)
     yield "run", group.label
     if seeds:
@@ -135,6 +148,9 @@ def _cells(group: Group, rows: Sequence[Mapping[str, Any]], clocks: set[str], se
             clock = group.runs[0].keys.get("clock", "simulated")
             heading, cell = ("wall s in rounds", cell) if clocks == {"wall"} else ("s in rounds", f"{cell} {clock}")
         yield heading, cell
+        if key == "client_accuracy":
+            for name in dict.fromkeys(name for row in everyone for name in row["metrics"]):
+                yield name, _cell(name, [row["metrics"].get(name) for row in rows])
 
 
 def _upright(lines: Sequence[Mapping[str, str]]) -> Any:

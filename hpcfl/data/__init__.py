@@ -5,7 +5,9 @@ reduced (`bundled`). Clients who come with their data: femnist, sent140. Either:
 linear_spaces (`linear`), noisy_features, linear_mapping (`gaussians`). Two domains: two_digits. `formats` reads files.
 """
 
+from hpcfl.base.plugins import outside
 from hpcfl.base.registry import lookup, registered
+from hpcfl.data import dataset
 from hpcfl.data.base import ClientData, Federation, Header, InMemory, Source
 
 __all__ = ["ClientData", "Federation", "Header", "InMemory", "Source", "source_class", "sources"]
@@ -17,5 +19,9 @@ def sources() -> list[str]:
 
 
 def source_class(name: str) -> type[Source]:
-    """Return the data source called `name`; UsageError says which is nearest where there is none."""
+    """Return the data source called `name`, a class of the user's own, or the section of a PyTorch dataset."""
+    if ":" in name:
+        found = outside(name, "data.name")
+        if not (isinstance(found, type) and issubclass(found, Source)):
+            return dataset.section(name)
     return lookup("hpcfl.data", Source, name, "data.name")  # type: ignore[type-abstract]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,31 @@ MOMENTS = {"centred": (0.5, 0.5), "mnist": (0.1307, 0.3081)}
 """What is taken off pixels of [0, 1], and by what they are then divided; those of MNIST have mean 0 and deviation 1."""
 
 
+class Piece(NamedTuple):
+    """One tensor of a sample that is a tuple of several."""
+
+    shape: Shape
+    tokens: bool  # its numbers are integers
+
+
+EXACT = 2**24  # integers up to which float32 holds all
+
+
+def packed(pieces: Sequence[NDArray[Any]]) -> tuple[Inputs, tuple[Piece, ...]]:
+    """Return samples of several tensors ``[n, …]`` as rows of all their numbers, ``[n, numbers]``, and what is in them.
+
+    Rows are of integers where all tensors are. UsageError where float32 cannot hold an integer beside real numbers.
+    """
+    kinds = tuple(Piece(tuple(piece.shape[1:]), piece.dtype.kind in "iub") for piece in pieces)
+    flat = [piece.reshape(len(piece), -1) for piece in pieces]
+    if all(kind.tokens for kind in kinds):
+        return np.concatenate(flat, axis=1).astype(np.int64), kinds
+    for number, (piece, kind) in enumerate(zip(flat, kinds)):
+        if kind.tokens and np.abs(piece.astype(np.int64)).max(initial=0) > EXACT:
+            raise UsageError(f"tensor {number} of a sample: expected integers of ±2^24 beside real numbers")
+    return np.concatenate(flat, axis=1).astype(np.float32), kinds
+
+
 @dataclass(frozen=True)
 class Header:
     """What is known of a data set before a federation is made of it."""
@@ -39,6 +64,7 @@ class Header:
     targets: bool = False  # labels are real numbers
     label_shape: Shape = field(default=(), kw_only=True)  # of one sample's labels
     tokens: bool = field(default=False, kw_only=True)  # features are integers
+    pieces: tuple[Piece, ...] = field(default=(), kw_only=True)  # what a sample's features are of, see `packed`
     fresh: bool = False  # clients may draw new samples of a linear model in each round
     server: int = 0  # training samples that the server itself holds, not among `train`
     ranges: tuple[Range, ...] = ()  # least and largest training feature of each client, where all have been read
@@ -66,6 +92,7 @@ class Federation(ABC):
     test_sizes: Ints  # [clients], may be 0
     shapes: Sequence[Shape]  # one sample's features, per client
     augment: float | None = field(default=None, kw_only=True)  # images are padded with it, cropped and flipped
+    pieces: tuple[Piece, ...] = field(default=(), kw_only=True)  # as in `Header`
 
     @property
     def clients(self) -> int:
@@ -102,10 +129,21 @@ class InMemory(Federation):
 
     @classmethod
     def of(cls, parts: Sequence[ClientData], classes: int) -> InMemory:
-        """Return the federation of some clients' samples; `classes` as in `Header`."""
+        """Return the federation of some clients' samples; `classes` as in `Header`.
+
+        Features may be tuples of arrays ``[n, …]``; a model from outside is called with as many tensors.
+        """
+        pieces: tuple[Piece, ...] = ()
+        if isinstance(parts[0].train_features, tuple):
+            made = [(packed(part.train_features), packed(part.test_features)) for part in parts]
+            pieces = made[0][0][1]
+            parts = [
+                replace(part, train_features=train, test_features=test)
+                for part, ((train, _), (test, _)) in zip(parts, made)
+            ]
         train, test = ([getattr(part, f"{name}_labels") for part in parts] for name in ("train", "test"))
         shapes = [part.train_features.shape[1:] for part in parts]
-        return cls(classes, lengths(train), lengths(test), shapes, parts=parts)
+        return cls(classes, lengths(train), lengths(test), shapes, parts=parts, pieces=pieces)
 
     @property
     def header(self) -> Header:
@@ -115,7 +153,7 @@ class InMemory(Federation):
         sizes = int(self.train_sizes.sum()), int(self.test_sizes.sum())
         targets, tokens = first.train_labels.dtype.kind == "f", first.train_features.dtype.kind == "i"
         more = Header(self.clients, *sizes, shapes, self.classes, targets)
-        return replace(more, label_shape=first.train_labels.shape[1:], tokens=tokens)
+        return replace(more, label_shape=first.train_labels.shape[1:], tokens=tokens, pieces=self.pieces)
 
     def client(self, i: int) -> ClientData:
         return self.parts[i]

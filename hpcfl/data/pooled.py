@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +21,7 @@ from hpcfl.data.base import (
     Header,
     Inputs,
     Labels,
+    Piece,
     Pixels,
     Scale,
     Served,
@@ -47,13 +48,16 @@ class Pool:
     test_labels: Labels
     peak: int  # 0: features of any range, which no scale changes
     classes: int
+    pieces: tuple[Piece, ...] = ()
 
     @property
     def header(self) -> Header:
         shapes, targets = (self.train_pixels.shape[1:],), self.train_labels.dtype.kind == "f"
         sizes, label_shape = (len(self.train_labels), len(self.test_labels)), self.train_labels.shape[1:]
         tokens = self.train_pixels.dtype == np.int64
-        return Header(None, *sizes, shapes, self.classes, targets, label_shape=label_shape, tokens=tokens)
+        return Header(
+            None, *sizes, shapes, self.classes, targets, label_shape=label_shape, tokens=tokens, pieces=self.pieces
+        )
 
     @property
     def kinds(self) -> tuple[Ints, Ints]:
@@ -81,7 +85,9 @@ class PooledFederation(Federation):
     @classmethod
     def of(cls, pool: Pool, train: Parts, test: Parts, scale: Scale | None, augment: bool = False) -> PooledFederation:
         padding, shapes = BLACK[scale] if augment else None, [pool.train_pixels.shape[1:]] * len(train)
-        return cls(pool.classes, lengths(train), lengths(test), shapes, pool, train, test, scale, augment=padding)
+        sizes = lengths(train), lengths(test)
+        more: dict[str, Any] = {"augment": padding, "pieces": pool.pieces}
+        return cls(pool.classes, *sizes, shapes, pool, train, test, scale, **more)
 
     def client(self, i: int) -> ClientData:
         return ClientData(*self._train(self.train_parts[i]), *self._test(self.test_parts[i]))

@@ -29,11 +29,11 @@ class Reporter:
 
     def round(self, done: int, row: Mapping[str, Any]) -> None:
         """Tell of one round; in a log only where it was evaluated."""
-        if "client_accuracy" in row:
-            self.text, self.short = describe(row, self.clock), f"accuracy {accuracy_of(row):.4f}"
+        if "client_test_loss" in row:
+            self.text, self.short = describe(row, self.clock), tested(row)
         if self.bar is not None:
             self.bar.update(self.task, completed=done, description=self.short)
-        elif not self.quiet and "client_accuracy" in row:
+        elif not self.quiet and "client_test_loss" in row:
             print(f"round {done}/{self.rounds}  {self.text}", flush=True)
 
     def warn(self, kind: str, text: str) -> None:
@@ -47,19 +47,23 @@ class Reporter:
             self.bar.stop()
 
 
-def accuracy_of(row: Mapping[str, Any]) -> float:
-    """The global test accuracy, or where there is no global test set the mean over the clients' own."""
-    accuracies = row["client_accuracy"]
-    known = accuracies[~np.isnan(accuracies)]
-    return float(row.get("accuracy", known.mean() if len(known) else np.nan))
+def tested(row: Mapping[str, Any]) -> str:
+    """The metrics on the global test set, or where there is none the mean over the clients' own."""
+    said = []
+    for name in (key.removeprefix("client_") for key in row if key.startswith("client_")):
+        own = row[f"client_{name}"]
+        known = own[~np.isnan(own)]
+        value = float(row.get(name, known.mean() if len(known) else np.nan))
+        if name != "test_loss" and not np.isnan(value):
+            said.append(f"{name} {value:.4f}  ")
+    return "".join(said)
 
 
 def describe(row: Mapping[str, Any], clock: str) -> str:
-    accuracy = accuracy_of(row)
-    tested = "" if np.isnan(accuracy) else f"accuracy {accuracy:.4f}  "
+    known = tested(row)
     invited = int(np.sum(row["cohort"]))
     if "objective" in row:
-        tested += f"objective {row['objective']:.6g}  "
+        known += f"objective {row['objective']:.6g}  "
     loss = f"loss {row['loss']:.4f}  " if "loss" in row else "void  " if invited else ""
     arrived = f"{int(np.sum(row['arrived']))}/{invited} arrived" if invited else "nobody invited"
-    return f"{tested}{loss}{arrived}  {clock} {row['sim_seconds']:.1f} s"
+    return f"{known}{loss}{arrived}  {clock} {row['sim_seconds']:.1f} s"

@@ -300,7 +300,7 @@ class Recorder:
         """Return how many numbers came: of layers in which anything did, and of what goes beside them, but the loss."""
         layers = self.job.layers
         came = [any(sums.weight(name) for name in names) for names in layers.tensors]
-        blocks = [(name, block.size) for group in self.job.layout for name, block in group.items()]
+        blocks = [(name, block.numbers) for group in self.job.layout for name, block in group.items()]
         beside = sum(size for name, size in blocks if name not in layers.of and name != "loss" and sums.weight(name))
         return int(np.dot(_sent(plan), layers.numbers * came)) + beside * int(plan.counted.sum())
 

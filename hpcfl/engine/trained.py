@@ -266,15 +266,18 @@ class ClientModel:
             )
         return self._outputs(x, self.embedding).reshape(len(x), -1)
 
-    def predict(self, x: Array) -> Array:
+    def predict(self, x: Array | tuple[Array, ...]) -> Array:
         """Return classes, int64 ``[n, …]``; the outputs in the run's precision where labels are no classes.
 
-        An output of a single number is a value, ``[n]``, where a label is one too.
+        An output of a single number is a value, ``[n]``, where a label is one too. Features of several tensors are a
+        tuple of arrays.
         """
         import torch
 
+        from hpcfl.data.base import packed
         from hpcfl.learning.loss import class_axis
 
+        x = packed(x)[0] if isinstance(x, tuple) else x
         outputs, labels = torch.from_numpy(self._outputs(x, None)), self.data.train_labels
         shape = (1, len(x), *labels.shape[1:])
         axis = None if labels.dtype.kind == "f" else class_axis(outputs[None], torch.empty(shape))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +16,7 @@ from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import key_as_seed
 from hpcfl.base.types import Shape, State
 from hpcfl.data import Federation
+from hpcfl.data.base import Piece
 from hpcfl.learning.config import Buffers
 from hpcfl.learning.initial import InitialFile
 from hpcfl.learning.loss import PerSample, class_axis
@@ -23,7 +26,7 @@ from hpcfl.models.modules.layers import Layer
 from hpcfl.models.modules.tracing import Computing, examined
 from hpcfl.models.modules.whole import Whole
 
-STEPS = "num_batches_tracked"
+MOST = 2**20  # numbers of an integer buffer that all clients tell together
 TRIAL = 3  # samples on which a module is tried
 
 
@@ -44,12 +47,14 @@ def units(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key_as_seed(seed, "initial values"))
         if isinstance(model, Foreign):
-            module = model.module(shape, federation.classes).to(dtype)
+            shapes = tuple(piece.shape for piece in federation.pieces)
+            module = model.module(shapes or shape, federation.classes).to(dtype)
             where = f"model.name = '{model.name}'"
             x, _ = trial(federation, shape, dtype)
+            hook = module.register_forward_pre_hook(partial(unpacked, federation.pieces)) if shapes else None
             found = examined(module, x, where, computing)
-            whole = Whole(model.name, module.to(device), found, buffers == "keep")
-            return [_averaged(whole, where) if buffers == "mean" else whole]
+            whole = Whole(model.name, module.to(device), found, buffers == "keep", hook)
+            return [_gathered(whole, federation.clients, where) if buffers == "mean" else whole]
         named = model.build(shape, federation.classes)
     return [Layer(name, modules.to(dtype), number) for number, (name, modules) in enumerate(named)]
 
@@ -62,6 +67,14 @@ def trial(federation: Federation, shape: Shape, dtype: torch.dtype) -> tuple[Ten
     return (each.to(dtype) if each.is_floating_point() else each for each in (x, y))  # type: ignore[return-value]
 
 
+def unpacked(pieces: Sequence[Piece], _: object, inputs: tuple[Tensor]) -> tuple[Tensor, ...]:
+    """Return the tensors of which samples ``[B, numbers]`` are made up, ``[B, …]`` each."""
+    (x,) = inputs
+    parts = zip(pieces, torch.split(x, [prod(piece.shape) for piece in pieces], -1))
+    shaped = [(piece, part.reshape(*part.shape[:-1], *piece.shape)) for piece, part in parts]
+    return tuple(part.to(torch.int64) if piece.tokens else part for piece, part in shaped)
+
+
 def check_outputs(loss: PerSample, outputs: Tensor, y: Tensor, classes: int, where: str) -> None:
     """Raise UsageError where outputs ``[B, …]`` do not suit labels ``[B, …]`` and a loss of ours."""
     if loss.ours and not y.is_floating_point():
@@ -72,13 +85,13 @@ def check_outputs(loss: PerSample, outputs: Tensor, y: Tensor, classes: int, whe
     loss.each(outputs[None], y[None])
 
 
-def _averaged(whole: Whole, where: str) -> Whole:
-    """Return a module of whose buffers the server can take means; UsageError where one counts what it does not know."""
-    for name in whole.buffers:
-        if whole.integer(name) and not name.endswith(STEPS):
+def _gathered(whole: Whole, clients: int, where: str) -> Whole:
+    """Return a module of whose integer buffers the server can take the largest; UsageError where they are too large."""
+    for name, value in whole.buffers.items():
+        if whole.integer(name) and clients * value.numel() > MOST:
             raise UsageError(
-                f"{where}: steps change the integer buffer {name}, of which there is no mean: expected no other than "
-                f"{STEPS}; did you mean task.buffers = 'local'?"
+                f"{where}: steps change the integer buffer {name} of {value.numel()} numbers, of which {clients} "
+                f"clients tell all theirs: expected at most {MOST} in all; did you mean task.buffers = 'local'?"
             )
     return whole
 

@@ -31,7 +31,7 @@ class TaskConfig(ConfigBase):
     buffers: Buffers = "mean"
     """Buffers that training steps change, such as the running statistics of a batch normalisation, which tests use.
     ``mean``: averaged by the server by the weights of the visits' losses, but for those of personal layers, which are
-    personal. A batch normalisation's number of batches, an integer, rises by the mean number of steps, rounded up.
+    personal. Integers, such as a batch normalisation's number of batches, rise to the largest.
     ``keep``: they stay as they are made, and tests use these. ``local``: each client's own; the server cannot test."""
 
     @property

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, create_model
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.plugins import outside, reason
+from hpcfl.base.types import Shape
 from hpcfl.models.base import Model
 
 if TYPE_CHECKING:
@@ -26,12 +27,15 @@ TYPES = {each.__name__: each for each in (bool, int, float, str)}
 
 
 class Foreign(Model):
-    """A module that a factory makes: ``factory(shape=…, classes=…, **keys)``, shape being that of one sample."""
+    """A module that a factory makes: ``factory(shape=…, classes=…, **keys)``, shape being that of one sample.
+
+    Where a sample is a tuple of tensors, shape is the tuple of their shapes, and the module is called with as many.
+    """
 
     model_config = ConfigDict(protected_namespaces=())
     chain: ClassVar[bool] = False
 
-    def module(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+    def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> nn.Module:
         """Return a new module, its values drawn from torch's global generator.
 
         Raises

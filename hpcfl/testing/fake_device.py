@@ -23,7 +23,6 @@ from torch.utils import backend_registration
 from torch.utils._pytree import tree_flatten, tree_map
 
 NAME = "fake"
-aten = torch.ops.aten
 READS = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "unique_dim", "_unique2")
 INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_")
 COPIES = ("_to_copy", "copy_")

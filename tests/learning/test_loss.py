@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +185,29 @@ def test_an_example_is_resumed_to_the_bit_and_learns(name: str, tmp_path: Path) 
         np.testing.assert_array_equal(after[key], value, err_msg=key)
 
 
+def test_other_metrics_are_told_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = FEW | EXAMPLES["survival"] | {"rounds": 2, "seed": 3}
+    flat = [f"--set={key}={value}" for key, value in settings.items()]
+    assert main(["run", "survival", *flat, "--out", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.startswith(f"round {k}/2  concordance 0.") for k, line in zip((1, 2), told)] == [True, True]
+    run = hpcfl.open_run(tmp_path / "run")
+    mean = float(run["client_concordance"].mean("client").values[-1])
+    assert f"concordance {mean:.4f}" in told[1]
+    assert main(["show", str(tmp_path / "run"), "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["metrics"] == {"concordance": pytest.approx(mean)}
+    assert main(["show", str(tmp_path / "run")]) == 0
+    assert f"{mean:.4f}" in capsys.readouterr().out
+    picture = tmp_path / "a.png"
+    assert main(["plot", str(tmp_path / "run"), "-o", str(picture), "--metric", "concordance"]) == 0
+    assert picture.stat().st_size > 0
+    capsys.readouterr()
+    assert main(["plot", str(tmp_path / "run"), "-o", str(picture)]) == 2
+    said = "--metric: the runs recorded no 'accuracy': expected one of concordance, test_loss"
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("method", ["fedavg", "salf"])
 def test_one_rank_equals_n_with_a_loss_of_ones_own(method: str, world: Any, solo: Any, shared_dir: Path) -> None:
@@ -243,9 +267,7 @@ def test_a_file_of_texts_and_one_of_flags(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             hpcfl.run(plain | {"data": data, "model": gpt}, out=tmp_path / "c", data_dir=tmp_path, quiet=True)
-    with pytest.raises(
-        UsageError, match=r"^data\.tokens = true: model\.name = 'mlp' takes real numbers: expected a model from outside"
-    ):
+    with pytest.raises(UsageError, match=r"^data: samples are tokens, model\.name = 'mlp' takes arrays"):
         hpcfl.run(plain | {"data": texts, "model": {"name": "mlp"}}, out=tmp_path / "c", data_dir=tmp_path, quiet=True)
 
 

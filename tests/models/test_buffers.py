@@ -19,13 +19,15 @@ from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
+from hpcfl.learning import build
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.evaluate import client_scores
 from hpcfl.learning.task import Task
 from hpcfl.models import Model, model_class
 from hpcfl.testing.runs import play, resume, same, table, toml
 
-SIZES, SHAPE, NORMED = [7, 4, 9], (1, 4, 4), "helpers.modules:Normed"
+SIZES, SHAPE = [7, 4, 9], (1, 4, 4)
+NORMED, COUNTER = "helpers.modules:Normed", "helpers.modules:Counter"
 COUNT, MEAN, DEVIATION = "bn1.num_batches_tracked", "bn1.running_mean", "bn2.running_var"
 CLOSE = {"atol": 1e-6, "rtol": 1e-5}
 ALL = [f"bn{n}.{name}" for n in (1, 2) for name in ("running_mean", "running_var", "num_batches_tracked")]
@@ -67,11 +69,23 @@ def test_the_server_takes_their_mean(per_chunk: int) -> None:
         for name in [*task.initial(), MEAN, DEVIATION]:
             wanted = sum(size * state[name].double() for size, state in zip(SIZES, states)) / sum(SIZES)
             torch.testing.assert_close(own.state[name].double(), wanted, **CLOSE)
-    # 2, 1 and 3 steps a round, weighted by 7, 4 and 9 samples: 45/20, rounded up
-    assert float(own.state[COUNT]) == 6
+    assert float(own.state[COUNT]) == 3 + 3  # of 2, 1 and 3 steps a round
     module = task.module(own.state)
     assert module.bn1.num_batches_tracked.dtype == torch.int64
     assert module.bn1.num_batches_tracked == 6
+
+
+@pytest.mark.parametrize("per_chunk", [1, 2, 3])
+def test_integers_rise_to_the_largest(per_chunk: int) -> None:
+    task = task_of(name=COUNTER)
+    own = Rounds(with_buffers(FedAvg(lr=0.1, batch=4), task), task, per_chunk)
+    own.step(planned([1, 1, 5], 3))  # the visit of most samples does not count
+    assert own.state["seen"].tolist() == [7, 0]
+    own.step(planned([1, 1, 1], 3, 1))
+    assert own.state["seen"].tolist() == [7 + 9, 0]
+    own.step(planned([5, 5, 5], 3, 2))
+    assert own.state["seen"].tolist() == [16, 0]
+    assert task.module(own.state).seen.tolist() == [16, 0]
 
 
 def test_salf_sends_them_with_the_loss() -> None:
@@ -86,6 +100,8 @@ def test_salf_sends_them_with_the_loss() -> None:
     torch.testing.assert_close(own.state[MEAN], (means[0] + means[1]) / 2, **CLOSE)
     assert float(own.state[COUNT]) == 1
     assert list(own.job.layout[0]) == ["loss", *ALL]
+    count = own.job.layout[0][COUNT]
+    assert (count.size, count.numbers) == (3, 1)  # each client has a place
 
 
 def test_kept_ones_stay_as_they_were_made() -> None:
@@ -136,9 +152,9 @@ def test_a_test_leaves_no_trace(buffers: Any) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("buffers", ["mean", "local"])
-def test_one_rank_equals_n_and_a_resumed_run(buffers: str, world: Any, shared_dir: Path) -> None:
-    values = table("fedavg", "mlp", True, task={"buffers": buffers}) | {"model": {"name": NORMED}}
+@pytest.mark.parametrize(("buffers", "name"), [("mean", NORMED), ("local", NORMED), ("mean", COUNTER)])
+def test_one_rank_equals_n_and_a_resumed_run(buffers: str, name: str, world: Any, shared_dir: Path) -> None:
+    values = table("fedavg", "mlp", True, task={"buffers": buffers}) | {"model": {"name": name}}
     one = play(world, values, shared_dir / "one", None)
     same(play(world, values, shared_dir / "ranks", world.comm), one)
     world.meet()  # all have looked before it is taken up again
@@ -156,19 +172,6 @@ def test_a_runs_models_have_them(buffers: str, tmp_path: Path) -> None:
     assert np.isnan(run.data["test_loss"].values[-1]) == (buffers == "local")
 
 
-class Counter(nn.Module):
-    """Counts the samples that it has seen in steps."""
-
-    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(shape[-1], classes)
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen += len(x) * self.training
-        return self.head(x.flatten(1, -2).mean(1))
-
-
 class Stage(Model):
     """A chain with a batch normalisation."""
 
@@ -178,12 +181,14 @@ class Stage(Model):
         return [("a", nn.Sequential(nn.Flatten(), nn.Linear(16, classes), nn.BatchNorm1d(classes)))]
 
 
-def test_what_has_no_mean_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = f"{__name__}:Counter"
-    with pytest.raises(UsageError, match=r"integer buffer seen, of which there is no mean: .*task\.buffers = 'local'"):
-        task_of("mean", name)
-    task = task_of("local", name)
-    assert float(task.whole.buffers["seen"]) == 0
+def test_what_is_too_much_to_tell_or_cannot_be_kept_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "MOST", 5)
+    said = r"integer buffer seen of 2 numbers, of which 3 clients tell all theirs: expected at most 5 .* = 'local'\?"
+    with pytest.raises(UsageError, match=said):
+        task_of("mean", COUNTER)
+    assert task_of("local", COUNTER).whole.buffers["seen"].tolist() == [0, 0]
     with pytest.raises(UsageError, match=r"layer a has the buffer 2\.running_mean, which a chain"):
         Task(Stage(), federation(SIZES, shape=SHAPE), 0)
     file = toml(table("fedavg", "mlp", True, task={"buffers": "keep"}), tmp_path / "a.toml")

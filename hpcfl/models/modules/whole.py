@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,8 @@ class Whole:
 
     number, unbatched = 0, False
 
-    def __init__(self, name: str, module: nn.Module, findings: Findings, keeps: bool = False) -> None:
+    def __init__(self, name: str, module: nn.Module, findings: Findings, keeps: bool = False, hook: Any = None) -> None:
+        self._hook = hook
         self.name, self.found, self.keeps, self._module = name, findings, keeps, module.eval()
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         self.groups = findings.layers
@@ -58,6 +60,8 @@ class Whole:
     def module(self, values: State) -> nn.Module:
         """Return the user's own module with copies of one client's parameters, and of its buffers if given."""
         copied = deepcopy(self._module)
+        if self._hook is not None:  # it makes several tensors of a row of numbers, which is ours alone
+            del copied._forward_pre_hooks[self._hook.id]
         new = {id(value): nn.Parameter(values[name].detach().clone()) for name, value in self.tensors.items()}
         for name, value in self._module.named_parameters(remove_duplicate=False):  # tied ones stay tied
             if id(value) in new:

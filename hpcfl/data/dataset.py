@@ -1,0 +1,134 @@
+"""Any PyTorch ``Dataset`` as a pool, which is cut into clients: ``data.name = "package.module:Dataset"``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, create_model
+
+from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.plugins import outside, reason
+from hpcfl.base.rng import key_as_seed, keyed
+from hpcfl.data.base import Labels, Piece, Pixels, packed
+from hpcfl.data.formats.hdf5_file import PEAK
+from hpcfl.data.pooled import Pool, Pooled
+
+FORM = "package.module:Class"
+PARTS: tuple[tuple[str, Any, Any], ...] = (("train", True, False), ("split", "train", "test"))
+"""Parameters by which datasets tell training from test samples, and what they then are."""
+
+
+class TorchDataset(Pooled):
+    """A PyTorch ``Dataset``, or a function that makes one: samples ``(features, label)``, all of equal shapes.
+
+    It is called with `arguments`, and with ``root``, the data folder, if it takes that. If it takes ``train`` or
+    ``split``, there is a test pool. Features are arrays, tensors, images or numbers, or a tuple of several; bytes are
+    pixels, other integers tokens. A label is a class, a real number, or an array of either.
+    """
+
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """What the dataset is called with, by name."""
+    test_share: float = Field(0.0, ge=0, lt=1)
+    """Share of the samples that is the test pool, drawn by the seed, of a dataset that has no test part itself."""
+
+    def load(self, seed: int, data_dir: Path | None) -> Pool:
+        """Return the pool after reading each sample once; what torch draws for that is keyed by the seed."""
+        import torch
+
+        parts = self._made(data_dir)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key_as_seed(seed, "dataset"))
+            read = [_read(part, f"data.name = '{self.name}'") for part in parts]
+        x, y, pieces = read[0]
+        if self.augment and (pieces or x.ndim != 4):
+            raise refusal("data.augment", f"false, since samples of {self.name} are no images [C, H, W]", True, False)
+        rows = keyed(seed, "test").permutation(len(y))
+        held, kept = np.split(rows, [int(len(y) * self.test_share)])
+        if len(read) > 1:
+            train, test = (x, y), read[1][:2]
+        else:
+            train, test = (x[np.sort(kept)], y[np.sort(kept)]), (x[np.sort(held)], y[np.sort(held)])
+        peak = PEAK if x.dtype == np.uint8 else 0
+        return Pool(*train, *test, peak, _classes(y, *(part[1] for part in read[1:])), pieces)
+
+    def _made(self, data_dir: Path | None) -> list[Any]:
+        """Return the training part, and the test part if there is one."""
+        where, make = f"data.name = '{self.name}'", outside(self.name, "data.name", FORM)
+        known = inspect.signature(make).parameters
+        own = dict(self.arguments)
+        if "root" in known and "root" not in own:
+            own["root"] = str(data_dir or ".")
+        parts = [[{key: train}, {key: test}] for key, train, test in PARTS if key in known and key not in own]
+        both: list[dict[str, Any]] = parts[0] if parts else [{}]
+        if len(both) > 1 and self.test_share:
+            raise refusal("data.test_share", f"0.0, since {self.name} has a test part", self.test_share, 0.0)
+        try:
+            return [make(**own, **part) for part in both]
+        except Exception as error:
+            raise UsageError(f"{where}: {reason(error)}") from error
+
+
+@functools.cache
+def section(spec: str) -> type[TorchDataset]:
+    """Return the section of a dataset; UsageError where it is nothing that can be called."""
+    found = outside(spec, "data.name", FORM)
+    if not callable(found):
+        raise UsageError(f"data.name = '{spec}': expected a Source, a Dataset or what makes one, got {found!r:.80}")
+    doc = (inspect.getdoc(found) or f"What {spec} holds.").partition("\n\n")[0]
+    field: dict[str, Any] = {"name": (Literal[spec], spec)}
+    return create_model("TorchDataset", __base__=TorchDataset, __module__=__name__, __doc__=doc, **field)
+
+
+def _read(dataset: Any, where: str) -> tuple[Pixels, Labels, tuple[Piece, ...]]:
+    """Return all samples' features and labels ``[n, …]``; those of several tensors as `packed` has them."""
+    try:
+        samples = [dataset[i] for i in range(len(dataset))] if hasattr(dataset, "__len__") else list(dataset)
+    except Exception as error:
+        raise UsageError(f"{where}: {reason(error)}") from error
+    if not samples:
+        raise UsageError(f"{where}: it has no samples, expected at least 1")
+    if not all(isinstance(sample, Sequence) and len(sample) == 2 for sample in samples):
+        raise UsageError(f"{where}: expected samples (features, label), got {samples[0]!r:.80}")
+    features, labels = zip(*samples)
+    y = _stacked(labels, f"{where}: labels")
+    if isinstance(features[0], tuple | list):
+        tensors = [_stacked(tensor, f"{where}: features") for tensor in zip(*features)]
+        x, pieces = packed([tensor / np.float32(PEAK) if tensor.dtype == np.uint8 else tensor for tensor in tensors])
+    else:
+        x, pieces = _stacked(features, f"{where}: features"), ()
+    return x if x.ndim > 1 else x[:, None], y.astype(np.int64) if y.dtype.kind == "u" else y, pieces
+
+
+def _stacked(values: Sequence[Any], where: str) -> NDArray[Any]:
+    """Return arrays of equal shapes as one: bytes as they are, other integers int64, real numbers float32."""
+    arrays = [_array(value) for value in values]
+    for number, array in enumerate(arrays):
+        if array.shape != arrays[0].shape or array.dtype.kind not in "fiub":
+            wanted, got = f"numbers of shape {arrays[0].shape}", f"{array.dtype} of shape {array.shape}"
+            raise UsageError(f"{where}: sample {number}: expected {wanted} as the first one's, got {got}")
+    stacked = np.stack(arrays)
+    if stacked.dtype.kind == "f":
+        return stacked.astype(np.float32)
+    return stacked if stacked.dtype == np.uint8 else stacked.astype(np.int64)
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """Return a tensor, an array, a number or an image as an array; images have their channels first."""
+    array = np.asarray(value)
+    if hasattr(value, "getbands"):  # an image of Pillow, whose channels are last, or left out where there is one
+        return array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
+    return array
+
+
+def _classes(*labels: Labels) -> int:
+    """Return `Header.classes`."""
+    if labels[0].dtype.kind == "f":
+        return labels[0].shape[-1] if labels[0].ndim > 1 else 1
+    return 1 + max(int(part.max(initial=-1)) for part in labels)
