@@ -34,6 +34,10 @@ class TaskConfig(ConfigBase):
     personal. Integers, such as a batch normalisation's number of batches, rise to the largest.
     ``keep``: they stay as they are made, and tests use these. ``local``: each client's own; the server cannot test."""
 
+    embedding: str | None = None
+    """The submodule of a model from outside whose outputs are the latent space, by PyTorch's name; for methods that
+    need one (``flic``, ``fedhenn``). What the model puts out must depend on the features through it alone."""
+
     @property
     def own(self) -> list[tuple[str, str]]:
         """Keys and names of the functions from outside the package."""

@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property
+from math import prod
 from threading import Event
 from typing import Literal
 
@@ -30,6 +31,7 @@ from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.early import as_ready
 from hpcfl.learning.loss import PerSample
 from hpcfl.models import Model
+from hpcfl.models.latent import EMBED
 from hpcfl.models.modules.layers import Layer, Tape
 from hpcfl.models.modules.tracing import Computing
 from hpcfl.models.modules.whole import Whole
@@ -79,7 +81,7 @@ class Task:
         self.loss = PerSample("task.loss", kind.loss)
         self.metrics = {column: PerSample("task.metrics", name) for column, name in zip(kind.columns, kind.metrics)}
         self.dtype = torch.float64 if precision == "double" else torch.float32
-        how = self.dtype, self.device, kind.buffers, computing
+        how = self.dtype, self.device, kind, computing
         built = {shape: units(model, federation, shape, seed, *how) for shape in dict.fromkeys(federation.shapes)}
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
         self.layers = built[federation.shapes[0]]
@@ -118,6 +120,18 @@ class Task:
     def looped(self) -> bool:
         """Whether clients are computed one after the other, also in a chunk of several."""
         return self.whole is not None and self.whole.found.computing == "looped"
+
+    @property
+    def latent(self) -> tuple[int, int] | None:
+        """Number of the first layer above the latent space, and the dimension of that; None where there is none.
+
+        Of a module that is no chain layer 0 is all that embeds, and layer 1 the rest.
+        """
+        if self.whole is not None:
+            return (1, prod(self.whole.latent)) if self.whole.embeds else None
+        above = sum(layer.name.startswith(EMBED) for layer in self.layers)
+        entry = next(iter(self.layers[above].tensors.values()))
+        return above, int(entry.shape[1])
 
     @property
     def nbytes(self) -> int:
@@ -169,9 +183,13 @@ class Task:
         that is no chain of layers is to be cut.
         """
         if self.whole is not None:
-            if first or last is not None:
-                raise UsageError(f"model.name = '{self.whole.name}' is no chain of layers, and cannot be cut at one")
-            return self.whole(params, x, key, sizes)
+            part: Literal["all", "below", "above"] = "above" if first else "all" if last is None else "below"
+            if part != "all" and not self.whole.embeds:
+                raise UsageError(
+                    f"model.name = '{self.whole.name}' is no chain of layers: expected task.embedding, the submodule "
+                    "at whose outputs it is to be cut"
+                )
+            return self.whole(params, x, key, sizes, part)
         for layer in self.layers:
             if first <= layer.number and (last is None or layer.number < last):
                 x = layer(params, x, key)

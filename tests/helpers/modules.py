@@ -188,3 +188,18 @@ def wrong_outputs(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 NOTHING = 3
+
+
+class Encoded(nn.Module):
+    """An embedding and a classifier, as hpcfl's latent model has them; `besides` lets features go around."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, besides: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        size = prod(shape)
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(size, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(4, classes))
+        self.besides = besides
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.encoder(x))
+        return outputs + x.flatten(1).sum(1, keepdim=True) if self.besides else outputs

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from hpcfl.base.errors import RunError
+from hpcfl.base.errors import RunError, UsageError, did_you_mean
 from hpcfl.base.plugins import reason
 from hpcfl.base.rng import StepKey, key_as_seed
 from hpcfl.base.types import State
 from hpcfl.models.modules.layers import KINKED
 from hpcfl.models.modules.tracing import Findings, seeded
+
+Part = Literal["all", "below", "above"]
+ALL: Part = "all"
 
 
 class Whole:
@@ -31,6 +34,8 @@ class Whole:
         Initial values of the buffers that a step changes; integers as float64.
     keeps : bool
         They stay at these values.
+    latent : tuple of int
+        The shape of what is embedded of a sample, once it is known what `embeds`: all below is the embedding.
     """
 
     number, unbatched = 0, False
@@ -46,6 +51,7 @@ class Whole:
         self._types = {own: buffers[own].dtype for own in findings.state}
         self.buffers = {own: _held(buffers[own]) for own in findings.state}
         self._running: dict[int, State] = {}
+        self.embeds, self.latent, self._part = "", tuple[int, ...](), ALL
 
     @property
     def nonsmooth(self) -> list[str]:
@@ -71,6 +77,55 @@ class Whole:
             if name in self.buffers and name in values:
                 buffer.copy_(values[name])
         return copied
+
+    # the latent space
+
+    def cut(self, embeds: str, x: Tensor) -> None:
+        """Take the outputs of the submodule called `embeds` for the latent space, once tried on samples ``[B, …]``.
+
+        Raises
+        ------
+        UsageError
+            In one line: if there is no such submodule, if it is not called just once, if outputs depend on features
+            besides what it embeds, or on the other samples of a batch.
+        """
+        where = f"task.embedding = '{embeds}'"
+        known = [name for name, _ in self._module.named_modules() if name]
+        if embeds not in known:
+            raise UsageError(f"{where}: model.name = '{self.name}' has no such submodule{did_you_mean(embeds, known)}")
+        if self.found.mixes or self.buffers:
+            raise UsageError(f"{where}: expected outputs of a sample that do not depend on the others in its batch")
+        self.embeds, self._blank = embeds, torch.zeros_like(x[:1])
+        with torch.no_grad():
+            whole, z = self._module(x), self._below(x)
+            self.latent = tuple(z.shape[1:])
+            again = self._above(z)
+        if not torch.allclose(whole, again, rtol=1e-4, atol=1e-5):
+            raise UsageError(f"{where}: outputs depend on the features besides what it embeds; expected on that alone")
+
+    def _below(self, x: Tensor) -> Tensor:
+        """Return what is embedded of samples ``[B, …]``."""
+        found: list[Tensor] = []
+        part = self._module.get_submodule(self.embeds)
+        handle = part.register_forward_hook(lambda _module, _inputs, output: found.append(output))
+        try:
+            self._module(x)
+        finally:
+            handle.remove()
+        if len(found) != 1 or not isinstance(found[0], Tensor) or len(found[0]) != len(x):
+            said = f"called {len(found)} times" if len(found) != 1 else f"giving {type(found[0]).__name__}"
+            raise UsageError(f"task.embedding = '{self.embeds}': expected it to give a tensor [B, …] once, is {said}")
+        return found[0]
+
+    def _above(self, z: Tensor) -> Tensor:
+        """Return the outputs for points of the latent space ``[B, …]``, whatever the axes after the first."""
+        part: Any = self._module.get_submodule(self.embeds)
+        part.forward = lambda *_, **__: z.reshape(-1, *self.latent)
+        try:
+            outputs: Tensor = self._module(self._blank.expand(len(z), *self._blank.shape[1:]))
+        finally:
+            del part.forward
+        return outputs
 
     # buffers
 
@@ -103,12 +158,19 @@ class Whole:
     # running
 
     def __call__(
-        self, params: State, x: Tensor, key: StepKey | None = None, sizes: Sequence[int] | None = None
+        self,
+        params: State,
+        x: Tensor,
+        key: StepKey | None = None,
+        sizes: Sequence[int] | None = None,
+        part: Part = ALL,
     ) -> Tensor:
         """Return the outputs ``[c, B, …]``; `key` is None outside training.
 
-        Of the samples of each client the first so many of `sizes` are real; None: all. RunError if the module raises.
+        Of the samples of each client the first so many of `sizes` are real; None: all. Of a module that was `cut` there
+        is the `part` that embeds, and that which makes outputs of what is embedded. RunError if the module raises.
         """
+        self._part = part
         if self._module.training != (key is not None):
             self._module.train(key is not None)
         own = {name: params[name] for name in self.tensors}
@@ -132,6 +194,7 @@ class Whole:
         So their gradients are ready early: what takes an axis away comes last in the backward pass, for all of them.
         """
         self._module.train()
+        self._part = ALL
         fresh = self._fresh({}, 1, key) if self.buffers else {}
         own = {name: params[name] for name in self.tensors}, {name: value[0] for name, value in fresh.items()}
         real = self._drawn(*own, x[0, :size], key, 0)
