@@ -117,7 +117,7 @@ def iterated(asked: argparse.Namespace, tree: Collective, messages: list[Message
     """Iterate by further sums; return seconds ``[iterations, 2]``, see `Timed`, and the bytes of a sum."""
     timed, reduction = Timed(tree), Barycenters(asked.classes, asked.dimension, 1e-300, ITERATIONS)
     served = {FACTORS: torch.eye(asked.dimension).repeat(asked.classes, 1, 1)}
-    iterate(reduction, served, messages, timed, "cpu")
+    iterate(reduction, served, messages, timed)
     rows = timed.rows[1:]  # the first sum is that of the covariances
     assert len(rows) == ITERATIONS
     return np.array(rows), timed.size

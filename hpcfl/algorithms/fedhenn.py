@@ -80,7 +80,7 @@ class FedHeNN(Local):
                 f"{' and '.join(map(str, sorted(axes)))}; did you mean algorithm.name = 'local'?"
             )
         kernel = torch.zeros(triangle_size(self.alignment), device=task.device)  # none yet
-        return {KERNEL: kernel, ROUND: torch.tensor(-1.0, dtype=torch.float64, device=task.device)}
+        return {KERNEL: kernel, ROUND: torch.full((), -1.0, dtype=torch.float64, device=task.device)}
 
     def strength(self, round: int) -> float:
         """Return η_t of a round; the first one, number 0, has t = 1."""
@@ -124,6 +124,8 @@ class FedHeNN(Local):
         """Return a round's samples as the clients of a chunk see them, ``[c, m, …]``: the same for each, a view."""
         import torch
 
+        from hpcfl.base.transfer import on_device
+
         shapes = task.federation.shapes
         widest = self.alignment, *map(max, zip(*shapes))
         rng = keyed(task.seed, "alignment", round)
@@ -131,7 +133,7 @@ class FedHeNN(Local):
         drawn = rng.random(widest, dtype="float32") if images else rng.standard_normal(widest, dtype="float32")
         part = drawn[(slice(None), *map(slice, shapes[int(visits.clients[0])]))]
         # in torch's own memory, which is aligned: the last bits of matrix products may depend on that
-        x = torch.from_numpy(part).clone(memory_format=torch.contiguous_format).to(task.device)
+        x = on_device(torch.from_numpy(part).clone(memory_format=torch.contiguous_format), task.device)
         return x.expand(len(visits.clients), *x.shape)
 
 

@@ -107,7 +107,9 @@ class LinearFedRep(Algorithm):
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         import torch
 
-        x, y = (part.to(task.device) for part in _drawn(task.federation, visits))  # type: ignore[arg-type]
+        from hpcfl.base.transfer import on_device
+
+        x, y = (on_device(part, task.device) for part in _drawn(task.federation, visits))  # type: ignore[arg-type]
         if WEIGHT in personal:
             x = x @ personal[WEIGHT].transpose(1, 2) + personal[BIAS].unsqueeze(1)
         weight, count = visits.ones(len(y)), y.shape[1]

@@ -281,7 +281,7 @@ class PartlyPersonal(LocalSgd):
     def init_client(self, task: Task, client: int) -> State:
         import torch
 
-        flag = {VISITED: torch.zeros(1)} if self.newcomer == "averaged" else {}
+        flag = {VISITED: torch.zeros(1, device=task.device)} if self.newcomer == "averaged" else {}
         return super().init_client(task, client) | flag
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:

@@ -114,7 +114,11 @@ class Salf(Algorithm):
     def _scaled(self, change: Tensor, visits: Visits, layer: int) -> Tensor:
         if self.rule != "inverse-probability":
             return change
-        chance = change.new_tensor(visits.arrival[: len(change), layer - 1])
+        import torch
+
+        from hpcfl.base.transfer import on_device
+
+        chance = on_device(torch.from_numpy(visits.arrival[: len(change), layer - 1]).to(change.dtype), change.device)
         return change / chance.view(-1, *[1] * (change.dim() - 1))
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:

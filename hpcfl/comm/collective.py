@@ -13,6 +13,7 @@ import torch
 from mpi4py import MPI
 
 from hpcfl.base.errors import Stopped, ended
+from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, State
 from hpcfl.comm.message import ExactSums
 from hpcfl.comm.mpi import doze, wait
@@ -37,11 +38,11 @@ class Collective(Transport):
         self._count(sum(part.nbytes for part in parts), up=False)
         if self.serves:
             return shared
-        return {name: value.to(shared[name].device) for name, value in packing.views(buffer).items()}
+        return {name: on_device(value, shared[name].device) for name, value in packing.views(buffer).items()}
 
     def close(self, sums: ExactSums) -> ExactSums:
         """Reduce each group of blocks in the order in which backpropagation finishes them."""
-        ends = [(MPI.IN_PLACE, buffer) if self.serves else (buffer, None) for buffer in sums.buffers]
+        ends = [(MPI.IN_PLACE, buffer) if self.serves else (buffer, None) for buffer in sums.settled().buffers]
         wait([self.comm.Ireduce(send, receive, MPI.SUM, root=0) for send, receive in ends])
         self._count(sum(buffer.nbytes for buffer in sums.buffers), up=True)
         return sums
@@ -52,7 +53,7 @@ class Collective(Transport):
         By Iallreduce, unlike `agree`: all ranks go on at once with what they hear, and the blocks may be large, where
         a library has better than to carry all of them through the server.
         """
-        wait([self.comm.Iallreduce(MPI.IN_PLACE, buffer, MPI.SUM) for buffer in sums.buffers])
+        wait([self.comm.Iallreduce(MPI.IN_PLACE, buffer, MPI.SUM) for buffer in sums.settled().buffers])
         for up in (True, False):
             self._count(sum(buffer.nbytes for buffer in sums.buffers), up)
         return sums

@@ -6,6 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import hypot, inf, isfinite, isnan
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
+from hpcfl.base.transfer import on_host
 from hpcfl.base.types import Floats, Ints
 
 if TYPE_CHECKING:
@@ -106,6 +108,7 @@ class Sieve:
         What counts together is held until all of it is there.
         """
         held: list[Part] = []
+        lazy = False  # looking at a message waits for the device that has it: once, when all are there
         while True:
             try:
                 message = next(work)
@@ -114,7 +117,8 @@ class Sieve:
                 state: State = end.value
                 return state
             for name, (value, weight) in message.items():
-                if held and self._unit(name) != self._unit(held[0][0]):
+                lazy = lazy or value.device.type != "cpu"
+                if held and not lazy and self._unit(name) != self._unit(held[0][0]):
                     yield from self._released(held)
                     held = []
                 held.append((name, value, weight))
@@ -123,18 +127,21 @@ class Sieve:
         return 0 if self.whole else self.group[name]
 
     def _released(self, held: Sequence[Part]) -> Generator[Message, None, None]:
-        if held:
-            self.judge(held)
+        sizes = lengths([(value, len(weight)) for _, value, weight in held])
+        for _, unit in groupby(zip(held, sizes), lambda pair: self._unit(pair[0][0])):
+            self._judge(*zip(*unit))
         for name, value, weight in held:
             bad = self.first[: len(weight)] != NO_GROUP
             yield {name: without(value, weight, bad) if bad.any() else (value, weight)}
 
     def judge(self, held: Sequence[Part]) -> None:
         """Judge what counts together: blocks of one group, or of the whole visit."""
+        self._judge(held, lengths([(value, len(weight)) for _, value, weight in held]))
+
+    def _judge(self, held: Sequence[Part], lengths: Sequence[Floats]) -> None:
         unit, rows = self._unit(held[0][0]), max(len(weight) for _, _, weight in held)
         squares = np.zeros(rows)
-        for name, value, weight in sorted(held, key=lambda part: part[0] == METRIC):
-            sizes = norms(value, len(weight))
+        for (name, _, _), sizes in sorted(zip(held, lengths), key=lambda pair: pair[0][0] == METRIC):
             self._reject(~np.isfinite(sizes), self.group[name], NOT_FINITE)
             if name != METRIC:
                 squares[: len(sizes)] += sizes**2
@@ -182,8 +189,9 @@ class RunGuard:
 
     def out_of_bounds(self, before: State, after: State) -> str:
         """Return in words how a round's step has led the shared state out of all bounds, "" where it has not."""
-        old = hypot(*(norms(value)[0] for value in before.values()))
-        new = {name: norms(value)[0] for name, value in after.items()}
+        sizes = iter(lengths([(value, 1) for value in (*before.values(), *after.values())]))
+        old = hypot(*(next(sizes)[0] for _ in before))
+        new = {name: size[0] for name, size in zip(after, sizes)}
         most = GROWTH * old if old >= 1.0 else sys.float_info.max  # from nothing, any norm may be right
         if hypot(*new.values()) <= most:
             return ""
@@ -200,11 +208,15 @@ def norms(value: Tensor, rows: int = 1) -> Floats:
     In the tensor's own precision, in which its square overflows beyond 1.8e19 (float32): such numbers are no more use
     than infinite ones, since gradients are products of them.
     """
+    return lengths([(value, rows)])[0]
+
+
+def lengths(values: Iterable[tuple[Tensor, int]]) -> list[Floats]:
+    """Return the `norms` of several values and their numbers of rows, with one wait for the device that has them."""
     import torch
 
-    sizes = torch.linalg.vector_norm(value.detach().reshape(rows, -1), dim=1)
-    lengths: Floats = sizes.cpu().numpy().astype(np.float64)
-    return lengths
+    sizes = [torch.linalg.vector_norm(value.detach().reshape(rows, -1), dim=1) for value, rows in values]
+    return [each.numpy().astype(np.float64) for each in on_host(sizes)]
 
 
 def without(value: Tensor, weight: Tensor, bad: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfl.base.transfer import on_device, on_host
 from hpcfl.base.types import Floats, State
 from hpcfl.comm.packing import Packing
 from hpcfl.comm.pool import BufferPool
@@ -127,10 +128,21 @@ class Sums(ABC):
 
 
 class ExactSums(Sums):
-    """Sums that grow message by message, exactly."""
+    """Sums that grow message by message, exactly, on the device that computes; its totals are there too.
 
-    def __init__(self, layout: Layout, invited: int = 0, miss_probability: Floats | None = None) -> None:
+    Where that is not the CPU, they are in the buffers once they are `settled`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        invited: int = 0,
+        miss_probability: Floats | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         super().__init__(layout, invited, miss_probability)
+        self.device = device or torch.device("cpu")
+        self._far: dict[str, Tensor] = {}  # bins that are on the device
         self.buffers: list[Floats] = []  # one per group, as ranks add them up: each block's weight, then its bins
         self._own: dict[str, Floats] = {}
         for group in layout:
@@ -147,11 +159,31 @@ class ExactSums(Sums):
     def add(self, message: Message) -> None:
         """Add the rows of one chunk."""
         for name, (value, weight) in message.items():
-            rows = value.detach().cpu().reshape(len(weight), self._blocks[name].size)
-            total = torch.zeros(rows.shape[1], dtype=torch.float64)
+            rows = on_device(value.detach(), self.device).reshape(len(weight), self._blocks[name].size)
+            total = torch.zeros(rows.shape[1], dtype=torch.float64, device=self.device)
             for row, factor in zip(rows, weight.tolist()):
                 total.add_(row, alpha=factor)  # converted on the way, in float64
-            self.add_total(name, total.numpy(), float(weight.sum()))
+            if self.device.type == "cpu":
+                self.add_total(name, total.numpy(), float(weight.sum()))
+            else:
+                self._own[name][0] += float(weight.sum())
+                self._add_far(name, total)
+
+    def _add_far(self, name: str, total: Tensor) -> None:
+        """Do what `add_to_bins` does, on the device."""
+        if name not in self._far:
+            self._far[name] = total.new_zeros(self._blocks[name].bins, len(total))
+        for grid, row in zip(GRIDS, self._far[name]):
+            part = total.add(ROUNDER / grid).sub_(ROUNDER / grid)
+            row += part
+            total -= part
+
+    def settled(self) -> ExactSums:
+        """Bring what was summed on the device to the buffers, with one wait for it."""
+        for name, bins in zip(self._far, on_host(list(self._far.values()))):
+            self.bins(name)[:] = bins.numpy()
+        self._far = {}
+        return self
 
     def add_total(self, name: str, total: Floats, weight: float) -> None:
         """Add a sum that is already formed, float64 [n], which is used up."""
@@ -159,13 +191,17 @@ class ExactSums(Sums):
         add_to_bins(total, self.bins(name), self._scratch)
 
     def bins(self, name: str) -> Floats:
-        """Return a block's sums on the grids, a view, float64 [2 or 3, n]."""
+        """Return a block's sums on the grids, as they are in the buffers, a view, float64 [2 or 3, n]."""
         block = self._blocks[name]
         return self._own[name][1:].reshape(block.bins, block.size)
 
     def total(self, name: str) -> Tensor:
-        total = self.bins(name)[::-1].sum(0)  # smallest first
-        return torch.from_numpy(total.reshape(self._blocks[name].shape))
+        shape = self._blocks[name].shape
+        if name in self._far:
+            first, *others = self._far[name].unbind(0)[::-1]  # smallest first
+            return sum(others, start=first).reshape(shape)
+        total = self.bins(name)[::-1].sum(0)
+        return on_device(torch.from_numpy(total.reshape(shape)), self.device)
 
     def weight(self, name: str) -> float:
         return float(self._own[name][0])
@@ -176,8 +212,8 @@ def moved(value: Tensor, update: Tensor) -> Tensor:
 
     On a CPU piece by piece: whole copies in float64 would cost more than the arithmetic.
     """
-    update = update.to(value.device).expand_as(value)
-    if value.is_cuda or value.numel() <= PIECE:
+    update = on_device(update, value.device).expand_as(value)
+    if value.device.type != "cpu" or value.numel() <= PIECE:
         return (value.double() + update).to(value.dtype)
     after = POOL.empty_like(value)
     for new, old, change in zip(*(torch.split(part.reshape(-1), PIECE) for part in (after, value, update))):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms import IteratedReduction
+from hpcfl.base.transfer import on_host
 from hpcfl.base.types import State
 from hpcfl.comm.message import Block, ExactSums, Message, Sums
 
@@ -25,21 +26,21 @@ class Responses(ExactSums):
         return super().total(name).clone()  # torch's own memory: the bits of matrix products depend on its alignment
 
 
-def blank(blocks: Mapping[str, Block], rows: int, device: torch.device) -> Message:
+def blank(blocks: Mapping[str, Block], rows: int) -> Message:
     """Return room for what so many visits send of `blocks`: nothing yet, so all values and weights are 0."""
     weights = torch.zeros(rows, dtype=torch.float64)
     return {
-        name: (torch.zeros(rows, *block.shape, dtype=block.dtype, device=device), weights.clone())
-        for name, block in blocks.items()
+        name: (torch.zeros(rows, *block.shape, dtype=block.dtype), weights.clone()) for name, block in blocks.items()
     }
 
 
 def keep(message: Message, kept: Message) -> None:
     """Copy what of a message is to be kept, for its first rows; what has weight 0 is 0, as if it were not sent."""
-    for name in kept.keys() & message.keys():
-        value, weight = message[name]
+    names = sorted(kept.keys() & message.keys())
+    for name, value in zip(names, on_host([message[name][0] for name in names])):
+        weight = message[name][1]
         values, weights = (room[: len(weight)] for room in kept[name])
-        values.copy_(value.detach().reshape(values.shape))
+        values.copy_(value.reshape(values.shape))
         weights.copy_(weight)
         values[weights == 0] = 0
 
@@ -49,12 +50,11 @@ def iterate(
     shared: State,
     messages: Sequence[Message],
     reduce: Callable[[ExactSums], ExactSums],
-    device: torch.device | str,
 ) -> State:
     """Let the reduction query `messages`, those held here, until it has found what it looks for, and return that.
 
-    `shared` is as it was served to the round; `reduce` adds up what all that hold messages respond, alike everywhere;
-    responses are computed on `device`.
+    `shared` is as it was served to the round; `reduce` adds up what all that hold messages respond, alike everywhere.
+    All of it is in main memory, whatever else computes: these are many small steps, each of which must be looked at.
     """
     queries = reduction.query(_own(shared))
     blocks = {name: block for group in reduction.layout for name, block in group.items()}
@@ -65,15 +65,16 @@ def iterate(
         except StopIteration as end:
             state: State = end.value
             return state
-        query = {name: value.to(device) for name, value in _own(query).items()}
+        query = _own(query)
         responses = Responses((blocks,))
         for message in messages:
             for name, (value, weight) in reduction.response(query, message).items():
                 counts = weight != 0  # what has weight 0 may be anything
-                responses.add({name: (value[counts.to(value.device)], weight[counts])})
+                responses.add({name: (value[counts], weight[counts])})
         sums = reduce(responses)
 
 
 def _own(state: State) -> State:
     """Return copies in memory that is everywhere alike: the last bits of matrix products may depend on that."""
-    return {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in state.items()}
+    values = zip(state, on_host(list(state.values())))
+    return {name: value.clone(memory_format=torch.contiguous_format) for name, value in values}

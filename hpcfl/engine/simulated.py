@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hpcfl.algorithms import IteratedReduction
+from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, State
 from hpcfl.comm.message import ExactSums, Message
 from hpcfl.comm.placement import Chunk
@@ -75,7 +76,7 @@ class Simulated(Rounds):
         plan = next(self.plans)
         self.transport.count()
         now.shared = self.transport.invite(now.shared)
-        sums = ExactSums(self.job.layout, len(plan.cohort), plan.miss_probability)
+        sums = ExactSums(self.job.layout, len(plan.cohort), plan.miss_probability, self.job.task.device)
         kept: list[Message] = []
         record.measure_norms(self.job.config.clients, self.job.guard.limits(now.norms))
         with record.timed("compute_seconds"):
@@ -97,7 +98,8 @@ class Simulated(Rounds):
         for chunk in self.mine if now.round and algorithm.between_rounds else ():
             rows = self.job.members(chunk.clients)
             if len(rows):
-                seen, places = Visits.for_test(now.round, chunk.clients[rows]), torch.from_numpy(rows)
+                seen = Visits.for_test(now.round, chunk.clients[rows])
+                places = on_device(torch.from_numpy(rows), self.job.task.device)
                 personal = now.personal[chunk.number]
                 own = {name: value[places] for name, value in personal.items()}
                 for name, value in algorithm.between(self.job.task, now.shared, own, seen).items():
@@ -111,7 +113,7 @@ class Simulated(Rounds):
                 return self.transport.share(sums)
 
         with record.timed("compute_seconds"):
-            return iterate(reduction, shared, kept, reduce, self.job.task.device)
+            return iterate(reduction, shared, kept, reduce)
 
     def scores(self, now: Progress) -> Floats:
         """Let every rank test its own clients' models."""
@@ -147,24 +149,26 @@ def visit(
     if not len(rows):
         return 0
     clients, record = plan.cohort[rows], record or Record.open()
-    places = torch.from_numpy(chunk.places(clients))
-    personal = now.personal[chunk.number]
-    own = {name: value[places] for name, value in personal.items()}
+    places, device = chunk.places(clients), job.task.device
+    personal, whole = now.personal[chunk.number], on_device(torch.from_numpy(places), device)
+    own = {name: value[whole] for name, value in personal.items()}
     sieve = job.guard.sieve(len(rows), record.limits)
     client = sieve.through(job.algorithm.client(job.task, now.shared, own, job.visits(plan, rows)))
     take = sums.add
     if kept is not None and job.keeps:
-        kept.append(blank(job.keeps, len(rows), job.task.device))
+        kept.append(blank(job.keeps, len(clients)))
         take = partial(_take, sums, kept[-1])
     after, rejected = drained(client, take), job.guard.rejections(clients, sieve)
     depth = np.array([rejected[client].depth if client in rejected else 0 for client in clients.tolist()])
     for name, value in after.items():
-        advances = torch.from_numpy(job.layers.of.get(name, 1) >= depth)
-        personal[name][places[advances]] = value[advances]
+        rows = np.flatnonzero(job.layers.of.get(name, 1) >= depth)
+        some = (on_device(torch.from_numpy(index), device) for index in (places[rows], rows))
+        to, of = (whole, slice(None)) if len(rows) == len(places) else some
+        personal[name][to] = value[of]
     record.rejected |= rejected
     if record.limits is not None:
         record.norms[clients] = sieve.norms
-    return len(rows)
+    return len(clients)
 
 
 def _take(sums: ExactSums, kept: Message, message: Message) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hpcfl.base.rng import StepKey, keyed
+from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, Ints
 
 STACKED_BYTES = 2**25  # most that is copied together for a visit
@@ -127,7 +128,7 @@ def batches(
     for padded, order in zip(index, orders):
         padded[: order.shape[0], : order.shape[1]] = order
     clients, device = [int(client) for client in visits.clients], data[0][1].device
-    real, rows = (part.to(device) for part in (torch.from_numpy(index >= 0), torch.from_numpy(index).clamp(min=0)))
+    real, rows = (on_device(torch.from_numpy(part), device) for part in (index >= 0, index.clip(min=0)))
     pick_x, pick_y = (_picker(part, count * width) for part in zip(*data))
     for step, sizes in enumerate((index >= 0).sum(2).T.tolist()):
         visits.raise_if_closed()
@@ -170,7 +171,7 @@ def crop_and_flip(x: Tensor, key: StepKey, fill: float) -> Tensor:
     rows = corners[:, :1] + np.arange(height)
     columns = corners[:, 1:] + np.arange(width)
     columns = np.where(drawn[:, 2:] < 0.5, columns[:, ::-1], columns)
-    down, across = (torch.from_numpy(index).to(x.device) for index in (rows, columns))
+    down, across = (on_device(torch.from_numpy(index), x.device) for index in (rows, columns))
     padded = F.pad(x.flatten(0, 1), (PADDING,) * 4, value=fill)
     sample = torch.arange(len(padded), device=x.device)[:, None, None, None]
     colour = torch.arange(channels, device=x.device)[:, None, None]

@@ -120,7 +120,7 @@ class Start:
             for shape, state in drawn.items():
                 given = self._file.shared.items()
                 fits = {name: value for name, value in given if shapes[shape].get(name) == value.shape}
-                state |= {name: torch.from_numpy(value) for name, value in fits.items()}
+                state |= {name: torch.from_numpy(value).to(state[name].device) for name, value in fits.items()}
 
     def of(self, client: int | None) -> State:
         """Return what a client's model begins with; None: the first one's, without what is its own."""

@@ -57,9 +57,8 @@ class TaskConfig(ConfigBase):
         for key, name in self.own:
             if not callable(found := outside(name, key, FORM)):
                 raise UsageError(f"{key} = '{name}': expected a function of outputs and labels, got {found!r:.80}")
-        twice = {name for name in self.columns if self.columns.count(name) > 1}
-        if taken := sorted(twice | set(self.columns) & {"loss", "test_loss", "objective"}):
-            raise UsageError(f"task.metrics: expected a name of its own for each, got '{taken[0]}' again")
+        if twice := sorted(name for name in self.columns if self.columns.count(name) > 1):
+            raise UsageError(f"task.metrics: expected a name of its own for each, got '{twice[0]}' again")
 
     def check_labels(self, header: Header) -> None:
         """Raise UsageError where labels are not those that a loss of ours is made for."""

@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import let_go
 from hpcfl.base.rng import StepKey
+from hpcfl.base.transfer import on_device
 from hpcfl.base.types import State
 from hpcfl.data import Federation
 from hpcfl.data.base import Inputs, Labels
@@ -86,7 +87,7 @@ class Task:
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
         self.layers = built[federation.shapes[0]]
         drawn = {
-            shape: {name: value.detach() for layer in layers for name, value in layer.tensors.items()}
+            shape: {name: value.detach().to(self.device) for layer in layers for name, value in layer.tensors.items()}
             for shape, layers in built.items()
         }
         self.start = Start(drawn, federation, model.initial, precision, members)
@@ -99,7 +100,7 @@ class Task:
         """Try model, loss and metrics on a few samples; UsageError where they do not suit one another."""
         x, y = trial(self.federation, self.federation.shapes[0], self.dtype)
         params = {name: value.unsqueeze(0) for name, value in self.initial().items()}
-        outputs, y = self.outputs(params, x.to(self.device)), y.to(self.device)
+        outputs = self.outputs(params, x.to(self.device)).cpu()  # where random numbers are noticed
         for each in (self.loss, *self.metrics.values()):
             each.tried(outputs, y)
         check_outputs(self.loss, outputs, y, self.federation.classes, f"model.name = '{model}'")
@@ -240,7 +241,7 @@ class Task:
         if client not in self._samples:
             data = self.federation.client(int(client))
             parts = data.train_features, data.train_labels, data.test_features, data.test_labels
-            self._samples[client] = Samples(*(self._tensor(part).to(self.device) for part in parts))
+            self._samples[client] = Samples(*(on_device(self._tensor(part), self.device) for part in parts))
         return self._samples[client]
 
     def server_batch(self) -> Batch | None:
@@ -248,7 +249,7 @@ class Task:
         held = self.federation.server_train()
         if held is None:
             return None
-        x, y = (self._tensor(part).unsqueeze(0).to(self.device) for part in held)
+        x, y = (on_device(self._tensor(part).unsqueeze(0), self.device) for part in held)
         return Batch(x, y, None, StepKey(self.seed, 0, [SERVER], 0))
 
     @cached_property

@@ -30,7 +30,7 @@ def unit_kernel(triangle: Tensor, samples: int) -> Tensor:
     whole = triangle.new_zeros(samples, samples).masked_scatter_(_upper(samples, triangle.device), triangle)
     whole += whole.triu(1).T
     norm = whole.norm()
-    return whole.div_(norm) if norm else whole
+    return whole.div_(torch.where(norm == 0, 1.0, norm))
 
 
 def alignment(target: Tensor, z: Tensor) -> Tensor:

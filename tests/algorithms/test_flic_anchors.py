@@ -59,7 +59,7 @@ def message(clients, changes=CHANGES, weights=WEIGHTS):
 
 def reduced(messages, served=SERVED, reduce=lambda own: own, **keys):
     reduction = Barycenters(C, K, **{"tolerance": 1e-9, "iterations": 100, **keys})
-    return iterate(reduction, {FACTORS: served}, messages, reduce, "cpu")
+    return iterate(reduction, {FACTORS: served}, messages, reduce)
 
 
 def covariances(factors):

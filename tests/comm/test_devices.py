@@ -102,7 +102,7 @@ def test_the_listing_is_asked_for_where_the_environment_says_nothing(
     assert devices.VISIBLE not in environ
 
 
-SCRIPT = """
+SCRIPT = r"""
 import os
 from hpcfl.comm import launcher
 MPI = launcher._loaded()

@@ -28,7 +28,7 @@ from hpcfl.engine.wall.outcome import ReceivedSums, message
 from hpcfl.testing.runs import table
 from wall.test_sums import Messages
 
-ITERATIONS, CPU = 4, torch.device("cpu")
+ITERATIONS = 4
 SUMMED = 128 + 64  # bytes of one further sum: per block its weight and three grids, in multiples of 64
 POINT = Block((3,), torch.float64)
 
@@ -138,14 +138,14 @@ def test_only_blocks_of_the_layout_are_kept() -> None:
 def test_what_was_not_sent_is_0_and_its_answers_do_not_matter() -> None:
     """Of four visits two send points, one says that its own is worth nothing, and one sends none."""
     sent = torch.arange(9.0).reshape(3, 3).t()  # float32, and not as rows lie in memory
-    kept = blank({"point": POINT}, 4, CPU)
+    kept = blank({"point": POINT}, 4)
     keep({"loss": (torch.ones(4), torch.ones(4)), "point": (sent, torch.tensor([2.0, 0.0, 1.0]))}, kept)
     sent.zero_()  # what is kept is a copy
     value, weight = kept["point"]
     assert (value.dtype, value.tolist()) == (torch.float64, [[0, 3, 6], [0, 0, 0], [2, 5, 8], [0, 0, 0]])
     assert weight.tolist() == [2, 0, 1, 0]
     shared = {"centre": torch.zeros(3, dtype=torch.float64)}  # where an answer to nothing is infinite
-    centre = iterate(Weiszfeld(), shared, [kept], lambda own: own, CPU)["centre"]
+    centre = iterate(Weiszfeld(), shared, [kept], lambda own: own)["centre"]
     expected = weiszfeld(np.array([[0.0, 3, 6], [2, 5, 8]]), np.array([2.0, 1.0]), np.zeros(3))
     np.testing.assert_allclose(centre.numpy(), expected, rtol=1e-13, atol=0)
 
@@ -217,12 +217,12 @@ def test_messages_that_the_server_holds_give_the_bits_of_simulated_time() -> Non
     copied = []
     for client in range(4):
         passing = pending([(client, SIZES[client])])
-        copied.append(message(passing, 2, blocks, CPU))
+        copied.append(message(passing, 2, blocks))
         for frame in passing.frames:
             frame[0].fill_(torch.nan)
     kept = [(pending([(client, SIZES[client])]), 2) for client in (5, 4)] + [(pending([(6, SIZES[6])]), 1)]
     held = ReceivedSums(Median().layout(None), 7, np.zeros(1), kept, None, copied)
-    assert same_bits(iterate(Weiszfeld(), shared, held.messages(blocks, CPU), lambda own: own, CPU), expected)
+    assert same_bits(iterate(Weiszfeld(), shared, held.messages(blocks), lambda own: own), expected)
 
 
 def test_large_and_narrow_blocks_are_kept_as_they_were_sent() -> None:
@@ -238,7 +238,7 @@ def test_large_and_narrow_blocks_are_kept_as_they_were_sent() -> None:
     group.weigh(frame, 0, "narrow", 123_457.0)
     group.value(frame, "large").copy_(torch.arange(APART_BYTES // 4))
     group.value(frame, "narrow").copy_(torch.tensor([0.1, 0.2, 0.3]))
-    found = message(Messages([group], [frame]), 1, layout, CPU)  # type: ignore[arg-type]
+    found = message(Messages([group], [frame]), 1, layout)  # type: ignore[arg-type]
     assert {name: (tuple(value.shape), value.dtype) for name, (value, _) in found.items()} == {
         name: ((1, *block.shape), block.dtype) for name, block in layout.items()
     }
@@ -300,7 +300,7 @@ def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
     outcome.sum_up(lane)
     outcome.finish(np.inf)
     held = outcome.sums(job.planner.plan(outcome.attempt))
-    messages = held.messages(job.keeps, CPU)
+    messages = held.messages(job.keeps)
     assert [each["point"][0].tolist() for each in messages] == [[[0.0] * 3], [[1.0] * 3]]
     assert held.total("point").tolist() == [1.0] * 3
 

@@ -122,7 +122,7 @@ class Rounds:
         for chunk in self.job.chunks:
             visit(self.job, plan, chunk, self.now, sums, kept)
         if self.job.iterated is not None:
-            sums.iterated = iterate(self.job.iterated, self.now.shared, kept, lambda own: own, self.job.task.device)
+            sums.iterated = iterate(self.job.iterated, self.now.shared, kept, lambda own: own)
         return sums
 
     def step(self, plan):

@@ -298,6 +298,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": "helpers.losses:entropy", "algorithm": "fedlrgd"},
         "takes each sample by itself: expected a loss",
     ),
+    "column": ({"metrics": ["helpers.losses:loss"]}, "task.metrics: 'loss' is what another column is called"),
     "same": (
         {"metrics": ["accuracy", "accuracy"]},
         "task.metrics: expected a name of its own for each, got 'accuracy'",

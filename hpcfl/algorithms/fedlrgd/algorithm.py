@@ -158,10 +158,13 @@ class FedLrgd(Algorithm):
         import torch
 
         from hpcfl.algorithms.fedlrgd.low_rank import flat
+        from hpcfl.base.transfer import on_device
 
         theta, r = flat(task.initial()), self.rank
         drawn = keyed(task.seed, "points").standard_normal((r, len(theta)))
-        state = task.initial() | {POINTS: theta + self.scale * torch.from_numpy(drawn).to(theta)}
+        state = task.initial() | {
+            POINTS: theta + self.scale * on_device(torch.from_numpy(drawn).to(theta.dtype), theta.device)
+        }
         if self.solve_at == "client":
             state[INVERSE] = torch.zeros(len(theta), r, r, dtype=torch.float64, device=task.device)
         return state
@@ -195,14 +198,17 @@ class FedLrgd(Algorithm):
 
     def _mean(self, task: Task, point: Tensor, visits: Visits) -> tuple[Tensor, Tensor]:
         """Return the mean gradient of each client's samples, ``[c, p]``, and their mean loss, ``[c]``."""
+        import torch
+
         from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
+        from hpcfl.base.transfer import on_device
 
         at = task.replicate(shaped(point, task.initial()), visits)
         gradient = 0.0 * flat(at, 1)
-        loss, held = gradient[:, 0], gradient.new_tensor(visits.samples)
+        loss, held = gradient[:, 0], torch.from_numpy(visits.samples).to(gradient.dtype)
         for batch in task.batches(visits, self.batch, epochs=1):
             gradients, each = task.gradients(at, batch)
-            share = gradient.new_tensor(batch.sample_counts()) / held
+            share = on_device(torch.tensor(batch.sample_counts(), dtype=held.dtype) / held, gradient.device)
             gradient, loss = gradient + share[:, None] * flat(gradients, 1), loss + share * each
         return gradient, loss
 

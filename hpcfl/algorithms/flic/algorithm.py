@@ -72,9 +72,10 @@ class Flic(FlicKeys):
         import torch
 
         from hpcfl.base.rng import keyed
+        from hpcfl.base.transfer import on_device
 
         means = keyed(task.seed, "anchors").standard_normal(self.size(task), dtype="float32")
-        anchors = {MEANS: self.spread * torch.from_numpy(means).to(task.device, task.dtype)}
+        anchors = {MEANS: self.spread * on_device(torch.from_numpy(means).to(task.dtype), task.device)}
         if self.covariances != "fixed":
             count, dimension = means.shape
             spherical = self.deviation * torch.eye(dimension, device=task.device, dtype=task.dtype)
@@ -95,7 +96,7 @@ class Flic(FlicKeys):
 
         from hpcfl.algorithms.flic.phases import first_memory
 
-        flag = {"pretrained": torch.zeros(1)} if self.pretrain else {}
+        flag = {"pretrained": torch.zeros(1, device=task.device)} if self.pretrain else {}
         memory = first_memory(self.first_anchors(task)) if self.anchor_persist else {}
         return self.parts(task).first(task.initial(client)) | flag | memory
 
@@ -168,16 +169,18 @@ class Flic(FlicKeys):
         import torch
 
         from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors, held
+        from hpcfl.base.transfer import on_device
 
         _, dimension = self.size(task)
         if task.federation.classes == 1:
             return TargetAnchors(len(visits.clients), dimension)
-        groups = torch.tensor(self.meta or range(task.federation.classes), device=task.device)
+        groups = on_device(torch.tensor(self.meta or range(task.federation.classes)), task.device)
         return Anchors(held(task, visits.clients, groups), groups, dimension, self.distance, self.deviation)
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
         import torch
 
+        from hpcfl.base.transfer import on_device
         from hpcfl.comm.message import moved
 
         after = super().server(task, shared, sums)
@@ -186,8 +189,8 @@ class Flic(FlicKeys):
                 rows = [moved(value, sums.mean(f"{kind}.{number}")) for number, value in enumerate(shared[kind])]
                 after[kind] = torch.stack(rows)
         if sums.iterated:
-            factors = sums.iterated["factors"].to(after[FACTORS])
-            changed = sums.iterated["changed"].to(factors.device)
+            factors = on_device(sums.iterated["factors"].to(after[FACTORS].dtype), after[FACTORS].device)
+            changed = on_device(sums.iterated["changed"], factors.device)
             after[FACTORS] = torch.where(changed[:, None, None], factors, shared[FACTORS])
         return after
 

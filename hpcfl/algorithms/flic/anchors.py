@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.base.rng import StepKey
+from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Ints, State
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import Task
@@ -106,7 +107,7 @@ class Anchors:
         for row, rng, slots, count in zip(noise, key.generators(purpose), self.numbers, counts):
             shape = slots, count, self.dimension
             row[:slots, :count] = rng.standard_normal(shape, dtype="float32")
-        return torch.from_numpy(noise).to(self.slots.device)
+        return on_device(torch.from_numpy(noise), self.slots.device)
 
     def _sampled(self, means: Tensor, factor: Tensor | float, mask: Tensor, key: StepKey) -> tuple[Tensor, Tensor]:
         """Return mean and factor of the moments of as many samples as `mask` ``[c, h, n]`` has rows."""
@@ -147,7 +148,7 @@ class TargetAnchors:
         generators = key.generators("draws of anchors")
         y = torch.stack([torch.from_numpy(rng.random(count, dtype="float32")) for rng in generators])
         noise = [torch.from_numpy(rng.standard_normal((count, self.dimension), dtype="float32")) for rng in generators]
-        y, xi = y.to(params[MEANS].device), torch.stack(noise).to(params[MEANS].device)
+        y, xi = (on_device(part, params[MEANS].device) for part in (y, torch.stack(noise)))
         return Drawn(self._means(params, y) + xi, y, torch.full_like(y, 1 / count), [count] * len(y))
 
     def losses(self, outputs: Tensor, drawn: Drawn) -> Tensor:

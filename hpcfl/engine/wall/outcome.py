@@ -79,9 +79,9 @@ class ReceivedSums(Sums):
             np.add.reduce(used[::-1], out=out[piece])  # smallest first
         return torch.from_numpy(out).view(block.shape)
 
-    def messages(self, blocks: Mapping[str, Block], device: torch.device) -> list[Message]:
-        """Return what each visit that counted has sent of `blocks`, one by one, on a device."""
-        return [*self.kept, *(message(one, groups, blocks, device) for one, groups in self.received)]
+    def messages(self, blocks: Mapping[str, Block]) -> list[Message]:
+        """Return what each visit that counted has sent of `blocks`, one by one."""
+        return [*self.kept, *(message(one, groups, blocks) for one, groups in self.received)]
 
     def _with(self, number: int) -> list[PendingReceive]:
         """Return the visits whose group of this number counts."""
@@ -95,9 +95,9 @@ def contribution(one: PendingReceive, number: int, name: str) -> tuple[Tensor, f
     return group.value(frame, name), weight
 
 
-def message(one: PendingReceive, groups: int, blocks: Mapping[str, Block], device: torch.device) -> Message:
+def message(one: PendingReceive, groups: int, blocks: Mapping[str, Block]) -> Message:
     """Return what a single rank's visit has sent of `blocks` within its first groups, in memory of its own."""
-    kept = blank(blocks, 1, device)
+    kept = blank(blocks, 1)
     for group, frame in zip(one.formats[:groups], one.frames):
         for name in group.blocks.keys() & blocks.keys():
             keep({name: (group.value(frame, name), torch.from_numpy(group.weights(frame, name)))}, kept)
@@ -167,7 +167,7 @@ class RoundOutcome:
         self._note(lane, one, accepted)
         add_all(one, self.early, accepted)
         if self.job.keeps:
-            self.kept.append(message(one, accepted, self.job.keeps, self.job.task.device))
+            self.kept.append(message(one, accepted, self.job.keeps))
         lane.receive_next()
 
     def finish(self, closed: float) -> None:

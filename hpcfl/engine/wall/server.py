@@ -63,9 +63,8 @@ class Server(Rounds):
         record.gradients, record.rejected, record.norms = sums.gradients, sums.rejected, sums.norms
         if self.job.iterated is not None:
             with record.timed("server_seconds"):
-                device = self.job.task.device
-                messages = sums.messages(self.job.keeps, device)
-                sums.iterated = iterate(self.job.iterated, now.shared, messages, lambda responses: responses, device)
+                messages = sums.messages(self.job.keeps)
+                sums.iterated = iterate(self.job.iterated, now.shared, messages, lambda responses: responses)
         return plan, sums
 
     def _closed(self, now: Progress, record: Record) -> tuple[Plan, ReceivedSums]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfl.base.rng import StepKey
+from hpcfl.base.transfer import on_device
 
 
 class Dropout(nn.Module):
@@ -26,7 +27,7 @@ class Dropout(nn.Module):
     def dropped(self, x: Tensor, key: StepKey, layer: int) -> Tensor:
         """Return x ``[c, B, …]`` with units dropped and the rest scaled by 1/(1 − chance)."""
         kept = [rng.random(x.shape[1:], dtype="float32") >= self.chance for rng in key.generators(f"dropout {layer}")]
-        mask = torch.stack([torch.from_numpy(rows) for rows in kept]).to(x.device)
+        mask = on_device(torch.stack([torch.from_numpy(rows) for rows in kept]), x.device)
         return x * mask / (1.0 - self.chance)
 
 

@@ -1,0 +1,154 @@
+"""A device that is none: what GPUs ask of a program is checked where there is no GPU.
+
+A tensor made on, or moved to, the device ``fake`` holds a CPU tensor and computes what that would. As on a GPU, it
+mixes with no tensor of the CPU but numbers (0-dimensional ones), and there is no ``.numpy()``. What would make the host
+wait for a GPU is counted: a number read (``.item()``, ``float()``, an ``if``), a copy that waits, shapes that depend on
+values (boolean masks). What CUDA's own libraries wait for (``torch.linalg``) is not.
+
+It is one of torch's Python back ends, which recent versions have: `available` tells. There is no ``torch.tensor(…,
+device="fake")``, in whose place stands `Tensor.to`, and no ``torch.nn.LSTM``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_flatten, tree_map
+
+NAME = "fake"
+READS = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "unique_dim", "_unique2")
+INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_")
+COPIES = ("_to_copy", "copy_")
+
+waits: Counter[str] = Counter()
+"""How often the host has waited for the device, by operation."""
+
+
+class FakeTensor(Tensor):
+    """A tensor on the fake device, which holds one of the CPU."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls: Any, held: Tensor) -> FakeTensor:
+        facts: Any = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
+        made: FakeTensor = Tensor._make_wrapper_subclass(cls, held.size(), device=torch.device(NAME, 0), **facts)
+        made.held = held
+        return made
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"fake({self.held!r})"
+
+    def tolist(self) -> Any:
+        _wait("tolist", True)
+        return self.held.tolist()
+
+    def new_tensor(self, data: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:  # type: ignore[override]
+        return torch.tensor(data, dtype=dtype or self.dtype).to(self.device)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _computed(func, args, kwargs or {})
+
+
+class _Stream:
+    """A stream whose work is done when it is asked for."""
+
+    def synchronize(self) -> None:
+        _wait("synchronize", True)
+
+
+class _Device:
+    """What torch asks of a device's module."""
+
+    _is_in_bad_fork = staticmethod(lambda: False)
+    _lazy_init = staticmethod(lambda: None)
+    current_stream = staticmethod(lambda device=None: _Stream())
+    current_device = staticmethod(lambda: 0)
+    device_count = staticmethod(lambda: 1)
+    is_available = is_initialized = staticmethod(lambda: True)
+    manual_seed_all = staticmethod(lambda seed: None)
+
+
+def available() -> bool:
+    """True where torch can be given such a device."""
+    return hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
+
+
+@cache
+def registered() -> str:
+    """Let torch know the device, and return its name."""
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Device)
+    libraries: Any = torch.library
+    _KEPT.append(libraries.Library("_", "IMPL"))
+    # what makes a tensor there from nothing
+    _KEPT[-1].fallback(lambda func, *args, **kwargs: _computed(func, args, kwargs), "PrivateUse1")
+    return f"{NAME}:0"
+
+
+_KEPT: list[Any] = []
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Count how often the host waits within the block."""
+    before, found = Counter(waits), Counter[str]()
+    yield found
+    found.update(waits - before)
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+    """Compute on what the tensors hold; RuntimeError where a GPU would refuse to."""
+    name = func._schema.name.partition("::")[2]
+    tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
+    fake = [each for each in tensors if isinstance(each, FakeTensor)]
+    host = [each for each in tensors if not isinstance(each, FakeTensor) and each.dim()]
+    to = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else NAME
+    if name in COPIES:
+        _wait(name, len({*map(_place, tensors), to}) > 1 and not (kwargs.get("non_blocking") or args[2:] == (True,)))
+    elif name in INDEXED:
+        indices = [each for each in args[1] if each is not None]
+        _wait("mask", any(each.dtype in (torch.bool, torch.uint8) for each in indices))
+        _wait("index from the host", any(_place(each) == "cpu" and each.dim() for each in indices))
+        _refuse_mixing(name, fake, [each for each in host if not any(each is index for index in indices)])
+    else:
+        _wait(name, name in READS)
+        _refuse_mixing(name, fake, host)
+    out = func(*tree_map(_held, args), **tree_map(_held, kwargs))
+    if name.endswith("_"):  # in place
+        return args[0]
+    return tree_map(_made, out) if to == NAME else out
+
+
+def _place(tensor: Tensor) -> str:
+    return NAME if isinstance(tensor, FakeTensor) else "cpu"
+
+
+def _wait(name: str, waited: bool) -> None:
+    if waited:
+        waits[name] += 1
+
+
+def _refuse_mixing(name: str, fake: list[FakeTensor], host: list[Tensor]) -> None:
+    if fake and host:
+        shapes = [tuple(each.shape) for each in host]
+        raise RuntimeError(f"{name}: expected all tensors on the device {NAME}:0, found some on the CPU: {shapes}")
+
+
+def _held(each: Any) -> Any:
+    if isinstance(each, torch.device):
+        return torch.device("cpu") if each.type == NAME else each
+    return each.held if isinstance(each, FakeTensor) else each
+
+
+def _made(each: Any) -> Any:
+    return FakeTensor(each) if isinstance(each, Tensor) and not isinstance(each, FakeTensor) else each

@@ -1,0 +1,208 @@
+"""Rounds on a device that is not the CPU, where there is none: nothing mixed, and nothing waited for unseen."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.func import vmap
+
+import hpcfl
+from helpers.runs import after_each_round
+from hpcfl import config as configs
+from hpcfl.algorithms import algorithms
+from hpcfl.comm.message import ExactSums
+from hpcfl.comm.transport import Alone, arrays
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.loop import step
+from hpcfl.engine.record import Record
+from hpcfl.engine.simulated import Simulated
+from hpcfl.launch import device as launched
+from hpcfl.testing import fake_device
+from hpcfl.testing.runs import play, same, table
+from hpcfl.testing.test_algorithms import values
+
+pytestmark = pytest.mark.skipif(not fake_device.available(), reason="this torch has no back ends in Python")
+ROUNDS = 3
+
+
+@pytest.fixture
+def fake() -> Iterator[str]:
+    torch.__future__.set_swap_module_params_on_conversion(True)  # as on a GPU, tied parameters stay tied
+    yield fake_device.registered()
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+# the fake device itself
+
+
+REFUSED: dict[str, Callable[[torch.Tensor], object]] = {
+    "mixed": lambda x: x + torch.ones(3),
+    "mixed-in-place": lambda x: x.mul_(torch.ones(3)),
+    "mixed-under-vmap": lambda x: vmap(lambda a, b: a * b)(x, torch.ones(3)),
+    "host-first": lambda x: torch.ones(3) @ x,
+    "index-of-it": lambda x: torch.ones(3)[x.long()],
+    "numpy": lambda x: x.numpy(),
+    "as-array": lambda x: np.asarray(x),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_gpu_refuses_is_refused(what: str, fake: str) -> None:
+    with pytest.raises(RuntimeError):
+        REFUSED[what](torch.ones(3).to(fake, non_blocking=True))
+
+
+COUNTED: dict[str, tuple[Callable[[torch.Tensor], object], int]] = {
+    "add": (lambda x: (2 * x + torch.tensor(1.0)).sum(), 0),
+    "float": (lambda x: float(x.sum()), 1),
+    "if": (lambda x: bool(x.any()), 1),
+    "cpu": (lambda x: x.cpu(), 1),
+    "tolist": (lambda x: x.tolist(), 1),
+    "mask": (lambda x: x[x > 0], 1),
+    "where": (lambda x: torch.where(x > 0, x, 0.0), 0),
+    "index": (lambda x: x[torch.zeros(1, dtype=torch.int64, device=x.device)], 0),
+    "index-from-the-host": (lambda x: x[torch.zeros(1, dtype=torch.int64)], 1),
+    "to-it": (lambda x: torch.ones(3).to(x.device), 1),
+    "to-it-behind": (lambda x: torch.ones(3).to(x.device, non_blocking=True), 0),
+    "new": (lambda x: x.new_tensor([1.0]), 1),
+    "double": (lambda x: x.double(), 0),
+}
+
+
+@pytest.mark.parametrize("what", COUNTED)
+def test_waits_are_counted(what: str, fake: str) -> None:
+    x = torch.ones(3).to(fake, non_blocking=True)
+    made, waits = COUNTED[what]
+    with fake_device.counted() as found:
+        made(x)
+    assert found.total() == waits
+
+
+def test_gradients_and_views(fake: str) -> None:
+    x = torch.arange(6.0).to(fake).view(2, 3)
+    x[0].add_(1)
+    w = torch.ones(3, device=fake, requires_grad=True)
+    (gradient,) = torch.autograd.grad((x @ w).square().sum(), [w])
+    own, v = torch.tensor([[1.0, 2, 3], [3, 4, 5]]), torch.ones(3, requires_grad=True)
+    (expected,) = torch.autograd.grad((own @ v).square().sum(), [v])
+    assert gradient.device.type == "fake"
+    assert torch.equal(gradient.cpu(), expected)
+
+
+# rounds
+
+
+def played(given: dict[str, Any], device: str) -> tuple[Job, Progress, list[Counter[str]], ExactSums]:
+    """Some rounds by one process: the job, where they led, the waits of each, the last sums."""
+    job = Job.of(configs.from_table(given), None, 1, device)
+    now, waits = job.begin(0), []
+    rounds = Simulated(job, Alone(), 0)
+    while now.round < ROUNDS:
+        record = Record.open()
+        with fake_device.counted() as counted:
+            rounds.release(now, record)
+            _, sums = rounds.exchange(now, record)
+            step(job, now, record, sums)
+        now.round += 1
+        waits.append(counted)
+    return job, now, waits, sums
+
+
+def equal(one: Progress, other: Progress) -> None:
+    """Assert that two runs have come to the same state, to the bit."""
+    for left, right in ((one.shared, other.shared), *((one.personal[n], other.personal[n]) for n in one.personal)):
+        ours, theirs = arrays(left), arrays(right)
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+MORE = {
+    "fedhenn": {"masked_select": 5, "_local_scalar_dense": 3},  # triangles of kernels; whose kernel this is
+    "linear_fedrep": {"_to_copy": 1},  # the distance that is recorded
+}
+"""Waits of a round beside one per chunk, to judge what it sends, and one to judge the server's step."""
+
+
+@pytest.mark.parametrize("name", sorted(algorithms()))
+def test_a_round_on_a_device(name: str, fake: str) -> None:
+    given = values(name) | ({"speed": {"model": "none"}} if name == "salf" else {})
+    _, on_cpu, _, _ = played(given, "cpu")
+    job, now, waits, sums = played(given, fake)
+    equal(on_cpu, now)
+    there = [*now.shared.values(), *(value for state in now.personal.values() for value in state.values())]
+    there += [part for client in job.task._samples for part in job.task.samples(client)]
+    there += [sums.total(block) for block in sums]
+    assert {value.device.type for value in there} <= {"fake"}
+    if name in ("flic", "fedlrgd"):
+        return  # these look at what they compute, to decide what to compute
+    visited = sum(
+        bool(len(job.planner.plan(job.planner.attempt(ROUNDS - 1)).rows(each.clients))) for each in job.chunks
+    )
+    assert waits[-1] == Counter({"synchronize": visited + bool(now.shared)} | MORE.get(name, {}))
+
+
+def test_what_looks_at_its_numbers_does_not_look_more_often(fake: str) -> None:
+    """FLIC by classes in a batch, by anchors and by iterations of barycenters; FedLRGD by steps of its safeguard."""
+    most = {"flic": 57, "fedlrgd": 8}
+    assert {name: max(each.total() for each in played(values(name), fake)[2]) for name in most} == most
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "cnn": {"name": "cnn", "channels": [3, 4], "kernel": 3, "padding": "same", "hidden": [12], "dropout": 0.2},
+    "batch-norm": {"name": "helpers.modules:Normed"},
+    "drawing": {"name": "helpers.modules:Attention"},
+    "tied": {"name": "helpers.modules:Tied"},
+    "branch": {"name": "helpers.modules:Branch"},
+}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "salf", "fedrep"])
+@pytest.mark.parametrize("model", MODELS)
+def test_models_on_a_device(model: str, method: str, fake: str) -> None:
+    given = table(method if method != "fedrep" else "fedavg", "mlp", True)
+    given |= {"model": MODELS[model], "algorithm": {"name": method, "batch": 16}}
+    _, on_cpu, _, _ = played(given, "cpu")
+    job, now, waits, _ = played(given, fake)
+    equal(on_cpu, now)
+    assert waits[-1].total() == waits[-1]["synchronize"] <= len(job.chunks) + 1
+
+
+# whole runs
+
+
+def on(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Let runs compute on a device whose name no config knows."""
+    monkeypatch.setattr(launched, "chosen", lambda wanted, key, number: device)
+
+
+def test_a_run_with_tests_and_checkpoints(fake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = table("salf", "mlp", True)
+    expected = hpcfl.run(given, out=tmp_path / "cpu")
+    on(monkeypatch, fake)
+    strict: list[bool] = []
+    after_each_round(monkeypatch, lambda done, _: strict.append(torch.are_deterministic_algorithms_enabled()))
+    found = hpcfl.run(given, out=tmp_path / "fake")
+    same(expected.folder, found.folder)
+    assert json.loads(found.data.attrs["devices"]) == [fake]
+    assert strict == [True] * given["rounds"]
+    assert not torch.are_deterministic_algorithms_enabled()
+    hpcfl.run({**given, "deterministic": False}, out=tmp_path / "free")
+    assert strict[given["rounds"] :] == [False] * given["rounds"]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("method", ["fedavg", "salf", "flic"])
+def test_ranks_on_a_device(method: str, world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fake_device.registered()
+    given = values(method) | {"ranks_per_device": 64}
+    alone = play(world, given, shared_dir / "cpu", None)
+    on(monkeypatch, fake)
+    same(alone, play(world, given, shared_dir / "fake", world.comm))
