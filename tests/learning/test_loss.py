@@ -163,7 +163,14 @@ def test_the_objective_is_of_the_users_loss() -> None:
 # ---- runs
 
 EXAMPLES: dict[str, dict[str, Any]] = {
-    "next-token": {"algorithm.steps": 2, "data.length": 24, "model.layers": 1, "clients": 3},
+    "next-token": {
+        "algorithm.steps": 2,
+        "clients": 20,
+        "data.length": 60,
+        "model.layers": 1,
+        "participation.invite": "uniform",
+        "participation.size": 2,
+    },
     "multi-label": {"data.pairs": 40, "clients": 4},
     "survival": {"data.patients": 30, "clients": 4},
 }
@@ -242,11 +249,18 @@ def test_in_real_time_too(world: Any, shared_dir: Path) -> None:
     ],
 )
 def test_methods_take_texts(method: str, keys: dict[str, Any], tmp_path: Path) -> None:
-    small = {"model": {"name": "gpt:GPT", "layers": 1, "heads": 1, "width": 8, "dropout": 0.0}, "rounds": 2}
-    config = {**small, "clients": 3, "data": {"name": "next_token:Manual", "length": 60}, "speed": {"model": "none"}}
+    config: dict[str, Any] = {
+        "rounds": 2,
+        "clients": 20,
+        "participation": {"invite": "uniform", "size": 2},
+        "model": {"name": "gpt:GPT", "layers": 1, "heads": 1, "width": 8, "dropout": 0.0},
+        "data": {"name": "next_token:Manual", "length": 60},
+        "speed": {"model": "none"},
+        "evaluate": {"last": 1},
+    }
     if method == "salf":
         config["speed"] = {"model": "uniform-depth", "stragglers": 0.5}
-        config["participation"] = {"close": "deadline"}
+        config["participation"]["close"] = "deadline"
     run = hpcfl.run(config | {"algorithm": {"name": method, "batch": 64, **keys}}, out=tmp_path / "run", quiet=True)
     assert np.isfinite(run.data["loss"].values).all()
     texts = run.models.federation.client(0).test_features[:2]
