@@ -71,7 +71,7 @@ class Config(ConfigBase):
     device: Device = "auto"
     """What computes: ``cuda`` is a GPU by the rank's number on its host, ``auto`` one where torch sees any."""
     server_device: Device = "cpu"
-    """The same for the server, where it is a rank of its own: averaging needs no GPU."""
+    """What the server computes on, where it is a rank of its own: averaging needs no GPU."""
     ranks_per_device: Count = 1
     """Ranks that may share a GPU; more of them are refused."""
     deterministic: Literal["auto"] | bool = "auto"

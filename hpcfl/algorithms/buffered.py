@@ -144,7 +144,8 @@ def _with_change(task: Task, message: Message, begun: State, visits: Visits) -> 
         change = now[name].double() - value[: len(weight)]
         if _whole(task).integer(name):
             places = change.new_zeros(len(clients), *_block(task, name).shape)
-            places[range(len(clients)), clients] = change
+            for row, client in enumerate(clients.tolist()):  # by numbers: a list of them would wait for a GPU
+                places[row, client] = change[row]
             changes[name] = places, visits.ones(len(clients))
         else:
             changes[name] = change, weight

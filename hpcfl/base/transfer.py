@@ -17,7 +17,8 @@ def on_device(value: Tensor, device: torch.device) -> Tensor:
     """
     if value.device.type != "cpu" or device.type == "cpu":
         return value.to(device)
-    return (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
+    pinned = device.type != "cuda" or value.is_pinned()
+    return (value if pinned else value.pin_memory()).to(device, non_blocking=True)
 
 
 def on_host(values: Sequence[Tensor]) -> list[Tensor]:
@@ -25,12 +26,21 @@ def on_host(values: Sequence[Tensor]) -> list[Tensor]:
     device = next((value.device for value in values if value.device.type != "cpu"), None)
     if device is None:
         return [value.detach() for value in values]
+    rooms = [behind(value.detach()) for value in values]
+    backend(device).current_stream(device).synchronize()
+    return rooms
+
+
+def behind(value: Tensor) -> Tensor:
+    """Return room in the host's memory that a tensor is copied to behind what its device still does."""
     import torch
 
-    rooms = []
-    for value in values:
-        rooms.append(torch.empty(value.shape, dtype=value.dtype, pin_memory=device.type == "cuda"))
-        rooms[-1].copy_(value.detach(), non_blocking=True)
-    backend: Any = torch.get_device_module(device)
-    backend.current_stream(device).synchronize()
-    return rooms
+    room = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.device.type == "cuda")
+    return room.copy_(value, non_blocking=True)
+
+
+def backend(device: torch.device) -> Any:
+    """Return torch's module of a kind of device, such as ``torch.cuda``: there are its streams."""
+    import torch
+
+    return torch.get_device_module(device)

@@ -43,9 +43,9 @@ class Packing:
             self.parts[-1].append(name)
             apart = size >= APART_BYTES
 
-    def zeros(self) -> Tensor:
-        """Return a buffer, uint8 ``[nbytes]``."""
-        return torch.zeros(self.nbytes, dtype=torch.uint8)
+    def zeros(self, pinned: bool = False) -> Tensor:
+        """Return a buffer, uint8 ``[nbytes]``; `pinned`: which a GPU can read by itself."""
+        return torch.zeros(self.nbytes, dtype=torch.uint8, pin_memory=pinned)
 
     def views(self, buffer: Tensor) -> State:
         """Return the tensors that lie in the buffer: views, not copies."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from threading import Event
 from typing import Literal
@@ -289,11 +289,20 @@ class Task:
         By the parameters `names` (None: all): nothing is computed for the layers below the first of them.
         """
         self._count(batch)
-        leaves = {name: params[name].detach().requires_grad_() for name in (params if names is None else names)}
-        losses = (objective or self.losses)(params | leaves, batch)
+        # one client's module by itself: without a client's axis there is less to differentiate
+        alone = self.whole is not None and objective is None and len(batch.x) == 1
+        values = {name: value.squeeze(0) for name, value in params.items()} if alone else params
+        leaves = {name: values[name].detach().requires_grad_() for name in (params if names is None else names)}
+        losses = self._single if alone else objective or self.losses
+        found = losses(values | leaves, batch)
         # a module may leave a part out of a step
-        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=self.whole is not None)
-        return dict(zip(leaves, gradients)), losses.detach()
+        gradients = torch.autograd.grad(found.sum(), list(leaves.values()), materialize_grads=self.whole is not None)
+        return dict(zip(leaves, (each[None] for each in gradients) if alone else gradients)), found.detach()
+
+    def _single(self, params: State, batch: Batch) -> Tensor:
+        """`losses` of one client in a step of a module, by parameters ``{name: […]}``."""
+        assert self.whole is not None
+        return self.loss.mean(self.whole.single(params, batch.x, batch.key, batch.sample_counts()[0]), batch)
 
     def per_sample_gradients(self, params: State, batch: Batch) -> State:
         """Every sample's own gradient, ``{name: [n, …]}``, at ``{name: […]}``, of one client's batch ``[1, n, …]``."""
@@ -360,7 +369,8 @@ class Task:
             return
         if closed is not None:
             self._count(batch)
-            yield from as_ready(whole, {name: value[0] for name, value in params.items()}, batch, self.loss, closed)
+            one = {name: value[0] for name, value in params.items()}
+            yield from as_ready(whole, one, partial(self._single, batch=batch), closed)
             return
         reaching = {name: value[: rows[-1]] for name, value in params.items()}
         gradients, losses = self.gradients(reaching, batch.first(rows[-1]))

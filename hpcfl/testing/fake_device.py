@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -46,6 +46,9 @@ class FakeTensor(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"fake({self.held!r})"
 
+    def record_stream(self, stream: Any) -> None:
+        pass
+
     def tolist(self) -> Any:
         _wait("tolist", True)
         return self.held.tolist()
@@ -61,10 +64,27 @@ class FakeTensor(Tensor):
 
 
 class _Stream:
-    """A stream whose work is done when it is asked for."""
+    """A stream, or an event on one; what nobody has waited for is not there yet."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.asked = 0
 
     def synchronize(self) -> None:
         _wait("synchronize", True)
+        self.asked = 1
+        _deliver()
+
+    def query(self) -> bool:
+        self.asked += 1
+        if self.asked > 1:
+            _deliver()
+        return self.asked > 1
+
+    def wait_stream(self, other: Any) -> None:
+        """Do nothing: what computes is done at once."""
+
+    def record_event(self) -> _Stream:
+        return _Stream()
 
 
 class _Device:
@@ -72,7 +92,9 @@ class _Device:
 
     _is_in_bad_fork = staticmethod(lambda: False)
     _lazy_init = staticmethod(lambda: None)
+    Stream = _Stream
     current_stream = staticmethod(lambda device=None: _Stream())
+    stream = staticmethod(lambda stream: nullcontext())
     current_device = staticmethod(lambda: 0)
     device_count = staticmethod(lambda: 1)
     is_available = is_initialized = staticmethod(lambda: True)
@@ -113,8 +135,12 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     fake = [each for each in tensors if isinstance(each, FakeTensor)]
     host = [each for each in tensors if not isinstance(each, FakeTensor) and each.dim()]
     to = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else NAME
+    late = False
     if name in COPIES:
-        _wait(name, len({*map(_place, tensors), to}) > 1 and not (kwargs.get("non_blocking") or args[2:] == (True,)))
+        into = _place(args[0]) if name == "copy_" else to
+        crosses, later = {*map(_place, tensors), into} != {into}, kwargs.get("non_blocking") or args[2:] == (True,)
+        _wait(name, crosses and not later)
+        late = crosses and bool(later) and into == "cpu"
     elif name in INDEXED:
         indices = [each for each in args[1] if each is not None]
         _wait("mask", any(each.dtype in (torch.bool, torch.uint8) for each in indices))
@@ -124,9 +150,22 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
         _wait(name, name in READS)
         _refuse_mixing(name, fake, host)
     out = func(*tree_map(_held, args), **tree_map(_held, kwargs))
+    if late:
+        _under_way.append((out, out.clone()))
+        out.fill_(torch.nan if out.is_floating_point() else 0)
     if name.endswith("_"):  # in place
         return args[0]
     return tree_map(_made, out) if to == NAME else out
+
+
+_under_way: list[tuple[Tensor, Tensor]] = []
+"""Tensors of the CPU, and what they are still to be given."""
+
+
+def _deliver() -> None:
+    while _under_way:
+        to, value = _under_way.pop(0)
+        to.copy_(value)
 
 
 def _place(tensor: Tensor) -> str:

@@ -17,6 +17,7 @@ import hpcfl
 from helpers.runs import after_each_round
 from hpcfl import config as configs
 from hpcfl.algorithms import algorithms
+from hpcfl.base.transfer import behind, on_host
 from hpcfl.comm.message import ExactSums
 from hpcfl.comm.transport import Alone, arrays
 from hpcfl.engine.job import Job, Progress
@@ -29,6 +30,8 @@ from hpcfl.testing.runs import play, same, table
 from hpcfl.testing.test_algorithms import values
 
 pytestmark = pytest.mark.skipif(not fake_device.available(), reason="this torch has no back ends in Python")
+if fake_device.available():  # as tests are collected: torch counts its devices in a process's first backward pass
+    fake_device.registered()
 ROUNDS = 3
 
 
@@ -83,6 +86,14 @@ def test_waits_are_counted(what: str, fake: str) -> None:
     with fake_device.counted() as found:
         made(x)
     assert found.total() == waits
+
+
+def test_what_is_under_way_is_not_there_before_it_is_waited_for(fake: str) -> None:
+    x = torch.ones(3).to(fake, non_blocking=True)
+    room = behind(x)
+    assert room.isnan().all()
+    assert [part.tolist() for part in on_host([x, torch.zeros(1)])] == [[1, 1, 1], [0]]
+    assert room.tolist() == [1, 1, 1]
 
 
 def test_gradients_and_views(fake: str) -> None:

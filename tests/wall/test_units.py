@@ -343,18 +343,20 @@ def test_no_visit_is_slowed_down_once_the_round_is_over(enforce: str) -> None:
 class Visit:
     """A visit whose groups are looked at instead of sent."""
 
-    def __init__(self, whole: bool = False, width: int = 1, local_rank: int = 0) -> None:
+    def __init__(self, whole: bool = False, width: int = 1, local_rank: int = 0, device: str = "cpu") -> None:
         self.over, self.put, self.waits = threading.Event(), [], []  # type: ignore[var-annotated]
         self.formats, self.local_rank = frame_formats(LAYOUT, width), local_rank
         pace: Any = SimpleNamespace(over=self.over, wait=self.waits.append, seconds=lambda: 0.25)
-        self.sender = Sender(self.formats, local_rank, Staging(torch.device("cpu")), pace, self.put.append, whole)
+        self.device = torch.device(device)
+        self.sender = Sender(self.formats, local_rank, Staging(self.device), pace, self.put.append, whole)
 
     def take(self, **blocks: float) -> None:
         """Take blocks, all of whose entries are the same; their weight is 2."""
         shapes = {name: block.shape for group in LAYOUT for name, block in group.items()}
         message = {name.replace("_", "."): value for name, value in blocks.items()}
         weight = torch.tensor([2.0], dtype=torch.float64)
-        self.sender.take({name: (torch.full((1, *shapes[name]), value), weight) for name, value in message.items()})
+        values = {name: torch.full((1, *shapes[name]), value, device=self.device) for name, value in message.items()}
+        self.sender.take({name: (value, weight) for name, value in values.items()})
 
     @property
     def found(self) -> list[dict[str, tuple[float, float]]]:

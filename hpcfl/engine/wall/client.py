@@ -49,7 +49,7 @@ class ClientRank:
         self.worker = Worker()
         self.worker.start(lambda put: executor.warm())
         packing = Packing(job.algorithm.init_server(job.task))
-        state = packing.zeros()
+        state = packing.zeros(pinned=job.task.device.type == "cuda")
         self.parts, self.views = packing.received(state), packing.views(state)
         self._posted = self._total = 0
         self.released = False

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import isfinite
 from threading import Event
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, State
 from hpcfl.comm.guard import METRIC, NO_GROUP, norms
 from hpcfl.comm.message import Message
@@ -94,7 +96,7 @@ class Executor:
 
     def placed(self, shared: State) -> State:
         """Return the shared state on the device that computes."""
-        return {name: value.to(self.job.task.device) for name, value in shared.items()}
+        return {name: on_device(value, self.job.task.device) for name, value in shared.items()}
 
     def visits(
         self,
@@ -229,7 +231,7 @@ class Sender:
                 self._leave()
             self.staging.write(self.staged, self.local_rank, name, value[0], float(weight[0]))
             self.missing.discard(name)
-            if not np.isfinite(norms(value[:1])[0]):
+            if not self.staging.far and not np.isfinite(norms(value[:1])[0]):
                 self._reject(name)
             if not self.missing:
                 self._leave()
@@ -241,6 +243,8 @@ class Sender:
                 raise ValueError(f"block '{name}' was changed after it was yielded: yield a tensor that stays as it is")
         while self.number < len(self.formats):
             self._leave()
+        for staged in self.ready:  # where a visit is whole or nothing
+            staged.wait()
         if self.whole and self.bad != NO_GROUP:
             self.ready = [self._rejected(number) for number in range(len(self.formats))]
         if self.whole:
@@ -255,6 +259,7 @@ class Sender:
         self.pace.wait(self.number)
         if self.bad == NO_GROUP:
             self._sign(self.staged)
+            self.staged.judge = partial(self._judge, self.number)
             self.ready.append(self.staging.close(self.staged))
         else:
             self.ready.append(self._rejected(self.number))
@@ -269,6 +274,14 @@ class Sender:
             for staged in self.ready:
                 self.put(staged)
             self.ready = []
+
+    def _judge(self, number: int, staged: StagedFrame) -> None:
+        """Take out of a frame from a device what does not count, now that its norms are known: in the main thread."""
+        for name, norm in staged.norms.items():
+            if not isfinite(norm):
+                self._reject(name)
+        if self.bad != NO_GROUP and self.staging.far and not self.whole:
+            staged.parts = self._rejected(number).parts
 
     def _reject(self, name: str) -> None:
         """Let the visit count no more, from this block's group on or as a whole; the loss is named last."""

@@ -9,7 +9,8 @@ MPI adds them up on the way; there the sum is rounded at the blocks' precision.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hpcfl.base.transfer import backend, behind
 from hpcfl.base.types import Floats
 from hpcfl.comm.message import Block, Layout
 from hpcfl.comm.packing import APART_BYTES, Packing
@@ -123,7 +125,11 @@ class StagedFrame:
 
     format: FrameFormat
     parts: Frame
-    event: torch.cuda.Event | None = None
+    event: Any = None
+    norms: dict[str, Tensor] = field(default_factory=dict)
+    """Of blocks from a device, which are not looked at before they are there."""
+    judge: Callable[[StagedFrame], None] | None = None
+    """What looks at them then, once."""
 
     def buffers(self) -> list[Any]:
         """Return the frame as MPI takes it."""
@@ -131,27 +137,37 @@ class StagedFrame:
 
     def Test(self) -> bool:  # noqa: N802
         """True once the data are there; named as MPI's requests have it, so that both can be waited for."""
-        return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
+        if self.event is not None and not self.event.query():
+            return False
+        if self.judge is not None:
+            judge, self.judge = self.judge, None
+            judge(self)
+        return True
+
+    def wait(self) -> None:
+        """Wait until the data are there."""
+        if self.event is not None:
+            self.event.synchronize()
+        self.Test()
 
 
 class Staging:
     """Fills frames. A large block that lies in host memory as it is to be sent is not copied.
 
     From a GPU, values go into pinned memory on a stream of their own, behind what has computed them and beside what is
-    computed next; an event per frame says when they are there. Where MPI reads the device's memory (`direct`), large
-    blocks of a rank alone on its lane are sent from there.
+    computed next; an event per frame says when they are there. So do their norms: nobody waits to look at them. Where
+    MPI reads the device's memory (`direct`), large blocks of a rank alone on its lane are sent from there.
     """
 
     def __init__(self, device: torch.device, direct: bool = False) -> None:
-        self.cuda, self.direct = device.type == "cuda", direct
-        self.stream: torch.cuda.Stream | None = (
-            torch.cuda.Stream(device) if self.cuda else None  # type: ignore[no-untyped-call]
-        )
+        self.device, self.far, self.direct = device, device.type != "cpu", direct
+        self.pinned = device.type == "cuda"
+        self.stream: Any = backend(device).Stream(device) if self.far else None
         self._zeros: dict[Block, Tensor] = {}  # for large blocks that are not there: all frames share them
 
     def open(self, group: FrameFormat) -> StagedFrame:
         """Return a frame in which nothing is yet."""
-        return StagedFrame(group, [group.head(self.cuda), *(torch.empty(0) for _ in group.large)])
+        return StagedFrame(group, [group.head(self.pinned), *(torch.empty(0) for _ in group.large)])
 
     def nothing(self, group: FrameFormat) -> StagedFrame:
         """Return a frame that says that nothing was sent."""
@@ -164,10 +180,13 @@ class Staging:
         if self.stream is None:
             self._put(staged, name, value.detach().flatten(), factor)
             return
-        self.stream.wait_stream(torch.cuda.current_stream(value.device))
-        with torch.cuda.stream(self.stream):
+        streams = backend(self.device)
+        self.stream.wait_stream(streams.current_stream(self.device))
+        with streams.stream(self.stream):
             self._put(staged, name, value.detach().flatten(), factor)
-        value.record_stream(self.stream)
+            staged.norms[name] = behind(torch.linalg.vector_norm(value.detach()))
+        if value.device.type != "cpu":
+            value.record_stream(self.stream)
 
     def close(self, staged: StagedFrame) -> StagedFrame:
         """Return the frame as it can be sent."""
@@ -186,10 +205,11 @@ class Staging:
         if name not in group.large:
             group.value(staged.parts, name).copy_(value if factor == 1.0 else value * factor, non_blocking=True)
             return
-        copied = value.is_cuda and not (self.direct and group.ranks == 1)
+        there = value.device.type != "cpu"
+        copied = there and not (self.direct and group.ranks == 1)
         if factor != 1.0 or copied or value.dtype != block.dtype:
-            room = torch.empty(block.size, dtype=block.dtype, pin_memory=self.cuda)
-            if factor == 1.0 or value.is_cuda:
+            room = torch.empty(block.size, dtype=block.dtype, pin_memory=self.pinned)
+            if factor == 1.0 or there:
                 value = room.copy_(value if factor == 1.0 else value * factor, non_blocking=True)
             else:
                 value = torch.mul(value, factor, out=room)  # in one pass
