@@ -71,7 +71,7 @@ class Config(ConfigBase):
     device: Device = "auto"
     """What computes: ``cuda`` is a GPU by the rank's number on its host, ``auto`` one where torch sees any."""
     server_device: Device = "cpu"
-    """The same for the server, where it is a rank of its own: averaging needs no GPU."""
+    """What the server computes on, where it is a rank of its own: averaging needs no GPU."""
     ranks_per_device: Count = 1
     """Ranks that may share a GPU; more of them are refused."""
     deterministic: Literal["auto"] | bool = "auto"
@@ -148,11 +148,12 @@ class Config(ConfigBase):
             raise UsageError(f"clock: {key} lets all clients learn after each round: expected 'simulated', got 'wall'")
         if self.clock == "wall" and self.singles:
             check_single(self.singles, self.lane_width)
-        if self.task.buffers != "mean" and self.model.chain:
-            raise UsageError(
-                f"task.buffers = '{self.task.buffers}' has no meaning with model.name = '{self.model.name}', which has "
-                "none: remove it, or set model.name = 'package.module:factory'"
-            )
+        for key, idle in (("buffers", "mean"), ("embedding", None)) if self.model.chain else ():
+            if (value := getattr(self.task, key)) != idle:
+                raise UsageError(
+                    f"task.{key} = '{value}' has no meaning with model.name = '{self.model.name}': remove it, or set "
+                    "model.name = 'package.module:factory'"
+                )
         self.task.check()
         self.oracle.check()
         rules = self.participation, self.doubling, self.speed, self.algorithm

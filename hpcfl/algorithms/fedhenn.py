@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
     from hpcfl.base.types import State
     from hpcfl.comm.message import Layout, Sums
-    from hpcfl.data import Header
     from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
-    from hpcfl.models import Model
 
 KERNEL, ROUND = "kernel", "round"
 
@@ -47,13 +45,6 @@ class FedHeNN(Local):
     """Strength of the alignment in the first round."""
     alignment: int = Field(1000, ge=2)
     """Samples for the alignment, m; a client sends m(m + 1)/2 numbers."""
-
-    def check_model(self, model: Model, header: Header) -> None:
-        if not model.chain:
-            raise UsageError(
-                f"algorithm.name = 'fedhenn' needs to know which submodule embeds, which model.name = '{model.name}' "
-                "does not tell: expected a model that is a chain of layers; did you mean algorithm.name = 'local'?"
-            )
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         return ((KERNEL, ROUND),)
@@ -72,6 +63,11 @@ class FedHeNN(Local):
 
         from hpcfl.math.cka import triangle_size
 
+        if task.whole is not None and task.latent is None:
+            raise UsageError(
+                f"task.embedding: algorithm.name = 'fedhenn' needs to know which submodule of model.name = "
+                f"'{task.whole.name}' embeds, got none; did you mean algorithm.name = 'local'?"
+            )
         if len(task.layer_names()) < 2:
             raise UsageError(
                 "algorithm.name = 'fedhenn' aligns what the layers before the last one give: expected a model of at "
@@ -142,5 +138,9 @@ class FedHeNN(Local):
 
 
 def represented(task: Task, params: State, x: Tensor) -> Tensor:
-    """Return what the layers before the last one make of samples ``[c, m, …]``, ``[c, m, k]``; nothing is dropped."""
-    return task.forward(params, x, last=len(task.layer_names()) - 1).flatten(2)
+    """Return what the layers before the last one make of samples ``[c, m, …]``, ``[c, m, k]``; nothing is dropped.
+
+    Of a module that is no chain, what is embedded.
+    """
+    last = 1 if task.whole is not None else len(task.layer_names()) - 1
+    return task.forward(params, x, last=last).flatten(2)

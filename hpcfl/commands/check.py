@@ -16,6 +16,7 @@ from hpcfl.comm.placement import lane_topologies
 from hpcfl.config import Config
 from hpcfl.data import Federation, Header
 from hpcfl.data.base import Range
+from hpcfl.learning.config import METRICS
 
 if TYPE_CHECKING:
     from hpcfl.comm.message import Block
@@ -39,14 +40,17 @@ standardised feature is in fewer than 10⁴ samples: it is at most √n in n of 
 def report(config: Config, header: Header, data_dir: Path | None, ranks: int) -> Iterator[str]:
     """Yield one fact per line about a config that is valid; memory and placement are stated for `ranks` MPI ranks."""
     from hpcfl.engine.job import Job
+    from hpcfl.engine.record import columns
 
     job = Job.of(config, data_dir, ranks)
+    columns(job)  # they must have names of their own
     federation = job.task.federation
     samples = int(federation.train_sizes.max())
     facts = chain(
         [("config", f"valid: {config.algorithm.name}, {config.rounds} rounds, {config.clients} clients")],
         [("data", f"{header.train} training and {header.test} test samples, at most {samples} per client")],
         _module(job),
+        _task(config),
         _device(config),
         _held_out(job),
         _rounds(job),
@@ -69,6 +73,12 @@ def _module(job: Job) -> Facts:
     sizes = {name: value.numel() for name, value in whole.tensors.items()}
     layers = "; ".join(f"{', '.join(names)} ({sum(sizes[name] for name in names)})" for names in whole.groups)
     yield "model", f"{whole.found.computing} ({whole.found.why}); layers 1 … {len(whole.groups)}: {layers}"
+
+
+def _task(config: Config) -> Facts:
+    """What is minimised and measured, where the config says it."""
+    if config.task.loss != "auto" or config.task.metrics != METRICS:
+        yield "task", f"loss: {config.task.loss}; metrics: {', '.join(config.task.metrics) or 'none'}"
 
 
 def _device(config: Config) -> Facts:

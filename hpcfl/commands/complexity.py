@@ -52,6 +52,7 @@ def constants(job: Job, keys: FedLrgd) -> Constants:
     """Return the constants of Theorem 2; UsageError where they are not known."""
     task, model = job.task, job.config.model
     convex = isinstance(model, Glm) and model.link in ("logistic", "softmax") and model.ridge > 0
+    convex = convex and job.config.task.loss == "auto"
     if not convex or not isinstance(model, Glm) or model.curvature is None:
         raise UsageError("expected model.name = 'glm' with link = 'logistic' or 'softmax' and a ridge above 0")
     smoothness.check_unit_cube(task, smoothness.server_samples(task, "Theorem 2"), "Theorem 2")

@@ -117,6 +117,8 @@ def convergence(job: Job) -> Convergence | None:
     """
     task, model, algorithm = job.task, job.config.model, job.algorithm
     sizes = task.federation.train_sizes
+    if job.config.task.loss != "auto":  # the curvature is that of the model's own loss
+        return None
     if not isinstance(model, Glm) or model.curvature is None or not isinstance(algorithm, Salf) or algorithm.batch:
         return None
     if task.federation.server_train() or len(set(sizes)) > 1 or len(sizes) * task.parameter_count**2 > SOLVED:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfl import store
-from hpcfl.base.errors import listed
+from hpcfl.base.errors import UsageError, listed
 from hpcfl.base.types import Floats, Ints
 from hpcfl.comm.guard import Rejection
 from hpcfl.comm.message import Sums
@@ -192,14 +192,20 @@ class Record:
         self.rejected = {client: Rejection(*map(int, table[client])) for client in rejected}
 
 
-def metric_columns(job: Job) -> list[Column]:
-    """The columns of metrics from outside the package, and of what the method measures."""
-    tests = [name for name in job.task.metrics if name != "accuracy"]
-    columns = [Column(name, (), "float64", f"{name} of the shared model on the global test set") for name in tests]
-    for name in tests:
+def columns(job: Job) -> list[Column]:
+    """All columns of a run; UsageError where a metric has the name of another one."""
+    found = [*COLUMNS, *(ORACLE if job.config.oracle.record else ())]
+    found += [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
+    taken = {column.name for column in found}
+    for name in job.task.metrics:
+        if name == "accuracy":
+            continue
+        if taken & {name, f"client_{name}"}:
+            raise UsageError(f"task.metrics: '{name}' is what another column is called; expected a name of its own")
+        found.append(Column(name, (), "float64", f"{name} of the shared model on the global test set"))
         text = f"{name} of the client's model on its own test part"
-        columns.append(Column(f"client_{name}", ("client",), "float64", text))
-    return columns + [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
+        found.append(Column(f"client_{name}", ("client",), "float64", text))
+    return found
 
 
 def released(ranks: int) -> tuple[str, int, str]:
@@ -222,9 +228,7 @@ class Recorder:
             "layer": job.layers.names,
             "rank": range(ranks),
         }
-        columns = [*COLUMNS, *(ORACLE if job.config.oracle.record else ())]
-        columns += metric_columns(job)
-        self.segment = store.begin(run_dir, columns, coords, first, job.config.rounds)
+        self.segment = store.begin(run_dir, columns(job), coords, first, job.config.rounds)
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
         """Write one round, then tell of it."""

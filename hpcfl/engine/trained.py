@@ -203,10 +203,8 @@ class Models:
 
     @property
     def _embedding(self) -> int | None:
-        from hpcfl.models.latent import EMBED
-
-        count = sum(layer.name.startswith(EMBED) for layer in self.task.layers)
-        return count if count or self.config.model.name == "latent" else None
+        named = self.config.model.name == "latent" or self.task.whole is not None
+        return self.task.latent[0] if named and self.task.latent is not None else None
 
     def _chunks(self) -> list[Chunk]:
         """Return the clients as the run computes them together: that decides about the last bits."""
@@ -262,7 +260,7 @@ class ClientModel:
         if self.embedding is None:
             first = self.task.layers[0].name
             raise UsageError(
-                f"model: its first layer is '{first}': expected an embedding; did you mean name = 'latent'?"
+                f"model: its first layer is '{first}': expected an embedding, name = 'latent' or task.embedding"
             )
         return self._outputs(x, self.embedding).reshape(len(x), -1)
 

@@ -105,6 +105,7 @@ def _prepared(
     import torch
 
     from hpcfl.engine.job import Job
+    from hpcfl.engine.record import columns
 
     rank, size = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
     if comm is not None:
@@ -115,6 +116,7 @@ def _prepared(
     def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
         _check_mpi(config, comm)
         job = Job.of(config, request.data_dir, size, device, threads, computing)
+        columns(job)  # refused before there is a folder
         if config.clock == "wall" and config.singles:
             check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
         if rank == 0 and torch.get_num_threads() != threads:

@@ -153,6 +153,8 @@ def _order(rng: np.random.Generator, n: int, size: int, epochs: int, steps: int)
 
 def _picker(parts: Sequence[Tensor], count: int) -> Callable[[Tensor], Tensor]:
     """What picks rows ``[c, B]`` of the clients' samples ``c × [n_i, …]``; `count` rows of each are picked in all."""
+    if len(parts) == 1:
+        return lambda rows: parts[0].index_select(0, rows[0]).unsqueeze(0)
     longest = max(len(part) for part in parts)
     if count < longest or len(parts) * longest * parts[0][:1].nbytes > STACKED_BYTES:
         return lambda rows: torch.stack([part.index_select(0, index) for part, index in zip(parts, rows)])

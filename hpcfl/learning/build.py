@@ -17,7 +17,7 @@ from hpcfl.base.rng import key_as_seed
 from hpcfl.base.types import Shape, State
 from hpcfl.data import Federation
 from hpcfl.data.base import Piece
-from hpcfl.learning.config import Buffers
+from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.initial import InitialFile
 from hpcfl.learning.loss import PerSample, class_axis
 from hpcfl.models import Model
@@ -37,12 +37,12 @@ def units(
     seed: int,
     dtype: torch.dtype,
     device: torch.device,
-    buffers: Buffers = "mean",
+    kind: TaskConfig,
     computing: Computing | None = None,
 ) -> list[Layer] | list[Whole]:
     """Return the units that compute one after the other, their values drawn by `seed`.
 
-    UsageError where a module from outside cannot be made, or does not suit the features or the handling of `buffers`.
+    UsageError where a module from outside cannot be made, or does not suit the features or what `kind` says.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key_as_seed(seed, "initial values"))
@@ -53,8 +53,10 @@ def units(
             x, _ = trial(federation, shape, dtype)
             hook = module.register_forward_pre_hook(partial(unpacked, federation.pieces)) if shapes else None
             found = examined(module, x, where, computing)
-            whole = Whole(model.name, module.to(device), found, buffers == "keep", hook)
-            return [_gathered(whole, federation.clients, where) if buffers == "mean" else whole]
+            whole = Whole(model.name, module.to(device), found, kind.buffers == "keep", hook)
+            if kind.embedding is not None:
+                whole.cut(kind.embedding, x.to(device))
+            return [_gathered(whole, federation.clients, where) if kind.buffers == "mean" else whole]
         named = model.build(shape, federation.classes)
     return [Layer(name, modules.to(dtype), number) for number, (name, modules) in enumerate(named)]
 

@@ -34,6 +34,10 @@ class TaskConfig(ConfigBase):
     personal. Integers, such as a batch normalisation's number of batches, rise to the largest.
     ``keep``: they stay as they are made, and tests use these. ``local``: each client's own; the server cannot test."""
 
+    embedding: str | None = None
+    """The submodule of a model from outside whose outputs are the latent space, by PyTorch's name; for methods that
+    need one (``flic``, ``fedhenn``). What the model puts out must depend on the features through it alone."""
+
     @property
     def own(self) -> list[tuple[str, str]]:
         """Keys and names of the functions from outside the package."""
@@ -53,9 +57,8 @@ class TaskConfig(ConfigBase):
         for key, name in self.own:
             if not callable(found := outside(name, key, FORM)):
                 raise UsageError(f"{key} = '{name}': expected a function of outputs and labels, got {found!r:.80}")
-        twice = {name for name in self.columns if self.columns.count(name) > 1}
-        if taken := sorted(twice | set(self.columns) & {"loss", "test_loss", "objective"}):
-            raise UsageError(f"task.metrics: expected a name of its own for each, got '{taken[0]}' again")
+        if twice := sorted(name for name in self.columns if self.columns.count(name) > 1):
+            raise UsageError(f"task.metrics: expected a name of its own for each, got '{twice[0]}' again")
 
     def check_labels(self, header: Header) -> None:
         """Raise UsageError where labels are not those that a loss of ours is made for."""

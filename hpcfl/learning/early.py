@@ -11,21 +11,22 @@ import torch
 from torch import Tensor
 
 from hpcfl.base.types import State
-from hpcfl.learning.batches import Batch, RoundClosed
-from hpcfl.learning.loss import PerSample
+from hpcfl.learning.batches import RoundClosed
 from hpcfl.models.modules.whole import Whole
 
 
 def as_ready(
-    whole: Whole, params: State, batch: Batch, loss: PerSample, closed: Event
+    whole: Whole, params: State, loss: Callable[[State], Tensor], closed: Event
 ) -> Iterator[tuple[int, State, Tensor]]:
     """Yield one client's layers, last first: number (from 0), gradients ``{name: [1, …]}``, losses ``[1]``.
+
+    `loss` returns these, by parameters ``{name: […]}``.
 
     Each leaves when it is ready. When the round has `closed`, or nobody asks any more, the backward pass ends at the
     next gradient. A part that the module has left out of this step has gradient 0.
     """
     leaves = {name: params[name].detach().requires_grad_() for name in whole.tensors}
-    losses = loss.mean(whole.single(leaves, batch.x, batch.key, batch.sample_counts()[0]), batch)
+    losses = loss(leaves)
     wanted, missing, left = list(enumerate(whole.groups)), set(leaves), Event()
     with _Backward(losses.sum(), leaves, lambda: closed.is_set() or left.is_set()) as news:
         try:

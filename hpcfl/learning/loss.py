@@ -104,7 +104,8 @@ def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     axis = class_axis(outputs, y)
     if axis is None:
         raise _misfit("cross-entropy", outputs, y, "the labels' shape and an axis of classes")
-    each = F.cross_entropy(outputs.movedim(axis, -1).flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+    outputs = outputs if axis == -1 else outputs.movedim(axis, -1)
+    each = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
     return each.flatten(2).mean(2) if y.dim() > 2 else each
 
 

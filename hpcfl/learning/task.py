@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
+from math import prod
 from threading import Event
 from typing import Literal
 
@@ -31,6 +32,7 @@ from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.early import as_ready
 from hpcfl.learning.loss import PerSample
 from hpcfl.models import Model
+from hpcfl.models.latent import EMBED
 from hpcfl.models.modules.layers import Layer, Tape
 from hpcfl.models.modules.tracing import Computing
 from hpcfl.models.modules.whole import Whole
@@ -80,7 +82,7 @@ class Task:
         self.loss = PerSample("task.loss", kind.loss)
         self.metrics = {column: PerSample("task.metrics", name) for column, name in zip(kind.columns, kind.metrics)}
         self.dtype = torch.float64 if precision == "double" else torch.float32
-        how = self.dtype, self.device, kind.buffers, computing
+        how = self.dtype, self.device, kind, computing
         built = {shape: units(model, federation, shape, seed, *how) for shape in dict.fromkeys(federation.shapes)}
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
         self.layers = built[federation.shapes[0]]
@@ -119,6 +121,18 @@ class Task:
     def looped(self) -> bool:
         """Whether clients are computed one after the other, also in a chunk of several."""
         return self.whole is not None and self.whole.found.computing == "looped"
+
+    @property
+    def latent(self) -> tuple[int, int] | None:
+        """Number of the first layer above the latent space, and the dimension of that; None where there is none.
+
+        Of a module that is no chain layer 0 is all that embeds, and layer 1 the rest.
+        """
+        if self.whole is not None:
+            return (1, prod(self.whole.latent)) if self.whole.embeds else None
+        above = sum(layer.name.startswith(EMBED) for layer in self.layers)
+        entry = next(iter(self.layers[above].tensors.values()))
+        return above, int(entry.shape[1])
 
     @property
     def nbytes(self) -> int:
@@ -170,9 +184,13 @@ class Task:
         that is no chain of layers is to be cut.
         """
         if self.whole is not None:
-            if first or last is not None:
-                raise UsageError(f"model.name = '{self.whole.name}' is no chain of layers, and cannot be cut at one")
-            return self.whole(params, x, key, sizes)
+            part: Literal["all", "below", "above"] = "above" if first else "all" if last is None else "below"
+            if part != "all" and not self.whole.embeds:
+                raise UsageError(
+                    f"model.name = '{self.whole.name}' is no chain of layers: expected task.embedding, the submodule "
+                    "at whose outputs it is to be cut"
+                )
+            return self.whole(params, x, key, sizes, part)
         for layer in self.layers:
             if first <= layer.number and (last is None or layer.number < last):
                 x = layer(params, x, key)
@@ -271,11 +289,20 @@ class Task:
         By the parameters `names` (None: all): nothing is computed for the layers below the first of them.
         """
         self._count(batch)
-        leaves = {name: params[name].detach().requires_grad_() for name in (params if names is None else names)}
-        losses = (objective or self.losses)(params | leaves, batch)
+        # one client's module by itself: without a client's axis there is less to differentiate
+        alone = self.whole is not None and objective is None and len(batch.x) == 1
+        values = {name: value.squeeze(0) for name, value in params.items()} if alone else params
+        leaves = {name: values[name].detach().requires_grad_() for name in (params if names is None else names)}
+        losses = self._single if alone else objective or self.losses
+        found = losses(values | leaves, batch)
         # a module may leave a part out of a step
-        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=self.whole is not None)
-        return dict(zip(leaves, gradients)), losses.detach()
+        gradients = torch.autograd.grad(found.sum(), list(leaves.values()), materialize_grads=self.whole is not None)
+        return dict(zip(leaves, (each[None] for each in gradients) if alone else gradients)), found.detach()
+
+    def _single(self, params: State, batch: Batch) -> Tensor:
+        """`losses` of one client in a step of a module, by parameters ``{name: […]}``."""
+        assert self.whole is not None
+        return self.loss.mean(self.whole.single(params, batch.x, batch.key, batch.sample_counts()[0]), batch)
 
     def per_sample_gradients(self, params: State, batch: Batch) -> State:
         """Every sample's own gradient, ``{name: [n, …]}``, at ``{name: […]}``, of one client's batch ``[1, n, …]``."""
@@ -342,7 +369,8 @@ class Task:
             return
         if closed is not None:
             self._count(batch)
-            yield from as_ready(whole, {name: value[0] for name, value in params.items()}, batch, self.loss, closed)
+            one = {name: value[0] for name, value in params.items()}
+            yield from as_ready(whole, one, partial(self._single, batch=batch), closed)
             return
         reaching = {name: value[: rows[-1]] for name, value in params.items()}
         gradients, losses = self.gradients(reaching, batch.first(rows[-1]))

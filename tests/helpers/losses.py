@@ -39,6 +39,11 @@ def failing(outputs: Tensor, labels: Tensor) -> Tensor:
     return outputs.view(7, 7)
 
 
+def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """A metric by the name of a column."""
+    return confidence(outputs, labels)
+
+
 def late(outputs: Tensor, labels: Tensor) -> Tensor:
     """A loss that takes a trial of three samples, but no batch."""
     if len(labels) > 3:

@@ -67,6 +67,21 @@ class Counter(nn.Module):
         return self.head(x.flatten(1, -2).mean(1))
 
 
+class Centred(nn.Module):
+    """Puts another tensor in a buffer's place in each step, where others change it."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(shape[-1], classes)
+        self.register_buffer("centre", torch.zeros(shape[-1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1, -2).mean(1)
+        if self.training:
+            self.centre = 0.9 * self.centre + 0.1 * x.mean(0)
+        return self.head(x - self.centre.detach())
+
+
 class Attention(nn.Module):
     """A transformer's encoder over the rows of an image."""
 
@@ -188,3 +203,18 @@ def wrong_outputs(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 NOTHING = 3
+
+
+class Encoded(nn.Module):
+    """An embedding and a classifier, as hpcfl's latent model has them; `besides` lets features go around."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, besides: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        size = prod(shape)
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(size, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(4, classes))
+        self.besides = besides
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.encoder(x))
+        return outputs + x.flatten(1).sum(1, keepdim=True) if self.besides else outputs

@@ -266,7 +266,8 @@ CASES = {
     "no-algorithm": config(FEDAVG.replace('[algorithm]\nname = "fedavg"\n', ""), "algorithm.name"),
     # values
     "no-gpu": replace(
-        fedavg("device=cuda", "device", "'auto' or 'cpu'", "sees no GPU", "device = 'cpu'"), depends=True
+        fedavg("device=cuda server_device=cuda", "device", "'auto' or 'cpu'", "sees no GPU", "device = 'cpu'"),
+        depends=True,
     ),
     "text-for-a-number": salf("rounds=many", "rounds", "integer", "'many'"),
     "text-for-a-step": salf("algorithm.lr=fast", "algorithm.lr", "number", "'fast'"),

@@ -21,7 +21,10 @@ from hpcfl.commands.show import summary
 from hpcfl.testing.runs import cut_back, same, table, toml
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-code.md").read_text(encoding="utf-8"), re.DOTALL)
-FEDPROX, _, LOGNORMAL, BLOBS, SCRIPT = BLOCKS
+FEDPROX, LOGNORMAL, BLOBS, SCRIPT = (
+    next(block for block in BLOCKS if what in block)
+    for what in ("class FedProx", "class Lognormal", "class Blobs", "hpcfl.run(")
+)
 
 OWN = {
     "algorithm": {"name": "mine:FedProx", "mu": 0.5},

@@ -163,7 +163,14 @@ def test_the_objective_is_of_the_users_loss() -> None:
 # ---- runs
 
 EXAMPLES: dict[str, dict[str, Any]] = {
-    "next-token": {"algorithm.steps": 2, "data.length": 24, "model.layers": 1, "clients": 3},
+    "next-token": {
+        "algorithm.steps": 2,
+        "clients": 20,
+        "data.length": 60,
+        "model.layers": 1,
+        "participation.invite": "uniform",
+        "participation.size": 2,
+    },
     "multi-label": {"data.pairs": 40, "clients": 4},
     "survival": {"data.patients": 30, "clients": 4},
 }
@@ -219,6 +226,18 @@ def test_one_rank_equals_n_with_a_loss_of_ones_own(method: str, world: Any, solo
     same(shared_dir / "ranks", one)
 
 
+@pytest.mark.mpi
+def test_in_real_time_too(world: Any, shared_dir: Path) -> None:
+    if world.size == 1:
+        pytest.skip("the wall clock needs a server and a client")
+    values = table("fedavg", "mlp", False, task=OWN, clock="wall", speed={"model": "none"}, participation={}, rounds=2)
+    play(world, values, shared_dir / "wall", world.comm)
+    run = hpcfl.open_run(shared_dir / "wall")
+    assert run["client_confidence"].values[1].min() > 0.1
+    assert 0.1 < run["confidence"].values[1] <= 1
+    assert np.isfinite(run["loss"].values).all()
+
+
 @pytest.mark.parametrize(
     ("method", "keys"),
     [
@@ -230,11 +249,18 @@ def test_one_rank_equals_n_with_a_loss_of_ones_own(method: str, world: Any, solo
     ],
 )
 def test_methods_take_texts(method: str, keys: dict[str, Any], tmp_path: Path) -> None:
-    small = {"model": {"name": "gpt:GPT", "layers": 1, "heads": 1, "width": 8, "dropout": 0.0}, "rounds": 2}
-    config = {**small, "clients": 3, "data": {"name": "next_token:Manual", "length": 60}, "speed": {"model": "none"}}
+    config: dict[str, Any] = {
+        "rounds": 2,
+        "clients": 20,
+        "participation": {"invite": "uniform", "size": 2},
+        "model": {"name": "gpt:GPT", "layers": 1, "heads": 1, "width": 8, "dropout": 0.0},
+        "data": {"name": "next_token:Manual", "length": 60},
+        "speed": {"model": "none"},
+        "evaluate": {"last": 1},
+    }
     if method == "salf":
         config["speed"] = {"model": "uniform-depth", "stragglers": 0.5}
-        config["participation"] = {"close": "deadline"}
+        config["participation"]["close"] = "deadline"
     run = hpcfl.run(config | {"algorithm": {"name": method, "batch": 64, **keys}}, out=tmp_path / "run", quiet=True)
     assert np.isfinite(run.data["loss"].values).all()
     texts = run.models.federation.client(0).test_features[:2]
@@ -282,6 +308,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "reduced": ({"loss": "helpers.losses:reduced"}, "expected a value per sample, a tensor [3], got []; did you mean "),
     "float": ({"metrics": ["helpers.losses:number"]}, "expected a value per sample, a tensor [3], got float"),
     "raises": ({"loss": "helpers.losses:failing"}, "outputs [3, 10] and labels [3]: RuntimeError: shape '[7, 7]' is "),
+    "alone": (
+        {"loss": "helpers.losses:entropy", "algorithm": "fedlrgd"},
+        "takes each sample by itself: expected a loss",
+    ),
+    "column": ({"metrics": ["helpers.losses:loss"]}, "task.metrics: 'loss' is what another column is called"),
     "same": (
         {"metrics": ["accuracy", "accuracy"]},
         "task.metrics: expected a name of its own for each, got 'accuracy'",
@@ -292,7 +323,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_one_line(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task, said = REFUSED[case]
-    file = toml(table("fedavg", "mlp", True, task=task), tmp_path / "a.toml")
+    values = table("fedavg", "mlp", True)
+    if name := (task := dict(task)).pop("algorithm", ""):
+        held = {"name": "digits", "server": 100}
+        values |= {
+            "algorithm": {"name": name, "rank": 3},
+            "data": held,
+            "speed": {"model": "none"},
+            "participation": {},
+        }
+        values["model"] = {"name": "glm", "link": "softmax"}
+    file = toml(values | {"task": task}, tmp_path / "a.toml")
     for command in (["check", str(file)], ["run", str(file), "--out", str(tmp_path / "out")]):
         assert main(command) == 2
         lines = capsys.readouterr().err.splitlines()
@@ -306,6 +347,13 @@ def test_a_loss_that_fails_in_a_step_ends_the_run_in_one_line(tmp_path: Path, ca
     assert main(["run", str(file), "--out", str(tmp_path / "out"), "--quiet"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "task.loss = 'helpers.losses:late': ValueError: too many" in line
+
+
+def test_check_tells_the_loss(tmp_path: Path, capsys: Any) -> None:
+    file = toml(table("fedavg", "mlp", True, task=OWN), tmp_path / "a.toml")
+    assert main(["check", str(file)]) == 0
+    said = "task          loss: helpers.losses:contrast; metrics: accuracy, helpers.losses:confidence"
+    assert said in capsys.readouterr().out.splitlines()
 
 
 def test_classes_that_could_be_in_two_axes_are_refused() -> None:

@@ -433,7 +433,7 @@ def test_a_method_that_needs_an_embedding_refuses_by_name(tmp_path: Path, capsys
         assert "embed" in capsys.readouterr().err
     task = task_of("two")
     params, x = own_params(task, 1), full_batch(task, 0)[0][None]
-    with pytest.raises(UsageError, match="cannot be cut"):
+    with pytest.raises(UsageError, match="the submodule at whose outputs"):
         task.forward(params, x, last=1)
 
 

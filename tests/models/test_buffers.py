@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hpcfl
-from helpers.toys import Rounds, federation, planned, visits_of
+from helpers.toys import Rounds, federation, full_batch, planned, visits_of
 from hpcfl.algorithms import Algorithm
 from hpcfl.algorithms.buffered import with_buffers
 from hpcfl.algorithms.fedavg import FedAvg
@@ -73,6 +73,19 @@ def test_the_server_takes_their_mean(per_chunk: int) -> None:
     module = task.module(own.state)
     assert module.bn1.num_batches_tracked.dtype == torch.int64
     assert module.bn1.num_batches_tracked == 6
+
+
+@pytest.mark.parametrize("per_chunk", [1, 3])
+def test_a_buffer_may_be_another_tensor_after_a_step(per_chunk: int) -> None:
+    task = task_of(name="helpers.modules:Centred")
+    own = Rounds(with_buffers(FedAvg(lr=0.1, batch=0), task), task, per_chunk)
+    assert task.whole.found.computing == "vmapped"
+    for round_ in range(2):
+        means = [0.1 * full_batch(task, client)[0].flatten(1, -2).mean((0, 1)) for client in range(3)]
+        step = sum(size * mean for size, mean in zip(SIZES, means)) / sum(SIZES)
+        before = own.state["centre"]
+        own.step(planned([1, 1, 1], 1, round_))
+        torch.testing.assert_close(own.state["centre"], 0.9 * before + step, **CLOSE)
 
 
 @pytest.mark.parametrize("per_chunk", [1, 2, 3])

@@ -16,6 +16,8 @@ from hpcfl.testing.runs import play, table
 from wall.test_units import Visit
 
 pytestmark = pytest.mark.skipif(not fake_device.available(), reason="this torch has no back ends in Python")
+if fake_device.available():  # as tests are collected: torch counts its devices in a process's first backward pass
+    fake_device.registered()
 NAN = float("nan")
 MESSAGES: dict[str, list[dict[str, float]]] = {
     "complete": [{"loss": 0.5}, {"b_bias": 1.0, "b_weight": 3.0}, {"a_weight": 4.0}],

@@ -32,7 +32,11 @@ def missing_classes(task: Task, samples: Batch) -> list[int]:
 
 
 def check_still(task: Task, who: str) -> None:
-    """Raise UsageError where the loss draws something: dropout, or images that are cropped at random."""
+    """Raise UsageError where the loss draws something (dropout, images cropped at random), or is not one of ours."""
+    if not task.loss.ours:
+        raise UsageError(
+            f"task.loss: {who} takes each sample by itself: expected a loss of hpcfl's own; did you mean 'auto'?"
+        )
     drawing = [layer.name for layer in task.layers if layer.random]
     if drawing or task.federation.augment is not None:
         what = f"dropout in {', '.join(drawing)}" if drawing else "data.augment = true"

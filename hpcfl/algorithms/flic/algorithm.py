@@ -45,7 +45,7 @@ class Flic(FlicKeys):
 
     def size(self, task: Task) -> tuple[int, int]:
         """Return number C and dimension k of the anchors."""
-        dimension = int(next(iter(task.layers[self.parts(task).above].tensors.values())).shape[1])
+        dimension = self.parts(task).dimension
         if task.federation.classes == 1:  # labels are real numbers
             return 2, dimension
         return (max(self.meta) + 1 if self.meta else task.federation.classes), dimension

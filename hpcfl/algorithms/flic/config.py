@@ -153,7 +153,7 @@ class FlicKeys(Algorithm):
                 )
 
     def check_model(self, model: Model, header: Header) -> None:
-        if model.name != "latent":
+        if model.chain and model.name != "latent":
             raise UsageError(
                 f"model.name: algorithm.name = 'flic' needs an embedding, got '{model.name}'; did you mean 'latent'?"
             )

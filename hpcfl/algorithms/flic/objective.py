@@ -10,10 +10,10 @@ from torch import Tensor
 
 from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors
 from hpcfl.algorithms.flic.config import MEANS
+from hpcfl.base.errors import UsageError
 from hpcfl.base.types import State
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import Task
-from hpcfl.models.latent import EMBED
 
 OWN = "own."
 """What begins the names of personal copies of shared tensors (L2GD)."""
@@ -28,20 +28,33 @@ class Parts:
     personal: tuple[str, ...]
     above: int
     """Number of the first layer that sees the latent space."""
+    dimension: int
+    """Of the latent space, k."""
+    entry: tuple[str, ...]
+    """The tensors of that first layer."""
     mix: float | None = None
     """ω of ``θ_i = ω α + (1 − ω) β_i`` where α and β_i are the same layers."""
 
     @classmethod
     def of(cls, task: Task, inside: Literal["fedrep", "fedavg-ft", "l2gd"], mix: float) -> Parts:
-        above = sum(layer.name.startswith(EMBED) for layer in task.layers)
-        embedding = tuple(name for layer in task.layers[:above] for name in layer.tensors)
-        hidden = tuple(name for layer in task.layers[above:-1] for name in layer.tensors)
-        head = tuple(task.layers[-1].tensors)
+        if (latent := task.latent) is None:
+            raise UsageError(
+                "task.embedding: expected the submodule that embeds, since the model is no chain of layers; got none"
+            )
+        if task.whole is not None:
+            inner = f"{task.whole.embeds}."
+            below = [names for names in task.whole.groups if names[0].startswith(inner)]
+            rest = [names for names in task.whole.groups if not names[0].startswith(inner)]
+        else:
+            groups = [tuple(layer.tensors) for layer in task.layers]
+            below, rest = groups[: latent[0]], groups[latent[0] :]
+        embedding, hidden = (tuple(name for names in part for name in names) for part in (below, rest[:-1]))
+        where = (*latent, rest[0])
         if inside == "fedrep":
-            return cls(embedding, hidden, head, above)
+            return cls(embedding, hidden, rest[-1], *where)
         if inside == "fedavg-ft":
-            return cls(embedding, hidden + head, (), above)
-        return cls(embedding, hidden + head, tuple(OWN + name for name in hidden + head), above, mix)
+            return cls(embedding, hidden + rest[-1], (), *where)
+        return cls(embedding, hidden + rest[-1], tuple(OWN + name for name in hidden + rest[-1]), *where, mix)
 
     def mixed(self, params: State) -> State:
         """Return the parameters with those in place that the model predicts with."""

@@ -57,7 +57,7 @@ class Learner:
     def local(self, epochs: int, above: Collection[str], embedding: bool = True, moving: bool = False) -> Tensor:
         """Let embedding and what is above it learn, and the anchors if `moving`; return the mean loss, ``[c]``."""
         names = self.terms.parts.embedding if embedding else ()
-        entry = self.task.layers[self.terms.parts.above].tensors if self.terms.lambda2 else ()
+        entry = self.terms.parts.entry if self.terms.lambda2 else ()
         # samples of the anchors enter at the latent space: from there on nothing is computed once and for all
         upper = self.task.freeze_below(self.params, self.visits, {*names, *above, *entry})
         terms = replace(self.terms, task=upper)

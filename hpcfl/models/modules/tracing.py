@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -237,20 +237,25 @@ def _vmap_fails(module: nn.Module, x: Tensor) -> str:
     return "" if apart <= CLOSE else f"vmap differs from the loop by {apart:.1g}"
 
 
-def _two_clients(module: nn.Module, x: Tensor, run: Callable[..., Tensor]) -> Sequence[Tensor]:
+def _two_clients(module: nn.Module, x: Tensor, run: Callable[..., list[Tensor]]) -> list[Tensor]:
     """Return outputs, gradients and buffers of two clients of unlike values and samples, `run` together."""
     values = copies(module)
     both = {
         name: torch.stack([value, value * 1.01 if value.is_floating_point() else value])
         for name, value in values.items()
     }
-    learning = [name for name, value in module.named_parameters() if value.requires_grad]
-    leaves = [both[name].requires_grad_() for name in learning]
-    buffers = [both[name] for name, value in module.named_buffers() if value.is_floating_point()]
-    outputs = run(lambda state, rows: functional_call(module, state, (rows,)), both, torch.stack([x, x.flip(0)]))
+    leaves = [both[name].requires_grad_() for name, value in module.named_parameters() if value.requires_grad]
+    buffers = [name for name, value in module.named_buffers() if value.is_floating_point()]
+
+    def one(state: State, rows: Tensor) -> list[Tensor]:
+        outputs = functional_call(module, state, (rows,))
+        return [outputs, *(state[name] for name in buffers)]  # other tensors, where the module has put others there
+
+    outputs, *after = run(one, both, torch.stack([x, x.flip(0)]))
     gradients = torch.autograd.grad(outputs.square().sum(), leaves, materialize_grads=True)
-    return [outputs.detach(), *gradients, *buffers]
+    return [outputs.detach(), *gradients, *(value.detach() for value in after)]
 
 
-def _one_by_one(run: Callable[..., Tensor], both: State, x: Tensor) -> Tensor:
-    return torch.stack([run({name: value[row] for name, value in both.items()}, x[row]) for row in range(len(x))])
+def _one_by_one(run: Callable[..., list[Tensor]], both: State, x: Tensor) -> list[Tensor]:
+    rows = [run({name: value[row] for name, value in both.items()}, x[row]) for row in range(len(x))]
+    return [torch.stack(each) for each in zip(*rows)]

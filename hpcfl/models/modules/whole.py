@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
-from hpcfl.base.errors import RunError
+from hpcfl.base.errors import RunError, UsageError, did_you_mean
 from hpcfl.base.plugins import reason
 from hpcfl.base.rng import StepKey, key_as_seed
 from hpcfl.base.types import State
 from hpcfl.models.modules.layers import KINKED
 from hpcfl.models.modules.tracing import Findings, seeded
+
+Part = Literal["all", "below", "above"]
+ALL: Part = "all"
 
 
 class Whole:
@@ -31,6 +35,8 @@ class Whole:
         Initial values of the buffers that a step changes; integers as float64.
     keeps : bool
         They stay at these values.
+    latent : tuple of int
+        The shape of what is embedded of a sample, once it is known what `embeds`: all below is the embedding.
     """
 
     number, unbatched = 0, False
@@ -42,10 +48,20 @@ class Whole:
         self.groups = findings.layers
         self.tensors = {own: parameters[own] for names in findings.layers for own in names}
         self.random = findings.draws
-        self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(parameters)
         self._types = {own: buffers[own].dtype for own in findings.state}
-        self.buffers = {own: _held(buffers[own]) for own in findings.state}
+        self.buffers = {own: _held(buffers[own]).clone() for own in findings.state}
         self._running: dict[int, State] = {}
+        changing = self.tensors | {own: buffers[own] for own in findings.state}
+        names = {id(value): own for own, value in changing.items()}
+        # where the module has each of them: torch's functional_call looks that up in every step, 2 µs for each tensor
+        self._places: list[tuple[dict[str, Any], str, str]] = [
+            (held, key, names[id(value)])
+            for part in module.modules()
+            for held in (part._parameters, part._buffers)
+            for key, value in held.items()
+            if id(value) in names
+        ]
+        self.embeds, self.latent, self._part = "", tuple[int, ...](), ALL
 
     @property
     def nonsmooth(self) -> list[str]:
@@ -72,6 +88,55 @@ class Whole:
                 buffer.copy_(values[name])
         return copied
 
+    # the latent space
+
+    def cut(self, embeds: str, x: Tensor) -> None:
+        """Take the outputs of the submodule called `embeds` for the latent space, once tried on samples ``[B, …]``.
+
+        Raises
+        ------
+        UsageError
+            In one line: if there is no such submodule, if it is not called just once, if outputs depend on features
+            besides what it embeds, or on the other samples of a batch.
+        """
+        where = f"task.embedding = '{embeds}'"
+        known = [name for name, _ in self._module.named_modules() if name]
+        if embeds not in known:
+            raise UsageError(f"{where}: model.name = '{self.name}' has no such submodule{did_you_mean(embeds, known)}")
+        if self.found.mixes or self.buffers:
+            raise UsageError(f"{where}: expected outputs of a sample that do not depend on the others in its batch")
+        self.embeds, self._blank = embeds, torch.zeros_like(x[:1])
+        with torch.no_grad():
+            whole, z = self._module(x), self._below(x)
+            self.latent = tuple(z.shape[1:])
+            again = self._above(z)
+        if not torch.allclose(whole, again, rtol=1e-4, atol=1e-5):
+            raise UsageError(f"{where}: outputs depend on the features besides what it embeds; expected on that alone")
+
+    def _below(self, x: Tensor) -> Tensor:
+        """Return what is embedded of samples ``[B, …]``."""
+        found: list[Tensor] = []
+        part = self._module.get_submodule(self.embeds)
+        handle = part.register_forward_hook(lambda _module, _inputs, output: found.append(output))
+        try:
+            self._module(x)
+        finally:
+            handle.remove()
+        if len(found) != 1 or not isinstance(found[0], Tensor) or len(found[0]) != len(x):
+            said = f"called {len(found)} times" if len(found) != 1 else f"giving {type(found[0]).__name__}"
+            raise UsageError(f"task.embedding = '{self.embeds}': expected it to give a tensor [B, …] once, is {said}")
+        return found[0]
+
+    def _above(self, z: Tensor) -> Tensor:
+        """Return the outputs for points of the latent space ``[B, …]``, whatever the axes after the first."""
+        part: Any = self._module.get_submodule(self.embeds)
+        part.forward = lambda *_, **__: z.reshape(-1, *self.latent)
+        try:
+            outputs: Tensor = self._module(self._blank.expand(len(z), *self._blank.shape[1:]))
+        finally:
+            del part.forward
+        return outputs
+
     # buffers
 
     def begin(self, clients: Iterable[int], state: State) -> None:
@@ -86,89 +151,124 @@ class Whole:
         states = [self._running.get(int(client), self.buffers) for client in clients]
         return {name: torch.stack([state[name] for state in states]) for name in self.buffers}
 
-    def _fresh(self, values: State, clients: int, key: StepKey | None) -> State:
-        """Return copies of the buffers for one forward pass, in the module's own types."""
+    def _begun(self, values: State, row: int, key: StepKey | None) -> State:
+        """Return the buffers with which one client's forward pass begins: in a test those among `values`."""
         if key is not None:
-            held = self.now(key.clients)
-        else:
-            held = {name: values.get(name, first.expand(clients, *first.shape)) for name, first in self.buffers.items()}
-        return {name: value.to(self._types[name], copy=True) for name, value in held.items()}
+            return self._running.get(key.clients[row], self.buffers)
+        return {name: values[name][row] if name in values else first for name, first in self.buffers.items()}
 
-    def _advance(self, key: StepKey, fresh: State, sizes: Sequence[int] | None) -> None:
-        """Keep what a step has made of the buffers; a client without samples has taken none."""
-        for row, client in enumerate(key.clients):
-            if fresh and not self.keeps and (sizes is None or sizes[row]):
-                self._running[client] = {name: _held(value[row]) for name, value in fresh.items()}
+    def _keep(self, key: StepKey | None, row: int, buffers: State) -> None:
+        """Keep what a step has made of one client's buffers."""
+        if key is not None and buffers and not self.keeps:
+            self._running[key.clients[row]] = {name: _held(value) for name, value in buffers.items()}
 
     # running
 
     def __call__(
-        self, params: State, x: Tensor, key: StepKey | None = None, sizes: Sequence[int] | None = None
+        self,
+        params: State,
+        x: Tensor,
+        key: StepKey | None = None,
+        sizes: Sequence[int] | None = None,
+        part: Part = ALL,
     ) -> Tensor:
         """Return the outputs ``[c, B, …]``; `key` is None outside training.
 
-        Of the samples of each client the first so many of `sizes` are real; None: all. RunError if the module raises.
+        Of the samples of each client the first so many of `sizes` are real; None: all. Of a module that was `cut` there
+        is the `part` that embeds, and that which makes outputs of what is embedded. RunError if the module raises.
         """
-        if self._module.training != (key is not None):
-            self._module.train(key is not None)
-        own = {name: params[name] for name in self.tensors}
-        fresh = self._fresh(params, len(x), key) if self.buffers else {}
-        if sizes is not None and (min(sizes) == x.shape[1] or not (self.found.mixes or fresh)):
-            sizes = None
-        try:
-            if self.found.computing == "looped" or sizes is not None or len(x) == 1:
-                outputs = self._looped(own, fresh, x, key, sizes)
-            else:
-                outputs = vmap(self._plain)(own, fresh, x)
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise RunError(f"model.name = '{self.name}': {reason(error)}") from error
-        if key is not None:
-            self._advance(key, fresh, sizes)
-        return outputs
+        self._part = part
+        partial = sizes is not None and min(sizes) < x.shape[1] and (self.found.mixes or bool(self.buffers))
+        with self._in_mode(key):
+            if self.found.computing == "vmapped" and len(x) > 1 and not partial:
+                return self._vmapped(params, x, key)
+            return self._looped(params, x, key, sizes or [x.shape[1]] * len(x))
 
     def single(self, params: State, x: Tensor, key: StepKey, size: int) -> Tensor:
         """Return one client's outputs ``[1, B, …]`` in a training step, its parameters being without a client axis.
 
         So their gradients are ready early: what takes an axis away comes last in the backward pass, for all of them.
         """
-        self._module.train()
-        fresh = self._fresh({}, 1, key) if self.buffers else {}
-        own = {name: params[name] for name in self.tensors}, {name: value[0] for name, value in fresh.items()}
-        real = self._drawn(*own, x[0, :size], key, 0)
-        self._advance(key, fresh, None)
-        return torch.cat([real, real.new_zeros(x.shape[1] - size, *self.found.outputs)])[None]
+        self._part = ALL
+        with self._in_mode(key):
+            return _padded(self._one(params, self._begun({}, 0, key), x[0, :size], key, 0), x.shape[1])[None]
 
-    def _plain(self, params: State, buffers: State, x: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(self._module, params | buffers, (x,), tie_weights=self._tied)
+    @contextmanager
+    def _in_mode(self, key: StepKey | None) -> Iterator[None]:
+        """Train or evaluate within the block; an error there becomes a RunError."""
+        if self._module.training != (key is not None):
+            self._module.train(key is not None)
+        try:
+            yield
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise RunError(f"model.name = '{self.name}': {reason(error)}") from error
+
+    def _vmapped(self, params: State, x: Tensor, key: StepKey | None) -> Tensor:
+        begun = [self._begun(params, row, key) for row in range(len(x))]
+        buffers = {name: torch.stack([each[name] for each in begun]).to(kind) for name, kind in self._types.items()}
+        outputs, after = vmap(self._plain)({name: params[name] for name in self.tensors}, buffers, x)
+        for row in range(len(x)):
+            self._keep(key, row, {name: value[row] for name, value in after.items()})
+        result: Tensor = outputs
+        return result
+
+    def _looped(self, params: State, x: Tensor, key: StepKey | None, sizes: Sequence[int]) -> Tensor:
+        """Run client by client the samples that are real; a client without any takes no step."""
+        # one is squeezed, not unbound: the gradient of that is a second copy
+        each = (params[name].unbind(0) if len(x) > 1 else [params[name].squeeze(0)] for name in self.tensors)
+        rows = []
+        for row, (values, size) in enumerate(zip(zip(*each), sizes)):
+            real = x.new_zeros(0, *self.found.outputs)
+            if size:
+                own = dict(zip(self.tensors, values))
+                real = self._one(own, self._begun(params, row, key), x[row, :size], key, row)
+            rows.append(_padded(real, x.shape[1]))
+        return torch.stack(rows) if len(x) > 1 else rows[0][None]
+
+    def _one(self, params: State, buffers: State, x: Tensor, key: StepKey | None, row: int) -> Tensor:
+        """Run one client, under a generator of its own where something is drawn."""
+        fresh = {name: buffers[name].to(kind, copy=True) for name, kind in self._types.items()}
+        drawn: AbstractContextManager[None] = nullcontext()
+        if self.random:
+            seed = 0 if key is None else key_as_seed(key.seed, "module", key.round, key.clients[row], key.step)
+            drawn = seeded(seed, x.device)
+        with drawn:
+            outputs, after = self._plain(params, fresh, x)
+        self._keep(key, row, after)
         return outputs
 
-    def _looped(
-        self, params: State, buffers: State, x: Tensor, key: StepKey | None, sizes: Sequence[int] | None
-    ) -> Tensor:
-        """Run client by client, each under a generator of its own where something is drawn."""
-        if len(x) == 1 and sizes is None:  # squeezed, not unbound: the gradient of that is a second copy
-            one = {name: value.squeeze(0) for name, value in params.items()}
-            return self._drawn(one, {name: value[0] for name, value in buffers.items()}, x.squeeze(0), key, 0)[None]
-        each = zip(*(value.unbind(0) for value in params.values()))
-        rows = []
-        for row, values in enumerate(each):
-            size = x.shape[1] if sizes is None else sizes[row]
-            own = dict(zip(params, values)), {name: value[row] for name, value in buffers.items()}
-            real = self._drawn(*own, x[row, :size], key, row) if size else x.new_zeros(0, *self.found.outputs)
-            rows.append(torch.cat([real, real.new_zeros(x.shape[1] - size, *self.found.outputs)]))
-        return torch.stack(rows)
+    def _run(self, x: Tensor) -> Tensor:
+        """Run the module, or the part of it that is asked for."""
+        if self._part == ALL:
+            outputs: Tensor = self._module(x)
+            return outputs
+        return self._below(x) if self._part == "below" else self._above(x)
 
-    def _drawn(self, params: State, buffers: State, x: Tensor, key: StepKey | None, row: int) -> Tensor:
-        if not self.random:
-            return self._plain(params, buffers, x)
-        seed = 0 if key is None else key_as_seed(key.seed, "module", key.round, key.clients[row], key.step)
-        with seeded(seed, x.device):
-            return self._plain(params, buffers, x)
+    def _plain(self, params: State, buffers: State, x: Tensor) -> tuple[Tensor, State]:
+        """Run the module with these tensors in place of its own; return its outputs, and the buffers as they are then.
+
+        A module may have changed a buffer in place, or have put another tensor there.
+        """
+        values, own = params | buffers, [held[key] for held, key, _ in self._places]
+        try:
+            for held, key, name in self._places:
+                held[key] = values[name]
+            outputs = self._run(x)
+            after = {name: held[key] for held, key, name in self._places if name in buffers}
+        finally:
+            for (held, key, _), value in zip(self._places, own):
+                held[key] = value
+        return outputs, after
+
+
+def _padded(real: Tensor, width: int) -> Tensor:
+    """Return the outputs of so many samples as are real, and zeros for the others."""
+    return real if len(real) == width else torch.cat([real, real.new_zeros(width - len(real), *real.shape[1:])])
 
 
 def _held(value: Tensor) -> Tensor:
     """Return a buffer as it is kept and averaged."""
-    return value.detach().clone() if value.is_floating_point() else value.detach().double()
+    return value.detach() if value.is_floating_point() else value.detach().double()
 
 
 def _rough(part: nn.Module) -> bool:
