@@ -44,7 +44,7 @@ class TorchDataset(Pooled):
 
         parts = self._made(data_dir)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key_as_seed(seed, "dataset"))
+            torch.default_generator.manual_seed(key_as_seed(seed, "dataset"))
             read = [_read(part, f"data.name = '{self.name}'") for part in parts]
         x, y, pieces = read[0]
         if self.augment and (pieces or x.ndim != 4):

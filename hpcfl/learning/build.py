@@ -45,7 +45,7 @@ def units(
     UsageError where a module from outside cannot be made, or does not suit the features or what `kind` says.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key_as_seed(seed, "initial values"))
+        torch.default_generator.manual_seed(key_as_seed(seed, "initial values"))  # not those of GPUs too
         if isinstance(model, Foreign):
             shapes = tuple(piece.shape for piece in federation.pieces)
             module = model.module(shapes or shape, federation.classes).to(dtype)

@@ -71,7 +71,10 @@ def test_it_goes_on_where_it_was(tmp_path: Path, solo: Any, monkeypatch: pytest.
     assert again.data.equals(run.data)
 
 
-def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
+def test_the_process_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # it seeds GPUs as well, whose random state nobody here could look at
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("torch.manual_seed was called"))
+
     def state() -> list[Any]:
         handlers = [signal.getsignal(getattr(signal, f"SIG{name}")) for name in ("TERM", "INT", "USR1")]
         set_for = "OMP_NUM_THREADS", "THP_MEM_ALLOC_ENABLE", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG"

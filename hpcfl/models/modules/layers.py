@@ -163,8 +163,7 @@ def _torch_dropout(module: nn.Module, x: Tensor, key: StepKey, layer: int) -> Te
     """A dropout that takes no generator, client by client, each under a keyed global seed."""
     rows = []
     for client, row in zip(key.clients, x):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key_as_seed(key.seed, f"dropout {layer}", key.round, client, key.step))
+        with seeded(key_as_seed(key.seed, f"dropout {layer}", key.round, client, key.step), x.device):
             rows.append(module.train()(row))
     return torch.stack(rows)
 
