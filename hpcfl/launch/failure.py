@@ -123,6 +123,10 @@ def _explained(comm: Any, folder: Path | None, error: BaseException) -> BaseExce
     """The error, or in one line what the disk refuses, or which ranks are dead where that is why MPI failed."""
     if folder is not None and (disk_error := refused(folder, error)):
         return disk_error
+    if "use_deterministic_algorithms" in str(error):
+        what = " ".join(str(error).split()).partition(", but you set")[0]
+        line = f"deterministic: expected false, since {what}; did you mean deterministic = false?"
+        return RunError(line).with_traceback(error.__traceback__)
     if comm is None or not type(error).__module__.startswith("mpi4py"):
         return error
     dead = comm.Get_failed().Translate_ranks(None, comm.Get_group())

@@ -22,7 +22,7 @@ from hpcfl.comm.guard import Norms
 from hpcfl.comm.launcher import has_ulfm
 from hpcfl.comm.placement import check_single, cores, lane_topologies, share_of_cores
 from hpcfl.engine import stopping
-from hpcfl.launch.device import fixed_arithmetic, placed
+from hpcfl.launch.device import fixed_arithmetic, other_device, placed
 from hpcfl.launch.failure import ERROR_FILE, fail, note, noted, raise_together
 from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.doubling import Stage
@@ -288,6 +288,8 @@ def _open(request: RunRequest, processes: list[tuple[str, str]], devices: list[s
             store.create(folder, attributes, about_clients(job.task.federation))
         except OSError as error:
             raise UsageError(f"'{folder}' cannot be written: {error.strerror}") from None
+    elif other := other_device(store.run_attributes(folder), devices):
+        print(f"hpcfl: '{folder}' {other}", file=sys.stderr, flush=True)
     stopping.withdraw(folder)  # before the status: from then on requests are for this start
     store.write_status(folder, "running", ranks=[f"process {number} on {host}" for host, number in processes])
 

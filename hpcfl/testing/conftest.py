@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcfl.testing import fake_device
 from hpcfl.testing.world import World
+
+if fake_device.available():
+    fake_device.registered()  # torch counts the devices when it first goes backward
 
 
 @pytest.fixture(scope="session")

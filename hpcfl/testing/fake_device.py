@@ -108,7 +108,7 @@ def available() -> bool:
 
 @cache
 def registered() -> str:
-    """Let torch know the device, and return its name."""
+    """Let torch know the device, and return its name; to be called before any backward pass of the process."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Device)
     libraries: Any = torch.library
     _KEPT.append(libraries.Library("_", "IMPL"))

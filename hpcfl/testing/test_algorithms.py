@@ -17,6 +17,8 @@ from hpcfl import store
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.errors import UsageError
 from hpcfl.commands import list as catalogue
+from hpcfl.launch import device
+from hpcfl.testing import fake_device
 from hpcfl.testing.runs import play, resume, same, table
 
 FORBIDDEN = (
@@ -121,6 +123,16 @@ def test_resumed_equals_uninterrupted(whole: Path, solo: Any, tmp_path: Path, na
     half = shutil.copytree(whole, tmp_path / "half")
     resume(solo, half, 2, None)
     same(half, whole)
+
+
+@pytest.mark.skipif(not fake_device.available(), reason="this torch has no back ends in Python")
+def test_a_device_beside_the_cpu(
+    whole: Path, solo: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors of the device and of the CPU are not mixed, and what is computed there is what the CPU gives."""
+    monkeypatch.setattr(device, "chosen", lambda wanted, key, number: fake_device.registered())
+    other = values(name) | {"ranks_per_device": 2}  # or another launch's run on the CPU would be taken
+    same(play(solo, other, tmp_path / "there", None), whole)
 
 
 def test_a_round_without_visits_changes_nothing(solo: Any, tmp_path: Path, name: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +12,11 @@ import pytest
 import torch
 
 from helpers.launcher import job, mpis
+from hpcfl import cli
 from hpcfl.base.errors import ErrorOnOtherRank, UsageError
 from hpcfl.comm import devices
 from hpcfl.config import Config, from_table
-from hpcfl.launch.device import placed
+from hpcfl.launch.device import other_device, placed
 
 OMPI, HYDRA, SLURM = "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"
 TWO = "GPU 0: NVIDIA H200 (UUID: GPU-aa)\nGPU 1: NVIDIA H200 (UUID: GPU-bb)\n"
@@ -181,6 +184,48 @@ def test_the_words_of_the_keys() -> None:
             config(**{key: word})
     with pytest.raises(UsageError, match="did you mean 'cpu'"):
         config(device="cput")
+
+
+def test_a_run_that_goes_on_with_another_device() -> None:
+    one = {"devices": json.dumps(["cpu", "NVIDIA H200 GPU-aa"])}
+    assert other_device(one, ["NVIDIA H200 GPU-bb"]) == ""
+    assert other_device({}, ["cpu"]) == other_device({"devices": '["cpu", "cpu"]'}, ["cpu"]) == ""
+    line = "began on NVIDIA H200 and goes on with cpu: last bits will differ from one whole run's"
+    assert other_device(one, ["NVIDIA H200 GPU-aa", "cpu"]) == line
+    assert other_device({}, ["NVIDIA A100 MIG-11"]).startswith("began on cpu and goes on with NVIDIA A100:")
+
+
+@pytest.mark.parametrize(
+    ("count", "settings", "line"),
+    [
+        (0, [], rf"cpu: torch {re.escape(torch.__version__)} sees no GPU on this host"),
+        (0, ["device=cuda"], r"cpu: .* on this host; device = 'cuda' is refused here"),
+        (0, ["device=cpu"], None),
+        (1, [], "H200 GPU-aa, the same bits each time; at most 1 per GPU; a server by itself: the CPU"),
+        (
+            1,
+            ["deterministic=false", "server_device=auto", "ranks_per_device=3"],
+            "H200 GPU-aa; at most 3 per GPU; a server by itself: H200 GPU-aa",
+        ),
+        (1, ["device=cpu"], None),
+    ],
+)
+def test_check_says_what_would_compute(
+    count: int,
+    settings: list[str],
+    line: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    see(monkeypatch, count, uuid="aa")
+    monkeypatch.delenv(devices.VISIBLE, raising=False)
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert cli.main(["check", "fedavg-digits", *words]) == 0
+    found = [
+        text.partition("device")[2].strip() for text in capsys.readouterr().out.splitlines() if text.startswith("dev")
+    ]
+    assert len(found) == (line is not None)
+    assert line is None or re.fullmatch(line, found[0])
 
 
 @pytest.mark.mpi

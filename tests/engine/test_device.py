@@ -26,8 +26,9 @@ from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.launch import device as launched
 from hpcfl.testing import fake_device
-from hpcfl.testing.runs import play, same, table
+from hpcfl.testing.runs import play, resume, same, table
 from hpcfl.testing.test_algorithms import values
+from hpcfl.testing.world import World
 
 pytestmark = pytest.mark.skipif(not fake_device.available(), reason="this torch has no back ends in Python")
 if fake_device.available():  # as tests are collected: torch counts its devices in a process's first backward pass
@@ -194,7 +195,9 @@ def on(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     monkeypatch.setattr(launched, "chosen", lambda wanted, key, number: device)
 
 
-def test_a_run_with_tests_and_checkpoints(fake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_tests_and_checkpoints(
+    fake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = table("salf", "mlp", True)
     expected = hpcfl.run(given, out=tmp_path / "cpu")
     on(monkeypatch, fake)
@@ -205,8 +208,12 @@ def test_a_run_with_tests_and_checkpoints(fake: str, tmp_path: Path, monkeypatch
     assert json.loads(found.data.attrs["devices"]) == [fake]
     assert strict == [True] * given["rounds"]
     assert not torch.are_deterministic_algorithms_enabled()
+    resume(World(alone=True), expected.folder, 2, None)
+    said = "began on cpu and goes on with fake:0: last bits will differ from one whole run's"
+    assert f"hpcfl: '{expected.folder}' {said}\n" in capsys.readouterr().err
+    strict.clear()
     hpcfl.run({**given, "deterministic": False}, out=tmp_path / "free")
-    assert strict[given["rounds"] :] == [False] * given["rounds"]
+    assert strict == [False] * given["rounds"]
 
 
 @pytest.mark.mpi

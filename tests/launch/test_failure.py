@@ -1,4 +1,4 @@
-"""What a disk that takes no more does to a run: one line, no rank left, nothing lost."""
+"""What a disk that takes no more does to a run, and a GPU that cannot repeat itself: one line, nothing lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from helpers.launcher import alone, job, mpis
 from hpcfl import store
-from hpcfl.launch.failure import refused
+from hpcfl.base.errors import RunError
+from hpcfl.launch.failure import noted, refused
 from hpcfl.testing.runs import table, toml
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -67,3 +68,10 @@ def test_what_the_disk_refuses_is_told_in_one_line(number: int, tmp_path: Path) 
         assert said.startswith(f"'{path}' cannot be written: {os.strerror(number)}; all rounds reported are safe: ")
     assert refused(tmp_path, OSError(errno.ENOENT, "no")) is None
     assert refused(tmp_path, ArithmeticError("no luck")) is None
+
+
+def test_an_operation_that_is_not_deterministic_is_told_in_one_line() -> None:
+    text = "cumsum_cuda_kernel does not have a deterministic implementation, but you set "
+    error = noted(None, RuntimeError(f"{text}'torch.use_deterministic_algorithms(True)'. You can turn it off"))
+    why = "since cumsum_cuda_kernel does not have a deterministic implementation; did you mean deterministic = false?"
+    assert (type(error), str(error)) == (RunError, f"deterministic: expected false, {why}")
