@@ -58,7 +58,9 @@ class HfMaml(LocalTraining):
 
     def _curvature(self, task: Task, params: State, batch: Batch, along: State) -> State:
         if self.hessian == "exact":
-            return task.hessian_vector_product(params, batch, along)
+            from hpcfl.learning.derivatives import hessian_vector_product
+
+            return hessian_vector_product(task, params, batch, along)
         ahead, _ = task.gradients(_moved(params, along, self.delta), batch)
         behind, _ = task.gradients(_moved(params, along, -self.delta), batch)
         return {name: (ahead[name] - behind[name]) / (2 * self.delta) for name in params}

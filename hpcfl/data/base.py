@@ -131,16 +131,15 @@ class InMemory(Federation):
     def of(cls, parts: Sequence[ClientData], classes: int) -> InMemory:
         """Return the federation of some clients' samples; `classes` as in `Header`.
 
-        Features may be tuples of arrays ``[n, …]``; a model from outside is called with as many tensors.
+        Real numbers become float32, integers int64. Features may be tuples of arrays ``[n, …]``; a model from outside
+        is called with as many tensors.
         """
-        pieces: tuple[Piece, ...] = ()
+        features, pieces = ("train_features", "test_features"), tuple[Piece, ...]()
         if isinstance(parts[0].train_features, tuple):
-            made = [(packed(part.train_features), packed(part.test_features)) for part in parts]
-            pieces = made[0][0][1]
-            parts = [
-                replace(part, train_features=train, test_features=test)
-                for part, ((train, _), (test, _)) in zip(parts, made)
-            ]
+            pieces = packed(parts[0].train_features)[1]
+            parts = [replace(part, **{name: packed(getattr(part, name))[0] for name in features}) for part in parts]
+        names = (*features, "train_labels", "test_labels")
+        parts = [replace(part, **{name: _plain(getattr(part, name)) for name in names}) for part in parts]
         train, test = ([getattr(part, f"{name}_labels") for part in parts] for name in ("train", "test"))
         shapes = [part.train_features.shape[1:] for part in parts]
         return cls(classes, lengths(train), lengths(test), shapes, parts=parts, pieces=pieces)
@@ -223,6 +222,10 @@ def check_order(key: str, value: float, limit_key: str, limit: float) -> None:
     """Refuse a key's value above another key's."""
     if value > limit:
         raise refusal(key, f"at most {limit_key} = {limit}", value, limit)
+
+
+def _plain(values: NDArray[Any]) -> Inputs:
+    return values.astype(np.float32, copy=False) if values.dtype.kind == "f" else values.astype(np.int64, copy=False)
 
 
 def lengths(parts: Sequence[Labels]) -> Ints:

@@ -1,4 +1,4 @@
-"""What a model is made of: the layers of a chain, or a whole module that was tried on samples."""
+"""What a model is made of, the layers of a chain or a whole module that was tried on samples, and begins with."""
 
 from __future__ import annotations
 

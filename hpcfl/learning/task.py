@@ -16,8 +16,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import let_go
@@ -272,7 +270,8 @@ class Task:
 
     # gradients
 
-    def _count(self, batch: Batch, calls: int = 1, clients: int | None = None) -> None:
+    def count(self, batch: Batch, calls: int = 1, clients: int | None = None) -> None:
+        """Count so many gradients of each sample of a batch, or of the first `clients` in it."""
         counts = (calls * samples for samples in batch.sample_counts())
         self.oracle_calls.update(dict(zip(batch.key.clients[:clients], counts)))
 
@@ -288,7 +287,7 @@ class Task:
 
         By the parameters `names` (None: all): nothing is computed for the layers below the first of them.
         """
-        self._count(batch)
+        self.count(batch)
         # one client's module by itself: without a client's axis there is less to differentiate
         alone = self.whole is not None and objective is None and len(batch.x) == 1
         values = {name: value.squeeze(0) for name, value in params.items()} if alone else params
@@ -304,32 +303,6 @@ class Task:
         assert self.whole is not None
         return self.loss.mean(self.whole.single(params, batch.x, batch.key, batch.sample_counts()[0]), batch)
 
-    def per_sample_gradients(self, params: State, batch: Batch) -> State:
-        """Every sample's own gradient, ``{name: [n, …]}``, at ``{name: […]}``, of one client's batch ``[1, n, …]``."""
-
-        def loss(params: State, x: Tensor, y: Tensor) -> Tensor:
-            one = {name: value.unsqueeze(0) for name, value in params.items()}
-            return self.losses(one, Batch(x[None, None], y[None, None], None, batch.key)).squeeze(0)
-
-        self._count(batch)
-        gradients: State = vmap(grad(loss), in_dims=(None, 0, 0))(params, batch.x.squeeze(0), batch.y.squeeze(0))
-        return gradients
-
-    def hessian_vector_product(self, params: State, batch: Batch, vector: State) -> State:
-        """Each client's Hessian times its vector, ``{name: [c, …]}``, by double backpropagation.
-
-        It counts as two gradients for each sample: of the loss, and of that gradient's part along the vector.
-        """
-        self._count(batch, calls=2)
-        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
-            losses = self.losses(leaves, batch)
-        skips = self.whole is not None
-        first = torch.autograd.grad(losses.sum(), list(leaves.values()), create_graph=True, materialize_grads=skips)
-        slopes = [(gradient * vector[name]).sum() for name, gradient in zip(leaves, first)]
-        second = torch.autograd.grad(torch.stack(slopes).sum(), list(leaves.values()), materialize_grads=True)
-        return dict(zip(leaves, second))
-
     def backprop(
         self, params: State, batch: Batch, rows: Sequence[int], closed: Event | None = None
     ) -> Iterator[tuple[int, State, Tensor]]:
@@ -342,7 +315,7 @@ class Task:
         if self.whole is not None:
             yield from self._backprop_whole(self.whole, params, batch, rows, closed)
             return
-        self._count(batch, clients=rows[-1])
+        self.count(batch, clients=rows[-1])
         tapes, x = [], batch.x
         layers = [layer for layer in self.layers if isinstance(layer, Layer)]
         for layer, count in zip(layers, rows):
@@ -368,7 +341,7 @@ class Task:
         if not rows[-1]:
             return
         if closed is not None:
-            self._count(batch)
+            self.count(batch)
             one = {name: value[0] for name, value in params.items()}
             yield from as_ready(whole, one, partial(self._single, batch=batch), closed)
             return

@@ -70,7 +70,7 @@ def test_fedhenn_aligns_what_the_submodule_gives(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_one_rank_equals_n(world: Any, solo: Any, shared_dir: Path) -> None:
-    values = PLAIN | OURS | {"algorithm": FLIC, "model": OURS["model"] | {"dropout": 0.2}}
+    values = PLAIN | OURS | {"clients": 6, "algorithm": FLIC, "model": OURS["model"] | {"dropout": 0.2}}
     one = play(world, values, shared_dir / "one", None)
     same(play(world, values, shared_dir / "ranks", world.comm), one)
 

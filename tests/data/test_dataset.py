@@ -103,6 +103,14 @@ def test_clients_in_memory_may_hold_tuples() -> None:
     assert held.client(1).test_features.tolist() == [[0, 1, 2, 1]]
 
 
+def test_clients_in_memory_have_types_that_models_take() -> None:
+    x, y = np.arange(6.0).reshape(2, 3), np.array([0, 1], np.int32)
+    held = hpcfl.InMemory.of([hpcfl.ClientData(x, y, x[:1], y[:1])], 2)
+    data = held.client(0)
+    assert (data.train_features.dtype, data.test_labels.dtype) == (np.float32, np.int64)
+    assert (held.header.tokens, held.header.targets, held.header.shapes) == (False, False, ((3,),))
+
+
 @pytest.mark.mpi
 def test_one_rank_equals_n_with_samples_of_several_tensors(world: Any, solo: Any, shared_dir: Path) -> None:
     one = play(world, SEVERAL, shared_dir / "one", None)

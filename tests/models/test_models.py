@@ -12,6 +12,7 @@ from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import StepKey
 from hpcfl.data.bundled import Digits
 from hpcfl.learning.batches import crop_and_flip
+from hpcfl.learning.derivatives import hessian_vector_product
 from hpcfl.learning.task import Task
 from hpcfl.models.bilstm import BiLstm
 from hpcfl.models.cnn import Cnn
@@ -87,7 +88,7 @@ def test_gradients_and_curvature_of_an_lstm_are_the_plain_models(count):
         name: torch.randn(value.shape, generator=torch.Generator().manual_seed(1)) for name, value in params.items()
     }
     gradients, _ = task.gradients(params, batch)
-    curvature = task.hessian_vector_product(params, batch, along)
+    curvature = hessian_vector_product(task, params, batch, along)
     parts = {}
     for _, found, _ in task.backprop(params, batch, [count] * len(task.layers)):
         parts |= found

@@ -32,6 +32,7 @@ from hpcfl.engine.record import Record, Recorder
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.wall.framing import FrameFormat
 from hpcfl.learning.batches import Batch
+from hpcfl.learning.derivatives import hessian_vector_product, per_sample_gradients
 from hpcfl.learning.task import SERVER, Task
 from hpcfl.schedule.complexity import Oracle, Spent
 from hpcfl.schedule.plan import Plan
@@ -379,16 +380,16 @@ def test_each_way_to_a_gradient_counts() -> None:
     assert counted(task) == {1: 4, 2: 4}
     list(task.backprop(params, batch, [0, 0, 0]))
     assert counted(task) == {}
-    task.hessian_vector_product(params, batch, params)
+    hessian_vector_product(task, params, batch, params)
     assert counted(task) == {1: 8, 2: 8, 0: 6}
 
 
 def test_sample_by_sample_and_at_the_server() -> None:
     task = mlp_task([3, 9, 5])
     own = next(task.batches(visits_of(task, [1]), 6, steps=1))
-    task.per_sample_gradients(task.initial(), own)
+    per_sample_gradients(task, task.initial(), own)
     held = Batch(own.x, own.y, None, StepKey(0, 0, [SERVER], 0))
-    task.per_sample_gradients(task.initial(), held)
+    per_sample_gradients(task, task.initial(), held)
     task.gradients({name: value[None] for name, value in task.initial().items()}, held)
     assert counted(task) == {1: 6, SERVER: 12}
 
