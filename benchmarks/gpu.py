@@ -36,7 +36,6 @@ from hpcfl.comm.devices import described
 from hpcfl.comm.placement import cores
 from hpcfl.commands.show import summary
 from hpcfl.testing.runs import table, toml
-from hpcfl.testing.test_algorithms import values
 
 PRESETS = (
     *("salf-digits", "fedavg-digits", "drop-digits", "salf-ridge", "fedprox-digits", "resnet-digits"),
@@ -116,6 +115,8 @@ def presets() -> Found:
 
 def methods() -> Found:
     """Return, of every method, whether two runs on the device end alike, and how far from the CPU's."""
+    from hpcfl.testing.test_algorithms import values  # the one part that needs pytest
+
     found = {}
     for name in sorted(algorithms()):
         with folder() as place:
