@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -151,8 +152,9 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
         _refuse_mixing(name, fake, host)
     out = func(*tree_map(_held, args), **tree_map(_held, kwargs))
     if late:
-        _under_way.append((out, out.clone()))
-        out.fill_(torch.nan if out.is_floating_point() else 0)
+        with _one_thread:  # another may wait for an event meanwhile
+            _under_way.append((out, out.clone()))
+            out.fill_(torch.nan if out.is_floating_point() else 0)
     if name.endswith("_"):  # in place
         return args[0]
     return tree_map(_made, out) if to == NAME else out
@@ -162,10 +164,14 @@ _under_way: list[tuple[Tensor, Tensor]] = []
 """Tensors of the CPU, and what they are still to be given."""
 
 
+_one_thread = Lock()
+
+
 def _deliver() -> None:
-    while _under_way:
-        to, value = _under_way.pop(0)
-        to.copy_(value)
+    with _one_thread:
+        while _under_way:
+            to, value = _under_way.pop(0)
+            to.copy_(value)
 
 
 def _place(tensor: Tensor) -> str:
