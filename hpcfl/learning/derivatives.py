@@ -20,6 +20,8 @@ def per_sample_gradients(task: Task, params: State, batch: Batch) -> State:
         return task.losses(one, Batch(x[None, None], y[None, None], None, batch.key)).squeeze(0)
 
     task.count(batch)
+    # the first call loads SymPy, by a check in torch's decomposition of the cross-entropy under vmap(grad); other ways
+    # that were tried change the last bits
     gradients: State = vmap(grad(loss), in_dims=(None, 0, 0))(params, batch.x.squeeze(0), batch.y.squeeze(0))
     return gradients
 
