@@ -79,7 +79,7 @@ def unpacked(pieces: Sequence[Piece], _: object, inputs: tuple[Tensor]) -> tuple
 
 def check_outputs(loss: PerSample, outputs: Tensor, y: Tensor, classes: int, where: str) -> None:
     """Raise UsageError where outputs ``[B, …]`` do not suit labels ``[B, …]`` and a loss of ours."""
-    if loss.ours and not y.is_floating_point():
+    if loss.ours and loss.name != "squared-error" and not y.is_floating_point():
         axis = class_axis(outputs[None], y[None])
         if axis is None or outputs[None].shape[axis] != classes:
             wanted, got = [*y.shape, classes], list(outputs.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ class PerSample:
     """
 
     def __init__(self, key: str, name: str) -> None:
-        self.where, self.ours = f"{key} = '{name}'", name in OURS
+        self.name, self.where, self.ours = name, f"{key} = '{name}'", name in OURS
         self._function: Callable[[Tensor, Tensor], Tensor] = OURS[name] if self.ours else outside(name, key, FORM)
         self._draws = False
 
@@ -40,12 +40,18 @@ class PerSample:
             return self._function(outputs, y)
         width, rows = y.shape[1], []
         for row, size in zip(range(len(y)), [width] * len(y) if sizes is None else sizes):
-            seed = 0 if key is None else key_as_seed(key.seed, "loss", key.round, key.clients[row], key.step)
-            with seeded(seed, y.device) if self._draws else nullcontext():
+            with self._keyed(key, row, y.device):
                 # contiguous: what randn_like fills first follows from the layout, and that from how clients are batched
                 real = self._of_one(outputs[row, :size].contiguous(), y[row, :size])
             rows.append(F.pad(real, (0, width - size)))
         return torch.stack(rows)
+
+    def _keyed(self, key: StepKey | None, row: int, device: torch.device) -> AbstractContextManager[None]:
+        """Return a block in which what is drawn is a client's own."""
+        if not self._draws:
+            return nullcontext()
+        seed = 0 if key is None else key_as_seed(key.seed, "loss", key.round, key.clients[row], key.step)
+        return seeded(seed, device)
 
     def _of_one(self, outputs: Tensor, y: Tensor) -> Tensor:
         if not len(y):
@@ -123,7 +129,7 @@ def by_labels(outputs: Tensor, y: Tensor) -> Tensor:
 
 def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
     axis = None if y.is_floating_point() else class_axis(outputs, y)
-    if axis is None:
+    if axis is None or outputs.shape[axis] == 1:  # a number, that integers are compared with
         return outputs.new_full(y.shape[:2], torch.nan)
     right = (outputs.argmax(axis) == y).double()
     return right.flatten(2).mean(2) if y.dim() > 2 else right

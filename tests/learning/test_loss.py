@@ -22,6 +22,7 @@ from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import StepKey
 from hpcfl.cli import main
 from hpcfl.learning.batches import Batch
+from hpcfl.learning.build import check_outputs
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.evaluate import client_objectives, client_scores, server_scores
 from hpcfl.learning.loss import PerSample, accuracy
@@ -67,6 +68,15 @@ def test_squared_errors_of_several_numbers() -> None:
     assert loss().each(outputs, y).tolist() == [[2.5, 5.0]]
     assert loss("squared-error").each(torch.tensor([[[1.0], [2.0]]]), torch.tensor([[3, 3]])).tolist() == [[4.0, 1.0]]
     assert accuracy(outputs, y).isnan().all()
+
+
+def test_a_module_may_regress_on_classes() -> None:
+    """Integers are then compared with a number, which has no accuracy."""
+    number = torch.tensor([[[0.4], [1.4]]])
+    assert accuracy(number, torch.tensor([[0, 1]])).isnan().all()
+    check_outputs(loss("squared-error"), number[0], torch.tensor([0, 1]), 2, "here")
+    with pytest.raises(UsageError, match="here: expected outputs of shape"):
+        check_outputs(loss(), number[0], torch.tensor([0, 1]), 2, "here")
 
 
 def test_coxs_likelihood_by_hand() -> None:
