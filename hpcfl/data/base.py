@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -43,7 +44,7 @@ def packed(pieces: Sequence[NDArray[Any]]) -> tuple[Inputs, tuple[Piece, ...]]:
     Rows are of integers where all tensors are. UsageError where float32 cannot hold an integer beside real numbers.
     """
     kinds = tuple(Piece(tuple(piece.shape[1:]), piece.dtype.kind in "iub") for piece in pieces)
-    flat = [piece.reshape(len(piece), -1) for piece in pieces]
+    flat = [piece.reshape(len(piece), prod(kind.shape)) for piece, kind in zip(pieces, kinds)]
     if all(kind.tokens for kind in kinds):
         return np.concatenate(flat, axis=1).astype(np.int64), kinds
     for number, (piece, kind) in enumerate(zip(flat, kinds)):

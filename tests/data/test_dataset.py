@@ -74,6 +74,7 @@ def test_several_tensors_are_rows_of_numbers() -> None:
     assert rows.tolist() == [[0, 1, 2, 0.5], [3, 4, 5, 1.5]]
     assert [piece.tokens for piece in pieces] == [True, False]
     assert packed([words, words])[0].dtype == np.int64
+    assert packed([words[:0], numbers[:0]])[0].shape == (0, 4)
     with pytest.raises(UsageError, match=r"^tensor 0 of a sample: expected integers of ±2\^24 beside real numbers"):
         packed([words + EXACT, numbers])
 
