@@ -24,7 +24,6 @@ from hpcfl.comm.placement import check_single
 from hpcfl.data import Header, Source
 from hpcfl.data.formats.files import found
 from hpcfl.learning.config import TaskConfig
-from hpcfl.learning.initial import InitialFile
 from hpcfl.models import Model
 from hpcfl.presets import (
     PICKED,
@@ -170,6 +169,8 @@ class Config(ConfigBase):
                 "arrays of real numbers: expected a model from outside, 'package.module:factory'"
             )
         if self.model.initial is not None:
+            from hpcfl.learning.initial import InitialFile  # it loads HDF5, which other configs may not need
+
             InitialFile(Path(self.model.initial), self.clients, self.precision)
         shapes = header.shapes
         for shape in dict.fromkeys(shapes):

@@ -40,10 +40,12 @@ standardised feature is in fewer than 10⁴ samples: it is at most √n in n of 
 def report(config: Config, header: Header, data_dir: Path | None, ranks: int) -> Iterator[str]:
     """Yield one fact per line about a config that is valid; memory and placement are stated for `ranks` MPI ranks."""
     from hpcfl.engine.job import Job
-    from hpcfl.engine.record import columns
 
     job = Job.of(config, data_dir, ranks)
-    columns(job)  # they must have names of their own
+    if config.task.own:
+        from hpcfl.engine.record import columns
+
+        columns(job)  # they must have names of their own
     federation = job.task.federation
     samples = int(federation.train_sizes.max())
     facts = chain(

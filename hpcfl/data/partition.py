@@ -6,6 +6,8 @@ generator's. Labels are int64 ``[n]``, classes ``0 .. C - 1``.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,14 @@ from hpcfl.base.types import Floats, Ints
 
 Parts = list[Ints]
 Holds = NDArray[np.bool_]
+
+
+class Split(NamedTuple):
+    """Who holds which samples of a training pool and of a test pool, each part in the order in which it is held."""
+
+    train: Parts
+    test: Parts
+    server: Ints
 
 
 def iid(labels: Ints, clients: int, rng: np.random.Generator) -> Parts:

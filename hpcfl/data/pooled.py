@@ -30,10 +30,8 @@ from hpcfl.data.base import (
     lengths,
     scaled,
 )
-from hpcfl.data.formats import split_file
 from hpcfl.data.formats.files import found
-from hpcfl.data.formats.split_file import Split
-from hpcfl.data.partition import Parts
+from hpcfl.data.partition import Parts, Split
 
 BLACK: dict[Scale | None, float] = {"unit": 0.0, "centred": -1.0, "mnist": -0.1307 / 0.3081, None: 0.0}
 
@@ -102,6 +100,8 @@ class PooledFederation(Federation):
         if self.rows is None:
             super().save_split(path)
         else:
+            from hpcfl.data.formats import split_file
+
             train = [self.rows[part] for part in self.train_parts]
             split_file.write(Path(path), Split(train, self.test_parts, self.rows[self.server_part]))
 
@@ -208,6 +208,8 @@ class Pooled(Served):
         if self.partition_file is None:
             raise refusal("data.partition_file", "an HDF5 file, with data.partition = 'file'", None)
         only_defaults(self, CUT, "with data.partition = 'file', which says who holds what")
+        from hpcfl.data.formats import split_file  # it loads HDF5, which other partitions need not
+
         path = found("data.partition_file", self.partition_file, data_dir)
         return split_file.read(path, clients, (header.train, header.test))
 

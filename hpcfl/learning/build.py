@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from hpcfl.base.types import Shape, State
 from hpcfl.data import Federation
 from hpcfl.data.base import Piece
 from hpcfl.learning.config import TaskConfig
-from hpcfl.learning.initial import InitialFile
 from hpcfl.learning.loss import PerSample, class_axis
 from hpcfl.models import Model
 from hpcfl.models.foreign import Foreign
@@ -27,6 +26,9 @@ from hpcfl.models.modules.tracing import Computing, examined
 from hpcfl.models.modules.whole import Whole
 
 MOST = 2**20  # numbers of an integer buffer that all clients tell together
+if TYPE_CHECKING:
+    from hpcfl.learning.initial import InitialFile
+
 TRIAL = 3  # samples on which a module is tried
 
 
@@ -113,8 +115,11 @@ class Start:
         members: int | None,
     ) -> None:
         self.drawn, self._shapes = drawn, federation.shapes
-        self._file = None if file is None else InitialFile(Path(file), federation.clients, precision)
-        if self._file is not None:
+        self._file: InitialFile | None = None
+        if file is not None:
+            from hpcfl.learning.initial import InitialFile
+
+            self._file = InitialFile(Path(file), federation.clients, precision)
             shapes = {shape: _shapes_of(state) for shape, state in drawn.items()}
             self._file.check_model([shapes[shape] for shape in self._shapes[:members]])
             for shape, state in drawn.items():

@@ -7,7 +7,6 @@ and in the test pool of a source, counted from 0. ``server/train`` are those of 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -16,17 +15,9 @@ from hpcfl.base.errors import UsageError, listed
 from hpcfl.base.types import Ints
 from hpcfl.data.base import check_clients
 from hpcfl.data.formats.hdf5_file import client_ids, dataset, linked, opened
-from hpcfl.data.partition import Parts
+from hpcfl.data.partition import Parts, Split
 
 NAMES = ("train", "test")
-
-
-class Split(NamedTuple):
-    """Who holds which samples of a training pool and of a test pool, each part in the order in which it is held."""
-
-    train: Parts
-    test: Parts
-    server: Ints
 
 
 def read(path: Path, clients: int, pool: tuple[int, int]) -> Split:
