@@ -71,8 +71,11 @@ class Job:
         device: str = "cpu",
         threads: int = 1,
         computing: Computing | None = None,
+        chunk: int | None = None,
     ) -> Job:
-        """Read the data, build the model and deal the clients; `computing` is what was decided of a module before.
+        """Read the data, build the model and deal the clients.
+
+        `computing` is what was decided of a module before, `chunk` the size of the chunks that the run began with.
 
         Raises
         ------
@@ -93,13 +96,22 @@ class Job:
                 f"doubling.when = 'gradient': algorithm.name = '{config.algorithm.name}' shares nothing that could "
                 "move; did you mean doubling.when = 'plateau'?"
             )
-        size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one or task.looped)
+        auto = config.batch_clients == "auto"
+        size = chunk or (config.speed.chunk if auto else None)
+        size = size or chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one or task.looped)
+        if auto and config.clock == "wall":
+            size = min(size, max(1, config.clients // (ranks - 1)))
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks, federation.shapes)
         job = cls(config, task, algorithm, chunks)
         config.speed.covers(config.rounds, config.clients, len(job.layers.tensors))
         if config.model.initial is not None:
             task.start.check_method(job.algorithm.name, job.algorithm.init_server(task), job.algorithm.personal(task))
         return job
+
+    @property
+    def chunk(self) -> int:
+        """The size of the largest chunk."""
+        return max(len(chunk.clients) for chunk in self.chunks)
 
     @cached_property
     def layout(self) -> Layout:

@@ -14,7 +14,7 @@ from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.errors import UsageError
 from hpcfl.config import Config, ConfigLike, Overlay
-from hpcfl.engine.trained import recorded
+from hpcfl.engine.trained import recorded, recorded_chunk
 from hpcfl.presets import Settings, flat
 
 
@@ -30,6 +30,8 @@ class RunRequest(BaseModel):
     force: bool = False
     computing: Literal["vmapped", "looped"] | None = None
     """How a module from outside is computed, where the run has decided that."""
+    chunk: int | None = None
+    """The size of the run's chunks, where that is recorded."""
     places: list[Path] = Field(default_factory=plugins.places)
     """Where rank 0 looks for classes from outside the package."""
 
@@ -118,7 +120,8 @@ def _resumption(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -
         )
     attributes = store.run_attributes(folder)
     data = store.data_folder(attributes, data_dir)
-    configs.of_run(attributes, force).check(data)
+    config = configs.of_run(attributes, force)
+    config.check(data)
     known = {"config": attributes["config"], "data_dir": data, "checkpoint": store.latest(folder)}
-    known["computing"] = recorded(attributes)
+    known |= {"computing": recorded(attributes), "chunk": recorded_chunk(attributes, config)}
     return RunRequest(folder=folder, **known, new=False, quiet=quiet)

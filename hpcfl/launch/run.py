@@ -115,7 +115,7 @@ def _prepared(
 
     def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
         _check_mpi(config, comm)
-        job = Job.of(config, request.data_dir, size, device, threads, computing)
+        job = Job.of(config, request.data_dir, size, device, threads, computing, request.chunk)
         columns(job)  # refused before there is a folder
         if config.clock == "wall" and config.singles:
             check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
@@ -274,7 +274,7 @@ def _open(request: RunRequest, processes: list[tuple[str, str]], devices: list[s
         from hpcfl.engine.record import about_clients
 
         attributes = {"config": request.config, "data_dir": str(request.data_dir or ""), "hosts": json.dumps(hosts)}
-        attributes["devices"] = json.dumps(devices)
+        attributes |= {"devices": json.dumps(devices), "chunk": str(job.chunk)}
         if code := job.config.code:
             attributes["code"] = json.dumps(code)
         if whole := job.task.whole:

@@ -30,6 +30,8 @@ class Speed(ConfigBase):
     ----------
     replays : bool
         Whether rounds are taken as they were recorded, not decided.
+    slows : bool
+        Whether visits in real time are slowed down to this model.
     """
 
     model: str
@@ -43,6 +45,12 @@ class Speed(ConfigBase):
     """How wall-clock runs are slowed down to this model. ``sleep``: asleep between layers. ``busy``: computing without
     a use."""
     replays: ClassVar[bool] = False
+    slows: ClassVar[bool] = True
+
+    @property
+    def chunk(self) -> int | None:
+        """Return the size of the chunks of the run that is replayed; None where none is."""
+        return None
 
     @property
     def needs_end(self) -> bool:
@@ -121,6 +129,7 @@ class Equal(Speed):
     """Every visit takes one second in simulated time; in wall time, whatever it takes."""
 
     model: Literal["none"] = "none"
+    slows: ClassVar[bool] = False
 
     def known(self, clock: str) -> bool:
         return clock == "simulated"  # nobody knows how fast real hardware will be

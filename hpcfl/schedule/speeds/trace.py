@@ -49,6 +49,7 @@ class Tape:
     """What a run folder says about its rounds: `COLUMNS`, by round and (up to `seconds`) client."""
 
     config: Recorded
+    chunk: int
     layers: int
     cohort: NDArray[np.bool_]
     version: Ints
@@ -78,7 +79,8 @@ class Tape:
         if lacking:
             raise UsageError(f"speed.run: '{run}' did not record {', '.join(lacking)}: run it again")
         cohort, *rest = (data[name].values for name in COLUMNS)
-        return cls(config, data.sizes["layer"], cohort == 1, *rest)
+        chunk = int(data.attrs.get("chunk", 1))  # runs of before had replays that compute one by one
+        return cls(config, chunk, data.sizes["layer"], cohort == 1, *rest)
 
     @property
     def rounds(self) -> int:
@@ -111,6 +113,10 @@ class Trace(Speed):
     @cached_property
     def tape(self) -> Tape:
         return Tape.read(self.run)
+
+    @property
+    def chunk(self) -> int | None:
+        return self.tape.chunk
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         if clock != "simulated":
