@@ -43,7 +43,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
 
     job = Job.of(config, data_dir, ranks)
     if config.task.own:
-        from hpcfl.engine.record import columns
+        from hpcfl.engine.columns import columns
 
         columns(job)  # they must have names of their own
     federation = job.task.federation

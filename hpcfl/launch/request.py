@@ -28,6 +28,7 @@ class RunRequest(BaseModel):
     new: bool = True
     quiet: bool = False
     force: bool = False
+    profile: bool = False
     computing: Literal["vmapped", "looped"] | None = None
     """How a module from outside is computed, where the run has decided that."""
     chunk: int | None = None
@@ -45,6 +46,7 @@ def run_request(
     quiet: bool = False,
     force: bool = False,
     overlays: Overlay | Iterable[Overlay] = (),
+    profile: bool = False,
 ) -> RunRequest | None:
     """Judge a new run: its config, its data's headers, its folder. None where nothing is left to do."""
     loaded = configs.load(config, settings, overlays, tell=True, data_dir=data_dir)
@@ -53,11 +55,11 @@ def run_request(
         if not resume:
             raise UsageError(f"'{run_dir}' already holds a run: choose another --out, or hpcfl resume {run_dir}")
         check_same(run_dir, loaded, force)
-        return resume_request(run_dir, data_dir, quiet, force)
+        return resume_request(run_dir, data_dir, quiet, force, profile)
     loaded.check(data_dir)
     check_writable(run_dir)
     place = data_dir.resolve() if data_dir else None
-    return RunRequest(folder=run_dir, config=loaded.text(), data_dir=place, quiet=quiet, force=force)
+    return RunRequest(folder=run_dir, config=loaded.text(), data_dir=place, quiet=quiet, force=force, profile=profile)
 
 
 def default_folder(config: ConfigLike) -> Path:
@@ -92,7 +94,9 @@ def check_writable(run_dir: Path) -> None:
         raise UsageError(f"'{run_dir}' cannot be written: '{there}' {reason}; expected a writable folder")
 
 
-def resume_request(folder: Path, data_dir: Path | None, quiet: bool = False, force: bool = False) -> RunRequest | None:
+def resume_request(
+    folder: Path, data_dir: Path | None, quiet: bool = False, force: bool = False, profile: bool = False
+) -> RunRequest | None:
     """Judge a resumption; a finished run says so and gives None. `force` passes over an owner on another host.
 
     With a request this process owns the folder, until `hpcfl.store.release`.
@@ -101,14 +105,14 @@ def resume_request(folder: Path, data_dir: Path | None, quiet: bool = False, for
     store.take(folder, force)
     request = None
     try:
-        request = _resumption(folder, data_dir, quiet, force)
+        request = _resumption(folder, data_dir, quiet, force, profile)
     finally:
         if request is None:
             store.release(folder)
     return request
 
 
-def _resumption(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -> RunRequest | None:
+def _resumption(folder: Path, data_dir: Path | None, quiet: bool, force: bool, profile: bool) -> RunRequest | None:
     status = store.read_status(folder)
     if status.state == "done":
         print(f"'{folder}' is done already")
@@ -124,4 +128,4 @@ def _resumption(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -
     config.check(data)
     known = {"config": attributes["config"], "data_dir": data, "checkpoint": store.latest(folder)}
     known |= {"computing": recorded(attributes), "chunk": recorded_chunk(attributes, config)}
-    return RunRequest(folder=folder, **known, new=False, quiet=quiet)
+    return RunRequest(folder=folder, **known, new=False, quiet=quiet, profile=profile)

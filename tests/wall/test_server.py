@@ -18,7 +18,7 @@ from hpcfl.base.errors import RunError
 from hpcfl.comm.placement import Topology
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.wall.framing import frame_formats
-from hpcfl.engine.wall.protocol import Command, Op, ScoresReply
+from hpcfl.engine.wall.protocol import Command, Op, TableReply
 
 pytestmark = pytest.mark.mpi
 
@@ -263,7 +263,7 @@ def test_a_reply_that_was_given_up_has_room_until_it_has_come() -> None:
 
     job, slow = soon(), Slow()
     lane = Lane(Topology((1,), (((0,),),)), slow, slow, job.layout, 3, Bandwidth())
-    reply = ScoresReply(2, 1)
+    reply = TableReply(2, 1)
     room = weakref.ref(reply.data)
     lane.ask(Command(Op.SCORE, counted=lane.counted), [], reply.receive)
     del reply

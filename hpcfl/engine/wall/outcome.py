@@ -16,6 +16,7 @@ from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, Rejection
 from hpcfl.comm.message import PIECE, Block, ExactSums, Layout, Message, Sums, add_to_bins
 from hpcfl.engine.iterated import blank, keep
 from hpcfl.engine.job import Job
+from hpcfl.engine.profile import Phases
 from hpcfl.schedule.plan import Attempt, Plan
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class ReceivedSums(Sums):
         self.gradients = 0  # the most that a visit that counted has computed
         self.rejected: dict[int, Rejection] = {}  # as `RoundOutcome` has them, and the norms
         self.norms: Floats = np.zeros((0, 0))
+        self.phases = Phases()
         self._group = {name: number for number, blocks in enumerate(layout) for name in blocks}
 
     def weight(self, name: str) -> float:
@@ -60,6 +62,10 @@ class ReceivedSums(Sums):
         return sum(float(each.sum()) for each in weights) + (self.early.weight(name) if self.early else 0.0)
 
     def total(self, name: str) -> Tensor:
+        with self.phases.phase("reduction"):
+            return self._total(name)
+
+    def _total(self, name: str) -> Tensor:
         number = self._group[name]
         block, counted = self.layout[number][name], self._with(number)
         parts = [contribution(one, number, name) for one in counted]
