@@ -15,7 +15,7 @@ from hpcfl.algorithms.base import Extras
 from hpcfl.algorithms.buffered import with_buffers
 from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
-from hpcfl.base.types import Floats, Ints, Shape, State
+from hpcfl.base.types import Computing, Floats, Ints, Shape, State
 from hpcfl.comm.guard import Norms, RunGuard
 from hpcfl.comm.layers import Layers
 from hpcfl.comm.message import Block, Layout
@@ -25,7 +25,6 @@ from hpcfl.config import Config
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_objectives, client_scores
 from hpcfl.learning.task import Task
-from hpcfl.models.modules.tracing import Computing
 from hpcfl.schedule.doubling import Stage
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
