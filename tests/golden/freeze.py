@@ -7,7 +7,7 @@ this machine, by code that is known to give what is frozen.
 
 ``salf-wall-digits/`` is a run by the wall clock, to be replayed. It was recorded once, on three ranks, four rounds and
 ``participation.deadline = 0.5``; its checkpoint was removed, and the columns that neither a replay nor ``hpcfl show``
-reads. Replays of it ended in its bits until steps of linear layers were rounded otherwise.
+reads. Its state had the digest that is frozen of the replay.
 
 Not frozen are presets whose data are neither bundled nor MNIST's (cifar, emnist, femnist, sent140, usps, textcaps);
 those that take longer (flic-toy-*, flic-hl-*, flic-released-*, flic-two-digits-small, flic-barycenter, fedhenn-toy-lm,
