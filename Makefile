@@ -35,6 +35,7 @@ bench: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/clients_per_second.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/looped.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reweighting.py
+	$(BIN)/python benchmarks/recording.py
 
 bench-wall: setup
 	for mpi in openmpi mpich; do \

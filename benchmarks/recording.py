@@ -60,7 +60,7 @@ def recorded(folder: Path, clients: int, rows: int) -> tuple[Rows, Recorder]:
 def reference(path: Path, row: Any, rows: int) -> tuple[Rows, h5py.File]:
     """Return a function that writes a row of the same type by h5py, and its file."""
     file = h5py.File(path, "w", libver=("v110", "v110"))
-    dataset = file.create_dataset("rows", (rows,), row.dtype, chunks=(max(1, 8192 // row.itemsize),))
+    dataset = file.create_dataset("rows", (rows,), row.dtype, chunks=(max(1, 65536 // row.itemsize),))
     file.swmr_mode = True
 
     def write(number: int) -> None:

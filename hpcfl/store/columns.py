@@ -29,7 +29,7 @@ LABELS = {"round": "round", "client": "client id", "layer": "layer", "rank": "MP
 ROWS = "rows"
 """The one dataset of a growing segment's rows, see `row_type`."""
 
-_CHUNK_BYTES = 8192  # a flush writes the row's chunk again: small; one file block at least
+_CHUNK_BYTES = 1 << 16  # small, as a flush writes the whole chunk of a row; not smaller, as a reader asks for each
 _TIME_UNITS = {f"{unit}{s}" for unit in ("day", "hour", "minute", "second", "millisecond") for s in ("", "s")}
 
 
