@@ -74,7 +74,7 @@ def _module(job: Job) -> Facts:
         return
     sizes = {name: value.numel() for name, value in whole.tensors.items()}
     layers = "; ".join(f"{', '.join(names)} ({sum(sizes[name] for name in names)})" for names in whole.groups)
-    yield "model", f"{whole.found.computing} ({whole.found.why}); layers 1 … {len(whole.groups)}: {layers}"
+    yield "model", f"{job.task.computing} ({job.task.why}); layers 1 … {len(whole.groups)}: {layers}"
 
 
 def _task(config: Config) -> Facts:

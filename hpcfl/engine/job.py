@@ -15,7 +15,7 @@ from hpcfl.algorithms.base import Extras
 from hpcfl.algorithms.buffered import with_buffers
 from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
-from hpcfl.base.types import Floats, Ints, Shape, State
+from hpcfl.base.types import Computing, Floats, Ints, Shape, State
 from hpcfl.comm.guard import Norms, RunGuard
 from hpcfl.comm.layers import Layers
 from hpcfl.comm.message import Block, Layout
@@ -25,7 +25,7 @@ from hpcfl.config import Config
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_objectives, client_scores
 from hpcfl.learning.task import Task
-from hpcfl.models.modules.tracing import Computing
+from hpcfl.models.foreign import Foreign
 from hpcfl.schedule.doubling import Stage
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
@@ -75,7 +75,7 @@ class Job:
     ) -> Job:
         """Read the data, build the model and deal the clients.
 
-        `computing` is what was decided of a module before, `chunk` the size of the chunks that the run began with.
+        `computing` is how the run has computed chunks before, `chunk` the size that they began with.
 
         Raises
         ------
@@ -87,6 +87,8 @@ class Job:
             check_width(config.lane_width, ranks)
         torch.set_num_threads(threads)
         federation = config.data.federate(config.clients, config.seed, data_dir)
+        if computing is None and not isinstance(config.model, Foreign):
+            computing = config.speed.computing
         kinds = config.precision, None, config.task, computing
         task = Task(config.model, federation, config.seed, device, *kinds)
         algorithm = with_buffers(config.algorithm, task)

@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hpcfl.algorithms import Algorithm
-    from hpcfl.base.types import State
+    from hpcfl.base.types import Computing, State
     from hpcfl.comm.placement import Chunk
     from hpcfl.config import Config
     from hpcfl.data import ClientData, Federation
     from hpcfl.learning.task import Task
-    from hpcfl.models.modules.tracing import Computing
 
 Array = npt.NDArray[Any]
 STORED = ("stored", "shared")
@@ -86,9 +85,9 @@ def threads(config: Config) -> int:
     return 1 if config.threads == "auto" else config.threads
 
 
-def recorded(attributes: Mapping[str, str]) -> Computing | None:
-    """Return how a run computes a module from outside; None where nothing was to be decided."""
-    found: Computing | None = json.loads(attributes.get("computing", "{}")).get("how")
+def recorded(attributes: Mapping[str, str]) -> Computing:
+    """Return how a run computes the clients of a chunk; older ones say so of modules from outside only."""
+    found: Computing = json.loads(attributes.get("computing", "{}")).get("how", "vmapped")
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -13,6 +12,7 @@ from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.errors import UsageError
+from hpcfl.base.types import Computing
 from hpcfl.config import Config, ConfigLike, Overlay
 from hpcfl.engine.trained import recorded, recorded_chunk
 from hpcfl.presets import Settings, flat
@@ -29,8 +29,8 @@ class RunRequest(BaseModel):
     quiet: bool = False
     force: bool = False
     profile: bool = False
-    computing: Literal["vmapped", "looped"] | None = None
-    """How a module from outside is computed, where the run has decided that."""
+    computing: Computing | None = None
+    """How the clients of a chunk are computed, where the run has decided that."""
     chunk: int | None = None
     """The size of the run's chunks, where that is recorded."""
     places: list[Path] = Field(default_factory=plugins.places)

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.rng import keyed
-from hpcfl.base.types import Floats, Ints
+from hpcfl.base.types import Computing, Floats, Ints
 from hpcfl.schedule.plan import Attempt, Plan
 
 DRAWS = 1000
@@ -50,6 +50,11 @@ class Speed(ConfigBase):
     @property
     def chunk(self) -> int | None:
         """Return the size of the chunks of the run that is replayed; None where none is."""
+        return None
+
+    @property
+    def computing(self) -> Computing | None:
+        """Return how that run computed chunks of clients whose model is one of ours; None where none is replayed."""
         return None
 
     @property

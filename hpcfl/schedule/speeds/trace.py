@@ -15,7 +15,7 @@ from pydantic import SerializeAsAny, field_validator
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import RunError, UsageError, refusal
 from hpcfl.base.registry import lookup
-from hpcfl.base.types import Floats, Ints
+from hpcfl.base.types import Computing, Floats, Ints
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.schedule.speeds.base import Speed
@@ -50,6 +50,7 @@ class Tape:
 
     config: Recorded
     chunk: int
+    computing: Computing
     layers: int
     cohort: NDArray[np.bool_]
     version: Ints
@@ -80,7 +81,8 @@ class Tape:
             raise UsageError(f"speed.run: '{run}' did not record {', '.join(lacking)}: run it again")
         cohort, *rest = (data[name].values for name in COLUMNS)
         chunk = int(data.attrs.get("chunk", 1))  # runs of before had replays that compute one by one
-        return cls(config, chunk, data.sizes["layer"], cohort == 1, *rest)
+        computing = json.loads(data.attrs.get("computing", "{}")).get("how", "vmapped")  # likewise
+        return cls(config, chunk, computing, data.sizes["layer"], cohort == 1, *rest)
 
     @property
     def rounds(self) -> int:
@@ -117,6 +119,10 @@ class Trace(Speed):
     @property
     def chunk(self) -> int | None:
         return self.tape.chunk
+
+    @property
+    def computing(self) -> Computing | None:
+        return self.tape.computing
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         if clock != "simulated":
