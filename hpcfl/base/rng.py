@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,20 +20,19 @@ def keyed(seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def keyed_each(
+def keyed_in_turn(
     seed: int, purpose: str, round: int, clients: Iterable[int], step: int = 0
 ) -> Iterator[np.random.Generator]:
-    """Yield for each client what `keyed` returns, always the same object: it is to be used before the next one.
+    """Yield the `keyed` generator of each client; it is the next one's from then on.
 
-    To put it in another place takes a tenth of the time that making a new one takes.
+    To put one generator into another place takes a seventh of the time of making one.
     """
-    generator = keyed(seed, purpose, round, 0, step)
-    state: dict[str, Any] = dict(generator.bit_generator.state)
-    counter = state["state"]["counter"]
+    rng = keyed(seed, purpose, round, 0, step)
+    state = rng.bit_generator.state
     for client in clients:
-        counter[2] = client
-        generator.bit_generator.state = state
-        yield generator
+        state["state"]["counter"][2] = client
+        rng.bit_generator.state = state
+        yield rng
 
 
 def key_as_seed(seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 0) -> int:

@@ -99,8 +99,8 @@ class Job:
                 "move; did you mean doubling.when = 'plateau'?"
             )
         auto = config.batch_clients == "auto"
-        size = chunk or (config.speed.chunk if auto else None)
-        size = size or chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one or task.looped)
+        size, single = chunk or (config.speed.chunk if auto else None), config.one_by_one or task.looped
+        size = size or chunk_size(config.batch_clients, config.clients, task.nbytes, single, task.heavy)
         if auto and config.clock == "wall":
             size = min(size, max(1, config.clients // (ranks - 1)))
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks, federation.shapes)
@@ -114,6 +114,11 @@ class Job:
     def chunk(self) -> int:
         """The size of the largest chunk."""
         return max(len(chunk.clients) for chunk in self.chunks)
+
+    @property
+    def together(self) -> bool:
+        """Whether in real time a rank sends one sum over all its chunks."""
+        return self.chunk > 1 and self.config.ends_together
 
     @cached_property
     def layout(self) -> Layout:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpcfl.base.rng import StepKey, keyed_each
+from hpcfl.base.rng import StepKey, keyed_in_turn
 from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, Ints
 
@@ -152,7 +152,7 @@ def orders(
         width = min(size, n) if size else n
         passes = epochs or -(-steps * width // n)
         drawn = np.empty((len(places), passes, n), dtype=np.int64)
-        generators = keyed_each(seed, "batches", visits.round, visits.clients[places], phase)
+        generators = keyed_in_turn(seed, "batches", visits.round, visits.clients[places], phase)
         for own, rng in zip(drawn, generators):
             for order in own:
                 order[:] = rng.permutation(n)
