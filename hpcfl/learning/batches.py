@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from hpcfl.base.rng import StepKey, keyed_in_turn
 from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, Ints
+from hpcfl.learning.held import Samples
 
 PHASE_STEPS = 2**32  # more steps than a phase of a visit has
 PADDING = 4  # pixels around an image before it is cropped
@@ -62,19 +63,6 @@ class Visits:
     def weights(self, by: Literal["samples", "uniform"]) -> Tensor:
         """The clients' weights in a mean, ``[c]``: their numbers of samples, or 1."""
         return torch.from_numpy(self.samples.astype(np.float64)) if by == "samples" else self.ones(len(self.clients))
-
-
-class Samples(NamedTuple):
-    """One client's training and test samples, on the device that computes."""
-
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-    pool: tuple[Tensor, Tensor]
-    """Features and labels of all clients whose training samples lie in one array."""
-    start: int
-    """Where this client's begin in it."""
 
 
 @dataclass(frozen=True)

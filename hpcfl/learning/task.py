@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
-from functools import cached_property, partial
+from functools import partial
 from math import prod
 from threading import Event
 from typing import Literal
@@ -19,17 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from hpcfl.base.errors import UsageError
-from hpcfl.base.memory import let_go
 from hpcfl.base.rng import StepKey
 from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Computing, Ints, State
 from hpcfl.data import Federation
-from hpcfl.data.base import Inputs, Labels
-from hpcfl.learning.batches import Batch, Samples, Visits, batches
+from hpcfl.learning.batches import Batch, Visits, batches
 from hpcfl.learning.build import Start, check_outputs, trial, units
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.early import as_ready
 from hpcfl.learning.fused import Fused, Gradients, formed, two_clients
+from hpcfl.learning.held import Held
 from hpcfl.learning.loss import PerSample
 from hpcfl.models import Model
 from hpcfl.models.latent import EMBED
@@ -45,7 +44,7 @@ Objective = Callable[[State, Batch], Tensor]
 """What is minimised: from parameters ``{name: [c, …]}`` and a batch to each client's value, ``[c]``."""
 
 
-class Task:
+class Task(Held):
     """A model, a federation's data, and what is computed with both.
 
     The model is a chain of layers, or a `Whole` whose layers were traced. Clients whose features differ in shape have
@@ -79,11 +78,10 @@ class Task:
         kind: TaskConfig = DEFAULT,
         computing: Computing | None = None,
     ) -> None:
-        self.federation, self.seed, self.penalty = federation, seed, model.penalty
-        self.device, self.buffers = torch.device(device), kind.buffers
+        super().__init__(federation, torch.float64 if precision == "double" else torch.float32, torch.device(device))
+        self.seed, self.penalty, self.buffers = seed, model.penalty, kind.buffers
         self.loss = PerSample("task.loss", kind.loss)
         self.metrics = {column: PerSample("task.metrics", name) for column, name in zip(kind.columns, kind.metrics)}
-        self.dtype = torch.float64 if precision == "double" else torch.float32
         how = self.dtype, self.device, kind, "vmapped" if computing == "fused" else computing
         built = {shape: units(model, federation, shape, seed, *how) for shape in dict.fromkeys(federation.shapes)}
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
@@ -93,7 +91,6 @@ class Task:
             for shape, layers in built.items()
         }
         self.start = Start(drawn, federation, model.initial, precision, members)
-        self._samples: dict[int, Samples] = {}
         self.oracle_calls: Ints = np.zeros(federation.clients + 1, dtype=np.int64)
         x, y = trial(federation, self.dtype)
         if kind.own or self.whole is not None:
@@ -101,20 +98,18 @@ class Task:
         found = None if self.whole is None else self.whole.found
         self.computing, self.why = ("vmapped", "a chain of layers") if found is None else (found.computing, found.why)
         self.fused: Fused | None = None
-        if computing in (None, "fused"):
-            self._fuse(x, y, computing is not None)
+        stack = Fused.of(self.layers, self.loss, x, y) if computing in (None, "fused") else None
+        if stack is not None:
+            self._fuse(stack, x, y, computing is not None)
 
-    def _fuse(self, x: Tensor, y: Tensor, decided: bool) -> None:
-        """Compute what is a stack of linear layers as one, if on samples ``[B, …]`` its gradients are the same."""
-        fused = Fused.of(self.layers, self.loss, x, y)
-        if fused is None:
-            return
+    def _fuse(self, stack: Fused, x: Tensor, y: Tensor, decided: bool) -> None:
+        """Compute the model as a stack if that was decided, or on samples ``[B, …]`` gives the gradients of autograd."""
         initial = self.start.drawn[tuple(x.shape[1:])]
         params, batch = two_clients(initial, x.to(self.device), y.to(self.device), self.seed)
-        apart = 0.0 if decided else fused.apart(self.gradients(params, batch)[0], params, batch)
+        apart = 0.0 if decided else stack.apart(self.gradients(params, batch)[0], params, batch)
         self.oracle_calls[:] = 0
         if apart <= CLOSE:
-            self.fused, self.computing = fused, "fused"
+            self.fused, self.computing = stack, "fused"
             self.why = DECIDED if decided else "a stack of linear layers; its gradients are those of the loop"
         else:
             self.why += f"; fused, its gradients would differ from the loop's by {apart:.1g}"
@@ -272,30 +267,6 @@ class Task:
         data = [self._samples[client] for client in visits.clients.tolist()]
         yield from batches(data, visits, self.seed, size, epochs, steps, phase, self.federation.augment)
 
-    def hold(self, clients: Ints) -> None:
-        """Read the samples of some clients that are not there yet; those of one shape lie in one array."""
-        missing = [client for client in clients.tolist() if client not in self._samples]
-        sizes = self.federation.train_sizes
-        for shape in dict.fromkeys(self.federation.shapes[client] for client in missing):
-            alike = [client for client in missing if self.federation.shapes[client] == shape]
-            pool, start = None, 0
-            for client in alike:
-                data = self.federation.client(client)
-                parts = data.train_features, data.train_labels, data.test_features, data.test_labels
-                x, y, test_x, test_y = (on_device(self._tensor(part), self.device) for part in parts)
-                if pool is None:
-                    total = int(sizes[alike].sum())
-                    pool = x.new_empty(total, *x.shape[1:]), y.new_empty(total, *y.shape[1:])
-                own = slice(start, start + len(y))
-                pool[0][own], pool[1][own] = x, y
-                self._samples[client] = Samples(pool[0][own], pool[1][own], test_x, test_y, pool, start)
-                start = own.stop
-
-    def samples(self, client: int) -> Samples:
-        """A client's samples, read once."""
-        self.hold(np.array([client]))
-        return self._samples[int(client)]
-
     def server_batch(self) -> Batch | None:
         """All training samples that the server itself holds, ``[1, n, …]``; None where it holds none."""
         held = self.federation.server_train()
@@ -303,24 +274,6 @@ class Task:
             return None
         x, y = (on_device(self._tensor(part).unsqueeze(0), self.device) for part in held)
         return Batch(x, y, None, StepKey(self.seed, 0, [SERVER], 0))
-
-    @cached_property
-    def server_test(self) -> tuple[Tensor, Tensor] | None:
-        """Features and labels of the global test set, in main memory; None without samples."""
-        held = self.federation.server_test()
-        return None if held is None or not len(held[1]) else (self._tensor(held[0]), self._tensor(held[1]))
-
-    def _tensor(self, part: Inputs | Labels) -> Tensor:
-        tensor = torch.from_numpy(part)
-        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
-
-    def release_data(self) -> None:
-        """Free the memory of all samples: nothing is asked of this task any more."""
-        self._samples = {}
-        del self.federation
-        let_go()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     # gradients
 
@@ -401,13 +354,13 @@ class Task:
             yield number, self._with_penalty(gradients, params), losses
 
     def _backprop_fused(
-        self, fused: Fused, params: State, batch: Batch, rows: Sequence[int]
+        self, stack: Fused, params: State, batch: Batch, rows: Sequence[int]
     ) -> Iterator[tuple[int, Gradients, Tensor]]:
         if not rows[-1]:
             return
         self.count(batch, clients=rows[-1])
         reaching = {name: value[: rows[-1]] for name, value in params.items()}
-        losses, layers = fused.backward(reaching, batch.first(rows[-1]), params, rows)
+        losses, layers = stack.backward(reaching, batch.first(rows[-1]), params, rows)
         losses = self._penalised(losses, params)
         for number, gradients in layers:
             yield number, self._with_penalty(gradients, params), losses
