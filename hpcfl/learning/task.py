@@ -29,6 +29,7 @@ from hpcfl.learning.build import Start, check_outputs, trial, units
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.early import as_ready
 from hpcfl.learning.loss import PerSample
+from hpcfl.learning.padded import Kept
 from hpcfl.models import Model
 from hpcfl.models.latent import EMBED
 from hpcfl.models.modules.layers import Layer, Tape
@@ -90,6 +91,7 @@ class Task:
         }
         self.start = Start(drawn, federation, model.initial, precision, members)
         self._samples: dict[int, Samples] = {}
+        self.kept = Kept()
         self.oracle_calls: Counter[int] = Counter()
         if kind.own or self.whole is not None:
             self._try_out(model.name)
@@ -262,7 +264,7 @@ class Task:
 
     def release_data(self) -> None:
         """Free the memory of all samples: nothing is asked of this task any more."""
-        self._samples = {}
+        self._samples, self.kept = {}, Kept()
         del self.federation
         let_go()
         if self.device.type == "cuda":
