@@ -160,9 +160,7 @@ class ExactSums(Sums):
         """Add the rows of one chunk."""
         for name, (value, weight) in message.items():
             rows = on_device(value.detach(), self.device).reshape(len(weight), self._blocks[name].size)
-            total = torch.zeros(rows.shape[1], dtype=torch.float64, device=self.device)
-            for row, factor in zip(rows, weight.tolist()):
-                total.add_(row, alpha=factor)  # converted on the way, in float64
+            total = weighted_sum(rows, weight)
             if self.device.type == "cpu":
                 self.add_total(name, total.numpy(), float(weight.sum()))
             else:
@@ -205,6 +203,14 @@ class ExactSums(Sums):
 
     def weight(self, name: str) -> float:
         return float(self._own[name][0])
+
+
+def weighted_sum(rows: Tensor, weight: Tensor) -> Tensor:
+    """Return ``Σ weight·row`` of rows ``[c, n]``, float64 [n], where the rows are."""
+    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    for row, factor in zip(rows, weight.tolist()):
+        total.add_(row, alpha=factor)  # converted on the way, in float64
+    return total
 
 
 def moved(value: Tensor, update: Tensor) -> Tensor:

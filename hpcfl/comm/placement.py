@@ -6,6 +6,8 @@ import os
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, zip_longest
 
 import numpy as np
 
@@ -35,7 +37,7 @@ class Chunk:
 def chunk_size(batch_clients: str | int | bool, clients: int, model_bytes: int, one_by_one: bool = False) -> int:
     """Clients per chunk: as the config says; for "auto" by cache size and number of clients.
 
-    With `one_by_one` "auto" is 1: the wall clock computes visit by visit, and a replay must give the same bits.
+    With `one_by_one` "auto" is 1: visits that are computed together end together.
     """
     if batch_clients is False or (one_by_one and batch_clients == "auto"):
         return 1
@@ -78,12 +80,25 @@ def cut_by_kind(size: int, order: Ints, kinds: Sequence[Hashable]) -> list[Ints]
 
 @dataclass(frozen=True)
 class Topology:
-    """The client ranks of one lane, and the clients that each of them hosts; a local rank is a place among them."""
+    """The client ranks of one lane; a local rank is a place among them.
+
+    `chunks` are those that each of them hosts, ``[local rank][chunk][client]``.
+    """
 
     ranks: tuple[int, ...]
-    hosted: tuple[tuple[int, ...], ...]
+    chunks: tuple[tuple[tuple[int, ...], ...], ...]
 
-    @property
+    @cached_property
+    def hosted(self) -> tuple[tuple[int, ...], ...]:
+        """The clients that each rank hosts."""
+        return tuple(tuple(chain(*chunks)) for chunks in self.chunks)
+
+    @cached_property
+    def largest(self) -> int:
+        """Clients of the largest chunk."""
+        return max(len(chunk) for chunks in self.chunks for chunk in chunks)
+
+    @cached_property
     def clients(self) -> Ints:
         """All clients of the lane, by local rank, int64 [h]."""
         return np.array([client for clients in self.hosted for client in clients], dtype=np.int64)
@@ -93,20 +108,19 @@ class Topology:
         start = sum(len(clients) for clients in self.hosted[:local_rank])
         return slice(start, start + len(self.hosted[local_rank]))
 
-    def turns(self, cohort: Ints) -> list[list[int]]:
-        """Who is visited in which turn, ``[turn][local rank]``, −1 for nobody.
+    def turns(self, cohort: Ints) -> list[list[list[int]]]:
+        """Who is visited in which turn, ``[turn][local rank][client]``, ascending ids.
 
-        Each rank serves its invited clients in the order in which it hosts them; the ranks with fewer of them
-        send nothing in the last turns, but take part in the sums.
+        Each rank serves its chunks in the order in which it hosts them, if anybody of them is invited; the ranks with
+        fewer of them send nothing in the last turns, but take part in the sums.
         """
         invited = set(cohort.tolist())
-        rows = [[client for client in clients if client in invited] for clients in self.hosted]
-        count = max(len(row) for row in rows)
-        return [[row[turn] if turn < len(row) else -1 for row in rows] for turn in range(count)]
+        rows = [[sorted(invited.intersection(chunk)) for chunk in chunks] for chunks in self.chunks]
+        return [list(turn) for turn in zip_longest(*(filter(None, row) for row in rows), fillvalue=[])]
 
     def single(self, local_rank: int) -> Topology:
         """The lane of one of the ranks by itself."""
-        return Topology((self.ranks[local_rank],), (self.hosted[local_rank],))
+        return Topology((self.ranks[local_rank],), (self.chunks[local_rank],))
 
 
 def lane_topologies(width: int | str, hosts: Sequence[str], chunks: Sequence[Chunk]) -> list[Topology]:
@@ -125,8 +139,8 @@ def lane_topologies(width: int | str, hosts: Sequence[str], chunks: Sequence[Chu
     return [Topology(tuple(row), tuple(_hosted(rank, chunks) for rank in row)) for row in rows if row]
 
 
-def _hosted(rank: int, chunks: Sequence[Chunk]) -> tuple[int, ...]:
-    return tuple(int(client) for chunk in chunks if chunk.rank == rank for client in chunk.clients)
+def _hosted(rank: int, chunks: Sequence[Chunk]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(chunk.clients.tolist()) for chunk in chunks if chunk.rank == rank)
 
 
 def check_width(width: int | str, ranks: int) -> None:

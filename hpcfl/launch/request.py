@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -13,8 +12,9 @@ from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.errors import UsageError
+from hpcfl.base.types import Computing
 from hpcfl.config import Config, ConfigLike, Overlay
-from hpcfl.engine.trained import recorded
+from hpcfl.engine.trained import recorded, recorded_chunk
 from hpcfl.presets import Settings, flat
 
 
@@ -29,8 +29,10 @@ class RunRequest(BaseModel):
     quiet: bool = False
     force: bool = False
     profile: bool = False
-    computing: Literal["vmapped", "looped"] | None = None
-    """How a module from outside is computed, where the run has decided that."""
+    computing: Computing | None = None
+    """How the clients of a chunk are computed, where the run has decided that."""
+    chunk: int | None = None
+    """The size of the run's chunks, where that is recorded."""
     places: list[Path] = Field(default_factory=plugins.places)
     """Where rank 0 looks for classes from outside the package."""
 
@@ -122,7 +124,8 @@ def _resumption(folder: Path, data_dir: Path | None, quiet: bool, force: bool, p
         )
     attributes = store.run_attributes(folder)
     data = store.data_folder(attributes, data_dir)
-    configs.of_run(attributes, force).check(data)
+    config = configs.of_run(attributes, force)
+    config.check(data)
     known = {"config": attributes["config"], "data_dir": data, "checkpoint": store.latest(folder)}
-    known["computing"] = recorded(attributes)
+    known |= {"computing": recorded(attributes), "chunk": recorded_chunk(attributes, config)}
     return RunRequest(folder=folder, **known, new=False, quiet=quiet, profile=profile)

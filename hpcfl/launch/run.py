@@ -18,6 +18,7 @@ from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.errors import Diverged, ErrorOnOtherRank, Stopped, UsageError, UserError
 from hpcfl.base.memory import prefer_large_pages
+from hpcfl.base.types import Computing
 from hpcfl.comm.guard import Norms
 from hpcfl.comm.launcher import has_ulfm
 from hpcfl.comm.placement import check_single, cores, lane_topologies, share_of_cores
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from hpcfl.config import Config
     from hpcfl.engine.job import Job, Progress
     from hpcfl.engine.loop import Rounds
-    from hpcfl.models.modules.tracing import Computing
 
 
 def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False) -> None:
@@ -118,7 +118,7 @@ def _prepared(
 
     def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
         _check_mpi(config, comm)
-        job = Job.of(config, request.data_dir, size, device, threads, computing)
+        job = Job.of(config, request.data_dir, size, device, threads, computing, request.chunk)
         columns(job)  # refused before there is a folder
         if config.clock == "wall" and config.singles:
             check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
@@ -128,12 +128,12 @@ def _prepared(
         return job, _begun(job, request, rank)
 
     job, now = raise_together(comm, make)
-    if comm is None or job.task.whole is None:
+    if comm is None:
         return job, now
     from hpcfl.comm.mpi import tell
 
-    decided = cast("Computing", tell(comm, job.task.whole.found.computing))  # rank 0's: others may be other machines
-    return (job, now) if decided == job.task.whole.found.computing else make(decided)
+    decided = cast("Computing", tell(comm, job.task.computing))  # rank 0's: others may be other machines
+    return (job, now) if decided == job.task.computing else make(decided)
 
 
 def _set_threads(config: Config, local_size: int) -> int:
@@ -288,11 +288,10 @@ def _open(request: RunRequest, processes: list[tuple[str, str]], devices: list[s
         from hpcfl.engine.record import about_clients
 
         attributes = {"config": request.config, "data_dir": str(request.data_dir or ""), "hosts": json.dumps(hosts)}
-        attributes["devices"] = json.dumps(devices)
+        attributes |= {"devices": json.dumps(devices), "chunk": str(job.chunk)}
         if code := job.config.code:
             attributes["code"] = json.dumps(code)
-        if whole := job.task.whole:
-            attributes["computing"] = json.dumps({"how": whole.found.computing, "why": whole.found.why})
+        attributes["computing"] = json.dumps({"how": job.task.computing, "why": job.task.why})
         if files := job.config.files:
             attributes["files"] = json.dumps(files)
         attributes |= {"versions": json.dumps(versions()), "git_commit": git_commit()}

@@ -11,7 +11,7 @@ import torch
 
 from hpcfl.comm.message import PIECE, Block, ExactSums
 from hpcfl.comm.packing import ALIGNED, APART_BYTES, Packing
-from hpcfl.engine.wall.framing import FrameFormat, frame_formats
+from hpcfl.engine.wall.framing import FrameFormat, Staging, frame_formats
 from hpcfl.engine.wall.outcome import ReceivedSums, add_all
 
 LARGE = max(PIECE, APART_BYTES // 4) + 7
@@ -88,6 +88,35 @@ def test_what_was_summed_up_early_counts_too() -> None:
     assert_same(ReceivedSums(LAYOUT, 3, np.zeros(2), [], early), deposited([VISITS[0], VISITS[2]]))
 
 
+def chunked(visits: list[tuple[dict[str, torch.Tensor], float]]) -> tuple[Any, list[Any]]:
+    """What one lane receives of a chunk of visits, and the messages that the chunk has sent."""
+    staging, groups = Staging(torch.device("cpu")), frame_formats(LAYOUT, 1, len(visits))
+    weight = torch.tensor([each for _, each in visits], dtype=torch.float64)
+    message = {name: (torch.stack([values[name] for values, _ in visits]), weight) for name in drawn(0)}
+    frames = [staging.open(group) for group in groups]
+    for staged in frames:
+        for name in staged.format.blocks:
+            staging.write(staged, 0, name, *message[name])
+    return Messages(groups, [staging.close(staged).parts for staged in frames]), [message]
+
+
+@pytest.mark.parametrize("summed_up", [False, True])
+def test_sums_of_chunks_are_those_of_simulated_time(summed_up: bool) -> None:
+    """Of one chunk alone too: what is beyond the grids is dropped there as well."""
+    chunks = [chunked([(drawn(number), 2.0 * number + 1) for number in range(5)])]
+    chunks.append(chunked([(drawn(9), 3.0), (drawn(8), 1.0)]))
+    for count in (1, 2):
+        sums = ExactSums(LAYOUT)
+        for _, messages in chunks[:count]:
+            for message in messages:
+                sums.add(message)
+        early = ExactSums(LAYOUT) if summed_up and count == 2 else None
+        if early is not None:
+            add_all(chunks[0][0], early)
+        kept: Any = [(pending, 3) for pending, _ in chunks[early is not None : count]]
+        assert_same(ReceivedSums(LAYOUT, 7, np.zeros(2), kept, early), sums)
+
+
 def test_nothing_received_is_nothing() -> None:
     held = ReceivedSums(LAYOUT, 2, np.zeros(2), [])
     assert held.weight("bias") == 0
@@ -111,7 +140,7 @@ def test_ranks_that_share_a_lane_are_summed_on_the_way(ranks: int) -> None:
         assert (held.total(name) - expected).abs().max() <= accuracy * size.max()
         mean = held.mean(name).clone()
         assert torch.equal(held.mean(name), mean)  # what was formed before lies in memory of its own
-    assert (pending.formats[0].signs(pending.frames[0])[0] > 0).tolist() == [True] * ranks
+    assert (pending.formats[0].signs(pending.frames[0])[0, :, 0] > 0).tolist() == [True] * ranks
 
 
 STATE = {

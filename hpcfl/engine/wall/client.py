@@ -66,7 +66,7 @@ class ClientRank:
     def _join(self, topology: Topology, local_rank: int, connected: Connected) -> None:
         self.topology, self.local_rank = topology, local_rank
         self.control, self.data = connected
-        self.formats = frame_formats(self.job.layout, len(topology.ranks))
+        self.formats = frame_formats(self.job.layout, len(topology.ranks), topology.largest)
         self._command = Command.empty(len(topology.clients), self.job.config.clients)
         self._sends: list[tuple[list[Any], StagedFrame | None]] = []
 
@@ -125,13 +125,13 @@ class ClientRank:
         state = self._expect_state()
         facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
         attempt = self.job.planner.attempt(*facts)
-        clients = [turn[self.local_rank] for turn in self.topology.turns(command.cohort)]
-        self._posted, self._total = 0, len(clients) * len(self.formats)
+        turns = [turn[self.local_rank] for turn in self.topology.turns(command.cohort)]
+        self._posted, self._total = 0, len(turns) * len(self.formats)
         over = self._over = threading.Event()
         with self.phases.phase("broadcast"):
             self._wait(*state)
         work = self.executor.visits
-        self.worker.start(lambda put: work(attempt, self.views, clients, self.formats, self.local_rank, over, put))
+        self.worker.start(lambda put: work(attempt, self.views, turns, self.formats, self.local_rank, over, put))
         while self._posted < self._total and not self._heard.Test():
             staged = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
             while staged is not None:

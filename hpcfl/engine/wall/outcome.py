@@ -67,9 +67,9 @@ class ReceivedSums(Sums):
 
     def _total(self, name: str) -> Tensor:
         number = self._group[name]
-        block = self.layout[number][name]
-        parts = [contribution(one, number, name) for one in self._with(number)]
-        if len(parts) == 1 and parts[0][1] is None and not self.early:
+        block, counted = self.layout[number][name], self._with(number)
+        parts = [contribution(one, number, name) for one in counted]
+        if len(parts) == 1 and parts[0][1] is None and not self.early and not counted[0].formats[number].sums:
             return parts[0][0].to(torch.float64, copy=True).view(block.shape)  # the frame is the lane's
         early = self.early.bins(name) if self.early else None
         out: Floats = np.empty(block.size)
@@ -97,7 +97,7 @@ class ReceivedSums(Sums):
 def contribution(one: PendingReceive, number: int, name: str) -> tuple[Tensor, float | None]:
     """Return a block as it arrived, and what it is still to be multiplied by (None: nothing)."""
     group, frame = one.formats[number], one.frames[number]
-    weight = float(group.weights(frame, name)[0]) if group.ranks == 1 else None
+    weight = float(group.weights(frame, name)[0]) if group.ranks == 1 and not group.sums else None
     return group.value(frame, name), weight
 
 
@@ -228,9 +228,9 @@ class RoundOutcome:
 
     def _accepted(self, one: PendingReceive, groups: int) -> int:
         """Return how many of the first `groups` groups of a single rank's visit count, as far as their norms say."""
-        client = one.clients[0]
-        if self.limits is None or client < 0 or not groups or one.rejected(groups)[0] != NO_GROUP:
+        if self.limits is None or not one.visits or not groups or one.rejected(groups)[0, 0] != NO_GROUP:
             return groups
+        ((client,),) = one.clients
         sieve = self.job.guard.sieve(1, self.limits)
         weight = torch.ones(1)
         parts = [
@@ -247,23 +247,24 @@ class RoundOutcome:
         """Return a lane's complete visits that are not summed up, or their samples where these are counted."""
         if self.weights is None or not lane.arrived or lane.pending is None:
             return lane.arrived
-        return sum(self.weights[client] for client in lane.pending.clients if client >= 0)
+        return sum(self.weights[client] for client in chain(*lane.pending.clients))
 
     def _note(self, lane: Lane, one: PendingReceive, groups: int) -> None:
         """Note whose visits these are, and how far each had come within its first `groups` groups."""
-        rejected = one.rejected(groups).tolist()
-        for local_rank, (client, count) in enumerate(zip(one.clients, one.sent(groups).tolist())):
-            if client < 0:
-                continue
-            if rejected[local_rank] != NO_GROUP:
-                self.rejected[client] = Rejection(self.reached[count], rejected[local_rank], NOT_FINITE)
-            lane.worked[:, local_rank] += 1, one.seconds(local_rank)
-            row = np.searchsorted(self.attempt.cohort, client)
-            self.depth[row] = self.reached[count]
-            if self.reached[count] <= self.attempt.layers:
-                self.gradients = max(self.gradients, one.gradients(local_rank, groups))
-            if count == self.groups or (client in self.rejected and one.complete):
-                self.seconds[row] = one.times[-1] - self.start
+        sent, rejected = one.sent(groups), one.rejected(groups)
+        for local_rank, clients in enumerate(one.clients):
+            if clients:
+                lane.worked[:, local_rank] += len(clients), one.seconds(local_rank)
+            for place, client in enumerate(clients):
+                count, bad = int(sent[local_rank, place]), int(rejected[local_rank, place])
+                if bad != NO_GROUP:
+                    self.rejected[client] = Rejection(self.reached[count], bad, NOT_FINITE)
+                row = np.searchsorted(self.attempt.cohort, client)
+                self.depth[row] = self.reached[count]
+                if self.reached[count] <= self.attempt.layers:
+                    self.gradients = max(self.gradients, one.gradients(local_rank, place, groups))
+                if count == self.groups or (client in self.rejected and one.complete):
+                    self.seconds[row] = one.times[-1] - self.start
 
     def _acknowledge(self) -> None:
         """Leave word on the lanes how much of each visit counted."""
