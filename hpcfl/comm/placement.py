@@ -34,17 +34,21 @@ class Chunk:
         return order[np.searchsorted(self.clients, clients, sorter=order)]
 
 
-def chunk_size(batch_clients: str | int | bool, clients: int, model_bytes: int, one_by_one: bool = False) -> int:
+def chunk_size(
+    batch_clients: str | int | bool, clients: int, model_bytes: int, one_by_one: bool = False, heavy: bool = False
+) -> int:
     """Clients per chunk: as the config says; for "auto" by cache size and number of clients.
 
-    With `one_by_one` "auto" is 1: visits that are computed together end together.
+    With `one_by_one` "auto" is 1: visits that are computed together end together. `heavy` clients gain next to nothing
+    from being together: few of them are rather spread evenly over ranks.
     """
     if batch_clients is False or (one_by_one and batch_clients == "auto"):
         return 1
     if isinstance(batch_clients, int):
         return min(batch_clients, clients)
     fitting = max(1, CACHE_BYTES // max(1, model_bytes))
-    return min(MOST_PER_CHUNK, fitting, -(-clients // CHUNKS_WANTED))
+    shared = clients // CHUNKS_WANTED if heavy else -(-clients // CHUNKS_WANTED)
+    return max(1, min(MOST_PER_CHUNK, fitting, shared))
 
 
 def cut(size: int, paces: Floats, ranks: int, kinds: Sequence[Hashable] | None = None) -> list[Chunk]:

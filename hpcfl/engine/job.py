@@ -99,8 +99,8 @@ class Job:
                 "move; did you mean doubling.when = 'plateau'?"
             )
         auto = config.batch_clients == "auto"
-        size = chunk or (config.speed.chunk if auto else None)
-        size = size or chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one or task.looped)
+        size, single = chunk or (config.speed.chunk if auto else None), config.one_by_one or task.looped
+        size = size or chunk_size(config.batch_clients, config.clients, task.nbytes, single, task.heavy)
         if auto and config.clock == "wall":
             size = min(size, max(1, config.clients // (ranks - 1)))
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks, federation.shapes)

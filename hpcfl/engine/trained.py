@@ -220,7 +220,8 @@ class Models:
         from hpcfl.comm.placement import chunk_size, cut
 
         config = self.config
-        size = self.chunk or chunk_size(config.batch_clients, config.clients, self.task.nbytes, self.task.looped)
+        kind = self.task.nbytes, self.task.looped, self.task.heavy
+        size = self.chunk or chunk_size(config.batch_clients, config.clients, *kind)
         paces = np.zeros(config.clients) if size == 1 else config.speed.paces(config.seed, config.clients)
         return cut(size, paces, 1, self.federation.shapes)
 

@@ -146,6 +146,11 @@ class Task:
         return self.computing == "looped"
 
     @property
+    def heavy(self) -> bool:
+        """Whether there are layers that take so long that computing clients together gains next to nothing."""
+        return any(isinstance(layer, Layer) and layer.heavy for layer in self.layers)
+
+    @property
     def latent(self) -> tuple[int, int] | None:
         """Number of the first layer above the latent space, and the dimension of that; None where there is none.
 

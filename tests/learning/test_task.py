@@ -9,9 +9,11 @@ from torch import nn
 
 from helpers.toys import cnn_task, full_batch, mlp_task, plain, plain_gradients, same_bits, visits_of
 from hpcfl.base.rng import StepKey
+from hpcfl.learning.derivatives import per_sample_gradients
 from hpcfl.learning.evaluate import client_scores, server_scores
 from hpcfl.learning.fused import formed
 from hpcfl.learning.task import Task
+from hpcfl.models.cnn import Cnn
 from hpcfl.models.mlp import Mlp
 from hpcfl.models.modules.custom import Dropout
 from hpcfl.models.modules.layers import Layer
@@ -55,6 +57,31 @@ def test_gradients_are_autograds_of_the_plain_model(make, count):
             torch.testing.assert_close(gradients[name][client], value, **CLOSE)
         loss = nn.functional.cross_entropy(plain(task, row(params, client))(x), y)
         torch.testing.assert_close(losses[client], loss.detach(), **CLOSE)
+
+
+def test_large_images_are_convolved_client_by_client():
+    task = cnn_task(SIZES)
+    params, x = own_params(task, 4), one_batch(task, range(4)).x
+    whole = task.layers[0](params, x, None)
+    for client in range(4):
+        own = {name: value[client : client + 1] for name, value in params.items()}
+        assert torch.equal(task.layers[0](own, x[client : client + 1], None)[0], whole[client])
+
+
+def test_gradients_of_single_samples_add_up_to_that_of_a_batch():
+    task = cnn_task([5])
+    params, batch = own_params(task, 1), one_batch(task, [0])
+    whole, _ = task.gradients(params, batch)
+    for name, each in per_sample_gradients(task, row(params, 0), batch).items():
+        assert each.shape == (5, *whole[name].shape[1:])
+        torch.testing.assert_close(each.mean(0), whole[name][0], **CLOSE)
+
+
+def test_clients_of_large_convolutions_gain_nothing_from_being_together():
+    held = cnn_task(SIZES)
+    large = Task(Cnn(channels=(64, 64), kernel=5, padding="same"), held.federation, 0)
+    assert large.heavy
+    assert not held.heavy
 
 
 def all_rows(layers, count):
