@@ -100,19 +100,19 @@ def _joined(found: Sequence[tuple[Tensor, Padded]]) -> list[tuple[Tensor, Padded
 def _fitting(task: Task, params: State, x: Tensor) -> int:
     """How many samples like those of `x` fit into one forward pass by one client's parameters, at least 1.
 
-    A sample costs its own bytes and those of its part of the largest tensor that a module gives in a test.
+    A sample costs its own bytes and those of its part of the largest tensor that a module takes or gives in a test.
     """
     shape = tuple(x.shape[1:])
     if shape not in task.kept.sample_bytes:
         few, sizes = torch.cat([x[:1]] * FEW).unsqueeze(0).to(task.device), [0]
 
-        def note(_module: Any, _inputs: Any, output: Any) -> None:
-            parts = output if isinstance(output, tuple) else [output]
+        def note(_module: Any, inputs: Any, output: Any) -> None:  # some modules are computed without being called
+            parts = [*inputs, *(output if isinstance(output, tuple) else [output])]
             sizes.extend(part.nbytes for part in parts if isinstance(part, Tensor))
 
         handle = register_module_forward_hook(note)
         try:
-            note(None, None, task.forward({name: value[:1] for name, value in params.items()}, few))
+            note(None, (), task.forward({name: value[:1] for name, value in params.items()}, few))
         finally:
             handle.remove()
         task.kept.sample_bytes[shape] = (few.nbytes + max(sizes)) // FEW
