@@ -188,6 +188,12 @@ class ExactSums(Sums):
         self._own[name][0] += weight
         add_to_bins(total, self.bins(name), self._scratch)
 
+    def add_bins(self, name: str, bins: Floats, weight: float) -> None:
+        """Add what another sum has on the grids, float64 [2 or 3, n]."""
+        self._own[name][0] += weight
+        own = self.bins(name)
+        own += bins
+
     def bins(self, name: str) -> Floats:
         """Return a block's sums on the grids, as they are in the buffers, a view, float64 [2 or 3, n]."""
         block = self._blocks[name]

@@ -115,6 +115,11 @@ class Job:
         """The size of the largest chunk."""
         return max(len(chunk.clients) for chunk in self.chunks)
 
+    @property
+    def together(self) -> bool:
+        """Whether in real time a rank sends one sum over all its chunks."""
+        return self.chunk > 1 and self.config.ends_together
+
     @cached_property
     def layout(self) -> Layout:
         return self.algorithm.layout(self.task)

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class ReceivedSums(Sums):
     """Sums over the groups that counted, formed when they are asked for: one visit per lane is all that is kept.
 
-    Messages of single ranks are summed on fixed grids, as in simulated time, so a replay gives the same bits. What
-    came from several ranks was summed on its way, at the blocks' precision and in an order of MPI's choosing.
+    Messages of single visits are summed on fixed grids, as in simulated time, so a replay gives the same bits; sums
+    over chunks are on these grids already. Visits of several ranks were summed on their way, at the blocks' precision
+    and in an order of MPI's choosing.
 
     Parameters
     ----------
@@ -68,8 +69,9 @@ class ReceivedSums(Sums):
     def _total(self, name: str) -> Tensor:
         number = self._group[name]
         block, counted = self.layout[number][name], self._with(number)
-        parts = [contribution(one, number, name) for one in counted]
-        if len(parts) == 1 and parts[0][1] is None and not self.early and not counted[0].formats[number].sums:
+        parts = [contribution(one, number, name) for one in counted if not one.formats[number].sums]
+        summed = [one.formats[number].bins(one.frames[number], name) for one in counted if one.formats[number].sums]
+        if len(parts) == 1 and parts[0][1] is None and not summed and not self.early:
             return parts[0][0].to(torch.float64, copy=True).view(block.shape)  # the frame is the lane's
         early = self.early.bins(name) if self.early else None
         out: Floats = np.empty(block.size)
@@ -82,6 +84,8 @@ class ReceivedSums(Sums):
             used[:] = 0.0 if early is None else early[:, piece]
             for value, weight in parts:
                 add_to_bins(scaled(value[piece], weight, product[:width]), used, scratch)
+            for each in summed:
+                used += each[:, piece]
             np.add.reduce(used[::-1], out=out[piece])  # smallest first
         return torch.from_numpy(out).view(block.shape)
 
@@ -97,7 +101,7 @@ class ReceivedSums(Sums):
 def contribution(one: PendingReceive, number: int, name: str) -> tuple[Tensor, float | None]:
     """Return a block as it arrived, and what it is still to be multiplied by (None: nothing)."""
     group, frame = one.formats[number], one.frames[number]
-    weight = float(group.weights(frame, name)[0]) if group.ranks == 1 and not group.sums else None
+    weight = float(group.weights(frame, name)[0]) if group.ranks == 1 else None
     return group.value(frame, name), weight
 
 
@@ -122,9 +126,12 @@ def add_all(one: PendingReceive, sums: ExactSums, groups: int | None = None) -> 
     """Add the first groups of a visit (None: all) to exact sums."""
     for number, group in enumerate(one.formats[:groups]):
         for name in group.blocks:
+            weighed = float(group.weights(one.frames[number], name).sum())
+            if group.sums:
+                sums.add_bins(name, group.bins(one.frames[number], name), weighed)
+                continue
             value, weight = contribution(one, number, name)
-            total = scaled(value, weight, np.empty(len(value)))
-            sums.add_total(name, total, float(group.weights(one.frames[number], name).sum()))
+            sums.add_total(name, scaled(value, weight, np.empty(len(value))), weighed)
 
 
 class RoundOutcome:
