@@ -14,6 +14,7 @@ from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Ints
 from hpcfl.data import Federation
 from hpcfl.data.base import Inputs, Labels
+from hpcfl.learning.padded import Kept
 
 
 class Samples(NamedTuple):
@@ -38,6 +39,7 @@ class Held:
     def __init__(self, federation: Federation, dtype: torch.dtype, device: torch.device) -> None:
         self.federation, self.dtype, self.device = federation, dtype, device
         self._samples: dict[int, Samples] = {}
+        self.kept = Kept()
 
     def hold(self, clients: Ints) -> None:
         """Read the samples of some clients that are not there yet; those of one shape lie in one array."""
@@ -75,7 +77,7 @@ class Held:
 
     def release_data(self) -> None:
         """Free the memory of all samples: nothing is asked of this task any more."""
-        self._samples = {}
+        self._samples, self.kept = {}, Kept()
         del self.federation
         let_go()
         if self.device.type == "cuda":

@@ -103,7 +103,7 @@ class Task(Held):
             self._fuse(stack, x, y, computing is not None)
 
     def _fuse(self, stack: Fused, x: Tensor, y: Tensor, decided: bool) -> None:
-        """Compute the model as a stack if that was decided, or on samples ``[B, …]`` gives the gradients of autograd."""
+        """Compute the model as a stack if that was decided, or gives autograd's gradients on samples ``[B, …]``."""
         initial = self.start.drawn[tuple(x.shape[1:])]
         params, batch = two_clients(initial, x.to(self.device), y.to(self.device), self.seed)
         apart = 0.0 if decided else stack.apart(self.gradients(params, batch)[0], params, batch)
