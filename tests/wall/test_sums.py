@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.comm.message import PIECE, Block, ExactSums
+from hpcfl.comm.exact import PIECE
+from hpcfl.comm.message import Block, ExactSums
 from hpcfl.comm.packing import ALIGNED, APART_BYTES, Packing
 from hpcfl.engine.wall.framing import FrameFormat, frame_formats
 from hpcfl.engine.wall.outcome import ReceivedSums, add_all
