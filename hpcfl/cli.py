@@ -48,6 +48,9 @@ OVERLAYS = _overlays(
 )
 FORCE = click.option("--force", is_flag=True, help="Go on even if the run seems to be running on a host that is gone.")
 QUIET = click.option("--quiet", is_flag=True, help="No progress.")
+PROFILE = click.option(
+    "--profile", is_flag=True, help="At the end, print where each rank's time went, as a table and one line of JSON."
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -67,6 +70,7 @@ def cli(context: click.Context, debug: bool) -> None:
 @DATA_DIR
 @click.option("--resume", is_flag=True, help="Go on if the folder already holds a run of this config.")
 @QUIET
+@PROFILE
 @FORCE
 def run(**options: Any) -> None:
     """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""
@@ -80,6 +84,7 @@ def run(**options: Any) -> None:
 @click.argument("folder", type=PATH)
 @DATA_DIR
 @QUIET
+@PROFILE
 @FORCE
 def resume(**options: Any) -> None:
     """Go on with a run after its newest checkpoint that can be read whole, on any number of ranks."""
@@ -198,8 +203,9 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool) -> None:
     FOLDERS are runs, or folders of runs, such as a sweep's. Runs that differ in nothing but the seed are one row: mean
     ± standard deviation over the seeds.
     """
+    from hpcfl.base.tables import print_table, terminal_width
     from hpcfl.commands.groups import run_folders
-    from hpcfl.commands.show import print_table, remarks, summary, table, terminal_width
+    from hpcfl.commands.show import remarks, summary, table
 
     rows = [summary(folder) for folder in run_folders(folders)]
     for shown in () if as_json else table(rows, each, terminal_width()):
@@ -223,8 +229,8 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool) -> None:
 @click.option("--out", type=PATH, metavar="FILE.h5", help="Write the layers that learned, as HDF5.")
 def adapt(as_json: bool, **options: Any) -> None:
     """Let clients that never took part in a run learn their personal layers on its shared ones, and test them."""
+    from hpcfl.base.tables import print_table
     from hpcfl.commands.adapt import adapt_request, adapted, headline, table
-    from hpcfl.commands.show import print_table
 
     _check_alone("adapt", "but is one process: expected it without mpirun")
     outcome = adapted(adapt_request(**options))

@@ -63,7 +63,10 @@ class Config(ConfigBase):
     batch_clients: Literal["auto", False] | Count = "auto"
     """Clients per chunk: their computations are batched together. The chunk size decides about the last bits of a
     result, so it follows from the config alone and never from the number of ranks. ``auto``: by the sizes of model and
-    federation; in wall time one by one, as with ``false``."""
+    federation; in a replay that of the recorded run. In wall time visits of a chunk end together, and those of one that
+    is not complete when the round closes are all lost. There ``auto`` is one by one, as with ``false``, unless rounds
+    wait for all visits, as fast as they go, and each counts as a whole; with more ranks than chunks these are smaller.
+    A number is refused where layers leave one by one, or where the server looks at single messages."""
     threads: Literal["auto"] | Count = "auto"
     """Threads per rank within one operation; like the chunk size part of what decides about the last bits. ``auto``: 1
     in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of its host's cores."""
@@ -113,8 +116,21 @@ class Config(ConfigBase):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether clients are computed one at a time unless the config says otherwise."""
-        return self.clock == "wall" or self.speed.replays
+        """Whether clients are computed one at a time unless the config says otherwise: each visit may end by itself."""
+        return self.clock == "wall" and not self.ends_together
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether nothing depends on when which visit of a round ends."""
+        return self.participation.close == "all" and not self.speed.slows and not self._unbatched
+
+    @property
+    def _unbatched(self) -> str:
+        """Why visits cannot be computed together in real time; "" where they can."""
+        if self.singles:
+            return f"{self.singles} single messages"
+        layerwise = not self.participation.whole(self.algorithm.layerwise)
+        return f"algorithm.name = '{self.algorithm.name}' sends layers one by one" if layerwise else ""
 
     @property
     def reproducible(self) -> bool:
@@ -137,9 +153,9 @@ class Config(ConfigBase):
 
     def check_values(self) -> None:
         """Raise UsageError where values do not go together; no data are read."""
-        if self.clock == "wall" and self.batch_clients not in ("auto", False, 1):
+        if self.clock == "wall" and self.batch_clients not in ("auto", False, 1) and self._unbatched:
             raise UsageError(
-                "batch_clients: clock = 'wall' computes visit by visit: expected 'auto', false or 1, "
+                f"batch_clients: with clock = 'wall' {self._unbatched}: expected 'auto', false or 1, "
                 f"got {self.batch_clients}; did you mean 1?"
             )
         if self.clock == "wall" and self.algorithm.between_rounds:

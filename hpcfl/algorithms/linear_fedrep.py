@@ -167,10 +167,9 @@ def _drawn(federation: LinearFederation, visits: Visits) -> tuple[Tensor, Tensor
     """Return the clients' fresh samples, float64 ``[c, m, d]`` and ``[c, m]``."""
     import torch
 
-    parts = [federation.drawn(int(client), visits.round) for client in visits.clients]
-    # stacked by torch, whose memory is aligned: the last bits of matrix products may depend on that
-    x, y = (torch.stack([torch.from_numpy(array) for array in part]) for part in zip(*parts))
-    return x, y
+    x, y = federation.drawn_by(visits.clients, visits.round)
+    # copied by torch, whose memory is aligned: the last bits of matrix products may depend on that
+    return torch.from_numpy(x).clone(), torch.from_numpy(y).clone()
 
 
 def _orthonormal(rows: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ class Salf(Algorithm):
         for number, gradients, losses in task.backprop(start, batch, rows, visits.closed):
             if number == len(rows) - 1:
                 yield {"loss": (losses, visits.ones(len(losses)))}
-            for name in reversed(gradients):
+            for name in reversed(list(gradients)):
                 count = visits.in_time(level[name])
                 if not count:  # nobody has come further
                     return velocity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,3 +17,6 @@ Shape = tuple[int, ...]
 
 State = dict[str, "Tensor"]
 """Named tensors: the server's shared state, or a chunk's personal state with a leading client axis."""
+
+Computing = Literal["fused", "vmapped", "looped"]
+"""How the clients of a chunk are computed: together by hand or by `torch.func.vmap`, or one after the other."""

@@ -7,6 +7,7 @@ real time.)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
@@ -122,3 +123,41 @@ class Collective(Transport):
             self.received += nbytes
         else:
             self.sent += nbytes
+
+
+class Profiled(Collective):
+    """Waits until all ranks have come before each collective, so that waiting can be told from moving and summing.
+
+    `phase` measures both: the one as "waiting", the other as "broadcast" or "reduction".
+    """
+
+    def __init__(self, comm: MPI.Intracomm, phase: Callable[[str], AbstractContextManager[None]]) -> None:
+        super().__init__(comm)
+        self.phase = phase
+
+    @contextmanager
+    def _met(self, name: str) -> Iterator[None]:
+        with self.phase("waiting"):
+            wait([self.comm.Ibarrier()])
+        with self.phase(name):
+            yield
+
+    def invite(self, shared: State) -> State:
+        with self._met("broadcast"):
+            return super().invite(shared)
+
+    def close(self, sums: ExactSums) -> ExactSums:
+        with self._met("reduction"):
+            return super().close(sums)
+
+    def share(self, sums: ExactSums) -> ExactSums:
+        with self._met("reduction"):
+            return super().share(sums)
+
+    def reduce(self, values: Floats) -> Floats:
+        with self._met("reduction"):
+            return super().reduce(values)
+
+    def agree(self, values: Floats) -> Floats:
+        with self.phase("reduction"):  # whose waiting is that of `reduce`, the first half of it
+            return super().agree(values)

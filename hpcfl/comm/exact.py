@@ -109,6 +109,10 @@ class ExactSum(ABC):
         """Add to a piece of the sums a scaled `total`, float64, which is used up."""
 
     @abstractmethod
+    def add_bins(self, bins: Floats) -> None:
+        """Add what other sums have on the grids, float64 [2 or 3, n]."""
+
+    @abstractmethod
     def start(self, other: ExactSum | None, piece: slice) -> None:
         """Begin with what another has at a piece, None: with nothing."""
 
@@ -125,6 +129,9 @@ class BinnedSum(ExactSum):
 
     def add(self, total: Floats, piece: slice) -> None:
         add_to_bins(total, self.bins[:, piece])
+
+    def add_bins(self, bins: Floats) -> None:
+        self.bins += bins
 
     def start(self, other: ExactSum | None, piece: slice) -> None:
         self.bins[:] = other.bins[:, piece] if isinstance(other, BinnedSum) else 0.0
@@ -167,6 +174,10 @@ class FixedSum(ExactSum):
             steps = ROOM.scratch.numpy()[: len(total)].view(np.int64)
             np.copyto(steps, np.rint(total, out=total), casting="unsafe")
         self.whole[piece] += steps
+
+    def add_bins(self, bins: Floats) -> None:
+        for row in bins:
+            self.add_rows(torch.from_numpy(row)[None], [1.0])
 
     def wide(self) -> Floats:
         """Return `upper`, made where there was none."""

@@ -178,18 +178,15 @@ class ExactSums(Sums):
                 self.add_rows(name, rows, weight.tolist(), float(weight.sum()))
             else:
                 self._weights[name] += float(weight.sum())
-                self._add_far(name, rows, weight.tolist())
+                self._add_far(name, weighted_sum(rows, weight))
 
     def add_rows(self, name: str, rows: Tensor, factors: list[float], weight: float) -> None:
         """Add ``Σ factor·row`` of rows [k, n] on the CPU, which counts with so much weight."""
         self._weights[name] += weight
         self._sums[name].add_rows(rows, factors)
 
-    def _add_far(self, name: str, rows: Tensor, factors: list[float]) -> None:
-        """Do on the device what `add_rows` does, always in bins."""
-        total = torch.zeros(rows.shape[1], dtype=torch.float64, device=self.device)
-        for row, factor in zip(rows, factors):
-            total.add_(row, alpha=factor)  # converted on the way, in float64
+    def _add_far(self, name: str, total: Tensor) -> None:
+        """Do on the device what `BinnedSum` does."""
         if name not in self._far:
             self._far[name] = total.new_zeros(self._blocks[name].bins, len(total))
         for grid, row in zip(GRIDS, self._far[name]):
@@ -200,12 +197,7 @@ class ExactSums(Sums):
     def settled(self) -> ExactSums:
         """Bring what was summed on the device to the buffers, with one wait for it; note who needs which bins."""
         for name, bins in zip(self._far, on_host(list(self._far.values()))):
-            sums = self._sums[name]
-            if isinstance(sums, BinnedSum):
-                sums.bins[:] = bins.numpy()
-            else:
-                for row in bins:
-                    self.add_rows(name, row[None], [1.0], 0.0)
+            self.add_bins(name, bins.numpy(), 0.0)
         self._far = {}
         self.wide[:] = [fixed.upper is not None for fixed in self._fixed.values()]
         return self
@@ -214,8 +206,13 @@ class ExactSums(Sums):
         """Return the bins beside whole numbers that any rank needs, as `wide` says, for ranks to add them up too."""
         return [fixed.wide() for fixed, ranks in zip(self._fixed.values(), self.wide) if ranks]
 
+    def add_bins(self, name: str, bins: Floats, weight: float) -> None:
+        """Add what another sum has on the grids, float64 [2 or 3, n]."""
+        self._weights[name] += weight
+        self._sums[name].add_bins(bins)
+
     def of(self, name: str) -> ExactSum:
-        """Return the sums of one block, which it does not know to be weighted."""
+        """Return the sums of one block."""
         return self._sums[name]
 
     def total(self, name: str) -> Tensor:
@@ -237,6 +234,14 @@ def _zeros(sizes: list[int], dtype: torch.dtype) -> tuple[Any, list[Any]]:
     packing = Packing(like)
     buffer = packing.zeros()
     return buffer.view(dtype).numpy(), [view.numpy() for view in packing.views(buffer).values()]
+
+
+def weighted_sum(rows: Tensor, weight: Tensor) -> Tensor:
+    """Return ``Σ weight·row`` of rows ``[c, n]``, float64 [n], where the rows are."""
+    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    for row, factor in zip(rows, weight.tolist()):
+        total.add_(row, alpha=factor)  # converted on the way, in float64
+    return total
 
 
 def moved(value: Tensor, update: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcfl.base.errors import ErrorOnOtherRank, UserError
+from hpcfl.base.types import Floats
 
 STEPS = 3
 YIELD_SECONDS = 0.0005  # of looking: some 200 looks at a single request
@@ -51,10 +52,14 @@ class Patience:
         self.looks, self.start, self.used = 0, time.monotonic(), time.thread_time()
         self.cold = 0.0
 
+    def has_moved(self, look: float) -> bool:
+        """Whether a look that took so many seconds has moved bytes."""
+        return look > 5 * self.least + MOVED_SECONDS + self.cold
+
     def pause(self, most: float = 1.0, coming: int = 0) -> None:
         """Give way or sleep, at most `most` seconds; `coming` bytes are known to be on their way."""
         look = time.thread_time() - self.used
-        if look > 5 * self.least + MOVED_SECONDS + self.cold:
+        if self.has_moved(look):
             self.moved()
         self.looks, self.cold = self.looks + 1, 0.0
         self.least = min(self.least, max(look, 1e-6))
@@ -131,6 +136,13 @@ def names(comm: MPI.Intracomm, name: str, most: int = 64) -> list[str]:
     table = np.empty((comm.Get_size(), most), dtype=np.uint8)
     wait([comm.Iallgather(own, table)])
     return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in table]
+
+
+def rows(comm: MPI.Intracomm, own: Floats) -> Floats:
+    """Return every rank's row of as many numbers, in the order of the ranks."""
+    table = np.empty((comm.Get_size(), len(own)))
+    wait([comm.Iallgather(own, table)])
+    return table
 
 
 def settle(comm: MPI.Intracomm, error: Exception | None) -> None:

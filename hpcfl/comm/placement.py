@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, zip_longest
 
 import numpy as np
 
@@ -32,17 +34,21 @@ class Chunk:
         return order[np.searchsorted(self.clients, clients, sorter=order)]
 
 
-def chunk_size(batch_clients: str | int | bool, clients: int, model_bytes: int, one_by_one: bool = False) -> int:
+def chunk_size(
+    batch_clients: str | int | bool, clients: int, model_bytes: int, one_by_one: bool = False, heavy: bool = False
+) -> int:
     """Clients per chunk: as the config says; for "auto" by cache size and number of clients.
 
-    With `one_by_one` "auto" is 1: the wall clock computes visit by visit, and a replay must give the same bits.
+    With `one_by_one` "auto" is 1: visits that are computed together end together. `heavy` clients gain next to nothing
+    from being together: few of them are rather spread evenly over ranks.
     """
     if batch_clients is False or (one_by_one and batch_clients == "auto"):
         return 1
     if isinstance(batch_clients, int):
         return min(batch_clients, clients)
     fitting = max(1, CACHE_BYTES // max(1, model_bytes))
-    return min(MOST_PER_CHUNK, fitting, -(-clients // CHUNKS_WANTED))
+    shared = clients // CHUNKS_WANTED if heavy else -(-clients // CHUNKS_WANTED)
+    return max(1, min(MOST_PER_CHUNK, fitting, shared))
 
 
 def cut(size: int, paces: Floats, ranks: int, kinds: Sequence[Hashable] | None = None) -> list[Chunk]:
@@ -76,14 +82,26 @@ def cut_by_kind(size: int, order: Ints, kinds: Sequence[Hashable]) -> list[Ints]
     return [np.array(part, dtype=np.int64) for part in full]
 
 
+Turn = list[list[int]]
+"""Clients that are visited, ``[chunk][client]``, ascending ids: what a rank sends of them travels together."""
+
+
 @dataclass(frozen=True)
 class Topology:
-    """The client ranks of one lane, and the clients that each of them hosts; a local rank is a place among them."""
+    """The client ranks of one lane; a local rank is a place among them.
+
+    `chunks` are those that each of them hosts, ``[local rank][chunk][client]``.
+    """
 
     ranks: tuple[int, ...]
-    hosted: tuple[tuple[int, ...], ...]
+    chunks: tuple[tuple[tuple[int, ...], ...], ...]
 
-    @property
+    @cached_property
+    def hosted(self) -> tuple[tuple[int, ...], ...]:
+        """The clients that each rank hosts."""
+        return tuple(tuple(chain(*chunks)) for chunks in self.chunks)
+
+    @cached_property
     def clients(self) -> Ints:
         """All clients of the lane, by local rank, int64 [h]."""
         return np.array([client for clients in self.hosted for client in clients], dtype=np.int64)
@@ -93,20 +111,28 @@ class Topology:
         start = sum(len(clients) for clients in self.hosted[:local_rank])
         return slice(start, start + len(self.hosted[local_rank]))
 
-    def turns(self, cohort: Ints) -> list[list[int]]:
-        """Who is visited in which turn, ``[turn][local rank]``, −1 for nobody.
+    def most(self, together: bool) -> int:
+        """The most clients of a rank in one of its `turns`."""
+        parts: Iterable[tuple[int, ...]] = self.hosted if together else chain(*self.chunks)
+        return max(map(len, parts))
 
-        Each rank serves its invited clients in the order in which it hosts them; the ranks with fewer of them
-        send nothing in the last turns, but take part in the sums.
+    def turns(self, cohort: Ints, together: bool) -> list[list[Turn]]:
+        """What is visited in which turn, ``[turn][local rank]``.
+
+        Each rank serves its chunks in the order in which it hosts them, if anybody of them is invited: one after the
+        other, or all of them in one turn. The ranks with fewer of them send nothing in the last turns, but take part in
+        the sums.
         """
         invited = set(cohort.tolist())
-        rows = [[client for client in clients if client in invited] for clients in self.hosted]
-        count = max(len(row) for row in rows)
-        return [[row[turn] if turn < len(row) else -1 for row in rows] for turn in range(count)]
+        rows = [[sorted(invited.intersection(chunk)) for chunk in chunks] for chunks in self.chunks]
+        chunks = [[chunk for chunk in row if chunk] for row in rows]
+        if together:
+            return [chunks] if any(chunks) else []
+        return [list(turn) for turn in zip_longest(*([[chunk] for chunk in row] for row in chunks), fillvalue=[])]
 
     def single(self, local_rank: int) -> Topology:
         """The lane of one of the ranks by itself."""
-        return Topology((self.ranks[local_rank],), (self.hosted[local_rank],))
+        return Topology((self.ranks[local_rank],), (self.chunks[local_rank],))
 
 
 def lane_topologies(width: int | str, hosts: Sequence[str], chunks: Sequence[Chunk]) -> list[Topology]:
@@ -125,8 +151,8 @@ def lane_topologies(width: int | str, hosts: Sequence[str], chunks: Sequence[Chu
     return [Topology(tuple(row), tuple(_hosted(rank, chunks) for rank in row)) for row in rows if row]
 
 
-def _hosted(rank: int, chunks: Sequence[Chunk]) -> tuple[int, ...]:
-    return tuple(int(client) for chunk in chunks if chunk.rank == rank for client in chunk.clients)
+def _hosted(rank: int, chunks: Sequence[Chunk]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(chunk.clients.tolist()) for chunk in chunks if chunk.rank == rank)
 
 
 def check_width(width: int | str, ranks: int) -> None:

@@ -24,7 +24,7 @@ from hpcfl.base.types import Floats, Ints
 from hpcfl.comm.placement import chunk_size, cut_by_kind
 from hpcfl.commands.newcomers import NewcomersFile
 from hpcfl.commands.show import digest
-from hpcfl.engine.trained import loaded, newest, threads, with_shared
+from hpcfl.engine.trained import loaded, newest, recorded_chunk, threads, with_shared
 from hpcfl.launch.request import check_writable
 from hpcfl.store.atomic import created, replace
 
@@ -64,6 +64,7 @@ class AdaptRequest:
     out: Path | None
     header: Header
     file: NewcomersFile | None
+    chunk: int | None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -129,7 +130,8 @@ def adapt_request(
     if file is not None:
         clients = config.clients + file.picked(chosen)
     tested = (config.algorithm.adapt_epochs,) if epochs is None else numbers(epochs)
-    return AdaptRequest(folder, config, data, last, saved, clients, tested, out, header, file)
+    chunk = recorded_chunk(attributes, config)
+    return AdaptRequest(folder, config, data, last, saved, clients, tested, out, header, file, chunk)
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -205,7 +207,7 @@ def adapted(request: AdaptRequest) -> dict[str, Any]:
     names = config.algorithm.personal_names(task)
     if not names:
         raise UsageError(f"algorithm: '{config.algorithm.name}' shares all layers here: none is left to adapt")
-    size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one)
+    size = request.chunk or chunk_size(config.batch_clients, config.clients, task.nbytes)
     rows: dict[int, dict[str, Any]] = {}
     with _file(request) as file:
         for part in cut_by_kind(size, clients, task.federation.shapes):

@@ -43,7 +43,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
 
     job = Job.of(config, data_dir, ranks)
     if config.task.own:
-        from hpcfl.engine.record import columns
+        from hpcfl.engine.columns import columns
 
         columns(job)  # they must have names of their own
     federation = job.task.federation
@@ -74,7 +74,7 @@ def _module(job: Job) -> Facts:
         return
     sizes = {name: value.numel() for name, value in whole.tensors.items()}
     layers = "; ".join(f"{', '.join(names)} ({sum(sizes[name] for name in names)})" for names in whole.groups)
-    yield "model", f"{whole.found.computing} ({whole.found.why}); layers 1 … {len(whole.groups)}: {layers}"
+    yield "model", f"{job.task.computing} ({job.task.why}); layers 1 … {len(whole.groups)}: {layers}"
 
 
 def _task(config: Config) -> Facts:
@@ -200,7 +200,7 @@ def _largest(job: Job) -> tuple[int, int]:
     """Most clients of a chunk, and of a rank."""
     hosting = {chunk.rank for chunk in job.chunks}
     held = max(sum(len(chunk.clients) for chunk in job.hosted(rank)) for rank in hosting)
-    return max(len(chunk.clients) for chunk in job.chunks), held
+    return job.chunk, held
 
 
 def _warnings(job: Job) -> Facts:
@@ -259,16 +259,18 @@ def _memory(job: Job, ranks: int) -> Facts:
 def bounds(job: Job, ranks: int) -> tuple[int, int]:
     """Most bytes that rounds in real time take at the server and on a client rank.
 
-    The server: one message per lane, and the shared state, its successor and a copy on its way out; where ranks host
-    several clients, exact running sums (four times the message) too; and what is held of each visit for further sums.
-    A client rank: four times the model, or the message where that is larger (the state served, the gradients or the
-    model being trained, the change, and the buffers on their way out), and twice the personal state of its clients,
+    The server: one message per lane, or an exact sum (four times the message) where clients are computed in chunks, and
+    the shared state, its successor and a copy on its way out; where ranks send several of them, exact running sums too;
+    and what is held of each visit for further sums. A client rank: four times the model, or the message where that is
+    larger (the state served, the gradients or the model being trained, the change, and the buffers on their way out),
+    all but the first for each client of a chunk, and two such sums; and twice the personal state of its clients,
     acknowledged and provisional.
     """
-    message = _message(job)
-    hosted = max(len(job.hosted(rank)) for rank in range(1, ranks))
-    server = (_lanes(job, ranks) + 3 + 4 * (hosted > 1)) * message + job.config.clients * _kept(job)
-    return server, 4 * max(job.task.nbytes, message) + 2 * hosted * job.personal_bytes
+    message, (size, held) = _message(job), _largest(job)
+    several = not job.together and max(len(job.hosted(rank)) for rank in range(1, ranks)) > 1
+    each = 4 if size > 1 else 1
+    server = (each * _lanes(job, ranks) + 3 + 4 * several) * message + job.config.clients * _kept(job)
+    return server, (1 + 3 * size + 8 * (size > 1)) * max(job.task.nbytes, message) + 2 * held * job.personal_bytes
 
 
 def _kept(job: Job) -> int:

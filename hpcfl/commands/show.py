@@ -13,6 +13,7 @@ import numpy as np
 
 from hpcfl import store
 from hpcfl.base.errors import RunError
+from hpcfl.base.tables import width_of
 from hpcfl.commands.curves import ACCURACY, recorded_metrics
 from hpcfl.commands.groups import Group, Recorded, groups
 
@@ -170,27 +171,6 @@ def _turned(lines: Sequence[Mapping[str, str]]) -> Any:
     for heading in list(lines[0])[1:]:
         shown.add_row(heading, *(line[heading] for line in lines))
     return shown
-
-
-def width_of(table: Any) -> int:
-    """The characters that a `rich` table takes where nothing is cut."""
-    from rich.console import Console
-
-    return Console(width=100_000).measure(table).maximum
-
-
-def terminal_width() -> int | None:
-    """The width of the terminal; a log has none."""
-    from rich.console import Console
-
-    return Console().width if sys.stdout.isatty() else None
-
-
-def print_table(table: Any) -> None:
-    """Print a `rich` table as wide as it is: what is read by another program, or does not fit, is not cut either."""
-    from rich.console import Console
-
-    Console(width=max(width_of(table), terminal_width() or 0)).print(table, crop=False)
 
 
 def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from hpcfl.algorithms.base import Extras
 from hpcfl.algorithms.buffered import with_buffers
 from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
-from hpcfl.base.types import Floats, Ints, Shape, State
+from hpcfl.base.types import Computing, Floats, Ints, Shape, State
 from hpcfl.comm.guard import Norms, RunGuard
 from hpcfl.comm.layers import Layers
 from hpcfl.comm.message import Block, Layout
@@ -25,7 +25,7 @@ from hpcfl.config import Config
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_objectives, client_scores
 from hpcfl.learning.task import Task
-from hpcfl.models.modules.tracing import Computing
+from hpcfl.models.foreign import Foreign
 from hpcfl.schedule.doubling import Stage
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
@@ -71,8 +71,11 @@ class Job:
         device: str = "cpu",
         threads: int = 1,
         computing: Computing | None = None,
+        chunk: int | None = None,
     ) -> Job:
-        """Read the data, build the model and deal the clients; `computing` is what was decided of a module before.
+        """Read the data, build the model and deal the clients.
+
+        `computing` is how the run has computed chunks before, `chunk` the size that they began with.
 
         Raises
         ------
@@ -84,6 +87,8 @@ class Job:
             check_width(config.lane_width, ranks)
         torch.set_num_threads(threads)
         federation = config.data.federate(config.clients, config.seed, data_dir)
+        if computing is None and not isinstance(config.model, Foreign):
+            computing = config.speed.computing
         kinds = config.precision, None, config.task, computing
         task = Task(config.model, federation, config.seed, device, *kinds)
         algorithm = with_buffers(config.algorithm, task)
@@ -93,13 +98,27 @@ class Job:
                 f"doubling.when = 'gradient': algorithm.name = '{config.algorithm.name}' shares nothing that could "
                 "move; did you mean doubling.when = 'plateau'?"
             )
-        size = chunk_size(config.batch_clients, config.clients, task.nbytes, config.one_by_one or task.looped)
+        auto = config.batch_clients == "auto"
+        size, single = chunk or (config.speed.chunk if auto else None), config.one_by_one or task.looped
+        size = size or chunk_size(config.batch_clients, config.clients, task.nbytes, single, task.heavy)
+        if auto and config.clock == "wall":
+            size = min(size, max(1, config.clients // (ranks - 1)))
         chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks, federation.shapes)
         job = cls(config, task, algorithm, chunks)
         config.speed.covers(config.rounds, config.clients, len(job.layers.tensors))
         if config.model.initial is not None:
             task.start.check_method(job.algorithm.name, job.algorithm.init_server(task), job.algorithm.personal(task))
         return job
+
+    @property
+    def chunk(self) -> int:
+        """The size of the largest chunk."""
+        return max(len(chunk.clients) for chunk in self.chunks)
+
+    @property
+    def together(self) -> bool:
+        """Whether in real time a rank sends one sum over all its chunks."""
+        return self.chunk > 1 and self.config.ends_together
 
     @cached_property
     def layout(self) -> Layout:

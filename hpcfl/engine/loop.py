@@ -14,6 +14,7 @@ from hpcfl.base.types import Floats
 from hpcfl.comm.message import Sums
 from hpcfl.comm.transport import Saved, arrays
 from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.profile import Phases
 from hpcfl.engine.record import Record, Recorder
 from hpcfl.engine.stopping import Stop
 from hpcfl.learning.evaluate import server_objective, server_scores
@@ -31,10 +32,13 @@ class Rounds(ABC):
     stale : dict of int to int
         Clients whose state `personal` had to take from an earlier checkpoint, since it did not come in time, and the
         rounds after which it was theirs. Known once the iterator is exhausted.
+    phases : Phases
+        Told where this rank's time goes.
     """
 
     serves: bool
     stale: Mapping[int, int] = MappingProxyType({})
+    phases = Phases()
 
     @abstractmethod
     def release(self, now: Progress, record: Record) -> bool:
@@ -79,7 +83,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
     """
     config, saved = job.config, now.round
     while now.round < config.rounds:
-        record = Record.open()
+        record = Record.open(rounds.phases)
         if rounds.release(now, record):
             return now
         job.task.oracle_calls.clear()  # what tests and figures have computed is no part of a round
@@ -116,7 +120,8 @@ def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
     record.server_gradients = job.task.oracle_calls[SERVER]
     rate = job.algorithm.learning_rate(now.round)
     record.signal = job.config.doubling.signal(before, now.shared, sums, rate)
-    record.note_metrics(job.algorithm, job.task, state)
+    with record.phase("server"):
+        record.note_metrics(job.algorithm, job.task, state)
     record.broken = job.guard.out_of_bounds(before, now.shared)
 
 
@@ -132,19 +137,20 @@ def close(job: Job, rounds: Rounds, now: Progress, record: Record, plan: Plan, r
 
 def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | float]:
     """Score the new state: at the server on the global test set, at each client on its own test part."""
-    sums = rounds.scores(now)
-    if not rounds.serves:
-        return {}
-    members = np.isin(np.arange(job.config.clients), job.planner.members)
-    sizes = np.where(members & (job.task.federation.test_sizes > 0), job.task.federation.test_sizes, np.nan)
-    columns = "test_loss", *job.task.metrics
-    scores: dict[str, Floats | float] = {f"client_{name}": each / sizes for name, each in zip(columns, sums)}
-    together = server_scores(job.task, now.shared) if job.algorithm.evaluates_shared else None
-    if together is not None:
-        scores |= dict(zip(columns, together[0] / together[1]))
-    if job.config.evaluate.objective:
-        scores["objective"] = objective(job, now, sums[-1])
-    return scores
+    with rounds.phases.phase("evaluation"):
+        sums = rounds.scores(now)
+        if not rounds.serves:
+            return {}
+        members = np.isin(np.arange(job.config.clients), job.planner.members)
+        sizes = np.where(members & (job.task.federation.test_sizes > 0), job.task.federation.test_sizes, np.nan)
+        columns = "test_loss", *job.task.metrics
+        scores: dict[str, Floats | float] = {f"client_{name}": each / sizes for name, each in zip(columns, sums)}
+        together = server_scores(job.task, now.shared) if job.algorithm.evaluates_shared else None
+        if together is not None:
+            scores |= dict(zip(columns, together[0] / together[1]))
+        if job.config.evaluate.objective:
+            scores["objective"] = objective(job, now, sums[-1])
+        return scores
 
 
 def objective(job: Job, now: Progress, sums: Floats) -> float:
@@ -160,11 +166,14 @@ def objective(job: Job, now: Progress, sums: Floats) -> float:
 
 def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> None:
     """Write a checkpoint: the server writes, every rank hands over the personal state that it hosts."""
-    parts = rounds.personal(now) if job.personal_bytes else iter(())
-    if recorder is not None:
-        shared = arrays(now.shared)
-        extras = {name: value.cpu().numpy() if hasattr(value, "cpu") else value for name, value in now.extras.items()}
-        clock, memory = now.clock | now.stage.numbers(), now.norms.saved()
-        now.saved = recorder.checkpoint(now.round, shared, parts, clock, memory, lambda: rounds.stale, extras)
-    for _ in parts:
-        pass
+    with rounds.phases.phase("store"):
+        parts = rounds.personal(now) if job.personal_bytes else iter(())
+        if recorder is not None:
+            shared = arrays(now.shared)
+            extras = {
+                name: value.cpu().numpy() if hasattr(value, "cpu") else value for name, value in now.extras.items()
+            }
+            clock, memory = now.clock | now.stage.numbers(), now.norms.saved()
+            now.saved = recorder.checkpoint(now.round, shared, parts, clock, memory, lambda: rounds.stale, extras)
+        for _ in parts:
+            pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfl import store
-from hpcfl.base.errors import UsageError, listed
+from hpcfl.base.errors import listed
 from hpcfl.base.types import Floats, Ints
 from hpcfl.comm.guard import Rejection
 from hpcfl.comm.message import Sums
 from hpcfl.comm.transport import Saved, Transport
+from hpcfl.engine.columns import columns
+from hpcfl.engine.profile import Phases
 from hpcfl.engine.stopping import decode, encode
 from hpcfl.schedule.complexity import Spent
 from hpcfl.schedule.plan import Plan
-from hpcfl.store import Column, Fact
+from hpcfl.store import Fact
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,51 +34,11 @@ if TYPE_CHECKING:
     from hpcfl.engine.progress import Reporter
     from hpcfl.learning.task import Task
 
-COLUMNS = (
-    Column("loss", (), "float64", "mean training loss over the visits that counted"),
-    Column("accuracy", (), "float64", "accuracy of the shared model on the global test set"),
-    Column("test_loss", (), "float64", "loss of the shared model on the global test set"),
-    Column("objective", (), "float64", "mean loss over all training samples, the server's included, penalty included"),
-    Column("client_accuracy", ("client",), "float64", "accuracy of the client's model on its own test part"),
-    Column("client_test_loss", ("client",), "float64", "loss of the client's model on its own test part"),
-    Column("cohort", ("client",), "bool", "client was invited"),
-    Column("arrived", ("client",), "bool", "something of the client's visit counted"),
-    Column("rejected", ("client",), "bool", "the visit, or layers of it, did not count: not finite or too large"),
-    Column("version", ("client",), "int64", "round whose state the client was served, -1 if not invited"),
-    Column("depth", ("client",), "int64", "first layer that counted, L + 1 for none, -1 if not invited"),
-    Column("blocks", ("client",), "int64", "layers of the client that counted"),
-    Column("visit_seconds", ("client",), "float64", "simulated seconds a whole visit takes, inf if it never ends", "s"),
-    Column("layer_weight", ("layer",), "float64", "sum of weights over the clients that reached the layer"),
-    Column("stage", (), "int64", "stage of doubling participant sets"),
-    Column("void", (), "bool", "no visit counted"),
-    Column("repeats", (), "int64", "void attempts before this round, participation.min_clients not being met"),
-    Column("deadline", (), "float64", "seconds until the round closed at the latest", "s"),
-    Column("round_seconds", (), "float64", "simulated seconds of this round", "s"),
-    Column("sim_seconds", (), "float64", "simulated seconds since the start", "s"),
-    Column("wall_seconds", (), "float64", "wall-clock seconds since the start", "s"),
-    Column("server_seconds", (), "float64", "wall-clock seconds of the server's step", "s"),
-    Column("message_bytes", (), "int64", "bytes of the layers that counted, as the method sends them", "bytes"),
-    Column("visits", ("rank",), "int64", "visits computed"),
-    Column("compute_seconds", ("rank",), "float64", "wall-clock seconds of computing", "s"),
-    Column("wait_seconds", ("rank",), "float64", "wall-clock seconds of sending and waiting", "s"),
-    Column("wire_bytes_in", ("rank",), "int64", "bytes received by MPI calls, evaluation excluded", "bytes"),
-    Column("wire_bytes_out", ("rank",), "int64", "bytes sent by MPI calls, evaluation excluded", "bytes"),
-)
-ORACLE = (
-    Column("gradients", (), "int64", "gradients of single samples, the most that a visit that counted has computed"),
-    Column("server_gradients", (), "int64", "gradients of single samples that the server's step has computed"),
-    Column("vectors", (), "float64", "numbers that clients sent and that counted, over those of one client's model"),
-    Column("epochs_a", (), "int64", "epochs in which clients computed gradients and sent"),
-    Column("epochs_b", (), "int64", "epochs in which the server computed; rounds in a row without clients are one"),
-    Column("epochs_c", (), "int64", "epochs in which clients only sent"),
-    Column("oracle", (), "float64", "federated oracle complexity of the round: gradients plus phi times vectors"),
-    Column("running_time", (), "float64", "expected running time of the round's epochs as eq. 25 has it, in gradients"),
-)
-"""Columns of federated oracle complexity, where `oracle.record` asks for them."""
 MOST_LOGGED = 1000  # rejections that are events too: the log has room for ten times as many of all kinds
 PER_RANK = ("visits", "compute_seconds", "wait_seconds", "wire_bytes_in", "wire_bytes_out")
 WALL = ("wall_seconds", "server_seconds", "compute_seconds", "wait_seconds")
 """Columns that differ from run to run."""
+PHASE = {"compute_seconds": "compute", "wait_seconds": "waiting", "server_seconds": "server"}
 
 
 def about_clients(federation: Federation) -> list[Fact]:
@@ -116,6 +78,7 @@ class Record:
     """
 
     start: float
+    phases: Phases = field(default_factory=Phases)
     visits: int = 0
     gradients: int = 0
     server_gradients: int = 0
@@ -134,8 +97,11 @@ class Record:
     broken: str = ""
 
     @classmethod
-    def open(cls) -> Record:
-        return cls(time.perf_counter())
+    def open(cls, phases: Phases | None = None) -> Record:
+        """Begin a round, and tell `phases` of it."""
+        phases = phases or Phases()
+        phases.begin()
+        return cls(time.perf_counter(), phases)
 
     def measure_norms(self, clients: int, limits: Floats | None) -> None:
         """Measure the messages' norms, if there are limits to them."""
@@ -146,9 +112,13 @@ class Record:
     def timed(self, name: str) -> Iterator[None]:
         """Measure a part of the round, without the parts of it that are measured by themselves."""
         start, known = time.perf_counter(), sum(self.seconds.values())
-        yield
+        with self.phase(PHASE[name]):
+            yield
         within = sum(self.seconds.values()) - known
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start - within
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return self.phases.phase(name)
 
     def note_metrics(self, algorithm: Algorithm, task: Task, state: ServerState) -> None:
         self.metrics, self.warnings = algorithm.metrics(task, state), algorithm.warnings(task, state)
@@ -192,22 +162,6 @@ class Record:
         self.rejected = {client: Rejection(*map(int, table[client])) for client in rejected}
 
 
-def columns(job: Job) -> list[Column]:
-    """All columns of a run; UsageError where a metric has the name of another one."""
-    found = [*COLUMNS, *(ORACLE if job.config.oracle.record else ())]
-    found += [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
-    taken = {column.name for column in found}
-    for name in job.task.metrics:
-        if name == "accuracy":
-            continue
-        if taken & {name, f"client_{name}"}:
-            raise UsageError(f"task.metrics: '{name}' is what another column is called; expected a name of its own")
-        found.append(Column(name, (), "float64", f"{name} of the shared model on the global test set"))
-        text = f"{name} of the client's model on its own test part"
-        found.append(Column(f"client_{name}", ("client",), "float64", text))
-    return found
-
-
 def released(ranks: int) -> tuple[str, int, str]:
     """The event that clients are needed no more."""
     return "released", -1, f"clients are needed no more: {ranks} rank{'s' * (ranks > 1)} released"
@@ -232,22 +186,23 @@ class Recorder:
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
         """Write one round, then tell of it."""
-        depth = plan.depth.copy()
-        for client, rejection in record.rejected.items():
-            depth[np.searchsorted(plan.cohort, client)] = rejection.depth
-        plan = replace(plan, depth=depth)
-        row = self.plan_columns(plan) | self.oracle_columns(plan, record, sums)
-        row |= dict(record.scores) | dict(record.metrics) | dict(clock)
-        row["layer_weight"] = [sums.weight(tensors[0]) for tensors in self.job.layers.tensors]
-        if "loss" in sums and sums.weight("loss"):
-            row["loss"] = float(sums.mean("loss"))
-        for name, values in zip(PER_RANK, record.by_rank):
-            row[name] = values if name.endswith("seconds") else values.astype(np.int64)
-        row["stage"], row["server_seconds"] = record.stage, record.seconds.get("server_seconds", 0.0)
-        row["rejected"] = np.isin(np.arange(self.job.config.clients), list(record.rejected))
-        self._log(plan.round, record)
-        self.segment.write(plan.round, row)
-        self.reporter.round(plan.round + 1, row)
+        with record.phase("store"):
+            depth, rejected = plan.depth.copy(), np.zeros(self.job.config.clients, dtype=bool)
+            for client, rejection in record.rejected.items():
+                depth[np.searchsorted(plan.cohort, client)], rejected[client] = rejection.depth, True
+            plan = replace(plan, depth=depth)
+            row = self.plan_columns(plan) | self.oracle_columns(plan, record, sums)
+            row |= dict(record.scores) | dict(record.metrics) | dict(clock)
+            row["layer_weight"] = [sums.weight(tensors[0]) for tensors in self.job.layers.tensors]
+            if "loss" in sums and sums.weight("loss"):
+                row["loss"] = float(sums.mean("loss"))
+            for name, values in zip(PER_RANK, record.by_rank):
+                row[name] = values if name.endswith("seconds") else values.astype(np.int64)
+            row["stage"], row["server_seconds"] = record.stage, record.seconds.get("server_seconds", 0.0)
+            row["rejected"] = rejected
+            self._log(plan.round, record)
+            self.segment.write(plan.round, row)
+            self.reporter.round(plan.round + 1, row)
 
     def _log(self, round: int, record: Record) -> None:
         """Log a round's events, and warn of each kind once; a client that is always rejected must not fill the log."""

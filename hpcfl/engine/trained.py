@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hpcfl.algorithms import Algorithm
-    from hpcfl.base.types import State
+    from hpcfl.base.types import Computing, State
     from hpcfl.comm.placement import Chunk
     from hpcfl.config import Config
     from hpcfl.data import ClientData, Federation
     from hpcfl.learning.task import Task
-    from hpcfl.models.modules.tracing import Computing
 
 Array = npt.NDArray[Any]
 STORED = ("stored", "shared")
@@ -69,7 +68,8 @@ def open_models(run: Path | str, data_dir: Path | str | None = None, stored: boo
     task, shared = loaded(config, data, saved, path, range(config.clients), recorded(attributes))
     _check_sizes(folder, data, task.federation)
     algorithm = with_buffers(as_stored(config.algorithm) if stored else config.algorithm, task)
-    return Models(config, algorithm, saved.round, saved.shared, saved.extras, path, task, shared)
+    chunk = recorded_chunk(attributes, config)
+    return Models(config, algorithm, saved.round, saved.shared, saved.extras, path, task, shared, chunk)
 
 
 def newest(folder: Path) -> Path:
@@ -85,10 +85,18 @@ def threads(config: Config) -> int:
     return 1 if config.threads == "auto" else config.threads
 
 
-def recorded(attributes: Mapping[str, str]) -> Computing | None:
-    """Return how a run computes a module from outside; None where nothing was to be decided."""
-    found: Computing | None = json.loads(attributes.get("computing", "{}")).get("how")
+def recorded(attributes: Mapping[str, str]) -> Computing:
+    """Return how a run computes the clients of a chunk; older ones say so of modules from outside only."""
+    found: Computing = json.loads(attributes.get("computing", "{}")).get("how", "vmapped")
     return found
+
+
+def recorded_chunk(attributes: Mapping[str, str], config: Config) -> int | None:
+    """Return the size of a run's chunks; None where it follows from the config, as in runs of earlier versions."""
+    if "chunk" in attributes:
+        return int(attributes["chunk"])
+    single = config.clock == "wall" or config.speed.replays
+    return 1 if single and config.batch_clients == "auto" else None
 
 
 def loaded(
@@ -152,6 +160,7 @@ class Models:
     path: Path
     task: Task
     state: State
+    chunk: int | None
 
     @property
     def federation(self) -> Federation:
@@ -211,8 +220,8 @@ class Models:
         from hpcfl.comm.placement import chunk_size, cut
 
         config = self.config
-        single = config.one_by_one or self.task.looped
-        size = chunk_size(config.batch_clients, config.clients, self.task.nbytes, single)
+        kind = self.task.nbytes, self.task.looped, self.task.heavy
+        size = self.chunk or chunk_size(config.batch_clients, config.clients, *kind)
         paces = np.zeros(config.clients) if size == 1 else config.speed.paces(config.seed, config.clients)
         return cut(size, paces, 1, self.federation.shapes)
 

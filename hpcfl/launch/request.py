@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -13,8 +12,9 @@ from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.errors import UsageError
+from hpcfl.base.types import Computing
 from hpcfl.config import Config, ConfigLike, Overlay
-from hpcfl.engine.trained import recorded
+from hpcfl.engine.trained import recorded, recorded_chunk
 from hpcfl.presets import Settings, flat
 
 
@@ -28,8 +28,11 @@ class RunRequest(BaseModel):
     new: bool = True
     quiet: bool = False
     force: bool = False
-    computing: Literal["vmapped", "looped"] | None = None
-    """How a module from outside is computed, where the run has decided that."""
+    profile: bool = False
+    computing: Computing | None = None
+    """How the clients of a chunk are computed, where the run has decided that."""
+    chunk: int | None = None
+    """The size of the run's chunks, where that is recorded."""
     places: list[Path] = Field(default_factory=plugins.places)
     """Where rank 0 looks for classes from outside the package."""
 
@@ -43,6 +46,7 @@ def run_request(
     quiet: bool = False,
     force: bool = False,
     overlays: Overlay | Iterable[Overlay] = (),
+    profile: bool = False,
 ) -> RunRequest | None:
     """Judge a new run: its config, its data's headers, its folder. None where nothing is left to do."""
     loaded = configs.load(config, settings, overlays, tell=True, data_dir=data_dir)
@@ -51,11 +55,11 @@ def run_request(
         if not resume:
             raise UsageError(f"'{run_dir}' already holds a run: choose another --out, or hpcfl resume {run_dir}")
         check_same(run_dir, loaded, force)
-        return resume_request(run_dir, data_dir, quiet, force)
+        return resume_request(run_dir, data_dir, quiet, force, profile)
     loaded.check(data_dir)
     check_writable(run_dir)
     place = data_dir.resolve() if data_dir else None
-    return RunRequest(folder=run_dir, config=loaded.text(), data_dir=place, quiet=quiet, force=force)
+    return RunRequest(folder=run_dir, config=loaded.text(), data_dir=place, quiet=quiet, force=force, profile=profile)
 
 
 def default_folder(config: ConfigLike) -> Path:
@@ -90,7 +94,9 @@ def check_writable(run_dir: Path) -> None:
         raise UsageError(f"'{run_dir}' cannot be written: '{there}' {reason}; expected a writable folder")
 
 
-def resume_request(folder: Path, data_dir: Path | None, quiet: bool = False, force: bool = False) -> RunRequest | None:
+def resume_request(
+    folder: Path, data_dir: Path | None, quiet: bool = False, force: bool = False, profile: bool = False
+) -> RunRequest | None:
     """Judge a resumption; a finished run says so and gives None. `force` passes over an owner on another host.
 
     With a request this process owns the folder, until `hpcfl.store.release`.
@@ -99,14 +105,14 @@ def resume_request(folder: Path, data_dir: Path | None, quiet: bool = False, for
     store.take(folder, force)
     request = None
     try:
-        request = _resumption(folder, data_dir, quiet, force)
+        request = _resumption(folder, data_dir, quiet, force, profile)
     finally:
         if request is None:
             store.release(folder)
     return request
 
 
-def _resumption(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -> RunRequest | None:
+def _resumption(folder: Path, data_dir: Path | None, quiet: bool, force: bool, profile: bool) -> RunRequest | None:
     status = store.read_status(folder)
     if status.state == "done":
         print(f"'{folder}' is done already")
@@ -118,7 +124,8 @@ def _resumption(folder: Path, data_dir: Path | None, quiet: bool, force: bool) -
         )
     attributes = store.run_attributes(folder)
     data = store.data_folder(attributes, data_dir)
-    configs.of_run(attributes, force).check(data)
+    config = configs.of_run(attributes, force)
+    config.check(data)
     known = {"config": attributes["config"], "data_dir": data, "checkpoint": store.latest(folder)}
-    known["computing"] = recorded(attributes)
-    return RunRequest(folder=folder, **known, new=False, quiet=quiet)
+    known |= {"computing": recorded(attributes), "chunk": recorded_chunk(attributes, config)}
+    return RunRequest(folder=folder, **known, new=False, quiet=quiet, profile=profile)

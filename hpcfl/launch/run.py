@@ -18,12 +18,15 @@ from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.errors import Diverged, ErrorOnOtherRank, Stopped, UsageError, UserError
 from hpcfl.base.memory import prefer_large_pages
+from hpcfl.base.types import Computing
 from hpcfl.comm.guard import Norms
 from hpcfl.comm.launcher import has_ulfm
 from hpcfl.comm.placement import check_single, cores, lane_topologies, share_of_cores
 from hpcfl.engine import stopping
+from hpcfl.engine.profile import Phases, Profile
 from hpcfl.launch.device import fixed_arithmetic, other_device, placed
 from hpcfl.launch.failure import ERROR_FILE, fail, note, noted, raise_together
+from hpcfl.launch.profile import gathered, report
 from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.doubling import Stage
 
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from hpcfl.config import Config
     from hpcfl.engine.job import Job, Progress
     from hpcfl.engine.loop import Rounds
-    from hpcfl.models.modules.tracing import Computing
 
 
 def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False) -> None:
@@ -87,8 +89,9 @@ def carry_out(request: RunRequest, comm: Any) -> None:
         job, now = _prepared(config, request, comm, hosts, device, threads)
         raise_together(comm, lambda: _open(request, processes, devices, job) if serves else None)
         run = _in_real_time if config.clock == "wall" else _in_step
+        phases = Profile() if request.profile else Phases()
         try:
-            stopped = run(job, request, now, comm, hosts)
+            stopped = run(job, request, now, comm, hosts, phases)
         except UserError as error:
             if comm is None:
                 note(request.folder, str(error))
@@ -104,8 +107,8 @@ def _prepared(
     """The job, and where this rank begins."""
     import torch
 
+    from hpcfl.engine.columns import columns
     from hpcfl.engine.job import Job
-    from hpcfl.engine.record import columns
 
     rank, size = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
     if comm is not None:
@@ -115,7 +118,7 @@ def _prepared(
 
     def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
         _check_mpi(config, comm)
-        job = Job.of(config, request.data_dir, size, device, threads, computing)
+        job = Job.of(config, request.data_dir, size, device, threads, computing, request.chunk)
         columns(job)  # refused before there is a folder
         if config.clock == "wall" and config.singles:
             check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
@@ -125,12 +128,12 @@ def _prepared(
         return job, _begun(job, request, rank)
 
     job, now = raise_together(comm, make)
-    if comm is None or job.task.whole is None:
+    if comm is None:
         return job, now
     from hpcfl.comm.mpi import tell
 
-    decided = cast("Computing", tell(comm, job.task.whole.found.computing))  # rank 0's: others may be other machines
-    return (job, now) if decided == job.task.whole.found.computing else make(decided)
+    decided = cast("Computing", tell(comm, job.task.computing))  # rank 0's: others may be other machines
+    return (job, now) if decided == job.task.computing else make(decided)
 
 
 def _set_threads(config: Config, local_size: int) -> int:
@@ -154,33 +157,41 @@ def _check_mpi(config: Config, comm: Any) -> None:
         )
 
 
-def _in_step(job: Job, request: RunRequest, now: Progress, comm: Any, hosts: list[str]) -> Stopped | None:
+def _in_step(
+    job: Job, request: RunRequest, now: Progress, comm: Any, hosts: list[str], phases: Phases
+) -> Stopped | None:
     """Run in simulated time: all ranks in step, until those of the clients are released."""
     from hpcfl.engine.simulated import Simulated
 
-    transport = _transport(comm)
+    transport = _transport(comm, phases)
     stop = stopping.Stop(request.folder, transport.serves)
     rounds = Simulated(job, transport, now.round)
+    rounds.phases = phases
 
     def rest() -> None:
         if rounds.released:
             stopping.forward(stop, request.folder)
 
     stopped = _run_rounds(job, request, rounds, now, transport.size, stop)
-    return transport.leave(stopped, rest)
+    stopped = transport.leave(stopped, rest)
+    if request.profile:
+        report(gathered(phases, comm))
+    return stopped
 
 
-def _transport(comm: Any) -> Transport:
+def _transport(comm: Any, phases: Phases) -> Transport:
     if comm is None:
         from hpcfl.comm.transport import Alone
 
         return Alone()
-    from hpcfl.comm.collective import Collective
+    from hpcfl.comm.collective import Collective, Profiled
 
-    return Collective(comm)
+    return Profiled(comm, phases.phase) if isinstance(phases, Profile) else Collective(comm)
 
 
-def _in_real_time(job: Job, request: RunRequest, now: Progress, comm: Any, hosts: list[str]) -> Stopped | None:
+def _in_real_time(
+    job: Job, request: RunRequest, now: Progress, comm: Any, hosts: list[str], phases: Phases
+) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
     from hpcfl.engine.wall import start
     from hpcfl.engine.wall.watchdog import Watchdog
@@ -193,9 +204,11 @@ def _in_real_time(job: Job, request: RunRequest, now: Progress, comm: Any, hosts
         watch.look()
 
     if not serves:
-        return start.serve(job, comm, hosts, now, rest)
-    rounds = start.lead(job, comm, hosts, folder, stop, now)
+        return start.serve(job, comm, hosts, now, rest, phases)
+    rounds = start.lead(job, comm, hosts, folder, stop, now, phases)
     stopped = _run_rounds(job, request, rounds, now, comm.Get_size(), stop)
+    if request.profile:
+        report(rounds.profiles())
     start.dismiss(rounds, comm, now.round, stopped)
     return stopped
 
@@ -216,6 +229,7 @@ def _run_rounds(
         run(job, rounds, recorder, now, stop)
     except Stopped as early:
         stopped = early
+    rounds.phases.end()
     if recorder is not None:
         recorder.close()
         _write_end(request.folder, stopped)
@@ -274,11 +288,10 @@ def _open(request: RunRequest, processes: list[tuple[str, str]], devices: list[s
         from hpcfl.engine.record import about_clients
 
         attributes = {"config": request.config, "data_dir": str(request.data_dir or ""), "hosts": json.dumps(hosts)}
-        attributes["devices"] = json.dumps(devices)
+        attributes |= {"devices": json.dumps(devices), "chunk": str(job.chunk)}
         if code := job.config.code:
             attributes["code"] = json.dumps(code)
-        if whole := job.task.whole:
-            attributes["computing"] = json.dumps({"how": whole.found.computing, "why": whole.found.why})
+        attributes["computing"] = json.dumps({"how": job.task.computing, "why": job.task.why})
         if files := job.config.files:
             attributes["files"] = json.dumps(files)
         attributes |= {"versions": json.dumps(versions()), "git_commit": git_commit()}

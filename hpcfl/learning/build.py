@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import key_as_seed
-from hpcfl.base.types import Shape, State
+from hpcfl.base.types import Computing, Shape, State
 from hpcfl.data import Federation
 from hpcfl.data.base import Piece
 from hpcfl.learning.config import TaskConfig
@@ -22,7 +22,7 @@ from hpcfl.learning.loss import PerSample, class_axis
 from hpcfl.models import Model
 from hpcfl.models.foreign import Foreign
 from hpcfl.models.modules.layers import Layer
-from hpcfl.models.modules.tracing import Computing, examined
+from hpcfl.models.modules.tracing import examined
 from hpcfl.models.modules.whole import Whole
 
 MOST = 2**20  # numbers of an integer buffer that all clients tell together
@@ -52,7 +52,7 @@ def units(
             shapes = tuple(piece.shape for piece in federation.pieces)
             module = model.module(shapes or shape, federation.classes).to(dtype)
             where = f"model.name = '{model.name}'"
-            x, _ = trial(federation, shape, dtype)
+            x, _ = trial(federation, dtype, shape)
             hook = module.register_forward_pre_hook(partial(unpacked, federation.pieces)) if shapes else None
             found = examined(module, x, where, computing)
             whole = Whole(model.name, module.to(device), found, kind.buffers == "keep", hook)
@@ -63,9 +63,10 @@ def units(
     return [Layer(name, modules.to(dtype), number) for number, (name, modules) in enumerate(named)]
 
 
-def trial(federation: Federation, shape: Shape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return a few samples of a client whose features have this shape, and their labels."""
-    data = federation.client(federation.shapes.index(shape))
+def trial(federation: Federation, dtype: torch.dtype, shape: Shape | None = None) -> tuple[Tensor, Tensor]:
+    """Return a few samples of a client that has any, of features of this `shape` if one is given, and their labels."""
+    having = np.flatnonzero(federation.train_sizes).tolist()
+    data = federation.client(next(each for each in having if shape in (None, federation.shapes[each])))
     rows = np.arange(TRIAL) % len(data.train_labels)
     x, y = torch.from_numpy(data.train_features[rows]), torch.from_numpy(data.train_labels[rows])
     return (each.to(dtype) if each.is_floating_point() else each for each in (x, y))  # type: ignore[return-value]

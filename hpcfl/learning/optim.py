@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.base.types import State
+from hpcfl.learning.fused import Gradients, Product
 
 if TYPE_CHECKING:
     from hpcfl.learning.batches import Batch, Visits
@@ -42,8 +43,8 @@ class Optimizer(ABC):
         """The memory before the first step; empty for none."""
 
     @abstractmethod
-    def apply(self, params: State, gradients: State, memory: State, active: Tensor | None = None) -> None:
-        """Take one step in place; of the clients `active` (bool ``[c]``) only, None: of all."""
+    def apply(self, params: State, gradients: Gradients, memory: State, active: Tensor | None = None) -> None:
+        """Take one step in place; of the clients `active` (bool ``[c]``) only, None: of all. Gradients are used up."""
 
     def train(
         self,
@@ -71,13 +72,20 @@ class Optimizer(ABC):
         self, task: Task, params: State, learn: State, memory: State, batch: Batch, objective: Objective | None = None
     ) -> Tensor:
         """Let `learn`, a part of `params`, take one step in place; return the objective before it, ``[c]``."""
-        gradients, loss = task.gradients(params, batch, learn, objective)
-        if self.decay:
-            for name, gradient in gradients.items():
-                if (self.decayed is None or name in self.decayed) and not name.rpartition(".")[2].startswith("bias"):
-                    gradient.add_(params[name], alpha=self.decay)
+        gradients, loss = task.products(params, batch, learn, objective)
         self.apply(learn, gradients, memory, batch.active())
         return loss
+
+    def penalised(self, name: str, gradient: Tensor | Product, params: State) -> Tensor:
+        """Return a gradient with the penalty's part, which is added in place."""
+        formed = gradient.formed() if isinstance(gradient, Product) else gradient
+        decay = self.decay_of(name)
+        return formed.add_(params[name], alpha=decay) if decay else formed
+
+    def decay_of(self, name: str) -> float:
+        """Return λ of one tensor."""
+        taken = (self.decayed is None or name in self.decayed) and not name.rpartition(".")[2].startswith("bias")
+        return self.decay if taken else 0.0
 
 
 @dataclass(frozen=True)
@@ -89,8 +97,12 @@ class Sgd(Optimizer):
     def init(self, params: State) -> State:
         return zeros(params) if self.momentum else {}
 
-    def apply(self, params: State, gradients: State, memory: State, active: Tensor | None = None) -> None:
+    def apply(self, params: State, gradients: Gradients, memory: State, active: Tensor | None = None) -> None:
         for name, gradient in gradients.items():
+            if isinstance(gradient, Product) and active is None:
+                self._take(params[name], gradient, memory.get(name), self.decay_of(name))
+                continue
+            gradient = self.penalised(name, gradient, params)
             mask = None if active is None else _column(active, gradient)
             if mask is not None:  # a client that rests may have any gradient, and 0 · ∞ is no number
                 gradient = torch.where(mask, gradient, 0.0)
@@ -100,6 +112,14 @@ class Sgd(Optimizer):
                 memory[name].copy_(torch.where(mask, memory[name] * self.momentum + gradient, memory[name]))
                 gradient = memory[name] * mask
             params[name].add_(gradient, alpha=-self.lr)
+
+    def _take(self, value: Tensor, gradient: Product, velocity: Tensor | None, decay: float) -> None:
+        """Take one tensor's step within the product."""
+        if velocity is None:
+            gradient.added_to(value, 1 - self.lr * decay, -self.lr)
+        else:
+            gradient.added_to(velocity, self.momentum, 1.0).add_(value, alpha=decay)
+            value.sub_(velocity, alpha=self.lr)
 
 
 @dataclass(frozen=True)
@@ -113,13 +133,14 @@ class Adam(Optimizer):
         moments = {f"{kind} {name}": torch.zeros_like(value) for name, value in params.items() for kind in ("m", "v")}
         return moments | {"steps": next(iter(params.values())).new_zeros(_clients(params))}
 
-    def apply(self, params: State, gradients: State, memory: State, active: Tensor | None = None) -> None:
+    def apply(self, params: State, gradients: Gradients, memory: State, active: Tensor | None = None) -> None:
         steps = memory["steps"]
         steps += 1 if active is None else active.to(steps.dtype)
         scale = self.lr * (1 - self.betas[1] ** steps).sqrt() / (1 - self.betas[0] ** steps)
         if active is not None:
             scale = torch.where(active, scale, 0.0)
         for name, gradient in gradients.items():
+            gradient = self.penalised(name, gradient, params)
             epsilon = self.epsilon * _column((1 - self.betas[1] ** steps).sqrt(), gradient)
             mask = None if active is None else _column(active, gradient)
             first = _averaged(memory[f"m {name}"], gradient, self.betas[0], mask)
@@ -174,4 +195,4 @@ def _column(values: Tensor, like: Tensor) -> Tensor:
 
 def _averaged(mean: Tensor, value: Tensor, beta: float, mask: Tensor | None) -> Tensor:
     """Advance an exponential average in place, where the mask says."""
-    return mean.lerp_(value, 1 - beta if mask is None else torch.where(mask, 1 - beta, 0.0).expand_as(mean))
+    return mean.lerp_(value, 1 - beta if mask is None else (mask * (1 - beta)).to(mean.dtype).expand_as(mean))

@@ -21,18 +21,20 @@ from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import let_go
 from hpcfl.base.rng import StepKey
 from hpcfl.base.transfer import on_device
-from hpcfl.base.types import State
+from hpcfl.base.types import Computing, State
 from hpcfl.data import Federation
 from hpcfl.data.base import Inputs, Labels
 from hpcfl.learning.batches import Batch, Samples, Visits, batches
 from hpcfl.learning.build import Start, check_outputs, trial, units
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.early import as_ready
+from hpcfl.learning.fused import Fused, Gradients, formed, two_clients
 from hpcfl.learning.loss import PerSample
+from hpcfl.learning.padded import Kept
 from hpcfl.models import Model
 from hpcfl.models.latent import EMBED
 from hpcfl.models.modules.layers import Layer, Tape
-from hpcfl.models.modules.tracing import Computing
+from hpcfl.models.modules.tracing import CLOSE, DECIDED
 from hpcfl.models.modules.whole import Whole
 
 TEST_BATCH = 1000  # rows per forward pass outside training
@@ -55,7 +57,9 @@ class Task:
     ----------
     loss, metrics : PerSample
         What steps minimise and what tests measure, as `kind` says, which also says what becomes of `buffers` that steps
-        change. A module's `computing`, see there, is found out where it is None.
+        change.
+    computing, why : str
+        How the clients of a chunk are computed, and for what reason. Found out by trying unless it is given.
     penalty : float
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
     oracle_calls : Counter
@@ -80,7 +84,7 @@ class Task:
         self.loss = PerSample("task.loss", kind.loss)
         self.metrics = {column: PerSample("task.metrics", name) for column, name in zip(kind.columns, kind.metrics)}
         self.dtype = torch.float64 if precision == "double" else torch.float32
-        how = self.dtype, self.device, kind, computing
+        how = self.dtype, self.device, kind, "vmapped" if computing == "fused" else computing
         built = {shape: units(model, federation, shape, seed, *how) for shape in dict.fromkeys(federation.shapes)}
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
         self.layers = built[federation.shapes[0]]
@@ -90,13 +94,34 @@ class Task:
         }
         self.start = Start(drawn, federation, model.initial, precision, members)
         self._samples: dict[int, Samples] = {}
+        self.kept = Kept()
         self.oracle_calls: Counter[int] = Counter()
+        x, y = trial(federation, self.dtype)
         if kind.own or self.whole is not None:
-            self._try_out(model.name)
+            self._try_out(model.name, x, y)
+        found = None if self.whole is None else self.whole.found
+        self.computing, self.why = ("vmapped", "a chain of layers") if found is None else (found.computing, found.why)
+        self.fused: Fused | None = None
+        if computing in (None, "fused"):
+            self._fuse(x, y, computing is not None)
 
-    def _try_out(self, model: str) -> None:
+    def _fuse(self, x: Tensor, y: Tensor, decided: bool) -> None:
+        """Compute what is a stack of linear layers as one, if on samples ``[B, …]`` its gradients are the same."""
+        fused = Fused.of(self.layers, self.loss, x, y)
+        if fused is None:
+            return
+        initial = self.start.drawn[tuple(x.shape[1:])]
+        params, batch = two_clients(initial, x.to(self.device), y.to(self.device), self.seed)
+        apart = 0.0 if decided else fused.apart(self.gradients(params, batch)[0], params, batch)
+        self.oracle_calls.clear()
+        if apart <= CLOSE:
+            self.fused, self.computing = fused, "fused"
+            self.why = DECIDED if decided else "a stack of linear layers; its gradients are those of the loop"
+        else:
+            self.why += f"; fused, its gradients would differ from the loop's by {apart:.1g}"
+
+    def _try_out(self, model: str, x: Tensor, y: Tensor) -> None:
         """Try model, loss and metrics on a few samples; UsageError where they do not suit one another."""
-        x, y = trial(self.federation, self.federation.shapes[0], self.dtype)
         params = {name: value.unsqueeze(0) for name, value in self.initial().items()}
         outputs = self.outputs(params, x.to(self.device)).cpu()  # where random numbers are noticed
         for each in (self.loss, *self.metrics.values()):
@@ -118,7 +143,12 @@ class Task:
     @property
     def looped(self) -> bool:
         """Whether clients are computed one after the other, also in a chunk of several."""
-        return self.whole is not None and self.whole.found.computing == "looped"
+        return self.computing == "looped"
+
+    @property
+    def heavy(self) -> bool:
+        """Whether there are layers that take so long that computing clients together gains next to nothing."""
+        return any(isinstance(layer, Layer) and layer.heavy for layer in self.layers)
 
     @property
     def latent(self) -> tuple[int, int] | None:
@@ -212,6 +242,14 @@ class Task:
     def _penalised(self, losses: Tensor, params: State) -> Tensor:
         return losses + self.penalties(params)[: len(losses)] if self.penalty else losses
 
+    def _with_penalty(self, gradients: Gradients, params: State) -> Gradients:
+        """Return the gradients of the first clients with the penalty's part, which is added in place."""
+        if not self.penalty:
+            return gradients
+        return {
+            name: each.add_(params[name][: len(each)], alpha=self.penalty) for name, each in formed(gradients).items()
+        }
+
     # the data
 
     def batches(self, visits: Visits, size: int, epochs: int = 0, steps: int = 0, phase: int = 0) -> Iterator[Batch]:
@@ -262,7 +300,7 @@ class Task:
 
     def release_data(self) -> None:
         """Free the memory of all samples: nothing is asked of this task any more."""
-        self._samples = {}
+        self._samples, self.kept = {}, Kept()
         del self.federation
         let_go()
         if self.device.type == "cuda":
@@ -287,16 +325,28 @@ class Task:
 
         By the parameters `names` (None: all): nothing is computed for the layers below the first of them.
         """
+        found, losses = self.products(params, batch, names, objective)
+        return formed(found), losses
+
+    def products(
+        self, params: State, batch: Batch, names: Collection[str] | None = None, objective: Objective | None = None
+    ) -> tuple[Gradients, Tensor]:
+        """`gradients`, of which weights' may not be formed yet where computing is fused."""
+        names = params if names is None else names
         self.count(batch)
+        if self.fused is not None and objective is None:
+            losses, layers = self.fused.backward(params, batch, names)
+            found = {name: each for _, gradients in layers for name, each in gradients.items()}
+            return self._with_penalty(found, params), self._penalised(losses, params)
         # one client's module by itself: without a client's axis there is less to differentiate
         alone = self.whole is not None and objective is None and len(batch.x) == 1
         values = {name: value.squeeze(0) for name, value in params.items()} if alone else params
-        leaves = {name: values[name].detach().requires_grad_() for name in (params if names is None else names)}
-        losses = self._single if alone else objective or self.losses
-        found = losses(values | leaves, batch)
+        leaves = {name: values[name].detach().requires_grad_() for name in names}
+        function = self._single if alone else objective or self.losses
+        losses = function(values | leaves, batch)
         # a module may leave a part out of a step
-        gradients = torch.autograd.grad(found.sum(), list(leaves.values()), materialize_grads=self.whole is not None)
-        return dict(zip(leaves, (each[None] for each in gradients) if alone else gradients)), found.detach()
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=self.whole is not None)
+        return dict(zip(leaves, (each[None] for each in gradients) if alone else gradients)), losses.detach()
 
     def _single(self, params: State, batch: Batch) -> Tensor:
         """`losses` of one client in a step of a module, by parameters ``{name: […]}``."""
@@ -305,13 +355,16 @@ class Task:
 
     def backprop(
         self, params: State, batch: Batch, rows: Sequence[int], closed: Event | None = None
-    ) -> Iterator[tuple[int, State, Tensor]]:
+    ) -> Iterator[tuple[int, Gradients, Tensor]]:
         """One forward and backward pass that ends for each client where its time does.
 
         ``rows[l]`` clients (the first ones) still compute the gradient of layer l (0 … L − 1); it may not fall with l.
         Yields, from L − 1 down while anybody is left, the layer's number l, its gradients ``{name: [rows[l], …]}`` and
         the mean losses ``[rows[L - 1]]``. In real time, a module's pass ends where the round has `closed`.
         """
+        if self.fused is not None:
+            yield from self._backprop_fused(self.fused, params, batch, rows)
+            return
         if self.whole is not None:
             yield from self._backprop_whole(self.whole, params, batch, rows, closed)
             return
@@ -329,10 +382,19 @@ class Task:
                 return
             target = data.sum() if upstream is None else tapes[number].tracked
             upstream, gradients = tapes[number].backward(target, upstream)
-            if self.penalty:
-                for name, gradient in gradients.items():
-                    gradient.add_(params[name][: len(gradient)], alpha=self.penalty)
-            yield number, gradients, losses
+            yield number, self._with_penalty(gradients, params), losses
+
+    def _backprop_fused(
+        self, fused: Fused, params: State, batch: Batch, rows: Sequence[int]
+    ) -> Iterator[tuple[int, Gradients, Tensor]]:
+        if not rows[-1]:
+            return
+        self.count(batch, clients=rows[-1])
+        reaching = {name: value[: rows[-1]] for name, value in params.items()}
+        losses, layers = fused.backward(reaching, batch.first(rows[-1]), params, rows)
+        losses = self._penalised(losses, params)
+        for number, gradients in layers:
+            yield number, self._with_penalty(gradients, params), losses
 
     def _backprop_whole(
         self, whole: Whole, params: State, batch: Batch, rows: Sequence[int], closed: Event | None
@@ -371,6 +433,7 @@ class Task:
             return self
         upper = copy(self)
         upper.layers, upper._samples = self.layers[first:], {}
+        upper.fused = self.fused and self.fused.above(first)
         for row, client in enumerate(visits.clients):
             fixed = {name: params[name][row : row + 1] for layer in below for name in layer.tensors}
             held = self.samples(client)

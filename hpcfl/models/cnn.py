@@ -43,7 +43,7 @@ class Cnn(Model):
         convolutions = []
         for number, (inputs, outputs) in enumerate(pairwise((shape[0], *self.channels)), start=1):
             convolution = nn.Conv2d(inputs, outputs, self.kernel, padding=self.padding)
-            convolutions.append((f"conv{number}", nn.Sequential(convolution, nn.ReLU(), nn.MaxPool2d(2))))
+            convolutions.append((f"conv{number}", nn.Sequential(convolution, nn.MaxPool2d(2), nn.ReLU())))
         height, width = self._sides(shape)
         flat = (shape[0], *self.channels)[-1] * height * width
         return convolutions + dense([flat, *self.hidden, classes], self.dropout)

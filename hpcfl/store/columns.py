@@ -6,14 +6,17 @@ dimension scales, so that netCDF-4 readers see named dimensions and coordinates.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import h5py
 import numpy as np
 import numpy.typing as npt
+
+from hpcfl.base.errors import UsageError
 
 Array = npt.NDArray[Any]
 Coords = Mapping[str, Sequence[int | str] | Array]
@@ -23,8 +26,10 @@ AXES = ("sim_seconds", "wall_seconds", "message_bytes")
 """Columns that readers get as coordinates over the round: a curve may be drawn against any of them."""
 CLIENT = "client"
 LABELS = {"round": "round", "client": "client id", "layer": "layer", "rank": "MPI rank"}
+ROWS = "rows"
+"""The one dataset of a growing segment's rows, see `row_type`."""
 
-_CHUNK_BYTES = 8192  # a flush writes the row's chunk of every column again: small; one file block at least
+_CHUNK_BYTES = 8192  # a flush writes the row's chunk again: small; one file block at least
 _TIME_UNITS = {f"{unit}{s}" for unit in ("day", "hour", "minute", "second", "millisecond") for s in ("", "s")}
 
 
@@ -83,6 +88,39 @@ def shape_of(column: Column, coords: Coords, rows: int) -> tuple[int, ...]:
     return (rows, *(len(coords[dim]) for dim in column.dims))
 
 
+def row_type(columns: Iterable[Column], coords: Coords) -> np.dtype[Any]:
+    """One row of a growing segment: the ``values`` of the columns, and how many rounds are ``done`` with it.
+
+    ``done`` comes last, as it is what says that a row is there: files are written from front to back.
+    """
+    shapes = [(column, shape_of(column, coords, 1)[1:]) for column in columns]
+    values = [(column.name, column.stored, shape) for column, shape in shapes if 0 not in shape]
+    return np.dtype([*([("values", values)] if values else []), ("done", np.int64)])  # HDF5 takes nothing empty
+
+
+def values_of(rows: Array, columns: Iterable[Column], coords: Coords) -> dict[str, Array]:
+    """The columns' values in `rows` [n] of `row_type`, ``[n, ...]`` each: views of them."""
+    shapes = [(column, shape_of(column, coords, len(rows))) for column in columns]
+    return {
+        column.name: np.empty(shape, column.stored) if 0 in shape[1:] else rows["values"][column.name]
+        for column, shape in shapes
+    }
+
+
+def add_rows(file: h5py.File, columns: Sequence[Column], row: np.dtype[Any], rows: int) -> h5py.Dataset:
+    """Create the dataset of a growing segment's rows, all zeros: none is done; UsageError for more than HDF5 takes."""
+    file.attrs["columns"] = json.dumps([asdict(column) for column in columns])
+    try:
+        return file.create_dataset(ROWS, (rows,), row, chunks=chunk_of((rows,), row.itemsize))
+    except ValueError as error:
+        raise UsageError(f"a row of {len(columns)} columns, {row.itemsize} bytes, cannot be stored: {error}") from error
+
+
+def chunk_of(shape: tuple[int, ...], row: int) -> tuple[int, ...] | None:
+    """The extents of a chunk, of whole rows of so many bytes; an empty dataset has none."""
+    return (min(shape[0], max(1, _CHUNK_BYTES // row)), *shape[1:]) if shape[0] and row else None
+
+
 def add_scales(file: h5py.File, coords: Coords) -> None:
     """Write the coordinates (integers or strings) other than the round as dimension scales."""
     for name, values in coords.items():
@@ -98,13 +136,11 @@ def make_scale(dataset: h5py.Dataset, name: str) -> None:
     dataset.make_scale(name)
 
 
-def add_column(file: h5py.File, column: Column, shape: tuple[int, ...], **options: Any) -> h5py.Dataset:
+def add_column(file: h5py.File, column: Column, shape: tuple[int, ...]) -> h5py.Dataset:
     """Create a column with fixed extents, every entry "not recorded", chunked by whole rows."""
     dtype = column.stored
-    row = math.prod(shape[1:]) * dtype.itemsize
-    if shape[0] and row:  # an empty dataset has no chunks
-        options["chunks"] = (min(shape[0], max(1, _CHUNK_BYTES // row)), *shape[1:])
-    dataset = file.create_dataset(column.name, shape, dtype, fillvalue=fill_of(dtype), **options)
+    chunks = chunk_of(shape, math.prod(shape[1:]) * dtype.itemsize)
+    dataset = file.create_dataset(column.name, shape, dtype, fillvalue=fill_of(dtype), chunks=chunks)
     label(file, dataset, column)
     return dataset
 
@@ -141,6 +177,8 @@ def name_axes(file: h5py.File, columns: Iterable[Column]) -> None:
 
 
 def columns_of(file: h5py.File) -> tuple[Column, ...]:
+    if "columns" in file.attrs:
+        return tuple(Column(**{**each, "dims": tuple(each["dims"])}) for each in json.loads(file.attrs["columns"]))
     return tuple(
         Column(
             name=name,

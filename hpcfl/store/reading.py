@@ -17,7 +17,20 @@ import numpy as np
 
 from hpcfl.base.errors import UsageError
 from hpcfl.store.atomic import number_of, numbered
-from hpcfl.store.columns import AXES, CLIENT, LABELS, Array, Column, Fact, columns_of, facts_of, fill_of
+from hpcfl.store.columns import (
+    AXES,
+    CLIENT,
+    LABELS,
+    ROWS,
+    Array,
+    Column,
+    Coords,
+    Fact,
+    columns_of,
+    facts_of,
+    fill_of,
+    values_of,
+)
 from hpcfl.store.status import read_status
 
 if TYPE_CHECKING:
@@ -165,9 +178,10 @@ def read_part(path: Path, with_data: bool = False) -> Part:
     """Read what a segment holds, and its acknowledged rows if wanted."""
     with open_segment(path) as file:
         # The rounds first: a row that is acknowledged now is complete in whatever is opened from now on.
-        rounds = file["round"][:]
+        rounds = _rounds(file)
         rows = np.flatnonzero(rounds >= 0)
         columns = columns_of(file)
+        coords = {name: _labels(file[name]) for name in LABELS if name in file and name != "round"}
         return Part(
             path=path,
             first=int(file.attrs["first"]),
@@ -175,9 +189,26 @@ def read_part(path: Path, with_data: bool = False) -> Part:
             sealed=bool(file.attrs["sealed"]),
             rounds=rounds[rows],
             columns=columns,
-            coords={name: _labels(file[name]) for name in LABELS if name in file and name != "round"},
-            data={column.name: _rows(file[column.name], rows) for column in columns} if with_data else {},
+            coords=coords,
+            data=read_rows(file, columns, coords, rows) if with_data else {},
         )
+
+
+def read_rows(file: h5py.File, columns: Sequence[Column], coords: Coords, rows: Array) -> dict[str, Array]:
+    """Return some rows (ascending) of a segment, ``[n, ...]`` of each column."""
+    if ROWS in file:
+        return values_of(_rows(file[ROWS], rows), columns, coords)
+    return {column.name: _rows(file[column.name], rows) for column in columns}  # sealed, or of an earlier version
+
+
+def _rounds(file: h5py.File) -> Array:
+    """Return the round of each row, -1 where none is acknowledged."""
+    if ROWS not in file:
+        found: Array = file["round"][:]
+        return found
+    done = file[ROWS].fields("done")[:]
+    rounds = int(file.attrs["first"]) + np.arange(len(done))
+    return np.where(done == rounds + 1, rounds, -1)  # a kill may have cut the number itself
 
 
 def _rows(dataset: h5py.Dataset, rows: Array) -> Array:

@@ -1,7 +1,8 @@
 """run.h5, one table over all segments of a run, and what begins and ends segments.
 
-The table is made of virtual datasets and holds no rows of its own. A segment that is being written, or was left by a
-kill, opens only in SWMR mode; a sealed one is a closed file of its acknowledged rows and opens anywhere.
+The table is made of virtual datasets and holds no rows of its own: those are in the segments. One that is being
+written, or was left by a kill, opens only in SWMR mode and is not in the table's datasets yet; a sealed one is a closed
+file of its acknowledged rows, column by column, and opens anywhere.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from hpcfl.store.reading import (
     open_segment,
     read_facts,
     read_part,
+    read_rows,
     run_attributes,
     run_folder,
     segment_paths,
@@ -103,8 +105,8 @@ def seal(run_dir: Path, force: bool = False) -> None:
 def rebuild(run_dir: Path) -> None:
     """Write run.h5 anew from the segments that are there; its attributes stay, and what it knows of the clients.
 
-    Sealed segments are mapped with the rows that count; an open one with all it has room for, so that run.h5
-    needs no change while rows arrive. UsageError if a segment is missing, or they do not belong together.
+    Sealed segments are mapped with the rows that count; of one that is not, only axes and columns are there. UsageError
+    if a segment is missing, or they do not belong together.
     """
     run_dir = run_folder(run_dir)
     parts = [read_part(path) for path in segment_paths(run_dir)]
@@ -128,15 +130,11 @@ def _write(path: Path, attributes: Mapping[str, str], facts: Sequence[Fact], par
 
 
 def _counted(parts: Sequence[Part]) -> list[tuple[Part, int]]:
-    """Return the parts that count, with how many of their first rows do."""
-    limits = ends([part.first for part in parts], [not part.sealed or part.rounds.size > 0 for part in parts])
-    result = []
-    for part, limit in zip(parts, limits):
-        open_rows = int(max(0, min(limit, part.total) - part.first))
-        rows = int(np.count_nonzero(part.rounds < limit)) if part.sealed else open_rows
-        if rows:
-            result.append((part, rows))
-    return result
+    """Return the sealed parts that count, with how many of their first rows do."""
+    sealed = [part for part in parts if part.sealed]
+    limits = ends([part.first for part in sealed], [part.rounds.size > 0 for part in sealed])
+    counted = [(part, int(np.count_nonzero(part.rounds < limit))) for part, limit in zip(sealed, limits)]
+    return [(part, rows) for part, rows in counted if rows]
 
 
 def _map_rounds(file: h5py.File, counted: Sequence[tuple[Part, int]]) -> None:
@@ -174,8 +172,7 @@ def _map_column(
 
 def _source(part: Part, name: str, inner: tuple[int, ...], dtype: np.dtype[np.generic]) -> h5py.VirtualSource:
     """Return a dataset of a segment; its path is relative to run.h5, so that the folder can be moved."""
-    rows = len(part.rounds) if part.sealed else part.total - part.first
-    return h5py.VirtualSource(f"metrics/{part.path.name}", name, (rows, *inner), dtype)
+    return h5py.VirtualSource(f"metrics/{part.path.name}", name, (len(part.rounds), *inner), dtype)
 
 
 def _seal_segment(path: Path) -> bool:
@@ -188,9 +185,8 @@ def _seal_segment(path: Path) -> bool:
         make_scale(target.create_dataset("round", data=part.rounds), "round")
         add_scales(target, part.coords)
         for column in part.columns:
-            old = source[column.name]
-            copy = add_column(target, column, (len(part.rounds), *old.shape[1:]))
-            _copy_rows(old, copy, part.rounds - part.first)
+            add_column(target, column, shape_of(column, part.coords, len(part.rounds)))
+        _copy_rows(source, target, part)
         name_axes(target, part.columns)
         count = source["log/count"][:]
         target.create_dataset("log/events", data=source["log/events"][: int(count[0])])
@@ -198,12 +194,12 @@ def _seal_segment(path: Path) -> bool:
     return True
 
 
-def _copy_rows(old: h5py.Dataset, new: h5py.Dataset, rows: Array) -> None:
-    """Copy the given rows, a block at a time so that memory stays small."""
-    if not new.size:
-        return
-    step = max(1, _BLOCK_BYTES * len(rows) // max(1, new.nbytes))
+def _copy_rows(source: h5py.File, target: h5py.File, part: Part) -> None:
+    """Copy the acknowledged rows, a block at a time so that memory stays small."""
+    rows = part.rounds - part.first
+    step = max(1, _BLOCK_BYTES * len(rows) // max(1, sum(target[column.name].nbytes for column in part.columns)))
     for start in range(0, len(rows), step):
         block = rows[start : start + step]
-        low, high = int(block[0]), int(block[-1]) + 1
-        new[start : start + len(block)] = old[low:high][np.asarray(block) - low]
+        for name, values in read_rows(source, part.columns, part.coords, block).items():
+            if values.size:
+                target[name][start : start + len(block)] = values

@@ -11,16 +11,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.errors import UsageError
+from hpcfl.base.types import Computing
+from hpcfl.comm.transport import Alone
 from hpcfl.commands import list as catalogue
+from hpcfl.config import Config, from_table
+from hpcfl.engine.job import Job
+from hpcfl.engine.loop import step
+from hpcfl.engine.record import Record
+from hpcfl.engine.simulated import Simulated
 from hpcfl.launch import device
 from hpcfl.testing import fake_device
 from hpcfl.testing.runs import play, resume, same, table
 
+CLOSE = 1e-5
 FORBIDDEN = (
     *("mpi4py", "h5py", "time", "os", "pathlib"),
     *("hpcfl.store", "hpcfl.comm.collective", "hpcfl.engine.wall", "hpcfl.comm.mpi", "hpcfl.engine.loop"),
@@ -67,6 +76,19 @@ def values(name: str, batched: bool = True) -> dict[str, Any]:
     """Return a small run with an algorithm's defaults or nearly so, two thirds of the clients late."""
     late = {"model": "uniform-depth", "stragglers": 0.7}
     return table("salf", "mlp", batched, algorithm={"name": name}, speed=late) | OWN.get(name, {})
+
+
+def after_one_round(config: Config, computing: Computing) -> tuple[Job, dict[tuple[int, str], Any]]:
+    """Return what is shared (client −1) and what each client keeps after one round."""
+    job = Job.of(config, None, 1, computing=computing)
+    now, record = job.begin(0), Record.open()
+    _, sums = Simulated(job, Alone(), 0).exchange(now, record)
+    step(job, now, record, sums)
+    found = {(-1, name): value for name, value in now.shared.items()}
+    for chunk in job.chunks:
+        for name, values in now.personal[chunk.number].items():
+            found |= {(int(client), name): value for client, value in zip(chunk.clients, values)}
+    return job, found
 
 
 @pytest.fixture
@@ -154,3 +176,16 @@ def test_learns(solo: Any, tmp_path: Path, name: str) -> None:
     loss = next(kind for kind in kinds if kind.notnull().any()).dropna("round").values
     assert loss[-1] < loss[0]
     assert np.isfinite(loss).all()
+
+
+def test_fused_vmapped_and_looped_agree(name: str) -> None:
+    late = {"model": "uniform-depth", "stragglers": 0.3}
+    configs = [from_table(values(name, batched) | {"speed": late} | OWN.get(name, {})) for batched in (True, False)]
+    job, fused = after_one_round(configs[0], "fused")
+    if job.task.computing != "fused":
+        pytest.skip("its model is no stack of linear layers")
+    for config in configs:
+        _, other = after_one_round(config, "vmapped")
+        assert other.keys() == fused.keys()
+        for key, value in fused.items():
+            torch.testing.assert_close(value, other[key], atol=CLOSE, rtol=CLOSE)

@@ -29,7 +29,9 @@ LATE = 2  # a depth that is not in time
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_without_its_terms_it_is_fedrep(weights: Any) -> None:
     """To the bit, also where some are late, and the loss that is recorded."""
-    task = Task(Latent(embedding="identity", dimension=5, hidden=(4,)), federation(SIZES, [5] * 4), 0)
+    task = Task(
+        Latent(embedding="identity", dimension=5, hidden=(4,)), federation(SIZES, [5] * 4), 0, computing="vmapped"
+    )
     same: dict[str, Any] = {"lr": 0.2, "batch": 4, "optimizer": "sgd", "weights": weights, "weight_decay": 0.1}
     one = Rounds(Flic(**same, epochs=2, lambda1=0, lambda2=0), task, 3)
     other = Rounds(FedRep(**same, head_epochs=2, epochs=1), task, 3)

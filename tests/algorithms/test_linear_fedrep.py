@@ -17,7 +17,7 @@ from hpcfl.algorithms import ServerState
 from hpcfl.algorithms.linear_fedrep import HEAD, B, LinearFedRep
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
-from hpcfl.data.linear import Linear
+from hpcfl.data.linear import Linear, LinearSpaces
 from hpcfl.engine.job import Job
 from hpcfl.learning.task import Task
 from hpcfl.models import linear as models
@@ -118,6 +118,15 @@ def test_the_model_is_as_stated() -> None:
     assert rest.std() == pytest.approx(0.5, rel=0.02)
     assert not np.array_equal(data.drawn(2, 6)[0], x)
     assert not np.array_equal(data.drawn(1, 5)[0], x)
+
+
+def test_clients_draw_together_what_each_draws_alone() -> None:
+    clients = np.array([3, 0, 2])
+    spaces = LinearSpaces(dimension=3, least=6, most=6, samples=4).federate(4, 9, None)
+    for data in (Linear(dimension=7, rank=3, samples=5).federate(4, 9, None), spaces):
+        for parts, alone in zip(zip(*data.drawn_by(clients, 6)), clients.tolist()):
+            for part, own in zip(parts, data.drawn(alone, 6)):
+                np.testing.assert_array_equal(part, own)
 
 
 def test_the_distance_is_the_sine_of_the_largest_angle() -> None:

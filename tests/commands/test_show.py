@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from helpers.recorded import config, curve, write_run
+from hpcfl.base import tables
 from hpcfl.cli import main
 from hpcfl.commands import show
 
@@ -91,7 +92,7 @@ def test_no_number_is_cut_on_a_narrow_terminal(capsys: Any, monkeypatch: Any, sw
     _, *rows = cells(capsys, sweep, tmp_path / name)
     numbers = {cell for row in rows for cell in row[3:]}
     assert "123456.7890" in numbers
-    monkeypatch.setattr(show, "terminal_width", lambda: 80)
+    monkeypatch.setattr(tables, "terminal_width", lambda: 80)
     assert main(["show", str(sweep), str(tmp_path / name)]) == 0
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80

@@ -337,6 +337,6 @@ def test_lanes_of_several_ranks_are_refused_by_the_config(width: Any) -> None:
 
 @pytest.mark.parametrize("width", ["auto", "node"])
 def test_lanes_of_several_ranks_are_refused_once_they_are_known(width: str) -> None:
-    check_single("median", width, [Topology((1,), ((0,),)), Topology((2,), ((1,),))])
+    check_single("median", width, [Topology((1,), (((0,),),)), Topology((2,), (((1,),),))])
     with pytest.raises(UsageError, match=rf"^lane_width: .* expected 1, got '{width}'; did you mean 1\?$"):
-        check_single("median", width, [Topology((1,), ((0,),)), Topology((2, 3), ((1,), (2,)))])
+        check_single("median", width, [Topology((1,), (((0,),),)), Topology((2, 3), (((1,),), ((2,),)))])

@@ -176,13 +176,22 @@ def rounded(value: float) -> float:
 
 
 def main(add: bool) -> None:
-    """Write frozen.json: anew, or with the digests of this kind of machine beside those that it has."""
+    """Write frozen.json: anew, or with the digests of this kind of machine beside those that it has.
+
+    Made anew, it keeps other kinds' digests of the runs that are as they were on this one.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         runs = {name: record(play(name, Path(scratch) / name)) for name in RUNS}
-    kinds = [{"kind": kind(), "digests": {name: run.pop("digests") for name, run in runs.items()}}]
+    known, digests = json.loads(FILE.read_text()), {name: run.pop("digests") for name, run in runs.items()}
+    others = [each for each in known["kinds"] if each["kind"] != kind()]
     if add:
-        known = json.loads(FILE.read_text())
-        kinds, runs = [*known["kinds"], *kinds], known["runs"]
+        runs = known["runs"]
+    else:
+        before = next((each["digests"] for each in known["kinds"] if each["kind"] == kind()), {})
+        same = {name for name, value in digests.items() if before.get(name) == value}
+        for each in others:
+            each["digests"] = {name: value for name, value in each["digests"].items() if name in same}
+    kinds = [*others, {"kind": kind(), "digests": digests}]
     text = json.dumps({"kinds": kinds, "runs": runs}, indent=1)
     FILE.write_text(re.sub(r"\[[^][{]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
 

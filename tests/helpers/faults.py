@@ -1,9 +1,9 @@
 """Faults on purpose: a process dies inside a write, or its checkpoints take their time.
 
-``HPCFL_FAULT=metrics:17`` kills the process inside its 17th row. The kinds are ``metrics`` (some columns of the row are
-written, others not), ``checkpoint`` (the shared state is written, the personal state is not) and ``table`` (the new
-run.h5 is complete but not yet visible). ``HPCFL_FAULT=checkpoint-seconds:0.2`` kills nobody: every checkpoint takes so
-much longer, at that same place.
+``HPCFL_FAULT=metrics:17`` kills the process inside its 17th row. The kinds are ``metrics`` (half of the row's bytes are
+written), ``checkpoint`` (the shared state is written, the personal state is not) and ``table`` (the new run.h5 is
+complete but not yet visible). ``HPCFL_FAULT=checkpoint-seconds:0.2`` kills nobody: every checkpoint takes so much
+longer, at that same place.
 
 The package knows nothing of this. `install` patches it from outside; ``python faults.py words…`` is ``hpcfl words…``
 with the faults installed, ``python faults.py -c code`` runs code so.
@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -59,34 +59,20 @@ def at(number: int, act: Callable[[], None]) -> Callable[[], None]:
 
 
 def inside_row(reach: Callable[[], None], set_attribute: Callable[[Any, str, Any], None]) -> None:
-    """Call `reach` in each row once half of its columns are written."""
+    """Call `reach` in each row once half of its bytes are written."""
     from hpcfl.store.segment import Segment
 
-    class Columns(dict[str, Any]):
-        """A segment's datasets, each of them writing through `Watched`."""
+    put = Segment._put
 
-    class Watched:
-        def __init__(self, dataset: Any, segment: Any) -> None:
-            self.dataset, self.segment = dataset, segment
+    def watched(self: Any, place: int) -> None:
+        whole = self._row.copy()
+        self._row.view("u1")[self._row.nbytes // 2 :] = 0  # what is there before anything is written
+        put(self, place)
+        reach()
+        self._row[:] = whole
+        put(self, place)
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.dataset, name)
-
-        def __setitem__(self, place: Any, value: Any) -> None:
-            if self.segment.until_half == 0:
-                reach()
-            self.segment.until_half -= 1
-            self.dataset[place] = value
-
-    write = Segment.write
-
-    def watched(self: Any, round: int, row: Mapping[str, Any]) -> None:
-        if not isinstance(self._columns, Columns):
-            self._columns = Columns({name: Watched(data, self) for name, data in self._columns.items()})
-        self.until_half = len(row) // 2
-        write(self, round, row)
-
-    set_attribute(Segment, "write", watched)
+    set_attribute(Segment, "_put", watched)
 
 
 def before_personal(reach: Callable[[], None], set_attribute: Callable[[Any, str, Any], None]) -> None:

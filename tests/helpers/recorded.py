@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hpcfl import store
-from hpcfl.engine.record import COLUMNS
+from hpcfl.engine.columns import COLUMNS
 
 KNOWN = ("accuracy", "client_accuracy", "cohort", "arrived", "visit_seconds", "void", "sim_seconds", "wall_seconds")
 BASE: dict[str, Any] = {

@@ -58,8 +58,8 @@ def federation(sizes, shape=(5,), classes=3, seed=0):
     return Toy(classes, np.array(sizes), np.zeros(count, dtype=np.int64), [tuple(shape)] * count, held)
 
 
-def mlp_task(sizes, hidden=(4, 3), dropout=0.0, seed=0):
-    return Task(Mlp(hidden=hidden, dropout=dropout), federation(sizes, seed=seed), seed)
+def mlp_task(sizes, hidden=(4, 3), dropout=0.0, seed=0, **keys):
+    return Task(Mlp(hidden=hidden, dropout=dropout), federation(sizes, seed=seed), seed, **keys)
 
 
 def cnn_task(sizes, dropout=0.0, seed=0):

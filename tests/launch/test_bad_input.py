@@ -183,7 +183,7 @@ def with_a_row(here: Path) -> None:
 
 def of_five_clients(here: Path) -> None:
     """Two recorded rounds of 5 clients, and a config of 8."""
-    from hpcfl.engine.record import COLUMNS
+    from hpcfl.engine.columns import COLUMNS
 
     (here / "my.toml").write_text(FEDAVG)
     store.create(here / "run", {"config": configs.load(str(here / "my.toml"), ["clients=5"]).text(), "data_dir": ""})
@@ -328,7 +328,12 @@ CASES = {
     ),
     "adaptive-depths": salf("participation.deadline=adaptive", "'adaptive'", "'uniform-depth'", "seconds"),
     "unknown-chances": salf("clock=wall speed={}", "algorithm.missing", "'exact'", "'none'", "'empirical'"),
-    "batches-in-real-time": fedavg("clock=wall batch_clients=4", "batch_clients", "'wall'", "got 4", "did you mean 1"),
+    "batched-layers-in-real-time": salf(
+        "clock=wall algorithm.missing=none batch_clients=4", "batch_clients", "one by one", "got 4", "did you mean 1"
+    ),
+    "batched-messages-in-real-time": fedavg(
+        "clock=wall guard.max_norm=3 batch_clients=4", "batch_clients", "guard.max_norm", "got 4", "did you mean 1"
+    ),
     "first-beyond-the-cohort-in-real-time": fedavg(
         "clock=wall participation.close=first participation.first=9", "participation.first", "got 9", "did you mean 8"
     ),

@@ -9,8 +9,11 @@ from torch import nn
 
 from helpers.toys import cnn_task, full_batch, mlp_task, plain, plain_gradients, same_bits, visits_of
 from hpcfl.base.rng import StepKey
+from hpcfl.learning.derivatives import per_sample_gradients
 from hpcfl.learning.evaluate import client_scores, server_scores
+from hpcfl.learning.fused import formed
 from hpcfl.learning.task import Task
+from hpcfl.models.cnn import Cnn
 from hpcfl.models.mlp import Mlp
 from hpcfl.models.modules.custom import Dropout
 from hpcfl.models.modules.layers import Layer
@@ -56,6 +59,31 @@ def test_gradients_are_autograds_of_the_plain_model(make, count):
         torch.testing.assert_close(losses[client], loss.detach(), **CLOSE)
 
 
+def test_large_images_are_convolved_client_by_client():
+    task = cnn_task(SIZES)
+    params, x = own_params(task, 4), one_batch(task, range(4)).x
+    whole = task.layers[0](params, x, None)
+    for client in range(4):
+        own = {name: value[client : client + 1] for name, value in params.items()}
+        assert torch.equal(task.layers[0](own, x[client : client + 1], None)[0], whole[client])
+
+
+def test_gradients_of_single_samples_add_up_to_that_of_a_batch():
+    task = cnn_task([5])
+    params, batch = own_params(task, 1), one_batch(task, [0])
+    whole, _ = task.gradients(params, batch)
+    for name, each in per_sample_gradients(task, row(params, 0), batch).items():
+        assert each.shape == (5, *whole[name].shape[1:])
+        torch.testing.assert_close(each.mean(0), whole[name][0], **CLOSE)
+
+
+def test_clients_of_large_convolutions_gain_nothing_from_being_together():
+    held = cnn_task(SIZES)
+    large = Task(Cnn(channels=(64, 64), kernel=5, padding="same"), held.federation, 0)
+    assert large.heavy
+    assert not held.heavy
+
+
 def all_rows(layers, count):
     """Every non-decreasing way to end the backward pass of `count` clients."""
     ways = [[last] for last in range(count + 1)]
@@ -77,7 +105,7 @@ def test_backprop_gives_each_client_the_layers_it_has_time_for(make):
         assert [stage for stage, _, _ in found] == [s for s in reversed(range(len(layers))) if rows[s]]
         for stage, gradients, seen in found:
             assert tuple(gradients) == layers[stage]
-            for name, value in gradients.items():
+            for name, value in formed(gradients).items():
                 assert value.shape == (rows[stage], *task.initial()[name].shape)
                 for client in range(rows[stage]):
                     torch.testing.assert_close(value[client], wanted[client][name], **CLOSE)
@@ -92,13 +120,12 @@ def test_a_whole_backprop_is_the_gradient_to_the_bit(make):
         whole, _ = task.gradients(params, batch)
         parts = {}
         for _, gradients, _ in task.backprop(params, batch, [count] * len(task.layer_names())):
-            parts |= gradients
+            parts |= formed(gradients)
         assert same_bits({name: parts[name] for name in whole}, whole)
 
 
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_no_graph_is_built_below_the_depth(make, monkeypatch):
-    task = make(SIZES)
+def test_no_graph_is_built_below_the_depth(monkeypatch):
+    task = cnn_task(SIZES)
     params, batch = own_params(task, 1), one_batch(task, [1])
     tracked = []
     run = Layer.__call__
@@ -116,24 +143,27 @@ def test_no_graph_is_built_below_the_depth(make, monkeypatch):
         assert tracked == [number >= depth for number in range(1, layers + 1)]
 
 
-def test_a_layer_is_computed_only_when_asked_for(monkeypatch):
-    task = mlp_task(SIZES)
+@pytest.mark.parametrize("computing", ["fused", "vmapped"])
+def test_a_layer_is_computed_only_when_asked_for(computing, monkeypatch):
+    task = mlp_task(SIZES, computing=computing)
     calls = []
-    grad = torch.autograd.grad
+    # by hand, what goes on to the next layer is one product, the last layer needs none
+    place, name, free = (torch, "bmm", 1) if computing == "fused" else (torch.autograd, "grad", 0)
+    original = getattr(place, name)
 
     def counted(*args, **keys):
         calls.append(1)
-        return grad(*args, **keys)
+        return original(*args, **keys)
 
-    monkeypatch.setattr(torch.autograd, "grad", counted)
+    monkeypatch.setattr(place, name, counted)
     backward = task.backprop(own_params(task, 4), one_batch(task, range(4)), [1, 2, 4])
     for number in (1, 2, 3):
         next(backward)
-        assert len(calls) == number
+        assert len(calls) == number - free
     assert list(backward) == []
     calls.clear()
     list(task.backprop(own_params(task, 4), one_batch(task, range(4)), [0, 0, 4]))
-    assert len(calls) == 1
+    assert len(calls) == 1 - free
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -149,10 +179,10 @@ def test_padded_clients_have_the_gradients_they_have_alone(make, dropout):
                 alone = list(task.batches(visits_of(task, [client]), size, epochs=1))
                 mine = {name: value[client : client + 1] for name, value in params.items()}
                 if step >= len(alone):
-                    assert batch.active()[client].item() is False
+                    assert not batch.sizes[client]
                     assert all(not together[name][client].any() for name in together)
                     continue
-                assert batch.valid is None or batch.active()[client].item() is True
+                assert batch.sizes[client]
                 gradients, loss = task.gradients(mine, alone[step])
                 torch.testing.assert_close(losses[client], loss[0], **CLOSE)
                 for name, value in gradients.items():
@@ -300,7 +330,7 @@ def test_dropout_in_training_is_the_same_batched_or_one_by_one(make):
     seen = [{}, {}]
     for number, rows in enumerate(([4] * len(task.layer_names()), [2] * (len(task.layer_names()) - 1) + [4])):
         for _, gradients, _ in task.backprop(params, batch, rows):
-            seen[number] |= gradients
+            seen[number] |= formed(gradients)
     for client in range(4):
         mine = {name: value[client : client + 1] for name, value in params.items()}
         alone, _ = task.gradients(mine, one_batch(task, [client]))

@@ -18,11 +18,12 @@ from torch import nn
 
 import hpcfl
 from helpers import modules
-from helpers.toys import federation, full_batch, visits_of
+from helpers.toys import federation, full_batch, same_bits, visits_of
 from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
 from hpcfl.config import from_table, load
 from hpcfl.learning import early
+from hpcfl.learning.fused import Fused, formed
 from hpcfl.learning.optim import Sgd
 from hpcfl.learning.task import Task
 from hpcfl.models import Model, model_class
@@ -159,7 +160,7 @@ def test_gradients_are_the_plain_modules(name: str) -> None:
     parts: dict[str, torch.Tensor] = {}
     for number, found, _ in task.backprop(params, batch, [3] * len(task.layer_names())):
         assert tuple(found) == task.layer_names()[number]
-        parts |= found
+        parts |= formed(found)
     for client in range(3):
         net = task.module({key: value[0] for key, value in row(params, client).items()}).train()
         x, y = full_batch(task, client)
@@ -226,14 +227,18 @@ def test_users_with_less_time_give_the_last_layers() -> None:
             torch.testing.assert_close(value, whole[name][:count], **CLOSE)
 
 
-def test_how_it_is_computed_is_decided_once(tmp_path: Path, solo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = play(solo, small("two"), tmp_path / "whole", None)
+@pytest.mark.parametrize(("name", "how"), [("two", "fused"), ("Residual", "vmapped")])
+def test_how_it_is_computed_is_decided_once(
+    name: str, how: str, tmp_path: Path, solo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = play(solo, small(name), tmp_path / "whole", None)
     half = shutil.copytree(whole, tmp_path / "half")
     recorded = json.loads(hpcfl.open_run(whole).attrs["computing"])
-    assert recorded == {"how": "vmapped", "why": "vmap gives what the loop does"}
+    assert recorded["how"] == how
     monkeypatch.setattr(tracing, "_vmap_fails", lambda *_: "this is another machine")
-    assert task_of("two").whole.found.computing == "looped"
-    assert hpcfl.open_models(half).task.whole.found.computing == "vmapped"
+    monkeypatch.setattr(Fused, "apart", lambda *_: 1.0)
+    assert task_of(name).computing == "looped"
+    assert hpcfl.open_models(half).task.computing == how
     resume(solo, half, 2, None)
     same(half, whole)
     assert json.loads(hpcfl.open_run(half).attrs["computing"]) == recorded
@@ -284,7 +289,7 @@ def test_real_times_gradients_are_simulated_times(name: str) -> None:
     for (number, gradients, loss), (wanted_number, values, wanted_loss) in zip(found, wanted, strict=True):
         assert number == wanted_number
         assert torch.equal(loss, wanted_loss)
-        assert all(torch.equal(gradients[key], values[key]) for key in values)
+        assert same_bits(formed(gradients), formed(values))
     assert all(torch.equal(value, other.whole.now([1])[key]) for key, value in one.whole.now([1]).items())
 
 

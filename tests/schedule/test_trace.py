@@ -16,6 +16,7 @@ from hpcfl.commands.check import report
 from hpcfl.config import Config, from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Recorder
+from hpcfl.engine.trained import recorded_chunk
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
 from hpcfl.schedule.speeds import speed_class
@@ -201,15 +202,54 @@ def test_rules_are_judged_as_recorded(solo: Any, tmp_path: Path) -> None:
         job_of(replay(first, run, algorithm=unbiased, participation={"close": "deadline"}))
 
 
-def test_clients_are_computed_one_by_one_where_nothing_else_is_said(solo: Any, tmp_path: Path) -> None:
-    values = table("salf", "mlp", True, clients=20, batch_clients="auto")
-    run = play(solo, {**values, "rounds": 1}, tmp_path / "run", None)
-    real = {**values, "clock": "wall"}
-    again = replay({**values, "rounds": 1}, run)
-    sizes = [{len(chunk.clients) for chunk in job_of(config, 2).chunks} for config in (values, real, again)]
-    assert sizes == [{3, 2}, {1}, {1}]
-    both = {len(chunk.clients) for chunk in job_of({**again, "batch_clients": 3}).chunks}
-    assert both == {3, 2}
+def sizes(values: dict[str, Any], ranks: int = 2) -> set[int]:
+    """How many clients are in a chunk."""
+    return {len(chunk.clients) for chunk in job_of(values, ranks).chunks}
+
+
+def test_a_replay_has_the_chunks_of_its_run(solo: Any, tmp_path: Path) -> None:
+    values = table("salf", "mlp", True, clients=20, rounds=1)
+    for size, expected in (("auto", {3, 2}), (False, {1}), (4, {4})):
+        run = play(solo, {**values, "batch_clients": size}, tmp_path / str(size), None)
+        again = {**replay(values, run), "batch_clients": "auto"}
+        assert sizes(again) == sizes({**values, "batch_clients": size}) == expected
+        assert sizes({**again, "batch_clients": 5}) == {5}
+        attributes = store.run_attributes(run)
+        assert attributes["chunk"] == str(max(expected))
+        assert recorded_chunk(attributes, from_table(again)) == max(expected)
+        assert recorded_chunk({}, from_table(again)) == 1  # as in earlier versions
+
+
+ALL = {"close": "all"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, {3, 2}),
+        ({"algorithm": {"name": "fedrep"}}, {3, 2}),
+        ({"participation": {"close": "deadline"}}, {1}),
+        ({"participation": {"close": "first", "first": 3}}, {1}),
+        ({"participation": {"close": "deadline"}, "batch_clients": 5}, {5}),
+        ({"speed": DYNAMIC}, {1}),  # visits end at different times
+        ({"guard": {"max_norm": 3.0}}, {1}),
+        ({"algorithm": {"name": "salf", "missing": "none"}}, {1}),
+        ({"algorithm": {"name": "salf", "missing": "none"}, "participation": {**ALL, "partial": "discard"}}, {3, 2}),
+    ],
+)
+def test_in_real_time_clients_are_batched_where_rounds_wait_for_all(keys: dict[str, Any], expected: set[int]) -> None:
+    plain = {"speed": {"model": "none"}, "participation": ALL, "batch_clients": "auto"}
+    values = table("fedavg", "mlp", True, clients=20, clock="wall", **{**plain, **keys})
+    assert sizes(values) == expected
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(2, {3, 2}), (8, {2}), (11, {2}), (21, {1})])
+def test_in_real_time_chunks_are_smaller_on_many_ranks(ranks: int, expected: set[int]) -> None:
+    plain = {"speed": {"model": "none"}, "participation": ALL, "batch_clients": "auto"}
+    values = table("fedavg", "mlp", True, clients=20, clock="wall", **plain)
+    assert sizes(values, ranks) == expected
+    with pytest.raises(UsageError, match=r"only 4 chunks of 5 clients"):
+        sizes({**values, "batch_clients": 5}, 6)
 
 
 # --- what cannot be replayed --------------------------------------------------------------------------------

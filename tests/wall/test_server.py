@@ -18,7 +18,7 @@ from hpcfl.base.errors import RunError
 from hpcfl.comm.placement import Topology
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.wall.framing import frame_formats
-from hpcfl.engine.wall.protocol import Command, Op, ScoresReply
+from hpcfl.engine.wall.protocol import Command, Op, TableReply
 
 pytestmark = pytest.mark.mpi
 
@@ -28,7 +28,7 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
     from hpcfl.engine.wall.lane import PendingReceive
 
     class Seen(PendingReceive):
-        def __init__(self, lane: Any, clients: list[int]) -> None:
+        def __init__(self, lane: Any, clients: list[list[int]]) -> None:
             super().__init__(lane, clients, [group.zeros() for group in lane.formats])
 
         def arrive(self, number: int, client: int) -> None:
@@ -42,7 +42,7 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
         """A lane as the server uses it."""
 
         def __init__(self, rank: int, script: list[int]) -> None:
-            self.topology = Topology((rank,), ((rank - 1,),))
+            self.topology = Topology((rank,), (((rank - 1,),),))
             self.hosted, self.formats, self.script = self.topology.clients, frame_formats(job.layout, 1), list(script)
             self.state, self.reason, self.commands = "idle", "", []
             self.counted, self.pending, self.due = np.zeros(1, np.int64), None, 0
@@ -58,7 +58,7 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
 
         def invite(self, command: Command, state: Any) -> None:
             self._noted(command)
-            self.pending, self.due, self.state = Seen(self, self.hosted.tolist()), self.script.pop(0), "active"
+            self.pending, self.due, self.state = Seen(self, [self.hosted.tolist()]), self.script.pop(0), "active"
 
         def close(self, command: Command) -> None:
             self._noted(command)
@@ -262,8 +262,8 @@ def test_a_reply_that_was_given_up_has_room_until_it_has_come() -> None:
     from hpcfl.engine.wall.lane import Lane
 
     job, slow = soon(), Slow()
-    lane = Lane(Topology((1,), ((0,),)), slow, slow, job.layout, 3, Bandwidth())
-    reply = ScoresReply(2, 1)
+    lane = Lane(Topology((1,), (((0,),),)), slow, slow, job.layout, 3, Bandwidth())
+    reply = TableReply(2, 1)
     room = weakref.ref(reply.data)
     lane.ask(Command(Op.SCORE, counted=lane.counted), [], reply.receive)
     del reply

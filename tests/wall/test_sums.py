@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,12 @@ import pytest
 import torch
 
 from hpcfl.comm.exact import PIECE
+from hpcfl.comm.guard import NO_GROUP
 from hpcfl.comm.message import Block, ExactSums
 from hpcfl.comm.packing import ALIGNED, APART_BYTES, Packing
-from hpcfl.engine.wall.framing import FrameFormat, frame_formats
+from hpcfl.engine.wall.framing import FrameFormat, Staging, frame_formats
 from hpcfl.engine.wall.outcome import ReceivedSums, add_all
+from hpcfl.engine.wall.sending import SumSender
 
 LARGE = max(PIECE, APART_BYTES // 4) + 7
 LAYOUT = (
@@ -89,6 +93,37 @@ def test_what_was_summed_up_early_counts_too() -> None:
     assert_same(ReceivedSums(LAYOUT, 3, np.zeros(2), [], early), deposited([VISITS[0], VISITS[2]]))
 
 
+def chunked(visits: list[tuple[dict[str, torch.Tensor], float]]) -> tuple[Any, list[Any]]:
+    """What one lane receives of two chunks of visits, and the messages that the chunks have sent."""
+    groups, put = frame_formats(LAYOUT, 1, len(visits)), []  # type: ignore[var-annotated]
+    pace: Any = SimpleNamespace(over=Event(), wait=lambda number: None, seconds=lambda: 0.25)
+    sender, messages = SumSender(groups, 0, Staging(torch.device("cpu")), pace, put.append), []
+    for part in (visits[:1], visits[1:]):
+        weight = torch.tensor([each for _, each in part], dtype=torch.float64)
+        messages.append({name: (torch.stack([values[name] for values, _ in part]), weight) for name in drawn(0)})
+        sender.take(messages[-1])
+        sender.end(np.full(len(part), NO_GROUP), [0] * len(part))
+    sender.finish()
+    return Messages(groups, [staged.parts for staged in put]), messages
+
+
+@pytest.mark.parametrize("summed_up", [False, True])
+def test_sums_of_chunks_are_those_of_simulated_time(summed_up: bool) -> None:
+    """Of one rank alone too: what is beyond the grids is dropped there as well."""
+    chunks = [chunked([(drawn(number), 2.0 * number + 1) for number in range(5)])]
+    chunks.append(chunked([(drawn(9), 3.0), (drawn(8), 1.0)]))
+    for count in (1, 2):
+        sums = ExactSums(LAYOUT)
+        for _, messages in chunks[:count]:
+            for message in messages:
+                sums.add(message)
+        early = ExactSums(LAYOUT) if summed_up and count == 2 else None
+        if early is not None:
+            add_all(chunks[0][0], early)
+        kept: Any = [(pending, 3) for pending, _ in chunks[early is not None : count]]
+        assert_same(ReceivedSums(LAYOUT, 7, np.zeros(2), kept, early), sums)
+
+
 def test_nothing_received_is_nothing() -> None:
     held = ReceivedSums(LAYOUT, 2, np.zeros(2), [])
     assert held.weight("bias") == 0
@@ -112,7 +147,7 @@ def test_ranks_that_share_a_lane_are_summed_on_the_way(ranks: int) -> None:
         assert (held.total(name) - expected).abs().max() <= accuracy * size.max()
         mean = held.mean(name).clone()
         assert torch.equal(held.mean(name), mean)  # what was formed before lies in memory of its own
-    assert (pending.formats[0].signs(pending.frames[0])[0] > 0).tolist() == [True] * ranks
+    assert (pending.formats[0].signs(pending.frames[0])[0, :, 0] > 0).tolist() == [True] * ranks
 
 
 STATE = {

@@ -16,13 +16,17 @@ import torch
 
 from helpers.runs import job_in_real_time
 from hpcfl.base.errors import UsageError
+from hpcfl.comm.guard import NO_GROUP, Sieve
 from hpcfl.comm.message import Block, ExactSums
-from hpcfl.comm.placement import Topology, check_width, cut, lane_topologies
+from hpcfl.comm.placement import Chunk, Topology, check_width, cut, lane_topologies
 from hpcfl.engine.job import Job
-from hpcfl.engine.simulated import visit
-from hpcfl.engine.wall.executor import Executor, Pace, Sender, Worker
-from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, Staging, frame_formats
+from hpcfl.engine.record import Record
+from hpcfl.engine.simulated import drained, visit
+from hpcfl.engine.wall.executor import Executor, Worker
+from hpcfl.engine.wall.framing import REJECTED, FrameFormat, StagedFrame, Staging, frame_formats
 from hpcfl.engine.wall.protocol import HEAD, Command, Op
+from hpcfl.engine.wall.sending import LayerSender, Pace, SumSender, WholeSender
+from hpcfl.learning.batches import Visits
 from hpcfl.schedule.plan import Attempt
 
 PATIENCE = 60.0  # seconds that a thread is given to end; no thread needs them
@@ -109,10 +113,25 @@ def test_turns_places_and_single_ranks() -> None:
         [1, 5],
         [2, 6],
     ]
-    assert topology.turns(np.arange(7)) == [[0, 1, 2], [4, 5, 6]]
-    assert topology.turns(np.array([2, 3, 4, 6])) == [[4, -1, 2], [-1, -1, 6]]
-    assert topology.turns(np.array([3])) == []
-    assert topology.single(1) == Topology((2,), ((1, 5),))
+    assert topology.turns(np.arange(7), False) == [[[[0]], [[1]], [[2]]], [[[4]], [[5]], [[6]]]]
+    assert topology.turns(np.array([2, 3, 4, 6]), False) == [[[[4]], [], [[2]]], [[], [], [[6]]]]
+    assert topology.turns(np.array([3]), False) == []
+    assert topology.single(1) == Topology((2,), (((1,), (5,)),))
+
+
+def test_turns_of_chunks() -> None:
+    """Fast clients first: those of a chunk are visited together, in the order of their ids."""
+    (topology,) = lane_topologies("all", ["a"] * 3, cut(3, np.array([5.0, 4, 3, 2, 1, 0, 6, 7]), 3))
+    assert topology.chunks == (((5, 4, 3), (6, 7)), ((2, 1, 0),))
+    assert topology.hosted == ((5, 4, 3, 6, 7), (2, 1, 0))
+    assert (topology.most(False), topology.most(True)) == (3, 5)
+    assert topology.clients[topology.places(1)].tolist() == [2, 1, 0]
+    assert topology.turns(np.arange(8), False) == [[[[3, 4, 5]], [[0, 1, 2]]], [[[6, 7]], []]]
+    assert topology.turns(np.arange(8), True) == [[[[3, 4, 5], [6, 7]], [[0, 1, 2]]]]
+    assert topology.turns(np.array([0, 2, 6]), False) == [[[[6]], [[0, 2]]]]
+    assert topology.turns(np.array([6]), True) == [[[[6]], []]]
+    assert topology.turns(np.array([], dtype=np.int64), True) == []
+    assert topology.single(0) == Topology((1,), (((5, 4, 3), (6, 7)),))
 
 
 @pytest.mark.parametrize(("width", "ranks"), [(1, 2), (3, 4), ("all", 2), ("node", 2), ("auto", 2)])
@@ -244,8 +263,8 @@ def test_a_rank_alone_sends_values_as_they_are() -> None:
     group = FrameFormat(LAYOUT[1], 1)
     found = sealed(group, 0, {"b.weight": ([[1.0, 2.0], [3.0, 4.0]], 3.0)})
     assert found.Test()
-    assert (group.signs(found.parts)[0] > 0).tolist() == [True]
-    assert group.signs(found.parts)[1].tolist() == [0.5]
+    assert (group.signs(found.parts)[0, :, 0] > 0).tolist() == [True]
+    assert group.signs(found.parts)[1].tolist() == [[0.5]]
     assert group.value(found.parts, "b.weight").tolist() == [1.0, 2.0, 3.0, 4.0]
     assert group.weights(found.parts, "b.weight").tolist() == [3.0]
     assert group.value(found.parts, "b.bias").tolist() == [0.0, 0.0]
@@ -259,8 +278,8 @@ def test_sums_of_several_ranks_tell_them_apart() -> None:
     third = sealed(group, 2, {"b.bias": ([0.5, -1.0], 4.0)})
     frames = zip(group.zeros(), first.parts, Staging(torch.device("cpu")).nothing(group).parts, third.parts)
     summed = [torch.stack(parts).sum(0) for parts in frames]  # the server's own, and three ranks'
-    assert (group.signs(summed)[0] > 0).tolist() == [True, False, True]
-    assert group.signs(summed)[1].tolist() == [0.5, 0.0, 2.5]
+    assert (group.signs(summed)[0, :, 0] > 0).tolist() == [True, False, True]
+    assert group.signs(summed)[1, :, 0].tolist() == [0.5, 0.0, 2.5]
     assert group.weights(summed, "b.weight").tolist() == [2.0, 0.0, 0.0]
     assert group.weights(summed, "b.bias").tolist() == [2.0, 0.0, 4.0]
     assert group.value(summed, "b.weight").tolist() == [2.0, 4.0, 6.0, 8.0]
@@ -290,6 +309,35 @@ def test_float64_blocks_keep_their_bits() -> None:
 
 
 @pytest.mark.usefixtures("_size")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_of_chunks_exact_sums_travel(ranks: int) -> None:
+    """Each visit signs at a place of its own, and nobody at that of a visit that is not there."""
+    formats, put = frame_formats(LAYOUT, ranks, visits=4), []  # type: ignore[var-annotated]
+    pace: Any = SimpleNamespace(over=threading.Event(), wait=lambda number: None, seconds=lambda: 0.25)
+    sender = SumSender(formats, 0, Staging(torch.device("cpu")), pace, put.append)
+    third, sums = torch.tensor(1 / 3), ExactSums(LAYOUT)  # float32
+    for value, weight in (([[1.0, third], [-2.0, 0.5]], [3.0, 2.0]), ([[2.0**-30, 7.0]], [1.0])):
+        message = {"b.bias": (torch.tensor(value), torch.tensor(weight, dtype=torch.float64))}
+        sender.take(message)
+        sender.end(np.full(len(value), NO_GROUP), [2**30 + 1, 7][: len(value)])
+        sums.add(message)
+    assert put == []
+    sender.finish()
+    assert len(put) == len(formats)
+    group, parts = formats[1], put[1].parts
+    assert {part.dtype for part in parts} == {torch.float64}
+    assert [len(part) for part in parts] == [len(part) for part in group.zeros()]
+    np.testing.assert_array_equal(group.bins(parts, "b.bias")[::-1].sum(0), sums.total("b.bias"))
+    assert group.bins(parts, "b.bias").sum(0).tolist() == [-1.0 + 2.0**-30, 3 * third.double().item() + 8.0]
+    assert not group.bins(parts, "b.weight").any()
+    assert group.weights(parts, "b.bias").tolist() == [6.0, 0.0][:ranks]
+    assert group.signs(parts)[0].tolist() == [[1.0, 1.0, 1.0, 0.0], [0.0] * 4][:ranks]
+    assert group.signs(parts)[1, 0].tolist() == [0.25, 0.25, 0.25, 0.0]
+    assert [group.gradients(parts, 0, place) for place in range(4)] == [2**30 + 1, 7, 2**30 + 1, 0]
+    assert [len(part) for part in Staging(torch.device("cpu")).nothing(group).parts] == [len(part) for part in parts]
+
+
+@pytest.mark.usefixtures("_size")
 def test_frames_of_nothing_say_nothing_of_those_before() -> None:
     staging, group = Staging(torch.device("cpu")), FrameFormat(LAYOUT[1], 2)
     for _ in range(3):
@@ -303,7 +351,7 @@ def test_frames_of_nothing_say_nothing_of_those_before() -> None:
     assert all(int(part.count_nonzero()) == 0 for part in empty.parts)
 
 
-# ---- gathering a visit: Pace, Sender
+# ---- gathering a visit: Pace, LayerSender, WholeSender
 
 
 def paced(enforce: str, seconds: float, over: threading.Event) -> Pace:
@@ -347,8 +395,18 @@ class Visit:
         self.over, self.put, self.waits = threading.Event(), [], []  # type: ignore[var-annotated]
         self.formats, self.local_rank = frame_formats(LAYOUT, width), local_rank
         pace: Any = SimpleNamespace(over=self.over, wait=self.waits.append, seconds=lambda: 0.25)
-        self.device = torch.device(device)
-        self.sender = Sender(self.formats, local_rank, Staging(self.device), pace, self.put.append, whole)
+        self.device, self.staging, self.messages = torch.device(device), Staging(torch.device(device)), []
+        given = self.formats, local_rank, self.staging, pace, self.put.append
+        self.sender = WholeSender(*given) if whole else LayerSender(*given)
+
+    def finish(self) -> None:
+        """End the visit."""
+        if isinstance(self.sender, LayerSender):
+            return self.sender.finish()
+        sieve = Sieve(1, LAYOUT, whole=True)
+        drained(sieve.through(each for each in self.messages), self.sender.take)
+        self.sender.end(sieve.first, [0])
+        return self.sender.finish()
 
     def take(self, **blocks: float) -> None:
         """Take blocks, all of whose entries are the same; their weight is 2."""
@@ -356,7 +414,8 @@ class Visit:
         message = {name.replace("_", "."): value for name, value in blocks.items()}
         weight = torch.tensor([2.0], dtype=torch.float64)
         values = {name: torch.full((1, *shapes[name]), value, device=self.device) for name, value in message.items()}
-        self.sender.take({name: (value, weight) for name, value in values.items()})
+        message = {name: (value, weight) for name, value in values.items()}
+        self.sender.take(message) if isinstance(self.sender, LayerSender) else self.messages.append(message)
 
     @property
     def found(self) -> list[dict[str, tuple[float, float]]]:
@@ -371,7 +430,7 @@ class Visit:
         return float(value)
 
     def weight(self, group: FrameFormat, sent: StagedFrame, name: str) -> float:
-        assert group.signs(sent.parts)[0, self.local_rank] == 1
+        assert group.signs(sent.parts)[0, self.local_rank].tolist() == [1]
         return float(group.weights(sent.parts, name)[self.local_rank])
 
 
@@ -385,7 +444,7 @@ def test_a_group_leaves_when_all_of_it_is_there() -> None:
     visit.take(b_weight=3.0)
     assert visit.found[1] == {"b.weight": (3.0, 2.0), "b.bias": (1.0, 2.0)}
     visit.take(a_weight=4.0)
-    visit.sender.finish()
+    visit.finish()
     assert visit.found[2] == {"a.weight": (4.0, 2.0)}
     assert visit.waits == [0, 1, 2]
     assert len(visit.put) == 3
@@ -410,7 +469,7 @@ def test_blocks_that_are_not_sent_weigh_nothing() -> None:
     ]
     visit = Visit()
     visit.take(loss=1.0)
-    visit.sender.finish()
+    visit.finish()
     assert [list(group.values()) for group in visit.found[1:]] == [[(0.0, 0.0), (0.0, 0.0)], [(0.0, 0.0)]]
 
 
@@ -427,16 +486,16 @@ def test_what_was_yielded_stays_as_it_is() -> None:
     visit.sender.take({"a.weight": (value, torch.ones(1))})
     value += 1
     with pytest.raises(ValueError, match=r"block 'a\.weight' was changed after it was yielded"):
-        visit.sender.finish()
+        visit.finish()
 
 
 def test_a_whole_visit_leaves_all_at_once() -> None:
     visit = Visit(whole=True)
     visit.take(loss=1.0, b_bias=2.0, b_weight=3.0)
-    assert visit.put == []
     visit.take(a_weight=4.0)
     assert visit.put == []
-    visit.sender.finish()
+    visit.finish()
+    assert visit.waits == [0, 1, 2]
     assert [list(group) for group in visit.found] == [["loss"], ["b.weight", "b.bias"], ["a.weight"]]
 
 
@@ -447,7 +506,7 @@ def test_nothing_leaves_once_the_round_is_over(whole: bool) -> None:
     before = len(visit.put)
     visit.over.set()
     visit.take(b_bias=2.0, b_weight=3.0, a_weight=4.0)
-    visit.sender.finish()
+    visit.finish()
     assert len(visit.put) == before == (0 if whole else 1)
 
 
@@ -467,7 +526,8 @@ def visited(job: Job, executor: Executor, clients: list[int], over: threading.Ev
     put: list[StagedFrame] = []
     asked, groups = job.planner.attempt(1), frame_formats(job.layout, 1)
     shared = job.algorithm.init_server(job.task)
-    executor.visits(asked, shared, clients, groups, 0, over or threading.Event(), put.append)
+    turns = [[[client]] if client >= 0 else [] for client in clients]
+    executor.visits(asked, shared, turns, groups, 0, over or threading.Event(), put.append)
     return put
 
 
@@ -504,6 +564,56 @@ def test_visits_are_those_of_simulated_time(salf: Job) -> None:
     assert all({name: value.shape for name, value in state.items()} == shapes for state in states.values())
 
 
+def test_a_chunk_sends_the_sums_of_simulated_time() -> None:
+    """To the bit; a visit that is not finite counts for nothing, and the others do."""
+    keys: dict[str, Any] = {"name": "fedavg", "momentum": 0.5, "persist_optimizer": True}
+    job = job_in_real_time(2, algorithm=keys, batch_clients=4)
+    executor, now, put = hosted(job, 1), job.begin(1), []  # type: ignore[var-annotated]
+    groups = frame_formats(job.layout, 1, 4)
+    assert [chunk.clients.tolist() for chunk in job.chunks] == [[0, 1, 2, 3], [4, 5, 6]]
+    for state in (executor.states[0], now.personal[0]):
+        next(iter(state.values()))[1] = float("nan")  # client 1's momentum
+    attempt, shared = job.planner.attempt(1), job.algorithm.init_server(job.task)
+    over = threading.Event()
+    executor.visits(attempt, shared, [[[0, 1, 2, 3]], [[4, 5, 6]]], groups, 0, over, put.append)
+    assert len(put) == 2 * len(groups)
+    for number, chunk in enumerate(job.chunks):
+        sums, record = ExactSums(job.layout), Record.open()
+        visit(job, job.planner.plan(attempt), chunk, now, sums, None, record)
+        assert list(record.rejected) == ([1] if number == 0 else [])
+        for place, group in enumerate(groups):
+            sent = put[number * len(groups) + place].parts
+            for name in group.blocks:
+                assert group.weights(sent, name).tolist() == [sums.weight(name)]
+                np.testing.assert_array_equal(group.bins(sent, name)[::-1].sum(0), sums.total(name).flatten())
+            bad = record.rejected[1].group if number == 0 else -1
+            flags = [1.0, REJECTED if bad == place else 0.0, 1.0, 1.0] if number == 0 else [1.0, 1.0, 1.0, 0.0]
+            assert group.signs(sent)[0, 0].tolist() == flags
+    executor.acknowledge({0: 1, 1: 4, 2: 1, 3: 1, 4: 0, 5: 0, 6: 0})
+    for name, value in now.personal[0].items():
+        assert torch.equal(executor.states[0][name].nan_to_num(), value.nan_to_num()), name
+        assert not executor.states[1][name].any()
+
+
+def test_nothing_of_a_chunk_leaves_where_its_round_closes() -> None:
+    job, over, put = job_in_real_time(2, algorithm={"name": "fedavg"}, batch_clients=4), threading.Event(), []  # type: ignore[var-annotated]
+    executor = hosted(job, 1)
+    steps = job.task.batches
+
+    def closing(visits: Visits, *given: Any, **more: Any) -> Any:
+        for step, batch in enumerate(steps(visits, *given, **more)):
+            if step == 1:
+                over.set()
+            yield batch
+
+    job.task.batches = closing  # type: ignore[method-assign]
+    turns = [[[0, 1, 2, 3], [4, 5, 6]]]
+    attempt, shared = job.planner.attempt(1), job.algorithm.init_server(job.task)
+    executor.visits(attempt, shared, turns, frame_formats(job.layout, 1, 7), 0, over, put.append)
+    assert over.is_set()
+    assert put == []
+
+
 def test_nobody_begins_a_visit_that_is_over(salf: Job) -> None:
     executor, over = hosted(salf, 2), threading.Event()
     over.set()
@@ -521,7 +631,7 @@ def test_a_visit_ends_at_the_block_after_which_the_round_is_over(salf: Job) -> N
             over.set()
 
     asked, groups = salf.planner.attempt(1), frame_formats(salf.layout, 1)
-    executor.visits(asked, salf.algorithm.init_server(salf.task), [0, 2], groups, 0, over, last)
+    executor.visits(asked, salf.algorithm.init_server(salf.task), [[[0]], [[2]]], groups, 0, over, last)
     assert len(put) == 2
     executor.acknowledge({0: 3, 2: 0, 4: 0, 6: 0})
     advanced = [name for name, value in executor.states[0].items() if value.any()]
@@ -540,7 +650,7 @@ def test_what_has_left_as_a_whole_counts_though_the_round_closes_then(last: int)
             over.set()
         put.append(staged)
 
-    executor.visits(job.planner.attempt(1), job.algorithm.init_server(job.task), [0, 2], groups, 0, over, close)
+    executor.visits(job.planner.attempt(1), job.algorithm.init_server(job.task), [[[0]], [[2]]], groups, 0, over, close)
     assert len(put) == len(groups) == 4
     executor.acknowledge({0: 1, 2: 0, 4: 0, 6: 0})
     assert all(value.any() for value in executor.states[0].values())
@@ -548,11 +658,13 @@ def test_what_has_left_as_a_whole_counts_though_the_round_closes_then(last: int)
 
 
 def holding(new: dict[str, float]) -> Executor:
-    """An executor of client 3 with layers a (1) and b (2) and a count; the new state is provisional."""
-    executor = Executor.__new__(Executor)
-    executor.job = SimpleNamespace(layers=SimpleNamespace(of={"a": 1, "b": 2}))  # type: ignore[assignment]
-    executor.states = {3: {name: torch.zeros(1) for name in ("a", "b", "count")}}
-    executor._new = {3: {name: torch.full((1,), value) for name, value in new.items()}}
+    """A chunk of clients 5 and 3 with layers a (1) and b (2) and a count; of both visits the state is provisional."""
+    job: Any = SimpleNamespace(
+        layers=SimpleNamespace(of={"a": 1, "b": 2}), task=SimpleNamespace(device=torch.device("cpu"))
+    )
+    executor = Executor(job, [Chunk(7, np.array([5, 3]), 1)], {7: {name: torch.zeros(2) for name in new}})
+    visits = Visits.for_test(0, np.array([3, 5]))
+    executor._keep(visits, {name: torch.tensor([value, -1.0]) for name, value in new.items()})
     return executor
 
 
@@ -562,9 +674,12 @@ def holding(new: dict[str, float]) -> Executor:
 def test_state_advances_with_what_counted(depth: int, advanced: set[str]) -> None:
     """Blocks by themselves; names that are no block's with complete visits only."""
     executor = holding({"a": 1.0, "b": 2.0, "count": 3.0})
-    executor.acknowledge({3: depth})
-    assert {name for name, value in executor.states[3].items() if value.any()} == advanced
+    executor.acknowledge({3: depth, 5: 0})
+    own = {"a": 1.0, "b": 2.0, "count": 3.0}
+    assert executor.personal()[3] == {name: value if name in advanced else 0.0 for name, value in own.items()}
     executor.acknowledge({3: 1})  # known by now, unless nothing was known before
-    assert {name for name, value in executor.states[3].items() if value.any()} == (
-        advanced if depth else {"a", "b", "count"}
-    )
+    known = advanced if depth else own.keys()
+    assert executor.personal()[3] == {name: value if name in known else 0.0 for name, value in own.items()}
+    assert executor.personal()[5] == dict.fromkeys(own, 0.0)
+    executor.acknowledge({5: 1})
+    assert executor.personal()[5] == dict.fromkeys(own, -1.0)

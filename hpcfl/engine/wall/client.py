@@ -15,11 +15,13 @@ from hpcfl.comm.mpi import Patience, doze
 from hpcfl.comm.packing import Packing
 from hpcfl.comm.placement import Topology
 from hpcfl.engine.job import Job
+from hpcfl.engine.profile import Phases
 from hpcfl.engine.wall.executor import Executor, Worker
 from hpcfl.engine.wall.framing import StagedFrame, frame_formats
-from hpcfl.engine.wall.protocol import Command, Op, ScoresReply, StateReply
+from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply
 
 Connected = tuple[Any, Any]
+PHASE = {Op.VISIT: "compute", Op.CLOSE: "reduction", Op.SCORE: "evaluation", Op.SAVE: "store"}
 LOOK_SECONDS = 0.002  # how often a rank that computes looks for the server's word
 SENDING_SECONDS = 0.0002  # and how often while something is being sent
 
@@ -44,8 +46,10 @@ class ClientRank:
         connected: Connected,
         rest: Callable[[], None],
         spare: Connected | None = None,
+        phases: Phases | None = None,
     ) -> None:
         self.job, self.executor, self.rest, self.spare = job, executor, rest, spare
+        self.phases, self._round = phases or Phases(), -1
         self.worker = Worker()
         self.worker.start(lambda put: executor.warm())
         packing = Packing(job.algorithm.init_server(job.task))
@@ -62,7 +66,7 @@ class ClientRank:
     def _join(self, topology: Topology, local_rank: int, connected: Connected) -> None:
         self.topology, self.local_rank = topology, local_rank
         self.control, self.data = connected
-        self.formats = frame_formats(self.job.layout, len(topology.ranks))
+        self.formats = frame_formats(self.job.layout, len(topology.ranks), topology.most(self.job.together))
         self._command = Command.empty(len(topology.clients), self.job.config.clients)
         self._sends: list[tuple[list[Any], StagedFrame | None]] = []
 
@@ -88,18 +92,27 @@ class ClientRank:
 
     def _served(self) -> Command:
         done = {Op.VISIT: self._visit, Op.CLOSE: self._close, Op.SCORE: self._score, Op.SAVE: self._save}
-        done[Op.RELEASE] = self._release
+        done[Op.RELEASE], done[Op.PROFILE] = self._release, self._profile
         self._listen()
         while True:
-            doze(self._heard, self._progress) if self.released else self._wait([self._heard])
+            with self.phases.phase("waiting"):
+                doze(self._heard, self._progress) if self.released else self._wait([self._heard])
             command = Command.unpacked(self._command.copy(), len(self.topology.clients))
+            self._begin(command)
             self.executor.acknowledge(dict(zip(self.topology.clients.tolist(), command.counted.tolist())))
             if command.op is Op.LEAVE:
                 self._wait([self.data.Ibarrier()])
                 return command
             if command.op is not Op.CLOSE:
                 self._listen()  # a closing has collectives of its own before the next word
-            done[command.op](command)
+            with self.phases.phase(PHASE.get(command.op, "other")):
+                done[command.op](command)
+
+    def _begin(self, command: Command) -> None:
+        """Tell the phases of a round that begins here with this command."""
+        if self._round < 0 or (command.op is Op.VISIT and command.round > self._round):
+            self._round = command.round
+            self.phases.begin()
 
     def _listen(self) -> None:
         """Be ready for the server's next word."""
@@ -112,12 +125,13 @@ class ClientRank:
         state = self._expect_state()
         facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
         attempt = self.job.planner.attempt(*facts)
-        clients = [turn[self.local_rank] for turn in self.topology.turns(command.cohort)]
-        self._posted, self._total = 0, len(clients) * len(self.formats)
+        turns = [turn[self.local_rank] for turn in self.topology.turns(command.cohort, self.job.together)]
+        self._posted, self._total = 0, len(turns) * len(self.formats)
         over = self._over = threading.Event()
-        self._wait(*state)
+        with self.phases.phase("broadcast"):
+            self._wait(*state)
         work = self.executor.visits
-        self.worker.start(lambda put: work(attempt, self.views, clients, self.formats, self.local_rank, over, put))
+        self.worker.start(lambda put: work(attempt, self.views, turns, self.formats, self.local_rank, over, put))
         while self._posted < self._total and not self._heard.Test():
             staged = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
             while staged is not None:
@@ -127,6 +141,8 @@ class ClientRank:
             self._progress()
         if self._posted == self._total:
             self._rested()  # the state that was served is in use until then
+        with self.phases.phase("reduction"):
+            self._until(lambda: not self._sends or self._heard.Test())
 
     def _post(self, staged: StagedFrame) -> None:
         self._sends.append((self.send(staged), staged))
@@ -168,9 +184,11 @@ class ClientRank:
 
     def _score(self, command: Command) -> None:
         """Test the clients' models on their own test parts."""
-        self._wait(*self._expect_state())
+        state = self._expect_state()
+        with self.phases.phase("broadcast"):
+            self._wait(*state)
         shared = self.executor.placed(self.views)
-        reply = ScoresReply(self.job.scores, len(self.topology.clients))
+        reply = TableReply(self.job.scores, len(self.topology.clients))
         self.worker.start(lambda put: put(self.executor.scores(command.round, shared)))
         reply.data[:, self.topology.places(self.local_rank)] = self._rested()
         self._wait([reply.send(self.data)])
@@ -187,6 +205,14 @@ class ClientRank:
         self.parts, self.views, self.released = [], {}, True
         self._wait([self.data.Ibarrier()])
 
+    def _profile(self, command: Command) -> None:
+        """Tell where this rank's time went, the rounds being over."""
+        self.phases.end()
+        figures = self.phases.figures()
+        reply = TableReply(len(figures), len(self.topology.ranks))
+        reply.data[:, self.local_rank] = figures
+        self._wait([reply.send(self.data)])
+
     # waiting
 
     def _expect_state(self) -> tuple[list[Any], int]:
@@ -195,8 +221,11 @@ class ClientRank:
 
     def _wait(self, requests: list[Any], coming: int = 0) -> None:
         """Wait until all are complete, without spinning; `coming` bytes are known to be on their way."""
+        self._until(lambda: all(request.Test() for request in requests), coming)
+
+    def _until(self, over: Callable[[], bool], coming: int = 0) -> None:
         patience = Patience()
-        while not all(request.Test() for request in requests):
+        while not over():
             self._progress()
             patience.pause(coming=coming)
 

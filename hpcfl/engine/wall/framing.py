@@ -1,10 +1,11 @@
-"""How a visit's blocks travel: one frame per group, its head and then each of its large blocks.
+"""How the blocks of a visit, or of a chunk of visits, travel: one frame per group, its head and then its large blocks.
 
-The head is ``[sent, seconds, gradients, weights, values of the small blocks]``. Each client rank of the lane writes its
-flag, its seconds, its gradients and its weights at a place of its own: after a sum over ranks they can still be told
-apart. Large blocks are sent from where they are. A rank alone on its lane sends values as they are, and the server
-multiplies them by their weights in float64, as in simulated time. Ranks that share a lane send ``weight·value``, since
-MPI adds them up on the way; there the sum is rounded at the blocks' precision.
+The head is ``[sent, seconds, gradients, weights, values of the small blocks]``. Each client rank of the lane writes the
+flags, seconds and gradients of its visits, and its weights, at places of its own: after a sum over ranks they can still
+be told apart. Large blocks are sent from where they are. A rank alone on its lane sends a visit's values as they are,
+and the server multiplies them by their weights in float64, as in simulated time. Ranks that share a lane send
+``weight·value``, since MPI adds them up on the way; there the sum is rounded at the blocks' precision. Of chunks of
+visits the exact sums travel that are formed in simulated time (`hpcfl.comm.message`): the bins of ``Σ weight·value``.
 """
 
 from __future__ import annotations
@@ -30,20 +31,27 @@ SIGNS = 4  # what a rank signs with: its flag, its seconds, and its gradients in
 
 
 class FrameFormat:
-    """The format of one group's frames on a lane of so many client `ranks`."""
+    """The format of one group's frames on a lane of so many client `ranks`, each with so many `visits` at a time.
 
-    def __init__(self, blocks: dict[str, Block], ranks: int) -> None:
-        self.blocks, self.ranks = blocks, ranks
+    Attributes
+    ----------
+    sums : bool
+        Whether values are the bins of sums over a rank's visits, ``[bins, n]``.
+    """
+
+    def __init__(self, blocks: dict[str, Block], ranks: int, visits: int = 1) -> None:
+        self.blocks, self.ranks, self.visits, self.sums = blocks, ranks, visits, visits > 1
         large = [name for name, block in blocks.items() if block.bytes >= APART_BYTES]
         self.large = {name: place for place, name in enumerate(large, start=1)}  # where in a frame they are
         small = {name: block for name, block in blocks.items() if name not in self.large}
-        double = any(block.dtype == torch.float64 for block in small.values())
+        double = self.sums or any(block.dtype == torch.float64 for block in small.values())
         self.dtype = torch.float64 if double else torch.float32
         self.starts: dict[str, int] = {}
-        self.size = ranks * (SIGNS + 2 * len(blocks))
-        for name, block in small.items():
+        self._weighed = SIGNS * ranks * visits  # where the weights begin
+        self.size = self._weighed + 2 * ranks * len(blocks)
+        for name in small:
             self.starts[name] = self.size
-            self.size += block.size
+            self.size += self.numbers(name)
 
     def head(self, pinned: bool = False) -> Tensor:
         """Return a head that says that nothing was sent."""
@@ -54,25 +62,34 @@ class FrameFormat:
 
     def sizes(self) -> list[tuple[int, torch.dtype]]:
         """Return entries and type of each part of a frame."""
-        large = (self.blocks[name] for name in self.large)
-        return [(self.size, self.dtype), *((block.size, block.dtype) for block in large)]
+        return [(self.size, self.dtype), *((self.numbers(name), self.kind(name)) for name in self.large)]
 
-    def sign(self, frame: Frame, local_rank: int, seconds: float, gradients: int = 0, flag: float = SENT) -> None:
-        """Mark the frame as sent by a rank, `seconds` after its visit began, which has computed so many gradients."""
-        self.signs(frame)[:, local_rank] = flag, seconds, *_parts(gradients)
+    def numbers(self, name: str) -> int:
+        """Return how many numbers of a block travel."""
+        return self.blocks[name].size * (self.blocks[name].bins if self.sums else 1)
+
+    def kind(self, name: str) -> torch.dtype:
+        """Return the type in which a large block travels."""
+        return torch.float64 if self.sums else self.blocks[name].dtype
+
+    def sign(
+        self, frame: Frame, local_rank: int, seconds: float, gradients: int = 0, flag: float = SENT, place: int = 0
+    ) -> None:
+        """Mark the frame as sent by a rank's visit, `seconds` after it began; it has computed so many gradients."""
+        self.signs(frame)[:, local_rank, place] = flag, seconds, *_parts(gradients)
 
     def signs(self, frame: Frame) -> NDArray[np.floating]:
-        """Return where ranks sign, [4, ranks].
+        """Return where visits sign, [4, ranks, visits].
 
         `SENT` who has sent this frame, `REJECTED` whose visit was rejected by it, 0 else; then the visit's seconds and
         gradients by then, the latter in two parts.
         """
-        signs: NDArray[np.floating] = frame[0].numpy()[: SIGNS * self.ranks].reshape(SIGNS, self.ranks)
+        signs: NDArray[np.floating] = frame[0].numpy()[: self._weighed].reshape(SIGNS, self.ranks, self.visits)
         return signs
 
-    def gradients(self, frame: Frame, local_rank: int) -> int:
-        """Return how many gradients a rank has signed with."""
-        return sum(int(part) for part in self.signs(frame)[2:, local_rank])
+    def gradients(self, frame: Frame, local_rank: int, place: int = 0) -> int:
+        """Return how many gradients a rank's visit has signed with."""
+        return sum(int(part) for part in self.signs(frame)[2:, local_rank, place])
 
     def weigh(self, frame: Frame, local_rank: int, name: str, weight: float) -> None:
         self._weights(frame, name)[:, local_rank] = _parts(weight)
@@ -84,13 +101,18 @@ class FrameFormat:
         return weights
 
     def value(self, frame: Frame, name: str) -> Tensor:
-        """Return a block as it was sent, flat; on a lane of several ranks the weighted sum."""
+        """Return a block as it was sent, flat; of several ranks the weighted sum."""
         if name in self.large:
             return frame[self.large[name]]
-        return frame[0][self.starts[name] : self.starts[name] + self.blocks[name].size]
+        return frame[0][self.starts[name] : self.starts[name] + self.numbers(name)]
+
+    def bins(self, frame: Frame, name: str) -> Floats:
+        """Return the bins of a block's sum, float64 [bins, n]."""
+        bins: Floats = self.value(frame, name).numpy().reshape(self.blocks[name].bins, self.blocks[name].size)
+        return bins
 
     def _weights(self, frame: Frame, name: str) -> NDArray[np.floating]:
-        start = self.ranks * (SIGNS + 2 * list(self.blocks).index(name))
+        start = self._weighed + 2 * self.ranks * list(self.blocks).index(name)
         weights: NDArray[np.floating] = frame[0].numpy()[start : start + 2 * self.ranks].reshape(2, self.ranks)
         return weights
 
@@ -101,9 +123,9 @@ def _parts(number: float) -> tuple[float, float]:
     return high, number - high
 
 
-def frame_formats(layout: Layout, ranks: int) -> list[FrameFormat]:
+def frame_formats(layout: Layout, ranks: int, visits: int = 1) -> list[FrameFormat]:
     """Return the formats of a layout's groups, in the order in which they leave."""
-    return [FrameFormat(blocks, ranks) for blocks in layout]
+    return [FrameFormat(blocks, ranks, visits) for blocks in layout]
 
 
 def zero_frames(formats: list[FrameFormat]) -> list[Frame]:
@@ -163,7 +185,9 @@ class Staging:
         self.device, self.far, self.direct = device, device.type != "cpu", direct
         self.pinned = device.type == "cuda"
         self.stream: Any = backend(device).Stream(device) if self.far else None
-        self._zeros: dict[Block, Tensor] = {}  # for large blocks that are not there: all frames share them
+        self._zeros: dict[
+            tuple[int, torch.dtype], Tensor
+        ] = {}  # for large blocks that are not there: all frames share them
 
     def open(self, group: FrameFormat) -> StagedFrame:
         """Return a frame in which nothing is yet."""
@@ -184,31 +208,35 @@ class Staging:
         self.stream.wait_stream(streams.current_stream(self.device))
         with streams.stream(self.stream):
             self._put(staged, name, value.detach().flatten(), factor)
-            staged.norms[name] = behind(torch.linalg.vector_norm(value.detach()))
         if value.device.type != "cpu":
             value.record_stream(self.stream)
+
+    def measure(self, staged: StagedFrame, name: str, value: Tensor) -> None:
+        """Leave word in a frame of how large a block is that was written to it, once it has come from the device."""
+        with backend(self.device).stream(self.stream):
+            staged.norms[name] = behind(torch.linalg.vector_norm(value.detach()))
 
     def close(self, staged: StagedFrame) -> StagedFrame:
         """Return the frame as it can be sent."""
         for name, place in staged.format.large.items():
-            block = staged.format.blocks[name]
-            if not len(staged.parts[place]) and block not in self._zeros:
-                self._zeros[block] = torch.zeros(block.size, dtype=block.dtype)
+            size, kind = staged.format.numbers(name), staged.format.kind(name)
+            if not len(staged.parts[place]) and (size, kind) not in self._zeros:
+                self._zeros[size, kind] = torch.zeros(size, dtype=kind)
             if not len(staged.parts[place]):
-                staged.parts[place] = self._zeros[block]
+                staged.parts[place] = self._zeros[size, kind]
         if self.stream is not None:
             staged.event = self.stream.record_event()
         return staged
 
     def _put(self, staged: StagedFrame, name: str, value: Tensor, factor: float) -> None:
-        group, block = staged.format, staged.format.blocks[name]
+        group = staged.format
         if name not in group.large:
             group.value(staged.parts, name).copy_(value if factor == 1.0 else value * factor, non_blocking=True)
             return
         there = value.device.type != "cpu"
         copied = there and not (self.direct and group.ranks == 1)
-        if factor != 1.0 or copied or value.dtype != block.dtype:
-            room = torch.empty(block.size, dtype=block.dtype, pin_memory=self.pinned)
+        if factor != 1.0 or copied or value.dtype != group.kind(name):
+            room = torch.empty(len(value), dtype=group.kind(name), pin_memory=self.pinned)
             if factor == 1.0 or there:
                 value = room.copy_(value if factor == 1.0 else value * factor, non_blocking=True)
             else:

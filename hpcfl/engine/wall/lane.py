@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -25,12 +26,12 @@ from hpcfl.engine.wall.protocol import Command, Op
 
 
 class PendingReceive:
-    """One visit by each of a lane's ranks, as it is received: a frame per group, and when each of them was there.
+    """One turn of a lane's ranks, as it is received: a frame per group, and when each of them was there.
 
-    `clients` says whose visits they are, one for each rank; −1: nobody's.
+    `clients` says whose visits they are, ``[local rank][place]``.
     """
 
-    def __init__(self, lane: Lane, clients: list[int], frames: list[Frame]) -> None:
+    def __init__(self, lane: Lane, clients: list[list[int]], frames: list[Frame]) -> None:
         self.clients, self.visits = clients, _visits(clients)
         self.formats, self.frames = lane.formats, frames
         self.requests = [lane.receive(frame) for frame in frames]
@@ -48,41 +49,52 @@ class PendingReceive:
         return len(self.times) == len(self.requests)
 
     def sent(self, groups: int) -> Ints:
-        """Return how many of the first `groups` groups each rank really sent before it gave up, int64 [ranks]."""
-        flags = np.array([*(signs[0] for signs in self.signs[:groups]), np.zeros(len(self.clients))])
+        """Return how many of the first `groups` groups were really sent of each visit, int64 [ranks, places]."""
+        flags = np.array([*(signs[0] for signs in self.signs[:groups]), np.zeros_like(self.signs[0][0])])
         count: Ints = np.argmin(flags > 0, axis=0)
         return count
 
     def rejected(self, groups: int) -> Ints:
-        """Return by which of the first `groups` groups each visit was rejected, int64 [ranks]; `NO_GROUP`: by none."""
-        flags = np.array([*(signs[0] for signs in self.signs[:groups]), np.full(len(self.clients), REJECTED)])
+        """Return by which of the first `groups` groups each visit was rejected, int64 [ranks, places].
+
+        `NO_GROUP`: by none.
+        """
+        flags = np.array([*(signs[0] for signs in self.signs[:groups]), np.full_like(self.signs[0][0], REJECTED)])
         first: Ints = np.argmax(flags == REJECTED, axis=0)
         return np.where(first < groups, first, NO_GROUP)
 
     def seconds(self, local_rank: int) -> float:
-        """Return the seconds that a rank's visit had taken when it sent the last group that arrived."""
-        return max((float(signs[1, local_rank]) for signs in self.signs[: len(self.times)]), default=0.0)
+        """Return the seconds that a rank's visits had taken when it sent the last group that arrived."""
+        return max((float(signs[1, local_rank].max()) for signs in self.signs[: len(self.times)]), default=0.0)
 
-    def gradients(self, local_rank: int, groups: int) -> int:
-        """Return how many gradients a rank's visit had computed for the first `groups` groups."""
+    def gradients(self, local_rank: int, place: int, groups: int) -> int:
+        """Return how many gradients a visit had computed for the first `groups` groups."""
         frames = list(zip(self.formats, self.frames))[:groups]
-        return max((group.gradients(frame, local_rank) for group, frame in frames), default=0)
+        return max((group.gradients(frame, local_rank, place) for group, frame in frames), default=0)
 
 
 class Lane:
     """One lane, as the server sees it.
 
     Its communicators are those of the server (rank 0) and the client ranks: `control` for commands, `data` for
-    everything large. The run has so many `clients`. What the lane measures it adds to the `bandwidth` of all.
+    everything large. The run has so many `clients`; `together`: a rank sends one sum over all its chunks. What the lane
+    measures it adds to the `bandwidth` of all.
     """
 
     def __init__(
-        self, topology: Topology, control: Any, data: Any, layout: Layout, clients: int, bandwidth: Bandwidth
+        self,
+        topology: Topology,
+        control: Any,
+        data: Any,
+        layout: Layout,
+        clients: int,
+        bandwidth: Bandwidth,
+        together: bool = False,
     ) -> None:
         self.topology, self.control, self.data, self.run_clients = topology, control, data, clients
-        self.shared = len(topology.ranks) > 1
+        self.shared, self.together = len(topology.ranks) > 1, together
         self.bandwidth = bandwidth
-        self.formats = frame_formats(layout, len(topology.ranks))
+        self.formats = frame_formats(layout, len(topology.ranks), topology.most(together))
         self.hosted = topology.clients
         self.state, self.reason = "idle", ""
         self.since, self.heard = 0.0, inf  # a rank that has never been heard of may take its time to start
@@ -92,7 +104,7 @@ class Lane:
         self._sends: list[tuple[Any, Any]] = []
         self._leaving: tuple[int, float] | None = None  # bytes of the state, and since when
         self._draining: tuple[int, float] | None = None  # bytes that come after a closing, and since when
-        self._turns: list[list[int]] = []  # whose visits are asked for
+        self._turns: list[list[list[int]]] = []  # whose visits are asked for
         self._begun = self._ahead = self._cleared = 0
         self._frames: list[Frame] = []
         self.pending: PendingReceive | None = None
@@ -105,7 +117,8 @@ class Lane:
 
     def invite(self, command: Command, state: Sequence[Bytes]) -> None:
         """Ask for a round's visits and send the shared state (in parts, kept until they are sent)."""
-        self._turns = self.topology.turns(command.cohort)
+        turns = self.topology.turns(command.cohort, self.together)
+        self._turns = [[list(chain(*chunks)) for chunks in turn] for turn in turns]
         self._begun, self.pending = 0, None
         self._command(command)
         self._broadcast(state)
@@ -309,8 +322,8 @@ class Lane:
         return self.state, self._begun, len(self.pending.times) if self.pending is not None else 0
 
 
-def _visits(clients: Sequence[int]) -> int:
-    return sum(client >= 0 for client in clients)
+def _visits(clients: Sequence[Sequence[int]]) -> int:
+    return sum(map(len, clients))
 
 
 def _nbytes(frame: Frame) -> int:

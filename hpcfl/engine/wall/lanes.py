@@ -15,6 +15,7 @@ from hpcfl.base.errors import Interrupted, listed
 from hpcfl.base.types import Ints
 from hpcfl.comm.mpi import Bandwidth, Patience
 from hpcfl.comm.transport import idle
+from hpcfl.engine.profile import Phases
 from hpcfl.engine.wall.lane import Lane
 
 GRACE_SECONDS = 0.05  # for lanes to become free after a closing, beyond what the bytes under way may take
@@ -56,9 +57,10 @@ class Lanes:
         lost_after: float | None = None,
         patience: float = inf,
         bandwidth: Bandwidth | None = None,
+        phases: Phases | None = None,
     ) -> None:
         self.all, self.spare, self.lost_after, self.patience = lanes, spare or {}, lost_after, patience
-        self.bandwidth = bandwidth or Bandwidth()
+        self.bandwidth, self.phases = bandwidth or Bandwidth(), phases or Phases()
         self.lost: list[Loss] = []
 
     def those(self, *states: str) -> list[Lane]:
@@ -133,9 +135,14 @@ class Lanes:
                 due = seconds + REPEAT_SECONDS
                 _say(f"still waiting ({seconds:.1f} s) for {what}: {_named(owing())}")
             rest()
-            if self.poll():
-                pause.moved()
-            pause.pause(ends - seconds, sum(lane.sending for lane in self.all))
+            with self.phases.phase("waiting"):
+                sending, looked = sum(lane.sending for lane in self.all), time.perf_counter()
+                moved = self.poll()
+                if moved or pause.has_moved(time.perf_counter() - looked):
+                    self.phases.was("broadcast" if sending else "reduction")
+                if moved:
+                    pause.moved()
+                pause.pause(ends - seconds, sum(lane.sending for lane in self.all))
 
     def wait_for_frames(self, lanes: Sequence[Lane]) -> None:
         """Wait for what was under way on lanes that have just been closed, for as long as that may take."""

@@ -18,6 +18,7 @@ from hpcfl.comm.message import Block, ExactSums, Layout, Message, Sums
 from hpcfl.comm.pool import SPARE
 from hpcfl.engine.iterated import blank, keep
 from hpcfl.engine.job import Job
+from hpcfl.engine.profile import Phases
 from hpcfl.schedule.plan import Attempt, Plan
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 class ReceivedSums(Sums):
     """Sums over the groups that counted, formed when they are asked for: one visit per lane is all that is kept.
 
-    Messages of single ranks are summed on fixed grids, as in simulated time, so a replay gives the same bits. What
-    came from several ranks was summed on its way, at the blocks' precision and in an order of MPI's choosing.
+    Messages of single visits are summed on fixed grids, as in simulated time, so a replay gives the same bits; sums
+    over chunks are on these grids already. Visits of several ranks were summed on their way, at the blocks' precision
+    and in an order of MPI's choosing.
 
     Parameters
     ----------
@@ -54,6 +56,7 @@ class ReceivedSums(Sums):
         self.gradients = 0  # the most that a visit that counted has computed
         self.rejected: dict[int, Rejection] = {}  # as `RoundOutcome` has them, and the norms
         self.norms: Floats = np.zeros((0, 0))
+        self.phases = Phases()
         self._group = {name: number for number, blocks in enumerate(layout) for name in blocks}
 
     def weight(self, name: str) -> float:
@@ -62,22 +65,29 @@ class ReceivedSums(Sums):
         return sum(float(each.sum()) for each in weights) + (self.early.weight(name) if self.early else 0.0)
 
     def total(self, name: str) -> Tensor:
+        with self.phases.phase("reduction"):
+            return self._total(name)
+
+    def _total(self, name: str) -> Tensor:
         number = self._group[name]
-        block = self.layout[number][name]
-        parts = [contribution(one, number, name) for one in self._with(number)]
-        if len(parts) == 1 and parts[0][1] is None and not self.early:
+        block, counted = self.layout[number][name], self._with(number)
+        parts = [contribution(one, number, name) for one in counted if not one.formats[number].sums]
+        summed = [one.formats[number].bins(one.frames[number], name) for one in counted if one.formats[number].sums]
+        if len(parts) == 1 and parts[0][1] is None and not summed and not self.early:
             return parts[0][0].to(torch.float64, copy=True).view(block.shape)  # the frame is the lane's
         early = self.early.of(name) if self.early else None
         total = SPARE.empty(block.shape, torch.float64)
         out = total.view(-1).numpy()
         for piece in pieces(block.size):
             some = [(value[piece], 1.0 if weight is None else weight) for value, weight in parts]
-            if early is None and block.fixed and sum_small(some, out[piece]):
+            if early is None and not summed and block.fixed and sum_small(some, out[piece]):
                 continue
             sums = block.sums(out[piece])
             sums.start(early, piece)
             for value, weight in some:
                 sums.add_rows(value[None], [weight])
+            for bins in summed:
+                sums.add_bins(bins[:, piece])
             sums.total(out[piece])
         return total
 
@@ -110,9 +120,12 @@ def add_all(one: PendingReceive, sums: ExactSums, groups: int | None = None) -> 
     """Add the first groups of a visit (None: all) to exact sums."""
     for number, group in enumerate(one.formats[:groups]):
         for name in group.blocks:
+            weighed = float(group.weights(one.frames[number], name).sum())
+            if group.sums:
+                sums.add_bins(name, group.bins(one.frames[number], name), weighed)
+                continue
             value, weight = contribution(one, number, name)
-            factors = [1.0 if weight is None else weight]
-            sums.add_rows(name, value[None], factors, float(group.weights(one.frames[number], name).sum()))
+            sums.add_rows(name, value[None], [1.0 if weight is None else weight], weighed)
 
 
 class RoundOutcome:
@@ -216,9 +229,9 @@ class RoundOutcome:
 
     def _accepted(self, one: PendingReceive, groups: int) -> int:
         """Return how many of the first `groups` groups of a single rank's visit count, as far as their norms say."""
-        client = one.clients[0]
-        if self.limits is None or client < 0 or not groups or one.rejected(groups)[0] != NO_GROUP:
+        if self.limits is None or not one.visits or not groups or one.rejected(groups)[0, 0] != NO_GROUP:
             return groups
+        ((client,),) = one.clients
         sieve = self.job.guard.sieve(1, self.limits)
         weight = torch.ones(1)
         parts = [
@@ -235,23 +248,24 @@ class RoundOutcome:
         """Return a lane's complete visits that are not summed up, or their samples where these are counted."""
         if self.weights is None or not lane.arrived or lane.pending is None:
             return lane.arrived
-        return sum(self.weights[client] for client in lane.pending.clients if client >= 0)
+        return sum(self.weights[client] for client in chain(*lane.pending.clients))
 
     def _note(self, lane: Lane, one: PendingReceive, groups: int) -> None:
         """Note whose visits these are, and how far each had come within its first `groups` groups."""
-        rejected = one.rejected(groups).tolist()
-        for local_rank, (client, count) in enumerate(zip(one.clients, one.sent(groups).tolist())):
-            if client < 0:
-                continue
-            if rejected[local_rank] != NO_GROUP:
-                self.rejected[client] = Rejection(self.reached[count], rejected[local_rank], NOT_FINITE)
-            lane.worked[:, local_rank] += 1, one.seconds(local_rank)
-            row = np.searchsorted(self.attempt.cohort, client)
-            self.depth[row] = self.reached[count]
-            if self.reached[count] <= self.attempt.layers:
-                self.gradients = max(self.gradients, one.gradients(local_rank, groups))
-            if count == self.groups or (client in self.rejected and one.complete):
-                self.seconds[row] = one.times[-1] - self.start
+        sent, rejected = one.sent(groups), one.rejected(groups)
+        for local_rank, clients in enumerate(one.clients):
+            if clients:
+                lane.worked[:, local_rank] += len(clients), one.seconds(local_rank)
+            for place, client in enumerate(clients):
+                count, bad = int(sent[local_rank, place]), int(rejected[local_rank, place])
+                if bad != NO_GROUP:
+                    self.rejected[client] = Rejection(self.reached[count], bad, NOT_FINITE)
+                row = np.searchsorted(self.attempt.cohort, client)
+                self.depth[row] = self.reached[count]
+                if self.reached[count] <= self.attempt.layers:
+                    self.gradients = max(self.gradients, one.gradients(local_rank, place, groups))
+                if count == self.groups or (client in self.rejected and one.complete):
+                    self.seconds[row] = one.times[-1] - self.start
 
     def _acknowledge(self) -> None:
         """Leave word on the lanes how much of each visit counted."""

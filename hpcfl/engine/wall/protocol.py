@@ -28,6 +28,7 @@ class Op(IntEnum):
     SAVE = 4
     RELEASE = 5
     LEAVE = 6
+    PROFILE = 7
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,11 @@ class Command:
         return cls(Op(op), round_, attempt, closes_after, stage, stopped, bool(hard), counted, cohort)
 
 
-class ScoresReply:
-    """The scores of a lane's clients, ``[scores, h]``, see `Job.scores`; each rank fills in its own."""
+class TableReply:
+    """Numbers about a lane's clients, or its ranks, a column for each; each rank fills in its own."""
 
-    def __init__(self, scores: int, hosted: int) -> None:
-        self.data: Floats = np.zeros((scores, hosted))
+    def __init__(self, numbers: int, columns: int) -> None:
+        self.data: Floats = np.zeros((numbers, columns))
 
     def receive(self, comm: Any) -> Any:
         from mpi4py import MPI

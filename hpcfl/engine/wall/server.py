@@ -23,7 +23,7 @@ from hpcfl.engine.record import Record, released
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Lanes
 from hpcfl.engine.wall.outcome import ReceivedSums, RoundOutcome
-from hpcfl.engine.wall.protocol import Command, Op, ScoresReply, StateReply, as_chunk
+from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply, as_chunk
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
 from hpcfl.schedule.plan import Attempt, Plan
 
@@ -41,7 +41,7 @@ class Server(Rounds):
     serves = True
 
     def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
-        self.job, self.lanes, self.rest = job, lanes, rest
+        self.job, self.lanes, self.rest, self.phases = job, lanes, rest, lanes.phases
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
@@ -61,6 +61,7 @@ class Server(Rounds):
         """Run the next round until its rule closes it; an iterated reduction is done by the server alone."""
         plan, sums = self._closed(now, record)
         record.gradients, record.rejected, record.norms = sums.gradients, sums.rejected, sums.norms
+        sums.phases = self.phases
         if self.job.iterated is not None:
             with record.timed("server_seconds"):
                 messages = sums.messages(self.job.keeps)
@@ -102,8 +103,9 @@ class Server(Rounds):
         state = self.packing.sent(shared)  # the tensors' own memory: they are never changed in place
         invited = self.lanes.hosting(attempt.cohort, "idle")
         start = time.monotonic()
-        for lane in invited:
-            lane.invite(self._command(Op.VISIT, lane, attempt, stage), state)
+        with self.phases.phase("broadcast"):
+            for lane in invited:
+                lane.invite(self._command(Op.VISIT, lane, attempt, stage), state)
         outcome = RoundOutcome(self.job, attempt, invited, start, limits)
         self._wait_for_visits(outcome)
         self.lanes.poll()
@@ -154,9 +156,10 @@ class Server(Rounds):
             seconds = time.monotonic() - outcome.start
             if outcome.attempt.over(*outcome.progress(), seconds):
                 break
-            for lane in outcome.lanes:
-                if lane.has_next:
-                    outcome.sum_up(lane)
+            with self.phases.phase("reduction"):
+                for lane in outcome.lanes:
+                    if lane.has_next:
+                        outcome.sum_up(lane)
         self.lasted = seconds
 
     # everything else that is asked of the lanes
@@ -168,7 +171,7 @@ class Server(Rounds):
             return scores
         self.lanes.wait_for_late()
         state, asked = self.packing.sent(now.shared), self.lanes.those("idle")
-        replies = {lane: ScoresReply(self.job.scores, len(lane.hosted)) for lane in asked}
+        replies = {lane: TableReply(self.job.scores, len(lane.hosted)) for lane in asked}
         for lane, reply in replies.items():
             lane.ask(Command(Op.SCORE, now.round, counted=lane.counted), state, reply.receive)
         start = time.monotonic()
@@ -221,6 +224,18 @@ class Server(Rounds):
         self.lanes.wait_for_replies(asked, SAVE_SECONDS, "ranks to be released")
         record.events.append(released(sum(len(lane.topology.ranks) for lane in asked)))
         return False
+
+    def profiles(self) -> dict[int, Floats]:
+        """Ask where the ranks' time went, see `Phases.figures`: who does not reply in time is left out."""
+        self.lanes.reform()
+        self.lanes.wait_for_all(SAVE_SECONDS, "ranks to tell where their time went")
+        own, asked = self.phases.figures(), self.lanes.those("idle")
+        replies = {lane: TableReply(len(own), len(lane.topology.ranks)) for lane in asked}
+        for lane, reply in replies.items():
+            lane.ask(Command(Op.PROFILE, counted=lane.counted), [], reply.receive)
+        self.lanes.wait_for_replies(asked, SAVE_SECONDS, "ranks to tell where their time went")
+        told = [(lane, reply) for lane, reply in replies.items() if lane.state == "idle"]
+        return {0: own} | {rank: row for lane, reply in told for rank, row in zip(lane.topology.ranks, reply.data.T)}
 
     def leave(self, round: int, stopped: int, without_dead: bool) -> tuple[list[Lane], bool]:
         """Dismiss all ranks at once, when the late ones are back: MPI's own farewell spins until everybody is there.

@@ -16,6 +16,7 @@ from hpcfl.comm.launcher import has_cuda, has_ulfm
 from hpcfl.comm.mpi import Bandwidth
 from hpcfl.comm.placement import Topology, lane_topologies
 from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.profile import Phases
 from hpcfl.engine.stopping import Stop
 from hpcfl.engine.wall.client import ClientRank
 from hpcfl.engine.wall.executor import Executor
@@ -25,12 +26,21 @@ from hpcfl.engine.wall.server import Server
 from hpcfl.engine.wall.watchdog import LeftBehind
 
 
-def lead(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop: Stop, now: Progress) -> Server:
+def lead(
+    job: Job,
+    comm: MPI.Intracomm,
+    hosts: Sequence[str],
+    folder: Path,
+    stop: Stop,
+    now: Progress,
+    phases: Phases | None = None,
+) -> Server:
     """Return the server's rounds over lanes, from `now` on; the client ranks call `serve` meanwhile."""
     bandwidth = Bandwidth()
 
     def lane(topology: Topology, number: int) -> Lane:
-        return Lane(topology, *_connected(comm, topology, number), job.layout, job.config.clients, bandwidth)
+        control, data = _connected(comm, topology, number)
+        return Lane(topology, control, data, job.layout, job.config.clients, bandwidth, job.together)
 
     def rest() -> None:
         if reason := stop.requested():
@@ -44,7 +54,7 @@ def lead(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop
         for local_rank, rank in enumerate(topology.ranks)
         if _may_fall_apart(topology, comm)
     }
-    server = Server(job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth), rest)
+    server = Server(job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth, phases), rest)
     with suppress(Interrupted):  # the request lasts: the first round hears of it
         server.gather()
     job.planner.recall(folder, now.round)
@@ -52,7 +62,12 @@ def lead(job: Job, comm: MPI.Intracomm, hosts: Sequence[str], folder: Path, stop
 
 
 def serve(
-    job: Job, comm: MPI.Intracomm, hosts: Sequence[str], now: Progress, rest: Callable[[], None]
+    job: Job,
+    comm: MPI.Intracomm,
+    hosts: Sequence[str],
+    now: Progress,
+    rest: Callable[[], None],
+    phases: Phases | None = None,
 ) -> Stopped | None:
     """Serve as a client rank until the server says that the run is over; return why it was stopped, if it was."""
     rank = comm.Get_rank()
@@ -65,7 +80,7 @@ def serve(
     now.shared = {}  # it comes with each invitation
     direct = job.task.device.type == "cuda" and bool(has_cuda(comm))
     executor = Executor(job, job.hosted(rank), now.personal, direct)
-    client = ClientRank(job, executor, topology, local_rank, connected, rest, spare)
+    client = ClientRank(job, executor, topology, local_rank, connected, rest, spare, phases)
     try:
         last = client.serve()
     except LeftBehind as left:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,12 +16,11 @@ from torch.func import functional_call, vmap
 
 from hpcfl.base.errors import UsageError, listed
 from hpcfl.base.plugins import reason
-from hpcfl.base.types import State
+from hpcfl.base.types import Computing, State
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 CLOSE = 1e-3
 """Share of the largest number by which what vmap gives may differ from the loop: rounding stays far below it."""
-Computing = Literal["vmapped", "looped"]
 DECIDED = "as was decided when the run began"
 
 
@@ -138,10 +137,10 @@ def _mixes(module: nn.Module, x: Tensor) -> bool:
             one = _run(module.train(mode), x)
         with seeded(0):
             pairs.append((one, _run(module, other)))
-    return any(_apart(one[:-1], two[:-1]) > 0.01 * CLOSE for one, two in pairs)
+    return any(share_apart(one[:-1], two[:-1]) > 0.01 * CLOSE for one, two in pairs)
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
+def share_apart(one: Tensor, other: Tensor) -> float:
     """Return the largest difference of two tensors, as a share of the largest number; 1 where one is not finite."""
     share = float((one - other).abs().max() / other.abs().max().clamp(min=1e-6)) if one.numel() else 0.0
     return share if share < 1 else 1.0
@@ -233,7 +232,7 @@ def _vmap_fails(module: nn.Module, x: Tensor) -> str:
     if slow:
         return f"vmap: no batching rule for {slow[0].partition('aten::')[2].partition(' ')[0].rstrip('.')}"
     wanted = _two_clients(module, x, _one_by_one)
-    apart = max(_apart(one, other) for one, other in zip(found, wanted))
+    apart = max(share_apart(one, other) for one, other in zip(found, wanted))
     return "" if apart <= CLOSE else f"vmap differs from the loop by {apart:.1g}"
 
 

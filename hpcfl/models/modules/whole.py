@@ -88,6 +88,14 @@ class Whole:
                 buffer.copy_(values[name])
         return copied
 
+    def chain(self) -> list[tuple[nn.Module, dict[str, str]]]:
+        """Return the modules that are called one after the other, and full names of their tensors by their own.
+
+        None where it is more than `torch.nn.Sequential`, or where hooks are called on the way.
+        """
+        hooked = any(part._forward_hooks or part._forward_pre_hooks for part in self._module.modules())
+        return [] if hooked else list(_in_turn(self._module))
+
     # the latent space
 
     def cut(self, embeds: str, x: Tensor) -> None:
@@ -180,7 +188,7 @@ class Whole:
         self._part = part
         partial = sizes is not None and min(sizes) < x.shape[1] and (self.found.mixes or bool(self.buffers))
         with self._in_mode(key):
-            if self.found.computing == "vmapped" and len(x) > 1 and not partial:
+            if self.found.computing != "looped" and len(x) > 1 and not partial:
                 return self._vmapped(params, x, key)
             return self._looped(params, x, key, sizes or [x.shape[1]] * len(x))
 
@@ -259,6 +267,15 @@ class Whole:
             for (held, key, _), value in zip(self._places, own):
                 held[key] = value
         return outputs, after
+
+
+def _in_turn(module: nn.Module, place: str = "") -> Iterator[tuple[nn.Module, dict[str, str]]]:
+    if type(module) is nn.Sequential:
+        for key, part in module._modules.items():  # named_children leaves out what comes twice
+            assert part is not None
+            yield from _in_turn(part, f"{place}{key}.")
+    else:
+        yield module, {own: place + own for own, _ in module.named_parameters()}
 
 
 def _padded(real: Tensor, width: int) -> Tensor:

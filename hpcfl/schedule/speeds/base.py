@@ -13,7 +13,7 @@ from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.rng import keyed
-from hpcfl.base.types import Floats, Ints
+from hpcfl.base.types import Computing, Floats, Ints
 from hpcfl.schedule.plan import Attempt, Plan
 
 DRAWS = 1000
@@ -30,6 +30,8 @@ class Speed(ConfigBase):
     ----------
     replays : bool
         Whether rounds are taken as they were recorded, not decided.
+    slows : bool
+        Whether visits in real time are slowed down to this model.
     """
 
     model: str
@@ -43,6 +45,17 @@ class Speed(ConfigBase):
     """How wall-clock runs are slowed down to this model. ``sleep``: asleep between layers. ``busy``: computing without
     a use."""
     replays: ClassVar[bool] = False
+    slows: ClassVar[bool] = True
+
+    @property
+    def chunk(self) -> int | None:
+        """Return the size of the chunks of the run that is replayed; None where none is."""
+        return None
+
+    @property
+    def computing(self) -> Computing | None:
+        """Return how that run computed chunks of clients whose model is one of ours; None where none is replayed."""
+        return None
 
     @property
     def needs_end(self) -> bool:
@@ -121,6 +134,7 @@ class Equal(Speed):
     """Every visit takes one second in simulated time; in wall time, whatever it takes."""
 
     model: Literal["none"] = "none"
+    slows: ClassVar[bool] = False
 
     def known(self, clock: str) -> bool:
         return clock == "simulated"  # nobody knows how fast real hardware will be

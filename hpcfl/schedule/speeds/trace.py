@@ -15,7 +15,7 @@ from pydantic import SerializeAsAny, field_validator
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import RunError, UsageError, refusal
 from hpcfl.base.registry import lookup
-from hpcfl.base.types import Floats, Ints
+from hpcfl.base.types import Computing, Floats, Ints
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.schedule.speeds.base import Speed
@@ -49,6 +49,8 @@ class Tape:
     """What a run folder says about its rounds: `COLUMNS`, by round and (up to `seconds`) client."""
 
     config: Recorded
+    chunk: int
+    computing: Computing
     layers: int
     cohort: NDArray[np.bool_]
     version: Ints
@@ -78,7 +80,9 @@ class Tape:
         if lacking:
             raise UsageError(f"speed.run: '{run}' did not record {', '.join(lacking)}: run it again")
         cohort, *rest = (data[name].values for name in COLUMNS)
-        return cls(config, data.sizes["layer"], cohort == 1, *rest)
+        chunk = int(data.attrs.get("chunk", 1))  # runs of before had replays that compute one by one
+        computing = json.loads(data.attrs.get("computing", "{}")).get("how", "vmapped")  # likewise
+        return cls(config, chunk, computing, data.sizes["layer"], cohort == 1, *rest)
 
     @property
     def rounds(self) -> int:
@@ -111,6 +115,14 @@ class Trace(Speed):
     @cached_property
     def tape(self) -> Tape:
         return Tape.read(self.run)
+
+    @property
+    def chunk(self) -> int | None:
+        return self.tape.chunk
+
+    @property
+    def computing(self) -> Computing | None:
+        return self.tape.computing
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         if clock != "simulated":

@@ -1,0 +1,69 @@
+"""The columns of a run: what is recorded of each round."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpcfl.base.errors import UsageError
+from hpcfl.store import Column
+
+if TYPE_CHECKING:
+    from hpcfl.engine.job import Job
+
+COLUMNS = (
+    Column("loss", (), "float64", "mean training loss over the visits that counted"),
+    Column("accuracy", (), "float64", "accuracy of the shared model on the global test set"),
+    Column("test_loss", (), "float64", "loss of the shared model on the global test set"),
+    Column("objective", (), "float64", "mean loss over all training samples, the server's included, penalty included"),
+    Column("client_accuracy", ("client",), "float64", "accuracy of the client's model on its own test part"),
+    Column("client_test_loss", ("client",), "float64", "loss of the client's model on its own test part"),
+    Column("cohort", ("client",), "bool", "client was invited"),
+    Column("arrived", ("client",), "bool", "something of the client's visit counted"),
+    Column("rejected", ("client",), "bool", "the visit, or layers of it, did not count: not finite or too large"),
+    Column("version", ("client",), "int64", "round whose state the client was served, -1 if not invited"),
+    Column("depth", ("client",), "int64", "first layer that counted, L + 1 for none, -1 if not invited"),
+    Column("blocks", ("client",), "int64", "layers of the client that counted"),
+    Column("visit_seconds", ("client",), "float64", "simulated seconds a whole visit takes, inf if it never ends", "s"),
+    Column("layer_weight", ("layer",), "float64", "sum of weights over the clients that reached the layer"),
+    Column("stage", (), "int64", "stage of doubling participant sets"),
+    Column("void", (), "bool", "no visit counted"),
+    Column("repeats", (), "int64", "void attempts before this round, participation.min_clients not being met"),
+    Column("deadline", (), "float64", "seconds until the round closed at the latest", "s"),
+    Column("round_seconds", (), "float64", "simulated seconds of this round", "s"),
+    Column("sim_seconds", (), "float64", "simulated seconds since the start", "s"),
+    Column("wall_seconds", (), "float64", "wall-clock seconds since the start", "s"),
+    Column("server_seconds", (), "float64", "wall-clock seconds of the server's step", "s"),
+    Column("message_bytes", (), "int64", "bytes of the layers that counted, as the method sends them", "bytes"),
+    Column("visits", ("rank",), "int64", "visits computed"),
+    Column("compute_seconds", ("rank",), "float64", "wall-clock seconds of computing", "s"),
+    Column("wait_seconds", ("rank",), "float64", "wall-clock seconds of sending and waiting", "s"),
+    Column("wire_bytes_in", ("rank",), "int64", "bytes received by MPI calls, evaluation excluded", "bytes"),
+    Column("wire_bytes_out", ("rank",), "int64", "bytes sent by MPI calls, evaluation excluded", "bytes"),
+)
+ORACLE = (
+    Column("gradients", (), "int64", "gradients of single samples, the most that a visit that counted has computed"),
+    Column("server_gradients", (), "int64", "gradients of single samples that the server's step has computed"),
+    Column("vectors", (), "float64", "numbers that clients sent and that counted, over those of one client's model"),
+    Column("epochs_a", (), "int64", "epochs in which clients computed gradients and sent"),
+    Column("epochs_b", (), "int64", "epochs in which the server computed; rounds in a row without clients are one"),
+    Column("epochs_c", (), "int64", "epochs in which clients only sent"),
+    Column("oracle", (), "float64", "federated oracle complexity of the round: gradients plus phi times vectors"),
+    Column("running_time", (), "float64", "expected running time of the round's epochs as eq. 25 has it, in gradients"),
+)
+"""Columns of federated oracle complexity, where `oracle.record` asks for them."""
+
+
+def columns(job: Job) -> list[Column]:
+    """All columns of a run; UsageError where a metric has the name of another one."""
+    found = [*COLUMNS, *(ORACLE if job.config.oracle.record else ())]
+    found += [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
+    taken = {column.name for column in found}
+    for name in job.task.metrics:
+        if name == "accuracy":
+            continue
+        if taken & {name, f"client_{name}"}:
+            raise UsageError(f"task.metrics: '{name}' is what another column is called; expected a name of its own")
+        found.append(Column(name, (), "float64", f"{name} of the shared model on the global test set"))
+        text = f"{name} of the client's model on its own test part"
+        found.append(Column(f"client_{name}", ("client",), "float64", text))
+    return found

@@ -1,0 +1,204 @@
+"""How visits leave a client rank: no faster than the speed model says, layer by layer or as a whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import isfinite
+from threading import Event
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfl.base.transfer import on_host
+from hpcfl.base.types import Ints
+from hpcfl.comm.exact import BinnedSum
+from hpcfl.comm.guard import NO_GROUP, norms
+from hpcfl.comm.message import Message, weighted_sum
+from hpcfl.engine.job import Job
+from hpcfl.engine.wall.framing import REJECTED, SENT, FrameFormat, StagedFrame, Staging, zero_frames
+
+Put = Callable[[StagedFrame], None]
+
+
+class Pace:
+    """Slows a visit, begun at `start`, down to the seconds that the speed model has drawn; 0: as fast as it goes."""
+
+    def __init__(self, job: Job, seconds: float, over: Event, start: float) -> None:
+        self.work_fractions = job.planner.work_fractions[job.layers.of_groups - 1]
+        self.busy = job.config.speed.enforce == "busy"
+        self.target, self.over, self.start = seconds, over, start
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.start
+
+    def wait(self, number: int) -> None:
+        """Return when group `number` may be ready, or when the round is over."""
+        ready = self.start + self.work_fractions[number] * self.target
+        if not self.busy:
+            self.over.wait(max(0.0, ready - time.monotonic()))
+            return
+        work = torch.ones(32, 32)
+        while time.monotonic() < ready and not self.over.is_set():
+            work = torch.mm(work, work).clamp_(max=1.0)
+
+
+class LayerSender:
+    """Gathers the blocks of a visit into frames and puts each frame when it is ready.
+
+    `gradients` returns how many the visit has computed so far.
+    """
+
+    def __init__(
+        self,
+        formats: Sequence[FrameFormat],
+        local_rank: int,
+        staging: Staging,
+        pace: Pace,
+        put: Put,
+        gradients: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.formats, self.local_rank, self.staging, self.pace = formats, local_rank, staging, pace
+        self.put, self.gradients = put, gradients
+        self.group = {name: number for number, group in enumerate(formats) for name in group.blocks}
+        self.number, self.bad = 0, NO_GROUP
+        self.versions: dict[str, tuple[Tensor, int]] = {}
+        self._begin()
+
+    def take(self, message: Message) -> None:
+        """Put the blocks of a message into their frames; a frame leaves when all of it is there."""
+        for name, (value, weight) in message.items():
+            self.versions[name] = value, value._version
+            if self.group[name] < self.number:
+                raise ValueError(f"block '{name}' comes after its group has left: yield blocks in the layout's order")
+            while self.number < self.group[name]:
+                self._leave()
+            self.staging.write(self.staged, self.local_rank, name, value[0], float(weight[0]))
+            self.missing.discard(name)
+            if self.staging.far:
+                self.staging.measure(self.staged, name, value)
+            elif not np.isfinite(norms(value[:1])[0]):
+                self._reject(name)
+            if not self.missing:
+                self._leave()
+
+    def finish(self) -> None:
+        """Let the rest leave: blocks that the visit has not sent have weight 0."""
+        for name, (value, version) in self.versions.items():
+            if value._version != version:  # it may have been sent from where it was
+                raise ValueError(f"block '{name}' was changed after it was yielded: yield a tensor that stays as it is")
+        while self.number < len(self.formats):
+            self._leave()
+
+    def _begin(self) -> None:
+        if self.number < len(self.formats):
+            self.staged = self.staging.open(self.formats[self.number])
+            self.missing = set(self.staged.format.blocks)
+
+    def _leave(self) -> None:
+        self.pace.wait(self.number)
+        if self.bad == NO_GROUP:
+            self._sign(self.staged)
+            self.staged.judge = partial(self._judge, self.number)
+            ready = self.staging.close(self.staged)
+        else:
+            ready = self._rejected(self.number)
+        self.number += 1
+        self._begin()
+        if not self.pace.over.is_set():
+            self.put(ready)
+
+    def _judge(self, number: int, staged: StagedFrame) -> None:
+        """Take out of a frame from a device what does not count, now that its norms are known: in the main thread."""
+        for name, norm in staged.norms.items():
+            if not isfinite(norm):
+                self._reject(name)
+        if self.bad != NO_GROUP:
+            staged.parts = self._rejected(number).parts
+
+    def _reject(self, name: str) -> None:
+        """Let the visit count no more, from this block's group on."""
+        if self.bad == NO_GROUP:
+            self.bad = self.group[name]
+
+    def _rejected(self, number: int) -> StagedFrame:
+        """Return a frame of which nothing counts; that by which the visit was rejected says so."""
+        staged = self.staging.open(self.formats[number])
+        if number == self.bad:
+            self._sign(staged, REJECTED)
+        return self.staging.close(staged)
+
+    def _sign(self, staged: StagedFrame, flag: float = SENT) -> None:
+        staged.format.sign(staged.parts, self.local_rank, self.pace.seconds(), self.gradients(), flag)
+
+
+class WholeSender:
+    """Gathers what a turn's visits send that count as a whole, and puts all frames together when they have ended.
+
+    By then the clients' new state is there for the acknowledgement, which may come as soon as the last frame has left.
+    Here a turn is a single visit.
+    """
+
+    def __init__(self, formats: Sequence[FrameFormat], local_rank: int, staging: Staging, pace: Pace, put: Put) -> None:
+        self.local_rank, self.staging, self.pace, self.put = local_rank, staging, pace, put
+        self.frames = [staging.open(group) for group in formats]
+        self.frame = {name: staged for staged in self.frames for name in staged.format.blocks}
+        self.visits: list[tuple[int, int]] = []
+
+    def take(self, message: Message) -> None:
+        """Put the blocks of a message, without what was rejected, into their frames."""
+        for name, (value, weight) in message.items():
+            self.staging.write(self.frame[name], self.local_rank, name, value[0], float(weight[0]))
+
+    def end(self, rejected: Ints, gradients: Sequence[int]) -> None:
+        """Note that a chunk's visits have ended.
+
+        Parameters
+        ----------
+        rejected : int64 [c]
+            The group by which each visit was rejected, `NO_GROUP` where it was not.
+        gradients : sequence of int
+            How many each visit has computed.
+        """
+        self.visits += zip(rejected.tolist(), gradients)
+
+    def finish(self) -> None:
+        """Let all leave, unless the round is over."""
+        for number in range(len(self.frames)):
+            self.pace.wait(number)
+        if self.pace.over.is_set():
+            return
+        seconds = self.pace.seconds()
+        for number, staged in enumerate(self.frames):
+            for place, (group, gradients) in enumerate(self.visits):
+                if group in (NO_GROUP, number):
+                    flag = SENT if group == NO_GROUP else REJECTED
+                    staged.format.sign(staged.parts, self.local_rank, seconds, gradients, flag, place)
+            self.put(self.staging.close(staged))
+
+
+class SumSender(WholeSender):
+    """The same for a turn of several visits: chunk by chunk they are added up exactly, as in simulated time."""
+
+    def __init__(self, formats: Sequence[FrameFormat], local_rank: int, staging: Staging, pace: Pace, put: Put) -> None:
+        super().__init__(formats, local_rank, staging, pace, put)
+        for staged, parts in zip(self.frames, zero_frames(list(formats))):
+            staged.parts = parts
+        self.totals: dict[str, Tensor] = {}
+        self.weights = dict.fromkeys(self.frame, 0.0)
+
+    def take(self, message: Message) -> None:
+        for name, (value, weight) in message.items():
+            size = self.frame[name].format.blocks[name].size
+            self.totals[name] = weighted_sum(value.detach().reshape(len(weight), size), weight)
+            self.weights[name] += float(weight.sum())
+
+    def end(self, rejected: Ints, gradients: Sequence[int]) -> None:
+        super().end(rejected, gradients)
+        for name, total in zip(self.totals, on_host(list(self.totals.values()))):
+            staged = self.frame[name]
+            BinnedSum(staged.format.bins(staged.parts, name)).add_rows(total[None], [1.0])
+            staged.format.weigh(staged.parts, self.local_rank, name, self.weights[name])
+        self.totals = {}

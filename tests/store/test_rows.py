@@ -1,0 +1,234 @@
+"""A row of a growing segment is one record: whole or not there, read alike before and after it is sealed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import xarray
+
+from hpcfl import store
+from hpcfl.base.errors import UsageError
+from hpcfl.store import Column, Segment, reading
+from hpcfl.store.columns import add_column, add_scales, make_scale, row_type, shape_of
+from hpcfl.store.segment import EVENT
+
+COLUMNS = [
+    Column("sim_seconds", (), "f8", "simulated seconds since the start", "s"),
+    Column("depth", ("client", "layer"), "i2", "first layer that counted"),
+    Column("arrived", ("client",), "bool", "something counted"),
+    Column("visits", ("rank",), "i8", "visits computed"),
+]
+COORDS = {"client": [3, 5, 8], "layer": ["a", "b"], "rank": [0]}
+
+
+def begun(folder: Path, first: int = 0, rounds: int = 300, coords: Any = COORDS) -> Segment:
+    if not folder.exists():
+        store.create(folder, {"config": "{}"})
+    return store.begin(folder, COLUMNS, coords, first, rounds)
+
+
+def row(number: int) -> dict[str, Any]:
+    return {"sim_seconds": number / 2, "depth": np.arange(6).reshape(3, 2) + number, "arrived": 1, "visits": [-number]}
+
+
+def plain(folder: Path) -> xarray.Dataset:
+    return xarray.load_dataset(folder / "run.h5", engine="h5netcdf")
+
+
+def check(data: xarray.Dataset, rounds: int) -> None:
+    """The first so many rounds are there, with the values of `row`."""
+    assert data["round"].values.tolist() == list(range(rounds))
+    assert data["sim_seconds"].values.tolist() == [number / 2 for number in range(rounds)]
+    expected = np.arange(6).reshape(3, 2) + np.arange(rounds)[:, None, None]
+    np.testing.assert_array_equal(data["depth"], expected)
+    assert (data["depth"].dtype, data["arrived"].dtype) == (np.int16, np.int8)
+    assert (data["arrived"] == 1).all()
+    assert data["visits"].values.tolist() == [[-number] for number in range(rounds)]
+
+
+def test_the_bytes_of_a_row() -> None:
+    found = row_type(COLUMNS, COORDS)
+    assert found.itemsize == 8 + 6 * 2 + 3 + 8 + 8
+    assert found.fields is not None
+    assert found.fields["values"][0].names == ("sim_seconds", "depth", "arrived", "visits")
+    assert found.fields["done"][1] == 31  # the last 8 bytes
+
+
+@pytest.mark.parametrize("round_", [0, 299])
+def test_a_row_that_is_cut_anywhere_is_not_there(tmp_path: Path, monkeypatch: Any, round_: int) -> None:
+    """299 is 1 + 42 + 256: cut inside ``done``, its row would be that of another round."""
+    segment, put = begun(tmp_path / "run"), Segment._put
+    path = segment.path
+    for cut in range(39):
+
+        def part(self: Segment, place: int, cut: int = cut) -> None:
+            self._row.view("u1")[cut:] = 0
+            put(self, place)
+
+        monkeypatch.setattr(Segment, "_put", part)
+        segment.write(round_, row(round_))
+        whole = cut > (31 if round_ == 0 else 32)  # the bytes behind are zeros anyhow
+        assert reading.read_part(path).rounds.tolist() == ([round_] if whole else []), cut
+    segment.close()
+
+
+def test_a_row_that_comes_while_one_reads_is_left_for_the_next_time(tmp_path: Path, monkeypatch: Any) -> None:
+    folder, rounds = tmp_path / "run", reading._rounds
+    segment = begun(folder)
+    segment.write(0, row(0))
+
+    def late(file: h5py.File) -> Any:
+        found = rounds(file)
+        segment.write(1, row(1))
+        return found
+
+    monkeypatch.setattr(reading, "_rounds", late)
+    check(store.open_run(folder), 1)
+    monkeypatch.undo()
+    check(store.open_run(folder), 2)
+    segment.close()
+
+
+def test_a_wrong_value_leaves_the_rows_as_they_were(tmp_path: Path) -> None:
+    segment = begun(tmp_path / "run")
+    segment.write(0, row(0))
+    with pytest.raises(ValueError, match="broadcast"):
+        segment.write(1, {**row(7), "visits": [1, 2]})
+    segment.write(1, row(1))
+    segment.write(2, {})
+    data = store.open_run(tmp_path / "run")
+    check(data.isel(round=slice(2)), 2)
+    assert np.isnan(data["sim_seconds"][2])
+    assert (data["depth"][2] == -1).all()
+    segment.close()
+
+
+def test_run_h5_has_the_rows_of_sealed_segments(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for first, last in ((0, 3), (2, 5)):
+        segment = begun(folder, first)
+        for number in range(first, last):
+            segment.write(number, row(number))
+        found = plain(folder)
+        assert found["depth"].dims == ("round", "client", "layer")
+        check(found, 0 if first == 0 else 3)
+        check(store.open_run(folder), last)
+        segment.close()
+    store.seal(folder)
+    check(plain(folder), 5)
+    with h5py.File(folder / "metrics" / "segment-001.h5") as file:
+        assert file["depth"][:].tolist() == [(np.arange(6).reshape(3, 2) + number).tolist() for number in (2, 3, 4)]
+        assert "rows" not in file
+
+
+def test_an_axis_without_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    segment = begun(folder, coords={**COORDS, "layer": []})
+    segment.write(0, {**row(0), "depth": np.zeros((3, 0), int)})
+    segment.close()
+    for sealed in (False, True):
+        if sealed:
+            store.seal(folder)
+        found = store.open_run(folder)
+        assert found["depth"].shape == (1, 3, 0)
+        assert found["depth"].dtype == np.int16
+        assert found["visits"].values.tolist() == [[0]]
+
+
+def test_more_columns_than_hdf5_takes_are_refused_in_one_line(tmp_path: Path) -> None:
+    many = [Column(f"column_{number}", ("client",), "f8", "") for number in range(2000)]
+    with pytest.raises(UsageError, match=r"a row of 2000 columns, 48008 bytes, cannot be stored: .*too large"):
+        Segment(tmp_path / "segment-000.h5", many, COORDS, 0, 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- segments of earlier versions: a dataset for each column, and one of the rounds
+
+
+def older(path: Path, first: int, last: int, rounds: int) -> None:
+    """Write a segment as earlier versions did, with rows up to `last`; it was not sealed."""
+    with h5py.File(path, "w", libver=("v110", "v110")) as file:
+        file.attrs.update({"first": first, "rounds": rounds, "sealed": 0})
+        make_scale(file.create_dataset("round", (rounds - first,), "i8", fillvalue=-1, chunks=(8,)), "round")
+        add_scales(file, COORDS)
+        for column in COLUMNS:
+            add_column(file, column, shape_of(column, COORDS, rounds - first))
+        for number in range(first, last):
+            file["round"][number - first] = number
+            for name, value in row(number).items():
+                file[name][number - first] = value
+        file.create_dataset("log/events", (10,), EVENT, chunks=(10,))
+        file.create_dataset("log/count", data=np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path, sealed: bool) -> None:
+    folder = tmp_path / "run"
+    store.create(folder, {"config": "{}"})
+    older(folder / "metrics" / "segment-000.h5", 0, 5, 10)
+    check(store.open_run(folder), 5)
+    assert store.events(folder) == []
+    if sealed:
+        store.seal(folder)
+        check(plain(folder), 5)
+    segment = begun(folder, 4, 10)
+    for number in range(4, 8):
+        segment.write(number, row(number))
+    segment.event(7, "late", 3, "slow")
+    check(store.open_run(folder), 8)
+    segment.close()
+    store.seal(folder)
+    check(plain(folder), 8)
+    assert [event["segment"] for event in store.events(folder)] == [1]
+
+
+# ---- rows so wide that a kill often strikes inside one
+
+WIDE = """
+import sys
+from pathlib import Path
+import numpy as np
+from hpcfl import store
+
+folder, clients = Path(sys.argv[1]), int(sys.argv[2])
+store.create(folder, {"config": "{}"})
+columns = [store.Column(name, ("client",), "i8", "the round") for name in "ab"]
+segment = store.begin(folder, columns, {"client": range(clients)}, 0, 100)
+for number in range(100):
+    segment.write(number, dict.fromkeys("ab", number))
+    print("row", number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("clients", [40_000, 200_000])  # in HDF5's cache of chunks, or too large for it
+def test_wide_rows_are_whole_or_not_there(tmp_path: Path, clients: int) -> None:
+    chance = random.Random(clients)
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        words = [sys.executable, "-c", WIDE, str(folder), str(clients)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for _ in range(chance.randrange(2, 10)):
+                process.stdout.readline()
+            time.sleep(chance.random() * 0.01)
+            process.kill()
+            said = process.stdout.read().splitlines()
+            assert process.wait() in (0, -signal.SIGKILL)
+        for sealed in (False, True):
+            if sealed:
+                store.seal(folder)
+            data = store.open_run(folder)
+            count = data.sizes["round"]
+            assert data["round"].values.tolist() == list(range(count))
+            assert count > int(said[-1].split()[1]) if said else count >= 2
+            for name in "ab":
+                np.testing.assert_array_equal(data[name], np.arange(count)[:, None] * np.ones(clients, int))
