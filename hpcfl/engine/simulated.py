@@ -76,7 +76,8 @@ class Simulated(Rounds):
         plan = next(self.plans)
         self.transport.count()
         now.shared = self.transport.invite(now.shared)
-        sums = ExactSums(self.job.layout, len(plan.cohort), plan.miss_probability, self.job.task.device)
+        told = self.job.layout, len(plan.cohort), plan.miss_probability, self.job.task.device
+        sums = ExactSums(*told, self.transport.size)
         kept: list[Message] = []
         record.measure_norms(self.job.config.clients, self.job.guard.limits(now.norms))
         with record.timed("compute_seconds"):
@@ -113,7 +114,7 @@ class Simulated(Rounds):
                 return self.transport.share(sums)
 
         with record.timed("compute_seconds"):
-            return iterate(reduction, shared, kept, reduce)
+            return iterate(reduction, shared, kept, reduce, self.transport.size)
 
     def scores(self, now: Progress) -> Floats:
         """Let every rank test its own clients' models."""
