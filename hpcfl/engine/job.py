@@ -234,6 +234,7 @@ class Job:
                 own = {name: value[torch.from_numpy(rows)] for name, value in personal.items()}
                 scores[:, rows] = self.scored(round, shared, own, clients[rows])
             return scores
+        self.task.hold(clients)
         params = self.algorithm.model(self.task, shared, personal, Visits.for_test(round, clients))
         tested = client_scores(self.task, params, clients)
         wanted = self.scores > len(tested)

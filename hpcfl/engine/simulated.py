@@ -84,8 +84,8 @@ class Simulated(Rounds):
             self._between(now)
             for chunk in self.mine:
                 record.visits += visit(self.job, plan, chunk, now, sums, kept, record)
-        record.gradients = max(self.job.task.oracle_calls.values(), default=0)
-        self.job.task.oracle_calls.clear()
+        record.gradients = int(self.job.task.oracle_calls.max())
+        self.job.task.oracle_calls[:] = 0
         with record.timed("wait_seconds"):
             sums = self.transport.close(sums)
         if self.job.iterated is not None:
@@ -151,6 +151,7 @@ def visit(
         return 0
     clients, record = plan.cohort[rows], record or Record.open()
     places, device = chunk.places(clients), job.task.device
+    job.task.hold(chunk.clients)
     personal, whole = now.personal[chunk.number], on_device(torch.from_numpy(places), device)
     own = {name: value[whole] for name, value in personal.items()}
     sieve = job.guard.sieve(len(rows), record.limits)
