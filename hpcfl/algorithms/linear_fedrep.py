@@ -78,6 +78,9 @@ class LinearFedRep(Algorithm):
         moment = {MOMENT: Block((dimension, dimension), exact)} if self.initial == "moments" else {}
         return ({"loss": Block((), exact), **moment, B: Block((rank, dimension), exact)},)
 
+    def sends(self, round: int) -> frozenset[str]:
+        return frozenset({"loss", MOMENT if self.invites_all(round) else B})
+
     def _shape(self, task: Task) -> tuple[int, int]:
         federation: LinearFederation = task.federation  # type: ignore[assignment]
         (rank, dimension), (latent, expected) = task.initial()[B].shape, federation.truth.shape

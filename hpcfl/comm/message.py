@@ -10,7 +10,7 @@ still sums, but no longer the same to the bit on any number of ranks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -133,6 +133,8 @@ class ExactSums(Sums):
     ----------
     ranks : int
         How many ranks' sums are added up.
+    sent : collection of str, optional
+        The blocks that anybody sends; of the others there is nothing, and nothing travels.
 
     Attributes
     ----------
@@ -149,21 +151,24 @@ class ExactSums(Sums):
         miss_probability: Floats | None = None,
         device: torch.device | None = None,
         ranks: int = 1,
+        sent: Collection[str] | None = None,
     ) -> None:
         super().__init__(layout, invited, miss_probability)
         self.device = device or torch.device("cpu")
         self._far: dict[str, Tensor] = {}  # bins that are on the device
         self._blocks = {name: block for group in layout for name, block in group.items()}
-        binned = {name: block.bins * block.size for name, block in self._blocks.items() if not block.fixed}
-        heads = len(self._blocks), len(self._blocks) - len(binned)
+        groups = [{name: each for name, each in group.items() if sent is None or name in sent} for group in layout]
+        some = {name: block for group in groups for name, block in group.items()}
+        binned = {name: block.bins * block.size for name, block in some.items() if not block.fixed}
+        heads = len(some), len(some) - len(binned)
         buffer, (weights, self.wide, *bins) = _zeros([*heads, *binned.values()], torch.float64)
-        self._weights = dict(zip(self._blocks, weights[:, None]))
-        self.buffers: list[Floats | Ints] = [buffer]
+        self._weights = dict(zip(some, weights[:, None]))
+        self.buffers: list[Floats | Ints] = [buffer] if some else []
         self._sums: dict[str, ExactSum] = {
-            name: BinnedSum(room.reshape(self._blocks[name].bins, -1)) for name, room in zip(binned, bins)
+            name: BinnedSum(room.reshape(some[name].bins, -1)) for name, room in zip(binned, bins)
         }
         self._fixed: dict[str, FixedSum] = {}
-        for group in layout:
+        for group in groups:
             if sizes := {name: block.size for name, block in group.items() if block.fixed}:
                 buffer, wholes = _zeros(list(sizes.values()), torch.int64)
                 self.buffers.append(buffer)
@@ -173,6 +178,8 @@ class ExactSums(Sums):
     def add(self, message: Message) -> None:
         """Add the rows of one chunk."""
         for name, (value, weight) in message.items():
+            if not len(weight):
+                continue
             rows = on_device(value.detach(), self.device).reshape(len(weight), self._blocks[name].size)
             if self.device.type == "cpu":
                 self.add_rows(name, rows, weight.tolist(), float(weight.sum()))
@@ -220,12 +227,14 @@ class ExactSums(Sums):
         if name in self._far:
             first, *others = self._far[name].unbind(0)[::-1]  # smallest first
             return sum(others, start=first).reshape(shape)
+        if name not in self._sums:
+            return torch.zeros(shape, dtype=torch.float64, device=self.device)
         total = SPARE.empty(shape, torch.float64)
         self._sums[name].total(total.view(-1).numpy())
         return on_device(total, self.device)
 
     def weight(self, name: str) -> float:
-        return float(self._weights[name][0])
+        return float(self._weights[name][0]) if name in self._weights else 0.0
 
 
 def _zeros(sizes: list[int], dtype: torch.dtype) -> tuple[Any, list[Any]]:

@@ -77,7 +77,7 @@ class Simulated(Rounds):
         self.transport.count()
         now.shared = self.transport.invite(now.shared)
         told = self.job.layout, len(plan.cohort), plan.miss_probability, self.job.task.device
-        sums = ExactSums(*told, self.transport.size)
+        sums = ExactSums(*told, self.transport.size, self.job.sent(plan))
         kept: list[Message] = []
         record.measure_norms(self.job.config.clients, self.job.guard.limits(now.norms))
         with record.timed("compute_seconds"):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcfl.comm.exact import add_to_bins
-from hpcfl.comm.message import Block, ExactSums, moved
+from hpcfl.comm.message import FIXED_FROM, Block, ExactSums, moved
 
 WIDTH = 3
 GRIDS = (2.0**12, 2.0**46, 2.0**80)  # as documented
@@ -135,6 +135,20 @@ def test_a_missing_block_is_weight_zero_and_mean_zero():
     assert sums.mean("loss").item() == 0
     assert "b" in sums
     assert "c" not in sums
+
+
+def test_blocks_that_nobody_sends_do_not_travel():
+    blocks = ({"x": Block((2,)), "y": Block((FIXED_FROM,))}, {"z": Block((3, FIXED_FROM))})
+    sums = ExactSums(blocks, sent={"x", "z"})
+    assert [buffer.nbytes for buffer in sums.buffers] == [3 * 64, 3 * 8 * FIXED_FROM]
+    sums.add({"x": (torch.tensor([[1.0, 2.0]]), torch.tensor([2.0])), "y": (torch.ones(0, FIXED_FROM), torch.ones(0))})
+    assert list(sums) == ["x", "y", "z"]
+    assert [sums.weight(name) for name in sums] == [2, 0, 0]
+    assert sums.mean("x").tolist() == [1, 2]
+    assert sums.mean("y").tolist() == sums.total("y").tolist() == [0] * FIXED_FROM
+    with pytest.raises(KeyError):
+        sums.add({"y": (torch.ones(1, FIXED_FROM), torch.ones(1))})
+    assert ExactSums(blocks, sent=()).buffers == []
 
 
 @pytest.mark.parametrize("dtype", TYPES)
