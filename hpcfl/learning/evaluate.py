@@ -77,7 +77,7 @@ def _batches(task: Task, params: State, clients: Ints, test: bool) -> Iterable[P
     key = test, clients.tobytes()
     if key in task.kept.batches:
         return task.kept.batches[key]
-    parts = [held[2:] if test else held[:2] for held in map(task.samples, clients.tolist())]
+    parts = [held[2:4] if test else held[:2] for held in map(task.samples, clients.tolist())]
     x, y = max(parts, key=lambda part: len(part[1]))
     if not len(y):
         return []
