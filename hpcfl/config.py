@@ -117,8 +117,12 @@ class Config(ConfigBase):
     @property
     def one_by_one(self) -> bool:
         """Whether clients are computed one at a time unless the config says otherwise: each visit may end by itself."""
-        together = self.participation.close == "all" and not self.speed.slows and not self._unbatched
-        return self.clock == "wall" and not together
+        return self.clock == "wall" and not self.ends_together
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether nothing depends on when which visit of a round ends."""
+        return self.participation.close == "all" and not self.speed.slows and not self._unbatched
 
     @property
     def _unbatched(self) -> str:

@@ -7,7 +7,7 @@ so any rank can produce the numbers of any client in any round without having pr
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,21 @@ def keyed(seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 
     key = np.array([seed, zlib.crc32(purpose.encode())], dtype=np.uint64)
     counter = np.array([0, step, client, round], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def keyed_in_turn(
+    seed: int, purpose: str, round: int, clients: Iterable[int], step: int = 0
+) -> Iterator[np.random.Generator]:
+    """Yield the `keyed` generator of each client; it is the next one's from then on.
+
+    To put one generator into another place takes a seventh of the time of making one.
+    """
+    rng = keyed(seed, purpose, round, 0, step)
+    state = rng.bit_generator.state
+    for client in clients:
+        state["state"]["counter"][2] = client
+        rng.bit_generator.state = state
+        yield rng
 
 
 def key_as_seed(seed: int, purpose: str, round: int = 0, client: int = 0, step: int = 0) -> int:

@@ -32,6 +32,7 @@ WINDOW = 10  # rounds whose accepted messages say what a usual norm is
 GROWTH = 1e3  # in one round no norm of a state that still learns rises so; networks of ReLUs die before they overflow
 METRIC = "loss"  # the block that is no part of a message's norm, and the last to name where others are not finite too
 NOT_FINITE, TOO_LARGE = 1, 2
+SMALL = 1e18  # its square is finite in float32
 REASONS = {NOT_FINITE: "is not finite", TOO_LARGE: "has a norm beyond guard.max_norm"}
 NO_GROUP = -1
 
@@ -127,32 +128,36 @@ class Sieve:
         return 0 if self.whole else self.group[name]
 
     def _released(self, held: Sequence[Part]) -> Generator[Message, None, None]:
-        sizes = lengths([(value, len(weight)) for _, value, weight in held])
-        for _, unit in groupby(zip(held, sizes), lambda pair: self._unit(pair[0][0])):
-            self._judge(*zip(*unit))
+        if self.limits is not None or not small(value for _, value, _ in held):
+            sizes = lengths([(value, len(weight)) for _, value, weight in held])
+            for _, unit in groupby(zip(held, sizes), lambda pair: self._unit(pair[0][0])):
+                self._judge(*zip(*unit))
+        clean = not self.reason.any()
         for name, value, weight in held:
             bad = self.first[: len(weight)] != NO_GROUP
-            yield {name: without(value, weight, bad) if bad.any() else (value, weight)}
+            yield {name: (value, weight) if clean or not bad.any() else without(value, weight, bad)}
 
     def judge(self, held: Sequence[Part]) -> None:
         """Judge what counts together: blocks of one group, or of the whole visit."""
         self._judge(held, lengths([(value, len(weight)) for _, value, weight in held]))
 
     def _judge(self, held: Sequence[Part], lengths: Sequence[Floats]) -> None:
-        unit, rows = self._unit(held[0][0]), max(len(weight) for _, _, weight in held)
-        squares = np.zeros(rows)
         for (name, _, _), sizes in sorted(zip(held, lengths), key=lambda pair: pair[0][0] == METRIC):
             self._reject(~np.isfinite(sizes), self.group[name], NOT_FINITE)
-            if name != METRIC:
-                squares[: len(sizes)] += sizes**2
         if self.limits is not None:
+            unit, rows = self._unit(held[0][0]), max(len(weight) for _, _, weight in held)
+            squares = np.zeros(rows)
+            for (name, _, _), sizes in zip(held, lengths):
+                if name != METRIC:
+                    squares[: len(sizes)] += sizes**2
             self._reject(np.sqrt(squares) > self.limits[unit], self.group[held[-1][0]], TOO_LARGE)
             good = np.flatnonzero(self.first[:rows] == NO_GROUP)
             self.norms[good, unit] = np.sqrt(squares[good])
 
     def _reject(self, which: NDArray[np.bool_], group: int, reason: int) -> None:
-        rows = np.flatnonzero(which & (self.first[: len(which)] == NO_GROUP))
-        self.first[rows], self.reason[rows] = group, reason
+        if which.any():
+            rows = np.flatnonzero(which & (self.first[: len(which)] == NO_GROUP))
+            self.first[rows], self.reason[rows] = group, reason
 
 
 class RunGuard:
@@ -217,6 +222,13 @@ def lengths(values: Iterable[tuple[Tensor, int]]) -> list[Floats]:
 
     sizes = [torch.linalg.vector_norm(value.detach().reshape(rows, -1), dim=1) for value, rows in values]
     return [each.numpy().astype(np.float64) for each in on_host(sizes)]
+
+
+def small(values: Iterable[Tensor]) -> bool:
+    """True where all values are finite, and so is the square of any part of them: nobody need look at their rows."""
+    import torch
+
+    return all(float(size) < SMALL for size in on_host([torch.linalg.vector_norm(value.detach()) for value in values]))
 
 
 def without(value: Tensor, weight: Tensor, bad: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:

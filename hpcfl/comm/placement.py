@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, zip_longest
@@ -15,7 +15,7 @@ from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.types import Floats, Ints
 
 CACHE_BYTES = 5_000_000  # a chunk's parameters should stay in a core's cache: 8 models of 640 kB ran fastest
-MOST_PER_CHUNK = 32
+MOST_PER_CHUNK = 256
 CHUNKS_WANTED = 8  # "auto" leaves at least so many chunks, so that some ranks can share them
 SINGLE_RANKS = 64  # up to so many ranks every client rank has a lane of its own
 
@@ -82,6 +82,10 @@ def cut_by_kind(size: int, order: Ints, kinds: Sequence[Hashable]) -> list[Ints]
     return [np.array(part, dtype=np.int64) for part in full]
 
 
+Turn = list[list[int]]
+"""Clients that are visited, ``[chunk][client]``, ascending ids: what a rank sends of them travels together."""
+
+
 @dataclass(frozen=True)
 class Topology:
     """The client ranks of one lane; a local rank is a place among them.
@@ -98,11 +102,6 @@ class Topology:
         return tuple(tuple(chain(*chunks)) for chunks in self.chunks)
 
     @cached_property
-    def largest(self) -> int:
-        """Clients of the largest chunk."""
-        return max(len(chunk) for chunks in self.chunks for chunk in chunks)
-
-    @cached_property
     def clients(self) -> Ints:
         """All clients of the lane, by local rank, int64 [h]."""
         return np.array([client for clients in self.hosted for client in clients], dtype=np.int64)
@@ -112,15 +111,24 @@ class Topology:
         start = sum(len(clients) for clients in self.hosted[:local_rank])
         return slice(start, start + len(self.hosted[local_rank]))
 
-    def turns(self, cohort: Ints) -> list[list[list[int]]]:
-        """Who is visited in which turn, ``[turn][local rank][client]``, ascending ids.
+    def most(self, together: bool) -> int:
+        """The most clients of a rank in one of its `turns`."""
+        parts: Iterable[tuple[int, ...]] = self.hosted if together else chain(*self.chunks)
+        return max(map(len, parts))
 
-        Each rank serves its chunks in the order in which it hosts them, if anybody of them is invited; the ranks with
-        fewer of them send nothing in the last turns, but take part in the sums.
+    def turns(self, cohort: Ints, together: bool) -> list[list[Turn]]:
+        """What is visited in which turn, ``[turn][local rank]``.
+
+        Each rank serves its chunks in the order in which it hosts them, if anybody of them is invited: one after the
+        other, or all of them in one turn. The ranks with fewer of them send nothing in the last turns, but take part in
+        the sums.
         """
         invited = set(cohort.tolist())
         rows = [[sorted(invited.intersection(chunk)) for chunk in chunks] for chunks in self.chunks]
-        return [list(turn) for turn in zip_longest(*(filter(None, row) for row in rows), fillvalue=[])]
+        chunks = [[chunk for chunk in row if chunk] for row in rows]
+        if together:
+            return [chunks] if any(chunks) else []
+        return [list(turn) for turn in zip_longest(*([[chunk] for chunk in row] for row in chunks), fillvalue=[])]
 
     def single(self, local_rank: int) -> Topology:
         """The lane of one of the ranks by itself."""

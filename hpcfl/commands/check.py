@@ -188,7 +188,7 @@ def _costs(job: Job) -> Facts:
 
 def _reduced(layout: Iterable[Mapping[str, Block]]) -> int:
     """Bytes of the exact sums of all blocks."""
-    return sum(block.bins * 8 * block.size for group in layout for block in group.values())
+    return sum(block.sum_bytes for group in layout for block in group.values())
 
 
 def _chunks(job: Job, ranks: int) -> Facts:
@@ -259,18 +259,18 @@ def _memory(job: Job, ranks: int) -> Facts:
 def bounds(job: Job, ranks: int) -> tuple[int, int]:
     """Most bytes that rounds in real time take at the server and on a client rank.
 
-    The server: one message per lane, of twice the size where it is a chunk's sum, and the shared state, its successor
-    and a copy on its way out; where ranks host several chunks, exact running sums (four times the message) too; and
-    what is held of each visit for further sums. A client rank: four times the model, or the message where that is
+    The server: one message per lane, or an exact sum (four times the message) where clients are computed in chunks, and
+    the shared state, its successor and a copy on its way out; where ranks send several of them, exact running sums too;
+    and what is held of each visit for further sums. A client rank: four times the model, or the message where that is
     larger (the state served, the gradients or the model being trained, the change, and the buffers on their way out),
-    all but the first for each client of a chunk, and chunks' sums on their way out; and twice the personal state of its
-    clients, acknowledged and provisional.
+    all but the first for each client of a chunk, and two such sums; and twice the personal state of its clients,
+    acknowledged and provisional.
     """
     message, (size, held) = _message(job), _largest(job)
-    several = max(len(job.hosted(rank)) for rank in range(1, ranks)) > 1
-    together = size > 1
-    server = ((1 + together) * _lanes(job, ranks) + 3 + 4 * several) * message + job.config.clients * _kept(job)
-    return server, (1 + 3 * size + 4 * together) * max(job.task.nbytes, message) + 2 * held * job.personal_bytes
+    several = not job.together and max(len(job.hosted(rank)) for rank in range(1, ranks)) > 1
+    each = 4 if size > 1 else 1
+    server = (each * _lanes(job, ranks) + 3 + 4 * several) * message + job.config.clients * _kept(job)
+    return server, (1 + 3 * size + 8 * (size > 1)) * max(job.task.nbytes, message) + 2 * held * job.personal_bytes
 
 
 def _kept(job: Job) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import sqrt
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -10,8 +11,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.rng import keyed
-from hpcfl.base.types import Floats
+from hpcfl.base.rng import keyed, keyed_in_turn
+from hpcfl.base.types import Floats, Ints
 from hpcfl.data.base import ClientData, Federation, Header, Source, check_clients, check_order
 from hpcfl.data.gaussians import drawn_width, extremes
 
@@ -32,9 +33,23 @@ class LinearFederation(Federation):
 
     def drawn(self, client: int, round_: int) -> tuple[Floats, Floats]:
         """Return a client's fresh samples of a round: features ``[m, d]`` and targets ``[m]``, float64."""
-        rng = keyed(self.seed, "linear samples", round_, client)
-        x = rng.standard_normal((int(self.train_sizes[client]), len(self.truth)))
-        return x, x @ (self.truth @ self.heads[client]) + self.source.noise * rng.standard_normal(len(x))
+        x, y = self.drawn_by(np.array([client]), round_)
+        return x[0], y[0]
+
+    def drawn_by(self, clients: Ints, round_: int) -> tuple[Floats, Floats]:
+        """Return what `drawn` does for each of some clients, ``[c, m, d]`` and ``[c, m]``."""
+        m, d = self.source.samples, len(self.truth)
+        numbers = np.empty((len(clients), m * d + m))
+        rngs = keyed_in_turn(self.seed, "linear samples", round_, clients.tolist())
+        for row, rng in zip(numbers, rngs):
+            rng.standard_normal(out=row)
+        x = numbers[:, : m * d].reshape(len(clients), m, d)
+        return x, (x @ self._weights[clients])[:, :, 0] + self.source.noise * numbers[:, m * d :]
+
+    @cached_property
+    def _weights(self) -> Floats:
+        """What a client's features are multiplied by, ``[clients, d, 1]``."""
+        return np.stack([self.truth @ head for head in self.heads])[:, :, None]
 
     def client(self, i: int) -> ClientData:
         """Return the samples of round 0, for methods that keep what they have."""
@@ -99,6 +114,10 @@ class SpacesFederation(LinearFederation):
     def target(self) -> Floats:
         """Q A* with Q the diagonal of signs, which embeddings from known moments alone cannot tell."""
         return self.signs[:, None] * self.truth
+
+    def drawn_by(self, clients: Ints, round_: int) -> tuple[Floats, Floats]:
+        x, y = zip(*(self.drawn(client, round_) for client in clients.tolist()))
+        return np.stack(x), np.stack(y)
 
     def drawn(self, client: int, round_: int) -> tuple[Floats, Floats]:
         """Return a client's fresh samples of a round: features ``[m, k_i]`` and targets ``[m]``, float64."""

@@ -187,9 +187,9 @@ class Recorder:
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
         """Write one round, then tell of it."""
         with record.phase("store"):
-            depth = plan.depth.copy()
+            depth, rejected = plan.depth.copy(), np.zeros(self.job.config.clients, dtype=bool)
             for client, rejection in record.rejected.items():
-                depth[np.searchsorted(plan.cohort, client)] = rejection.depth
+                depth[np.searchsorted(plan.cohort, client)], rejected[client] = rejection.depth, True
             plan = replace(plan, depth=depth)
             row = self.plan_columns(plan) | self.oracle_columns(plan, record, sums)
             row |= dict(record.scores) | dict(record.metrics) | dict(clock)
@@ -199,7 +199,7 @@ class Recorder:
             for name, values in zip(PER_RANK, record.by_rank):
                 row[name] = values if name.endswith("seconds") else values.astype(np.int64)
             row["stage"], row["server_seconds"] = record.stage, record.seconds.get("server_seconds", 0.0)
-            row["rejected"] = np.isin(np.arange(self.job.config.clients), list(record.rejected))
+            row["rejected"] = rejected
             self._log(plan.round, record)
             self.segment.write(plan.round, row)
             self.reporter.round(plan.round + 1, row)

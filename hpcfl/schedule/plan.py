@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf, nan
 
 import numpy as np
@@ -105,7 +106,7 @@ class Plan:
         chances = np.zeros((0, layers)), np.ones(layers)
         return cls(round, none, np.zeros(0), none, 0.0, *chances, closes_after, repeats)
 
-    @property
+    @cached_property
     def counted(self) -> NDArray[np.bool_]:
         """Whose visits count at all, bool [n]."""
         return self.depth <= self.layers
@@ -121,5 +122,11 @@ class Plan:
 
     def rows(self, clients: Ints) -> Ints:
         """Return the places in the cohort of those `clients` whose visits count, deepest first (ties by id)."""
-        places = np.flatnonzero(self.counted & np.isin(self.cohort, clients))
-        return places[np.argsort(self.depth[places], kind="stable")]
+        found = sorted(self._places[client] for client in clients.tolist() if client in self._places)
+        return np.array([place for _, place in found], dtype=np.int64)
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[int, int]]:
+        """Depth and place in the cohort of each client whose visit counts: chunk after chunk looks for its own."""
+        rows = np.flatnonzero(self.counted)
+        return dict(zip(self.cohort[rows].tolist(), zip(self.depth[rows].tolist(), rows.tolist())))

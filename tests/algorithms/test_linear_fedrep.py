@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from helpers.runs import put_together
 from helpers.toys import Rounds, planned
 from hpcfl import store
 from hpcfl.algorithms import ServerState
-from hpcfl.algorithms.linear_fedrep import HEAD, B, LinearFedRep
+from hpcfl.algorithms.linear_fedrep import HEAD, MOMENT, B, LinearFedRep
 from hpcfl.base.errors import UsageError
+from hpcfl.comm.message import ExactSums
 from hpcfl.config import from_table
-from hpcfl.data.linear import Linear
+from hpcfl.data.linear import Linear, LinearSpaces
 from hpcfl.engine.job import Job
 from hpcfl.learning.task import Task
 from hpcfl.models import linear as models
+from hpcfl.schedule.plan import Plan
 from hpcfl.testing.runs import play, resume, same
 
 CLIENTS = 12
@@ -106,6 +109,14 @@ def test_a_step_from_the_same_basis_is_the_same_to_rounding() -> None:
     np.testing.assert_allclose(rounds.state[B].T, q * np.sign(np.diag(r)), atol=1e-10)
 
 
+def test_only_what_a_round_needs_travels() -> None:
+    job = Job.of(from_table(table()), None, 1)
+    plans = [job.planner.plan(job.planner.attempt(number)) for number in range(2)]
+    assert [job.sent(plan) for plan in plans] == [{"loss", MOMENT}, {"loss", B}]
+    nobody = replace(plans[1], depth=np.full_like(plans[1].depth, 2))
+    assert job.sent(nobody) == job.sent(Plan.nobody(1, 1)) == set()
+
+
 def test_the_model_is_as_stated() -> None:
     data = Linear(dimension=7, rank=3, samples=50_000, noise=0.0).federate(4, 9, None)
     np.testing.assert_allclose(data.truth.T @ data.truth, np.eye(3), atol=1e-12)
@@ -118,6 +129,15 @@ def test_the_model_is_as_stated() -> None:
     assert rest.std() == pytest.approx(0.5, rel=0.02)
     assert not np.array_equal(data.drawn(2, 6)[0], x)
     assert not np.array_equal(data.drawn(1, 5)[0], x)
+
+
+def test_clients_draw_together_what_each_draws_alone() -> None:
+    clients = np.array([3, 0, 2])
+    spaces = LinearSpaces(dimension=3, least=6, most=6, samples=4).federate(4, 9, None)
+    for data in (Linear(dimension=7, rank=3, samples=5).federate(4, 9, None), spaces):
+        for parts, alone in zip(zip(*data.drawn_by(clients, 6)), clients.tolist()):
+            for part, own in zip(parts, data.drawn(alone, 6)):
+                np.testing.assert_array_equal(part, own)
 
 
 def test_the_distance_is_the_sine_of_the_largest_angle() -> None:
@@ -197,6 +217,11 @@ def test_the_same_on_any_number_of_ranks(world: Any, shared_dir: Path) -> None:
     if world.rank == 0:
         same(together, single)
         np.testing.assert_array_equal(store.open_run(together)["distance"], store.open_run(single)["distance"])
+        received = store.open_run(together)["wire_bytes_in"].values[:, 0]
+        layout = Job.of(from_table(table()), None, 1).layout
+        carried = [sum(each.nbytes for each in ExactSums(layout, sent={"loss", name}).buffers) for name in (MOMENT, B)]
+        assert received[0] - received[1] == (carried[0] - carried[1] if world.size > 1 else 0)
+        assert len(set(received[1:3].tolist())) == 1
 
 
 @pytest.mark.mpi

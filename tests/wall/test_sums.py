@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from hpcfl.comm.message import PIECE, Block, ExactSums
+from hpcfl.comm.exact import PIECE
+from hpcfl.comm.guard import NO_GROUP
+from hpcfl.comm.message import Block, ExactSums
 from hpcfl.comm.packing import ALIGNED, APART_BYTES, Packing
 from hpcfl.engine.wall.framing import FrameFormat, Staging, frame_formats
 from hpcfl.engine.wall.outcome import ReceivedSums, add_all
+from hpcfl.engine.wall.sending import SumSender
 
 LARGE = max(PIECE, APART_BYTES // 4) + 7
 LAYOUT = (
@@ -89,20 +94,22 @@ def test_what_was_summed_up_early_counts_too() -> None:
 
 
 def chunked(visits: list[tuple[dict[str, torch.Tensor], float]]) -> tuple[Any, list[Any]]:
-    """What one lane receives of a chunk of visits, and the messages that the chunk has sent."""
-    staging, groups = Staging(torch.device("cpu")), frame_formats(LAYOUT, 1, len(visits))
-    weight = torch.tensor([each for _, each in visits], dtype=torch.float64)
-    message = {name: (torch.stack([values[name] for values, _ in visits]), weight) for name in drawn(0)}
-    frames = [staging.open(group) for group in groups]
-    for staged in frames:
-        for name in staged.format.blocks:
-            staging.write(staged, 0, name, *message[name])
-    return Messages(groups, [staging.close(staged).parts for staged in frames]), [message]
+    """What one lane receives of two chunks of visits, and the messages that the chunks have sent."""
+    groups, put = frame_formats(LAYOUT, 1, len(visits)), []  # type: ignore[var-annotated]
+    pace: Any = SimpleNamespace(over=Event(), wait=lambda number: None, seconds=lambda: 0.25)
+    sender, messages = SumSender(groups, 0, Staging(torch.device("cpu")), pace, put.append), []
+    for part in (visits[:1], visits[1:]):
+        weight = torch.tensor([each for _, each in part], dtype=torch.float64)
+        messages.append({name: (torch.stack([values[name] for values, _ in part]), weight) for name in drawn(0)})
+        sender.take(messages[-1])
+        sender.end(np.full(len(part), NO_GROUP), [0] * len(part))
+    sender.finish()
+    return Messages(groups, [staged.parts for staged in put]), messages
 
 
 @pytest.mark.parametrize("summed_up", [False, True])
 def test_sums_of_chunks_are_those_of_simulated_time(summed_up: bool) -> None:
-    """Of one chunk alone too: what is beyond the grids is dropped there as well."""
+    """Of one rank alone too: what is beyond the grids is dropped there as well."""
     chunks = [chunked([(drawn(number), 2.0 * number + 1) for number in range(5)])]
     chunks.append(chunked([(drawn(9), 3.0), (drawn(8), 1.0)]))
     for count in (1, 2):

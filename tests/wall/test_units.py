@@ -16,7 +16,7 @@ import torch
 
 from helpers.runs import job_in_real_time
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.guard import Sieve
+from hpcfl.comm.guard import NO_GROUP, Sieve
 from hpcfl.comm.message import Block, ExactSums
 from hpcfl.comm.placement import Chunk, Topology, check_width, cut, lane_topologies
 from hpcfl.engine.job import Job
@@ -25,7 +25,7 @@ from hpcfl.engine.simulated import drained, visit
 from hpcfl.engine.wall.executor import Executor, Worker
 from hpcfl.engine.wall.framing import REJECTED, FrameFormat, StagedFrame, Staging, frame_formats
 from hpcfl.engine.wall.protocol import HEAD, Command, Op
-from hpcfl.engine.wall.sending import LayerSender, Pace, WholeSender
+from hpcfl.engine.wall.sending import LayerSender, Pace, SumSender, WholeSender
 from hpcfl.learning.batches import Visits
 from hpcfl.schedule.plan import Attempt
 
@@ -113,9 +113,9 @@ def test_turns_places_and_single_ranks() -> None:
         [1, 5],
         [2, 6],
     ]
-    assert topology.turns(np.arange(7)) == [[[0], [1], [2]], [[4], [5], [6]]]
-    assert topology.turns(np.array([2, 3, 4, 6])) == [[[4], [], [2]], [[], [], [6]]]
-    assert topology.turns(np.array([3])) == []
+    assert topology.turns(np.arange(7), False) == [[[[0]], [[1]], [[2]]], [[[4]], [[5]], [[6]]]]
+    assert topology.turns(np.array([2, 3, 4, 6]), False) == [[[[4]], [], [[2]]], [[], [], [[6]]]]
+    assert topology.turns(np.array([3]), False) == []
     assert topology.single(1) == Topology((2,), (((1,), (5,)),))
 
 
@@ -123,10 +123,14 @@ def test_turns_of_chunks() -> None:
     """Fast clients first: those of a chunk are visited together, in the order of their ids."""
     (topology,) = lane_topologies("all", ["a"] * 3, cut(3, np.array([5.0, 4, 3, 2, 1, 0, 6, 7]), 3))
     assert topology.chunks == (((5, 4, 3), (6, 7)), ((2, 1, 0),))
-    assert (topology.hosted, topology.largest) == (((5, 4, 3, 6, 7), (2, 1, 0)), 3)
+    assert topology.hosted == ((5, 4, 3, 6, 7), (2, 1, 0))
+    assert (topology.most(False), topology.most(True)) == (3, 5)
     assert topology.clients[topology.places(1)].tolist() == [2, 1, 0]
-    assert topology.turns(np.arange(8)) == [[[3, 4, 5], [0, 1, 2]], [[6, 7], []]]
-    assert topology.turns(np.array([0, 2, 6])) == [[[6], [0, 2]]]
+    assert topology.turns(np.arange(8), False) == [[[[3, 4, 5]], [[0, 1, 2]]], [[[6, 7]], []]]
+    assert topology.turns(np.arange(8), True) == [[[[3, 4, 5], [6, 7]], [[0, 1, 2]]]]
+    assert topology.turns(np.array([0, 2, 6]), False) == [[[[6]], [[0, 2]]]]
+    assert topology.turns(np.array([6]), True) == [[[[6]], []]]
+    assert topology.turns(np.array([], dtype=np.int64), True) == []
     assert topology.single(0) == Topology((1,), (((5, 4, 3), (6, 7)),))
 
 
@@ -249,7 +253,7 @@ def sealed(group: FrameFormat, local_rank: int, blocks: dict[str, tuple[Any, flo
     staging = Staging(torch.device("cpu"))
     staged = staging.open(group)
     for name, (value, weight) in blocks.items():
-        staging.write(staged, local_rank, name, torch.tensor([value]), torch.tensor([weight], dtype=torch.float64))
+        staging.write(staged, local_rank, name, torch.tensor(value), weight)
     group.sign(staged.parts, local_rank, 0.5 + local_rank)
     return staging.close(staged)
 
@@ -294,38 +298,43 @@ def test_weights_are_told_to_48_bits(weight: float) -> None:
 def test_float64_blocks_keep_their_bits() -> None:
     group = FrameFormat({"h": Block((3,), torch.float64), "s": Block((1,), torch.float64)}, 1)
     values = {"h": ([0.1, 1e300, -1 / 3], 1.0), "s": ([1 / 7], 0.1)}
-    tensors = {
-        name: [torch.tensor([each], dtype=torch.float64) for each in (value, weight)]
-        for name, (value, weight) in values.items()
-    }
+    tensors = {name: (torch.tensor(value, dtype=torch.float64), weight) for name, (value, weight) in values.items()}
     staging = Staging(torch.device("cpu"))
     staged = staging.open(group)
     for name, (value, weight) in tensors.items():
         staging.write(staged, 0, name, value, weight)
     for name, (value, weight) in tensors.items():
-        assert torch.equal(group.value(staged.parts, name), value[0])
-        assert group.weights(staged.parts, name).tolist() == weight.tolist()
+        assert torch.equal(group.value(staged.parts, name), value)
+        assert group.weights(staged.parts, name).tolist() == [weight]
 
 
 @pytest.mark.usefixtures("_size")
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_of_a_chunk_the_sum_travels_in_float64(ranks: int) -> None:
+def test_of_chunks_exact_sums_travel(ranks: int) -> None:
     """Each visit signs at a place of its own, and nobody at that of a visit that is not there."""
-    group = FrameFormat(LAYOUT[1], ranks, visits=3)
-    staging = Staging(torch.device("cpu"))
-    staged, third = staging.open(group), torch.tensor(1 / 3)  # float32
-    staging.write(staged, 0, "b.bias", torch.tensor([[1.0, third], [-2.0, 0.5]]), torch.tensor([3.0, 2.0]))
-    for place, gradients in ((0, 2**30 + 1), (1, 7)):
-        group.sign(staged.parts, 0, 0.25, gradients, place=place)
-    parts = staging.close(staged).parts
+    formats, put = frame_formats(LAYOUT, ranks, visits=4), []  # type: ignore[var-annotated]
+    pace: Any = SimpleNamespace(over=threading.Event(), wait=lambda number: None, seconds=lambda: 0.25)
+    sender = SumSender(formats, 0, Staging(torch.device("cpu")), pace, put.append)
+    third, sums = torch.tensor(1 / 3), ExactSums(LAYOUT)  # float32
+    for value, weight in (([[1.0, third], [-2.0, 0.5]], [3.0, 2.0]), ([[2.0**-30, 7.0]], [1.0])):
+        message = {"b.bias": (torch.tensor(value), torch.tensor(weight, dtype=torch.float64))}
+        sender.take(message)
+        sender.end(np.full(len(value), NO_GROUP), [2**30 + 1, 7][: len(value)])
+        sums.add(message)
+    assert put == []
+    sender.finish()
+    assert len(put) == len(formats)
+    group, parts = formats[1], put[1].parts
     assert {part.dtype for part in parts} == {torch.float64}
     assert [len(part) for part in parts] == [len(part) for part in group.zeros()]
-    assert group.value(parts, "b.bias").tolist() == [-1.0, 3 * third.double().item() + 1.0]
-    assert group.value(parts, "b.weight").tolist() == [0.0] * 4
-    assert group.weights(parts, "b.bias").tolist() == [5.0, 0.0][:ranks]
-    assert group.signs(parts)[0].tolist() == [[1.0, 1.0, 0.0], [0.0] * 3][:ranks]
-    assert group.signs(parts)[1, 0].tolist() == [0.25, 0.25, 0.0]
-    assert [group.gradients(parts, 0, place) for place in range(3)] == [2**30 + 1, 7, 0]
+    np.testing.assert_array_equal(group.bins(parts, "b.bias")[::-1].sum(0), sums.total("b.bias"))
+    assert group.bins(parts, "b.bias").sum(0).tolist() == [-1.0 + 2.0**-30, 3 * third.double().item() + 8.0]
+    assert not group.bins(parts, "b.weight").any()
+    assert group.weights(parts, "b.bias").tolist() == [6.0, 0.0][:ranks]
+    assert group.signs(parts)[0].tolist() == [[1.0, 1.0, 1.0, 0.0], [0.0] * 4][:ranks]
+    assert group.signs(parts)[1, 0].tolist() == [0.25, 0.25, 0.25, 0.0]
+    assert [group.gradients(parts, 0, place) for place in range(4)] == [2**30 + 1, 7, 2**30 + 1, 0]
+    assert [len(part) for part in Staging(torch.device("cpu")).nothing(group).parts] == [len(part) for part in parts]
 
 
 @pytest.mark.usefixtures("_size")
@@ -333,7 +342,7 @@ def test_frames_of_nothing_say_nothing_of_those_before() -> None:
     staging, group = Staging(torch.device("cpu")), FrameFormat(LAYOUT[1], 2)
     for _ in range(3):
         used = staging.open(group)
-        staging.write(used, 1, "b.weight", torch.ones(1, 2, 2), torch.tensor([7.0]))
+        staging.write(used, 1, "b.weight", torch.ones(2, 2), 7.0)
         group.sign(used.parts, 1, 1.0)
         assert group.value(used.parts, "b.weight").tolist() == [7.0] * 4
         assert all(int(part.count_nonzero()) == 0 for part in staging.nothing(group).parts)
@@ -396,7 +405,8 @@ class Visit:
             return self.sender.finish()
         sieve = Sieve(1, LAYOUT, whole=True)
         drained(sieve.through(each for each in self.messages), self.sender.take)
-        return self.sender.finish(sieve.first, [0])
+        self.sender.end(sieve.first, [0])
+        return self.sender.finish()
 
     def take(self, **blocks: float) -> None:
         """Take blocks, all of whose entries are the same; their weight is 2."""
@@ -516,7 +526,7 @@ def visited(job: Job, executor: Executor, clients: list[int], over: threading.Ev
     put: list[StagedFrame] = []
     asked, groups = job.planner.attempt(1), frame_formats(job.layout, 1)
     shared = job.algorithm.init_server(job.task)
-    turns = [[client] if client >= 0 else [] for client in clients]
+    turns = [[[client]] if client >= 0 else [] for client in clients]
     executor.visits(asked, shared, turns, groups, 0, over or threading.Event(), put.append)
     return put
 
@@ -565,7 +575,7 @@ def test_a_chunk_sends_the_sums_of_simulated_time() -> None:
         next(iter(state.values()))[1] = float("nan")  # client 1's momentum
     attempt, shared = job.planner.attempt(1), job.algorithm.init_server(job.task)
     over = threading.Event()
-    executor.visits(attempt, shared, [[0, 1, 2, 3], [4, 5, 6]], groups, 0, over, put.append)
+    executor.visits(attempt, shared, [[[0, 1, 2, 3]], [[4, 5, 6]]], groups, 0, over, put.append)
     assert len(put) == 2 * len(groups)
     for number, chunk in enumerate(job.chunks):
         sums, record = ExactSums(job.layout), Record.open()
@@ -575,9 +585,7 @@ def test_a_chunk_sends_the_sums_of_simulated_time() -> None:
             sent = put[number * len(groups) + place].parts
             for name in group.blocks:
                 assert group.weights(sent, name).tolist() == [sums.weight(name)]
-                early = ExactSums(job.layout)
-                early.add_total(name, group.value(sent, name).numpy().copy(), sums.weight(name))
-                assert torch.equal(early.total(name), sums.total(name))
+                np.testing.assert_array_equal(group.bins(sent, name)[::-1].sum(0), sums.total(name).flatten())
             bad = record.rejected[1].group if number == 0 else -1
             flags = [1.0, REJECTED if bad == place else 0.0, 1.0, 1.0] if number == 0 else [1.0, 1.0, 1.0, 0.0]
             assert group.signs(sent)[0, 0].tolist() == flags
@@ -599,9 +607,9 @@ def test_nothing_of_a_chunk_leaves_where_its_round_closes() -> None:
             yield batch
 
     job.task.batches = closing  # type: ignore[method-assign]
-    turns = [[0, 1, 2, 3], [4, 5, 6]]
+    turns = [[[0, 1, 2, 3], [4, 5, 6]]]
     attempt, shared = job.planner.attempt(1), job.algorithm.init_server(job.task)
-    executor.visits(attempt, shared, turns, frame_formats(job.layout, 1, 4), 0, over, put.append)
+    executor.visits(attempt, shared, turns, frame_formats(job.layout, 1, 7), 0, over, put.append)
     assert over.is_set()
     assert put == []
 
@@ -623,7 +631,7 @@ def test_a_visit_ends_at_the_block_after_which_the_round_is_over(salf: Job) -> N
             over.set()
 
     asked, groups = salf.planner.attempt(1), frame_formats(salf.layout, 1)
-    executor.visits(asked, salf.algorithm.init_server(salf.task), [[0], [2]], groups, 0, over, last)
+    executor.visits(asked, salf.algorithm.init_server(salf.task), [[[0]], [[2]]], groups, 0, over, last)
     assert len(put) == 2
     executor.acknowledge({0: 3, 2: 0, 4: 0, 6: 0})
     advanced = [name for name, value in executor.states[0].items() if value.any()]
@@ -642,7 +650,7 @@ def test_what_has_left_as_a_whole_counts_though_the_round_closes_then(last: int)
             over.set()
         put.append(staged)
 
-    executor.visits(job.planner.attempt(1), job.algorithm.init_server(job.task), [[0], [2]], groups, 0, over, close)
+    executor.visits(job.planner.attempt(1), job.algorithm.init_server(job.task), [[[0]], [[2]]], groups, 0, over, close)
     assert len(put) == len(groups) == 4
     executor.acknowledge({0: 1, 2: 0, 4: 0, 6: 0})
     assert all(value.any() for value in executor.states[0].values())

@@ -66,7 +66,7 @@ class ClientRank:
     def _join(self, topology: Topology, local_rank: int, connected: Connected) -> None:
         self.topology, self.local_rank = topology, local_rank
         self.control, self.data = connected
-        self.formats = frame_formats(self.job.layout, len(topology.ranks), topology.largest)
+        self.formats = frame_formats(self.job.layout, len(topology.ranks), topology.most(self.job.together))
         self._command = Command.empty(len(topology.clients), self.job.config.clients)
         self._sends: list[tuple[list[Any], StagedFrame | None]] = []
 
@@ -125,7 +125,7 @@ class ClientRank:
         state = self._expect_state()
         facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
         attempt = self.job.planner.attempt(*facts)
-        turns = [turn[self.local_rank] for turn in self.topology.turns(command.cohort)]
+        turns = [turn[self.local_rank] for turn in self.topology.turns(command.cohort, self.job.together)]
         self._posted, self._total = 0, len(turns) * len(self.formats)
         over = self._over = threading.Event()
         with self.phases.phase("broadcast"):

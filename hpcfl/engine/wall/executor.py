@@ -6,7 +6,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Event
@@ -17,12 +17,12 @@ import torch
 
 from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, State
-from hpcfl.comm.placement import Chunk
+from hpcfl.comm.placement import Chunk, Turn
 from hpcfl.comm.transport import Personal
 from hpcfl.engine.job import Job
 from hpcfl.engine.simulated import drained
 from hpcfl.engine.wall.framing import FrameFormat, Staging
-from hpcfl.engine.wall.sending import LayerSender, Pace, Put, WholeSender
+from hpcfl.engine.wall.sending import LayerSender, Pace, Put, SumSender, WholeSender
 from hpcfl.learning.batches import RoundClosed, Visits
 from hpcfl.schedule.plan import Attempt
 
@@ -104,7 +104,7 @@ class Executor:
         self,
         attempt: Attempt,
         shared: State,
-        turns: Sequence[Sequence[int]],
+        turns: Sequence[Turn],
         formats: Sequence[FrameFormat],
         local_rank: int,
         over: Event,
@@ -115,28 +115,32 @@ class Executor:
         plan = self.job.planner.plan(attempt)
         seconds = self.job.config.speed.enforced(attempt)
         state = self.placed(shared)
-        for clients in turns:
+        for turn in turns:
             if over.is_set():
                 return
-            if not clients:
+            if not turn:
                 for group in formats:
                     put(self.staging.nothing(group))
                 continue
-            rows = np.searchsorted(attempt.cohort, clients)
-            visits = self.job.visits(plan, rows, over)
-            pace = Pace(self.job, float(seconds[rows].max()), over, start)  # side by side: the slowest one's
+            rows = [np.searchsorted(attempt.cohort, clients) for clients in turn]
+            slowest = float(seconds[np.concatenate(rows)].max())  # they are side by side
+            given = formats, local_rank, self.staging, Pace(self.job, slowest, over, start), put
+            chunks = (self.job.visits(plan, each, over) for each in rows)
             with suppress(RoundClosed):
                 if self.job.planner.whole:
-                    self._whole(state, visits, WholeSender(formats, local_rank, self.staging, pace, put))
+                    self._whole(state, chunks, SumSender(*given) if formats[0].sums else WholeSender(*given))
                 else:
-                    gradients = partial(self.job.task.oracle_calls.__getitem__, clients[0])
-                    self._by_layers(state, visits, LayerSender(formats, local_rank, self.staging, pace, put, gradients))
+                    gradients = partial(self.job.task.oracle_calls.item, turn[0][0])
+                    self._by_layers(state, next(chunks), LayerSender(*given, gradients))
             start = time.monotonic()
 
-    def _whole(self, shared: State, visits: Visits, sender: WholeSender) -> None:
-        sieve = self.job.guard.sieve(len(visits.clients), None)
-        self._keep(visits, drained(sieve.through(self._work(shared, visits)), sender.take))
-        sender.finish(sieve.first, [self.job.task.oracle_calls[client] for client in visits.clients.tolist()])
+    def _whole(self, shared: State, chunks: Iterable[Visits], sender: WholeSender) -> None:
+        for visits in chunks:
+            visits.raise_if_closed()
+            sieve = self.job.guard.sieve(len(visits.clients), None)
+            self._keep(visits, drained(sieve.through(self._work(shared, visits)), sender.take))
+            sender.end(sieve.first, self.job.task.oracle_calls[visits.clients].tolist())
+        sender.finish()
 
     def _by_layers(self, shared: State, visits: Visits, sender: LayerSender) -> None:
         self._keep(visits, drained(self._work(shared, visits), sender.take))
@@ -145,9 +149,10 @@ class Executor:
     def _work(self, shared: State, visits: Visits) -> Client:
         """Begin the visits of some clients of one chunk."""
         chunk = self._chunk[int(visits.clients[0])]
+        self.job.task.hold(chunk.clients)
         places = on_device(torch.from_numpy(chunk.places(visits.clients)), self.job.task.device)
         own = {name: value[places] for name, value in self.states[chunk.number].items()}
-        self.job.task.oracle_calls.clear()
+        self.job.task.oracle_calls[:] = 0
         return self.job.algorithm.client(self.job.task, shared, own, visits)
 
     def _keep(self, visits: Visits, state: State) -> None:

@@ -4,8 +4,8 @@ The head is ``[sent, seconds, gradients, weights, values of the small blocks]``.
 flags, seconds and gradients of its visits, and its weights, at places of its own: after a sum over ranks they can still
 be told apart. Large blocks are sent from where they are. A rank alone on its lane sends a visit's values as they are,
 and the server multiplies them by their weights in float64, as in simulated time. Ranks that share a lane send
-``weight·value``, since MPI adds them up on the way; there the sum is rounded at the blocks' precision. Of a chunk of
-visits the sum ``Σ weight·value`` travels, in float64, as it is formed in simulated time.
+``weight·value``, since MPI adds them up on the way; there the sum is rounded at the blocks' precision. Of chunks of
+visits the exact sums travel that are formed in simulated time (`hpcfl.comm.message`): the bins of ``Σ weight·value``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hpcfl.base.transfer import backend, behind
 from hpcfl.base.types import Floats
-from hpcfl.comm.message import Block, Layout, weighted_sum
+from hpcfl.comm.message import Block, Layout
 from hpcfl.comm.packing import APART_BYTES, Packing
 
 Frame = list[Tensor]
@@ -36,7 +36,7 @@ class FrameFormat:
     Attributes
     ----------
     sums : bool
-        Whether values are sums over a rank's visits.
+        Whether values are the bins of sums over a rank's visits, ``[bins, n]``.
     """
 
     def __init__(self, blocks: dict[str, Block], ranks: int, visits: int = 1) -> None:
@@ -49,9 +49,9 @@ class FrameFormat:
         self.starts: dict[str, int] = {}
         self._weighed = SIGNS * ranks * visits  # where the weights begin
         self.size = self._weighed + 2 * ranks * len(blocks)
-        for name, block in small.items():
+        for name in small:
             self.starts[name] = self.size
-            self.size += block.size
+            self.size += self.numbers(name)
 
     def head(self, pinned: bool = False) -> Tensor:
         """Return a head that says that nothing was sent."""
@@ -62,7 +62,11 @@ class FrameFormat:
 
     def sizes(self) -> list[tuple[int, torch.dtype]]:
         """Return entries and type of each part of a frame."""
-        return [(self.size, self.dtype), *((self.blocks[name].size, self.kind(name)) for name in self.large)]
+        return [(self.size, self.dtype), *((self.numbers(name), self.kind(name)) for name in self.large)]
+
+    def numbers(self, name: str) -> int:
+        """Return how many numbers of a block travel."""
+        return self.blocks[name].size * (self.blocks[name].bins if self.sums else 1)
 
     def kind(self, name: str) -> torch.dtype:
         """Return the type in which a large block travels."""
@@ -97,10 +101,15 @@ class FrameFormat:
         return weights
 
     def value(self, frame: Frame, name: str) -> Tensor:
-        """Return a block as it was sent, flat; of several ranks or visits the weighted sum."""
+        """Return a block as it was sent, flat; of several ranks the weighted sum."""
         if name in self.large:
             return frame[self.large[name]]
-        return frame[0][self.starts[name] : self.starts[name] + self.blocks[name].size]
+        return frame[0][self.starts[name] : self.starts[name] + self.numbers(name)]
+
+    def bins(self, frame: Frame, name: str) -> Floats:
+        """Return the bins of a block's sum, float64 [bins, n]."""
+        bins: Floats = self.value(frame, name).numpy().reshape(self.blocks[name].bins, self.blocks[name].size)
+        return bins
 
     def _weights(self, frame: Frame, name: str) -> NDArray[np.floating]:
         start = self._weighed + 2 * self.ranks * list(self.blocks).index(name)
@@ -188,14 +197,10 @@ class Staging:
         """Return a frame that says that nothing was sent."""
         return self.close(self.open(group))
 
-    def write(self, staged: StagedFrame, local_rank: int, name: str, value: Tensor, weight: Tensor) -> None:
-        """Put a block of so many visits, ``value [c, …], weight [c]``, into a frame of the rank at this place."""
-        group, factor = staged.format, 1.0
-        group.weigh(staged.parts, local_rank, name, float(weight.sum()))
-        if group.sums:
-            value = weighted_sum(value.detach().reshape(len(weight), group.blocks[name].size), weight)
-        elif group.ranks > 1:
-            factor = float(weight[0])
+    def write(self, staged: StagedFrame, local_rank: int, name: str, value: Tensor, weight: float) -> None:
+        """Put a block into a frame, sent by the rank at this place of the lane."""
+        staged.format.weigh(staged.parts, local_rank, name, weight)
+        factor = 1.0 if staged.format.ranks == 1 else weight
         if self.stream is None:
             self._put(staged, name, value.detach().flatten(), factor)
             return
@@ -214,7 +219,7 @@ class Staging:
     def close(self, staged: StagedFrame) -> StagedFrame:
         """Return the frame as it can be sent."""
         for name, place in staged.format.large.items():
-            size, kind = staged.format.blocks[name].size, staged.format.kind(name)
+            size, kind = staged.format.numbers(name), staged.format.kind(name)
             if not len(staged.parts[place]) and (size, kind) not in self._zeros:
                 self._zeros[size, kind] = torch.zeros(size, dtype=kind)
             if not len(staged.parts[place]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -76,16 +77,24 @@ class Lane:
     """One lane, as the server sees it.
 
     Its communicators are those of the server (rank 0) and the client ranks: `control` for commands, `data` for
-    everything large. The run has so many `clients`. What the lane measures it adds to the `bandwidth` of all.
+    everything large. The run has so many `clients`; `together`: a rank sends one sum over all its chunks. What the lane
+    measures it adds to the `bandwidth` of all.
     """
 
     def __init__(
-        self, topology: Topology, control: Any, data: Any, layout: Layout, clients: int, bandwidth: Bandwidth
+        self,
+        topology: Topology,
+        control: Any,
+        data: Any,
+        layout: Layout,
+        clients: int,
+        bandwidth: Bandwidth,
+        together: bool = False,
     ) -> None:
         self.topology, self.control, self.data, self.run_clients = topology, control, data, clients
-        self.shared = len(topology.ranks) > 1
+        self.shared, self.together = len(topology.ranks) > 1, together
         self.bandwidth = bandwidth
-        self.formats = frame_formats(layout, len(topology.ranks), topology.largest)
+        self.formats = frame_formats(layout, len(topology.ranks), topology.most(together))
         self.hosted = topology.clients
         self.state, self.reason = "idle", ""
         self.since, self.heard = 0.0, inf  # a rank that has never been heard of may take its time to start
@@ -108,7 +117,8 @@ class Lane:
 
     def invite(self, command: Command, state: Sequence[Bytes]) -> None:
         """Ask for a round's visits and send the shared state (in parts, kept until they are sent)."""
-        self._turns = self.topology.turns(command.cohort)
+        turns = self.topology.turns(command.cohort, self.together)
+        self._turns = [[list(chain(*chunks)) for chunks in turn] for turn in turns]
         self._begun, self.pending = 0, None
         self._command(command)
         self._broadcast(state)

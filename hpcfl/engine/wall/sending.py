@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfl.base.transfer import on_host
 from hpcfl.base.types import Ints
+from hpcfl.comm.exact import BinnedSum
 from hpcfl.comm.guard import NO_GROUP, norms
-from hpcfl.comm.message import Message
+from hpcfl.comm.message import Message, weighted_sum
 from hpcfl.engine.job import Job
-from hpcfl.engine.wall.framing import REJECTED, SENT, FrameFormat, StagedFrame, Staging
+from hpcfl.engine.wall.framing import REJECTED, SENT, FrameFormat, StagedFrame, Staging, zero_frames
 
 Put = Callable[[StagedFrame], None]
 
@@ -73,7 +75,7 @@ class LayerSender:
                 raise ValueError(f"block '{name}' comes after its group has left: yield blocks in the layout's order")
             while self.number < self.group[name]:
                 self._leave()
-            self.staging.write(self.staged, self.local_rank, name, value[:1], weight[:1])
+            self.staging.write(self.staged, self.local_rank, name, value[0], float(weight[0]))
             self.missing.discard(name)
             if self.staging.far:
                 self.staging.measure(self.staged, name, value)
@@ -133,23 +135,25 @@ class LayerSender:
 
 
 class WholeSender:
-    """Gathers what a chunk of visits sends that count as a whole, and puts all frames together when they have ended.
+    """Gathers what a turn's visits send that count as a whole, and puts all frames together when they have ended.
 
     By then the clients' new state is there for the acknowledgement, which may come as soon as the last frame has left.
+    Here a turn is a single visit.
     """
 
     def __init__(self, formats: Sequence[FrameFormat], local_rank: int, staging: Staging, pace: Pace, put: Put) -> None:
         self.local_rank, self.staging, self.pace, self.put = local_rank, staging, pace, put
         self.frames = [staging.open(group) for group in formats]
         self.frame = {name: staged for staged in self.frames for name in staged.format.blocks}
+        self.visits: list[tuple[int, int]] = []
 
     def take(self, message: Message) -> None:
         """Put the blocks of a message, without what was rejected, into their frames."""
         for name, (value, weight) in message.items():
-            self.staging.write(self.frame[name], self.local_rank, name, value, weight)
+            self.staging.write(self.frame[name], self.local_rank, name, value[0], float(weight[0]))
 
-    def finish(self, rejected: Ints, gradients: Sequence[int]) -> None:
-        """Let all leave, unless the round is over.
+    def end(self, rejected: Ints, gradients: Sequence[int]) -> None:
+        """Note that a chunk's visits have ended.
 
         Parameters
         ----------
@@ -158,14 +162,43 @@ class WholeSender:
         gradients : sequence of int
             How many each visit has computed.
         """
+        self.visits += zip(rejected.tolist(), gradients)
+
+    def finish(self) -> None:
+        """Let all leave, unless the round is over."""
         for number in range(len(self.frames)):
             self.pace.wait(number)
         if self.pace.over.is_set():
             return
         seconds = self.pace.seconds()
         for number, staged in enumerate(self.frames):
-            for place, (group, count) in enumerate(zip(rejected.tolist(), gradients)):
+            for place, (group, gradients) in enumerate(self.visits):
                 if group in (NO_GROUP, number):
                     flag = SENT if group == NO_GROUP else REJECTED
-                    staged.format.sign(staged.parts, self.local_rank, seconds, count, flag, place)
+                    staged.format.sign(staged.parts, self.local_rank, seconds, gradients, flag, place)
             self.put(self.staging.close(staged))
+
+
+class SumSender(WholeSender):
+    """The same for a turn of several visits: chunk by chunk they are added up exactly, as in simulated time."""
+
+    def __init__(self, formats: Sequence[FrameFormat], local_rank: int, staging: Staging, pace: Pace, put: Put) -> None:
+        super().__init__(formats, local_rank, staging, pace, put)
+        for staged, parts in zip(self.frames, zero_frames(list(formats))):
+            staged.parts = parts
+        self.totals: dict[str, Tensor] = {}
+        self.weights = dict.fromkeys(self.frame, 0.0)
+
+    def take(self, message: Message) -> None:
+        for name, (value, weight) in message.items():
+            size = self.frame[name].format.blocks[name].size
+            self.totals[name] = weighted_sum(value.detach().reshape(len(weight), size), weight)
+            self.weights[name] += float(weight.sum())
+
+    def end(self, rejected: Ints, gradients: Sequence[int]) -> None:
+        super().end(rejected, gradients)
+        for name, total in zip(self.totals, on_host(list(self.totals.values()))):
+            staged = self.frame[name]
+            BinnedSum(staged.format.bins(staged.parts, name)).add_rows(total[None], [1.0])
+            staged.format.weigh(staged.parts, self.local_rank, name, self.weights[name])
+        self.totals = {}

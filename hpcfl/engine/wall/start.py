@@ -39,7 +39,8 @@ def lead(
     bandwidth = Bandwidth()
 
     def lane(topology: Topology, number: int) -> Lane:
-        return Lane(topology, *_connected(comm, topology, number), job.layout, job.config.clients, bandwidth)
+        control, data = _connected(comm, topology, number)
+        return Lane(topology, control, data, job.layout, job.config.clients, bandwidth, job.together)
 
     def rest() -> None:
         if reason := stop.requested():
