@@ -34,6 +34,7 @@ table2: .venv/ready
 bench: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/clients_per_second.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/looped.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/convolutions.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reweighting.py
 
 bench-wall: setup

@@ -22,6 +22,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import launching
@@ -30,7 +31,7 @@ import numpy as np
 if launching.inside():
     import torch
     import wall_rounds
-    from clients_per_second import BATCH, LR, SAMPLES, Random
+    from clients_per_second import BATCH, LR, WORKS, federation
     from mpi4py import MPI
     from torch import Tensor
 
@@ -65,7 +66,7 @@ def on_a_rank(rounds: int, clients: int) -> None:
     torch.set_num_threads(1)
     keep_freed()
     Patience.crowd = comm.Get_size() / len(cores())
-    federation = Random(CLASSES, np.full(clients, SAMPLES), np.zeros(clients, dtype=np.int64), [(FEATURES,)] * clients)
+    held = federation(replace(WORKS["images"], clients=clients))
     values = {
         "rounds": 1,
         "clients": clients,
@@ -76,7 +77,7 @@ def on_a_rank(rounds: int, clients: int) -> None:
         "model": {"name": "mlp", "hidden": [HIDDEN]},
     }
     config = from_table(values)
-    task = Task(config.model, federation, config.seed)
+    task = Task(config.model, held, config.seed)
     chunks = cut(chunk_size("auto", clients, task.nbytes), np.ones(clients), comm.Get_size())
     job = Job(config, task, config.algorithm, chunks)
     by_hand, server, shared = plain(comm, job), None, job.algorithm.init_server(task)

@@ -215,6 +215,13 @@ class Algorithm(ConfigBase):
         ]
         return ({"loss": Block((), task.dtype)}, *reversed(groups))
 
+    def sends(self, round: int) -> frozenset[str] | None:
+        """Return the names of the blocks that visits of this round may send; None: all of the layout.
+
+        In simulated time the others do not travel.
+        """
+        return None
+
     # ---- what is refused
 
     def check(self, participation: Participation, known: bool = True) -> None:

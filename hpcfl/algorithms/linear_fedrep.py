@@ -78,6 +78,9 @@ class LinearFedRep(Algorithm):
         moment = {MOMENT: Block((dimension, dimension), exact)} if self.initial == "moments" else {}
         return ({"loss": Block((), exact), **moment, B: Block((rank, dimension), exact)},)
 
+    def sends(self, round: int) -> frozenset[str]:
+        return frozenset({"loss", MOMENT if self.invites_all(round) else B})
+
     def _shape(self, task: Task) -> tuple[int, int]:
         federation: LinearFederation = task.federation  # type: ignore[assignment]
         (rank, dimension), (latent, expected) = task.initial()[B].shape, federation.truth.shape
@@ -118,7 +121,7 @@ class LinearFedRep(Algorithm):
             yield {"loss": (y.square().mean(1), weight), MOMENT: (scaled.transpose(1, 2) @ scaled / count, weight)}
             return personal
         low = x @ shared[B].T
-        task.oracle_calls.update(dict.fromkeys(visits.clients.tolist(), count))
+        task.oracle_calls[visits.clients] += count
         # by QR, for full rank: the default driver's last bits depend on where its workspace lies
         head = torch.linalg.lstsq(low, y.unsqueeze(2), driver="gels").solution
         rest = low @ head - y.unsqueeze(2)

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from hpcfl.base.errors import Stopped, ended
 from hpcfl.base.transfer import on_device
-from hpcfl.base.types import Floats, State
+from hpcfl.base.types import Floats, Ints, State
 from hpcfl.comm.message import ExactSums
 from hpcfl.comm.mpi import doze, wait
 from hpcfl.comm.packing import Packing, as_bytes
@@ -42,11 +42,23 @@ class Collective(Transport):
         return {name: on_device(value, shared[name].device) for name, value in packing.views(buffer).items()}
 
     def close(self, sums: ExactSums) -> ExactSums:
-        """Reduce each group of blocks in the order in which backpropagation finishes them."""
-        ends = [(MPI.IN_PLACE, buffer) if self.serves else (buffer, None) for buffer in sums.settled().buffers]
-        wait([self.comm.Ireduce(send, receive, MPI.SUM, root=0) for send, receive in ends])
-        self._count(sum(buffer.nbytes for buffer in sums.buffers), up=True)
+        """Reduce each group of blocks in the order in which backpropagation finishes them.
+
+        Large blocks travel as whole numbers. With them ranks tell the server where these do not suffice; it tells
+        everybody, and there the bins follow.
+        """
+        self._sum(sums.settled().buffers)
+        if len(sums.wide):
+            wait([self.comm.Ibcast(sums.wide, root=0)])
+            self._count(sums.wide.nbytes, up=False)
+            self._sum(sums.uppers())
         return sums
+
+    def _sum(self, buffers: Sequence[Floats | Ints]) -> None:
+        """Sum each buffer over ranks, for the server."""
+        ends = [(MPI.IN_PLACE, buffer) if self.serves else (buffer, None) for buffer in buffers]
+        wait([self.comm.Ireduce(send, receive, MPI.SUM, root=0) for send, receive in ends])
+        self._count(sum(buffer.nbytes for buffer in buffers), up=True)
 
     def share(self, sums: ExactSums) -> ExactSums:
         """Sum each group of blocks over ranks, and tell everybody.
@@ -54,10 +66,14 @@ class Collective(Transport):
         By Iallreduce, unlike `agree`: all ranks go on at once with what they hear, and the blocks may be large, where
         a library has better than to carry all of them through the server.
         """
-        wait([self.comm.Iallreduce(MPI.IN_PLACE, buffer, MPI.SUM) for buffer in sums.settled().buffers])
-        for up in (True, False):
-            self._count(sum(buffer.nbytes for buffer in sums.buffers), up)
+        self._share(sums.settled().buffers)
+        self._share(sums.uppers())
         return sums
+
+    def _share(self, buffers: Sequence[Floats | Ints]) -> None:
+        wait([self.comm.Iallreduce(MPI.IN_PLACE, buffer, MPI.SUM) for buffer in buffers])
+        for up in (True, False):
+            self._count(sum(buffer.nbytes for buffer in buffers), up)
 
     def reduce(self, values: Floats) -> Floats:
         """Sum over ranks; exact where each element is non-zero on one rank only, or a whole number."""

@@ -1,40 +1,34 @@
 """Messages: masked weighted sums of named blocks, formed so that the order of summation cannot matter.
 
 A visit's message is ``{block: (value, weight)}``; a missing block has weight zero. The server gets, per block,
-``Σ weight·value`` and ``Σ weight``.
-
-Addition of floating-point numbers is not associative, so a sum over ranks depends on who holds what. Here every
-partial sum (float64, formed within one chunk, always the same chunk) is split on fixed grids: multiples of 2^-12,
-then of 2^-46, then of 2^-80, each with a bin of its own. Sums of such multiples are exact while the totals stay below
-2^41 (2^7, 2^-27 for the second and third grid: room for 2^20 chunks), and exact sums have no order. float32 blocks use
-two grids, float64 blocks three. The pre-rounding idea is that of Demmel & Nguyen (2013), with grids fixed in advance so
-that no extra reduction is needed. Beyond those ranges (a run that diverges) sums are still sums, but no longer
-the same to the bit on any number of ranks.
+``Σ weight·value`` and ``Σ weight``. Every partial sum (float64, formed within one chunk, always the same chunk) is
+added exactly (`hpcfl.comm.exact`): of float64 blocks in three bins, of float32 blocks in two, large ones in one whole
+number and, where its range does not suffice, a bin beside it. Beyond the bins' range (a run that diverges) sums are
+still sums, but no longer the same to the bit on any number of ranks.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hpcfl.base.transfer import on_device, on_host
-from hpcfl.base.types import Floats, State
+from hpcfl.base.types import Floats, Ints, State
+from hpcfl.comm.exact import GRIDS, PIECE, ROUNDER, BinnedSum, ExactSum, FixedSum
 from hpcfl.comm.packing import Packing
-from hpcfl.comm.pool import BufferPool
+from hpcfl.comm.pool import POOL, SPARE
 
 Message = Mapping[str, tuple[Tensor, Tensor]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
 
-GRIDS = (2.0**12, 2.0**46, 2.0**80)
-ROUNDER = 1.5 * 2.0**52
-POOL = BufferPool()
-PIECE = 65_536  # entries that are worked on at a time: they stay in the caches
+FIXED_FROM = 1024  # numbers: smaller blocks carry two bins, and nobody asks who needs them
 
 
 @dataclass(frozen=True)
@@ -54,6 +48,23 @@ class Block:
         return 2 if self.dtype == torch.float32 else 3
 
     @property
+    def fixed(self) -> bool:
+        """Whether its sums are whole numbers, in `FixedSum`."""
+        return self.dtype == torch.float32 and self.size >= FIXED_FROM
+
+    @property
+    def sum_bytes(self) -> int:
+        """Size of its sum on the wire, in bytes, where no second bin is needed beside whole numbers."""
+        return 8 * self.size * (1 if self.fixed else self.bins)
+
+    def sums(self, out: Floats) -> ExactSum:
+        """Return sums on one rank of some of its numbers, whose totals will be written to `out`, maybe in its memory.
+
+        What they begin with is to be said.
+        """
+        return FixedSum(out.view(np.int64)) if self.fixed else BinnedSum(np.empty((self.bins, len(out))))
+
+    @property
     def size(self) -> int:
         return prod(self.shape)
 
@@ -70,20 +81,6 @@ class Block:
 
 Layout = tuple[dict[str, Block], ...]
 """The groups of blocks that leave together, in the order in which they leave."""
-
-
-def add_to_bins(total: Floats, bins: Floats, scratch: Floats) -> None:
-    """Add `total` [n] to the bins [2 or 3, n], split into multiples of the grids; `total` is used up.
-
-    `scratch`, at least n numbers, is room to work in: fresh memory for every message cost more than the arithmetic.
-    """
-    part = scratch[: len(total)]
-    for grid, row in zip(GRIDS, bins):
-        # adding and subtracting 1.5 * 2^52 grid steps rounds to a multiple of the step
-        np.add(total, ROUNDER / grid, out=part)
-        part -= ROUNDER / grid
-        row += part
-        total -= part
 
 
 class Sums(ABC):
@@ -131,6 +128,20 @@ class ExactSums(Sums):
     """Sums that grow message by message, exactly, on the device that computes; its totals are there too.
 
     Where that is not the CPU, they are in the buffers once they are `settled`.
+
+    Parameters
+    ----------
+    ranks : int
+        How many ranks' sums are added up.
+    sent : collection of str, optional
+        The blocks that anybody sends; of the others there is nothing, and nothing travels.
+
+    Attributes
+    ----------
+    buffers : list of float64 or int64 arrays
+        What ranks add up: all blocks' weights and bins, then the whole numbers of each group of blocks.
+    wide : float64 [blocks of whole numbers]
+        A part of the first buffer: how many ranks need a bin beside them, known once sums are `settled`.
     """
 
     def __init__(
@@ -139,36 +150,50 @@ class ExactSums(Sums):
         invited: int = 0,
         miss_probability: Floats | None = None,
         device: torch.device | None = None,
+        ranks: int = 1,
+        sent: Collection[str] | None = None,
     ) -> None:
         super().__init__(layout, invited, miss_probability)
         self.device = device or torch.device("cpu")
         self._far: dict[str, Tensor] = {}  # bins that are on the device
-        self.buffers: list[Floats] = []  # one per group, as ranks add them up: each block's weight, then its bins
-        self._own: dict[str, Floats] = {}
-        for group in layout:
-            sizes = {name: 1 + block.bins * block.size for name, block in group.items()}
-            packing = Packing(
-                {name: torch.empty(size, dtype=torch.float64, device="meta") for name, size in sizes.items()}
-            )
-            buffer = packing.zeros()
-            self.buffers.append(buffer.view(torch.float64).numpy())
-            self._own |= {name: view.numpy() for name, view in packing.views(buffer).items()}
         self._blocks = {name: block for group in layout for name, block in group.items()}
-        self._scratch: Floats = np.empty(max((block.size for block in self._blocks.values()), default=0))
+        groups = [{name: each for name, each in group.items() if sent is None or name in sent} for group in layout]
+        some = {name: block for group in groups for name, block in group.items()}
+        binned = {name: block.bins * block.size for name, block in some.items() if not block.fixed}
+        heads = len(some), len(some) - len(binned)
+        buffer, (weights, self.wide, *bins) = _zeros([*heads, *binned.values()], torch.float64)
+        self._weights = dict(zip(some, weights[:, None]))
+        self.buffers: list[Floats | Ints] = [buffer] if some else []
+        self._sums: dict[str, ExactSum] = {
+            name: BinnedSum(room.reshape(some[name].bins, -1)) for name, room in zip(binned, bins)
+        }
+        self._fixed: dict[str, FixedSum] = {}
+        for group in groups:
+            if sizes := {name: block.size for name, block in group.items() if block.fixed}:
+                buffer, wholes = _zeros(list(sizes.values()), torch.int64)
+                self.buffers.append(buffer)
+                self._fixed |= {name: FixedSum(whole, ranks) for name, whole in zip(sizes, wholes)}
+        self._sums |= self._fixed
 
     def add(self, message: Message) -> None:
         """Add the rows of one chunk."""
         for name, (value, weight) in message.items():
+            if not len(weight):
+                continue
             rows = on_device(value.detach(), self.device).reshape(len(weight), self._blocks[name].size)
-            total = weighted_sum(rows, weight)
             if self.device.type == "cpu":
-                self.add_total(name, total.numpy(), float(weight.sum()))
+                self.add_rows(name, rows, weight.tolist(), float(weight.sum()))
             else:
-                self._own[name][0] += float(weight.sum())
-                self._add_far(name, total)
+                self._weights[name] += float(weight.sum())
+                self._add_far(name, weighted_sum(rows, weight))
+
+    def add_rows(self, name: str, rows: Tensor, factors: list[float], weight: float) -> None:
+        """Add ``Σ factor·row`` of rows [k, n] on the CPU, which counts with so much weight."""
+        self._weights[name] += weight
+        self._sums[name].add_rows(rows, factors)
 
     def _add_far(self, name: str, total: Tensor) -> None:
-        """Do what `add_to_bins` does, on the device."""
+        """Do on the device what `BinnedSum` does."""
         if name not in self._far:
             self._far[name] = total.new_zeros(self._blocks[name].bins, len(total))
         for grid, row in zip(GRIDS, self._far[name]):
@@ -177,38 +202,47 @@ class ExactSums(Sums):
             total -= part
 
     def settled(self) -> ExactSums:
-        """Bring what was summed on the device to the buffers, with one wait for it."""
+        """Bring what was summed on the device to the buffers, with one wait for it; note who needs which bins."""
         for name, bins in zip(self._far, on_host(list(self._far.values()))):
-            self.bins(name)[:] = bins.numpy()
+            self.add_bins(name, bins.numpy(), 0.0)
         self._far = {}
+        self.wide[:] = [fixed.upper is not None for fixed in self._fixed.values()]
         return self
 
-    def add_total(self, name: str, total: Floats, weight: float) -> None:
-        """Add a sum that is already formed, float64 [n], which is used up."""
-        self._own[name][0] += weight
-        add_to_bins(total, self.bins(name), self._scratch)
+    def uppers(self) -> list[Floats]:
+        """Return the bins beside whole numbers that any rank needs, as `wide` says, for ranks to add them up too."""
+        return [fixed.wide() for fixed, ranks in zip(self._fixed.values(), self.wide) if ranks]
 
     def add_bins(self, name: str, bins: Floats, weight: float) -> None:
         """Add what another sum has on the grids, float64 [2 or 3, n]."""
-        self._own[name][0] += weight
-        own = self.bins(name)
-        own += bins
+        self._weights[name] += weight
+        self._sums[name].add_bins(bins)
 
-    def bins(self, name: str) -> Floats:
-        """Return a block's sums on the grids, as they are in the buffers, a view, float64 [2 or 3, n]."""
-        block = self._blocks[name]
-        return self._own[name][1:].reshape(block.bins, block.size)
+    def of(self, name: str) -> ExactSum:
+        """Return the sums of one block."""
+        return self._sums[name]
 
     def total(self, name: str) -> Tensor:
         shape = self._blocks[name].shape
         if name in self._far:
             first, *others = self._far[name].unbind(0)[::-1]  # smallest first
             return sum(others, start=first).reshape(shape)
-        total = self.bins(name)[::-1].sum(0)
-        return on_device(torch.from_numpy(total.reshape(shape)), self.device)
+        if name not in self._sums:
+            return torch.zeros(shape, dtype=torch.float64, device=self.device)
+        total = SPARE.empty(shape, torch.float64)
+        self._sums[name].total(total.view(-1).numpy())
+        return on_device(total, self.device)
 
     def weight(self, name: str) -> float:
-        return float(self._own[name][0])
+        return float(self._weights[name][0]) if name in self._weights else 0.0
+
+
+def _zeros(sizes: list[int], dtype: torch.dtype) -> tuple[Any, list[Any]]:
+    """Return a buffer full of zeros, and the arrays of so many numbers that lie in it."""
+    like = {str(place): torch.empty(size, dtype=dtype, device="meta") for place, size in enumerate(sizes)}
+    packing = Packing(like)
+    buffer = packing.zeros()
+    return buffer.view(dtype).numpy(), [view.numpy() for view in packing.views(buffer).values()]
 
 
 def weighted_sum(rows: Tensor, weight: Tensor) -> Tensor:
@@ -227,7 +261,7 @@ def moved(value: Tensor, update: Tensor) -> Tensor:
     update = on_device(update, value.device).expand_as(value)
     if value.device.type != "cpu" or value.numel() <= PIECE:
         return (value.double() + update).to(value.dtype)
-    after = POOL.empty_like(value)
+    after = POOL.empty(value.shape, value.dtype)
     for new, old, change in zip(*(torch.split(part.reshape(-1), PIECE) for part in (after, value, update))):
         new.copy_(old.double() + change)
     return after

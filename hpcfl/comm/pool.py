@@ -1,20 +1,24 @@
 """Room in large pages, for tensors that travel.
 
-MPI copies from process to process page by page. torch asks for large pages from 2 MB on; a state of eight layers of
-1.25 MB took 1.6 times as long to be read by its clients.
+MPI copies from process to process page by page: a state of eight layers of 1.25 MB took 1.6 times as long to be read
+by its clients where it lay in small ones. And a page that is new costs more than to compute what is written there: what
+is large and wanted again in every round is kept.
 """
 
 from __future__ import annotations
 
 import mmap
 import weakref
+from collections.abc import Callable, Sequence
+from math import prod
+from threading import local
 
 import numpy as np
 import torch
 from torch import Tensor
 
 CHUNK_BYTES = 2**24
-LARGE_BYTES = 2**21  # from here on torch does it, and gaps in the chunks would be large
+LARGE_BYTES = 2**21  # a large page; what is larger has a chunk to itself, since gaps in shared ones would be large
 ALIGNED = 64  # bytes; torch's own allocations begin at such multiples, and the last bits of a product depend on it
 
 
@@ -22,26 +26,55 @@ class BufferPool:
     """Chunks of memory that are filled with tensors one after the other, and again when all of those are gone."""
 
     def __init__(self) -> None:
-        self._free: list[mmap.mmap] = []
+        self._free: dict[int, list[mmap.mmap]] = {}  # by size
         self._rest = torch.empty(0, dtype=torch.uint8)
 
-    def empty_like(self, like: Tensor) -> Tensor:
-        """Return an uninitialised contiguous tensor; large ones are torch's own."""
-        size = -(-like.nbytes // ALIGNED) * ALIGNED
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return an uninitialised contiguous tensor."""
+        nbytes = prod(shape) * dtype.itemsize
+        size = -(-nbytes // ALIGNED) * ALIGNED
         if size >= LARGE_BYTES:
-            return torch.empty_like(like, memory_format=torch.contiguous_format)
+            return self._chunk(size)[:nbytes].view(dtype).view(shape)
         if len(self._rest) < size:
-            self._rest = self._chunk()
-        part, self._rest = self._rest[: like.nbytes], self._rest[size:]
-        return part.view(like.dtype).view(like.shape)
+            self._rest = self._chunk(CHUNK_BYTES)
+        part, self._rest = self._rest[:nbytes], self._rest[size:]
+        return part.view(dtype).view(shape)
 
-    def _chunk(self) -> Tensor:
-        if self._free:
-            chunk = self._free.pop()
-        else:
-            chunk = mmap.mmap(-1, CHUNK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                chunk.madvise(mmap.MADV_HUGEPAGE)
+    def _chunk(self, nbytes: int) -> Tensor:
+        size = LARGE_BYTES - (-nbytes // LARGE_BYTES) * LARGE_BYTES  # one page more, to begin where one begins
+        free = self._free.setdefault(size, [])
+        chunk = free.pop() if free else _mapped(size)
         whole = np.frombuffer(chunk, dtype=np.uint8)
-        weakref.finalize(whole, self._free.append, chunk)  # tensors keep the array alive, and nothing else does
-        return torch.from_numpy(whole)
+        weakref.finalize(whole, free.append, chunk)  # tensors keep the array alive, and nothing else does
+        start = -whole.ctypes.data % LARGE_BYTES
+        return torch.from_numpy(whole[start : start + nbytes])
+
+
+class Spare(local):
+    """Room for one tensor at a time, of the thread's largest size so far: totals of layers, one after the other."""
+
+    def __init__(self) -> None:
+        self._room = np.empty(0, dtype=np.uint8)
+        self._user: Callable[[], object] = lambda: None
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return an uninitialised contiguous tensor; torch's own while the last one is in use."""
+        nbytes = prod(shape) * dtype.itemsize
+        if nbytes < LARGE_BYTES or self._user() is not None:
+            return torch.empty(tuple(shape), dtype=dtype)
+        if len(self._room) < nbytes:
+            self._room = np.frombuffer(_mapped(nbytes), dtype=np.uint8)
+        view = self._room[:nbytes]
+        self._user = weakref.ref(view)  # tensors keep it alive, and nothing else does
+        return torch.from_numpy(view).view(dtype).view(shape)
+
+
+def _mapped(size: int) -> mmap.mmap:
+    """Return fresh memory, in large pages where the system has them."""
+    chunk = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        chunk.madvise(mmap.MADV_HUGEPAGE)
+    return chunk
+
+
+POOL, SPARE = BufferPool(), Spare()

@@ -246,11 +246,11 @@ def _adapt_chunk(request: AdaptRequest, task: Task, shared: State, clients: Ints
     tests, params = task.federation.test_sizes[clients], {}
     curves: list[list[dict[str, Any]]] = [[] for _ in clients]
     for epochs in (0, *request.epochs):
-        task.oracle_calls.clear()
+        task.oracle_calls[:] = 0
         params = with_buffers(request.config.algorithm, task).adapted(
             task, shared, Visits.for_test(request.saved.round, clients), epochs
         )
-        gradients = [task.oracle_calls[client] for client in clients.tolist()]
+        gradients = task.oracle_calls[clients].tolist()
         sums = dict(zip(("loss", *task.metrics), client_scores(task, params, clients)))
         accuracies = sums.get("accuracy", np.full(len(clients), np.nan))
         points = zip(_per_sample(accuracies, tests), _per_sample(sums["loss"], tests), gradients)

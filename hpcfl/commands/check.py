@@ -188,7 +188,7 @@ def _costs(job: Job) -> Facts:
 
 def _reduced(layout: Iterable[Mapping[str, Block]]) -> int:
     """Bytes of the exact sums of all blocks."""
-    return sum(block.bins * 8 * block.size for group in layout for block in group.values())
+    return sum(block.sum_bytes for group in layout for block in group.values())
 
 
 def _chunks(job: Job, ranks: int) -> Facts:

@@ -50,10 +50,12 @@ def iterate(
     shared: State,
     messages: Sequence[Message],
     reduce: Callable[[ExactSums], ExactSums],
+    ranks: int = 1,
 ) -> State:
     """Let the reduction query `messages`, those held here, until it has found what it looks for, and return that.
 
-    `shared` is as it was served to the round; `reduce` adds up what all that hold messages respond, alike everywhere.
+    `shared` is as it was served to the round; `reduce` adds up what all `ranks` that hold messages
+    respond, alike everywhere.
     All of it is in main memory, whatever else computes: these are many small steps, each of which must be looked at.
     """
     queries = reduction.query(_own(shared))
@@ -66,7 +68,7 @@ def iterate(
             state: State = end.value
             return state
         query = _own(query)
-        responses = Responses((blocks,))
+        responses = Responses((blocks,), ranks=ranks)
         for message in messages:
             for name, (value, weight) in reduction.response(query, message).items():
                 counts = weight != 0  # what has weight 0 may be anything

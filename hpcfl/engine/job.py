@@ -128,6 +128,12 @@ class Job:
     def layers(self) -> Layers:
         return Layers(self.algorithm.layers(self.task), self.layout)
 
+    def sent(self, plan: Plan) -> set[str]:
+        """Return the names of the blocks that anybody sends in a round."""
+        first, names = plan.depth.min(initial=plan.layers + 1), self.algorithm.sends(plan.round)
+        blocks = {name for group in self.layout for name in group if self.layers.of.get(name, plan.layers) >= first}
+        return blocks if names is None else blocks & names
+
     @cached_property
     def planner(self) -> Planner:
         """Who is invited, when rounds close, how far visits come."""
@@ -228,6 +234,7 @@ class Job:
                 own = {name: value[torch.from_numpy(rows)] for name, value in personal.items()}
                 scores[:, rows] = self.scored(round, shared, own, clients[rows])
             return scores
+        self.task.hold(clients)
         params = self.algorithm.model(self.task, shared, personal, Visits.for_test(round, clients))
         tested = client_scores(self.task, params, clients)
         wanted = self.scores > len(tested)

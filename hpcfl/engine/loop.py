@@ -86,7 +86,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         record = Record.open(rounds.phases)
         if rounds.release(now, record):
             return now
-        job.task.oracle_calls.clear()  # what tests and figures have computed is no part of a round
+        job.task.oracle_calls[:] = 0  # what tests and figures have computed is no part of a round
         try:
             plan, sums = rounds.exchange(now, record)
         except Interrupted as early:
@@ -117,7 +117,7 @@ def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
     with record.timed("server_seconds"):
         state = job.algorithm.step(job.task, ServerState(now.shared, now.extras), sums)
     now.shared, now.extras = state.shared, state.extras
-    record.server_gradients = job.task.oracle_calls[SERVER]
+    record.server_gradients = int(job.task.oracle_calls[SERVER])
     rate = job.algorithm.learning_rate(now.round)
     record.signal = job.config.doubling.signal(before, now.shared, sums, rate)
     with record.phase("server"):

@@ -76,15 +76,16 @@ class Simulated(Rounds):
         plan = next(self.plans)
         self.transport.count()
         now.shared = self.transport.invite(now.shared)
-        sums = ExactSums(self.job.layout, len(plan.cohort), plan.miss_probability, self.job.task.device)
+        told = self.job.layout, len(plan.cohort), plan.miss_probability, self.job.task.device
+        sums = ExactSums(*told, self.transport.size, self.job.sent(plan))
         kept: list[Message] = []
         record.measure_norms(self.job.config.clients, self.job.guard.limits(now.norms))
         with record.timed("compute_seconds"):
             self._between(now)
             for chunk in self.mine:
                 record.visits += visit(self.job, plan, chunk, now, sums, kept, record)
-        record.gradients = max(self.job.task.oracle_calls.values(), default=0)
-        self.job.task.oracle_calls.clear()
+        record.gradients = int(self.job.task.oracle_calls.max())
+        self.job.task.oracle_calls[:] = 0
         with record.timed("wait_seconds"):
             sums = self.transport.close(sums)
         if self.job.iterated is not None:
@@ -113,7 +114,7 @@ class Simulated(Rounds):
                 return self.transport.share(sums)
 
         with record.timed("compute_seconds"):
-            return iterate(reduction, shared, kept, reduce)
+            return iterate(reduction, shared, kept, reduce, self.transport.size)
 
     def scores(self, now: Progress) -> Floats:
         """Let every rank test its own clients' models."""
@@ -150,6 +151,7 @@ def visit(
         return 0
     clients, record = plan.cohort[rows], record or Record.open()
     places, device = chunk.places(clients), job.task.device
+    job.task.hold(chunk.clients)
     personal, whole = now.personal[chunk.number], on_device(torch.from_numpy(places), device)
     own = {name: value[whole] for name, value in personal.items()}
     sieve = job.guard.sieve(len(rows), record.limits)

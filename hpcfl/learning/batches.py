@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from hpcfl.base.rng import StepKey, keyed
+from hpcfl.base.rng import StepKey, keyed_in_turn
 from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, Ints
+from hpcfl.learning.held import Samples
 
-STACKED_BYTES = 2**25  # most that is copied together for a visit
 PHASE_STEPS = 2**32  # more steps than a phase of a visit has
 PADDING = 4  # pixels around an image before it is cropped
 
@@ -66,15 +65,6 @@ class Visits:
         return torch.from_numpy(self.samples.astype(np.float64)) if by == "samples" else self.ones(len(self.clients))
 
 
-class Samples(NamedTuple):
-    """One client's training and test samples, on the device that computes."""
-
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
-
 @dataclass(frozen=True)
 class Batch:
     """One step's samples of c clients, B each."""
@@ -112,7 +102,7 @@ class Batch:
 
 
 def batches(
-    data: Sequence[tuple[Tensor, Tensor]],
+    data: Sequence[Samples],
     visits: Visits,
     seed: int,
     size: int,
@@ -121,48 +111,59 @@ def batches(
     phase: int = 0,
     fill: float | None = None,
 ) -> Iterator[Batch]:
-    """See `Task.batches`; `data` are each client's features and labels, with `fill` images are cropped and mirrored."""
-    generators = [keyed(seed, "batches", visits.round, int(client), phase) for client in visits.clients]
-    orders = [_order(rng, len(y), size, epochs, steps) for rng, (_, y) in zip(generators, data)]
-    count, width = max(len(order) for order in orders), max(order.shape[1] for order in orders)
-    index = np.full((len(orders), count, width), -1)
-    for padded, order in zip(index, orders):
-        padded[: order.shape[0], : order.shape[1]] = order
-    clients, device = [int(client) for client in visits.clients], data[0][1].device
-    real, rows = (on_device(torch.from_numpy(part), device) for part in (index >= 0, index.clip(min=0)))
-    pick_x, pick_y = (_picker(part, count * width) for part in zip(*data))
-    for step, sizes in enumerate((index >= 0).sum(2).T.tolist()):
+    """See `Task.batches`; `data` are each client's samples, with `fill` images are cropped and mirrored."""
+    index = orders(visits, [len(samples.y) for samples in data], seed, size, epochs, steps, phase)
+    counts, width = (index >= 0).sum(2).tolist(), index.shape[2]
+    (x, y), starts = _together(data)
+    real, rows = (on_device(torch.from_numpy(part), y.device) for part in (index >= 0, index.clip(min=0) + starts))
+    clients = [int(client) for client in visits.clients]
+    for step, sizes in enumerate(counts):
         visits.raise_if_closed()
-        x, y = pick_x(rows[:, step]), pick_y(rows[:, step])
+        places = rows[step].flatten()
+        picked, labels = (part.index_select(0, places).view(*rows[step].shape, *part.shape[1:]) for part in (x, y))
         key = StepKey(seed, visits.round, clients, step + PHASE_STEPS * phase)
         if fill is not None:
-            x = crop_and_flip(x, key, fill)
-        yield Batch(x, y, None if min(sizes) == width else real[:, step], key, sizes)
+            picked = crop_and_flip(picked, key, fill)
+        yield Batch(picked, labels, None if min(sizes) == width else real[step], key, sizes)
 
 
-def _order(rng: np.random.Generator, n: int, size: int, epochs: int, steps: int) -> Ints:
-    """Sample indices ``[steps, size]`` of one client's visit, −1 where the last batch of a pass is not full."""
-    size = min(size, n) if size else n
-    if steps:
-        passes = -(-steps * size // n)
-        return np.concatenate([rng.permutation(n) for _ in range(passes)])[: steps * size].reshape(steps, size)
-    orders = np.full((epochs, -(-n // size) * size), -1)
-    for row in orders:
-        row[:n] = rng.permutation(n)
-    return orders.reshape(-1, size)
+def orders(
+    visits: Visits, held: Sequence[int], seed: int, size: int, epochs: int = 0, steps: int = 0, phase: int = 0
+) -> Ints:
+    """Return which of the `held` samples of each client make up its steps, ``[steps, c, size]``; −1: none.
+
+    Its steps are fewer where it holds less, and the last batch of a pass may not be full.
+    """
+    parts = {}
+    for n in sorted(set(held)):
+        places = np.flatnonzero(np.equal(held, n))
+        width = min(size, n) if size else n
+        passes = epochs or -(-steps * width // n)
+        drawn = np.empty((len(places), passes, n), dtype=np.int64)
+        generators = keyed_in_turn(seed, "batches", visits.round, visits.clients[places], phase)
+        for own, rng in zip(drawn, generators):
+            for order in own:
+                order[:] = rng.permutation(n)
+        if steps:
+            cut = drawn.reshape(len(places), passes * n)[:, : steps * width]
+        else:
+            cut = np.full((len(places), passes, -(-n // width) * width), -1)
+            cut[:, :, :n] = drawn
+        parts[n] = places, cut.reshape(len(places), -1, width)
+    shapes = [part.shape[1:] for _, part in parts.values()]
+    index = np.full((max(count for count, _ in shapes), len(held), max(width for _, width in shapes)), -1)
+    for places, part in parts.values():
+        index[: part.shape[1], places, : part.shape[2]] = part.transpose(1, 0, 2)
+    return index
 
 
-def _picker(parts: Sequence[Tensor], count: int) -> Callable[[Tensor], Tensor]:
-    """What picks rows ``[c, B]`` of the clients' samples ``c × [n_i, …]``; `count` rows of each are picked in all."""
-    if len(parts) == 1:
-        return lambda rows: parts[0].index_select(0, rows[0]).unsqueeze(0)
-    longest = max(len(part) for part in parts)
-    if count < longest or len(parts) * longest * parts[0][:1].nbytes > STACKED_BYTES:
-        return lambda rows: torch.stack([part.index_select(0, index) for part, index in zip(parts, rows)])
-    # one tensor of all that is held costs a copy, and saves an operation per client and step
-    whole = pad_sequence(list(parts), batch_first=True)
-    clients = torch.arange(len(parts), device=whole.device)[:, None]
-    return lambda rows: whole[clients, rows]
+def _together(data: Sequence[Samples]) -> tuple[tuple[Tensor, Tensor], Ints]:
+    """Return features and labels of several clients in one array each, and where each one's begin, ``[c, 1]``."""
+    pool, starts = data[0].pool, [samples.start for samples in data]
+    if any(samples.pool is not pool for samples in data):  # they were read at different times
+        pool = torch.cat([samples.x for samples in data]), torch.cat([samples.y for samples in data])
+        starts = np.cumsum([0, *(len(samples.y) for samples in data[:-1])]).tolist()
+    return pool, np.array(starts, dtype=np.int64)[:, None]
 
 
 def crop_and_flip(x: Tensor, key: StepKey, fill: float) -> Tensor:

@@ -1,29 +1,33 @@
-"""How well models do: losses and metrics on test samples, objectives on training samples."""
+"""How well models do: losses and metrics on test samples, objectives on training samples, in batches that fit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.modules.module import register_module_forward_hook
 
 from hpcfl.base.types import Floats, Ints, State
+from hpcfl.learning.padded import Padded
 from hpcfl.learning.task import TEST_BATCH, Task
+
+BATCH_BYTES = 2**26  # of samples and of the largest tensor made of them, in one forward pass
+FEW = 2  # samples on which it is found out what one costs
 
 
 @torch.no_grad()
 def client_scores(task: Task, params: State, clients: Ints) -> Floats:
     """Sums of the loss and of each metric over the clients' own test samples, ``[1 + metrics, c]``."""
-    data = [task.samples(client) for client in clients]
-    sizes = torch.tensor([len(samples.test_y) for samples in data])
-    if not sizes.max():
-        return np.zeros((1 + len(task.metrics), len(data)))
-    x = pad_sequence([samples.test_x for samples in data], batch_first=True)
-    y = pad_sequence([samples.test_y for samples in data], batch_first=True)
-    valid = (torch.arange(x.shape[1]) < sizes[:, None]).to(task.device)
-    return _scores(task, task.forward(params, x, sizes=sizes.tolist()), y, valid, sizes.tolist())
+    sums = np.zeros((1 + len(task.metrics), len(clients)))
+    batches = _batches(task, params, clients, test=True)
+    found = ((task.forward(params, batch.x, sizes=batch.sizes), batch) for batch in batches)
+    ours = all(each.ours for each in (task.loss, *task.metrics.values()))
+    for outputs, batch in found if ours else _joined(list(found)):  # the user's may compare samples with one another
+        sums += _scores(task, outputs, *batch[1:])
+    return sums
 
 
 @torch.no_grad()
@@ -32,20 +36,24 @@ def server_scores(task: Task, shared: State) -> tuple[Floats, int] | None:
     if not _whole(task, shared) or task.server_test is None:
         return None
     params = {name: value.unsqueeze(0) for name, value in shared.items()}
-    sums = np.zeros(1 + len(task.metrics))
-    for parts in zip(*(torch.split(part, TEST_BATCH) for part in task.server_test)):
+    sums, rows = np.zeros(1 + len(task.metrics)), min(TEST_BATCH, _fitting(task, params, task.server_test[0]))
+    for parts in zip(*(torch.split(part, rows) for part in task.server_test)):
         x, y = (part.unsqueeze(0).to(task.device) for part in parts)
-        sums += _scores(task, task.forward(params, x), y, torch.ones(y.shape[:2], dtype=torch.bool, device=y.device))[
-            :, 0
-        ]
+        valid = torch.ones(y.shape[:2], dtype=torch.bool, device=y.device)
+        sums += _scores(task, task.forward(params, x), y, valid)[:, 0]
     return sums, len(task.server_test[1])
 
 
 @torch.no_grad()
 def client_objectives(task: Task, params: State, clients: Ints) -> Floats:
     """Each client's sum of losses over its training samples, each with the penalty, float64 ``[c]``."""
-    models = ({name: value[row : row + 1] for name, value in params.items()} for row in range(len(clients)))
-    return np.array([_objective(task, one, *task.samples(client)[:2]) for one, client in zip(models, clients)])
+    sums = np.zeros(len(clients))
+    for batch in _batches(task, params, clients, test=False):
+        each = task.loss.each(task.forward(params, batch.x, sizes=batch.sizes), batch.y, batch.sizes).double()
+        sums += torch.where(batch.valid, each, 0.0).sum(1).cpu().numpy()
+    if task.penalty:
+        sums += task.federation.train_sizes[clients] * _penalties(task, params)
+    return sums
 
 
 @torch.no_grad()
@@ -54,20 +62,70 @@ def server_objective(task: Task, shared: State) -> tuple[float, int]:
     held = task.server_batch() if _whole(task, shared) else None
     if held is None:
         return 0.0, 0
-    params = {name: value.unsqueeze(0) for name, value in shared.items()}
-    return _objective(task, params, held.x.squeeze(0), held.y.squeeze(0)), held.y.shape[1]
-
-
-def _objective(task: Task, params: State, x: Tensor, y: Tensor) -> float:
-    """The sum over one client's samples of loss and penalty; `params` are ``{name: [1, …]}``."""
-    total = 0.0
-    for start in range(0, len(y), TEST_BATCH):
+    params, total = {name: value.unsqueeze(0) for name, value in shared.items()}, 0.0
+    rows = min(TEST_BATCH, _fitting(task, params, held.x[0]))
+    for x, y in zip(torch.split(held.x, rows, 1), torch.split(held.y, rows, 1)):
         # cloned: how memory is aligned, and with it the last bits, is then the same whoever read the samples
-        rows, labels = (part[start : start + TEST_BATCH].unsqueeze(0).clone() for part in (x, y))
-        total += float(task.loss.each(task.forward(params, rows), labels).double().sum())
+        total += float(task.loss.each(task.forward(params, x.clone()), y.clone()).double().sum())
     if task.penalty:
-        total += len(y) * float(task.penalties({name: value.double() for name, value in params.items()}))
-    return total
+        total += held.y.shape[1] * float(_penalties(task, params)[0])
+    return total, held.y.shape[1]
+
+
+def _batches(task: Task, params: State, clients: Ints, test: bool) -> Iterable[Padded]:
+    """Return the clients' test samples, or training samples, so many at a time as fit with what is made of them."""
+    key = test, clients.tobytes()
+    if key in task.kept.batches:
+        return task.kept.batches[key]
+    parts = [held[2:4] if test else held[:2] for held in map(task.samples, clients.tolist())]
+    x, y = max(parts, key=lambda part: len(part[1]))
+    if not len(y):
+        return []
+    rows = max(1, _fitting(task, params, x) // len(parts))
+    rows = rows if test else min(rows, TEST_BATCH)
+    starts = range(0, len(y), rows)
+    made = (Padded.of([(x[start : start + rows], y[start : start + rows]) for x, y in parts]) for start in starts)
+    nbytes = len(parts) * (x.nbytes + y.nbytes + len(y))
+    return task.kept.keep(key, made, nbytes) if len(parts) > 1 else made
+
+
+def _joined(found: Sequence[tuple[Tensor, Padded]]) -> list[tuple[Tensor, Padded]]:
+    """Return all outputs and samples as one batch, without the features."""
+    if len(found) < 2:
+        return list(found)
+    y, valid = torch.cat([batch.y for _, batch in found], 1), torch.cat([batch.valid for _, batch in found], 1)
+    return [(torch.cat([outputs for outputs, _ in found], 1), Padded(y[:, :0], y, valid, valid.sum(1).tolist()))]
+
+
+def _fitting(task: Task, params: State, x: Tensor) -> int:
+    """How many samples like those of `x` fit into one forward pass by one client's parameters, at least 1.
+
+    A sample costs its own bytes and those of its part of the largest tensor that a module takes or gives in a test.
+    """
+    shape = tuple(x.shape[1:])
+    if shape not in task.kept.sample_bytes:
+        few, sizes = torch.cat([x[:1]] * FEW).unsqueeze(0).to(task.device), [0]
+
+        def note(_module: Any, inputs: Any, output: Any) -> None:  # some modules are computed without being called
+            parts = [*inputs, *(output if isinstance(output, tuple) else [output])]
+            sizes.extend(part.nbytes for part in parts if isinstance(part, Tensor))
+
+        handle = register_module_forward_hook(note)
+        try:
+            note(None, (), task.forward({name: value[:1] for name, value in params.items()}, few))
+        finally:
+            handle.remove()
+        task.kept.sample_bytes[shape] = (few.nbytes + max(sizes)) // FEW
+    return max(1, BATCH_BYTES // max(1, task.kept.sample_bytes[shape]))
+
+
+def _penalties(task: Task, params: State) -> Floats:
+    """Each client's penalty, float64 ``[c]``; of so many at once as fit."""
+    count = max(1, BATCH_BYTES // (8 * task.parameter_count))
+    split = {name: torch.split(value, count) for name, value in params.items()}
+    parts = ({name: value.double() for name, value in zip(split, values)} for values in zip(*split.values()))
+    found: Floats = torch.cat([task.penalties(part) for part in parts]).cpu().numpy()
+    return found
 
 
 def _whole(task: Task, shared: State) -> bool:
@@ -76,5 +134,5 @@ def _whole(task: Task, shared: State) -> bool:
 
 def _scores(task: Task, outputs: Tensor, y: Tensor, valid: Tensor, sizes: Sequence[int] | None = None) -> Floats:
     found = [each.each(outputs, y, sizes).double() for each in (task.loss, *task.metrics.values())]
-    sums: Floats = torch.stack([(each * valid).sum(1) for each in found]).cpu().numpy()
+    sums: Floats = torch.stack([torch.where(valid, each, 0.0).sum(1) for each in found]).cpu().numpy()
     return sums

@@ -6,29 +6,29 @@ Everything is batched over the c clients of a chunk: parameters ``{name: [c, …
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
-from functools import cached_property, partial
+from functools import partial
 from math import prod
 from threading import Event
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hpcfl.base.errors import UsageError
-from hpcfl.base.memory import let_go
 from hpcfl.base.rng import StepKey
 from hpcfl.base.transfer import on_device
-from hpcfl.base.types import Computing, State
+from hpcfl.base.types import Computing, Ints, State
 from hpcfl.data import Federation
-from hpcfl.data.base import Inputs, Labels
-from hpcfl.learning.batches import Batch, Samples, Visits, batches
+from hpcfl.learning.batches import Batch, Visits, batches
 from hpcfl.learning.build import Start, check_outputs, trial, units
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.early import as_ready
 from hpcfl.learning.fused import Fused, Gradients, formed, two_clients
+from hpcfl.learning.held import Held
 from hpcfl.learning.loss import PerSample
 from hpcfl.models import Model
 from hpcfl.models.latent import EMBED
@@ -38,13 +38,13 @@ from hpcfl.models.modules.whole import Whole
 
 TEST_BATCH = 1000  # rows per forward pass outside training
 DEFAULT = TaskConfig()
-SERVER = -1  # stands for the server among client ids
+SERVER = -1  # stands for the server among client ids: the last place
 Precision = Literal["single", "double"]
 Objective = Callable[[State, Batch], Tensor]
 """What is minimised: from parameters ``{name: [c, …]}`` and a batch to each client's value, ``[c]``."""
 
 
-class Task:
+class Task(Held):
     """A model, a federation's data, and what is computed with both.
 
     The model is a chain of layers, or a `Whole` whose layers were traced. Clients whose features differ in shape have
@@ -61,8 +61,8 @@ class Task:
         How the clients of a chunk are computed, and for what reason. Found out by trying unless it is given.
     penalty : float
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
-    oracle_calls : Counter
-        Gradients of one sample's objective that each client (or the `SERVER`) has computed, by whichever parameters.
+    oracle_calls : int64 [clients + 1]
+        Gradients of one sample's objective that each client, and last the `SERVER`, has computed, by any parameters.
         The engine clears it each round; an algorithm adds those that it computes without this class, and by `passed`
         the samples that its objective takes beside a batch.
     """
@@ -78,11 +78,10 @@ class Task:
         kind: TaskConfig = DEFAULT,
         computing: Computing | None = None,
     ) -> None:
-        self.federation, self.seed, self.penalty = federation, seed, model.penalty
-        self.device, self.buffers = torch.device(device), kind.buffers
+        super().__init__(federation, torch.float64 if precision == "double" else torch.float32, torch.device(device))
+        self.seed, self.penalty, self.buffers = seed, model.penalty, kind.buffers
         self.loss = PerSample("task.loss", kind.loss)
         self.metrics = {column: PerSample("task.metrics", name) for column, name in zip(kind.columns, kind.metrics)}
-        self.dtype = torch.float64 if precision == "double" else torch.float32
         how = self.dtype, self.device, kind, "vmapped" if computing == "fused" else computing
         built = {shape: units(model, federation, shape, seed, *how) for shape in dict.fromkeys(federation.shapes)}
         # what a layer computes follows from the parameters that it is given: those of one shape serve all clients
@@ -92,28 +91,25 @@ class Task:
             for shape, layers in built.items()
         }
         self.start = Start(drawn, federation, model.initial, precision, members)
-        self._samples: dict[int, Samples] = {}
-        self.oracle_calls: Counter[int] = Counter()
+        self.oracle_calls: Ints = np.zeros(federation.clients + 1, dtype=np.int64)
         x, y = trial(federation, self.dtype)
         if kind.own or self.whole is not None:
             self._try_out(model.name, x, y)
         found = None if self.whole is None else self.whole.found
         self.computing, self.why = ("vmapped", "a chain of layers") if found is None else (found.computing, found.why)
         self.fused: Fused | None = None
-        if computing in (None, "fused"):
-            self._fuse(x, y, computing is not None)
+        stack = Fused.of(self.layers, self.loss, x, y) if computing in (None, "fused") else None
+        if stack is not None:
+            self._fuse(stack, x, y, computing is not None)
 
-    def _fuse(self, x: Tensor, y: Tensor, decided: bool) -> None:
-        """Compute what is a stack of linear layers as one, if on samples ``[B, …]`` its gradients are the same."""
-        fused = Fused.of(self.layers, self.loss, x, y)
-        if fused is None:
-            return
+    def _fuse(self, stack: Fused, x: Tensor, y: Tensor, decided: bool) -> None:
+        """Compute the model as a stack if that was decided, or gives autograd's gradients on samples ``[B, …]``."""
         initial = self.start.drawn[tuple(x.shape[1:])]
         params, batch = two_clients(initial, x.to(self.device), y.to(self.device), self.seed)
-        apart = 0.0 if decided else fused.apart(self.gradients(params, batch)[0], params, batch)
-        self.oracle_calls.clear()
+        apart = 0.0 if decided else stack.apart(self.gradients(params, batch)[0], params, batch)
+        self.oracle_calls[:] = 0
         if apart <= CLOSE:
-            self.fused, self.computing = fused, "fused"
+            self.fused, self.computing = stack, "fused"
             self.why = DECIDED if decided else "a stack of linear layers; its gradients are those of the loop"
         else:
             self.why += f"; fused, its gradients would differ from the loop's by {apart:.1g}"
@@ -267,16 +263,9 @@ class Task:
         RoundClosed
             In real time, when the round has closed: work that has lost its purpose ends here.
         """
-        data = [self.samples(client)[:2] for client in visits.clients]
+        self.hold(visits.clients)
+        data = [self._samples[client] for client in visits.clients.tolist()]
         yield from batches(data, visits, self.seed, size, epochs, steps, phase, self.federation.augment)
-
-    def samples(self, client: int) -> Samples:
-        """A client's samples, read once."""
-        if client not in self._samples:
-            data = self.federation.client(int(client))
-            parts = data.train_features, data.train_labels, data.test_features, data.test_labels
-            self._samples[client] = Samples(*(on_device(self._tensor(part), self.device) for part in parts))
-        return self._samples[client]
 
     def server_batch(self) -> Batch | None:
         """All training samples that the server itself holds, ``[1, n, …]``; None where it holds none."""
@@ -286,35 +275,17 @@ class Task:
         x, y = (on_device(self._tensor(part).unsqueeze(0), self.device) for part in held)
         return Batch(x, y, None, StepKey(self.seed, 0, [SERVER], 0))
 
-    @cached_property
-    def server_test(self) -> tuple[Tensor, Tensor] | None:
-        """Features and labels of the global test set, in main memory; None without samples."""
-        held = self.federation.server_test()
-        return None if held is None or not len(held[1]) else (self._tensor(held[0]), self._tensor(held[1]))
-
-    def _tensor(self, part: Inputs | Labels) -> Tensor:
-        tensor = torch.from_numpy(part)
-        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
-
-    def release_data(self) -> None:
-        """Free the memory of all samples: nothing is asked of this task any more."""
-        self._samples = {}
-        del self.federation
-        let_go()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
     # gradients
 
     def count(self, batch: Batch, calls: int = 1, clients: int | None = None) -> None:
         """Count so many gradients of each sample of a batch, or of the first `clients` in it."""
-        counts = (calls * samples for samples in batch.sample_counts())
-        self.oracle_calls.update(dict(zip(batch.key.clients[:clients], counts)))
+        whose = np.array(batch.key.clients[:clients], dtype=np.int64)
+        self.oracle_calls[whose] += calls * np.array(batch.sample_counts()[: len(whose)], dtype=np.int64)
 
     def passed(self, batch: Batch, counts: Iterable[int]) -> None:
         """Count samples that an objective takes beside those of a batch, so many for each client that has any there."""
-        rows = zip(batch.key.clients, batch.sample_counts(), counts)
-        self.oracle_calls.update({client: count for client, held, count in rows if held})
+        held = np.array(batch.sample_counts()) > 0
+        self.oracle_calls[batch.key.clients] += np.where(held, list(counts), 0)
 
     def gradients(
         self, params: State, batch: Batch, names: Collection[str] | None = None, objective: Objective | None = None
@@ -383,13 +354,13 @@ class Task:
             yield number, self._with_penalty(gradients, params), losses
 
     def _backprop_fused(
-        self, fused: Fused, params: State, batch: Batch, rows: Sequence[int]
+        self, stack: Fused, params: State, batch: Batch, rows: Sequence[int]
     ) -> Iterator[tuple[int, Gradients, Tensor]]:
         if not rows[-1]:
             return
         self.count(batch, clients=rows[-1])
         reaching = {name: value[: rows[-1]] for name, value in params.items()}
-        losses, layers = fused.backward(reaching, batch.first(rows[-1]), params, rows)
+        losses, layers = stack.backward(reaching, batch.first(rows[-1]), params, rows)
         losses = self._penalised(losses, params)
         for number, gradients in layers:
             yield number, self._with_penalty(gradients, params), losses
@@ -432,10 +403,17 @@ class Task:
         upper = copy(self)
         upper.layers, upper._samples = self.layers[first:], {}
         upper.fused = self.fused and self.fused.above(first)
-        for row, client in enumerate(visits.clients):
-            fixed = {name: params[name][row : row + 1] for layer in below for name in layer.tensors}
-            held = self.samples(client)
-            upper._samples[client] = held._replace(x=self.outputs(fixed, held.x, last=first))
+        held = [self.samples(client) for client in visits.clients]
+        rows = [
+            {name: params[name][row : row + 1] for layer in below for name in layer.tensors} for row in range(len(held))
+        ]
+        fixed = [self.outputs(own, samples.x, last=first) for own, samples in zip(rows, held)]
+        pool = torch.cat(fixed), torch.cat([samples.y for samples in held])
+        start = 0
+        for client, samples in zip(visits.clients.tolist(), held):
+            x, y = (part[start : start + len(samples.y)] for part in pool)
+            upper._samples[client] = samples._replace(x=x, y=y, pool=pool, start=start)
+            start += len(y)
         return upper
 
     def warm_up(self, visits: Visits) -> None:

@@ -175,15 +175,15 @@ def test_a_newcomer_aligns_to_the_anchors_as_they_are_served(aligning: dict[str,
     task = latent_task(SIZES, WIDTHS)
     seen, first = visits_of(task, (0, 2)), keys.init_server(task)
     served = first | {MEANS: first[MEANS] + 3.0}
-    task.oracle_calls.clear()
+    task.oracle_calls[:] = 0
     found = keys.adapted(task, served, seen, 1)
-    calls = dict(task.oracle_calls)
+    calls = task.oracle_calls.copy()
     anchors, batch = keys._anchors(task, seen), next(task.batches(seen, 0, steps=1))
     z = task.forward(found, batch.x, last=keys.parts(task).above)
     apart = [anchors.distances({MEANS: state[MEANS].expand(2, 4, 3)}, z, batch) for state in (served, first)]
     assert (apart[0] < 0.2 * apart[1]).all()
     without = flic(lambda1=0.0, lambda2=0.0)
-    task.oracle_calls.clear()
+    task.oracle_calls[:] = 0
     without.adapted(task, served, seen, 1)
     for client in (0, 2):  # what the alignment computes is counted
         assert calls[client] - task.oracle_calls[client] == 60 * SIZES[client]

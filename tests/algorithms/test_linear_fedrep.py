@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from helpers.runs import put_together
 from helpers.toys import Rounds, planned
 from hpcfl import store
 from hpcfl.algorithms import ServerState
-from hpcfl.algorithms.linear_fedrep import HEAD, B, LinearFedRep
+from hpcfl.algorithms.linear_fedrep import HEAD, MOMENT, B, LinearFedRep
 from hpcfl.base.errors import UsageError
+from hpcfl.comm.message import ExactSums
 from hpcfl.config import from_table
 from hpcfl.data.linear import Linear, LinearSpaces
 from hpcfl.engine.job import Job
 from hpcfl.learning.task import Task
 from hpcfl.models import linear as models
+from hpcfl.schedule.plan import Plan
 from hpcfl.testing.runs import play, resume, same
 
 CLIENTS = 12
@@ -104,6 +107,14 @@ def test_a_step_from_the_same_basis_is_the_same_to_rounding() -> None:
         np.testing.assert_allclose(rounds.now.personal[0][HEAD][client, 0], head, atol=1e-10)
     q, r = np.linalg.qr(np.mean(moved, 0))
     np.testing.assert_allclose(rounds.state[B].T, q * np.sign(np.diag(r)), atol=1e-10)
+
+
+def test_only_what_a_round_needs_travels() -> None:
+    job = Job.of(from_table(table()), None, 1)
+    plans = [job.planner.plan(job.planner.attempt(number)) for number in range(2)]
+    assert [job.sent(plan) for plan in plans] == [{"loss", MOMENT}, {"loss", B}]
+    nobody = replace(plans[1], depth=np.full_like(plans[1].depth, 2))
+    assert job.sent(nobody) == job.sent(Plan.nobody(1, 1)) == set()
 
 
 def test_the_model_is_as_stated() -> None:
@@ -206,6 +217,11 @@ def test_the_same_on_any_number_of_ranks(world: Any, shared_dir: Path) -> None:
     if world.rank == 0:
         same(together, single)
         np.testing.assert_array_equal(store.open_run(together)["distance"], store.open_run(single)["distance"])
+        received = store.open_run(together)["wire_bytes_in"].values[:, 0]
+        layout = Job.of(from_table(table()), None, 1).layout
+        carried = [sum(each.nbytes for each in ExactSums(layout, sent={"loss", name}).buffers) for name in (MOMENT, B)]
+        assert received[0] - received[1] == (carried[0] - carried[1] if world.size > 1 else 0)
+        assert len(set(received[1:3].tolist())) == 1
 
 
 @pytest.mark.mpi

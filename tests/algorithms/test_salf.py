@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -24,10 +25,13 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
 from hpcfl.comm.message import ExactSums
+from hpcfl.config import from_table
+from hpcfl.engine.job import Job
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.base import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
 from hpcfl.schedule.speeds.uniform_depth import UniformDepth
+from hpcfl.testing.runs import table as run_table
 
 L = 3
 ROUNDS = 1000
@@ -514,3 +518,14 @@ def test_inverse_probability_is_refused_where_the_chances_are_not_known():
 def test_a_batch_below_zero_is_refused():
     with pytest.raises(UsageError, match="batch"):
         Salf.from_table({"batch": -1}, "algorithm")
+
+
+def test_layers_that_nobody_reaches_do_not_travel() -> None:
+    job = Job.of(from_table(run_table("salf", "mlp", batched=True)), None, 1)
+    plan = job.planner.plan(job.planner.attempt(0))
+    layers = job.layers.tensors
+    for first in range(1, len(layers) + 2):
+        depth = np.full_like(plan.depth, len(layers) + 1)
+        depth[-1] = first
+        expected = {"loss", *(name for names in layers[first - 1 :] for name in names)}
+        assert job.sent(replace(plan, depth=depth)) == (expected if first <= len(layers) else set())

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfl.comm.message import Block, ExactSums, add_to_bins, moved
+from hpcfl.comm.exact import add_to_bins
+from hpcfl.comm.message import FIXED_FROM, Block, ExactSums, moved
 
 WIDTH = 3
 GRIDS = (2.0**12, 2.0**46, 2.0**80)  # as documented
@@ -118,7 +119,7 @@ def test_plain_sums_would_depend_on_the_order():
 @given(st.floats(-1e9, 1e9), st.sampled_from([2, 3]))
 def test_a_split_adds_up_and_lies_on_the_grids(value, bins):
     parts = np.zeros((bins, 1))
-    add_to_bins(np.array([value]), parts, np.empty(1))
+    add_to_bins(np.array([value]), parts)
     for part, grid in zip(parts, GRIDS):
         assert part[0] * grid == round(part[0] * grid)
     assert abs(math.fsum([*parts.flatten().tolist(), -value])) <= 0.5 / GRIDS[bins - 1]
@@ -134,6 +135,20 @@ def test_a_missing_block_is_weight_zero_and_mean_zero():
     assert sums.mean("loss").item() == 0
     assert "b" in sums
     assert "c" not in sums
+
+
+def test_blocks_that_nobody_sends_do_not_travel():
+    blocks = ({"x": Block((2,)), "y": Block((FIXED_FROM,))}, {"z": Block((3, FIXED_FROM))})
+    sums = ExactSums(blocks, sent={"x", "z"})
+    assert [buffer.nbytes for buffer in sums.buffers] == [3 * 64, 3 * 8 * FIXED_FROM]
+    sums.add({"x": (torch.tensor([[1.0, 2.0]]), torch.tensor([2.0])), "y": (torch.ones(0, FIXED_FROM), torch.ones(0))})
+    assert list(sums) == ["x", "y", "z"]
+    assert [sums.weight(name) for name in sums] == [2, 0, 0]
+    assert sums.mean("x").tolist() == [1, 2]
+    assert sums.mean("y").tolist() == sums.total("y").tolist() == [0] * FIXED_FROM
+    with pytest.raises(KeyError):
+        sums.add({"y": (torch.ones(1, FIXED_FROM), torch.ones(1))})
+    assert ExactSums(blocks, sent=()).buffers == []
 
 
 @pytest.mark.parametrize("dtype", TYPES)

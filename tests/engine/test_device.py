@@ -150,7 +150,7 @@ def test_a_round_on_a_device(name: str, fake: str) -> None:
     job, now, waits, sums = played(given, fake)
     equal(on_cpu, now)
     there = [*now.shared.values(), *(value for state in now.personal.values() for value in state.values())]
-    there += [part for client in job.task._samples for part in job.task.samples(client)]
+    there += [part for client in job.task._samples for part in job.task.samples(client)[:4]]
     there += [sums.total(block) for block in sums]
     assert {value.device.type for value in there} <= {"fake"}
     if name in ("flic", "fedlrgd"):

@@ -29,7 +29,7 @@ from hpcfl.testing.runs import table
 from wall.test_sums import Messages
 
 ITERATIONS = 4
-SUMMED = 128 + 64  # bytes of one further sum: per block its weight and three grids, in multiples of 64
+SUMMED = 64 + 128 + 64  # bytes of one further sum: the weights, and per block three grids, in multiples of 64
 POINT = Block((3,), torch.float64)
 
 
@@ -188,7 +188,7 @@ def test_any_number_of_ranks_finds_the_same_to_the_bit(world: Any) -> None:
     assert all(same_bits(one, other) for one, other in zip(alone, together))
     assert torch.equal(now.shared["centre"], last.shared["centre"])
     carried = ITERATIONS * SUMMED
-    down, up = 8 * 3, 64 + 128  # the shared state; the sums of the round, loss and points
+    down, up = 8 * 3, 64 + 64 + 128  # the shared state; the sums of the round, weights, loss and points
     own = (up + carried, down + carried) if world.rank == 0 else (down + carried, up + carried)
     assert moved == [own if world.size > 1 else (0, 0)] * 3
 

@@ -441,13 +441,15 @@ def test_layers_that_draw_are_not_computed_once():
 
 
 @pytest.mark.parametrize("sizes", [[5, 9, 7], [40, 3, 8]])
-def test_samples_that_are_copied_together_are_the_same(sizes, monkeypatch):
-    import hpcfl.learning.batches as module
-
-    task, visits = mlp_task(sizes), visits_of(mlp_task(sizes), [0, 1, 2])
-    together = list(task.batches(visits, 4, 2))
-    monkeypatch.setattr(module, "STACKED_BYTES", 0)
-    for one, other in zip(together, task.batches(visits, 4, 2), strict=True):
+def test_samples_of_one_array_are_those_of_several(sizes):
+    task, other = mlp_task(sizes), mlp_task(sizes)
+    visits = visits_of(task, [0, 1, 2])
+    other.hold(np.array([1]))
+    other.hold(np.array([2, 0]))
+    together, apart = (list(each.batches(visits, 4, 2)) for each in (task, other))
+    assert len({id(task.samples(client).pool) for client in range(3)}) == 1
+    assert [other.samples(client).start for client in range(3)] == [sizes[2], 0, 0]
+    for one, other in zip(together, apart, strict=True):
         real = slice(None) if one.valid is None else one.valid
         assert torch.equal(one.x[real], other.x[real])
         assert torch.equal(one.y[real], other.y[real])

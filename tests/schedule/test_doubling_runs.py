@@ -149,7 +149,7 @@ def test_the_gradient_is_the_update_over_the_learning_rate() -> None:
     sums = ExactSums(job.layout)
     assert job.config.doubling.signal(before, after, sums, 0.5) == -1  # nobody has sent anything
     for name in before:
-        sums.add_total(name, np.zeros(before[name].numel()), 1.0)
+        sums.add({name: (torch.zeros(1, before[name].numel()), torch.ones(1))})
     assert job.config.doubling.signal(before, after, sums, 0.5) == pytest.approx(4.0 * count, rel=1e-5)
 
 

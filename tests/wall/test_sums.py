@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfl.comm.exact import PIECE
 from hpcfl.comm.guard import NO_GROUP
-from hpcfl.comm.message import PIECE, Block, ExactSums
+from hpcfl.comm.message import Block, ExactSums
 from hpcfl.comm.packing import ALIGNED, APART_BYTES, Packing
 from hpcfl.engine.wall.framing import FrameFormat, Staging, frame_formats
 from hpcfl.engine.wall.outcome import ReceivedSums, add_all

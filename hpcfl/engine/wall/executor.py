@@ -130,7 +130,7 @@ class Executor:
                 if self.job.planner.whole:
                     self._whole(state, chunks, SumSender(*given) if formats[0].sums else WholeSender(*given))
                 else:
-                    gradients = partial(self.job.task.oracle_calls.__getitem__, turn[0][0])
+                    gradients = partial(self.job.task.oracle_calls.item, turn[0][0])
                     self._by_layers(state, next(chunks), LayerSender(*given, gradients))
             start = time.monotonic()
 
@@ -139,7 +139,7 @@ class Executor:
             visits.raise_if_closed()
             sieve = self.job.guard.sieve(len(visits.clients), None)
             self._keep(visits, drained(sieve.through(self._work(shared, visits)), sender.take))
-            sender.end(sieve.first, [self.job.task.oracle_calls[client] for client in visits.clients.tolist()])
+            sender.end(sieve.first, self.job.task.oracle_calls[visits.clients].tolist())
         sender.finish()
 
     def _by_layers(self, shared: State, visits: Visits, sender: LayerSender) -> None:
@@ -149,9 +149,10 @@ class Executor:
     def _work(self, shared: State, visits: Visits) -> Client:
         """Begin the visits of some clients of one chunk."""
         chunk = self._chunk[int(visits.clients[0])]
+        self.job.task.hold(chunk.clients)
         places = on_device(torch.from_numpy(chunk.places(visits.clients)), self.job.task.device)
         own = {name: value[places] for name, value in self.states[chunk.number].items()}
-        self.job.task.oracle_calls.clear()
+        self.job.task.oracle_calls[:] = 0
         return self.job.algorithm.client(self.job.task, shared, own, visits)
 
     def _keep(self, visits: Visits, state: State) -> None:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from hpcfl.base.types import Floats, Ints
+from hpcfl.comm.exact import pieces, sum_small
 from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, Rejection
-from hpcfl.comm.message import PIECE, Block, ExactSums, Layout, Message, Sums, add_to_bins
+from hpcfl.comm.message import Block, ExactSums, Layout, Message, Sums
+from hpcfl.comm.pool import SPARE
 from hpcfl.engine.iterated import blank, keep
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
@@ -73,21 +75,21 @@ class ReceivedSums(Sums):
         summed = [one.formats[number].bins(one.frames[number], name) for one in counted if one.formats[number].sums]
         if len(parts) == 1 and parts[0][1] is None and not summed and not self.early:
             return parts[0][0].to(torch.float64, copy=True).view(block.shape)  # the frame is the lane's
-        early = self.early.bins(name) if self.early else None
-        out: Floats = np.empty(block.size)
-        room = min(PIECE, len(out))
-        bins, product, scratch = np.empty((block.bins, room)), np.empty(room), np.empty(room)
-        for start in range(0, len(out), PIECE):
-            piece = slice(start, start + PIECE)
-            width = len(out[piece])
-            used = bins[:, :width]
-            used[:] = 0.0 if early is None else early[:, piece]
-            for value, weight in parts:
-                add_to_bins(scaled(value[piece], weight, product[:width]), used, scratch)
-            for each in summed:
-                used += each[:, piece]
-            np.add.reduce(used[::-1], out=out[piece])  # smallest first
-        return torch.from_numpy(out).view(block.shape)
+        early = self.early.of(name) if self.early else None
+        total = SPARE.empty(block.shape, torch.float64)
+        out = total.view(-1).numpy()
+        for piece in pieces(block.size):
+            some = [(value[piece], 1.0 if weight is None else weight) for value, weight in parts]
+            if early is None and not summed and block.fixed and sum_small(some, out[piece]):
+                continue
+            sums = block.sums(out[piece])
+            sums.start(early, piece)
+            for value, weight in some:
+                sums.add_rows(value[None], [weight])
+            for bins in summed:
+                sums.add_bins(bins[:, piece])
+            sums.total(out[piece])
+        return total
 
     def messages(self, blocks: Mapping[str, Block]) -> list[Message]:
         """Return what each visit that counted has sent of `blocks`, one by one."""
@@ -114,14 +116,6 @@ def message(one: PendingReceive, groups: int, blocks: Mapping[str, Block]) -> Me
     return kept
 
 
-def scaled(value: Tensor, weight: float | None, product: Floats) -> Floats:
-    """Return ``weight·value`` in float64, written to `product`."""
-    product[:] = value.numpy()
-    if weight is not None and weight != 1.0:
-        product *= weight
-    return product
-
-
 def add_all(one: PendingReceive, sums: ExactSums, groups: int | None = None) -> None:
     """Add the first groups of a visit (None: all) to exact sums."""
     for number, group in enumerate(one.formats[:groups]):
@@ -131,7 +125,7 @@ def add_all(one: PendingReceive, sums: ExactSums, groups: int | None = None) -> 
                 sums.add_bins(name, group.bins(one.frames[number], name), weighed)
                 continue
             value, weight = contribution(one, number, name)
-            sums.add_total(name, scaled(value, weight, np.empty(len(value))), weighed)
+            sums.add_rows(name, value[None], [1.0 if weight is None else weight], weighed)
 
 
 class RoundOutcome:

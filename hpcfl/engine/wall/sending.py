@@ -14,8 +14,9 @@ from torch import Tensor
 
 from hpcfl.base.transfer import on_host
 from hpcfl.base.types import Ints
+from hpcfl.comm.exact import BinnedSum
 from hpcfl.comm.guard import NO_GROUP, norms
-from hpcfl.comm.message import Message, add_to_bins, weighted_sum
+from hpcfl.comm.message import Message, weighted_sum
 from hpcfl.engine.job import Job
 from hpcfl.engine.wall.framing import REJECTED, SENT, FrameFormat, StagedFrame, Staging, zero_frames
 
@@ -187,7 +188,6 @@ class SumSender(WholeSender):
             staged.parts = parts
         self.totals: dict[str, Tensor] = {}
         self.weights = dict.fromkeys(self.frame, 0.0)
-        self.scratch = np.empty(max(block.size for group in formats for block in group.blocks.values()))
 
     def take(self, message: Message) -> None:
         for name, (value, weight) in message.items():
@@ -199,6 +199,6 @@ class SumSender(WholeSender):
         super().end(rejected, gradients)
         for name, total in zip(self.totals, on_host(list(self.totals.values()))):
             staged = self.frame[name]
-            add_to_bins(total.numpy(), staged.format.bins(staged.parts, name), self.scratch)
+            BinnedSum(staged.format.bins(staged.parts, name)).add_rows(total[None], [1.0])
             staged.format.weigh(staged.parts, self.local_rank, name, self.weights[name])
         self.totals = {}

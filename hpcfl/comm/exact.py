@@ -1,0 +1,218 @@
+"""Sums of float64 numbers that are exact, so that the order of summation cannot matter.
+
+Addition of floating-point numbers is not associative, so a sum over ranks depends on who holds what. Here every number
+is rounded to a fixed grid before it is added; sums of multiples of a grid's step are exact while they stay in range,
+and exact sums have no order. The pre-rounding idea is that of Demmel & Nguyen (2013), with grids fixed in advance so
+that no extra reduction is needed.
+
+There are two ways to hold such sums. Bins are float64 numbers, one for each of two or three grids: multiples of 2^-12,
+then of 2^-46, then of 2^-80, whose totals may come to 2^41 (2^7, 2^-27 for the second and third grid: room for 2^20
+numbers). A `FixedSum` has the first two grids in one whole number of 64 bits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from threading import local
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfl.base.types import Floats, Ints
+
+GRIDS = (2.0**12, 2.0**46, 2.0**80)
+ROUNDER = 1.5 * 2.0**52  # adding and subtracting it rounds float64 numbers below 2^51 to whole numbers
+ROUNDER_BITS = np.float64(ROUNDER).view(np.int64)
+STEPS = 2.0**46  # of a `FixedSum`, in 1
+COARSE_BITS = 34
+COARSE = 2.0**COARSE_BITS  # steps in one of the first grid
+RANGE = 2.0**62  # steps: no sum over all ranks may become larger, which leaves one bit of 64 for what is rounded up
+FEW = 4096  # entries of so many clients are added up in one call
+PIECE = 32_768  # entries that are worked on at a time: they stay in the caches
+
+
+class _Room(local):
+    """What a thread works in, a piece each: fresh memory for every message cost more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self.total, self.scratch = torch.empty(2, PIECE, dtype=torch.float64)
+
+
+ROOM = _Room()
+
+
+def pieces(size: int) -> list[slice]:
+    """Return slices of at most `PIECE` entries, one after the other."""
+    return [slice(start, min(size, start + PIECE)) for start in range(0, size, PIECE)]
+
+
+def add_to_bins(total: Floats, bins: Floats) -> None:
+    """Add `total` [n ≤ PIECE] to the bins [2 or 3, n], split into multiples of the grids; `total` is used up."""
+    part, last = ROOM.scratch.numpy()[: len(total)], len(bins) - 1
+    for number, (grid, row) in enumerate(zip(GRIDS, bins)):
+        np.add(total, ROUNDER / grid, out=part)
+        part -= ROUNDER / grid
+        row += part
+        if number < last:
+            total -= part
+
+
+def sum_small(values: Sequence[tuple[Tensor, float]], out: Floats) -> bool:
+    """Write ``Σ factor·value`` to `out` [n ≤ PIECE] and return True, where all is so small that one grid suffices."""
+    arrays = [(value.numpy(), factor) for value, factor in values]
+    if not sum(abs(factor) * max(float(each.max()), -float(each.min())) for each, factor in arrays) < 2.0**5:
+        return False
+    step, scratch = ROUNDER / STEPS, ROOM.scratch.numpy()[: len(out)]
+    for number, (each, factor) in enumerate(arrays):
+        term = scratch if number else out
+        np.copyto(term, each)
+        if factor != 1.0:
+            term *= factor
+        term += step
+        term -= step
+        if number:
+            out += term
+    return bool(arrays)
+
+
+class ExactSum(ABC):
+    """Sums of n float64 numbers each, formed exactly.
+
+    Attributes
+    ----------
+    scale : float
+        What numbers are multiplied by before they are added.
+    """
+
+    scale: ClassVar[float] = 1.0
+
+    def add_rows(self, rows: Tensor, factors: Sequence[float]) -> None:
+        """Add ``Σ factor·row`` of rows [k, n] on the CPU, itself formed in float64.
+
+        Piece by piece, each of which stays in the caches, and mostly by NumPy, whose calls cost less than torch's.
+        """
+        if not factors:
+            return
+        if rows.shape[1] <= FEW and rows.dtype == torch.float32:
+            # one call for all: a float32 times a count of samples is exact in float64, whatever adds it
+            terms = np.multiply(rows.numpy(), np.array(factors)[:, None] * self.scale, dtype=np.float64)
+            self.add(np.add.reduce(terms, out=ROOM.total.numpy()[: rows.shape[1]]), slice(0, rows.shape[1]))
+            return
+        for piece in pieces(rows.shape[1]):
+            total = ROOM.total[: piece.stop - piece.start]
+            total.copy_(rows[0, piece])
+            sums = total.numpy()
+            sums *= factors[0] * self.scale
+            for row, factor in zip(rows[1:], factors[1:]):
+                total.add_(row[piece], alpha=factor * self.scale)  # by torch: it rounds once
+            self.add(sums, piece)
+
+    @abstractmethod
+    def add(self, total: Floats, piece: slice) -> None:
+        """Add to a piece of the sums a scaled `total`, float64, which is used up."""
+
+    @abstractmethod
+    def add_bins(self, bins: Floats) -> None:
+        """Add what other sums have on the grids, float64 [2 or 3, n]."""
+
+    @abstractmethod
+    def start(self, other: ExactSum | None, piece: slice) -> None:
+        """Begin with what another has at a piece, None: with nothing."""
+
+    @abstractmethod
+    def total(self, out: Floats) -> None:
+        """Write the sums to float64 `out` [n], which may be the memory of a `FixedSum`."""
+
+
+class BinnedSum(ExactSum):
+    """Sums in `bins`, float64 [2 or 3, n]."""
+
+    def __init__(self, bins: Floats) -> None:
+        self.bins = bins
+
+    def add(self, total: Floats, piece: slice) -> None:
+        add_to_bins(total, self.bins[:, piece])
+
+    def add_bins(self, bins: Floats) -> None:
+        self.bins += bins
+
+    def start(self, other: ExactSum | None, piece: slice) -> None:
+        self.bins[:] = other.bins[:, piece] if isinstance(other, BinnedSum) else 0.0
+
+    def total(self, out: Floats) -> None:
+        np.add.reduce(self.bins[::-1], out=out)  # smallest first
+
+
+class FixedSum(ExactSum):
+    """Sums of n float64 numbers, each rounded to a multiple of 2^-46: whole numbers of such steps.
+
+    Whole numbers of 64 bits leave room for totals of ±2^16 over all ranks. What would lead beyond is split as it is for
+    bins: multiples of 2^-12 are added up apart, in float64, and the value is the same to the bit.
+
+    Attributes
+    ----------
+    whole : int64 [n]
+    upper : float64 [n] or None
+        Steps, multiples of 2^34, that are not in `whole`; None: all are.
+    """
+
+    scale = STEPS
+
+    def __init__(self, whole: Ints, ranks: int = 1) -> None:
+        self.whole, self.limit = whole, RANGE / ranks
+        self.upper: Floats | None = None
+        self._bounds = np.zeros(len(pieces(len(whole))))  # nothing in a piece is larger
+
+    def add(self, total: Floats, piece: slice) -> None:
+        number, most = piece.start // PIECE, max(-float(total.min()), float(total.max()))
+        if not self._bounds[number] + most < self.limit:  # NaN is not smaller either
+            self.wide()[piece] += _split(total)
+            most = COARSE
+        self._bounds[number] += most
+        if most < 2.0**51:
+            total += ROUNDER
+            steps = total.view(np.int64)  # their last bits are the whole numbers
+            steps -= ROUNDER_BITS
+        else:
+            steps = ROOM.scratch.numpy()[: len(total)].view(np.int64)
+            np.copyto(steps, np.rint(total, out=total), casting="unsafe")
+        self.whole[piece] += steps
+
+    def add_bins(self, bins: Floats) -> None:
+        for row in bins:
+            self.add_rows(torch.from_numpy(row)[None], [1.0])
+
+    def wide(self) -> Floats:
+        """Return `upper`, made where there was none."""
+        if self.upper is None:
+            self.upper = np.zeros(len(self.whole))
+        return self.upper
+
+    def start(self, other: ExactSum | None, piece: slice) -> None:
+        self.whole[:], self.upper, self._bounds[:] = 0, None, 0.0
+        if isinstance(other, FixedSum):
+            self.whole[:], self._bounds[:] = other.whole[piece], other._bounds[piece.start // PIECE]
+            self.upper = None if other.upper is None else other.upper[piece].copy()
+
+    def total(self, out: Floats) -> None:
+        """Write the sums, each rounded once."""
+        for piece in pieces(len(out)):
+            whole, low = self.whole[piece], ROOM.scratch.numpy()[: piece.stop - piece.start]
+            if self.upper is None:
+                np.copyto(low, whole)
+            else:
+                np.copyto(low, whole & (2**COARSE_BITS - 1))
+                low += (whole >> COARSE_BITS) * COARSE + self.upper[piece]
+            np.multiply(low, 1 / STEPS, out=out[piece])
+
+
+def _split(total: Floats) -> Floats:
+    """Return multiples of 2^34, in the room to work in, and leave the rest."""
+    scratch: Floats = np.add(total, ROUNDER * COARSE, out=ROOM.scratch.numpy()[: len(total)])
+    scratch -= ROUNDER * COARSE
+    total -= scratch
+    np.clip(total, -COARSE, COARSE, out=total)  # larger only where numbers have no such digits any more
+    return scratch

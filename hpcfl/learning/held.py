@@ -1,0 +1,84 @@
+"""The samples of the clients that a rank computes, on the device that computes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfl.base.memory import let_go
+from hpcfl.base.transfer import on_device
+from hpcfl.base.types import Ints
+from hpcfl.data import Federation
+from hpcfl.data.base import Inputs, Labels
+from hpcfl.learning.padded import Kept
+
+
+class Samples(NamedTuple):
+    """One client's training and test samples, on the device that computes."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    pool: tuple[Tensor, Tensor]
+    """Features and labels of all clients whose training samples lie in one array."""
+    start: int
+    """Where this client's begin in it."""
+
+
+class Held:
+    """A federation's samples as tensors, each client's read when it is first asked for.
+
+    Those of clients that are read together lie in one array.
+    """
+
+    def __init__(self, federation: Federation, dtype: torch.dtype, device: torch.device) -> None:
+        self.federation, self.dtype, self.device = federation, dtype, device
+        self._samples: dict[int, Samples] = {}
+        self.kept = Kept()
+
+    def hold(self, clients: Ints) -> None:
+        """Read the samples of some clients that are not there yet; those of one shape lie in one array."""
+        missing = [client for client in clients.tolist() if client not in self._samples]
+        sizes = self.federation.train_sizes
+        for shape in dict.fromkeys(self.federation.shapes[client] for client in missing):
+            alike = [client for client in missing if self.federation.shapes[client] == shape]
+            pool, start = None, 0
+            for client in alike:
+                data = self.federation.client(client)
+                parts = data.train_features, data.train_labels, data.test_features, data.test_labels
+                x, y, test_x, test_y = (on_device(self._tensor(part), self.device) for part in parts)
+                if pool is None:
+                    total = int(sizes[alike].sum())
+                    pool = x.new_empty(total, *x.shape[1:]), y.new_empty(total, *y.shape[1:])
+                own = slice(start, start + len(y))
+                pool[0][own], pool[1][own] = x, y
+                self._samples[client] = Samples(pool[0][own], pool[1][own], test_x, test_y, pool, start)
+                start = own.stop
+
+    def samples(self, client: int) -> Samples:
+        """A client's samples, read once."""
+        self.hold(np.array([client]))
+        return self._samples[int(client)]
+
+    @cached_property
+    def server_test(self) -> tuple[Tensor, Tensor] | None:
+        """Features and labels of the global test set, in main memory; None without samples."""
+        held = self.federation.server_test()
+        return None if held is None or not len(held[1]) else (self._tensor(held[0]), self._tensor(held[1]))
+
+    def _tensor(self, part: Inputs | Labels) -> Tensor:
+        tensor = torch.from_numpy(part)
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+    def release_data(self) -> None:
+        """Free the memory of all samples: nothing is asked of this task any more."""
+        self._samples, self.kept = {}, Kept()
+        del self.federation
+        let_go()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
