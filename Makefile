@@ -34,11 +34,12 @@ table2: .venv/ready
 bench: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/clients_per_second.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/looped.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/convolutions.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/reweighting.py
 
 bench-wall: setup
 	for mpi in openmpi mpich; do \
-	    for script in deadline "deadline --width all" first_n round_overhead barycenter memory many_ranks; do \
+	    for script in deadline "deadline --width all" first_n round_overhead real_time_chunks barycenter memory many_ranks; do \
 	        set -- $$script; name=$$1; shift; $(BIN)/python benchmarks/$$name.py "$$@" --mpi $$mpi || exit 1; done; done
 
 bench-gpu: setup

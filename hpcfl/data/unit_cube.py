@@ -52,9 +52,9 @@ class CubeFederation(Federation):
         """Return all clients' test samples; None where there are none."""
         if not self.source.test_samples:
             return None
-        held = [self.client(i) for i in range(self.clients)]
-        labels: Labels = np.concatenate([data.test_labels for data in held])
-        return np.concatenate([data.test_features for data in held]), labels
+        drawn = map(self.client, range(self.clients))
+        features, labels = zip(*((data.test_features, data.test_labels) for data in drawn))
+        return np.concatenate(features), np.concatenate(labels)
 
 
 class UnitCube(Served):

@@ -88,19 +88,19 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
             return now
         job.task.oracle_calls[:] = 0  # what tests and figures have computed is no part of a round
         try:
-            plan, sums = rounds.exchange(now, record)
+            plan, record.sums = rounds.exchange(now, record)
         except Interrupted as early:
             if now.round > saved:
                 save(job, rounds, recorder, now)
             raise Stopped(now.round, early.reason) from None
         if rounds.serves:
-            step(job, now, record, sums)
+            step(job, now, record, record.sums)
         now.round += 1
         if config.evaluate.due(now.round, config.rounds):
             record.scores = evaluate(job, rounds, now)
         reason = close(job, rounds, now, record, plan, stop.requested())
         if recorder is not None:
-            recorder.row(plan, record, sums, now.clock)
+            recorder.row(plan, record, record.sums, now.clock)
         if fault := record.broken or job.guard.diverged(plan.arrived(record.rejected), record.rejected):
             raise Diverged(now.round, f"round {plan.round}: {fault}")
         if reason or config.checkpoint.due(now.round, config.rounds):

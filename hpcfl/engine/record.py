@@ -75,6 +75,8 @@ class Record:
         Norms of the messages that were accepted, 0 elsewhere; empty where they are not measured.
     broken : str
         What of the server's state is not finite.
+    sums : Sums
+        What came, several times as large as the model: it goes with the record, before other sums come.
     """
 
     start: float
@@ -95,6 +97,7 @@ class Record:
     limits: Floats | None = None
     norms: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     broken: str = ""
+    sums: Sums = field(init=False, repr=False, compare=False)
 
     @classmethod
     def open(cls, phases: Phases | None = None) -> Record:

@@ -91,7 +91,7 @@ class Simulated(Rounds):
         if self.job.iterated is not None:
             sums.iterated = self._iterated(self.job.iterated, now.shared, kept, record)
         record.count_bytes(self.transport)
-        return plan, sums
+        return plan, sums if self.serves else ExactSums(())
 
     def _between(self, now: Progress) -> None:
         """Let all clients do what they do when a round has ended, but those that are held out."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hpcfl.base.types import Floats
+from hpcfl.comm import exact
 from hpcfl.comm.exact import PIECE, BinnedSum, ExactSum, FixedSum, pieces, sum_small
 from hpcfl.comm.message import FIXED_FROM, Block, ExactSums
 
@@ -218,3 +219,18 @@ def test_ranks_with_and_without_a_second_bin_find_the_same(world: Any, factor: f
         for name in alone:
             assert torch.equal(sums.total(name), alone.total(name))
             assert sums.weight(name) == alone.weight(name) == 56
+
+
+@pytest.mark.parametrize("make", [lambda n: BinnedSum(np.zeros((2, n))), lambda n: FixedSum(np.zeros(n, np.int64))])
+def test_many_rows_of_few_numbers_are_what_they_are_one_by_one(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(70, 33, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-20.0, 13)
+    factors = [float(number % 900) for number in range(70)]
+    found, wanted = np.empty(33), np.empty(33)
+    together, apart = make(33), make(33)
+    together.add_rows(rows, factors)
+    together.total(found)
+    monkeypatch.setattr(exact, "FEW", 0)
+    apart.add_rows(rows, factors)
+    apart.total(wanted)
+    assert found.tolist() == wanted.tolist()
+    assert len(set(found.tolist())) > 20

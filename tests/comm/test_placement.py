@@ -160,7 +160,7 @@ def test_chunks_are_dealt_like_cards_fastest_first() -> None:
 def test_the_automatic_chunk_size_follows_from_the_config_alone() -> None:
     assert ranks.chunk_size("auto", 100, 640_000) == 7
     assert ranks.chunk_size("auto", 8, 640_000) == 1
-    assert ranks.chunk_size("auto", 10_000, 10_000) == 32
+    assert ranks.chunk_size("auto", 10_000, 10_000) == 256
     assert ranks.chunk_size("auto", 10_000, 10**9) == 1
     assert ranks.chunk_size(False, 100, 1) == 1
     assert ranks.chunk_size(6, 4, 1) == 4
