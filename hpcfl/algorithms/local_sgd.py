@@ -166,7 +166,9 @@ class LocalTraining(Algorithm):
         yield {"loss": (loss, weight)}
         for names in reversed(task.layer_names()):
             if served.keys() >= set(names):
-                yield {name: (params[name] - served[name], weight) for name in names}
+                # in place where the client does not keep it: new memory costs as much as a step
+                sent = {name: params[name].clone() if name in own else params[name] for name in names}
+                yield {name: (value.sub_(served[name]), weight) for name, value in sent.items()}
         return {name: params[name] if name in own else memory[name] for name in personal}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hpcfl.base.transfer import on_device, on_host
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.comm.exact import GRIDS, PIECE, ROUNDER, BinnedSum, ExactSum, FixedSum
+from hpcfl.comm.exact import GRIDS, PIECE, ROOM, ROUNDER, BinnedSum, ExactSum, FixedSum
 from hpcfl.comm.packing import Packing
 from hpcfl.comm.pool import POOL, SPARE
 
@@ -262,6 +262,7 @@ def moved(value: Tensor, update: Tensor) -> Tensor:
     if value.device.type != "cpu" or value.numel() <= PIECE:
         return (value.double() + update).to(value.dtype)
     after = POOL.empty(value.shape, value.dtype)
-    for new, old, change in zip(*(torch.split(part.reshape(-1), PIECE) for part in (after, value, update))):
-        new.copy_(old.double() + change)
+    parts = (torch.split(part.reshape(-1), PIECE) for part in (after, value, update))
+    for new, old, change in zip(*parts):
+        new.copy_(ROOM.total[: len(new)].copy_(old).add_(change))
     return after

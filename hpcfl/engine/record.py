@@ -76,7 +76,7 @@ class Record:
     broken : str
         What of the server's state is not finite.
     sums : Sums
-        What came, several times as large as the model: it goes with the record, before other sums come.
+        What came, larger than the model: it goes with the record, before other sums come.
     """
 
     start: float

@@ -16,7 +16,7 @@ from hpcfl.testing.runs import play, table
 
 @pytest.mark.mpi
 def test_sums_go_before_others_come(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are several times as large as the model. A client's rank needs them until they are sent, and no longer."""
+    """They are larger than the model. A client's rank needs them until they are sent, and no longer."""
     made: list[weakref.ref[ExactSums]] = []
     exchange, scores = Simulated.exchange, Simulated.scores
 

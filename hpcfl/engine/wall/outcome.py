@@ -73,8 +73,11 @@ class ReceivedSums(Sums):
         block, counted = self.layout[number][name], self._with(number)
         parts = [contribution(one, number, name) for one in counted if not one.formats[number].sums]
         summed = [one.formats[number].bins(one.frames[number], name) for one in counted if one.formats[number].sums]
+        total = SPARE.empty(block.shape, torch.float64)
         if len(parts) == 1 and parts[0][1] is None and not summed and not self.early:
-            return parts[0][0].to(torch.float64, copy=True).view(block.shape)  # the frame is the lane's
+            return SPARE.empty(block.shape, torch.float64).copy_(
+                parts[0][0].view(block.shape)
+            )  # the frame is the lane's
         early = self.early.of(name) if self.early else None
         total = SPARE.empty(block.shape, torch.float64)
         out = total.view(-1).numpy()
