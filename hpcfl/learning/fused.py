@@ -180,7 +180,8 @@ def _backward(
 ) -> Iterator[tuple[int, Gradients]]:
     lowest = min(unit.layer for unit, _, _ in kept if not set(names).isdisjoint(unit.names.values()))
     for unit, given, got in reversed(kept):
-        given, got = given[: len(d)], got[: len(d)]
+        if rows is not None:
+            given, got = given[: len(d)], got[: len(d)]
         if unit.names:
             wanted = {own: name for own, name in unit.names.items() if name in names}
             yield unit.layer, {name: Product(d, given) if own == "weight" else d.sum(1) for own, name in wanted.items()}
