@@ -225,10 +225,15 @@ def lengths(values: Iterable[tuple[Tensor, int]]) -> list[Floats]:
 
 
 def small(values: Iterable[Tensor]) -> bool:
-    """True where all values are finite, and so is the square of any part of them: nobody need look at their rows."""
+    """True where all values are finite, and so is the square of any part of them: nobody need look at their rows.
+
+    On a CPU only: elsewhere the second look, where there is one, would be a second wait.
+    """
     import torch
 
-    return all(float(size) < SMALL for size in on_host([torch.linalg.vector_norm(value.detach()) for value in values]))
+    return all(
+        value.device.type == "cpu" and float(torch.linalg.vector_norm(value.detach())) < SMALL for value in values
+    )
 
 
 def without(value: Tensor, weight: Tensor, bad: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:

@@ -72,6 +72,12 @@ def trial(federation: Federation, dtype: torch.dtype, shape: Shape | None = None
     return (each.to(dtype) if each.is_floating_point() else each for each in (x, y))  # type: ignore[return-value]
 
 
+def made_up(shape: Shape, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return a few samples of this shape that nobody holds, and labels for them."""
+    x = torch.linspace(-1, 1, TRIAL * prod(shape), dtype=dtype).view(TRIAL, *shape)
+    return x, torch.arange(TRIAL) % classes if classes > 1 else torch.linspace(-1, 1, TRIAL, dtype=dtype)
+
+
 def unpacked(pieces: Sequence[Piece], _: object, inputs: tuple[Tensor]) -> tuple[Tensor, ...]:
     """Return the tensors of which samples ``[B, numbers]`` are made up, ``[B, …]`` each."""
     (x,) = inputs

@@ -97,8 +97,8 @@ def formed(gradients: Gradients) -> State:
 class Fused:
     """A stack with cross-entropy or squared error, which are differentiated together."""
 
-    def __init__(self, units: Sequence[Unit], squared: bool) -> None:
-        self.units, self.squared = units, squared
+    def __init__(self, units: Sequence[Unit], loss: str) -> None:
+        self.units, self.loss = units, loss
 
     @classmethod
     def of(cls, layers: Sequence[Layer] | Sequence[Whole], loss: PerSample, x: Tensor, y: Tensor) -> Fused | None:
@@ -109,13 +109,12 @@ class Fused:
         if names != sorted(name for layer in layers for name in layer.tensors) or linear != sorted(set(linear)):
             return None  # another kind of module is among them, or a tensor or a layer has two places
         flat = x.dim() == 2 or isinstance(units[0].module, nn.Flatten)
-        squared = loss.name == "squared-error" or (loss.name == "auto" and y.is_floating_point())
-        classes = loss.name in ("auto", "cross-entropy") and not y.is_floating_point() and y.dim() == 1
-        return cls(units, squared) if flat and (squared or classes) else None
+        labels = y.dim() == 1 or y.is_floating_point()
+        return cls(units, loss.name) if loss.ours and flat and labels else None
 
     def above(self, layer: int) -> Fused:
         """Return the part of the stack from a layer on."""
-        return Fused([unit for unit in self.units if unit.layer >= layer], self.squared)
+        return Fused([unit for unit in self.units if unit.layer >= layer], self.loss)
 
     def backward(
         self, params: State, batch: Batch, names: Collection[str], rows: Sequence[int] | None = None
@@ -149,7 +148,7 @@ class Fused:
     def _loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return each client's mean loss ``[c]``, and D of the outputs."""
         y = batch.y
-        if self.squared:
+        if self.loss == "squared-error" or (self.loss == "auto" and y.is_floating_point()):
             apart = outputs - (y if y.dim() == outputs.dim() else y.unsqueeze(-1))
             each, d = apart.square().mean(-1), apart * (2 / outputs.shape[-1])
         else:
@@ -178,7 +177,7 @@ def _backward(
     names: Collection[str],
     rows: Sequence[int] | None,
 ) -> Iterator[tuple[int, Gradients]]:
-    lowest = min(unit.layer for unit, _, _ in kept if not set(names).isdisjoint(unit.names.values()))
+    lowest = next(unit.layer for unit, _, _ in kept if any(name in names for name in unit.names.values()))
     for unit, given, got in reversed(kept):
         if rows is not None:
             given, got = given[: len(d)], got[: len(d)]

@@ -178,9 +178,14 @@ def train(task: Task, params: State, batches: Iterable[Batch], groups: Iterable[
     for batch in batches if learning else ():
         for group, learn, memory in zip(learning, states, kept):
             loss = group.optimiser.step(task, params, learn, memory, batch, group.objective)
-        weight = batch.active_weight()
-        losses += loss * weight  # an objective may be more than the loss, also where a client rests
-        taken += weight
+        active = batch.active()
+        if active is None:
+            losses += loss
+            taken += 1
+        else:
+            weight = active.to(losses.dtype)
+            losses += loss * weight  # an objective may be more than the loss, also where a client rests
+            taken += weight
     return losses / taken.clamp(min=1)
 
 
