@@ -15,6 +15,7 @@ from pydantic import Field, SerializeAsAny, field_validator
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.algorithms.buffered import with_buffers
+from hpcfl.algorithms.weighting import Weighting
 from hpcfl.base import plugins
 from hpcfl.base.config import ConfigBase, checked, sections, unknown
 from hpcfl.base.errors import UsageError
@@ -99,6 +100,7 @@ class Config(ConfigBase):
     algorithm: SerializeAsAny[Algorithm]
     """What clients compute and send, and what the server makes of it."""
     participation: Participation = Participation()
+    weighting: Weighting = Weighting()
     doubling: Doubling = Doubling()
     guard: Guard = Guard()
     oracle: Oracle = Oracle()
@@ -177,7 +179,9 @@ class Config(ConfigBase):
         self.oracle.check()
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)
-        self.algorithm.check(self.speed.rules(self.participation), self.speed.known(self.clock))
+        how = self.speed.rules(self.participation), self.speed.known(self.clock)
+        self.algorithm.check(*how)
+        self.weighting.check(self.algorithm, *how)
 
     def check_shapes(self, header: Header) -> None:
         """Raise UsageError where the model does not suit the data."""
@@ -210,7 +214,13 @@ class Config(ConfigBase):
 
     def method(self, task: Task, algorithm: Algorithm | None = None) -> Algorithm:
         """Return the config's algorithm, or another, with all that stands around it for a task."""
-        return with_buffers(algorithm or self.algorithm, task)
+        method = algorithm or self.algorithm
+        if self.weighting.correct != "none":
+            from hpcfl.algorithms.corrected import with_correction  # it loads torch
+
+            members = self.speed.rules(self.participation).taking_part(self.clients)
+            method = with_correction(method, self.weighting, members)
+        return with_buffers(method, task)
 
     def text(self) -> str:
         """Return the whole config as JSON, defaults included."""
