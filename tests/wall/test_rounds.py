@@ -180,7 +180,7 @@ RULES: dict[str, dict[str, Any]] = {
     "remembered": {"algorithm": SALF, "speed": HALF, "participation": SOON, "weighting": {"correct": "remembered"}},
 }
 REPLAYS = [("whole", 1), ("newcomers", 1), ("whole", "all"), ("drawn", 1), ("drawn", 2), ("discarded", "all")]
-REPLAYS += [("known", 1), ("estimated", 1), ("remembered", 1), ("remembered", 2)]
+REPLAYS += [("known", 1), ("estimated", 1), ("remembered", 1)]
 
 
 @pytest.mark.parametrize(("rule", "width"), REPLAYS)
