@@ -48,7 +48,7 @@ class Participation(ConfigBase):
     min_clients: int = Field(0, ge=0)
     """A round in which fewer visits than this count is void and repeated: all is drawn anew, its time counts,
     nothing else of it does. The probabilities that an algorithm may use stay those of a single attempt."""
-    partial: Literal["keep", "discard"] = "keep"
+    partial: Literal["keep", "steps", "discard"] = "keep"
     """What becomes of a visit that was not complete at the deadline. ``keep``: the layers that had arrived count.
     ``discard``: nothing of it does (drop-stragglers)."""
     only_for: ClassVar[Mapping[str, tuple[str, str]]] = {"size": ("invite", "uniform"), "first": ("close", "first")}
@@ -117,6 +117,10 @@ class Participation(ConfigBase):
             if seconds <= 0:
                 where = f" from round {start} on" if len(steps) > 1 else ""
                 raise UsageError(f"participation.deadline: expected seconds above 0, got {seconds}{where}")
+
+    @property
+    def by_steps(self) -> bool:
+        return self.partial == "steps"
 
     @property
     def by_time(self) -> bool:
