@@ -273,13 +273,7 @@ def check(
     doubling.check(participation)
     speed.check(participation, clock)
     speed.covers(rounds, clients)
-    if participation.by_steps and clock == "wall":
-        raise UsageError("participation.partial = 'steps': expected clock = 'simulated', got 'wall'")
-    if participation.by_steps and not algorithm.visit_steps(1)[1]:
-        raise UsageError(
-            f"participation.partial = 'steps': visits of algorithm.name = '{algorithm.name}' cannot be cut short after "
-            "a step: expected 'keep' or 'discard'; did you mean 'discard'?"
-        )
+    _check_partial(participation.partial, algorithm, clock)
     if algorithm.invites_all(0) and speed.needs_end:
         raise UsageError(
             f"algorithm.name = '{algorithm.name}' begins with a round that waits for everybody, but the times of "
@@ -294,4 +288,20 @@ def check(
         raise UsageError(
             "doubling.when = 'theory' needs to know how long the first n visits take, which speed.model = "
             f"'{speed.model}' does not tell; did you mean doubling.when = 'plateau'?"
+        )
+
+
+def _check_partial(partial: str, algorithm: Method, clock: str) -> None:
+    """Refuse partial work of a kind that the method does not do."""
+    if partial == "steps" and clock == "wall":
+        raise UsageError("participation.partial = 'steps': expected clock = 'simulated', got 'wall'")
+    if partial == "steps" and not algorithm.visit_steps(1)[1]:
+        raise UsageError(
+            f"participation.partial = 'steps': visits of algorithm.name = '{algorithm.name}' cannot be cut short after "
+            "a step: expected 'auto' or 'discard'; did you mean 'auto'?"
+        )
+    if partial == "layers" and not algorithm.layerwise:
+        raise UsageError(
+            f"participation.partial = 'layers': algorithm.name = '{algorithm.name}' does not send its layers one by "
+            "one: expected 'auto' or 'discard'; did you mean 'auto'?"
         )
