@@ -61,7 +61,7 @@ class Tape:
     duration: Floats
     repeats: Ints
     closes_after: Floats
-    steps: Ints | None
+    steps: Ints | None = None
     """None: visits were not cut short at a step."""
 
     @classmethod
@@ -83,10 +83,12 @@ class Tape:
         lacking = [name for name in COLUMNS if name not in data]
         if lacking:
             raise UsageError(f"speed.run: '{run}' did not record {', '.join(lacking)}: run it again")
-        cohort, *rest = [data[name].values if name in data else None for name in (*COLUMNS, STEPS)]
+        cohort, *rest = (data[name].values for name in COLUMNS)
+        steps = data[STEPS].values if STEPS in data else None
         chunk = int(data.attrs.get("chunk", 1))  # runs of before had replays that compute one by one
         computing = json.loads(data.attrs.get("computing", "{}")).get("how", "vmapped")  # likewise
-        return cls(config, chunk, computing, data.sizes["layer"], cohort == 1, *rest)
+        tape = cls(config, chunk, computing, data.sizes["layer"], cohort == 1, *rest)
+        return replace(tape, steps=steps)
 
     @property
     def rounds(self) -> int:
