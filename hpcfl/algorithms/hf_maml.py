@@ -48,18 +48,22 @@ class HfMaml(LocalTraining):
         import torch
 
         threes = [task.batches(visits, self.batch, steps=self.steps, phase=phase) for phase in range(3)]
-        found = [(self._step(task, params, *three), three[0].active_weight()) for three in zip(*threes)]
+        found = [
+            (self._step(task, params, *three, active=three[0].active()), three[0].active_weight())
+            for three in zip(*threes)
+        ]
         losses, weights = (torch.stack(each) for each in zip(*found))
         return (losses * weights).sum(0) / weights.sum(0)
 
-    def _step(self, task: Task, params: State, one: Batch, two: Batch, three: Batch) -> Tensor:
-        """Take one step in place; return the losses before it, ``[c]``."""
+    def _step(
+        self, task: Task, params: State, one: Batch, two: Batch, three: Batch, active: Tensor | None = None
+    ) -> Tensor:
+        """Take one step in place, of the clients `active` (bool ``[c]``; None: all); return the losses before, ``[c]``."""
         import torch
 
         first, loss = task.gradients(params, one)
         second, _ = task.gradients(_moved(params, first, -self.inner_lr), two)
         bent = self._curvature(task, params, three, second)
-        active = one.active()
         for name, value in params.items():
             step = second[name] - self.inner_lr * bent[name]
             if active is not None:  # whose visit is cut short rests
