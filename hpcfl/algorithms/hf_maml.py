@@ -58,7 +58,7 @@ class HfMaml(LocalTraining):
     def _step(
         self, task: Task, params: State, one: Batch, two: Batch, three: Batch, active: Tensor | None = None
     ) -> Tensor:
-        """Take one step in place, of the clients `active` (bool ``[c]``; None: all); return the losses before, ``[c]``."""
+        """Take one step in place, of the clients `active` (bool ``[c]``; None: all); return the losses before it."""
         import torch
 
         first, loss = task.gradients(params, one)
