@@ -49,8 +49,8 @@ class HfMaml(LocalTraining):
 
         threes = [task.batches(visits, self.batch, steps=self.steps, phase=phase) for phase in range(3)]
         found = [
-            (self._step(task, params, *three, active=three[0].active()), three[0].active_weight())
-            for three in zip(*threes)
+            (self._step(task, params, one, two, three, one.active()), one.active_weight())
+            for one, two, three in zip(*threes)
         ]
         losses, weights = (torch.stack(each) for each in zip(*found))
         return (losses * weights).sum(0) / weights.sum(0)
