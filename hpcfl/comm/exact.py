@@ -97,17 +97,21 @@ class ExactSum(ABC):
 
     scale: ClassVar[float] = 1.0
 
-    def add_rows(self, rows: Tensor, factors: Sequence[float]) -> None:
+    def add_rows(self, rows: Tensor, factors: list[float]) -> None:
         """Add ``Σ factor·row`` of rows [k, n] on the CPU, itself formed in float64.
 
         Piece by piece, each of which stays in the caches, and mostly by NumPy, whose calls cost less than torch's.
         """
         if not factors:
             return
-        if rows.shape[1] <= FEW and rows.dtype == torch.float32:
+        few = rows.shape[1] <= FEW
+        if few and rows.dtype == torch.float32:
             # one call for all: a float32 times a count of samples is exact in float64, whatever adds it
             terms = np.multiply(rows.numpy(), np.array(factors)[:, None] * self.scale, dtype=np.float64)
             self.add(np.add.reduce(terms, out=ROOM.total.numpy()[: rows.shape[1]]), slice(0, rows.shape[1]))
+            return
+        if few and self.scale == 1.0 and factors.count(1.0) == len(factors):
+            self.add(np.add.accumulate(rows.numpy())[-1], slice(0, rows.shape[1]))  # row after row, as below
             return
         for piece in pieces(rows.shape[1]):
             total = ROOM.total[: piece.stop - piece.start]
