@@ -143,6 +143,8 @@ class Algorithm(ConfigBase):
         Clients may differ in the shape of their features; then nothing that depends on this shape is shared.
     fresh : bool
         The method needs new samples of a linear model in each round, and can do nothing with other data.
+    own_step : bool
+        The server's step gives what is shared a property that the step of a server optimiser would not keep.
     metric_columns : dict of str to str
         Names and meanings of its `metrics`.
     """
@@ -151,6 +153,7 @@ class Algorithm(ConfigBase):
     layerwise: ClassVar[bool] = False
     any_shape: ClassVar[bool] = False
     fresh: ClassVar[bool] = False
+    own_step: ClassVar[bool] = False
     metric_columns: ClassVar[dict[str, str]] = {}
 
     # ---- the two functions that make a method

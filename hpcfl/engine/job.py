@@ -12,7 +12,6 @@ import torch
 
 from hpcfl.algorithms import Algorithm, IteratedReduction
 from hpcfl.algorithms.base import Extras
-from hpcfl.algorithms.buffered import with_buffers
 from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.base.types import Computing, Floats, Ints, Shape, State
@@ -91,7 +90,7 @@ class Job:
             computing = config.speed.computing
         kinds = config.precision, None, config.task, computing
         task = Task(config.model, federation, config.seed, device, *kinds)
-        algorithm = with_buffers(config.algorithm, task)
+        algorithm = config.method(task)
         give_back() if config.clock == "wall" and task.nbytes >= LEAN_BYTES else keep_freed()
         if config.doubling.when == "gradient" and config.algorithm.init_server(task).keys().isdisjoint(task.initial()):
             raise UsageError(

@@ -239,6 +239,7 @@ def check(
     doubling.check(participation)
     speed.check(participation, clock)
     speed.covers(rounds, clients)
+    _check_partial(participation.partial, algorithm)
     if algorithm.invites_all(0) and speed.needs_end:
         raise UsageError(
             f"algorithm.name = '{algorithm.name}' begins with a round that waits for everybody, but the times of "
@@ -253,4 +254,15 @@ def check(
         raise UsageError(
             "doubling.when = 'theory' needs to know how long the first n visits take, which speed.model = "
             f"'{speed.model}' does not tell; did you mean doubling.when = 'plateau'?"
+        )
+
+
+def _check_partial(partial: str, algorithm: Method) -> None:
+    """Refuse partial work of a kind that the method does not do."""
+    if partial == "steps":
+        raise UsageError("participation.partial = 'steps' is not there yet: expected 'auto', 'layers' or 'discard'")
+    if partial == "layers" and not algorithm.layerwise:
+        raise UsageError(
+            f"participation.partial = 'layers': algorithm.name = '{algorithm.name}' does not send its layers one by "
+            "one: expected 'auto' or 'discard'; did you mean 'auto'?"
         )
