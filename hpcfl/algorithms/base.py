@@ -9,7 +9,6 @@ from typing import Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.comm.message import moved
 
 
 class FedSgd(Algorithm):
@@ -30,7 +29,7 @@ class FedSgd(Algorithm):
         return personal
 
     def server(self, task, shared, sums):  # the default does the same
-        return {name: moved(value, sums.mean(name)) for name, value in shared.items()}
+        return {name: sums.moved(name, value) for name, value in shared.items()}
 ```
 
 A file like this in this folder is a new method: its fields are the keys of ``[algorithm]``, the string below a field
@@ -175,9 +174,7 @@ class Algorithm(ConfigBase):
 
         Return new tensors and leave those of `shared` as they are: they may still be on their way to a late client.
         """
-        from hpcfl.comm.message import moved
-
-        return {name: moved(value, sums.mean(name)) if name in sums else value for name, value in shared.items()}
+        return {name: sums.moved(name, value) if name in sums else value for name, value in shared.items()}
 
     # ---- state: what is shared (the model), what each client keeps (nothing), what the server alone knows (nothing)
 
