@@ -15,6 +15,7 @@ from pydantic import Field, SerializeAsAny, field_validator
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.algorithms.buffered import with_buffers
+from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
 from hpcfl.algorithms.weighting import Weighting
 from hpcfl.base import plugins
 from hpcfl.base.config import ConfigBase, checked, sections, unknown
@@ -99,6 +100,7 @@ class Config(ConfigBase):
     checkpoint: Checkpoints = Checkpoints()
     algorithm: SerializeAsAny[Algorithm]
     """What clients compute and send, and what the server makes of it."""
+    server: ServerOptimizer = ServerOptimizer()
     participation: Participation = Participation()
     weighting: Weighting = Weighting()
     doubling: Doubling = Doubling()
@@ -177,6 +179,7 @@ class Config(ConfigBase):
                 )
         self.task.check()
         self.oracle.check()
+        self.server.check(self.algorithm, self.doubling)
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)
         how = self.speed.rules(self.participation), self.speed.known(self.clock)
@@ -220,7 +223,7 @@ class Config(ConfigBase):
 
             members = self.speed.rules(self.participation).taking_part(self.clients)
             method = with_correction(method, self.weighting, members)
-        return with_buffers(method, task)
+        return with_server_optimizer(with_buffers(method, task), task, self.server)
 
     def text(self) -> str:
         """Return the whole config as JSON, defaults included."""

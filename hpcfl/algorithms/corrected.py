@@ -195,6 +195,11 @@ class CorrectedSums(Sums):
         weight = self.sums.weight(name)
         return self.weights.get(name, weight) if weight else 0.0
 
+    def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
+        if name in self.added:
+            return super().moved(name, value, denominator)
+        return self.sums.moved(name, value, self.weight(name) if denominator is None else denominator)
+
     def over(self, name: str, denominator: float) -> Tensor:
         mean = self.sums.over(name, denominator)
         return mean.add_(on_device(self.added[name], mean.device)) if name in self.added else mean

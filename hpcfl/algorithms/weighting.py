@@ -47,11 +47,6 @@ class Weighting(ConfigBase):
                 "weighting.correct = 'known' needs the chance to arrive, which is not known for participation.close = "
                 f"'{participation.close}'; did you mean weighting.correct = 'estimated', or close = 'deadline'?"
             )
-        if self.correct == "known" and participation.partial == "steps":
-            raise UsageError(
-                "weighting.correct = 'known' needs the chance that a visit is complete, and with participation.partial "
-                "= 'steps' others count too; did you mean weighting.correct = 'estimated', or partial = 'discard'?"
-            )
         if self.correct == "known" and participation.close == "deadline" and not known:
             raise UsageError(
                 "weighting.correct = 'known' needs the chance to arrive by the deadline, which real time with "

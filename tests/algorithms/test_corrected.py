@@ -390,7 +390,3 @@ def test_chances_that_nobody_knows_are_refused() -> None:
     assert "real time with speed.model = 'none'" in refused(**real)
     from_table({**values("estimated", "whole"), "participation": first, "speed": soon}).check_values()
     from_table({**values("remembered", "whole"), **real}).check_values()
-    steps = Participation(close="deadline", partial="steps")
-    with pytest.raises(UsageError, match=r"^weighting\.correct = 'known' needs the chance that a visit is complete"):
-        Weighting(correct="known").check(WHOLE["uniform"], steps, True)
-    Weighting(correct="estimated").check(WHOLE["uniform"], steps, True)
