@@ -222,6 +222,16 @@ class Algorithm(ConfigBase):
         """
         return None
 
+    # ---- visits that are cut short
+
+    def visit_steps(self, samples: int) -> tuple[int, int]:
+        """Return the local steps of a whole visit of a client with so many training samples, and the least that count.
+
+        By default (0, 0): a visit cannot be cut short after some of its steps. Where it can, it takes those that
+        `Visits.steps` says; `Task.batches` ends by itself.
+        """
+        return 0, 0
+
     # ---- what is refused
 
     def check(self, participation: Participation, known: bool = True) -> None:

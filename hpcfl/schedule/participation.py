@@ -134,6 +134,10 @@ class Participation(ConfigBase):
                 raise UsageError(f"participation.deadline: expected seconds above 0, got {seconds}{where}")
 
     @property
+    def by_steps(self) -> bool:
+        return self.partial == "steps"
+
+    @property
     def by_time(self) -> bool:
         return self.close == "deadline"
 
