@@ -101,8 +101,9 @@ class Batch:
 
     def active(self) -> Tensor | None:
         """Which clients have any sample in this step, bool ``[c]``; None: all of them."""
-        everybody = self.valid is None or (self.sizes is not None and min(self.sizes) > 0)
-        return None if everybody or self.valid is None else self.valid.any(1)
+        if self.valid is None or (self.sizes is not None and min(self.sizes) > 0):
+            return None
+        return self.valid.any(1)
 
     def active_weight(self) -> Tensor:
         """1 for each client that has a sample in this step, else 0, ``[c]``."""
