@@ -48,7 +48,7 @@ which never leave the server (by default nothing).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -68,6 +68,9 @@ if TYPE_CHECKING:
 
     Client = Generator[Message, None, State]
     """Yields messages as they become ready, returns the clients' new personal state."""
+
+    Recalled = Callable[[], Iterator[tuple[int, State]]]
+    """Yields all clients and their personal state, without a client axis."""
 
     Queries = Generator[State, Sums, State]
     """Yields queries, is sent the sums over the responses, returns what it has found."""
@@ -197,6 +200,13 @@ class Algorithm(ConfigBase):
     def init_extras(self, task: Task) -> Extras:
         """Return what never leaves the server, before round 0."""
         return {}
+
+    def recalled(self, task: Task, extras: Extras, personal: Recalled) -> Extras:
+        """Return the extras with which a run goes on where some clients' personal state is of before their last visits.
+
+        So it is where a rank did not answer in time when a checkpoint was written, in real time. By default as saved.
+        """
+        return extras
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         """Return what the server holds after the round. A method with extras overrides this, others `server`."""
