@@ -403,7 +403,10 @@ def test_salfs_own_rules_are_refused(correct: str, more: dict[str, Any]) -> None
     assert line.endswith("expected weighting.correct = 'none', or algorithm.rule = 'paper' with missing = 'none'")
 
 
-@pytest.mark.parametrize("name", ["local", "fedhenn", "flic", "fedlrgd", "linear_fedrep"])
+NO_MEANS = ["local", "fedhenn", "flic", "fedlrgd", "linear_fedrep", "fednova", "scaffold"]
+
+
+@pytest.mark.parametrize("name", NO_MEANS)
 @pytest.mark.parametrize("correct", CORRECTIONS)
 def test_methods_that_do_more_than_means_are_refused(correct: str, name: str) -> None:
     with pytest.raises(UsageError, match=f"algorithm.name = '{name}' does more with what clients send than to take"):
