@@ -56,7 +56,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hpcfl.base.config import ConfigBase
 
 if TYPE_CHECKING:
-    from hpcfl.base.types import State
+    from hpcfl.base.types import Ints, State
     from hpcfl.comm.message import Layout, Message, Sums
     from hpcfl.data import Header
     from hpcfl.learning.batches import Visits
@@ -159,7 +159,8 @@ class Algorithm(ConfigBase):
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         """Do one chunk's visits: yield messages, return the personal state ``{name: [c, …]}``.
 
-        A message is ``{block: (value [c, …], weight [c])}``; a layerwise algorithm may send fewer rows, those of the
+        A message is ``{block: (value [c, …], weight [c])}``, of a block with `parts` in the shape that `holds` says; with
+        a mask as weight it is what `hpcfl.comm.message.masked` returns. A layerwise algorithm may send fewer rows, those of the
         first clients (`Visits.in_time`). Do not change a tensor once it is yielded: it may still be on its way.
 
         The engine keeps the returned state only of visits that counted. In a layerwise algorithm, a personal tensor
@@ -214,6 +215,15 @@ class Algorithm(ConfigBase):
             for names in self.layers(task)
         ]
         return ({"loss": Block((), task.dtype)}, *reversed(groups))
+
+    def holds(self, task: Task) -> Ints:
+        """Return which of its blocks' `parts` each client's visits hold, int64 [clients].
+
+        The clients of a chunk hold the same one.
+        """
+        import numpy as np
+
+        return np.zeros(task.federation.clients, dtype=np.int64)
 
     def sends(self, round: int) -> frozenset[str] | None:
         """Return the names of the blocks that visits of this round may send; None: all of the layout.
