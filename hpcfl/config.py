@@ -9,11 +9,13 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
+from hpcfl.algorithms.buffered import with_buffers
+from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
 from hpcfl.base import plugins
 from hpcfl.base.config import ConfigBase, checked, sections, unknown
 from hpcfl.base.errors import UsageError
@@ -43,6 +45,9 @@ from hpcfl.schedule.complexity import Oracle
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import Speed
+
+if TYPE_CHECKING:
+    from hpcfl.learning.task import Task
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -94,6 +99,7 @@ class Config(ConfigBase):
     checkpoint: Checkpoints = Checkpoints()
     algorithm: SerializeAsAny[Algorithm]
     """What clients compute and send, and what the server makes of it."""
+    server: ServerOptimizer = ServerOptimizer()
     participation: Participation = Participation()
     doubling: Doubling = Doubling()
     guard: Guard = Guard()
@@ -171,6 +177,7 @@ class Config(ConfigBase):
                 )
         self.task.check()
         self.oracle.check()
+        self.server.check(self.algorithm, self.doubling)
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)
         self.algorithm.check(self.speed.rules(self.participation), self.speed.known(self.clock))
@@ -203,6 +210,10 @@ class Config(ConfigBase):
             f"data: {whose}: algorithm '{self.algorithm.name}' shares one model, which needs equal shapes; "
             f"expected one of {able}"
         )
+
+    def method(self, task: Task, algorithm: Algorithm | None = None) -> Algorithm:
+        """Return the config's algorithm, or another, with all that stands around it for a task."""
+        return with_server_optimizer(with_buffers(algorithm or self.algorithm, task), task, self.server)
 
     def text(self) -> str:
         """Return the whole config as JSON, defaults included."""

@@ -8,15 +8,14 @@ tells its own at a place of its own: a largest number is no sum, but sums are al
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING
 
-from hpcfl.algorithms.base import Algorithm, ServerState
+from hpcfl.algorithms.wrapped import Wrapper, wrapped
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client
+    from hpcfl.algorithms.base import Algorithm, Client, ServerState
     from hpcfl.base.types import State
     from hpcfl.comm.message import Block, Layout, Message, Sums
     from hpcfl.learning.batches import Visits
@@ -30,25 +29,11 @@ def with_buffers(algorithm: Algorithm, task: Task) -> Algorithm:
     """Return the method that also handles the buffers of the task's module; where no step changes any, the method."""
     if task.whole is None or not task.whole.buffers or task.buffers == "keep":
         return algorithm
-    kept = {key: getattr(algorithm, key) for key in type(algorithm).model_fields}
-    around = _Local if task.buffers == "local" else _Buffered
-    return _class(around, type(algorithm)).model_construct(algorithm.model_fields_set, **kept)
+    return wrapped(algorithm, _Local if task.buffers == "local" else _Buffered)
 
 
-@cache
-def _class(around: type, method: type[Algorithm]) -> type[Algorithm]:
-    made: type[Algorithm] = type(method.__name__, (around, method), {"__module__": method.__module__})
-    return made
-
-
-if TYPE_CHECKING:
-    Base = Algorithm
-else:
-    Base = object  # the method comes after it among the bases
-
-
-class _Buffered(Base):
-    """Stands before a method's class; its helpers are functions, whose names no method can have."""
+class _Buffered(Wrapper):
+    """Its helpers are functions, whose names no method can have."""
 
     def init_server(self, task: Task) -> State:
         return super().init_server(task) | {name: _whole(task).buffers[name] for name in _sent(self, task)}
@@ -157,7 +142,7 @@ def _after(task: Task, value: Tensor, name: str, sums: Sums) -> Tensor:
 
     if _whole(task).integer(name):  # who told nothing has 0 at its place: such a buffer never falls
         return moved(value, sums.total(name).amax(0).clamp(min=0))
-    return moved(value, sums.mean(name))
+    return sums.moved(name, value)
 
 
 def _whole(task: Task) -> Whole:

@@ -40,7 +40,7 @@ class FedRolex(HeteroFl):
         """Take the step with the units in the order in which clients had them, and bring them back to theirs."""
         done = int(state.extras["rounds"])
         shared = self.server(task, self.placed(task, state.shared, done), sums)
-        return ServerState(self.placed(task, shared, -done), {"rounds": done + 1.0})
+        return ServerState(self.placed(task, shared, -done), {**state.extras, "rounds": done + 1.0})
 
     def _turned(self, task: Task, shared: State, start: int) -> State:
         """Return the model with the units of hidden layers from number `start` (mod K) on first."""

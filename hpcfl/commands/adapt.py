@@ -18,7 +18,6 @@ import numpy as np
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.algorithms import algorithm_class, algorithms
-from hpcfl.algorithms.buffered import with_buffers
 from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.types import Floats, Ints
 from hpcfl.comm.placement import chunk_size, cut_by_kind
@@ -247,7 +246,7 @@ def _adapt_chunk(request: AdaptRequest, task: Task, shared: State, clients: Ints
     curves: list[list[dict[str, Any]]] = [[] for _ in clients]
     for epochs in (0, *request.epochs):
         task.oracle_calls[:] = 0
-        params = with_buffers(request.config.algorithm, task).adapted(
+        params = request.config.method(task).adapted(
             task, shared, Visits.for_test(request.saved.round, clients), epochs
         )
         gradients = task.oracle_calls[clients].tolist()

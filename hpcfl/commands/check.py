@@ -130,6 +130,8 @@ def _rounds(job: Job) -> Facts:
 
 
 def _theory(job: Job) -> Facts:
+    if job.config.server.optimizer != "none":  # theory is about the method's own steps
+        return
     name = job.config.algorithm.name  # of one class only: others are not loaded
     if name == "salf":
         from hpcfl.commands.theorem import facts  # it needs torch and SciPy

@@ -12,7 +12,6 @@ import torch
 
 from hpcfl.algorithms import Algorithm, IteratedReduction
 from hpcfl.algorithms.base import Extras
-from hpcfl.algorithms.buffered import with_buffers
 from hpcfl.base.errors import UsageError
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.base.types import Computing, Floats, Ints, Shape, State
@@ -92,7 +91,7 @@ class Job:
         how = config.precision, None, config.task, computing
         task = Task(config.model, federation, config.seed, device, *how)
         task.paces = config.speed.paces(config.seed, config.clients)
-        algorithm = with_buffers(config.algorithm, task)
+        algorithm = config.method(task)
         give_back() if config.clock == "wall" and task.nbytes >= LEAN_BYTES else keep_freed()
         if config.doubling.when == "gradient" and config.algorithm.init_server(task).keys().isdisjoint(task.initial()):
             raise UsageError(
@@ -217,7 +216,8 @@ class Job:
         clients = plan.cohort[rows]
         depth = plan.depth[rows] if closed is None else np.ones(len(rows), dtype=np.int64)
         sizes = self.task.federation.train_sizes[clients]
-        return Visits(plan.round, clients, depth, sizes, plan.arrival[rows], closed)
+        steps = None if plan.steps is None else plan.steps[rows]
+        return Visits(plan.round, clients, depth, sizes, plan.arrival[rows], closed, steps)
 
     def members(self, clients: Ints) -> Ints:
         """Return the places of those `clients` that take part in the run, int64 [n]."""

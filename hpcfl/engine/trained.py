@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hpcfl import store
-from hpcfl.algorithms.buffered import with_buffers
 from hpcfl.base.errors import UsageError, check_within
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def open_models(run: Path | str, data_dir: Path | str | None = None, stored: boo
     saved = store.load(path, personal=False)
     task, shared = loaded(config, data, saved, path, range(config.clients), recorded(attributes))
     _check_sizes(folder, data, task.federation)
-    algorithm = with_buffers(as_stored(config.algorithm) if stored else config.algorithm, task)
+    algorithm = config.method(task, as_stored(config.algorithm) if stored else None)
     chunk = recorded_chunk(attributes, config)
     return Models(config, algorithm, saved.round, saved.shared, saved.extras, path, task, shared, chunk)
 
@@ -110,7 +109,7 @@ def loaded(
     """Return a run's task and its shared state; UsageError where the data of some clients are not those of the run."""
     federation = config.data.federate(config.clients, config.seed, data)
     task, shared = with_shared(config, federation, saved, computing)
-    algorithm = with_buffers(config.algorithm, task)
+    algorithm = config.method(task)
     store.check_personal(path, clients, lambda client: algorithm.init_client(task, client), federation.shapes)
     return task, shared
 
@@ -126,7 +125,7 @@ def with_shared(
     kinds = config.precision, config.clients, config.task, computing
     task = Task(config.model, federation, config.seed, where, *kinds)
     task.paces = config.speed.paces(config.seed, config.clients)
-    like = with_buffers(config.algorithm, task).init_server(task)
+    like = config.method(task).init_server(task)
     store.check_shared(saved.shared, like)
     return task, restored(like, saved.shared)
 

@@ -48,10 +48,25 @@ class Participation(ConfigBase):
     min_clients: int = Field(0, ge=0)
     """A round in which fewer visits than this count is void and repeated: all is drawn anew, its time counts,
     nothing else of it does. The probabilities that an algorithm may use stay those of a single attempt."""
-    partial: Literal["keep", "discard"] = "keep"
-    """What becomes of a visit that was not complete at the deadline. ``keep``: the layers that had arrived count.
-    ``discard``: nothing of it does (drop-stragglers)."""
+    partial: Literal["auto", "layers", "steps", "discard"] = "auto"
+    """What becomes of a visit that was not complete when the round closed. ``layers``: those that had arrived count, of
+    methods that send layers one by one. ``steps``: the local steps that fit do. ``discard``: nothing of it does
+    (drop-stragglers). ``auto``: layers where the method sends them, else nothing."""
     only_for: ClassVar[Mapping[str, tuple[str, str]]] = {"size": ("invite", "uniform"), "first": ("close", "first")}
+
+    @classmethod
+    def from_table(cls, table: Any, where: str, recorded: bool = False) -> Participation:
+        """Return the section in a table; runs once recorded that they ``keep`` layers, and did where a timer closed."""
+        if recorded and table.get("partial") == "keep":
+            table = {**table, "partial": "discard" if table.get("close") == "first" else "auto"}
+        return super().from_table(table, where, recorded)
+
+    @field_validator("partial", mode="before")
+    @classmethod
+    def _renamed(cls, value: Any) -> Any:
+        if value == "keep":
+            raise ValueError("expected 'auto' (as 'keep' is called now), 'layers', 'steps' or 'discard'")
+        return value
 
     @field_validator("hold_out", mode="before")
     @classmethod
@@ -119,6 +134,10 @@ class Participation(ConfigBase):
                 raise UsageError(f"participation.deadline: expected seconds above 0, got {seconds}{where}")
 
     @property
+    def by_steps(self) -> bool:
+        return self.partial == "steps"
+
+    @property
     def by_time(self) -> bool:
         return self.close == "deadline"
 
@@ -175,7 +194,7 @@ class Participation(ConfigBase):
             return {}
         return {
             "partial": "participation.close = 'first' counts whole visits only: layers of a visit that is not complete "
-            "when the round closes do not count, although participation.partial = 'keep'"
+            f"when the round closes do not count, although participation.partial = '{self.partial}'"
         }
 
 

@@ -87,6 +87,8 @@ class Plan:
         Seconds after which the attempt that counted closed at the latest; NaN where only visits close rounds.
     repeats : int
         Void attempts before this one.
+    steps : int64 [n] or None
+        Local steps of each visit that count, 0 where nothing does; None: visits are not cut short at a step.
     """
 
     round: int
@@ -98,6 +100,7 @@ class Plan:
     miss_probability: Floats
     closes_after: float = nan
     repeats: int = 0
+    steps: Ints | None = None
 
     @classmethod
     def nobody(cls, round: int, layers: int, closes_after: float = nan, repeats: int = 0) -> Plan:

@@ -247,3 +247,16 @@ def test_who_is_asked_follows_from_the_config():
     own = job.planner.attempt(4, 6, cohort=np.array([2]), closes_after=0.3)
     assert (own.cohort.tolist(), own.closes_after, own.number) == ([2], 0.3, 6)
     assert job.planner.plan(own).cohort.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "partial"),
+    [
+        ({"close": "deadline", "partial": "keep"}, "auto"),
+        ({"close": "first", "first": 2, "partial": "keep"}, "discard"),  # whole visits only then
+        ({"close": "deadline", "partial": "discard"}, "discard"),
+        ({"close": "first", "first": 2, "partial": "layers"}, "layers"),
+    ],
+)
+def test_what_runs_once_recorded_means_what_it_meant(recorded, partial):
+    assert Participation.from_table(recorded, "participation", recorded=True).partial == partial
