@@ -35,7 +35,7 @@ from hpcfl.base.errors import UsageError, check_within, refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client
+    from hpcfl.algorithms.base import By, Client
     from hpcfl.base.types import Ints, State
     from hpcfl.comm.message import Layout
     from hpcfl.learning.batches import Batch, Visits
@@ -135,6 +135,9 @@ class LocalTraining(Algorithm):
 
     def personal(self, task: Task) -> set[str]:
         return _names(task, self.personal_layers(len(task.layer_names())))
+
+    def mean_weights(self) -> By:
+        return self.weights
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return the layers that are sent: the shared ones, and where they are averaged the personal ones too.
