@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.base.errors import UsageError, refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client
+    from hpcfl.algorithms.base import By, Client
     from hpcfl.base.types import Ints, Shape, State
     from hpcfl.comm.message import Layout
     from hpcfl.data import Header
@@ -73,6 +74,9 @@ class HeteroFl(FedAvg):
             raise refusal("model.name", f"layers that algorithm '{self.name}' can make narrower", model.name, "mlp")
         if self.mask_labels and header.targets:
             raise refusal("algorithm.mask_labels", "false where labels are real numbers", True, False)
+
+    def mean_weights(self) -> By:
+        return Algorithm.mean_weights(self)  # its means are over the holders of each coordinate
 
     def holds(self, task: Task) -> Ints:
         import numpy as np
