@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.base.errors import UsageError, check_within, refusal
+from hpcfl.base.errors import UsageError, check_within, refusal, toml
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -336,6 +336,16 @@ def last(key: str, value: int, layers: int, least: int = 1, most: int | None = N
 def passed(samples: int, batch: int) -> int:
     """Return the steps of a pass over so many samples; a `batch` of 0 has all of them."""
     return -(-samples // min(batch or samples, samples))
+
+
+def check_plain(method: LocalSgd, *keys: str) -> None:
+    """Raise UsageError where a key is not as it is by default, which local steps that this method can take need."""
+    for key in keys:
+        plain = type(method).model_fields[key].default
+        if (value := getattr(method, key)) != plain:
+            raise refusal(
+                f"algorithm.{key}", f"{toml(plain)} with algorithm.name = '{method.name}'", value, toml(plain)
+            )
 
 
 def _names(task: Task, numbers: range) -> set[str]:

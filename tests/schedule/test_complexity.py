@@ -137,6 +137,7 @@ HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], float | tuple[int, 
     "fedavg": (lambda n, h: (n, n), MLP, MLP),
     # in round 1, 12 common samples in each step of 10; sent are their kernel, and its round
     "fedhenn": (lambda n, h: (n, n + ceil(n / 10) * 12), 12 * 13 // 2 + 1, MLP),
+    "fednova": (lambda n, h: (n, n), MLP + 1, MLP),  # and its number of steps
     "fedprox": (lambda n, h: (n, n), MLP, MLP),  # the proximal term takes no sample
     "fedrolex": (lambda n, h: (n, n), NARROW, MLP),
     "fedrep": (lambda n, h: (2 * n + n, 2 * n + n), 65 * 16, MLP),  # the head's two passes, one of the representation
@@ -154,6 +155,7 @@ HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], float | tuple[int, 
     "linear_fedrep": (lambda n, h: (0, 10), (20 * 20, 2 * 20), 42),
     "local": (lambda n, h: (n, n), 1, MLP),  # the loss
     "salf": (lambda n, h: (16, 16), MLP, MLP),
+    "scaffold": (lambda n, h: (n, n), 2 * MLP, MLP),  # and what its control variate has changed by
 }
 ELSEWHERE = {"fedlrgd"}  # tests/algorithms/test_fedlrgd.py: the server computes too
 
