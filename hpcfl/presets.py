@@ -228,7 +228,7 @@ def _only_for_another(section: str, before: Table, now: Table, rest: list[str]) 
         rules = source_class(name).only_for
     for key, (choice, word) in rules.items():
         if key in rest and before.get(choice) == word != now.get(choice):
-            yield [key], f"{section}.{choice} = '{now.get(choice)}' does not use"
+            yield [key], f"is for {section}.{choice} = '{word}'"
 
 
 # --- keys

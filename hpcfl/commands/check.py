@@ -55,6 +55,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
         _task(config),
         _device(config),
         _held_out(job),
+        _closing(job),
         _rounds(job),
         _theory(job),
         _stages(job),
@@ -107,6 +108,20 @@ def _held_out(job: Job) -> Facts:
     clients = job.config.clients
     if held := sorted({*range(clients)} - {*job.planner.members.tolist()}):
         yield "held out", f"{len(held)} of {clients} clients take no part: {listed(held)}"
+
+
+def _closing(job: Job) -> Facts:
+    """When rounds close, and what then becomes of visits that are not complete."""
+    rules = job.config.speed.rules(job.config.participation)
+    ends = []
+    if rules.enough is not None:
+        ends.append(f"{rules.grace:g} s after {rules.enough} visits" if rules.grace else f"with {rules.enough} visits")
+    if isinstance(rules.bound, float):
+        ends.append(f"after {rules.bound:g} s")
+    elif rules.bound is not None:
+        ends.append("by an adaptive deadline" if rules.adaptive else "by a schedule of deadlines")
+    under_way = "nothing counts" if job.planner.whole else "layers count"
+    yield "closes", f"{' or '.join(ends)}; of visits under way {under_way}" if ends else "with the last visit"
 
 
 def _rounds(job: Job) -> Facts:
@@ -208,7 +223,7 @@ def _warnings(job: Job) -> Facts:
     if foreign:
         yield "note", f"{', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"
     state = ServerState(job.algorithm.init_server(job.task), job.algorithm.init_extras(job.task))
-    for kind, text in (job.planner.warnings | job.algorithm.warnings(job.task, state)).items():
+    for kind, text in job.algorithm.warnings(job.task, state).items():
         yield "warning", f"{kind}: {text}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from math import ceil, inf, nan
+from math import ceil, inf, isfinite, nan
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -67,11 +67,6 @@ class Planner:
         """Whether a visit counts as a whole or not at all."""
         return self.participation.whole(self.algorithm.layerwise)
 
-    @property
-    def warnings(self) -> dict[str, str]:
-        """What the user should know before the run, by name."""
-        return self.participation.warnings(self.algorithm.layerwise)
-
     def plans(self, first: int = 0, stage: Callable[[], int] = lambda: 0) -> Iterator[Plan]:
         """Yield the plan of each simulated round from `first` on, without end; `stage` says where a run stands by then.
 
@@ -95,7 +90,7 @@ class Planner:
         for number in range(MOST_ATTEMPTS):
             attempt = self.attempt(round, number, stage)
             plan = self.plan(attempt)
-            self.saw(plan.seconds, attempt.closes_after)
+            self.saw(plan.seconds, attempt.closing(plan.seconds))
             duration += plan.duration
             if plan.counted.sum() >= needed:
                 return replace(plan, duration=duration)
@@ -126,10 +121,10 @@ class Planner:
         facts = self.seed, self.clients, self.work_fractions, round, number, cohort
         if everyone:
             return Attempt(*facts)
-        return Attempt(*facts, closes_after, *self._quorum(cohort, stage))
+        return Attempt(*facts, closes_after, *self._quorum(cohort, stage), self.participation.grace or 0.0)
 
     def _quorum(self, cohort: Ints, stage: int) -> tuple[int | None, Ints | None]:
-        """Return what closes a round that closes with the first visits, and what each visit counts towards it."""
+        """Return how much a round that does not wait for all waits for, and what each visit counts towards it."""
         visits = self.visits(stage)
         if visits is None or self.doubling.by == "clients":
             return visits, None
@@ -139,7 +134,7 @@ class Planner:
 
     def visits(self, stage: int) -> int | None:
         """Return the visits that a round of this stage waits for; None: all."""
-        first = self.participation.first
+        first = self.participation.enough
         if self.doubling.when == "never" or first is None:
             return first
         return wanted(first, self.participation.invited(self.clients), stage)
@@ -151,17 +146,24 @@ class Planner:
         return self.speed.replayed(plan, self.whole)
 
     def _by_visits(self, attempt: Attempt) -> Plan:
+        """Decide an attempt that closes when enough visits are there, or by its seconds at the latest."""
+        end = attempt.closes_after if isfinite(attempt.closes_after) else nan
         if not len(attempt.cohort):
-            return Plan.nobody(attempt.round, attempt.layers, repeats=attempt.number)
+            return Plan.nobody(attempt.round, attempt.layers, end, attempt.number)
         seconds = self.speed.seconds(attempt)
         order = np.argsort(seconds, kind="stable")
-        needed = attempt.needed(order)
-        depth = np.full(len(seconds), attempt.layers + 1, dtype=np.int64)
-        depth[order[:needed]] = 1
-        known = 1.0 if needed == len(seconds) else nan  # the chance to be among the first n has no closed form
-        chances = np.full((len(seconds), attempt.layers), known), np.zeros(attempt.layers)
-        duration = float(seconds[order[needed - 1]]) + self.speed.communication
-        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, *chances, repeats=attempt.number)
+        needed, closes = attempt.needed(order), attempt.closing(seconds)
+        if self.whole:
+            depth = np.where(seconds <= closes, 1, attempt.layers + 1)
+            if not attempt.grace:
+                depth[order[needed:]] = attempt.layers + 1  # of visits at once, no more than are waited for
+        else:
+            depth = self.speed.depth(replace(attempt, closes_after=closes))
+        arrival, miss = self._chances(attempt)
+        if needed < len(seconds):
+            arrival = np.full_like(arrival, nan)  # the chance to be among the first n has no closed form
+        duration = min(closes, float(seconds.max())) + self.speed.communication
+        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, arrival, miss, end, attempt.number)
 
     def _by_time(self, attempt: Attempt) -> Plan:
         end, speed = attempt.closes_after, self.speed
@@ -169,21 +171,32 @@ class Planner:
             return Plan.nobody(attempt.round, attempt.layers, end, attempt.number)
         seconds, depth = speed.seconds(attempt), speed.depth(attempt)
         late = depth > 1
-        if speed.known(self.clock):
-            arrival, miss = speed.arrival(attempt), speed.miss_probability(attempt)
-        else:
-            arrival, miss = np.full((len(seconds), attempt.layers), nan), np.full(attempt.layers, nan)
         if self.whole:
             depth = np.where(late, attempt.layers + 1, depth)
-            arrival = np.repeat(arrival[:, :1], attempt.layers, axis=1)
-            miss = np.repeat(miss[:1], attempt.layers)
         duration = (end if late.any() else float(seconds.max())) + speed.communication
-        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, arrival, miss, end, attempt.number)
+        chances = self._chances(attempt)
+        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, *chances, end, attempt.number)
+
+    def _chances(self, attempt: Attempt) -> tuple[Floats, Floats]:
+        """Return `Plan.arrival` and `Plan.miss_probability` of an attempt that only its seconds close, if they do.
+
+        One that visits close earlier has all layers of these, so the latter are the same.
+        """
+        shape = len(attempt.cohort), attempt.layers
+        if attempt.closes_after == inf:
+            return np.ones(shape), np.zeros(attempt.layers)
+        if not self.speed.known(self.clock):
+            return np.full(shape, nan), np.full(attempt.layers, nan)
+        arrival, miss = self.speed.arrival(attempt), self.speed.miss_probability(attempt)
+        if self.whole:
+            arrival, miss = np.repeat(arrival[:, :1], attempt.layers, axis=1), np.repeat(miss[:1], attempt.layers)
+        return arrival, miss
 
     def saw(self, seconds: Floats, closes_after: float) -> None:
         """Take note of the seconds of an attempt's whole visits, void or not: an adaptive rule follows from them.
 
-        One that missed the round's end, or never arrived (`inf` or NaN), counts as twice that: the rule can grow again.
+        One that had not ended when the attempt closed, or never does (`inf` or NaN), counts as twice as long as that:
+        the rule can grow again.
         """
         self._seconds.extend(np.where(seconds <= closes_after, seconds, 2 * closes_after).tolist())
 
@@ -195,8 +208,10 @@ class Planner:
             return
         data = store.open_run(run)
         columns = (data[name].values[:rounds] for name in ("cohort", "visit_seconds", "deadline"))
-        for cohort, seconds, closes_after in zip(*columns):
-            self.saw(seconds[cohort == 1], float(closes_after))
+        for round_, (invited, seconds, closes_after) in enumerate(zip(*columns)):
+            cohort = np.flatnonzero(invited == 1)
+            attempt = self.attempt(round_, cohort=cohort, closes_after=float(closes_after))
+            self.saw(seconds[cohort], attempt.closing(seconds[cohort]))
 
     # doubling participant sets
 

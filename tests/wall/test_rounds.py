@@ -175,8 +175,17 @@ RULES: dict[str, dict[str, Any]] = {
     "discarded": {"algorithm": SALF, "speed": DYNAMIC, "participation": {**SOON, "partial": "discard"}},
     "newcomers": {"algorithm": FEDREP, "speed": HALF, "participation": SOON},
     "first": {"algorithm": FEDAVG, "speed": DYNAMIC, "participation": {"close": "first", "first": 3}},
+    "layers": {"algorithm": SALF, "speed": DYNAMIC, "participation": {"close": "first", "first": 2}},
+    "quorum": {
+        "algorithm": SALF,
+        "speed": DYNAMIC,
+        "participation": {"close": "quorum", "quorum": 2, "grace": 0.02, "deadline": 0.5},
+    },
 }
-REPLAYS = [("whole", 1), ("newcomers", 1), ("whole", "all"), ("drawn", 1), ("drawn", 2), ("discarded", "all")]
+REPLAYS = [
+    *(("whole", 1), ("newcomers", 1), ("whole", "all"), ("drawn", 1), ("drawn", 2), ("discarded", "all")),
+    *(("layers", 1), ("quorum", 1), ("quorum", "all")),
+]
 
 
 @pytest.mark.parametrize(("rule", "width"), REPLAYS)
