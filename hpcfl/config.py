@@ -15,6 +15,7 @@ from pydantic import Field, SerializeAsAny, field_validator
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.algorithms.buffered import with_buffers
+from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
 from hpcfl.base import plugins
 from hpcfl.base.config import ConfigBase, checked, sections, unknown
 from hpcfl.base.errors import UsageError
@@ -98,6 +99,7 @@ class Config(ConfigBase):
     checkpoint: Checkpoints = Checkpoints()
     algorithm: SerializeAsAny[Algorithm]
     """What clients compute and send, and what the server makes of it."""
+    server: ServerOptimizer = ServerOptimizer()
     participation: Participation = Participation()
     doubling: Doubling = Doubling()
     guard: Guard = Guard()
@@ -175,6 +177,7 @@ class Config(ConfigBase):
                 )
         self.task.check()
         self.oracle.check()
+        self.server.check(self.algorithm, self.doubling)
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)
         self.algorithm.check(self.speed.rules(self.participation), self.speed.known(self.clock))
@@ -210,7 +213,7 @@ class Config(ConfigBase):
 
     def method(self, task: Task, algorithm: Algorithm | None = None) -> Algorithm:
         """Return the config's algorithm, or another, with all that stands around it for a task."""
-        return with_buffers(algorithm or self.algorithm, task)
+        return with_server_optimizer(with_buffers(algorithm or self.algorithm, task), task, self.server)
 
     def text(self) -> str:
         """Return the whole config as JSON, defaults included."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcfl.algorithms import algorithm_class, algorithms
+from hpcfl.algorithms.server_optimizer import ServerOptimizer
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.data import source_class, sources
@@ -223,12 +224,17 @@ def _lacking(section: str, before: Table, now: Table, rest: list[str]) -> tuple[
 
 def _only_for_another(section: str, before: Table, now: Table, rest: list[str]) -> Iterator[tuple[list[str], str]]:
     """Yield each key among `rest` that is only for the word that the section had before, and why it goes."""
-    rules = Participation.only_for if section == "participation" else {}
+    rules: Mapping[str, tuple[str, str | tuple[str, ...]]] = {}
+    if section == "participation":
+        rules = Participation.only_for
+    if section == "server":
+        rules = ServerOptimizer.only_for
     if section == "data" and isinstance(name := now.get("name"), str):
         rules = source_class(name).only_for
-    for key, (choice, word) in rules.items():
-        if key in rest and before.get(choice) == word != now.get(choice):
-            yield [key], f"is for {section}.{choice} = '{word}'"
+    for key, (choice, words) in rules.items():
+        words = (words,) if isinstance(words, str) else words
+        if key in rest and before.get(choice) in words and now.get(choice) not in words:
+            yield [key], f"is for {section}.{choice} = {' or '.join(map(repr, words))}"
 
 
 # --- keys

@@ -9,7 +9,6 @@ from typing import Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.comm.message import moved
 
 
 class FedSgd(Algorithm):
@@ -30,7 +29,7 @@ class FedSgd(Algorithm):
         return personal
 
     def server(self, task, shared, sums):  # the default does the same
-        return {name: moved(value, sums.mean(name)) for name, value in shared.items()}
+        return {name: sums.moved(name, value) for name, value in shared.items()}
 ```
 
 A file like this in this folder is a new method: its fields are the keys of ``[algorithm]``, the string below a field
@@ -144,6 +143,8 @@ class Algorithm(ConfigBase):
         Clients may differ in the shape of their features; then nothing that depends on this shape is shared.
     fresh : bool
         The method needs new samples of a linear model in each round, and can do nothing with other data.
+    own_step : bool
+        The server's step gives what is shared a property that the step of a server optimiser would not keep.
     metric_columns : dict of str to str
         Names and meanings of its `metrics`.
     """
@@ -152,6 +153,7 @@ class Algorithm(ConfigBase):
     layerwise: ClassVar[bool] = False
     any_shape: ClassVar[bool] = False
     fresh: ClassVar[bool] = False
+    own_step: ClassVar[bool] = False
     metric_columns: ClassVar[dict[str, str]] = {}
 
     # ---- the two functions that make a method
@@ -172,9 +174,7 @@ class Algorithm(ConfigBase):
 
         Return new tensors and leave those of `shared` as they are: they may still be on their way to a late client.
         """
-        from hpcfl.comm.message import moved
-
-        return {name: moved(value, sums.mean(name)) if name in sums else value for name, value in shared.items()}
+        return {name: sums.moved(name, value) if name in sums else value for name, value in shared.items()}
 
     # ---- state: what is shared (the model), what each client keeps (nothing), what the server alone knows (nothing)
 
@@ -221,6 +221,16 @@ class Algorithm(ConfigBase):
         In simulated time the others do not travel.
         """
         return None
+
+    # ---- visits that are cut short
+
+    def visit_steps(self, samples: int) -> tuple[int, int]:
+        """Return the local steps of a whole visit of a client with so many training samples, and the least that count.
+
+        By default (0, 0): a visit cannot be cut short after some of its steps. Where it can, it takes those that
+        `Visits.steps` says; `Task.batches` ends by itself.
+        """
+        return 0, 0
 
     # ---- what is refused
 

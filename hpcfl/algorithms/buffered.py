@@ -142,7 +142,7 @@ def _after(task: Task, value: Tensor, name: str, sums: Sums) -> Tensor:
 
     if _whole(task).integer(name):  # who told nothing has 0 at its place: such a buffer never falls
         return moved(value, sums.total(name).amax(0).clamp(min=0))
-    return moved(value, sums.mean(name))
+    return sums.moved(name, value)
 
 
 def _whole(task: Task) -> Whole:

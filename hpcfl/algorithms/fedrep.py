@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from hpcfl.algorithms.local_sgd import PartlyPersonal, last
+from hpcfl.algorithms.local_sgd import PartlyPersonal, last, passed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,17 +33,36 @@ class FedRep(PartlyPersonal):
     def personal_layers(self, layers: int) -> range:
         return last("head_layers", self.head_layers, layers, least=0, most=layers - 1)
 
+    def visit_steps(self, samples: int) -> tuple[int, int]:
+        """Return the steps of heads and representation; what is shared has changed after its first one only."""
+        head, (body, _) = self._head_steps(samples), super().visit_steps(samples)
+        return self.blocks * (head + body), head + 1
+
+    def _head_steps(self, samples: int) -> int:
+        return self.head_epochs * passed(samples, self.batch) if self.head_layers else 0
+
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
+        import numpy as np
         import torch
+
+        from hpcfl.base.transfer import on_device
 
         optimiser, own = self.optimiser_in(visits.round), self.personal(task)
         memory = optimiser.init(params)
-        losses = []
+        head, body = (
+            np.array([steps(samples) for samples in visits.samples.tolist()])
+            for steps in (self._head_steps, lambda samples: super(FedRep, self).visit_steps(samples)[0])
+        )
+        losses, begun = [], []
         for block in range(self.blocks):
             if own:
                 upper = task.freeze_below(params, visits, own)
                 batches = upper.batches(visits, self.batch, self.head_epochs, phase=2 * block + 1)
                 optimiser.train(upper, params, batches, memory, own)
+                visits = visits.after(head)
+            begun.append(visits.ones(len(head)) if visits.steps is None else torch.from_numpy(visits.steps > 0))
             batches = self.local_steps(task, visits, phase=2 * block)
             losses.append(optimiser.train(task, params, batches, memory, params.keys() - own))
-        return torch.stack(losses).mean(0)
+            visits = visits.after(body)
+        counted = on_device(torch.stack(begun).to(task.dtype), task.device)
+        return (torch.stack(losses) * counted).sum(0) / counted.sum(0)

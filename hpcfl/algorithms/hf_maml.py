@@ -41,19 +41,34 @@ class HfMaml(LocalTraining):
     def tuned_layers(self, layers: int) -> range:
         return last("tune_layers", self.tune_layers, layers)
 
+    def visit_steps(self, samples: int) -> tuple[int, int]:
+        return self.steps, 1
+
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
         import torch
 
         threes = [task.batches(visits, self.batch, steps=self.steps, phase=phase) for phase in range(3)]
-        return torch.stack([self._step(task, params, *three) for three in zip(*threes)]).mean(0)
+        found = [
+            (self._step(task, params, one, two, three, one.active()), one.active_weight())
+            for one, two, three in zip(*threes)
+        ]
+        losses, weights = (torch.stack(each) for each in zip(*found))
+        return (losses * weights).sum(0) / weights.sum(0)
 
-    def _step(self, task: Task, params: State, one: Batch, two: Batch, three: Batch) -> Tensor:
-        """Take one step in place; return the losses before it, ``[c]``."""
+    def _step(
+        self, task: Task, params: State, one: Batch, two: Batch, three: Batch, active: Tensor | None = None
+    ) -> Tensor:
+        """Take one step in place, of the clients `active` (bool ``[c]``; None: all); return the losses before it."""
+        import torch
+
         first, loss = task.gradients(params, one)
         second, _ = task.gradients(_moved(params, first, -self.inner_lr), two)
         bent = self._curvature(task, params, three, second)
         for name, value in params.items():
-            value.add_(second[name] - self.inner_lr * bent[name], alpha=-self.lr)
+            step = second[name] - self.inner_lr * bent[name]
+            if active is not None:  # whose visit is cut short rests
+                step = torch.where(active.view(-1, *[1] * (step.dim() - 1)), step, 0.0)
+            value.add_(step, alpha=-self.lr)
         return loss
 
     def _curvature(self, task: Task, params: State, batch: Batch, along: State) -> State:

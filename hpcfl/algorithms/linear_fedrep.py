@@ -40,6 +40,7 @@ class LinearFedRep(Algorithm):
     name: Literal["linear_fedrep"] = "linear_fedrep"
     any_shape: ClassVar[bool] = True
     fresh: ClassVar[bool] = True
+    own_step: ClassVar[bool] = True
     lr: float = Field(0.1, gt=0)
     """Step size η."""
     initial: Literal["moments", "random"] = "moments"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Client
-    from hpcfl.base.types import State
+    from hpcfl.base.types import Ints, State
     from hpcfl.comm.message import Layout
     from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.optim import Optimizer
@@ -219,6 +219,17 @@ class LocalSgd(LocalTraining):
         """Yield the batches of a visit's steps; each phase has an order of samples of its own."""
         return task.batches(visits, self.batch, self.epochs, self.steps, phase)
 
+    def visit_steps(self, samples: int) -> tuple[int, int]:
+        return self.steps or self.epochs * passed(samples, self.batch), 1
+
+    def taken(self, visits: Visits) -> Ints:
+        """Return how many local steps each visit takes, int64 ``[c]``."""
+        import numpy as np
+
+        if visits.steps is not None:
+            return visits.steps
+        return np.array([self.visit_steps(int(samples))[0] for samples in visits.samples], dtype=np.int64)
+
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
         objective = self.objective(task, shared, visits)
         batches = self.local_steps(task, visits)
@@ -317,6 +328,11 @@ def last(key: str, value: int, layers: int, least: int = 1, most: int | None = N
     most = layers if most is None else most
     check_within(f"algorithm.{key}", value, least, most, " for this model")
     return range(layers - value, layers)
+
+
+def passed(samples: int, batch: int) -> int:
+    """Return the steps of a pass over so many samples; a `batch` of 0 has all of them."""
+    return -(-samples // min(batch or samples, samples))
 
 
 def _names(task: Task, numbers: range) -> set[str]:

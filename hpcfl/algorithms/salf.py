@@ -135,13 +135,11 @@ class Salf(Algorithm):
 
     def _moved(self, task: Task, shared: State, sums: Sums, chances: list[float]) -> State:
         """Move each layer by the sum of what arrived over the rule's denominator; an empty layer stays."""
-        from hpcfl.comm.message import moved
-
         after = dict(shared)
         for chance, names in zip(chances, self.layers(task)):
             for name in names:
                 over = (1.0 - chance) * sums.weight(name) if self.rule == "paper" else float(sums.invited)
-                after[name] = moved(shared[name], sums.over(name, over))
+                after[name] = sums.moved(name, shared[name], over)
         return after
 
     def _nobody(self, task: Task, sums: Sums) -> list[float]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import sqrt
 from threading import local
 from typing import ClassVar
 
@@ -38,7 +39,7 @@ class _Room(local):
     """What a thread works in, a piece each: fresh memory for every message cost more than the arithmetic."""
 
     def __init__(self) -> None:
-        self.total, self.scratch = torch.empty(2, PIECE, dtype=torch.float64)
+        self.total, self.scratch, self.result = torch.empty(3, PIECE, dtype=torch.float64)
 
 
 ROOM = _Room()
@@ -63,7 +64,7 @@ def add_to_bins(total: Floats, bins: Floats) -> None:
 def sum_small(values: Sequence[tuple[Tensor, float]], out: Floats) -> bool:
     """Write ``Σ factor·value`` to `out` [n ≤ PIECE] and return True, where all is so small that one grid suffices."""
     arrays = [(value.numpy(), factor) for value, factor in values]
-    if not sum(abs(factor) * max(float(each.max()), -float(each.min())) for each, factor in arrays) < 2.0**5:
+    if not sum(abs(factor) * _most(each) for each, factor in arrays) < 2.0**5:
         return False
     step, scratch = ROUNDER / STEPS, ROOM.scratch.numpy()[: len(out)]
     for number, (each, factor) in enumerate(arrays):
@@ -71,11 +72,18 @@ def sum_small(values: Sequence[tuple[Tensor, float]], out: Floats) -> bool:
         np.copyto(term, each)
         if factor != 1.0:
             term *= factor
-        term += step
-        term -= step
+        term += -step if number % 2 else step  # each is rounded; of two in turn the steps themselves cancel
         if number:
             out += term
+    if len(arrays) % 2:
+        out -= step
     return bool(arrays)
+
+
+def _most(values: Floats) -> float:
+    """Return a number that no value [n ≤ PIECE] exceeds in size, below 2^5 where that can be; NaN among NaN."""
+    bound = 1.01 * sqrt(float(np.dot(values, values)))  # one pass, and mostly small enough
+    return bound if bound < 1.0 else max(float(values.max()), -float(values.min()))
 
 
 class ExactSum(ABC):
@@ -89,17 +97,21 @@ class ExactSum(ABC):
 
     scale: ClassVar[float] = 1.0
 
-    def add_rows(self, rows: Tensor, factors: Sequence[float]) -> None:
+    def add_rows(self, rows: Tensor, factors: list[float]) -> None:
         """Add ``Σ factor·row`` of rows [k, n] on the CPU, itself formed in float64.
 
         Piece by piece, each of which stays in the caches, and mostly by NumPy, whose calls cost less than torch's.
         """
         if not factors:
             return
-        if rows.shape[1] <= FEW and rows.dtype == torch.float32:
+        few = rows.shape[1] <= FEW
+        if few and rows.dtype == torch.float32:
             # one call for all: a float32 times a count of samples is exact in float64, whatever adds it
             terms = np.multiply(rows.numpy(), np.array(factors)[:, None] * self.scale, dtype=np.float64)
             self.add(np.add.reduce(terms, out=ROOM.total.numpy()[: rows.shape[1]]), slice(0, rows.shape[1]))
+            return
+        if few and self.scale == 1.0 and factors.count(1.0) == len(factors):
+            self.add(np.add.accumulate(rows.numpy())[-1], slice(0, rows.shape[1]))  # row after row, as below
             return
         for piece in pieces(rows.shape[1]):
             total = ROOM.total[: piece.stop - piece.start]
@@ -123,8 +135,13 @@ class ExactSum(ABC):
         """Begin with what another has at a piece, None: with nothing."""
 
     @abstractmethod
+    def part(self, piece: slice, out: Floats) -> None:
+        """Write a piece of the sums to float64 `out`, which may be the memory of this piece of a `FixedSum`."""
+
     def total(self, out: Floats) -> None:
-        """Write the sums to float64 `out` [n], which may be the memory of a `FixedSum`."""
+        """Write the sums to float64 `out` [n]."""
+        for piece in pieces(len(out)):
+            self.part(piece, out[piece])
 
 
 class BinnedSum(ExactSum):
@@ -142,8 +159,8 @@ class BinnedSum(ExactSum):
     def start(self, other: ExactSum | None, piece: slice) -> None:
         self.bins[:] = other.bins[:, piece] if isinstance(other, BinnedSum) else 0.0
 
-    def total(self, out: Floats) -> None:
-        np.add.reduce(self.bins[::-1], out=out)  # smallest first
+    def part(self, piece: slice, out: Floats) -> None:
+        np.add.reduce(self.bins[::-1, piece], out=out)  # smallest first
 
 
 class FixedSum(ExactSum):
@@ -197,16 +214,15 @@ class FixedSum(ExactSum):
             self.whole[:], self._bounds[:] = other.whole[piece], other._bounds[piece.start // PIECE]
             self.upper = None if other.upper is None else other.upper[piece].copy()
 
-    def total(self, out: Floats) -> None:
-        """Write the sums, each rounded once."""
-        for piece in pieces(len(out)):
-            whole, low = self.whole[piece], ROOM.scratch.numpy()[: piece.stop - piece.start]
-            if self.upper is None:
-                np.copyto(low, whole)
-            else:
-                np.copyto(low, whole & (2**COARSE_BITS - 1))
-                low += (whole >> COARSE_BITS) * COARSE + self.upper[piece]
-            np.multiply(low, 1 / STEPS, out=out[piece])
+    def part(self, piece: slice, out: Floats) -> None:
+        """Write a piece of the sums, each rounded once."""
+        whole, low = self.whole[piece], ROOM.scratch.numpy()[: len(out)]
+        if self.upper is None:
+            np.copyto(low, whole)
+        else:
+            np.copyto(low, whole & (2**COARSE_BITS - 1))
+            low += (whole >> COARSE_BITS) * COARSE + self.upper[piece]
+        np.multiply(low, 1 / STEPS, out=out)
 
 
 def _split(total: Floats) -> Floats:

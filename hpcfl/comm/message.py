@@ -10,7 +10,7 @@ still sums, but no longer the same to the bit on any number of ranks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,12 +21,15 @@ from torch import Tensor
 
 from hpcfl.base.transfer import on_device, on_host
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.comm.exact import GRIDS, PIECE, ROOM, ROUNDER, BinnedSum, ExactSum, FixedSum
+from hpcfl.comm.exact import GRIDS, PIECE, ROOM, ROUNDER, BinnedSum, ExactSum, FixedSum, pieces
 from hpcfl.comm.packing import Packing
 from hpcfl.comm.pool import POOL, SPARE
 
 Message = Mapping[str, tuple[Tensor, Tensor]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
+
+Fill = Callable[[slice, Floats], None]
+"""Writes a piece of a block's total to float64 [n ≤ PIECE]."""
 
 FIXED_FROM = 1024  # numbers: smaller blocks carry two bins, and nobody asks who needs them
 
@@ -116,6 +119,25 @@ class Sums(ABC):
         """Return ``Σ weight·value / denominator``, float64; zero where nothing was sent."""
         total = self.total(name)
         return total.div_(denominator) if self.weight(name) else total.zero_()
+
+    def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
+        """Return a value after its mean update, or after `over` some other denominator: see `moved`."""
+        denominator = self.weight(name) if denominator is None else denominator
+        fill = self.fill(name) if value.device.type == "cpu" and value.numel() > PIECE else None
+        if fill is None or not self.weight(name):
+            return moved(value, self.over(name, denominator))
+        after = POOL.empty(value.shape, value.dtype)
+        new, old = after.view(-1), value.reshape(-1)
+        over = torch.tensor(denominator, dtype=torch.float64)
+        for piece in pieces(value.numel()):  # whole sums in float64 would cost more than the arithmetic
+            size = piece.stop - piece.start
+            fill(piece, ROOM.result[:size].numpy())
+            new[piece].copy_(ROOM.total[:size].copy_(old[piece]).addcdiv_(ROOM.result[:size], over))
+        return after
+
+    def fill(self, name: str) -> Fill | None:
+        """Return what knows a block's total piece by piece; None: only `total` knows it."""
+        return None
 
     def __iter__(self) -> Iterator[str]:
         return (name for group in self.layout for name in group)
@@ -232,6 +254,9 @@ class ExactSums(Sums):
         total = SPARE.empty(shape, torch.float64)
         self._sums[name].total(total.view(-1).numpy())
         return on_device(total, self.device)
+
+    def fill(self, name: str) -> Fill | None:
+        return self._sums[name].part if name in self._sums and name not in self._far else None
 
     def weight(self, name: str) -> float:
         return float(self._weights[name][0]) if name in self._weights else 0.0

@@ -14,7 +14,7 @@ import numpy as np
 from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.types import Floats, Ints
 
-CACHE_BYTES = 6_500_000  # a chunk's parameters should stay in the caches: 10 to 12 models of 640 kB ran fastest
+CACHE_BYTES = 8_500_000  # a chunk's parameters should stay in the caches: 10 to 13 models of 640 kB, with 1 MB a core
 MOST_PER_CHUNK = 256
 CHUNKS_WANTED = 8  # "auto" leaves at least so many chunks, so that some ranks can share them
 SINGLE_RANKS = 64  # up to so many ranks every client rank has a lane of its own

@@ -120,7 +120,8 @@ def _closing(job: Job) -> Facts:
         ends.append(f"after {rules.bound:g} s")
     elif rules.bound is not None:
         ends.append("by an adaptive deadline" if rules.adaptive else "by a schedule of deadlines")
-    under_way = "nothing counts" if job.planner.whole else "layers count"
+    parts = "steps count" if rules.by_steps else "layers count"
+    under_way = "nothing counts" if job.planner.whole and not rules.by_steps else parts
     yield "closes", f"{' or '.join(ends)}; of visits under way {under_way}" if ends else "with the last visit"
 
 
@@ -145,6 +146,8 @@ def _rounds(job: Job) -> Facts:
 
 
 def _theory(job: Job) -> Facts:
+    if job.config.server.optimizer != "none":  # theory is about the method's own steps
+        return
     name = job.config.algorithm.name  # of one class only: others are not loaded
     if name == "salf":
         from hpcfl.commands.theorem import facts  # it needs torch and SciPy

@@ -51,11 +51,14 @@ ORACLE = (
     Column("running_time", (), "float64", "expected running time of the round's epochs as eq. 25 has it, in gradients"),
 )
 """Columns of federated oracle complexity, where `oracle.record` asks for them."""
+STEPS = Column("steps", ("client",), "int64", "local steps of the client that counted, -1 if not invited")
+"""The column of visits that may be cut short at a step."""
 
 
 def columns(job: Job) -> list[Column]:
     """All columns of a run; UsageError where a metric has the name of another one."""
     found = [*COLUMNS, *(ORACLE if job.config.oracle.record else ())]
+    found += [STEPS] if job.config.participation.by_steps else []
     found += [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
     taken = {column.name for column in found}
     for name in job.task.metrics:

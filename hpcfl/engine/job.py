@@ -210,7 +210,8 @@ class Job:
         clients = plan.cohort[rows]
         depth = plan.depth[rows] if closed is None else np.ones(len(rows), dtype=np.int64)
         sizes = self.task.federation.train_sizes[clients]
-        return Visits(plan.round, clients, depth, sizes, plan.arrival[rows], closed)
+        steps = None if plan.steps is None else plan.steps[rows]
+        return Visits(plan.round, clients, depth, sizes, plan.arrival[rows], closed, steps)
 
     def members(self, clients: Ints) -> Ints:
         """Return the places of those `clients` that take part in the run, int64 [n]."""

@@ -225,7 +225,11 @@ class Recorder:
 
     def plan_columns(self, plan: Plan) -> dict[str, Any]:
         """The columns that follow from the plan alone."""
-        return {
+        steps = {}
+        if self.job.config.participation.by_steps:
+            counted = np.zeros_like(plan.depth) if plan.steps is None else np.where(plan.counted, plan.steps, 0)
+            steps["steps"] = self._by_client(plan, counted, -1)
+        return steps | {
             "cohort": self._by_client(plan, 1, 0),
             "arrived": self._by_client(plan, plan.counted, 0),
             "version": self._by_client(plan, plan.round, -1),

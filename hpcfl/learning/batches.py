@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 from typing import Literal
 
@@ -40,11 +40,17 @@ class Visits:
     """Chance that layer l counts, ``[c, L]``; NaN where unknown."""
     closed: Event | None = None
     """In real time: set when the round has closed."""
+    steps: Ints | None = None
+    """Local steps that each one takes, ``[c]``, where they may be fewer than the method says; None: as it says."""
 
     @classmethod
     def for_test(cls, round: int, clients: Ints) -> Visits:
         """Visits that send nothing: a test after `round` rounds."""
         return cls(round, clients, np.ones(0, int), np.ones(0, int), np.ones((0, 0)))
+
+    def after(self, steps: Ints) -> Visits:
+        """The same with so many of each one's steps taken."""
+        return self if self.steps is None else replace(self, steps=(self.steps - steps).clip(min=0))
 
     def raise_if_closed(self) -> None:
         if self.closed is not None and self.closed.is_set():
@@ -132,7 +138,7 @@ def orders(
 ) -> Ints:
     """Return which of the `held` samples of each client make up its steps, ``[steps, c, size]``; −1: none.
 
-    Its steps are fewer where it holds less, and the last batch of a pass may not be full.
+    Its steps are fewer where it holds less or its visit is cut short, and the last batch of a pass may not be full.
     """
     parts = {}
     for n in sorted(set(held)):
@@ -154,6 +160,9 @@ def orders(
     index = np.full((max(count for count, _ in shapes), len(held), max(width for _, width in shapes)), -1)
     for places, part in parts.values():
         index[: part.shape[1], places, : part.shape[2]] = part.transpose(1, 0, 2)
+    if visits.steps is not None:
+        index[np.arange(len(index))[:, None] >= visits.steps] = -1
+        index = index[: visits.steps.max()]
     return index
 
 

@@ -76,8 +76,9 @@ class Participation(ConfigBase):
         """
         if recorded and "quorum" not in table:
             timed = table.get("close") == "deadline"
-            means = {"keep": "auto" if table.get("close") != "first" else "discard"}
-            table = {key: means.get(value, value) for key, value in table.items() if timed or key != "deadline"}
+            table = {key: value for key, value in table.items() if timed or key != "deadline"}
+            if table.get("partial") == "keep":
+                table["partial"] = "discard" if table.get("close") == "first" else "auto"
         return super().from_table(table, where, recorded)
 
     @field_validator("partial", mode="before")
@@ -154,6 +155,10 @@ class Participation(ConfigBase):
             if seconds <= 0:
                 where = f" from round {start} on" if len(steps) > 1 else ""
                 raise UsageError(f"participation.deadline: expected seconds above 0, got {seconds}{where}")
+
+    @property
+    def by_steps(self) -> bool:
+        return self.partial == "steps"
 
     @property
     def by_time(self) -> bool:

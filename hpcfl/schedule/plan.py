@@ -96,6 +96,8 @@ class Plan:
         visits close rounds.
     repeats : int
         Void attempts before this one.
+    steps : int64 [n] or None
+        Local steps of each visit that count, 0 where nothing does; None: visits are not cut short at a step.
     """
 
     round: int
@@ -107,6 +109,7 @@ class Plan:
     miss_probability: Floats
     closes_after: float = nan
     repeats: int = 0
+    steps: Ints | None = None
 
     @classmethod
     def nobody(cls, round: int, layers: int, closes_after: float = nan, repeats: int = 0) -> Plan:

@@ -18,7 +18,7 @@ from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt, Plan
-from hpcfl.schedule.speeds.base import Speed
+from hpcfl.schedule.speeds.base import CLOSE, Speed
 
 MOST_ATTEMPTS = 1000
 """After so many void attempts at one round it is given up."""
@@ -34,6 +34,7 @@ class Method(Protocol):
     def invites(self, round: int) -> bool: ...
     def invites_all(self, round: int) -> bool: ...
     def clients_done(self, round: int) -> bool: ...
+    def visit_steps(self, samples: int) -> tuple[int, int]: ...
 
 
 @dataclass(eq=False)
@@ -61,6 +62,13 @@ class Planner:
     def members(self) -> Ints:
         """The ids of the clients that take part in the run, ascending, int64 [n]; a replay has those of its trace."""
         return self.speed.rules(self.participation).taking_part(self.clients)
+
+    @cached_property
+    def visit_steps(self) -> tuple[Ints, Ints]:
+        """The local steps of each client's whole visit, and the least that count, int64 [clients] each."""
+        found = [self.algorithm.visit_steps(samples) for samples in self.sizes.tolist()]
+        whole, least = np.array(found, dtype=np.int64).reshape(-1, 2).T
+        return whole, least
 
     @property
     def whole(self) -> bool:
@@ -143,7 +151,8 @@ class Planner:
         """Decide one attempt, however many visits may count in it; its `duration` is that of this attempt alone."""
         rules, attempt = self.speed.rules(self.participation), self.speed.recorded(attempt)
         plan = self._by_time(attempt) if rules.by_time else self._by_visits(attempt)
-        return self.speed.replayed(plan, self.whole)
+        steps = self.visit_steps[0][attempt.cohort] if self.participation.by_steps else None
+        return self.speed.replayed(plan, self.whole, steps)
 
     def _by_visits(self, attempt: Attempt) -> Plan:
         """Decide an attempt that closes when enough visits are there, or by its seconds at the latest."""
@@ -153,7 +162,10 @@ class Planner:
         seconds = self.speed.seconds(attempt)
         order = np.argsort(seconds, kind="stable")
         needed, closes = attempt.needed(order), attempt.closing(seconds)
-        if self.whole:
+        steps = self._steps(attempt, seconds, closes)
+        if steps is not None:
+            depth = np.where(steps > 0, 1, attempt.layers + 1)
+        elif self.whole:
             depth = np.where(seconds <= closes, 1, attempt.layers + 1)
             if not attempt.grace:
                 depth[order[needed:]] = attempt.layers + 1  # of visits at once, no more than are waited for
@@ -163,7 +175,7 @@ class Planner:
         if needed < len(seconds):
             arrival = np.full_like(arrival, nan)  # the chance to be among the first n has no closed form
         duration = min(closes, float(seconds.max())) + self.speed.communication
-        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, arrival, miss, end, attempt.number)
+        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, arrival, miss, end, attempt.number, steps)
 
     def _by_time(self, attempt: Attempt) -> Plan:
         end, speed = attempt.closes_after, self.speed
@@ -173,20 +185,40 @@ class Planner:
         late = depth > 1
         if self.whole:
             depth = np.where(late, attempt.layers + 1, depth)
+        steps = self._steps(attempt, seconds, end)
+        if steps is not None:
+            depth = np.where(steps > 0, 1, attempt.layers + 1)
         duration = (end if late.any() else float(seconds.max())) + speed.communication
         chances = self._chances(attempt)
-        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, *chances, end, attempt.number)
+        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, *chances, end, attempt.number, steps)
+
+    def _steps(self, attempt: Attempt, seconds: Floats, end: float) -> Ints | None:
+        """Return how many local steps of visits that take `seconds` (float64 [n]) count at the `end`, int64 [n].
+
+        None where visits are not cut short at a step.
+        """
+        if not self.participation.by_steps:
+            return None
+        whole, least = (each[attempt.cohort] for each in self.visit_steps)
+        share = np.where(seconds <= end, 1.0, end / seconds)
+        steps: Ints = np.floor(whole * share * (1 + CLOSE)).astype(np.int64)
+        return np.where(steps < least, 0, steps)
 
     def _chances(self, attempt: Attempt) -> tuple[Floats, Floats]:
         """Return `Plan.arrival` and `Plan.miss_probability` of an attempt that only its seconds close, if they do.
 
-        One that visits close earlier has all layers of these, so the latter are the same.
+        One that visits close earlier has all of these, so the latter are the same.
         """
         shape = len(attempt.cohort), attempt.layers
         if attempt.closes_after == inf:
             return np.ones(shape), np.zeros(attempt.layers)
         if not self.speed.known(self.clock):
             return np.full(shape, nan), np.full(attempt.layers, nan)
+        if self.participation.by_steps:
+            whole, least = self.visit_steps
+            chance = self.speed.reach(attempt, (least / whole)[attempt.cohort])
+            miss: Floats = np.full(attempt.layers, np.prod(1.0 - chance))
+            return np.repeat(chance[:, None], attempt.layers, axis=1), miss
         arrival, miss = self.speed.arrival(attempt), self.speed.miss_probability(attempt)
         if self.whole:
             arrival, miss = np.repeat(arrival[:, :1], attempt.layers, axis=1), np.repeat(miss[:1], attempt.layers)
@@ -254,7 +286,7 @@ def check(
     doubling.check(participation)
     speed.check(participation, clock)
     speed.covers(rounds, clients)
-    _check_partial(participation.partial, algorithm)
+    _check_partial(participation.partial, algorithm, clock)
     if algorithm.invites_all(0) and speed.needs_end:
         raise UsageError(
             f"algorithm.name = '{algorithm.name}' begins with a round that waits for everybody, but the times of "
@@ -272,10 +304,15 @@ def check(
         )
 
 
-def _check_partial(partial: str, algorithm: Method) -> None:
+def _check_partial(partial: str, algorithm: Method, clock: str) -> None:
     """Refuse partial work of a kind that the method does not do."""
-    if partial == "steps":
-        raise UsageError("participation.partial = 'steps' is not there yet: expected 'auto', 'layers' or 'discard'")
+    if partial == "steps" and clock == "wall":
+        raise UsageError("participation.partial = 'steps': expected clock = 'simulated', got 'wall'")
+    if partial == "steps" and not algorithm.visit_steps(1)[1]:
+        raise UsageError(
+            f"participation.partial = 'steps': visits of algorithm.name = '{algorithm.name}' cannot be cut short after "
+            "a step: expected 'auto' or 'discard'; did you mean 'auto'?"
+        )
     if partial == "layers" and not algorithm.layerwise:
         raise UsageError(
             f"participation.partial = 'layers': algorithm.name = '{algorithm.name}' does not send its layers one by "

@@ -13,6 +13,10 @@ def entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs, labels, reduction="none")
 
 
+def half_square(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs.squeeze(-1) - labels).square() / 2
+
+
 def contrast(outputs: Tensor, labels: Tensor) -> Tensor:
     """A loss that compares the samples of a batch with one another."""
     each = entropy(outputs, labels)

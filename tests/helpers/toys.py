@@ -21,8 +21,10 @@ from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.simulated import visit
 from hpcfl.learning.batches import Visits
+from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.task import Task
 from hpcfl.models.cnn import Cnn
+from hpcfl.models.glm import Glm
 from hpcfl.models.mlp import Mlp
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
@@ -30,6 +32,7 @@ from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
 from hpcfl.schedule.speeds.base import Equal
 
+W = "linear.weight"
 PLAIN = SimpleNamespace(  # all of a config that a job looks at
     seed=0, clock="simulated", participation=Participation(), doubling=Doubling(), speed=Equal(), guard=Guard()
 )
@@ -60,6 +63,19 @@ def federation(sizes, shape=(5,), classes=3, seed=0):
 
 def mlp_task(sizes, hidden=(4, 3), dropout=0.0, seed=0, **keys):
     return Task(Mlp(hidden=hidden, dropout=dropout), federation(sizes, seed=seed), seed, **keys)
+
+
+def quadratics(centres, sizes=None, start=0.0):
+    """A task of one number w: client i holds ``½(w − b_i)²``, so many times that its passes have unequal steps."""
+    sizes = [1] * len(centres) if sizes is None else sizes
+    one = np.ones((max(sizes), 1), dtype=np.float32)
+    held = [ClientData(one[:n], b * one[:n, 0], one[:0], one[:0, 0]) for b, n in zip(centres, sizes)]
+    nobody = np.zeros(len(held), dtype=np.int64)
+    toy = Toy(1, np.array(sizes), nobody, [(1,)] * len(held), held)
+    kind = TaskConfig(loss="helpers.losses:half_square", metrics=())
+    task = Task(Glm(link="identity", bias=False), toy, 0, precision="double", kind=kind)
+    task.start.drawn[(1,)][W].fill_(start)
+    return task
 
 
 def cnn_task(sizes, dropout=0.0, seed=0):

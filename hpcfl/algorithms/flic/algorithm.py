@@ -181,12 +181,11 @@ class Flic(FlicKeys):
         import torch
 
         from hpcfl.base.transfer import on_device
-        from hpcfl.comm.message import moved
 
         after = super().server(task, shared, sums)
         for kind in (MEANS, FACTORS):
             if kind in shared:
-                rows = [moved(value, sums.mean(f"{kind}.{number}")) for number, value in enumerate(shared[kind])]
+                rows = [sums.moved(f"{kind}.{number}", value) for number, value in enumerate(shared[kind])]
                 after[kind] = torch.stack(rows)
         if sums.iterated:
             factors = on_device(sums.iterated["factors"].to(after[FACTORS].dtype), after[FACTORS].device)

@@ -14,7 +14,7 @@ from torch import Tensor
 from hpcfl.base.types import Floats, Ints
 from hpcfl.comm.exact import pieces, sum_small
 from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, Rejection
-from hpcfl.comm.message import Block, ExactSums, Layout, Message, Sums
+from hpcfl.comm.message import Block, ExactSums, Fill, Layout, Message, Sums
 from hpcfl.comm.pool import SPARE
 from hpcfl.engine.iterated import blank, keep
 from hpcfl.engine.job import Job
@@ -66,33 +66,42 @@ class ReceivedSums(Sums):
 
     def total(self, name: str) -> Tensor:
         with self.phases.phase("reduction"):
-            return self._total(name)
+            block, fill = self._block(name), self.fill(name)
+            total = SPARE.empty(block.shape, torch.float64)
+            out = total.view(-1).numpy()
+            for piece in pieces(block.size):
+                fill(piece, out[piece])
+            return total
 
-    def _total(self, name: str) -> Tensor:
-        number = self._group[name]
-        block, counted = self.layout[number][name], self._with(number)
+    def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
+        with self.phases.phase("reduction"):
+            return super().moved(name, value, denominator)
+
+    def fill(self, name: str) -> Fill:
+        number, block = self._group[name], self._block(name)
+        counted = self._with(number)
         parts = [contribution(one, number, name) for one in counted if not one.formats[number].sums]
         summed = [one.formats[number].bins(one.frames[number], name) for one in counted if one.formats[number].sums]
-        total = SPARE.empty(block.shape, torch.float64)
-        if len(parts) == 1 and parts[0][1] is None and not summed and not self.early:
-            return SPARE.empty(block.shape, torch.float64).copy_(
-                parts[0][0].view(block.shape)
-            )  # the frame is the lane's
         early = self.early.of(name) if self.early else None
-        total = SPARE.empty(block.shape, torch.float64)
-        out = total.view(-1).numpy()
-        for piece in pieces(block.size):
+        alone = len(parts) == 1 and parts[0][1] is None and not summed and early is None
+
+        def fill(piece: slice, out: Floats) -> None:
             some = [(value[piece], 1.0 if weight is None else weight) for value, weight in parts]
-            if early is None and not summed and block.fixed and sum_small(some, out[piece]):
-                continue
-            sums = block.sums(out[piece])
-            sums.start(early, piece)
-            for value, weight in some:
-                sums.add_rows(value[None], [weight])
-            for bins in summed:
-                sums.add_bins(bins[:, piece])
-            sums.total(out[piece])
-        return total
+            if alone:
+                np.copyto(out, some[0][0].numpy())
+            elif early is not None or summed or not block.fixed or not sum_small(some, out):
+                sums = block.sums(out)
+                sums.start(early, piece)
+                for value, weight in some:
+                    sums.add_rows(value[None], [weight])
+                for bins in summed:
+                    sums.add_bins(bins[:, piece])
+                sums.total(out)
+
+        return fill
+
+    def _block(self, name: str) -> Block:
+        return self.layout[self._group[name]][name]
 
     def messages(self, blocks: Mapping[str, Block]) -> list[Message]:
         """Return what each visit that counted has sent of `blocks`, one by one."""

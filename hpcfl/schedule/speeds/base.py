@@ -5,6 +5,7 @@ A unit of work is one visit, so a pace (seconds per unit of work) is also the se
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -18,6 +19,8 @@ from hpcfl.schedule.plan import Attempt, Plan
 
 DRAWS = 1000
 NO_ATTEMPT = 2**31 - 1
+CLOSE = 1e-12
+"""What a visit's share of its steps may lack, so that rounding costs none: seconds and shares follow from quotients."""
 
 if TYPE_CHECKING:
     from hpcfl.schedule.participation import Participation
@@ -84,8 +87,16 @@ class Speed(ConfigBase):
         """Return the attempt that a round really is; a replay has its own."""
         return attempt
 
-    def replayed(self, plan: Plan, whole: bool) -> Plan:
-        """Return what a round really came to; a replay knows it. `whole`: visits are whole or nothing."""
+    def replayed(self, plan: Plan, whole: bool, steps: Ints | None) -> Plan:
+        """Return what a round really came to; a replay knows it.
+
+        Parameters
+        ----------
+        whole : bool
+            Visits are whole or nothing, but for what `steps` says.
+        steps : int64 [n], optional
+            The local steps of whole visits, where they may be cut short.
+        """
         return plan
 
     def paces(self, seed: int, clients: int) -> Floats:
@@ -123,6 +134,13 @@ class Speed(ConfigBase):
 
     def _ready(self, attempt: Attempt) -> NDArray[np.bool_]:
         return np.outer(self.seconds(attempt), attempt.work_fractions) <= attempt.closes_after
+
+    def reach(self, attempt: Attempt, share: Floats) -> Floats:
+        """Return the chance that each invited client does a `share` (float64 [n]) of its visit in time, float64 [n]."""
+        parts, own = np.unique(-share, return_inverse=True)  # work fractions fall
+        later = replace(attempt, work_fractions=-parts, closes_after=attempt.closes_after * (1 + CLOSE))
+        chances: Floats = self.arrival(later)[np.arange(len(share)), own]
+        return chances
 
     def miss_probability(self, attempt: Attempt) -> Floats:
         """Return ``P[nobody reaches l]``, float64 [L]; the product form holds for independent clients."""

@@ -17,7 +17,7 @@ from hpcfl.data.formats.files import reading
 from hpcfl.data.formats.hdf5_file import dataset, opened
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import Speed
-from hpcfl.schedule.speeds.uniform_depth import check_end, seconds_at
+from hpcfl.schedule.speeds.uniform_depth import check_end, reaching, seconds_at
 
 if TYPE_CHECKING:
     from hpcfl.schedule.participation import Participation
@@ -140,6 +140,9 @@ class Table(Speed):
     def arrival(self, attempt: Attempt) -> Floats:
         """Return 1 where layer l arrives in time, else 0: nothing is drawn, float64 [n, L]."""
         return (self.depth(attempt)[:, None] <= np.arange(1, attempt.layers + 1)).astype(np.float64)
+
+    def reach(self, attempt: Attempt, share: Floats) -> Floats:
+        return self.arrival(attempt)[reaching(attempt, share)] if self.needs_end else super().reach(attempt, share)
 
     def _now(self, attempt: Attempt) -> NDArray[Any]:
         """Return what the table says of the invited, ``[n]``; rounds that only `order` draws begin again."""

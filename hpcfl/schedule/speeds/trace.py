@@ -18,9 +18,11 @@ from hpcfl.base.registry import lookup
 from hpcfl.base.types import Computing, Floats, Ints
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt, Plan
-from hpcfl.schedule.speeds.base import Speed
+from hpcfl.schedule.speeds.base import CLOSE, Speed
 
 COLUMNS = ("cohort", "version", "depth", "visit_seconds", "round_seconds", "repeats", "deadline")
+STEPS = "steps"
+"""The column of a run whose visits may be cut short at a step."""
 
 
 class Recorded(ConfigBase):
@@ -59,6 +61,8 @@ class Tape:
     duration: Floats
     repeats: Ints
     closes_after: Floats
+    steps: Ints | None = None
+    """None: visits were not cut short at a step."""
 
     @classmethod
     def read(cls, run: str) -> Tape:
@@ -80,9 +84,11 @@ class Tape:
         if lacking:
             raise UsageError(f"speed.run: '{run}' did not record {', '.join(lacking)}: run it again")
         cohort, *rest = (data[name].values for name in COLUMNS)
+        steps = data[STEPS].values if STEPS in data else None
         chunk = int(data.attrs.get("chunk", 1))  # runs of before had replays that compute one by one
         computing = json.loads(data.attrs.get("computing", "{}")).get("how", "vmapped")  # likewise
-        return cls(config, chunk, computing, data.sizes["layer"], cohort == 1, *rest)
+        tape = cls(config, chunk, computing, data.sizes["layer"], cohort == 1, *rest)
+        return replace(tape, steps=steps)
 
     @property
     def rounds(self) -> int:
@@ -176,11 +182,23 @@ class Trace(Speed):
         )
         return tape.config.speed.recorded(then)  # it may have been a replay itself
 
-    def replayed(self, plan: Plan, whole: bool) -> Plan:
+    def replayed(self, plan: Plan, whole: bool, steps: Ints | None) -> Plan:
         depth = self.tape.depth[plan.round, plan.cohort]
         if whole:
             depth = np.where(depth > 1, plan.layers + 1, depth)
-        return replace(plan, depth=depth, duration=float(self.tape.duration[plan.round]))
+        if self.tape.steps is None:
+            steps = None if steps is None else np.where(depth == 1, steps, 0)
+        elif steps is not None:
+            steps = self.tape.steps[plan.round, plan.cohort]
+        else:  # what visits had done that were cut short at a step are no layers
+            depth = np.where(self._in_time(plan), depth, plan.layers + 1)
+        return replace(plan, depth=depth, duration=float(self.tape.duration[plan.round]), steps=steps)
+
+    def _in_time(self, plan: Plan) -> NDArray[np.bool_]:
+        """Return whose visits were complete when the recorded round closed, bool [n]."""
+        end = self.tape.duration[plan.round] - self.tape.config.speed.communication
+        in_time: NDArray[np.bool_] = self.tape.seconds[plan.round, plan.cohort] <= end * (1 + CLOSE)
+        return in_time
 
     def paces(self, seed: int, clients: int) -> Floats:
         return self.tape.config.speed.paces(self.tape.config.seed, clients)
@@ -194,6 +212,9 @@ class Trace(Speed):
 
     def arrival(self, attempt: Attempt) -> Floats:
         return self.tape.config.speed.arrival(attempt)
+
+    def reach(self, attempt: Attempt, share: Floats) -> Floats:
+        return self.tape.config.speed.reach(attempt, share)
 
     def miss_probability(self, attempt: Attempt) -> Floats:
         return self.tape.config.speed.miss_probability(attempt)

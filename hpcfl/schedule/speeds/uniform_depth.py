@@ -11,7 +11,7 @@ from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.plan import Attempt
-from hpcfl.schedule.speeds.base import Speed
+from hpcfl.schedule.speeds.base import CLOSE, Speed
 
 if TYPE_CHECKING:
     from hpcfl.schedule.participation import Participation
@@ -66,6 +66,9 @@ class UniformDepth(Speed):
         late = np.full(invited, self._count(attempt) / invited) if self.redraw else self._late(attempt)
         return 1.0 - late[:, None] * (1.0 - self._cumulative(attempt.layers))
 
+    def reach(self, attempt: Attempt, share: Floats) -> Floats:
+        return self.arrival(attempt)[reaching(attempt, share)]
+
     def miss_probability(self, attempt: Attempt) -> Floats:
         """Return ``P[nobody reaches l]``, float64 [L]: 0 as soon as somebody never straggles."""
         if not self.redraw:
@@ -116,3 +119,9 @@ def seconds_at(attempt: Attempt, depth: Ints) -> Floats:
     done = np.append(attempt.work_fractions, 0.0)[depth - 1]
     with np.errstate(divide="ignore"):
         return attempt.closes_after / done
+
+
+def reaching(attempt: Attempt, share: Floats) -> tuple[Ints, Ints]:
+    """Return where in a table [n, L] the deepest layers are at which a `share` (float64 [n]) of each visit is done."""
+    done = attempt.work_fractions * (1 + CLOSE) >= share[:, None]
+    return np.arange(len(share)), done.sum(1) - 1

@@ -1,0 +1,183 @@
+"""Server optimisers: the change that a round's means propose is a pseudo-gradient, of which the server makes a step.
+
+A method's own step leads from w to what it proposes; Δ is the difference. β₁, β₂ are `betas`, η is `lr`, τ is `tau`.
+
+============= ==================================== ======================================================
+``optimizer`` moments                              step
+============= ==================================== ======================================================
+``none``      none                                 w + Δ, as the method says
+``momentum``  m ← β₁ m + Δ                         w + η m (FedAvgM: Hsu, Qi & Brown, arXiv 1909.06335)
+``nesterov``  m ← β₁ m + Δ                         w + η (Δ + β₁ m), as in DiLoCo (Douillard et al., 2023)
+``adagrad``   m ← β₁ m + (1 − β₁) Δ, v ← v + Δ²    w + η m / (√v + τ)
+``adam``      m so, v ← β₂ v + (1 − β₂) Δ²         so
+``yogi``      m so, v ← v − (1 − β₂) Δ² sgn(v − Δ²) so
+============= ==================================== ======================================================
+
+The last three are FedOpt (Reddi et al., ICLR 2021, Algorithm 2), without correction of bias; sgn(0) = 0. m begins with
+0, v with τ², the least that the paper allows. Choices that it leaves open: Δ comes from the mean that the method takes
+(the paper's is plain; `weights` of most methods are samples, as in implementations of it). A tensor that nobody has
+sent and that the method leaves as it was does not move, and its moments do not either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from hpcfl.algorithms.wrapped import Wrapper, wrapped
+from hpcfl.base.config import ConfigBase
+from hpcfl.base.errors import UsageError, refusal, toml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from hpcfl.algorithms.base import Algorithm, Extras, ServerState
+    from hpcfl.comm.message import Sums
+    from hpcfl.learning.task import Task
+    from hpcfl.schedule.doubling import Doubling
+
+PLAIN = "momentum", "nesterov"
+ADAPTIVE = "adam", "yogi", "adagrad"
+DEFAULTS = {"adagrad": (0.0,), "adam": (0.9, 0.99), "yogi": (0.9, 0.99)}
+M, V = "server.m.", "server.v."
+
+
+class ServerOptimizer(ConfigBase):
+    """What steps the server takes along the changes that a method, whichever it is, proposes for the shared model."""
+
+    optimizer: Literal["none", "momentum", "nesterov", "adam", "yogi", "adagrad"] = "none"
+    """What takes the steps. ``none``: the method itself. ``momentum``: FedAvgM. ``nesterov``: the same with Nesterov's
+    look ahead. ``adam``, ``yogi``, ``adagrad``: FedOpt."""
+    lr: float | None = Field(None, gt=0)
+    """Step size η. By default 1 with ``momentum`` and ``nesterov``, and 0.01 with the others: FedOpt's authors tune it
+    for each problem. A plain step of size η: ``momentum`` with ``betas = [0]``."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = None
+    """Decay of the moments: β₁ and β₂ of ``adam`` and ``yogi``, by default [0.9, 0.99]; β₁ alone of the others, by
+    default [0.9], and [0] with ``adagrad``."""
+    tau: float = Field(1e-3, gt=0)
+    """τ, which is added to √v, and whose square v begins with: the smaller, the more adaptive."""
+    only_for: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+        "lr": ("optimizer", PLAIN + ADAPTIVE),
+        "betas": ("optimizer", ("adam", "yogi")),  # others have one of another size
+        "tau": ("optimizer", ADAPTIVE),
+    }
+
+    def check(self, algorithm: Algorithm, doubling: Doubling) -> None:
+        """Raise UsageError where a key does not go with the optimiser, or this one with the method or the stages."""
+        for key, words in (("lr", PLAIN + ADAPTIVE), ("betas", PLAIN + ADAPTIVE), ("tau", ADAPTIVE)):
+            value = getattr(self, key)
+            if self.optimizer not in words and value != type(self).model_fields[key].default:
+                raise UsageError(
+                    f"server.{key} = {toml(value)} has no meaning with server.optimizer = '{self.optimizer}': remove "
+                    f"it, or set server.optimizer = '{words[0]}'"
+                )
+        default = self._default_betas
+        if len(self.decays) != len(default):
+            names = "β₁ and β₂" if len(default) == 2 else "β₁ alone"
+            raise refusal("server.betas", f"{names} of '{self.optimizer}'", self.betas, default)
+        if self.optimizer != "none" and algorithm.own_step:
+            raise UsageError(
+                f"server.optimizer = '{self.optimizer}': the server of algorithm.name = '{algorithm.name}' has steps "
+                "of its own: expected server.optimizer = 'none'"
+            )
+        if self.optimizer != "none" and doubling.when == "gradient":
+            raise UsageError(
+                "doubling.when = 'gradient' takes a round's change for a mean gradient: expected server.optimizer = "
+                f"'none', got '{self.optimizer}'; did you mean doubling.when = 'plateau'?"
+            )
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether each number has a step size of its own."""
+        return self.optimizer in ADAPTIVE
+
+    @property
+    def decays(self) -> tuple[float, ...]:
+        return self._default_betas if self.betas is None else self.betas
+
+    @property
+    def _default_betas(self) -> tuple[float, ...]:
+        return DEFAULTS.get(self.optimizer, (0.9,))
+
+    @property
+    def rate(self) -> float:
+        """The step size η."""
+        return self.lr or (0.01 if self.adaptive else 1.0)
+
+    def stepped(self, change: Tensor, first: Tensor, second: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the step and the new moments of one tensor; all are float64, `second` None where it is not kept."""
+        beta = self.decays[0]
+        if not self.adaptive:
+            first = beta * first + change
+            ahead = change + beta * first if self.optimizer == "nesterov" else first
+            return self.rate * ahead, first, None
+        assert second is not None
+        first, square = beta * first + (1 - beta) * change, change.square()
+        if self.optimizer == "adagrad":
+            second = second + square
+        elif self.optimizer == "adam":
+            second = self.decays[1] * second + (1 - self.decays[1]) * square
+        else:
+            second = second - (1 - self.decays[1]) * square * (second - square).sign()
+        return self.rate * first / (second.sqrt() + self.tau), first, second
+
+
+def with_server_optimizer(algorithm: Algorithm, task: Task, server: ServerOptimizer) -> Algorithm:
+    """Return the method whose server takes other steps; UsageError where it shares nothing of which they could be."""
+    if server.optimizer == "none":
+        return algorithm
+    made = wrapped(algorithm, _Stepping, optimizer_of_server=server)
+    if not _learnt(made, task):
+        raise UsageError(
+            f"server.optimizer = '{server.optimizer}': algorithm.name = '{algorithm.name}' shares none of the model's "
+            "tensors: expected server.optimizer = 'none'"
+        )
+    return made
+
+
+class _Stepping(Wrapper):
+    """The moments are in the tensors' own types, and advance in float64."""
+
+    optimizer_of_server: ServerOptimizer
+
+    def init_extras(self, task: Task) -> Extras:
+        import torch
+
+        shared, rules = self.init_server(task), self.optimizer_of_server
+        like = {name: shared[name] for name in _learnt(self, task)}
+        moments = {M + name: torch.zeros_like(value) for name, value in like.items()}
+        if rules.adaptive:
+            moments |= {V + name: torch.full_like(value, rules.tau**2) for name, value in like.items()}
+        return {**super().init_extras(task), **moments}
+
+    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
+        import torch
+
+        from hpcfl.comm.message import moved
+
+        moments = {name: value for name, value in state.extras.items() if name.startswith((M, V))}
+        rest = {name: value for name, value in state.extras.items() if name not in moments}
+        after = super().step(task, replace(state, extras=rest), sums)
+        shared = dict(after.shared)
+        for name in (each.removeprefix(M) for each in moments if each.startswith(M)):
+            before, proposed = state.shared[name], after.shared[name]
+            arrived = name in sums and sums.weight(name) > 0
+            if not arrived and torch.equal(proposed, before):
+                continue
+            change, second = proposed.double() - before.double(), moments.get(V + name)
+            kept = moments[M + name].double(), None if second is None else second.double()
+            step, first, second = self.optimizer_of_server.stepped(change, *kept)
+            shared[name], moments[M + name] = moved(before, step), first.to(before)
+            if second is not None:
+                moments[V + name] = second.to(before)
+        return replace(after, shared=shared, extras={**after.extras, **moments})
+
+
+def _learnt(method: Algorithm, task: Task) -> list[str]:
+    """Return the model's tensors that are shared and learnt so: not means of what is personal."""
+    shared, personal = method.init_server(task), method.personal(task)
+    return [name for names in task.layer_names() for name in names if name in shared and name not in personal]
