@@ -135,6 +135,8 @@ class Config(ConfigBase):
         """Why visits cannot be computed together in real time; "" where they can."""
         if self.singles:
             return f"{self.singles} single messages"
+        if self.participation.by_steps and self.participation.close != "all":
+            return "participation.partial = 'steps' stops each visit by its own clock"
         layerwise = not self.participation.whole(self.algorithm.layerwise)
         return f"algorithm.name = '{self.algorithm.name}' sends layers one by one" if layerwise else ""
 

@@ -51,3 +51,7 @@ class StepKey(NamedTuple):
     def generators(self, purpose: str) -> list[np.random.Generator]:
         """A generator for each client; it does not depend on who else is in the chunk."""
         return [keyed(self.seed, purpose, self.round, client, self.step) for client in self.clients]
+
+    def as_seed(self, purpose: str, row: int) -> int:
+        """`key_as_seed` of the client in a row."""
+        return key_as_seed(self.seed, purpose, self.round, self.clients[row], self.step)

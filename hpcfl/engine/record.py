@@ -218,10 +218,11 @@ class Recorder:
                 self.reporter.warn("rejected", f"round {round}: client {client}: {why}; more of it is only recorded")
             if self.rejections <= MOST_LOGGED:
                 self.segment.event(round, "rejected", client, why)
-        for kind in sorted(record.warnings.keys() - self.warned):
-            self.segment.event(round, kind, -1, record.warnings[kind])
-            self.reporter.warn(kind, record.warnings[kind])
-        self.warned |= record.warnings.keys()
+        warnings = self.job.planner.warnings | dict(record.warnings)
+        for kind in sorted(warnings.keys() - self.warned):
+            self.segment.event(round, kind, -1, warnings[kind])
+            self.reporter.warn(kind, warnings[kind])
+        self.warned |= warnings.keys()
 
     def plan_columns(self, plan: Plan) -> dict[str, Any]:
         """The columns that follow from the plan alone."""

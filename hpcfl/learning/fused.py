@@ -161,13 +161,13 @@ class Fused:
         return (each * share).sum(1), d.mul_(share.unsqueeze(-1))
 
 
-def two_clients(initial: State, x: Tensor, y: Tensor, seed: int) -> tuple[State, Batch]:
-    """Return parameters of two clients that differ, also where they begin as zeros, and samples ``[2, B, …]``."""
+def one_client(initial: State, x: Tensor, y: Tensor, seed: int) -> tuple[State, Batch]:
+    """Return parameters ``{name: [1, …]}`` of which few are 0, also where they begin so, and samples ``[1, B, …]``."""
     params = {}
     for name, value in initial.items():
-        ramp = torch.linspace(-0.1, 0.1, value.numel(), dtype=value.dtype, device=value.device).view(value.shape)
-        params[name] = torch.stack([value + ramp, value - ramp])
-    return params, Batch(torch.stack([x, x.flip(0)]), torch.stack([y, y.flip(0)]), None, StepKey(seed, 0, [0, 1], 0))
+        ramp = torch.linspace(-0.1, 0.1, value.numel(), dtype=value.dtype, device=value.device)
+        params[name] = ramp.view(1, *value.shape).add_(value)
+    return params, Batch(x[None], y[None], None, StepKey(seed, 0, [0], 0))
 
 
 def _backward(

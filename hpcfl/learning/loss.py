@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.plugins import outside, reason
-from hpcfl.base.rng import StepKey, key_as_seed
+from hpcfl.base.rng import StepKey
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.config import FORM
 from hpcfl.models.modules.tracing import draws, seeded
@@ -50,8 +50,7 @@ class PerSample:
         """Return a block in which what is drawn is a client's own."""
         if not self._draws:
             return nullcontext()
-        seed = 0 if key is None else key_as_seed(key.seed, "loss", key.round, key.clients[row], key.step)
-        return seeded(seed, device)
+        return seeded(0 if key is None else key.as_seed("loss", row), device)
 
     def _of_one(self, outputs: Tensor, y: Tensor) -> Tensor:
         if not len(y):

@@ -27,7 +27,7 @@ from hpcfl.learning.batches import Batch, Visits, batches
 from hpcfl.learning.build import Start, check_outputs, made_up, trial, units
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.early import as_ready
-from hpcfl.learning.fused import Fused, Gradients, formed, two_clients
+from hpcfl.learning.fused import Fused, Gradients, formed, one_client
 from hpcfl.learning.held import Held
 from hpcfl.learning.loss import PerSample
 from hpcfl.models import Model
@@ -106,7 +106,7 @@ class Task(Held):
     def _fuse(self, stack: Fused, x: Tensor, y: Tensor, decided: bool) -> None:
         """Compute the model as a stack if that was decided, or gives autograd's gradients on samples ``[B, …]``."""
         initial = self.start.drawn[tuple(x.shape[1:])]
-        params, batch = two_clients(initial, x.to(self.device), y.to(self.device), self.seed)
+        params, batch = one_client(initial, x.to(self.device), y.to(self.device), self.seed)
         apart = 0.0 if decided else stack.apart(self.gradients(params, batch)[0], params, batch)
         self.oracle_calls[:] = 0
         if apart <= CLOSE:

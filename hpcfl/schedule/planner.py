@@ -75,6 +75,17 @@ class Planner:
         """Whether a visit counts as a whole or not at all."""
         return self.participation.whole(self.algorithm.layerwise)
 
+    @property
+    def warnings(self) -> dict[str, str]:
+        """What the user should know before the run, by name."""
+        rules = self.participation
+        if not rules.by_steps or rules.close == "all" or rules.bound is not None or self.clock != "wall":
+            return {}
+        return {
+            "steps": f"participation.partial = 'steps': close = '{rules.close}' ends rounds in real time when nobody "
+            "knows beforehand, so nothing counts of visits that are not complete by then"
+        }
+
     def plans(self, first: int = 0, stage: Callable[[], int] = lambda: 0) -> Iterator[Plan]:
         """Yield the plan of each simulated round from `first` on, without end; `stage` says where a run stands by then.
 
@@ -286,7 +297,7 @@ def check(
     doubling.check(participation)
     speed.check(participation, clock)
     speed.covers(rounds, clients)
-    _check_partial(participation.partial, algorithm, clock)
+    _check_partial(participation.partial, algorithm)
     if algorithm.invites_all(0) and speed.needs_end:
         raise UsageError(
             f"algorithm.name = '{algorithm.name}' begins with a round that waits for everybody, but the times of "
@@ -304,10 +315,8 @@ def check(
         )
 
 
-def _check_partial(partial: str, algorithm: Method, clock: str) -> None:
+def _check_partial(partial: str, algorithm: Method) -> None:
     """Refuse partial work of a kind that the method does not do."""
-    if partial == "steps" and clock == "wall":
-        raise UsageError("participation.partial = 'steps': expected clock = 'simulated', got 'wall'")
     if partial == "steps" and not algorithm.visit_steps(1)[1]:
         raise UsageError(
             f"participation.partial = 'steps': visits of algorithm.name = '{algorithm.name}' cannot be cut short after "

@@ -18,6 +18,14 @@ def two(shape: tuple[int, ...], classes: int, width: int = 6) -> nn.Module:
     return nn.Sequential(block, nn.ReLU(), nn.Linear(width, classes))
 
 
+def twice(shape: tuple[int, ...], classes: int, width: int = 6) -> nn.Module:
+    """One linear layer in two places."""
+    again = nn.Linear(width, width)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(prod(shape), width), nn.Tanh(), again, nn.Tanh(), again, nn.Linear(width, classes)
+    )
+
+
 class Residual(nn.Module):
     """Convolutions, around one of which the input goes too."""
 

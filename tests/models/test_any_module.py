@@ -151,7 +151,7 @@ def test_methods_that_split_or_differentiate_twice(method: str, name: str, tmp_p
 # ---- how it is computed
 
 
-@pytest.mark.parametrize("name", WHO)
+@pytest.mark.parametrize("name", [*WHO, "twice"])
 def test_gradients_are_the_plain_modules(name: str) -> None:
     task = task_of(name, **({"dropout": 0.0} if name in DRAWING else {}))
     params = own_params(task, 3)
@@ -174,7 +174,7 @@ def test_gradients_are_the_plain_modules(name: str) -> None:
             assert torch.equal(parts[key], together[key])
 
 
-@pytest.mark.parametrize("name", VMAPPED)
+@pytest.mark.parametrize("name", [*VMAPPED, "twice"])
 def test_vmapped_is_looped_to_rounding(name: str) -> None:
     found = []
     for computing in ("vmapped", "looped"):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from hpcfl.base.errors import UsageError
-from hpcfl.base.rng import StepKey, key_as_seed
+from hpcfl.base.rng import StepKey
 from hpcfl.base.types import State
 from hpcfl.models.modules.custom import Dropout
 from hpcfl.models.modules.tracing import seeded
@@ -117,7 +117,7 @@ class Layer:
         """Return a block in which what is drawn is a client's own; nothing is drawn in a test."""
         if key is None:
             return nullcontext()
-        return seeded(key_as_seed(key.seed, f"dropout {self.number}", key.round, key.clients[row], key.step), device)
+        return seeded(key.as_seed(f"dropout {self.number}", row), device)
 
 
 def _draws(module: nn.Module) -> bool:
@@ -191,9 +191,9 @@ def _call(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:
 def _torch_dropout(module: nn.Module, x: Tensor, key: StepKey, layer: int) -> Tensor:
     """A dropout that takes no generator, client by client, each under a keyed global seed."""
     rows = []
-    for client, row in zip(key.clients, x):
-        with seeded(key_as_seed(key.seed, f"dropout {layer}", key.round, client, key.step), x.device):
-            rows.append(module.train()(row))
+    for row, own in enumerate(x):
+        with seeded(key.as_seed(f"dropout {layer}", row), x.device):
+            rows.append(module.train()(own))
     return torch.stack(rows)
 
 

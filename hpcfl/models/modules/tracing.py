@@ -67,7 +67,7 @@ def examined(module: nn.Module, x: Tensor, where: str, decided: Computing | None
     tensors = copies(module)
     try:
         with seeded(0):
-            outputs = functional_call(module.train(), tensors, (x,))
+            outputs = _called(module.train(), tensors, x)
     except Exception as error:
         raise UsageError(f"{where}: features of shape {tuple(x.shape[1:])}: {reason(error)}") from error
     got = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -107,9 +107,16 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
+def _called(module: nn.Module, state: State, x: Tensor) -> Any:
+    """Return what a module makes of samples with these parameters and buffers."""
+    # where a part stands in several places, torch would not put its own tensors back: it meets each place by itself
+    parts = [part for _, part in module.named_modules(remove_duplicate=False)]
+    return functional_call(module, state, (x,), tie_weights=len(parts) == len(set(parts)))
+
+
 def _run(module: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
-        outputs: Tensor = functional_call(module, copies(module), (x,))
+        outputs: Tensor = _called(module, copies(module), x)
     return outputs
 
 
@@ -179,7 +186,7 @@ def _ready(module: nn.Module, x: Tensor, names: Collection[str]) -> tuple[list[s
         leaf: Any = tensors[name].requires_grad_()
         leaf.register_post_accumulate_grad_hook(lambda _, name=name: ready.append(name))
     with seeded(0), _watched(module) as follows:
-        outputs = functional_call(module, tensors, (x,))
+        outputs = _called(module, tensors, x)
         if outputs.requires_grad:
             outputs.sum().backward()
     return ready, follows
@@ -247,7 +254,7 @@ def _two_clients(module: nn.Module, x: Tensor, run: Callable[..., list[Tensor]])
     buffers = [name for name, value in module.named_buffers() if value.is_floating_point()]
 
     def one(state: State, rows: Tensor) -> list[Tensor]:
-        outputs = functional_call(module, state, (rows,))
+        outputs = _called(module, state, rows)
         return [outputs, *(state[name] for name in buffers)]  # other tensors, where the module has put others there
 
     outputs, *after = run(one, both, torch.stack([x, x.flip(0)]))

@@ -14,7 +14,7 @@ from torch.func import vmap
 
 from hpcfl.base.errors import RunError, UsageError, did_you_mean
 from hpcfl.base.plugins import reason
-from hpcfl.base.rng import StepKey, key_as_seed
+from hpcfl.base.rng import StepKey
 from hpcfl.base.types import State
 from hpcfl.models.modules.layers import KINKED
 from hpcfl.models.modules.tracing import Findings, seeded
@@ -238,8 +238,7 @@ class Whole:
         fresh = {name: buffers[name].to(kind, copy=True) for name, kind in self._types.items()}
         drawn: AbstractContextManager[None] = nullcontext()
         if self.random:
-            seed = 0 if key is None else key_as_seed(key.seed, "module", key.round, key.clients[row], key.step)
-            drawn = seeded(seed, x.device)
+            drawn = seeded(0 if key is None else key.as_seed("module", row), x.device)
         with drawn:
             outputs, after = self._plain(params, fresh, x)
         self._keep(key, row, after)
