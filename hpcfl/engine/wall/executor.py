@@ -183,7 +183,7 @@ class Executor:
                 continue
             new, row = self._new.pop(client)
             for name, value in self._own(client).items():
-                if self.job.layers.of.get(name, 1) >= depth:
+                if self.job.layers.of_state(name) >= depth:
                     value.copy_(new[name][row])
 
     def _own(self, client: int) -> State:

@@ -45,7 +45,7 @@ class ReceivedSums(Sums):
     def __init__(
         self,
         layout: Layout,
-        invited: int,
+        invited: int | Ints,
         miss_probability: Floats,
         received: list[tuple[PendingReceive, int]],
         early: ExactSums | None = None,
@@ -233,7 +233,7 @@ class RoundOutcome:
         return replace(plan, steps=steps)
 
     def sums(self, plan: Plan) -> ReceivedSums:
-        cohort = len(self.attempt.cohort)
+        cohort = self.attempt.cohort
         sums = ReceivedSums(self.job.layout, cohort, plan.miss_probability, self.received, self.early, self.kept)
         sums.gradients, sums.rejected, sums.norms = self.gradients, self.rejected, self.norms
         return sums
