@@ -197,14 +197,17 @@ class CorrectedSums(Sums):
 
     def __init__(self, sums: Sums, weights: Mapping[str, float], added: Mapping[str, Tensor] | None = None) -> None:
         super().__init__(sums.layout, sums.cohort, sums.miss_probability)
-        self.sums, self.weights, self.added, self.iterated = sums, weights, added or {}, sums.iterated
+        self.sums, self.others, self.added, self.iterated = sums, weights, added or {}, sums.iterated
 
     def total(self, name: str) -> Tensor:
         return self.sums.total(name)
 
+    def weights(self, name: str) -> Floats:
+        return self.sums.weights(name)
+
     def weight(self, name: str) -> float:
         weight = self.sums.weight(name)
-        return self.weights.get(name, weight) if weight else 0.0
+        return self.others.get(name, weight) if weight else 0.0
 
     def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
         if name in self.added:
