@@ -151,6 +151,8 @@ class RoundOutcome:
         The clients whose visits, or layers of them, were rejected.
     norms : float64 [clients, units]
         Norms of the messages that were accepted; empty where there are no limits.
+    ends : float
+        Seconds from its start to its end at the latest, as far as is known by now.
     """
 
     def __init__(
@@ -171,6 +173,13 @@ class RoundOutcome:
         self.early: ExactSums | None = None
         self.kept: list[Message] = []
         self.summed_up = self.gradients = 0
+        self.ends = attempt.closes_after
+
+    def over(self, seconds: float) -> bool:
+        """Return whether it is over so many seconds after its start. The timer decides, never the next arrival."""
+        arrived, awaited = self.progress()
+        self.ends = min(self.ends, self.attempt.ends(arrived, seconds))
+        return seconds >= self.ends or awaited == 0
 
     def progress(self) -> tuple[int, int]:
         """Return how many visits are complete, or their samples, and how many more visits may still come."""
@@ -230,9 +239,9 @@ class RoundOutcome:
         return sums
 
     def _looked_at(self) -> list[tuple[Lane, PendingReceive]]:
-        """Return the current visits; where n visits are enough, the first ones only."""
+        """Return the current visits; where n whole visits are enough, and no more is waited for, the first n only."""
         current = [(lane, lane.pending) for lane in self.lanes if lane.pending is not None]
-        if self.attempt.quorum is None:
+        if self.attempt.quorum is None or self.attempt.grace or not self.whole:
             return current
         done = sorted((c for c in current if c[1].complete), key=lambda c: (c[1].times[-1], c[0].topology.ranks))
         count, taken = self.summed_up, []
