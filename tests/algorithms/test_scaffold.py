@@ -124,7 +124,5 @@ def test_clients_that_never_come_are_refused() -> None:
 
 def test_corrections_of_plain_means_are_refused() -> None:
     table = values("scaffold") | {"weighting": {"correct": "estimated"}}
-    with pytest.raises(
-        UsageError, match=r"weighting.correct: algorithm.name = 'scaffold' does more .* 'none'"
-    ):
+    with pytest.raises(UsageError, match=r"weighting.correct: algorithm.name = 'scaffold' does more .* 'none'"):
         from_table(table).check_values()
