@@ -16,6 +16,7 @@ from pydantic import Field, SerializeAsAny, field_validator
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.algorithms.buffered import with_buffers
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
+from hpcfl.algorithms.weighting import Weighting
 from hpcfl.base import plugins
 from hpcfl.base.config import ConfigBase, checked, sections, unknown
 from hpcfl.base.errors import UsageError
@@ -101,6 +102,7 @@ class Config(ConfigBase):
     """What clients compute and send, and what the server makes of it."""
     server: ServerOptimizer = ServerOptimizer()
     participation: Participation = Participation()
+    weighting: Weighting = Weighting()
     doubling: Doubling = Doubling()
     guard: Guard = Guard()
     oracle: Oracle = Oracle()
@@ -135,6 +137,8 @@ class Config(ConfigBase):
         """Why visits cannot be computed together in real time; "" where they can."""
         if self.singles:
             return f"{self.singles} single messages"
+        if self.participation.by_steps and self.participation.close != "all":
+            return "participation.partial = 'steps' stops each visit by its own clock"
         layerwise = not self.participation.whole(self.algorithm.layerwise)
         return f"algorithm.name = '{self.algorithm.name}' sends layers one by one" if layerwise else ""
 
@@ -180,7 +184,9 @@ class Config(ConfigBase):
         self.server.check(self.algorithm, self.doubling)
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)
-        self.algorithm.check(self.speed.rules(self.participation), self.speed.known(self.clock))
+        how = self.speed.rules(self.participation), self.speed.known(self.clock)
+        self.algorithm.check(*how)
+        self.weighting.check(self.algorithm, *how)
 
     def check_shapes(self, header: Header) -> None:
         """Raise UsageError where the model does not suit the data."""
@@ -213,7 +219,13 @@ class Config(ConfigBase):
 
     def method(self, task: Task, algorithm: Algorithm | None = None) -> Algorithm:
         """Return the config's algorithm, or another, with all that stands around it for a task."""
-        return with_server_optimizer(with_buffers(algorithm or self.algorithm, task), task, self.server)
+        method = algorithm or self.algorithm
+        if self.weighting.correct != "none":
+            from hpcfl.algorithms.corrected import with_correction  # it loads torch
+
+            members = self.speed.rules(self.participation).taking_part(self.clients)
+            method = with_correction(method, self.weighting, members)
+        return with_server_optimizer(with_buffers(method, task), task, self.server)
 
     def text(self) -> str:
         """Return the whole config as JSON, defaults included."""

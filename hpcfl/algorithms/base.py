@@ -50,9 +50,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hpcfl.base.config import ConfigBase
+from hpcfl.base.errors import UsageError
 
 if TYPE_CHECKING:
     from hpcfl.base.types import State
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     from hpcfl.learning.task import Task
     from hpcfl.models import Model
     from hpcfl.schedule.participation import Participation
+
+    By = Literal["samples", "uniform"]
 
     Client = Generator[Message, None, State]
     """Yields messages as they become ready, returns the clients' new personal state."""
@@ -165,7 +168,8 @@ class Algorithm(ConfigBase):
         first clients (`Visits.in_time`). Do not change a tensor once it is yielded: it may still be on its way.
 
         The engine keeps the returned state only of visits that counted. In a layerwise algorithm, a personal tensor
-        that has the name of a block advances where that block counted, and all others where the visit was complete.
+        that has the name of a block, or one that ends in a colon and this name, advances where that block counted, and
+        all others where the visit was complete.
         """
         raise NotImplementedError
 
@@ -221,6 +225,16 @@ class Algorithm(ConfigBase):
         In simulated time the others do not travel.
         """
         return None
+
+    def mean_weights(self) -> By:
+        """Return by what clients are weighted in the means of changes by which the server moves every layer.
+
+        UsageError where it does not move them by such means and nothing else: `[weighting]` then cannot correct them.
+        """
+        raise UsageError(
+            f"weighting.correct: algorithm.name = '{self.name}' does more with what clients send than to take weighted "
+            "means of their changes: expected 'none'"
+        )
 
     # ---- visits that are cut short
 

@@ -53,16 +53,16 @@ class FedRep(PartlyPersonal):
             np.array([steps(samples) for samples in visits.samples.tolist()])
             for steps in (self._head_steps, lambda samples: super(FedRep, self).visit_steps(samples)[0])
         )
-        losses, begun = [], []
+        losses, left = [], visits
         for block in range(self.blocks):
             if own:
-                upper = task.freeze_below(params, visits, own)
-                batches = upper.batches(visits, self.batch, self.head_epochs, phase=2 * block + 1)
+                upper = task.freeze_below(params, left, own)
+                batches = upper.batches(left, self.batch, self.head_epochs, phase=2 * block + 1)
                 optimiser.train(upper, params, batches, memory, own)
-                visits = visits.after(head)
-            begun.append(visits.ones(len(head)) if visits.steps is None else torch.from_numpy(visits.steps > 0))
-            batches = self.local_steps(task, visits, phase=2 * block)
+                left = left.after(head)
+            batches = self.local_steps(task, left, phase=2 * block)
             losses.append(optimiser.train(task, params, batches, memory, params.keys() - own))
-            visits = visits.after(body)
-        counted = on_device(torch.stack(begun).to(task.dtype), task.device)
+            left = left.after(body)
+        begun = self.taken(visits) > (head + body) * np.arange(self.blocks)[:, None] + head
+        counted = on_device(torch.from_numpy(begun).to(task.dtype), task.device)
         return (torch.stack(losses) * counted).sum(0) / counted.sum(0)

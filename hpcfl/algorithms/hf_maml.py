@@ -6,6 +6,7 @@ A local step on three batches: ``g₁ = ∇f(w; 1)``, ``w' = w − α g₁``, ``
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -47,7 +48,11 @@ class HfMaml(LocalTraining):
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
         import torch
 
-        threes = [task.batches(visits, self.batch, steps=self.steps, phase=phase) for phase in range(3)]
+        first, others = visits, replace(visits, more=None)  # a step is asked for once
+        threes = [
+            task.batches(each, self.batch, steps=self.steps, phase=phase)
+            for phase, each in enumerate((first, others, others))
+        ]
         found = [
             (self._step(task, params, one, two, three, one.active()), one.active_weight())
             for one, two, three in zip(*threes)

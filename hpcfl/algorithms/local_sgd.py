@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.base.errors import UsageError, check_within, refusal
+from hpcfl.base.errors import UsageError, check_within, refusal, toml
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client
+    from hpcfl.algorithms.base import By, Client
     from hpcfl.base.types import Ints, State
     from hpcfl.comm.message import Layout
     from hpcfl.learning.batches import Batch, Visits
@@ -135,6 +135,9 @@ class LocalTraining(Algorithm):
 
     def personal(self, task: Task) -> set[str]:
         return _names(task, self.personal_layers(len(task.layer_names())))
+
+    def mean_weights(self) -> By:
+        return self.weights
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return the layers that are sent: the shared ones, and where they are averaged the personal ones too.
@@ -333,6 +336,16 @@ def last(key: str, value: int, layers: int, least: int = 1, most: int | None = N
 def passed(samples: int, batch: int) -> int:
     """Return the steps of a pass over so many samples; a `batch` of 0 has all of them."""
     return -(-samples // min(batch or samples, samples))
+
+
+def check_plain(method: LocalSgd, *keys: str) -> None:
+    """Raise UsageError where a key is not as it is by default, which local steps that this method can take need."""
+    for key in keys:
+        plain = type(method).model_fields[key].default
+        if (value := getattr(method, key)) != plain:
+            raise refusal(
+                f"algorithm.{key}", f"{toml(plain)} with algorithm.name = '{method.name}'", value, toml(plain)
+            )
 
 
 def _names(task: Task, numbers: range) -> set[str]:

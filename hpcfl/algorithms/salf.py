@@ -17,7 +17,7 @@ from hpcfl.base.errors import UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client, Extras
+    from hpcfl.algorithms.base import By, Client, Extras
     from hpcfl.base.types import State
     from hpcfl.comm.message import Sums
     from hpcfl.learning.batches import Visits
@@ -72,6 +72,15 @@ class Salf(Algorithm):
             )
         if self.rule == "paper" and self.missing == "exact":
             raise UsageError(f"algorithm.missing = 'exact' {because}missing = 'empirical' (or 'paper', 'none')?")
+
+    def mean_weights(self) -> By:
+        if self.rule == "paper" and self.missing == "none":  # the mean over those who reached a layer
+            return "uniform"
+        key, value = ("missing", self.missing) if self.rule == "paper" else ("rule", self.rule)
+        raise UsageError(
+            f"weighting.correct: algorithm.{key} = '{value}' is SALF's own correction for those who did not arrive: "
+            "expected weighting.correct = 'none', or algorithm.rule = 'paper' with missing = 'none'"
+        )
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         return task.layer_names(self.blocks)

@@ -44,6 +44,13 @@ class Layers:
             depths.append(max(late, default=0) + 1)
         return depths
 
+    def of_state(self, name: str) -> int:
+        """Return the layer with which a personal tensor advances: that of the block that it is named after.
+
+        That is the block of its name, or of what follows a colon in it. Others advance with layer 1, when all is there.
+        """
+        return self.of.get(name, self.of.get(name.rpartition(":")[2], 1))
+
     @cached_property
     def bytes(self) -> Ints:
         """Bytes of one visit's layers as the method sends them, int64 [L]."""

@@ -91,17 +91,24 @@ class Sums(ABC):
 
     Attributes
     ----------
+    cohort : int64 [n]
+        Who was invited, whether they counted or not; where only their number is given, the first so many clients.
     miss_probability : float64 [L]
         Chance that nobody's layer l counts, as the speed model has it.
     iterated : State
         What the iterated reduction over the messages that counted has found (`hpcfl.engine.iterated`).
     """
 
-    def __init__(self, layout: Layout, invited: int = 0, miss_probability: Floats | None = None) -> None:
+    def __init__(self, layout: Layout, invited: int | Ints = 0, miss_probability: Floats | None = None) -> None:
         self.layout = layout
-        self.invited = invited  # visits
+        self.cohort = np.arange(invited) if isinstance(invited, int) else invited
         self.miss_probability = np.zeros(0) if miss_probability is None else miss_probability
         self.iterated: State = {}
+
+    @property
+    def invited(self) -> int:
+        """How many were invited."""
+        return len(self.cohort)
 
     @abstractmethod
     def total(self, name: str) -> Tensor:
@@ -169,7 +176,7 @@ class ExactSums(Sums):
     def __init__(
         self,
         layout: Layout,
-        invited: int = 0,
+        invited: int | Ints = 0,
         miss_probability: Floats | None = None,
         device: torch.device | None = None,
         ranks: int = 1,

@@ -205,12 +205,14 @@ class Job:
     def visits(self, plan: Plan, rows: Ints, closed: Event | None = None) -> Visits:
         """Return what the clients at `rows` of the cohort need to know.
 
-        In real time `closed` ends their visits: nobody knows yet how far they come.
+        In real time `closed` ends their visits: nobody knows yet how far they come, nor after how many steps they stop.
         """
         clients = plan.cohort[rows]
         depth = plan.depth[rows] if closed is None else np.ones(len(rows), dtype=np.int64)
         sizes = self.task.federation.train_sizes[clients]
         steps = None if plan.steps is None else plan.steps[rows]
+        if closed is not None and steps is not None:
+            steps = self.planner.visit_steps[0][clients]
         return Visits(plan.round, clients, depth, sizes, plan.arrival[rows], closed, steps)
 
     def members(self, clients: Ints) -> Ints:

@@ -76,7 +76,7 @@ class Simulated(Rounds):
         plan = next(self.plans)
         self.transport.count()
         now.shared = self.transport.invite(now.shared)
-        told = self.job.layout, len(plan.cohort), plan.miss_probability, self.job.task.device
+        told = self.job.layout, plan.cohort, plan.miss_probability, self.job.task.device
         sums = ExactSums(*told, self.transport.size, self.job.sent(plan))
         kept: list[Message] = []
         record.measure_norms(self.job.config.clients, self.job.guard.limits(now.norms))
@@ -163,7 +163,7 @@ def visit(
     after, rejected = drained(client, take), job.guard.rejections(clients, sieve)
     depth = np.array([rejected[client].depth if client in rejected else 0 for client in clients.tolist()])
     for name, value in after.items():
-        rows = np.flatnonzero(job.layers.of.get(name, 1) >= depth)
+        rows = np.flatnonzero(job.layers.of_state(name) >= depth)
         some = (on_device(torch.from_numpy(index), device) for index in (places[rows], rows))
         to, of = (whole, slice(None)) if len(rows) == len(places) else some
         personal[name][to] = value[of]

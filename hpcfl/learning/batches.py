@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import Event
 from typing import Literal
@@ -41,7 +41,10 @@ class Visits:
     closed: Event | None = None
     """In real time: set when the round has closed."""
     steps: Ints | None = None
-    """Local steps that each one takes, ``[c]``, where they may be fewer than the method says; None: as it says."""
+    """Local steps that each one takes, ``[c]``, where they may be fewer than the method says; None: as it says. In real
+    time they fall to those that were taken when a visit stops."""
+    more: Callable[[], bool] | None = None
+    """In real time: asked before each local step whether there is time for it; None: there is."""
 
     @classmethod
     def for_test(cls, round: int, clients: Ints) -> Visits:
@@ -126,6 +129,8 @@ def batches(
     clients = [int(client) for client in visits.clients]
     for step, sizes in enumerate(counts):
         visits.raise_if_closed()
+        if visits.more is not None and not visits.more():
+            return
         places = rows[step].flatten()
         picked, labels = (part.index_select(0, places).view(*rows[step].shape, *part.shape[1:]) for part in (x, y))
         key = StepKey(seed, visits.round, clients, step + PHASE_STEPS * phase)

@@ -103,7 +103,7 @@ class Sgd(Optimizer):
                 self._take(params[name], gradient, memory.get(name), self.decay_of(name))
                 continue
             gradient = self.penalised(name, gradient, params)
-            mask = None if active is None else _column(active, gradient)
+            mask = None if active is None else column(active, gradient)
             if mask is not None:  # a client that rests may have any gradient, and 0 · ∞ is no number
                 gradient = torch.where(mask, gradient, 0.0)
             if memory and mask is None:
@@ -120,6 +120,20 @@ class Sgd(Optimizer):
         else:
             gradient.added_to(velocity, self.momentum, 1.0).add_(value, alpha=decay)
             value.sub_(velocity, alpha=self.lr)
+
+
+@dataclass(frozen=True)
+class Shifted(Sgd):
+    """Plain descent along shifted gradients, ``w ← w − lr·(g + shift)``."""
+
+    shift: State = field(default_factory=dict, kw_only=True)
+    """What is added to the gradients, ``{name: [c, …]}``."""
+
+    def apply(self, params: State, gradients: Gradients, memory: State, active: Tensor | None = None) -> None:
+        super().apply(params, gradients, memory, active)
+        for name in gradients:
+            shift = self.shift[name]
+            params[name].add_(shift if active is None else shift * column(active, shift), alpha=-self.lr)
 
 
 @dataclass(frozen=True)
@@ -141,12 +155,12 @@ class Adam(Optimizer):
             scale = torch.where(active, scale, 0.0)
         for name, gradient in gradients.items():
             gradient = self.penalised(name, gradient, params)
-            epsilon = self.epsilon * _column((1 - self.betas[1] ** steps).sqrt(), gradient)
-            mask = None if active is None else _column(active, gradient)
+            epsilon = self.epsilon * column((1 - self.betas[1] ** steps).sqrt(), gradient)
+            mask = None if active is None else column(active, gradient)
             first = _averaged(memory[f"m {name}"], gradient, self.betas[0], mask)
             second = _averaged(memory[f"v {name}"], gradient.square(), self.betas[1], mask)
             # the factor of a client that has taken no step yet is 0 · ∞
-            step = _column(scale, gradient) * first / (second.sqrt() + epsilon)
+            step = column(scale, gradient) * first / (second.sqrt() + epsilon)
             params[name].sub_(step if mask is None else torch.where(mask, step, 0.0))
 
 
@@ -193,7 +207,7 @@ def _clients(params: State) -> int:
     return len(next(iter(params.values())))
 
 
-def _column(values: Tensor, like: Tensor) -> Tensor:
+def column(values: Tensor, like: Tensor) -> Tensor:
     """One value per client, ``[c, 1, …]``."""
     return values.view(-1, *[1] * (like.dim() - 1))
 

@@ -78,7 +78,14 @@ class Planner:
     @property
     def warnings(self) -> dict[str, str]:
         """What the user should know before the run, by name."""
-        return self.participation.warnings(self.algorithm.layerwise)
+        found, rules = self.participation.warnings(self.algorithm.layerwise), self.participation
+        endless = rules.close != "all" and rules.closes_after(0, ()) == inf
+        if rules.by_steps and endless and self.clock == "wall":
+            found["steps"] = (
+                f"participation.partial = 'steps': close = '{rules.close}' ends rounds in real time when nobody "
+                "knows beforehand, so nothing counts of visits that are not complete by then"
+            )
+        return found
 
     def plans(self, first: int = 0, stage: Callable[[], int] = lambda: 0) -> Iterator[Plan]:
         """Yield the plan of each simulated round from `first` on, without end; `stage` says where a run stands by then.
@@ -273,7 +280,7 @@ def check(
     doubling.check(participation)
     speed.check(participation, clock)
     speed.covers(rounds, clients)
-    _check_partial(participation.partial, algorithm, clock)
+    _check_partial(participation.partial, algorithm)
     if algorithm.invites_all(0) and speed.needs_end:
         raise UsageError(
             f"algorithm.name = '{algorithm.name}' begins with a round that waits for everybody, but the times of "
@@ -291,10 +298,8 @@ def check(
         )
 
 
-def _check_partial(partial: str, algorithm: Method, clock: str) -> None:
+def _check_partial(partial: str, algorithm: Method) -> None:
     """Refuse partial work of a kind that the method does not do."""
-    if partial == "steps" and clock == "wall":
-        raise UsageError("participation.partial = 'steps': expected clock = 'simulated', got 'wall'")
     if partial == "steps" and not algorithm.visit_steps(1)[1]:
         raise UsageError(
             f"participation.partial = 'steps': visits of algorithm.name = '{algorithm.name}' cannot be cut short after "

@@ -133,7 +133,7 @@ class Rounds:
 
     def collect(self, plan):
         """The sums of one round; the shared state is not touched."""
-        sums = ExactSums(self.job.layout, len(plan.cohort), plan.miss_probability)
+        sums = ExactSums(self.job.layout, plan.cohort, plan.miss_probability)
         kept = []
         for chunk in self.job.chunks:
             visit(self.job, plan, chunk, self.now, sums, kept)

@@ -136,6 +136,7 @@ HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], int | tuple[int, in
     "fedavg": (lambda n, h: (n, n), MLP, MLP),
     # in round 1, 12 common samples in each step of 10; sent are their kernel, and its round
     "fedhenn": (lambda n, h: (n, n + ceil(n / 10) * 12), 12 * 13 // 2 + 1, MLP),
+    "fednova": (lambda n, h: (n, n), MLP + 1, MLP),  # and its number of steps
     "fedprox": (lambda n, h: (n, n), MLP, MLP),  # the proximal term takes no sample
     "fedrep": (lambda n, h: (2 * n + n, 2 * n + n), 65 * 16, MLP),  # the head's two passes, one of the representation
     # once the alignment; then φ, β and α, each n, the latter two with 4 draws of h anchors in each step of 20; at last
@@ -151,6 +152,7 @@ HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], int | tuple[int, in
     "linear_fedrep": (lambda n, h: (0, 10), (20 * 20, 2 * 20), 42),
     "local": (lambda n, h: (n, n), 1, MLP),  # the loss
     "salf": (lambda n, h: (16, 16), MLP, MLP),
+    "scaffold": (lambda n, h: (n, n), 2 * MLP, MLP),  # and what its control variate has changed by
 }
 ELSEWHERE = {"fedlrgd"}  # tests/algorithms/test_fedlrgd.py: the server computes too
 

@@ -175,8 +175,12 @@ RULES: dict[str, dict[str, Any]] = {
     "discarded": {"algorithm": SALF, "speed": DYNAMIC, "participation": {**SOON, "partial": "discard"}},
     "newcomers": {"algorithm": FEDREP, "speed": HALF, "participation": SOON},
     "first": {"algorithm": FEDAVG, "speed": DYNAMIC, "participation": {"close": "first", "first": 3}},
+    "known": {"algorithm": FEDAVG, "speed": DYNAMIC, "participation": SOON, "weighting": {"correct": "known"}},
+    "estimated": {"algorithm": SALF, "speed": HALF, "participation": SOON, "weighting": {"correct": "estimated"}},
+    "remembered": {"algorithm": SALF, "speed": HALF, "participation": SOON, "weighting": {"correct": "remembered"}},
 }
 REPLAYS = [("whole", 1), ("newcomers", 1), ("whole", "all"), ("drawn", 1), ("drawn", 2), ("discarded", "all")]
+REPLAYS += [("known", 1), ("estimated", 1), ("remembered", 1)]
 
 
 @pytest.mark.parametrize(("rule", "width"), REPLAYS)

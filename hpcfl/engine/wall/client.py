@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,7 @@ class ClientRank:
         state = packing.zeros(pinned=job.task.device.type == "cuda")
         self.parts, self.views = packing.received(state), packing.views(state)
         self._posted = self._total = 0
+        self._last = 0.0  # when it has posted its last frame
         self.released = False
         self._over = threading.Event()
         self._join(topology, local_rank, connected)
@@ -122,7 +124,7 @@ class ClientRank:
 
     def _visit(self, command: Command) -> None:
         """Compute the visits that are asked for; send each frame as soon as it is ready."""
-        state = self._expect_state()
+        begun, state = time.monotonic(), self._expect_state()
         facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
         attempt = self.job.planner.attempt(*facts)
         turns = [turn[self.local_rank] for turn in self.topology.turns(command.cohort, self.job.together)]
@@ -131,7 +133,8 @@ class ClientRank:
         with self.phases.phase("broadcast"):
             self._wait(*state)
         work = self.executor.visits
-        self.worker.start(lambda put: work(attempt, self.views, turns, self.formats, self.local_rank, over, put))
+        given = attempt, self.views, turns, self.formats, self.local_rank, over
+        self.worker.start(lambda put: work(*given, put, begun))
         while self._posted < self._total and not self._heard.Test():
             staged = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
             while staged is not None:
@@ -143,10 +146,13 @@ class ClientRank:
             self._rested()  # the state that was served is in use until then
         with self.phases.phase("reduction"):
             self._until(lambda: not self._sends or self._heard.Test())
+        if self._posted == self._total and not self._sends:
+            self.executor.delivery = time.monotonic() - self._last
 
     def _post(self, staged: StagedFrame) -> None:
         self._sends.append((self.send(staged), staged))
         self._posted += 1
+        self._last = time.monotonic()
 
     def send(self, staged: StagedFrame) -> list[Any]:
         """Begin to send a frame: from a rank alone on its lane as it is, else to be summed up on the way."""

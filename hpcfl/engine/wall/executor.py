@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from math import inf
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +24,14 @@ from hpcfl.comm.transport import Personal
 from hpcfl.engine.job import Job
 from hpcfl.engine.simulated import drained
 from hpcfl.engine.wall.framing import FrameFormat, Staging
-from hpcfl.engine.wall.sending import LayerSender, Pace, Put, SumSender, WholeSender
+from hpcfl.engine.wall.sending import LayerSender, Pace, Put, StepClock, SumSender, WholeSender
 from hpcfl.learning.batches import RoundClosed, Visits
 from hpcfl.schedule.plan import Attempt
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
 
+SPARE_SECONDS = 0.02  # what a visit that stops by the clock leaves for what it sends, beside twice what that took last
 SWITCH_SECONDS = 0.0001  # how long the main thread waits for Python's lock: by itself Python lets it wait for 5 ms
 
 
@@ -87,6 +90,7 @@ class Executor:
         self.job, self.chunks = job, chunks
         self.states = {chunk.number: personal[chunk.number] for chunk in chunks}
         self.staging = Staging(job.task.device, direct)
+        self.delivery = 0.0  # seconds that the frames of the last visits took to leave
         self._chunk = {client: chunk for chunk in chunks for client in chunk.clients.tolist()}
         self._new: dict[int, tuple[State, int]] = {}  # a visit's chunk's new state, and its row there
 
@@ -109,9 +113,14 @@ class Executor:
         local_rank: int,
         over: Event,
         put: Put,
+        begun: float | None = None,
     ) -> None:
-        """Compute the visits of one turn after the other and put the frames of each; stop when it is `over`."""
+        """Compute the visits of one turn after the other and put the frames of each; stop when it is `over`.
+
+        The round has `begun` at this second of the monotonic clock; None: now.
+        """
         start = time.monotonic()
+        leaves = (start if begun is None else begun) + attempt.closes_after - SPARE_SECONDS - 2 * self.delivery
         plan = self.job.planner.plan(attempt)
         seconds = self.job.config.speed.enforced(attempt)
         state = self.placed(shared)
@@ -124,8 +133,9 @@ class Executor:
                 continue
             rows = [np.searchsorted(attempt.cohort, clients) for clients in turn]
             slowest = float(seconds[np.concatenate(rows)].max())  # they are side by side
-            given = formats, local_rank, self.staging, Pace(self.job, slowest, over, start), put
-            chunks = (self.job.visits(plan, each, over) for each in rows)
+            pace = Pace(self.job, slowest, over, start)
+            given = formats, local_rank, self.staging, pace, put
+            chunks = (self._clocked(self.job.visits(plan, each, over), pace, leaves) for each in rows)
             with suppress(RoundClosed):
                 if self.job.planner.whole:
                     self._whole(state, chunks, SumSender(*given) if formats[0].sums else WholeSender(*given))
@@ -139,12 +149,19 @@ class Executor:
             visits.raise_if_closed()
             sieve = self.job.guard.sieve(len(visits.clients), None)
             self._keep(visits, drained(sieve.through(self._work(shared, visits)), sender.take))
-            sender.end(sieve.first, self.job.task.oracle_calls[visits.clients].tolist())
+            sender.end(sieve.first, self.job.task.oracle_calls[visits.clients].tolist(), visits.steps)
         sender.finish()
 
     def _by_layers(self, shared: State, visits: Visits, sender: LayerSender) -> None:
         self._keep(visits, drained(self._work(shared, visits), sender.take))
         sender.finish()
+
+    def _clocked(self, visits: Visits, pace: Pace, leaves: float) -> Visits:
+        """Return visits that stop after a step in time to deliver, where they may."""
+        if visits.steps is None or leaves == inf:
+            return visits
+        least = int(self.job.planner.visit_steps[1][visits.clients].max())
+        return replace(visits, more=StepClock(pace, visits.steps, least, leaves).more)
 
     def _work(self, shared: State, visits: Visits) -> Client:
         """Begin the visits of some clients of one chunk."""
@@ -166,7 +183,7 @@ class Executor:
                 continue
             new, row = self._new.pop(client)
             for name, value in self._own(client).items():
-                if self.job.layers.of.get(name, 1) >= depth:
+                if self.job.layers.of_state(name) >= depth:
                     value.copy_(new[name][row])
 
     def _own(self, client: int) -> State:

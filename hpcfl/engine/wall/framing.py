@@ -27,7 +27,7 @@ from hpcfl.comm.packing import APART_BYTES, Packing
 Frame = list[Tensor]
 """One group of blocks as it travels: its head, then its large blocks, all of them flat."""
 SENT, REJECTED = 1.0, -1.0
-SIGNS = 4  # what a rank signs with: its flag, its seconds, and its gradients in two parts
+SIGNS = 5  # what a rank signs with: its flag, its seconds, its gradients in two parts, and its steps
 
 
 class FrameFormat:
@@ -73,23 +73,30 @@ class FrameFormat:
         return torch.float64 if self.sums else self.blocks[name].dtype
 
     def sign(
-        self, frame: Frame, local_rank: int, seconds: float, gradients: int = 0, flag: float = SENT, place: int = 0
+        self,
+        frame: Frame,
+        local_rank: int,
+        seconds: float,
+        gradients: int = 0,
+        flag: float = SENT,
+        place: int = 0,
+        steps: int = 0,
     ) -> None:
-        """Mark the frame as sent by a rank's visit, `seconds` after it began; it has computed so many gradients."""
-        self.signs(frame)[:, local_rank, place] = flag, seconds, *_parts(gradients)
+        """Mark the frame as sent by a rank's visit, `seconds` after it began, with so many gradients and steps."""
+        self.signs(frame)[:, local_rank, place] = flag, seconds, *_parts(gradients), steps
 
     def signs(self, frame: Frame) -> NDArray[np.floating]:
-        """Return where visits sign, [4, ranks, visits].
+        """Return where visits sign, [5, ranks, visits].
 
         `SENT` who has sent this frame, `REJECTED` whose visit was rejected by it, 0 else; then the visit's seconds and
-        gradients by then, the latter in two parts.
+        gradients by then, the latter in two parts, and its local steps where they may differ.
         """
         signs: NDArray[np.floating] = frame[0].numpy()[: self._weighed].reshape(SIGNS, self.ranks, self.visits)
         return signs
 
     def gradients(self, frame: Frame, local_rank: int, place: int = 0) -> int:
         """Return how many gradients a rank's visit has signed with."""
-        return sum(int(part) for part in self.signs(frame)[2:, local_rank, place])
+        return sum(int(part) for part in self.signs(frame)[2:4, local_rank, place])
 
     def weigh(self, frame: Frame, local_rank: int, name: str, weight: float) -> None:
         self._weights(frame, name)[:, local_rank] = _parts(weight)

@@ -67,6 +67,10 @@ class PendingReceive:
         """Return the seconds that a rank's visits had taken when it sent the last group that arrived."""
         return max((float(signs[1, local_rank].max()) for signs in self.signs[: len(self.times)]), default=0.0)
 
+    def steps(self, local_rank: int, place: int) -> int:
+        """Return the local steps that a visit has taken, where they may differ; 0 where it was not sent."""
+        return int(self.signs[-1][4, local_rank, place])
+
     def gradients(self, local_rank: int, place: int, groups: int) -> int:
         """Return how many gradients a visit had computed for the first `groups` groups."""
         frames = list(zip(self.formats, self.frames))[:groups]

@@ -45,7 +45,7 @@ class ReceivedSums(Sums):
     def __init__(
         self,
         layout: Layout,
-        invited: int,
+        invited: int | Ints,
         miss_probability: Floats,
         received: list[tuple[PendingReceive, int]],
         early: ExactSums | None = None,
@@ -166,6 +166,7 @@ class RoundOutcome:
         self.reached = job.layers.reached
         self.depth: Ints = np.full(len(attempt.cohort), attempt.layers + 1, dtype=np.int64)
         self.seconds: Floats = np.full(len(attempt.cohort), np.inf)
+        self.steps: Ints = np.zeros(len(attempt.cohort), dtype=np.int64)
         self.received: list[tuple[PendingReceive, int]] = []
         self.early: ExactSums | None = None
         self.kept: list[Message] = []
@@ -218,10 +219,12 @@ class RoundOutcome:
 
     def plan(self, seconds: float, repeats: int) -> Plan:
         expected = self.job.planner.plan(self.attempt)
-        return replace(expected, depth=self.depth, seconds=self.seconds, duration=seconds, repeats=repeats)
+        steps = None if expected.steps is None else np.where(self.depth <= self.attempt.layers, self.steps, 0)
+        plan = replace(expected, depth=self.depth, seconds=self.seconds, duration=seconds, repeats=repeats)
+        return replace(plan, steps=steps)
 
     def sums(self, plan: Plan) -> ReceivedSums:
-        cohort = len(self.attempt.cohort)
+        cohort = self.attempt.cohort
         sums = ReceivedSums(self.job.layout, cohort, plan.miss_probability, self.received, self.early, self.kept)
         sums.gradients, sums.rejected, sums.norms = self.gradients, self.rejected, self.norms
         return sums
@@ -272,12 +275,18 @@ class RoundOutcome:
                 count, bad = int(sent[local_rank, place]), int(rejected[local_rank, place])
                 if bad != NO_GROUP:
                     self.rejected[client] = Rejection(self.reached[count], bad, NOT_FINITE)
-                row = np.searchsorted(self.attempt.cohort, client)
+                row = int(np.searchsorted(self.attempt.cohort, client))
                 self.depth[row] = self.reached[count]
                 if self.reached[count] <= self.attempt.layers:
                     self.gradients = max(self.gradients, one.gradients(local_rank, place, groups))
-                if count == self.groups or (client in self.rejected and one.complete):
+                self.steps[row] = one.steps(local_rank, place)
+                if self._is_whole(client, row) and (count == self.groups or (client in self.rejected and one.complete)):
                     self.seconds[row] = one.times[-1] - self.start
+
+    def _is_whole(self, client: int, row: int) -> bool:
+        """Whether a visit was not cut short at a step."""
+        planner = self.job.planner
+        return not planner.participation.by_steps or bool(self.steps[row] == planner.visit_steps[0][client])
 
     def _acknowledge(self) -> None:
         """Leave word on the lanes how much of each visit counted."""

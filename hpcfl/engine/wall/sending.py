@@ -34,15 +34,60 @@ class Pace:
     def seconds(self) -> float:
         return time.monotonic() - self.start
 
+    def done_at(self, share: float) -> float:
+        """Return when a share of the visit may be done at the earliest, in seconds of the monotonic clock."""
+        return self.start + share * self.target
+
     def wait(self, number: int) -> None:
         """Return when group `number` may be ready, or when the round is over."""
-        ready = self.start + self.work_fractions[number] * self.target
+        self.until(float(self.work_fractions[number]))
+
+    def until(self, share: float) -> None:
+        """Return when a share of the visit may be done, or when the round is over."""
+        ready = self.done_at(share)
         if not self.busy:
             self.over.wait(max(0.0, ready - time.monotonic()))
             return
         work = torch.ones(32, 32)
         while time.monotonic() < ready and not self.over.is_set():
             work = torch.mm(work, work).clamp_(max=1.0)
+
+
+class StepClock:
+    """Stops a visit after as many local steps as it can take and still deliver.
+
+    A step is begun if it can be done when the visit has to leave, taking no longer than the longest one so far.
+
+    Parameters
+    ----------
+    steps : int64 [1]
+        The local steps of the whole visit; once it stops, those that it has taken.
+    least : int
+        So many are tried in any case: fewer do not count.
+    leaves : float
+        When what it sends has to leave, in seconds of the monotonic clock.
+    """
+
+    def __init__(self, pace: Pace, steps: Ints, least: int, leaves: float) -> None:
+        self.pace, self.steps, self.least, self.leaves = pace, steps, least, leaves
+        self.whole, self.taken, self.longest = int(steps[0]), 0, 0.0
+        self.begun, self.stopped = time.monotonic(), False
+
+    def more(self) -> bool:
+        """Return whether there is time for another step, no sooner than the speed model lets it begin."""
+        if self.stopped:
+            return False
+        if self.taken:
+            self.longest = max(self.longest, time.monotonic() - self.begun)
+            self.pace.until(self.taken / self.whole)
+        self.begun = time.monotonic()
+        done = max(self.begun + self.longest, self.pace.done_at((self.taken + 1) / self.whole))
+        if self.taken >= self.least and done > self.leaves:
+            self.steps[:], self.stopped = self.taken, True
+            self.pace.target = 0.0  # the rest of the visit takes no time
+            return False
+        self.taken += 1
+        return True
 
 
 class LayerSender:
@@ -145,14 +190,14 @@ class WholeSender:
         self.local_rank, self.staging, self.pace, self.put = local_rank, staging, pace, put
         self.frames = [staging.open(group) for group in formats]
         self.frame = {name: staged for staged in self.frames for name in staged.format.blocks}
-        self.visits: list[tuple[int, int]] = []
+        self.visits: list[tuple[int, int, int]] = []
 
     def take(self, message: Message) -> None:
         """Put the blocks of a message, without what was rejected, into their frames."""
         for name, (value, weight) in message.items():
             self.staging.write(self.frame[name], self.local_rank, name, value[0], float(weight[0]))
 
-    def end(self, rejected: Ints, gradients: Sequence[int]) -> None:
+    def end(self, rejected: Ints, gradients: Sequence[int], steps: Ints | None = None) -> None:
         """Note that a chunk's visits have ended.
 
         Parameters
@@ -161,8 +206,10 @@ class WholeSender:
             The group by which each visit was rejected, `NO_GROUP` where it was not.
         gradients : sequence of int
             How many each visit has computed.
+        steps : int64 [c], optional
+            The local steps that each has taken, where that may differ.
         """
-        self.visits += zip(rejected.tolist(), gradients)
+        self.visits += zip(rejected.tolist(), gradients, [0] * len(rejected) if steps is None else steps.tolist())
 
     def finish(self) -> None:
         """Let all leave, unless the round is over."""
@@ -172,10 +219,10 @@ class WholeSender:
             return
         seconds = self.pace.seconds()
         for number, staged in enumerate(self.frames):
-            for place, (group, gradients) in enumerate(self.visits):
+            for place, (group, gradients, steps) in enumerate(self.visits):
                 if group in (NO_GROUP, number):
                     flag = SENT if group == NO_GROUP else REJECTED
-                    staged.format.sign(staged.parts, self.local_rank, seconds, gradients, flag, place)
+                    staged.format.sign(staged.parts, self.local_rank, seconds, gradients, flag, place, steps)
             self.put(self.staging.close(staged))
 
 
@@ -195,8 +242,8 @@ class SumSender(WholeSender):
             self.totals[name] = weighted_sum(value.detach().reshape(len(weight), size), weight)
             self.weights[name] += float(weight.sum())
 
-    def end(self, rejected: Ints, gradients: Sequence[int]) -> None:
-        super().end(rejected, gradients)
+    def end(self, rejected: Ints, gradients: Sequence[int], steps: Ints | None = None) -> None:
+        super().end(rejected, gradients, steps)
         for name, total in zip(self.totals, on_host(list(self.totals.values()))):
             staged = self.frame[name]
             BinnedSum(staged.format.bins(staged.parts, name)).add_rows(total[None], [1.0])

@@ -1,0 +1,250 @@
+"""Means over those who arrived, corrected for those who did not, around any method whose server takes such means.
+
+A client's weight v_i is the method's own: its samples, or 1. The plain mean ``Σ_S v_i Δ_i / Σ_S v_i`` of the changes of
+those who arrived, S, follows the fast clients. Here the values are changed where they are computed, and the server
+divides by other weights, so that sums are formed as ever: exactly, in any order, on any number of ranks.
+
+============== ============================ ===================================================
+``correct``    a client sends               the server moves a block by
+============== ============================ ===================================================
+``known``      Δ_i / π_i                    their sum over the weights of all who were invited
+``estimated``  ω_i Δ_i                      their sum over the weights of all clients
+``remembered`` Δ_i − y_i; y_i ← Δ_i         their mean, and the mean of y over all clients
+============== ============================ ===================================================
+
+Where layers count one by one, π, ω and y are each layer's own. Blocks that are in no layer, as the loss, keep their
+plain means, and so do personal layers that are sent. All clients are those that take part, whether they ever came.
+
+- ``known``: π_i is the chance that the visit, or its layer, arrives in time, as the speed model has it.
+- ``estimated``: FedAU (Wang & Ji, ICLR 2024). ω_i is the mean of the rounds from one arrival to the next, of those that
+  ended before this round; 1 until there is one. With a cutoff K an absence ends an interval of K after K rounds.
+- ``remembered``: FedVARP (Jhunjhunwala et al., UAI 2022), or with ``mean = "all"`` MIFA (Gu et al., NeurIPS 2021)
+  that begins with zeros and waits for nobody. y is of before the round. A round, or a layer, in which nobody arrived
+  moves by the mean of y, as MIFA's does; FedVARP's formula has no value there. What is remembered is the change at the
+  first round's step size: at η_t it counts η_t/η_0 times, which is MIFA's memory of gradients where η falls.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hpcfl.algorithms.wrapped import Wrapper, wrapped
+from hpcfl.base.transfer import on_device
+from hpcfl.comm.message import Sums
+
+if TYPE_CHECKING:
+    from hpcfl.algorithms.base import Algorithm, Client, Extras, ServerState
+    from hpcfl.algorithms.weighting import Weighting
+    from hpcfl.base.types import Floats, Ints, State
+    from hpcfl.comm.message import Block
+    from hpcfl.learning.batches import Visits
+    from hpcfl.learning.task import Task
+
+Change = Callable[[str, int, Tensor], Tensor]
+"""What becomes of a block's values ``[k, …]``: block, layer (1 … L), values."""
+
+INTERVALS, MEMORY = "intervals:", "remembered:"  # begin the names of what clients keep; blocks' names follow
+ROUNDS = "remembered"  # how many rounds the server has seen
+
+
+def with_correction(algorithm: Algorithm, weighting: Weighting, members: Ints) -> Algorithm:
+    """Return the method that corrects for those who did not arrive; `members`: the ids of all who take part."""
+    if weighting.correct == "none":
+        return algorithm
+    around = {"known": _Known, "estimated": _Estimated, "remembered": _Remembered}[weighting.correct]
+    return wrapped(algorithm, around, weighting=weighting, members=tuple(members.tolist()))
+
+
+class _Corrected(Wrapper):
+    """What all have in common; the method sees nothing of what clients keep for it."""
+
+    weighting: Weighting
+    members: tuple[int, ...]
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        numbers, change, kept = _numbers(self, task), *self.correction(task, _ours(personal), visits)
+        work = super().client(task, shared, _theirs(personal), visits)
+        while True:
+            try:
+                message = next(work)
+            except StopIteration as end:
+                return {**end.value, **kept}
+            yield {
+                name: (change(name, numbers[name], value) if name in numbers else value, weight)
+                for name, (value, weight) in message.items()
+            }
+
+    @abstractmethod
+    def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
+        """Return what becomes of a block's values, and what the clients keep then, which may follow from these."""
+
+    def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        return super().model(task, shared, _theirs(personal), visits)
+
+    def between(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        return super().between(task, shared, _theirs(personal), visits)
+
+
+class _Known(_Corrected):
+    def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
+        return lambda name, number, value: value / _column(visits.arrival[:, number - 1], value), {}
+
+    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
+        over = _weight(self, task, sums.cohort)
+        return super().step(task, state, CorrectedSums(sums, dict.fromkeys(_numbers(self, task), over)))
+
+
+class _Estimated(_Corrected):
+    def init_client(self, task: Task, client: int) -> State:
+        begun = torch.tensor([-1.0, 0.0, 0.0], dtype=torch.float64)  # the last arrival, intervals' sum and their number
+        kept = {INTERVALS + names[0]: begun.to(task.device) for names in self.layers(task)}
+        return super().init_client(task, client) | kept
+
+    def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
+        first = {number: INTERVALS + names[0] for number, names in enumerate(self.layers(task), start=1)}
+        kept = dict(own)
+
+        def change(name: str, number: int, value: Tensor) -> Tensor:
+            since, count = own[first[number]], len(value)
+            weight, after = intervals(since[:count], visits.round, self.weighting.cutoff)
+            kept[first[number]] = torch.cat([after, since[count:]])
+            return value * _column(weight, value)
+
+        return change, kept
+
+    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
+        over = _weight(self, task, self.members)
+        return super().step(task, state, CorrectedSums(sums, dict.fromkeys(_numbers(self, task), over)))
+
+
+class _Remembered(_Corrected):
+    def init_client(self, task: Task, client: int) -> State:
+        kept = {
+            MEMORY + name: torch.zeros(block.shape, dtype=block.dtype, device=task.device)
+            for name, block in _blocks(self, task).items()
+        }
+        return super().init_client(task, client) | kept
+
+    def init_extras(self, task: Task) -> Extras:
+        mean = {
+            MEMORY + name: torch.zeros(block.shape, dtype=torch.float64, device=task.device)
+            for name, block in _blocks(self, task).items()
+        }
+        return {**super().init_extras(task), **mean, ROUNDS: 0.0}
+
+    def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
+        scale, kept = _scale(self, visits.round), dict(own)
+
+        def change(name: str, number: int, value: Tensor) -> Tensor:
+            last, count = own[MEMORY + name], len(value)
+            kept[MEMORY + name] = torch.cat([value / scale, last[count:]])
+            return value - scale * last[:count]
+
+        return change, kept
+
+    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
+        names, over = _blocks(self, task), _weight(self, task, self.members)
+        rounds, scale = state.extras[ROUNDS], _scale(self, int(state.extras[ROUNDS]))
+        mean = {name: state.extras[MEMORY + name] for name in names}
+        corrected = CorrectedSums(
+            sums,
+            dict.fromkeys(names, over) if self.weighting.mean == "all" else {},
+            {name: scale * value for name, value in mean.items()},
+        )
+        after = super().step(task, replace(state, extras=_theirs(state.extras)), corrected)
+        moves = {name: on_device(sums.over(name, over), value.device) / scale for name, value in mean.items()}
+        now = {MEMORY + name: value + moves[name] for name, value in mean.items()}
+        return replace(after, extras={**after.extras, **now, ROUNDS: rounds + 1})
+
+
+def intervals(kept: Tensor, round: int, cutoff: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return FedAU's weights ``[c]`` of visits in a round, and what their clients keep once they have arrived.
+
+    Parameters
+    ----------
+    kept : float64 [c, 3]
+        The round of the last arrival (-1: none), the sum of the intervals that have ended, and their number.
+    """
+    last, total, number = kept.unbind(1)
+    missed = round - last - 1
+    cuts = torch.zeros_like(missed) if cutoff is None else missed.div(cutoff, rounding_mode="floor")
+    length = cuts * (cutoff or 0)
+    total, number = total + length, number + cuts
+    weight = torch.where(number > 0, total / number.clamp(min=1), 1.0)
+    after = [torch.full_like(last, round), total + missed - length + 1, number + 1]
+    return weight, torch.stack(after, 1)
+
+
+class CorrectedSums(Sums):
+    """The sums of a round with other weights of some blocks to divide by, and something `added` to their means."""
+
+    def __init__(self, sums: Sums, weights: Mapping[str, float], added: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__(sums.layout, sums.cohort, sums.miss_probability)
+        self.sums, self.weights, self.added, self.iterated = sums, weights, added or {}, sums.iterated
+
+    def total(self, name: str) -> Tensor:
+        return self.sums.total(name)
+
+    def weight(self, name: str) -> float:
+        weight = self.sums.weight(name)
+        return self.weights.get(name, weight) if weight else 0.0
+
+    def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
+        if name in self.added:
+            return super().moved(name, value, denominator)
+        return self.sums.moved(name, value, self.weight(name) if denominator is None else denominator)
+
+    def over(self, name: str, denominator: float) -> Tensor:
+        mean = self.sums.over(name, denominator)
+        return mean.add_(on_device(self.added[name], mean.device)) if name in self.added else mean
+
+
+def _numbers(method: Algorithm, task: Task) -> dict[str, int]:
+    """Return the blocks that are corrected, and their layers (1 … L)."""
+    personal = method.personal(task)
+    layers = enumerate(method.layers(task), start=1)
+    return {name: number for number, names in layers for name in names if name not in personal}
+
+
+def _blocks(method: Algorithm, task: Task) -> dict[str, Block]:
+    """Return the same blocks with their shapes."""
+    numbers, blocks = _numbers(method, task), dict[str, "Block"]()
+    for group in method.layout(task):
+        blocks |= {name: block for name, block in group.items() if name in numbers}
+    return blocks
+
+
+def _weight(method: Algorithm, task: Task, clients: Sequence[int] | Ints) -> float:
+    """Return the sum of some clients' weights in the method's means."""
+    if method.mean_weights() == "uniform":
+        return float(len(clients))
+    return float(task.federation.train_sizes[list(clients)].sum())
+
+
+def _scale(method: Algorithm, round: int) -> float:
+    """Return a round's step size over that of the first one."""
+    return method.learning_rate(round) / method.learning_rate(0)
+
+
+def _column(factors: Tensor | Floats, value: Tensor) -> Tensor:
+    """Return the factors of the first rows, as many as `value` has, ready to be multiplied with it."""
+    found = torch.as_tensor(factors[: len(value)]).to(value.dtype)
+    return on_device(found, value.device).view(-1, *[1] * (value.dim() - 1))
+
+
+def _is_ours(name: str) -> bool:
+    return name == ROUNDS or name.startswith((INTERVALS, MEMORY))
+
+
+def _ours(state: State) -> State:
+    return {name: value for name, value in state.items() if _is_ours(name)}
+
+
+def _theirs(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if not _is_ours(name)}

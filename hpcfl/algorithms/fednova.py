@@ -1,0 +1,77 @@
+"""FedNova: unequal numbers of local steps lead nobody astray (Wang et al., NeurIPS 2020).
+
+``w ← w + τ_eff Σ p_i Δ_i/‖a_i‖₁``, ``τ_eff = Σ p_i ‖a_i‖₁``, p_i over those who counted, where the τ_i steps of a visit
+lead to ``Δ_i = −η Σ_k a_ik g_ik``. Of plain steps ‖a‖₁ is τ; with heavy-ball momentum ρ it is
+``[τ − ρ(1 − ρ^τ)/(1 − ρ)]/(1 − ρ)``; with a proximal term, α = ημ, ``(1 − (1 − α)^τ)/α``, then τ_eff = Σ p_i τ_i, as
+in the authors' code. Their momentum at the server is ``server.optimizer = "momentum"``. It is exact as η → 0 only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from hpcfl.algorithms.fedprox import FedProx
+from hpcfl.algorithms.local_sgd import check_plain
+from hpcfl.base.errors import refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.algorithms.base import Client
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout, Sums
+    from hpcfl.learning.batches import Visits
+    from hpcfl.learning.task import Task
+    from hpcfl.schedule.participation import Participation
+
+
+class FedNova(FedProx):
+    """Averages what a step moves each client's model by, and takes as many of such steps as clients do on average."""
+
+    name: Literal["fednova"] = "fednova"  # type: ignore[assignment]
+    mu: float = Field(0.0, ge=0)
+    """Strength μ of a proximal term; 0: none."""
+
+    def check(self, participation: Participation, known: bool = True) -> None:
+        super().check(participation, known)
+        check_plain(self, "optimizer", "persist_optimizer", *(["momentum"] if self.mu else []))
+        if self.mu * self.lr >= 1:
+            raise refusal("algorithm.mu", f"less than 1/algorithm.lr = {1 / self.lr:g}", self.mu, 0.5 / self.lr)
+
+    def layout(self, task: Task) -> Layout:
+        from hpcfl.comm.message import Block
+
+        first, *layers = super().layout(task)
+        return ({**first, "steps": Block((), task.dtype)}, *layers)
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        import torch
+
+        from hpcfl.base.transfer import on_device
+        from hpcfl.learning.optim import column
+
+        for message in super().client(task, shared, personal, visits):
+            taken = torch.from_numpy(self.taken(visits)).double()
+            norm = self._norm(taken, self.learning_rate(visits.round))
+            if "loss" in message:
+                _, weight = message["loss"]
+                effective = on_device((taken if self.mu else norm).to(task.dtype), task.device)
+                yield {**message, "steps": (effective, weight)}
+            else:
+                over = on_device(norm.to(task.dtype), task.device)
+                yield {name: (value.div_(column(over, value)), weight) for name, (value, weight) in message.items()}
+        return personal
+
+    def _norm(self, taken: Tensor, rate: float) -> Tensor:
+        """Return ‖a‖₁ of so many steps."""
+        if rho := self.momentum:
+            return (taken - rho * (1 - rho**taken) / (1 - rho)) / (1 - rho)
+        return (1 - (1 - rate * self.mu) ** taken) / (rate * self.mu) if self.mu else taken
+
+    def server(self, task: Task, shared: State, sums: Sums) -> State:
+        from hpcfl.comm.message import moved
+
+        steps = float(sums.mean("steps"))
+        return {name: moved(value, sums.mean(name).mul_(steps)) for name, value in shared.items()}

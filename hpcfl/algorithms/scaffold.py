@@ -1,0 +1,96 @@
+"""SCAFFOLD: control variates keep clients from drifting to optima of their own (Karimireddy et al., ICML 2020).
+
+Local steps are ``y ← y − η (g_i(y) − c_i + c)``; then, by the paper's option II, ``c_i⁺ = c_i − c + (w − y)/(τ_i η)``,
+the mean of a visit's gradients. The server takes ``w ← w + mean_S Δ_i`` and ``c ← c + 1/N Σ_S (c_i⁺ − c_i)``, N being
+all clients. All begin with 0 and a client keeps c_i⁺ only if its visit counted: c is the mean of all c_i. The paper's
+η_g is ``server.lr`` with ``server.optimizer = "momentum"`` and ``server.betas = [0]``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.local_sgd import check_plain
+from hpcfl.base.errors import refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.algorithms.base import Client
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Layout, Sums
+    from hpcfl.learning.batches import Visits
+    from hpcfl.learning.task import Task
+    from hpcfl.schedule.participation import Participation
+
+CONTROL, RISE = "control.", "rise."  # c at the server and c_i at clients; what a client tells of c_i⁺ − c_i
+
+
+class Scaffold(FedAvg):
+    """FedAvg of local steps by gradients that are corrected for how much a client's differ from all clients'."""
+
+    name: Literal["scaffold"] = "scaffold"  # type: ignore[assignment]
+    weights: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client's model in the mean. ``uniform``: 1, as in the paper. ``samples``: its training samples."""
+
+    def check(self, participation: Participation, known: bool = True) -> None:
+        super().check(participation, known)
+        check_plain(self, "optimizer", "momentum", "persist_optimizer", "weight_decay")
+        if participation.hold_out:
+            raise refusal("participation.hold_out", "0, since c is the mean over all", participation.hold_out, 0)
+
+    def init_server(self, task: Task) -> State:
+        from hpcfl.learning.optim import zeros
+
+        model = super().init_server(task)
+        return model | {CONTROL + name: value for name, value in zeros(model).items()}
+
+    def init_client(self, task: Task, client: int) -> State:
+        from hpcfl.learning.optim import zeros
+
+        return {CONTROL + name: value for name, value in zeros(task.initial()).items()}
+
+    def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
+        return tuple((*names, *(RISE + name for name in names)) for names in super().layers(task))
+
+    def layout(self, task: Task) -> Layout:
+        from hpcfl.comm.message import Block
+
+        like = task.initial()
+        blocks = {name: Block(tuple(value.shape), value.dtype) for name, value in like.items()}
+        layers = ({name: blocks[name.removeprefix(RISE)] for name in names} for names in self.layers(task))
+        return ({"loss": Block((), task.dtype)}, *list(layers)[::-1])
+
+    def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
+        from hpcfl.learning.optim import Shifted
+
+        shift = {name: shared[CONTROL + name] - memory[CONTROL + name] for name in params}
+        optimiser = Shifted(self.learning_rate(visits.round), shift=shift)
+        return optimiser.train(task, params, self.local_steps(task, visits))
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        import torch
+
+        from hpcfl.base.transfer import on_device
+        from hpcfl.learning.optim import column
+
+        after, one = dict(personal), visits.ones(len(visits.clients))
+        for message in super().client(task, shared, personal, visits):
+            way = torch.from_numpy(self.taken(visits)).double() * self.learning_rate(visits.round)
+            over, rises = on_device(way.to(task.dtype), task.device), {}
+            for name, (change, _) in ((name, sent) for name, sent in message.items() if name != "loss"):
+                control = CONTROL + name
+                rise = -change / column(over, change) - shared[control]
+                rises[RISE + name], after[control] = (rise, one), personal[control] + rise
+            yield {**message, **rises}
+        return after
+
+    def server(self, task: Task, shared: State, sums: Sums) -> State:
+        from hpcfl.comm.message import moved
+
+        after = super().server(task, shared, sums)
+        rises = {name: RISE + name.removeprefix(CONTROL) for name in shared if name.startswith(CONTROL)}
+        return after | {
+            name: moved(shared[name], sums.over(rise, task.federation.clients)) for name, rise in rises.items()
+        }

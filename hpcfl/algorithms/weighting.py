@@ -1,0 +1,54 @@
+"""The keys of ``[weighting]``; `corrected` does what they say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from hpcfl.base.config import ConfigBase
+from hpcfl.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from hpcfl.algorithms.base import Algorithm
+    from hpcfl.schedule.participation import Participation
+
+
+class Weighting(ConfigBase):
+    """Whether means over those who arrived are corrected for those who did not."""
+
+    correct: Literal["none", "known", "estimated", "remembered"] = "none"
+    """``none``: means are over those who arrived. ``known``: each contribution over its chance to arrive, as the speed
+    model has it, then over all who were invited. ``estimated``: each times the client's mean interval between
+    arrivals, over all clients (FedAU). ``remembered``: those who did not arrive count with what they sent last
+    (FedVARP, MIFA)."""
+    cutoff: int | None = Field(None, ge=1)
+    """Rounds of absence after which an interval ends, FedAU's K (``estimated``). By default none is cut."""
+    mean: Literal["arrived", "all"] = "arrived"
+    """Over whom the changes since what is remembered are averaged (``remembered``). ``arrived``: those who arrived
+    (FedVARP). ``all``: all clients (MIFA)."""
+
+    def check(self, algorithm: Algorithm, participation: Participation, known: bool) -> None:
+        """Raise UsageError where keys do not go together, or not with the method or with how rounds close.
+
+        `known` is True where the speed model gives the chance to arrive in time.
+        """
+        for key, owner in (("cutoff", "estimated"), ("mean", "remembered")):
+            value = getattr(self, key)
+            if value != type(self).model_fields[key].default and self.correct != owner:
+                raise UsageError(
+                    f"weighting.{key} = {value!r} has no meaning with weighting.correct = '{self.correct}': remove it, "
+                    f"or set weighting.correct = '{owner}'"
+                )
+        if self.correct != "none":
+            algorithm.mean_weights()
+        if self.correct == "known" and participation.close not in ("all", "deadline"):
+            raise UsageError(
+                "weighting.correct = 'known' needs the chance to arrive, which is not known for participation.close = "
+                f"'{participation.close}'; did you mean weighting.correct = 'estimated', or close = 'deadline'?"
+            )
+        if self.correct == "known" and participation.close == "deadline" and not known:
+            raise UsageError(
+                "weighting.correct = 'known' needs the chance to arrive by the deadline, which real time with "
+                "speed.model = 'none' does not tell; did you mean weighting.correct = 'estimated'?"
+            )

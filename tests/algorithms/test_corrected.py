@@ -1,0 +1,392 @@
+"""Means corrected for those who did not arrive: toys by hand, unbiased sums, and the same on any number of ranks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.toys import Rounds, full_batch, mlp_task, plain_gradients, planned, same_bits
+from hpcfl import store
+from hpcfl.algorithms import Algorithm, algorithm_class
+from hpcfl.algorithms.corrected import intervals, with_correction
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.salf import Salf
+from hpcfl.algorithms.weighting import Weighting
+from hpcfl.base.errors import UsageError
+from hpcfl.comm.message import Block
+from hpcfl.config import from_table
+from hpcfl.engine.job import Job
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.speeds.exponential import Exponential
+from hpcfl.testing.runs import play, resume, same, table
+
+L, LR = 3, 0.5
+SIZES = [3, 9, 5, 12]
+DEADLINE = Participation(close="deadline")
+UNEQUAL = Exponential(kind="dynamic-rate")
+LATE = 3  # a depth: nothing of a toy's two layers
+
+
+class Given(Algorithm):
+    """Clients send what is written down: `changes[round][client]`, for both of its layers."""
+
+    name: Literal["given"] = "given"
+    changes: tuple[tuple[float, ...], ...] = ()
+    rates: tuple[float, ...] = (1.0,) * 9
+    by: Literal["samples", "uniform"] = "uniform"
+    layerwise: ClassVar[bool] = True
+
+    def mean_weights(self):
+        return self.by
+
+    def learning_rate(self, round):
+        return self.rates[round]
+
+    def layers(self, task):
+        return (("low",), ("high",))
+
+    def layout(self, task):
+        one = Block((1,), torch.float64)
+        return ({"loss": Block(())}, {"high": one}, {"low": one})
+
+    def init_server(self, task):
+        return {name: torch.zeros(1, dtype=torch.float64) for name in ("low", "high")}
+
+    def client(self, task, shared, personal, visits):
+        assert not personal
+        value = torch.tensor([[self.changes[visits.round][client]] for client in visits.clients], dtype=torch.float64)
+        weight = visits.weights(self.by)
+        yield {"loss": (value[:, 0], weight)}
+        for name, layer in (("high", 2), ("low", 1)):
+            count = visits.in_time(layer)
+            yield {name: (value[:count], weight[:count])}
+        return {}
+
+
+def rounds_of(method, task, per_chunk=None, **keys):
+    clients = np.arange(task.federation.clients)
+    return Rounds(with_correction(method, Weighting(**keys), clients), task, per_chunk)
+
+
+def path(depths, changes, sizes=(1, 1), rates=(1.0,) * 9, by="uniform", **keys):
+    """The shared state after each round, ``{name: [rounds]}``, and the rounds as they were played."""
+    changes = tuple(tuple(float(each) for each in row) for row in changes)
+    rounds = rounds_of(Given(changes=changes, rates=tuple(rates), by=by), mlp_task(list(sizes)), **keys)
+    found = []
+    for number, depth in enumerate(depths):
+        rounds.step(planned(depth, 2, number))
+        found.append({name: float(value) for name, value in rounds.state.items()})
+    return {name: [each[name] for each in found] for name in ("low", "high")}, rounds
+
+
+# --- by hand --------------------------------------------------------------------------------------------------
+
+ONE, TWO, BOTH, NOBODY = [1, LATE], [LATE, 1], [1, 1], [LATE, LATE]
+ARRIVALS = [ONE, TWO, ONE], [[2, 0], [0, 4], [1, 0]]
+
+
+def test_fedvarps_three_rounds():
+    found, rounds = path(*ARRIVALS, correct="remembered")
+    assert found["low"] == found["high"] == [2, 7, 9]
+    assert rounds.now.personal[0]["remembered:low"].flatten().tolist() == [1, 4]
+    assert rounds.now.extras["remembered:low"].tolist() == [2.5]
+
+
+def test_mifas_three_rounds():
+    found, _ = path(*ARRIVALS, correct="remembered", mean="all")
+    assert found["low"] == [1, 4, 6.5]
+
+
+def test_mifa_remembers_gradients_where_the_step_size_falls():
+    found, _ = path([BOTH, ONE], [[0.2, 0.4], [0.3, 0]], rates=[0.2, 0.1], correct="remembered", mean="all")
+    np.testing.assert_allclose(found["low"], [0.3, 0.55], rtol=1e-14)
+
+
+@pytest.mark.parametrize("mean", ["arrived", "all"])
+def test_a_round_with_nobody_moves_along_what_is_remembered(mean):
+    found, rounds = path([BOTH, NOBODY], [[2, 4], [0, 0]], correct="remembered", mean=mean)
+    assert found["low"] == [3, 6]
+    assert rounds.now.personal[0]["remembered:low"].flatten().tolist() == [2, 4]
+
+
+def test_a_layer_that_was_late_keeps_its_memory():
+    """Of the second round client 1's last layer arrives: y is (2, 1) of it, (2, 4) of the first layer."""
+    found, rounds = path([BOTH, [LATE, 2], [LATE, 1]], [[2, 4], [0, 1], [0, 9]], correct="remembered")
+    kept = {name: value.flatten().tolist() for name, value in rounds.now.personal[0].items()}
+    assert kept == {"remembered:low": [2, 9], "remembered:high": [2, 9]}
+    assert found == {"low": [3, 6, 6 + 5 + 3], "high": [3, 3 - 3 + 3, 3 + 8 + 1.5]}
+
+
+def test_what_is_remembered_is_weighted_as_the_means_are():
+    found, _ = path(*ARRIVALS, sizes=(1, 3), by="samples", correct="remembered")
+    assert found["low"] == [2, 2 + 4 + 0.5, 6.5 - 1 + 3.5]
+
+
+PRESENT = [0, 0, 1, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("cutoff", "weights"), [(None, [1, 3, 2.5]), (2, [2, 1.5, 5 / 3]), (1, [1, 1, 1])])
+def test_fedaus_weights(cutoff, weights):
+    """Client 0 comes as in the spec, client 1 never: the mean is over both."""
+    found, rounds = path(
+        [ONE if here else NOBODY for here in PRESENT], [[2, 0]] * 6, correct="estimated", cutoff=cutoff
+    )
+    moves = np.diff([0, *found["low"]])
+    np.testing.assert_allclose(moves[np.flatnonzero(PRESENT)], weights, rtol=1e-14)  # 2 ω / N
+    assert not moves[np.flatnonzero(np.logical_not(PRESENT))].any()
+    last, total, number = rounds.now.personal[0]["intervals:low"][0].tolist()
+    assert (last, total / number) == (5, {None: 2, 2: 1.5, 1: 1}[cutoff])
+    assert rounds.now.personal[0]["intervals:low"][1].tolist() == [-1, 0, 0]
+
+
+def test_fedaus_weights_of_layers_are_their_own():
+    depths = [[2, LATE], [1, LATE], NOBODY, [1, LATE]]
+    found, _ = path(depths, [[2, 0]] * 4, correct="estimated")
+    np.testing.assert_allclose(np.diff([0, *found["high"]]), [1, 1, 0, 1])  # intervals 1, 1, then 2
+    np.testing.assert_allclose(np.diff([0, *found["low"]]), [0, 1, 0, 2])  # an interval of 2, then of 2
+
+
+def test_who_always_comes_has_weight_1():
+    kept = torch.tensor([[-1.0, 0, 0]], dtype=torch.float64)
+    for round_ in range(5):
+        weight, kept = intervals(kept, round_)
+        assert weight.tolist() == [1]
+
+
+# --- unbiased ---------------------------------------------------------------------------------------------------
+
+
+def flat(tensors, names):
+    return torch.cat([tensors[name].double().flatten() for name in names]).numpy()
+
+
+def wanted(task, by):
+    """The mean step of all clients per layer, and each client's own: [parameters] and [clients, parameters]."""
+    clients, start = range(task.federation.clients), task.initial()
+    steps = [plain_gradients(task, start, *full_batch(task, client)) for client in clients]
+    weight = task.federation.train_sizes / task.federation.train_sizes.sum() if by == "samples" else None
+    own = [np.array([-LR * flat(each, names) for each in steps]) for names in task.layer_names()]
+    return [np.average(each, axis=0, weights=weight) for each in own], own
+
+
+def moves(rounds, participation, count, seed=1):
+    """What the server does in each of so many rounds from one state, per layer: L arrays [rounds, parameters].
+
+    Where clients keep nothing it follows from the depths alone.
+    """
+    known, found, start = {}, [], rounds.server
+    for number in range(count):
+        plan = rounds.plan(UNEQUAL, participation, seed, number)
+        drawn = plan.cohort.tobytes(), plan.depth.tobytes()
+        if drawn not in known or rounds.now.personal[0]:
+            after = rounds.job.algorithm.step(rounds.job.task, start, rounds.collect(plan)).shared
+            known[drawn] = [flat(after, names) - flat(start.shared, names) for names in rounds.layers]
+        found.append(known[drawn])
+    return [np.array(each) for each in zip(*found)]
+
+
+def errors(found, mean, own):
+    """By how many standard errors the mean moves are off, at most: along each client's own step, layer by layer."""
+    off = []
+    for layer, to, steps in zip(found, mean, own):
+        along = layer @ steps.T
+        rounding = 1e-5 * np.abs(steps @ steps.T).max()
+        error = along.std(0, ddof=1) / np.sqrt(len(along)) + rounding
+        off.append(float((np.abs(along.mean(0) - to @ steps.T) / error).max()))
+    return off
+
+
+LAYERS = Salf(lr=LR, batch=0, missing="none")
+WHOLE = {by: FedAvg(lr=LR, batch=0, epochs=0, steps=1, weights=by) for by in ("samples", "uniform")}
+PARTLY = [(LAYERS, "uniform"), *((method, by) for by, method in WHOLE.items())]
+IDS = ["layers", *WHOLE]
+
+
+@pytest.mark.parametrize(("method", "by"), PARTLY, ids=IDS)
+def test_known_chances_make_the_mean_unbiased(method, by):
+    task = mlp_task(SIZES)
+    mean, own = wanted(task, by)
+    known = rounds_of(method, task, correct="known")
+    assert max(errors(moves(known, DEADLINE, 1000), mean, own)) < 3
+    assert min(errors(moves(Rounds(method, task), DEADLINE, 1000), mean, own)) > 6
+
+
+def test_known_chances_with_some_invited():
+    task, some = mlp_task(SIZES), Participation(close="deadline", invite="uniform", size=2)
+    mean, own = wanted(task, "uniform")
+    known = rounds_of(WHOLE["uniform"], task, correct="known")
+    assert max(errors(moves(known, some, 1000), mean, own)) < 3
+
+
+@pytest.mark.parametrize(("by", "partial"), [("samples", "layers"), ("uniform", "discard")])
+def test_estimated_intervals_make_it_unbiased_in_the_end(by, partial):
+    own, count = np.array([1.0, -2.0, 3.0, 5.0]), 1500
+    given = Given(changes=(tuple(own.tolist()),) * count, rates=(1.0,) * count, by=by)
+    closing = Participation(close="deadline", partial=partial)
+    mean = np.average(own, weights=SIZES if by == "samples" else None)
+    for correct, unbiased in (("estimated", True), ("none", False)):
+        method = rounds_of(given, mlp_task(SIZES), correct=correct)
+        for layer in moves(method, closing, count):
+            late = layer[300:, 0]
+            error = late.std(ddof=1) / np.sqrt(len(late))
+            assert (abs(late.mean() - mean) < 3 * error) == unbiased
+
+
+@pytest.mark.parametrize("chance", [0.8, 0.3, 0.1])
+def test_estimated_weights_times_the_chance_approach_1(chance):
+    """Of 4000 clients alike: the first round is biased as the plain sum is, later ones ever less."""
+    draws, kept = np.random.default_rng(0), torch.tensor([[-1.0, 0, 0]], dtype=torch.float64).repeat(4000, 1)
+    means, errors = [], []
+    for round_ in range(400):
+        here = torch.from_numpy(draws.random(4000) < chance)
+        weight, after = intervals(kept, round_)
+        kept = torch.where(here[:, None], after, kept)
+        means.append(float((weight * here).mean()))
+        errors.append(float((weight * here).std()) / 4000**0.5)
+    off = np.abs(np.array(means) - 1)
+    assert means[0] == pytest.approx(chance, abs=3 * errors[0])
+    assert off[:10].mean() > off[30:60].mean() > off[300:].mean()
+    assert abs(np.mean(means[300:]) - 1) < 0.02
+
+
+def test_known_is_salfs_inverse_probability_to_the_bit():
+    task = mlp_task(SIZES)
+    one = rounds_of(LAYERS, task, 2, correct="known")
+    other = Rounds(Salf(lr=LR, batch=0, rule="inverse-probability"), task, 2)
+    for number in range(4):
+        plan = one.plan(UNEQUAL, DEADLINE, 3, number)
+        assert (one.step(plan).invited, other.step(plan).invited) == (4, 4)
+        assert same_bits(one.state, other.state)
+
+
+@pytest.mark.parametrize("keys", [{"correct": "known"}, {"correct": "estimated"}, {"correct": "remembered"}])
+@pytest.mark.parametrize(("method", "by"), PARTLY, ids=IDS)
+def test_with_everybody_there_it_is_the_plain_mean(method, by, keys):
+    task = mlp_task(SIZES)
+    plain, corrected = Rounds(method, task), rounds_of(method, task, 2, **keys)
+    for number in range(5):
+        plain.step(planned([1] * 4, L, number))
+        corrected.step(planned([1] * 4, L, number))
+        for name, value in plain.state.items():
+            torch.testing.assert_close(corrected.state[name], value, atol=1e-6, rtol=0)
+
+
+# --- whole runs ---------------------------------------------------------------------------------------------------
+
+CORRECTIONS = {
+    "known": {"correct": "known"},
+    "estimated": {"correct": "estimated", "cutoff": 3},
+    "remembered": {"correct": "remembered"},
+}
+KEPT = {"momentum": 0.5, "persist_optimizer": True}
+METHODS = {
+    "layers": {"name": "salf", "missing": "none", "decay": 0.1, **KEPT},
+    "whole": {"name": "fedavg", "epochs": 0, "steps": 2, **KEPT},
+    "personal": {"name": "fedrep", "head_epochs": 1, "newcomer": "averaged"},
+}
+
+
+def values(correct: str, method: str, **more: Any) -> dict[str, Any]:
+    """A small run of which most visits are late: layers count one by one, or nothing does."""
+    participation = {"close": "deadline", **({} if method == "layers" else {"partial": "discard"})}
+    keys = {"algorithm": METHODS[method], "participation": participation, "weighting": CORRECTIONS[correct]}
+    return table("salf", "mlp", True, **{**keys, "speed": {"model": "uniform-depth"}, **more})
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("correct", "method"),
+    [("known", "whole"), ("estimated", "layers"), ("remembered", "layers"), ("remembered", "personal")],
+)
+def test_one_rank_equals_n(world: Any, shared_dir: Path, correct: str, method: str) -> None:
+    run = values(correct, method)
+    same(play(world, run, shared_dir / "ranks", world.comm), play(world, run, shared_dir / "one", None))
+
+
+@pytest.mark.parametrize(("correct", "method"), [("estimated", "layers"), ("remembered", "personal")])
+def test_resumed_equals_uninterrupted(solo: Any, tmp_path: Path, correct: str, method: str) -> None:
+    whole = play(solo, values(correct, method), tmp_path / "whole", None)
+    half = shutil.copytree(whole, tmp_path / "half")
+    resume(solo, half, 2, None)
+    same(half, whole)
+    states = [store.load(store.latest(run)) for run in (half, whole)]
+    for name, value in states[0].extras.items():
+        np.testing.assert_array_equal(value, states[1].extras[name])
+    for (_, one), (_, other) in zip(*(state.personal for state in states)):
+        for name, value in one.items():
+            np.testing.assert_array_equal(value, other[name])
+
+
+def test_a_correction_changes_what_is_learnt_and_not_the_loss_of_the_first_round(solo: Any, tmp_path: Path) -> None:
+    plain = {**values("known", "whole"), "weighting": {"correct": "none"}}
+    runs = [
+        play(solo, run, tmp_path / name, None) for name, run in (("none", plain), ("known", values("known", "whole")))
+    ]
+    losses = [store.open_run(run)["loss"].values for run in runs]
+    assert losses[0][0] == losses[1][0]
+    assert (losses[0][1:] != losses[1][1:]).all()
+
+
+@pytest.mark.parametrize("correct", CORRECTIONS)
+def test_buffers_of_a_module_keep_their_plain_means(correct: str) -> None:
+    """Everybody is there: running means are as without a correction, whatever stands around what."""
+    model = {"name": "helpers.modules:Normed"}
+    found = []
+    for weighting in ({"correct": "none"}, CORRECTIONS[correct]):
+        run = {**values(correct, "whole", speed={"model": "none"}, weighting=weighting), "model": model}
+        rounds = Rounds((job := Job.of(from_table(run), None, 1)).algorithm, job.task)
+        for number in range(2):
+            rounds.step(planned([1] * 7, len(rounds.layers), number))
+        found.append(rounds.state)
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, atol=1e-6, rtol=1e-5)
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+def refused(**tables: Any) -> str:
+    with pytest.raises(UsageError) as error:
+        from_table({**values("known", "whole"), **tables}).check_values()
+    return str(error.value)
+
+
+def test_keys_that_would_do_nothing_are_refused() -> None:
+    assert refused(weighting={"correct": "known", "cutoff": 3}) == (
+        "weighting.cutoff = 3 has no meaning with weighting.correct = 'known': remove it, or set weighting.correct = "
+        "'estimated'"
+    )
+    assert "weighting.mean = 'all' has no meaning" in refused(weighting={"mean": "all"})
+    assert "weighting.cutoff" in refused(weighting={"correct": "estimated", "cutoff": 0})
+
+
+@pytest.mark.parametrize("more", [{"rule": "paper"}, {"rule": "released"}, {"rule": "inverse-probability"}])
+@pytest.mark.parametrize("correct", CORRECTIONS)
+def test_salfs_own_rules_are_refused(correct: str, more: dict[str, Any]) -> None:
+    line = refused(algorithm={"name": "salf", **more}, weighting=CORRECTIONS[correct])
+    assert line.startswith("weighting.correct: algorithm.")
+    assert line.endswith("expected weighting.correct = 'none', or algorithm.rule = 'paper' with missing = 'none'")
+
+
+@pytest.mark.parametrize("name", ["local", "fedhenn", "flic", "fedlrgd", "linear_fedrep"])
+@pytest.mark.parametrize("correct", CORRECTIONS)
+def test_methods_that_do_more_than_means_are_refused(correct: str, name: str) -> None:
+    with pytest.raises(UsageError, match=f"algorithm.name = '{name}' does more with what clients send than to take"):
+        Weighting(**CORRECTIONS[correct]).check(algorithm_class(name)(name=name), DEADLINE, True)
+
+
+def test_chances_that_nobody_knows_are_refused() -> None:
+    first = {"close": "first", "first": 3}
+    soon = {"model": "exponential"}
+    assert refused(participation=first, speed=soon).startswith(
+        "weighting.correct = 'known' needs the chance to arrive, which is not"
+    )
+    real = {"clock": "wall", "batch_clients": "auto", "speed": {"model": "none"}}
+    assert "real time with speed.model = 'none'" in refused(**real)
+    from_table({**values("estimated", "whole"), "participation": first, "speed": soon}).check_values()
+    from_table({**values("remembered", "whole"), **real}).check_values()
