@@ -234,7 +234,7 @@ def _only_for_another(section: str, before: Table, now: Table, rest: list[str]) 
     for key, (choice, words) in rules.items():
         words = (words,) if isinstance(words, str) else words
         if key in rest and before.get(choice) in words and now.get(choice) not in words:
-            yield [key], f"{section}.{choice} = '{now.get(choice)}' does not use"
+            yield [key], f"is for {section}.{choice} = {' or '.join(map(repr, words))}"
 
 
 # --- keys

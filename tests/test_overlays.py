@@ -27,7 +27,7 @@ SALF = {  # keys of each section that other classes have too, and keys that they
 FEDAVG = '[algorithm]\nname = "fedavg"\nweights = "uniform"\n[participation]\nclose = "all"\n'
 DROPPED = (
     "dropped algorithm.rule, which algorithm.name = 'fedavg' does not have; "
-    "participation.first, which participation.close = 'all' does not use\n"
+    "participation.first, which is for participation.close = 'first'\n"
 )
 
 
@@ -93,8 +93,19 @@ def test_a_size_goes_with_the_draw_of_who_is_invited(capsys: pytest.CaptureFixtu
     table = {**SALF, "participation": {"invite": "uniform", "size": 2}}
     found = load(table, ["participation.invite=all"], tell=True)
     assert found.participation.size is None
-    assert capsys.readouterr().err.endswith("participation.size, which participation.invite = 'all' does not use\n")
+    assert capsys.readouterr().err.endswith("participation.size, which is for participation.invite = 'uniform'\n")
     found.check_values()
+
+
+def test_a_deadline_goes_with_rounds_that_close_by_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """It would be an upper bound beside other rules, which counts only where somebody wants it."""
+    table = {**SALF, "participation": {"close": "deadline", "deadline": 0.5}}
+    first = ["participation.close=first", "participation.first=2"]
+    assert load(table, first, tell=True).participation.bound is None
+    assert capsys.readouterr().err.endswith("participation.deadline, which is for participation.close = 'deadline'\n")
+    assert load(table, [*first, "participation.deadline=0.5"]).participation.bound == 0.5
+    assert load(SALF, ["participation.deadline=0.5"]).participation.bound == 0.5
+    assert load(SALF, ["participation.deadline=0.5", "participation.close=all"]).participation.bound is None
 
 
 def test_what_one_sets_oneself_is_refused_as_ever() -> None:
@@ -194,6 +205,7 @@ def test_check_takes_them_in_any_number_of_lists(words: list[str], capsys: pytes
     said = capsys.readouterr()
     assert said.out.splitlines()[0] == "config        valid: fedavg, 5 rounds, 3 clients"
     dropped = "dropped algorithm.rule, algorithm.missing, which algorithm.name = 'fedavg' does not have"
+    dropped += "; participation.deadline, which is for participation.close = 'deadline'"
     assert said.err == f"hpcfl: salf-digits: {dropped}\n"
 
 

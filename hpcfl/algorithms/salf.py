@@ -53,12 +53,12 @@ class Salf(Algorithm):
     layerwise: ClassVar[bool] = True
 
     def check(self, participation: Participation, known: bool = True) -> None:
-        if not known and participation.close == "deadline":
+        if not known and participation.bound is not None:
             self._check_unknown()
-        if self.rule == "inverse-probability" and participation.close == "first":
+        if self.rule == "inverse-probability" and participation.enough is not None:
             raise UsageError(
                 "algorithm.rule = 'inverse-probability' needs the chance that a layer arrives, which is not known "
-                "for participation.close = 'first'; did you mean close = 'deadline'?"
+                f"for participation.close = '{participation.close}'; did you mean close = 'deadline'?"
             )
 
     def _check_unknown(self) -> None:

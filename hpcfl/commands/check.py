@@ -55,6 +55,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
         _task(config),
         _device(config),
         _held_out(job),
+        _closing(job),
         _rounds(job),
         _theory(job),
         _stages(job),
@@ -107,6 +108,21 @@ def _held_out(job: Job) -> Facts:
     clients = job.config.clients
     if held := sorted({*range(clients)} - {*job.planner.members.tolist()}):
         yield "held out", f"{len(held)} of {clients} clients take no part: {listed(held)}"
+
+
+def _closing(job: Job) -> Facts:
+    """When rounds close, and what then becomes of visits that are not complete."""
+    rules = job.config.speed.rules(job.config.participation)
+    ends = []
+    if rules.enough is not None:
+        ends.append(f"{rules.grace:g} s after {rules.enough} visits" if rules.grace else f"with {rules.enough} visits")
+    if isinstance(rules.bound, float):
+        ends.append(f"after {rules.bound:g} s")
+    elif rules.bound is not None:
+        ends.append("by an adaptive deadline" if rules.adaptive else "by a schedule of deadlines")
+    parts = "steps count" if rules.by_steps else "layers count"
+    under_way = "nothing counts" if job.planner.whole and not rules.by_steps else parts
+    yield "closes", f"{' or '.join(ends)}; of visits under way {under_way}" if ends else "with the last visit"
 
 
 def _rounds(job: Job) -> Facts:

@@ -89,6 +89,11 @@ class Doubling(ConfigBase):
                 f"doubling.when = '{self.when}': expected participation.close = 'first' and participation.first = n0, "
                 f"got close = '{participation.close}'; did you mean participation.close = 'first'?"
             )
+        if self.when != "never" and participation.adaptive:
+            raise UsageError(
+                f"participation.deadline = 'adaptive' follows from past rounds alone, and with doubling.when = "
+                f"'{self.when}' these ended with ever more visits: expected seconds, or none"
+            )
         if self.when != "never" and self.by == "samples" and participation.min_clients > 1:
             raise UsageError(
                 "participation.min_clients counts visits, and doubling.by = 'samples' waits for samples, which fewer "

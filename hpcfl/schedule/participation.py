@@ -30,14 +30,20 @@ class Participation(ConfigBase):
     """``all``: everybody. ``uniform``: `size` clients, drawn anew for each round."""
     size: int | None = Field(None, ge=1)
     """Clients invited per round (``uniform`` only, which needs it); at most those that take part."""
-    close: Literal["all", "first", "deadline"] = "all"
-    """What ends a round. ``all``: the last visit. ``first``: the first `first` visits. ``deadline``: that `deadline`
-    has passed."""
+    close: Literal["all", "first", "quorum", "deadline"] = "all"
+    """What ends a round. ``all``: the last visit. ``first``: the first `first` visits. ``quorum``: that `grace` seconds
+    have passed since the first `quorum` visits were there. ``deadline``: that `deadline` has passed."""
     first: int | None = Field(None, ge=1)
     """Visits that a round waits for (``close = "first"`` only, which needs it); at most as many as are invited."""
-    deadline: Deadline = 1.0
+    quorum: int | None = Field(None, ge=1)
+    """Visits after which a round goes on for `grace` seconds at most (``close = "quorum"`` only, which needs it); at
+    most as many as are invited."""
+    grace: float | None = Field(None, ge=0)
+    """Seconds for which a round that has its quorum waits for more (``close = "quorum"`` only); by default 0."""
+    deadline: Deadline | None = None
     """Seconds above 0 after which a round closes, fewer or more of them from some rounds on (``[[0, 1.0], [100,
-    0.5]]``), or what past visits suggest (``adaptive``); ``close = "deadline"`` only."""
+    0.5]]``), or what past visits suggest (``adaptive``). With ``close = "deadline"`` it is 1.0 by default; beside
+    ``first`` and ``quorum`` it is an upper bound, by default none."""
     adaptive_quantile: float = Field(0.9, gt=0, le=1)
     """Quantile of the past visits' seconds that an adaptive deadline is."""
     adaptive_window: int = Field(100, ge=1)
@@ -52,13 +58,27 @@ class Participation(ConfigBase):
     """What becomes of a visit that was not complete when the round closed. ``layers``: those that had arrived count, of
     methods that send layers one by one. ``steps``: the local steps that fit do. ``discard``: nothing of it does
     (drop-stragglers). ``auto``: layers where the method sends them, else nothing."""
-    only_for: ClassVar[Mapping[str, tuple[str, str]]] = {"size": ("invite", "uniform"), "first": ("close", "first")}
+    only_for: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "size": ("invite", "uniform"),
+        "first": ("close", "first"),
+        "quorum": ("close", "quorum"),
+        "grace": ("close", "quorum"),
+        "deadline": ("close", "deadline"),
+    }
+    """Keys that an overlay with another word for that choice does not inherit."""
 
     @classmethod
     def from_table(cls, table: Any, where: str, recorded: bool = False) -> Participation:
-        """Return the section in a table; runs once recorded that they ``keep`` layers, and did where a timer closed."""
-        if recorded and table.get("partial") == "keep":
-            table = {**table, "partial": "discard" if table.get("close") == "first" else "auto"}
+        """Return the section in a table.
+
+        What runs recorded before there was a quorum: that they ``keep`` layers, which they did where a timer closed
+        them, and a deadline where none counted.
+        """
+        if recorded and "quorum" not in table:
+            timed = table.get("close") == "deadline"
+            table = {key: value for key, value in table.items() if timed or key != "deadline"}
+            if table.get("partial") == "keep":
+                table["partial"] = "discard" if table.get("close") == "first" else "auto"
         return super().from_table(table, where, recorded)
 
     @field_validator("partial", mode="before")
@@ -79,7 +99,7 @@ class Participation(ConfigBase):
     @field_validator("deadline", mode="before")
     @classmethod
     def _shaped(cls, value: Any) -> Any:
-        if _is_number(value) or value == "adaptive":
+        if value is None or _is_number(value) or value == "adaptive":
             return value
         if isinstance(value, (list, tuple)) and all(_is_step(step) for step in value):
             return tuple(tuple(step) for step in value)
@@ -90,8 +110,11 @@ class Participation(ConfigBase):
         self._check_held_out(clients)
         self._check_count("size", self.size, clients - self._held)
         self._check_count("first", self.first, self.invited(clients))
+        self._check_count("quorum", self.quorum, self.invited(clients))
+        if self.grace is not None and self.close != "quorum":
+            raise UsageError("participation.grace is only for close = 'quorum'")
         self._check_deadline()
-        most = self.first or self.invited(clients)
+        most = self.enough or self.invited(clients)
         check_within("participation.min_clients", self.min_clients, 0, most)
 
     def _check_held_out(self, clients: int) -> None:
@@ -118,7 +141,7 @@ class Participation(ConfigBase):
             check_within(f"participation.{key}", value, 1, most)
 
     def _check_deadline(self) -> None:
-        if self.deadline == "adaptive":
+        if self.deadline is None or self.deadline == "adaptive":
             return
         steps = self.deadline if isinstance(self.deadline, tuple) else ((0, self.deadline),)
         rounds = [start for start, _ in steps]
@@ -142,18 +165,31 @@ class Participation(ConfigBase):
         return self.close == "deadline"
 
     @property
+    def enough(self) -> int | None:
+        """Visits that a round waits for; None: all, or whatever a deadline leaves."""
+        return self.first if self.quorum is None else self.quorum
+
+    @property
+    def bound(self) -> Deadline | None:
+        """The rule by which time closes rounds at the latest; None: it does not."""
+        if self.close == "all":
+            return None
+        return 1.0 if self.by_time and self.deadline is None else self.deadline
+
+    @property
     def adaptive(self) -> bool:
         """Whether a deadline depends on the rounds before it."""
-        return self.by_time and self.deadline == "adaptive"
+        return self.bound == "adaptive"
 
     def closes_after(self, round: int, seen: Collection[float]) -> float:
         """Return the seconds that a round is given, inf where it has no deadline; `seen`: those of past visits."""
-        if not self.by_time:
+        bound = self.bound
+        if bound is None:
             return inf
-        if isinstance(self.deadline, tuple):
-            return next(seconds for start, seconds in reversed(self.deadline) if start <= round)
-        if isinstance(self.deadline, float):
-            return self.deadline
+        if isinstance(bound, tuple):
+            return next(seconds for start, seconds in reversed(bound) if start <= round)
+        if isinstance(bound, float):
+            return bound
         if not seen:
             return self.adaptive_first
         return float(np.quantile(list(seen), self.adaptive_quantile, method="inverted_cdf"))
@@ -187,15 +223,6 @@ class Participation(ConfigBase):
             return members
         rng = keyed(seed, "cohort", round, step=attempt)
         return np.sort(rng.choice(members, self.invited(clients), replace=False))
-
-    def warnings(self, layerwise: bool) -> dict[str, str]:
-        """Return what the user should know before the run, by name."""
-        if self.close != "first" or self.whole(layerwise):
-            return {}
-        return {
-            "partial": "participation.close = 'first' counts whole visits only: layers of a visit that is not complete "
-            f"when the round closes do not count, although participation.partial = '{self.partial}'"
-        }
 
 
 def _is_number(value: Any) -> bool:

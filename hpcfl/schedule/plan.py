@@ -33,6 +33,8 @@ class Attempt:
         Visits that close it, or their weights' sum; None: all are waited for.
     weights : int64 [n] or None
         What each visit counts towards the quorum: its samples; None: 1.
+    grace : float
+        Seconds for which it goes on once it has its quorum.
     """
 
     seed: int
@@ -44,6 +46,7 @@ class Attempt:
     closes_after: float = inf
     quorum: int | None = None
     weights: Ints | None = None
+    grace: float = 0.0
 
     @property
     def layers(self) -> int:
@@ -57,12 +60,17 @@ class Attempt:
         arrived = np.arange(1, len(order) + 1) if self.weights is None else np.cumsum(self.weights[order])
         return min(int(np.searchsorted(arrived, self.quorum)) + 1, len(order))
 
-    def over(self, arrived: int, awaited: int, seconds: float) -> bool:
-        """Return whether it is over in real time, with `arrived` visits (or their weights) and `awaited` more to come.
+    def closing(self, seconds: Floats) -> float:
+        """Return the seconds after which it closes where visits take so long; inf or NaN: they do not end."""
+        order = np.argsort(seconds, kind="stable")
+        if not len(order):
+            return self.closes_after
+        return min(self.closes_after, float(seconds[order[self.needed(order) - 1]]) + self.grace)
 
-        The timer decides, never the next arrival.
-        """
-        return seconds >= self.closes_after or awaited == 0 or (self.quorum is not None and arrived >= self.quorum)
+    def ends(self, arrived: int, seconds: float) -> float:
+        """Return the seconds after which it is over in real time if `arrived` visits (or their weights) are there."""
+        reached = self.quorum is not None and arrived >= self.quorum
+        return min(self.closes_after, seconds + self.grace) if reached else self.closes_after
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,8 @@ class Plan:
     miss_probability : float64 [L]
         Chance that nobody's layer l counts in one attempt (SALF's p_l); NaN where it is not known.
     closes_after : float
-        Seconds after which the attempt that counted closed at the latest; NaN where only visits close rounds.
+        Seconds after which the attempt that counted closed at the latest, whatever visits had come; NaN where only
+        visits close rounds.
     repeats : int
         Void attempts before this one.
     steps : int64 [n] or None

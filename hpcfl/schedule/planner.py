@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from math import ceil, inf, nan
+from math import ceil, inf, isfinite, nan
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -78,14 +78,13 @@ class Planner:
     @property
     def warnings(self) -> dict[str, str]:
         """What the user should know before the run, by name."""
-        found, rules = self.participation.warnings(self.algorithm.layerwise), self.participation
-        endless = rules.close != "all" and rules.closes_after(0, ()) == inf
-        if rules.by_steps and endless and self.clock == "wall":
-            found["steps"] = (
-                f"participation.partial = 'steps': close = '{rules.close}' ends rounds in real time when nobody "
-                "knows beforehand, so nothing counts of visits that are not complete by then"
-            )
-        return found
+        rules = self.participation
+        if not rules.by_steps or rules.close == "all" or rules.bound is not None or self.clock != "wall":
+            return {}
+        return {
+            "steps": f"participation.partial = 'steps': close = '{rules.close}' ends rounds in real time when nobody "
+            "knows beforehand, so nothing counts of visits that are not complete by then"
+        }
 
     def plans(self, first: int = 0, stage: Callable[[], int] = lambda: 0) -> Iterator[Plan]:
         """Yield the plan of each simulated round from `first` on, without end; `stage` says where a run stands by then.
@@ -110,7 +109,7 @@ class Planner:
         for number in range(MOST_ATTEMPTS):
             attempt = self.attempt(round, number, stage)
             plan = self.plan(attempt)
-            self.saw(plan.seconds, attempt.closes_after)
+            self.saw(plan.seconds, attempt.closing(plan.seconds))
             duration += plan.duration
             if plan.counted.sum() >= needed:
                 return replace(plan, duration=duration)
@@ -141,10 +140,10 @@ class Planner:
         facts = self.seed, self.clients, self.work_fractions, round, number, cohort
         if everyone:
             return Attempt(*facts)
-        return Attempt(*facts, closes_after, *self._quorum(cohort, stage))
+        return Attempt(*facts, closes_after, *self._quorum(cohort, stage), self.participation.grace or 0.0)
 
     def _quorum(self, cohort: Ints, stage: int) -> tuple[int | None, Ints | None]:
-        """Return what closes a round that closes with the first visits, and what each visit counts towards it."""
+        """Return how much a round that does not wait for all waits for, and what each visit counts towards it."""
         visits = self.visits(stage)
         if visits is None or self.doubling.by == "clients":
             return visits, None
@@ -154,7 +153,7 @@ class Planner:
 
     def visits(self, stage: int) -> int | None:
         """Return the visits that a round of this stage waits for; None: all."""
-        first = self.participation.first
+        first = self.participation.enough
         if self.doubling.when == "never" or first is None:
             return first
         return wanted(first, self.participation.invited(self.clients), stage)
@@ -167,19 +166,27 @@ class Planner:
         return self.speed.replayed(plan, self.whole, steps)
 
     def _by_visits(self, attempt: Attempt) -> Plan:
+        """Decide an attempt that closes when enough visits are there, or by its seconds at the latest."""
+        end = attempt.closes_after if isfinite(attempt.closes_after) else nan
         if not len(attempt.cohort):
-            return Plan.nobody(attempt.round, attempt.layers, repeats=attempt.number)
+            return Plan.nobody(attempt.round, attempt.layers, end, attempt.number)
         seconds = self.speed.seconds(attempt)
         order = np.argsort(seconds, kind="stable")
-        needed = attempt.needed(order)
-        depth = np.full(len(seconds), attempt.layers + 1, dtype=np.int64)
-        depth[order[:needed]] = 1
-        steps = self._steps(attempt, seconds, seconds[order[needed - 1]])
-        depth = self._cut(attempt, depth, steps)
-        known = 1.0 if needed == len(seconds) else nan  # the chance to be among the first n has no closed form
-        chances = np.full((len(seconds), attempt.layers), known), np.zeros(attempt.layers)
-        duration = float(seconds[order[needed - 1]]) + self.speed.communication
-        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, *chances, nan, attempt.number, steps)
+        needed, closes = attempt.needed(order), attempt.closing(seconds)
+        steps = self._steps(attempt, seconds, closes)
+        if steps is not None:
+            depth = np.where(steps > 0, 1, attempt.layers + 1)
+        elif self.whole:
+            depth = np.where(seconds <= closes, 1, attempt.layers + 1)
+            if not attempt.grace:
+                depth[order[needed:]] = attempt.layers + 1  # of visits at once, no more than are waited for
+        else:
+            depth = self.speed.depth(replace(attempt, closes_after=closes))
+        arrival, miss = self._chances(attempt)
+        if needed < len(seconds):
+            arrival = np.full_like(arrival, nan)  # the chance to be among the first n has no closed form
+        duration = min(closes, float(seconds.max())) + self.speed.communication
+        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, arrival, miss, end, attempt.number, steps)
 
     def _by_time(self, attempt: Attempt) -> Plan:
         end, speed = attempt.closes_after, self.speed
@@ -187,23 +194,14 @@ class Planner:
             return Plan.nobody(attempt.round, attempt.layers, end, attempt.number)
         seconds, depth = speed.seconds(attempt), speed.depth(attempt)
         late = depth > 1
-        if speed.known(self.clock):
-            arrival, miss = speed.arrival(attempt), speed.miss_probability(attempt)
-        else:
-            arrival, miss = np.full((len(seconds), attempt.layers), nan), np.full(attempt.layers, nan)
         if self.whole:
             depth = np.where(late, attempt.layers + 1, depth)
-            arrival = np.repeat(arrival[:, :1], attempt.layers, axis=1)
-            miss = np.repeat(miss[:1], attempt.layers)
         steps = self._steps(attempt, seconds, end)
         if steps is not None:
-            depth, (whole, least) = self._cut(attempt, depth, steps), self.visit_steps
-            if speed.known(self.clock):
-                chance = speed.reach(attempt, (least / whole)[attempt.cohort])
-                arrival = np.repeat(chance[:, None], attempt.layers, axis=1)
-                miss = np.full(attempt.layers, np.prod(1.0 - chance))
+            depth = np.where(steps > 0, 1, attempt.layers + 1)
         duration = (end if late.any() else float(seconds.max())) + speed.communication
-        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, arrival, miss, end, attempt.number, steps)
+        chances = self._chances(attempt)
+        return Plan(attempt.round, attempt.cohort, seconds, depth, duration, *chances, end, attempt.number, steps)
 
     def _steps(self, attempt: Attempt, seconds: Floats, end: float) -> Ints | None:
         """Return how many local steps of visits that take `seconds` (float64 [n]) count at the `end`, int64 [n].
@@ -217,14 +215,31 @@ class Planner:
         steps: Ints = np.floor(whole * share * (1 + CLOSE)).astype(np.int64)
         return np.where(steps < least, 0, steps)
 
-    def _cut(self, attempt: Attempt, depth: Ints, steps: Ints | None) -> Ints:
-        """Return `depth` where visits of any steps count."""
-        return depth if steps is None else np.where(steps > 0, 1, attempt.layers + 1)
+    def _chances(self, attempt: Attempt) -> tuple[Floats, Floats]:
+        """Return `Plan.arrival` and `Plan.miss_probability` of an attempt that only its seconds close, if they do.
+
+        One that visits close earlier has all of these, so the latter are the same.
+        """
+        shape = len(attempt.cohort), attempt.layers
+        if attempt.closes_after == inf:
+            return np.ones(shape), np.zeros(attempt.layers)
+        if not self.speed.known(self.clock):
+            return np.full(shape, nan), np.full(attempt.layers, nan)
+        if self.participation.by_steps:
+            whole, least = self.visit_steps
+            chance = self.speed.reach(attempt, (least / whole)[attempt.cohort])
+            miss: Floats = np.full(attempt.layers, np.prod(1.0 - chance))
+            return np.repeat(chance[:, None], attempt.layers, axis=1), miss
+        arrival, miss = self.speed.arrival(attempt), self.speed.miss_probability(attempt)
+        if self.whole:
+            arrival, miss = np.repeat(arrival[:, :1], attempt.layers, axis=1), np.repeat(miss[:1], attempt.layers)
+        return arrival, miss
 
     def saw(self, seconds: Floats, closes_after: float) -> None:
         """Take note of the seconds of an attempt's whole visits, void or not: an adaptive rule follows from them.
 
-        One that missed the round's end, or never arrived (`inf` or NaN), counts as twice that: the rule can grow again.
+        One that had not ended when the attempt closed, or never does (`inf` or NaN), counts as twice as long as that:
+        the rule can grow again.
         """
         self._seconds.extend(np.where(seconds <= closes_after, seconds, 2 * closes_after).tolist())
 
@@ -236,8 +251,10 @@ class Planner:
             return
         data = store.open_run(run)
         columns = (data[name].values[:rounds] for name in ("cohort", "visit_seconds", "deadline"))
-        for cohort, seconds, closes_after in zip(*columns):
-            self.saw(seconds[cohort == 1], float(closes_after))
+        for round_, (invited, seconds, closes_after) in enumerate(zip(*columns)):
+            cohort = np.flatnonzero(invited == 1)
+            attempt = self.attempt(round_, cohort=cohort, closes_after=float(closes_after))
+            self.saw(seconds[cohort], attempt.closing(seconds[cohort]))
 
     # doubling participant sets
 

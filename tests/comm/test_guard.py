@@ -210,17 +210,3 @@ def test_a_message_that_is_far_too_large_counts_for_nothing(
         assert data.attrs["reason"] == (
             "round 1: 1 of 6 visits that arrived were rejected: layer 'fc2' has a norm beyond guard.max_norm"
         )
-
-
-def test_first_with_layers_says_that_whole_visits_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from hpcfl.cli import main
-
-    few = ["--set", "rounds=2", "--set", "participation.close=first", "--set", "participation.first=4"]
-    few += ["--set", "algorithm.missing=paper", "--set", "speed.model=exponential"]
-    assert main(["check", "salf-digits", *few]) == 0
-    assert "participation.close = 'first' counts whole visits only" in capsys.readouterr().out
-    assert main(["run", "salf-digits", *few, "--out", str(tmp_path / "run")]) == 0
-    assert capsys.readouterr().err.count("participation.close = 'first' counts whole visits only") == 1
-    assert [event["kind"] for event in store.events(tmp_path / "run")] == ["partial"]
-    assert main(["check", "salf-digits"]) == 0
-    assert "whole visits only" not in capsys.readouterr().out

@@ -320,6 +320,13 @@ CASES = {
         "got 5",
         "did you mean 4",
     ),
+    "quorum-beyond-the-cohort": fedavg(
+        "participation.close=quorum participation.quorum=9", "participation.quorum", "got 9", "did you mean 8"
+    ),
+    "grace-below-0": fedavg(
+        "participation.close=quorum participation.quorum=2 participation.grace=-1.0", "participation.grace", "-1.0"
+    ),
+    "grace-without-a-quorum": fedavg("participation.grace=0.5", "participation.grace", "only for close = 'quorum'"),
     "size-beyond-the-clients": fedavg(
         "participation.invite=uniform participation.size=9", "participation.size", "got 9", "did you mean 8"
     ),

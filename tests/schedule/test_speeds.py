@@ -367,7 +367,7 @@ def test_all_closes_with_the_slowest_and_first_with_the_nth(speed):
         assert (whole.arrival == 1).all()
         assert (whole.miss_probability == 0).all()
         for first in range(1, 10):
-            plan = plan_of(Participation(close="first", first=first), speed, 3, round_, 9)
+            plan = plan_of(Participation(close="first", first=first, partial="discard"), speed, 3, round_, 9)
             np.testing.assert_array_equal(plan.seconds, whole.seconds)
             assert plan.duration == sorted(plan.seconds)[first - 1]
             assert plan.counted.sum() == first
@@ -377,7 +377,7 @@ def test_all_closes_with_the_slowest_and_first_with_the_nth(speed):
 
 
 def test_first_of_a_uniform_cohort_are_its_fastest():
-    participation = Participation(invite="uniform", size=5, close="first", first=2)
+    participation = Participation(invite="uniform", size=5, close="first", first=2, partial="discard")
     paces = Exponential().paces(0, 12)
     for plan in plans(participation, Exponential(), 30, 12):
         fastest = plan.cohort[np.argsort(paces[plan.cohort])[:2]]

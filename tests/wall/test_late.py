@@ -43,7 +43,7 @@ def real(world: Any, width: Any, **more: Any) -> dict[str, Any]:
 def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a round close when all ranks but the first client's have begun to send their last group."""
     from hpcfl.engine.wall import client, server
-    from hpcfl.schedule.plan import Attempt
+    from hpcfl.engine.wall.outcome import RoundOutcome
 
     names = ["" for _ in range(world.size)]
     visit, post, attempt = client.ClientRank._visit, client.ClientRank._post, server.Server._attempt
@@ -67,7 +67,7 @@ def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(server.Server, "_attempt", attempted)
     monkeypatch.setattr(client.ClientRank, "_visit", visited)
     monkeypatch.setattr(client.ClientRank, "_post", posted)
-    monkeypatch.setattr(Attempt, "over", lambda *_: all((shared_dir / each).exists() for each in names[2:]))
+    monkeypatch.setattr(RoundOutcome, "over", lambda *_: all((shared_dir / each).exists() for each in names[2:]))
 
 
 @pytest.mark.usefixtures("patient", "closes_when_sent")

@@ -175,12 +175,18 @@ RULES: dict[str, dict[str, Any]] = {
     "discarded": {"algorithm": SALF, "speed": DYNAMIC, "participation": {**SOON, "partial": "discard"}},
     "newcomers": {"algorithm": FEDREP, "speed": HALF, "participation": SOON},
     "first": {"algorithm": FEDAVG, "speed": DYNAMIC, "participation": {"close": "first", "first": 3}},
+    "layers": {"algorithm": SALF, "speed": DYNAMIC, "participation": {"close": "first", "first": 2}},
+    "quorum": {
+        "algorithm": SALF,
+        "speed": DYNAMIC,
+        "participation": {"close": "quorum", "quorum": 2, "grace": 0.02, "deadline": 0.5},
+    },
     "known": {"algorithm": FEDAVG, "speed": DYNAMIC, "participation": SOON, "weighting": {"correct": "known"}},
     "estimated": {"algorithm": SALF, "speed": HALF, "participation": SOON, "weighting": {"correct": "estimated"}},
     "remembered": {"algorithm": SALF, "speed": HALF, "participation": SOON, "weighting": {"correct": "remembered"}},
 }
 REPLAYS = [("whole", 1), ("newcomers", 1), ("whole", "all"), ("drawn", 1), ("drawn", 2), ("discarded", "all")]
-REPLAYS += [("known", 1), ("estimated", 1), ("remembered", 1)]
+REPLAYS += [("known", 1), ("estimated", 1), ("remembered", 1), ("layers", 1), ("quorum", 1), ("quorum", "all")]
 
 
 @pytest.mark.parametrize(("rule", "width"), REPLAYS)

@@ -161,14 +161,57 @@ def test_a_loss_without_a_layer_does_not_count() -> None:
     assert [sums.weight(next(iter(group))) for group in job.layout] == [2.0, 2.0, 1.0, 1.0]
 
 
-def test_of_visits_at_once_only_the_first_count() -> None:
-    job = job_in_real_time(4, clients=3, participation={"close": "first", "first": 2})
+def test_of_whole_visits_at_once_only_the_first_count() -> None:
+    job = job_in_real_time(4, clients=3, participation={"close": "first", "first": 2, "partial": "discard"})
     lanes = lanes_of(job, [[4], [4], [4]])
     plan, sums = server_of(job, lanes).run_round(0, job.algorithm.init_server(job.task))
     assert plan.depth.tolist() == [1, 1, 4]  # the lanes are looked at in their order
     assert sums.weight("loss") == 2.0
     assert np.isfinite(plan.seconds).tolist() == [True, True, False]
     assert [lane.counted.tolist() for lane in lanes] == [[1], [1], [4]]
+
+
+@pytest.mark.parametrize(
+    ("rules", "depth"),
+    [
+        ({"close": "first", "first": 1}, [1, 2, 3]),
+        ({"close": "first", "first": 1, "partial": "discard"}, [1, 4, 4]),
+        ({"close": "quorum", "quorum": 1, "grace": 0.0}, [1, 2, 3]),
+        ({"close": "quorum", "quorum": 1, "grace": 0.05}, [1, 2, 3]),
+        ({"close": "quorum", "quorum": 1, "grace": 1e6, "deadline": 0.05}, [1, 2, 3]),
+        ({"close": "quorum", "quorum": 1, "grace": 0.05, "partial": "discard"}, [1, 4, 4]),
+    ],
+)
+def test_layers_of_those_who_are_not_complete_count(rules: dict[str, Any], depth: list[int]) -> None:
+    """Four groups: the loss and layers 3, 2, 1; the second client stops before the last, the third before two."""
+    job = job_in_real_time(4, clients=3, participation=rules)
+    lanes = lanes_of(job, [[4], [3], [2]])
+    plan, sums = server_of(job, lanes).run_round(0, job.algorithm.init_server(job.task))
+    assert plan.depth.tolist() == depth
+    weights = [float((plan.depth <= layer).sum()) for layer in (3, 3, 2, 1)]
+    assert [sums.weight(next(iter(group))) for group in job.layout] == weights
+    assert np.isfinite(plan.seconds).tolist() == [True, False, False]
+    least = min(rules.get("grace", 0.0), rules.get("deadline", np.inf))
+    assert least <= plan.duration
+    assert [lane.counted.tolist() for lane in lanes] == [[each] for each in depth]
+    assert np.isnan(plan.arrival).all()
+
+
+def test_who_comes_within_the_grace_counts_and_nobody_is_waited_for_in_vain() -> None:
+    """A quorum of three among whom one never comes waits for it; where all are there, a grace is over at once."""
+    job = job_in_real_time(4, clients=3, participation={"close": "quorum", "quorum": 1, "grace": 1e6})
+    lanes = lanes_of(job, [[4], [3], [4]])
+    later = time.monotonic() + 0.1
+    poll = lanes[1].poll
+
+    def polled() -> bool:
+        lanes[1].due = 4 if time.monotonic() >= later else 3
+        return bool(poll())
+
+    lanes[1].poll = polled
+    plan, _ = server_of(job, lanes).run_round(0, job.algorithm.init_server(job.task))
+    assert plan.depth.tolist() == [1, 1, 1]
+    assert plan.duration < 1e6
 
 
 def test_who_is_late_is_not_asked() -> None:

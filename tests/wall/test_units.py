@@ -159,7 +159,7 @@ def test_every_way_for_a_round_to_be_over(
     late = ends == 1.0 and seconds in (1.0, 2.0)
     plenty = quorum == 3 and arrived in (3, 4)
     attempt = Attempt(0, 7, np.ones(1), 0, 0, np.arange(7), ends, quorum)
-    assert attempt.over(arrived, awaited, seconds) == (late or plenty or awaited == 0)
+    assert (seconds >= attempt.ends(arrived, seconds) or awaited == 0) == (late or plenty or awaited == 0)
 
 
 @pytest.mark.parametrize(
@@ -168,11 +168,19 @@ def test_every_way_for_a_round_to_be_over(
         ({"close": "all"}, (inf, None)),
         ({"close": "first", "first": 3}, (inf, 3)),
         ({"close": "deadline", "deadline": 0.25}, (0.25, None)),
+        ({"close": "first", "first": 3, "deadline": 0.25}, (0.25, 3)),
+        ({"close": "quorum", "quorum": 3, "grace": 0.5}, (inf, 3)),
     ],
 )
 def test_rules_by_name(keys: dict[str, Any], expected: tuple[float, int | None]) -> None:
     attempt = job_in_real_time(3, participation=keys).planner.attempt(0)
-    assert (attempt.closes_after, attempt.quorum) == expected
+    assert (attempt.closes_after, attempt.quorum, attempt.grace) == (*expected, keys.get("grace", 0.0))
+
+
+def test_a_grace_begins_when_the_quorum_is_there_and_ends_by_the_deadline() -> None:
+    attempt = Attempt(0, 7, np.ones(1), 0, 0, np.arange(7), 2.0, 3, grace=0.5)
+    assert [attempt.ends(arrived, 1.0) for arrived in (2, 3, 4)] == [2.0, 1.5, 1.5]
+    assert attempt.ends(3, 1.75) == 2.0
 
 
 # ---- the second thread: Worker

@@ -116,13 +116,13 @@ class Lanes:
         what: str,
         owing: Callable[[], Sequence[Lane]],
         rest: Callable[[], None] = idle,
-        ends: float = inf,
+        left: Callable[[], float] = lambda: inf,
         patience: float | None = None,
     ) -> Iterator[float]:
         """Wait for `what`: yield the seconds so far, again and again, and look at all lanes in between.
 
         It ends when no lane is `owing`. After `patience` seconds, and every 5 minutes from then on, a line says who is.
-        `rest` is called each time and may raise to end it; after `ends` seconds somebody wants to look at the latest.
+        `rest` is called each time and may raise to end it; somebody wants to look in so many seconds as are `left`.
         """
         pause, start = Patience(), time.monotonic()
         due = self.patience if patience is None else patience
@@ -142,7 +142,7 @@ class Lanes:
                     self.phases.was("broadcast" if sending else "reduction")
                 if moved:
                     pause.moved()
-                pause.pause(ends - seconds, sum(lane.sending for lane in self.all))
+                pause.pause(left(), sum(lane.sending for lane in self.all))
 
     def wait_for_frames(self, lanes: Sequence[Lane]) -> None:
         """Wait for what was under way on lanes that have just been closed, for as long as that may take."""

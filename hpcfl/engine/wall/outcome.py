@@ -59,10 +59,12 @@ class ReceivedSums(Sums):
         self.phases = Phases()
         self._group = {name: number for number, blocks in enumerate(layout) for name in blocks}
 
-    def weight(self, name: str) -> float:
+    def weights(self, name: str) -> Floats:
         number = self._group[name]
-        weights = (one.formats[number].weights(one.frames[number], name) for one in self._with(number))
-        return sum(float(each.sum()) for each in weights) + (self.early.weight(name) if self.early else 0.0)
+        weights = [one.formats[number].part_weights(one.frames[number], name) for one in self._with(number)]
+        begun = self.early.weights(name) if self.early else np.zeros(len(self._block(name).held))
+        total: Floats = sum(weights, start=begun)
+        return total
 
     def total(self, name: str) -> Tensor:
         with self.phases.phase("reduction"):
@@ -100,9 +102,6 @@ class ReceivedSums(Sums):
 
         return fill
 
-    def _block(self, name: str) -> Block:
-        return self.layout[self._group[name]][name]
-
     def messages(self, blocks: Mapping[str, Block]) -> list[Message]:
         """Return what each visit that counted has sent of `blocks`, one by one."""
         return [*self.kept, *(message(one, groups, blocks) for one, groups in self.received)]
@@ -132,7 +131,7 @@ def add_all(one: PendingReceive, sums: ExactSums, groups: int | None = None) -> 
     """Add the first groups of a visit (None: all) to exact sums."""
     for number, group in enumerate(one.formats[:groups]):
         for name in group.blocks:
-            weighed = float(group.weights(one.frames[number], name).sum())
+            weighed = group.part_weights(one.frames[number], name)
             if group.sums:
                 sums.add_bins(name, group.bins(one.frames[number], name), weighed)
                 continue
@@ -151,6 +150,8 @@ class RoundOutcome:
         The clients whose visits, or layers of them, were rejected.
     norms : float64 [clients, units]
         Norms of the messages that were accepted; empty where there are no limits.
+    ends : float
+        Seconds from its start to its end at the latest, as far as is known by now.
     """
 
     def __init__(
@@ -171,6 +172,13 @@ class RoundOutcome:
         self.early: ExactSums | None = None
         self.kept: list[Message] = []
         self.summed_up = self.gradients = 0
+        self.ends = attempt.closes_after
+
+    def over(self, seconds: float) -> bool:
+        """Return whether it is over so many seconds after its start. The timer decides, never the next arrival."""
+        arrived, awaited = self.progress()
+        self.ends = min(self.ends, self.attempt.ends(arrived, seconds))
+        return seconds >= self.ends or awaited == 0
 
     def progress(self) -> tuple[int, int]:
         """Return how many visits are complete, or their samples, and how many more visits may still come."""
@@ -230,9 +238,9 @@ class RoundOutcome:
         return sums
 
     def _looked_at(self) -> list[tuple[Lane, PendingReceive]]:
-        """Return the current visits; where n visits are enough, the first ones only."""
+        """Return the current visits; where n whole visits are enough, and no more is waited for, the first n only."""
         current = [(lane, lane.pending) for lane in self.lanes if lane.pending is not None]
-        if self.attempt.quorum is None:
+        if self.attempt.quorum is None or self.attempt.grace or not self.whole:
             return current
         done = sorted((c for c in current if c[1].complete), key=lambda c: (c[1].times[-1], c[0].topology.ranks))
         count, taken = self.summed_up, []

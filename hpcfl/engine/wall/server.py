@@ -90,7 +90,7 @@ class Server(Rounds):
         began, repeats = time.monotonic(), 0
         while True:
             outcome = self._attempt(round, repeats, shared, stage, limits)
-            self.job.planner.saw(outcome.seconds, outcome.attempt.closes_after)
+            self.job.planner.saw(outcome.seconds, outcome.attempt.closing(outcome.seconds))
             if outcome.count >= self.job.planner.participation.min_clients:
                 break
             outcome.void()
@@ -146,15 +146,17 @@ class Server(Rounds):
 
         Where no timer ends it, a round that lasts much longer than the one before is spoken of.
         """
-        ends = outcome.attempt.closes_after - (time.monotonic() - outcome.start)
-        patience = max(self.lanes.patience, 3 * self.lasted) if ends == inf else inf
+        patience = max(self.lanes.patience, 3 * self.lasted) if outcome.ends == inf else inf
 
         def owing() -> list[Lane]:
             return [lane for lane in outcome.lanes if lane.state == "active"]
 
-        for _ in self.lanes.waiting(f"visits of round {outcome.attempt.round}", owing, self.rest, ends, patience):
+        def left() -> float:
+            return outcome.ends - (time.monotonic() - outcome.start)
+
+        for _ in self.lanes.waiting(f"visits of round {outcome.attempt.round}", owing, self.rest, left, patience):
             seconds = time.monotonic() - outcome.start
-            if outcome.attempt.over(*outcome.progress(), seconds):
+            if outcome.over(seconds):
                 break
             with self.phases.phase("reduction"):
                 for lane in outcome.lanes:

@@ -176,8 +176,9 @@ class Trace(Speed):
             number=int(tape.repeats[attempt.round]),
             cohort=np.flatnonzero(tape.cohort[attempt.round]),
             closes_after=np.inf if np.isnan(given) else given,
-            quorum=tape.config.participation.first,
+            quorum=tape.config.participation.enough,
             weights=None,
+            grace=tape.config.participation.grace or 0.0,
         )
         return tape.config.speed.recorded(then)  # it may have been a replay itself
 
