@@ -48,7 +48,7 @@ which never leave the server (by default nothing).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -56,7 +56,7 @@ from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from hpcfl.base.types import State
+    from hpcfl.base.types import Ints, State
     from hpcfl.comm.message import Layout, Message, Sums
     from hpcfl.data import Header
     from hpcfl.learning.batches import Visits
@@ -68,6 +68,9 @@ if TYPE_CHECKING:
 
     Client = Generator[Message, None, State]
     """Yields messages as they become ready, returns the clients' new personal state."""
+
+    Recalled = Callable[[], Iterator[tuple[int, State]]]
+    """Yields all clients and their personal state, without a client axis."""
 
     Queries = Generator[State, Sums, State]
     """Yields queries, is sent the sums over the responses, returns what it has found."""
@@ -165,7 +168,9 @@ class Algorithm(ConfigBase):
         """Do one chunk's visits: yield messages, return the personal state ``{name: [c, …]}``.
 
         A message is ``{block: (value [c, …], weight [c])}``; a layerwise algorithm may send fewer rows, those of the
-        first clients (`Visits.in_time`). Do not change a tensor once it is yielded: it may still be on its way.
+        first clients (`Visits.in_time`). A value has the shape of its block or of one of its `parts`, as `holds` says;
+        `hpcfl.comm.message.masked` sends one that is held in part by a mask. Do not change a tensor once it is yielded:
+        it may still be on its way.
 
         The engine keeps the returned state only of visits that counted. In a layerwise algorithm, a personal tensor
         that has the name of a block, or one that ends in a colon and this name, advances where that block counted, and
@@ -198,6 +203,13 @@ class Algorithm(ConfigBase):
         """Return what never leaves the server, before round 0."""
         return {}
 
+    def recalled(self, task: Task, extras: Extras, personal: Recalled) -> Extras:
+        """Return the extras with which a run goes on where some clients' personal state is of before their last visits.
+
+        So it is where a rank did not answer in time when a checkpoint was written, in real time. By default as saved.
+        """
+        return extras
+
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         """Return what the server holds after the round. A method with extras overrides this, others `server`."""
         return replace(state, shared=self.server(task, state.shared, sums))
@@ -218,6 +230,15 @@ class Algorithm(ConfigBase):
             for names in self.layers(task)
         ]
         return ({"loss": Block((), task.dtype)}, *reversed(groups))
+
+    def holds(self, task: Task) -> Ints:
+        """Return which of its blocks' `parts` each client's visits hold, int64 [clients].
+
+        The clients of a chunk hold the same one.
+        """
+        import numpy as np
+
+        return np.zeros(task.federation.clients, dtype=np.int64)
 
     def sends(self, round: int) -> frozenset[str] | None:
         """Return the names of the blocks that visits of this round may send; None: all of the layout.

@@ -39,7 +39,7 @@ from hpcfl.base.transfer import on_device
 from hpcfl.comm.message import Sums
 
 if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Algorithm, Client, Extras, ServerState
+    from hpcfl.algorithms.base import Algorithm, By, Client, Extras, Recalled, ServerState
     from hpcfl.algorithms.weighting import Weighting
     from hpcfl.base.types import Floats, Ints, State
     from hpcfl.comm.message import Block
@@ -58,7 +58,9 @@ def with_correction(algorithm: Algorithm, weighting: Weighting, members: Ints) -
     if weighting.correct == "none":
         return algorithm
     around = {"known": _Known, "estimated": _Estimated, "remembered": _Remembered}[weighting.correct]
-    return wrapped(algorithm, around, weighting=weighting, members=tuple(members.tolist()))
+    return wrapped(
+        algorithm, around, weighting=weighting, members=tuple(members.tolist()), weighted_by=algorithm.mean_weights()
+    )
 
 
 class _Corrected(Wrapper):
@@ -66,6 +68,7 @@ class _Corrected(Wrapper):
 
     weighting: Weighting
     members: tuple[int, ...]
+    weighted_by: By
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         numbers, change, kept = _numbers(self, task), *self.correction(task, _ours(personal), visits)
@@ -138,6 +141,14 @@ class _Remembered(_Corrected):
         }
         return {**super().init_extras(task), **mean, ROUNDS: 0.0}
 
+    def recalled(self, task: Task, extras: Extras, personal: Recalled) -> Extras:
+        over, mean = _weight(self, task, self.members), {name: 0.0 * value for name, value in _ours(extras).items()}
+        for client, own in personal():
+            share = _weight(self, task, [client]) / over if client in self.members else 0.0
+            mean |= {name: mean[name] + share * value.double() for name, value in _ours(own).items()}
+        rest = super().recalled(task, _theirs(extras), lambda: ((each, _theirs(own)) for each, own in personal()))
+        return {**rest, **mean, ROUNDS: extras[ROUNDS]}
+
     def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
         scale, kept = _scale(self, visits.round), dict(own)
 
@@ -186,14 +197,17 @@ class CorrectedSums(Sums):
 
     def __init__(self, sums: Sums, weights: Mapping[str, float], added: Mapping[str, Tensor] | None = None) -> None:
         super().__init__(sums.layout, sums.cohort, sums.miss_probability)
-        self.sums, self.weights, self.added, self.iterated = sums, weights, added or {}, sums.iterated
+        self.sums, self.others, self.added, self.iterated = sums, weights, added or {}, sums.iterated
 
     def total(self, name: str) -> Tensor:
         return self.sums.total(name)
 
+    def weights(self, name: str) -> Floats:
+        return self.sums.weights(name)
+
     def weight(self, name: str) -> float:
         weight = self.sums.weight(name)
-        return self.weights.get(name, weight) if weight else 0.0
+        return self.others.get(name, weight) if weight else 0.0
 
     def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
         if name in self.added:
@@ -220,9 +234,9 @@ def _blocks(method: Algorithm, task: Task) -> dict[str, Block]:
     return blocks
 
 
-def _weight(method: Algorithm, task: Task, clients: Sequence[int] | Ints) -> float:
+def _weight(method: _Corrected, task: Task, clients: Sequence[int] | Ints) -> float:
     """Return the sum of some clients' weights in the method's means."""
-    if method.mean_weights() == "uniform":
+    if method.weighted_by == "uniform":
         return float(len(clients))
     return float(task.federation.train_sizes[list(clients)].sum())
 
@@ -242,7 +256,7 @@ def _is_ours(name: str) -> bool:
     return name == ROUNDS or name.startswith((INTERVALS, MEMORY))
 
 
-def _ours(state: State) -> State:
+def _ours(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if _is_ours(name)}
 
 

@@ -137,7 +137,8 @@ class LocalTraining(Algorithm):
         return _names(task, self.personal_layers(len(task.layer_names())))
 
     def mean_weights(self) -> By:
-        return self.weights
+        own = type(self).server is not Algorithm.server or type(self).step is not Algorithm.step
+        return super().mean_weights() if own else self.weights
 
     def layers(self, task: Task) -> tuple[tuple[str, ...], ...]:
         """Return the layers that are sent: the shared ones, and where they are averaged the personal ones too.

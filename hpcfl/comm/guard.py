@@ -97,6 +97,7 @@ class Sieve:
 
     def __init__(self, rows: int, layout: Layout, whole: bool, limits: Floats | None = None) -> None:
         self.group = {name: number for number, blocks in enumerate(layout) for name in blocks}
+        self.beside = {METRIC, *(name for blocks in layout for name, block in blocks.items() if block.mask)}
         self.whole, self.limits = whole, limits
         self.first: Ints = np.full(rows, NO_GROUP)  # the group by which each visit was rejected
         self.reason: Ints = np.zeros(rows, dtype=np.int64)  # NOT_FINITE, TOO_LARGE, or 0
@@ -148,7 +149,7 @@ class Sieve:
             unit, rows = self._unit(held[0][0]), max(len(weight) for _, _, weight in held)
             squares = np.zeros(rows)
             for (name, _, _), sizes in zip(held, lengths):
-                if name != METRIC:
+                if name not in self.beside:
                     squares[: len(sizes)] += sizes**2
             self._reject(np.sqrt(squares) > self.limits[unit], self.group[held[-1][0]], TOO_LARGE)
             good = np.flatnonzero(self.first[:rows] == NO_GROUP)

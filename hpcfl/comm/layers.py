@@ -53,13 +53,20 @@ class Layers:
 
     @cached_property
     def bytes(self) -> Ints:
-        """Bytes of one visit's layers as the method sends them, int64 [L]."""
+        """Bytes of one visit's layers as the method sends them, where it holds all of them, int64 [L]."""
         return np.array([sum(self._blocks[name].bytes for name in names) for names in self.tensors])
 
     @cached_property
     def numbers(self) -> Ints:
-        """Numbers in one visit's layers as the method sends them, int64 [L]."""
+        """Numbers in one visit's layers as the method sends them, where it holds all of them, int64 [L]."""
         return np.array([sum(self._blocks[name].size for name in names) for names in self.tensors])
+
+    def sent(self, part: int, bytes: bool = False) -> Ints:
+        """Return numbers, or bytes, in the layers of a visit that holds this one of `Block.parts`, int64 [L]."""
+        layers = [[self._blocks[name] for name in names] for names in self.tensors]
+        return np.array(
+            [sum(each.sent(part) * (each.dtype.itemsize if bytes else 1) for each in layer) for layer in layers]
+        )
 
     def name(self, number: int) -> str:
         """Return the name of layer `number` (1 … L)."""

@@ -1,7 +1,9 @@
 """Messages: masked weighted sums of named blocks, formed so that the order of summation cannot matter.
 
 A visit's message is ``{block: (value, weight)}``; a missing block has weight zero. The server gets, per block,
-``Σ weight·value`` and ``Σ weight``. Every partial sum (float64, formed within one chunk, always the same chunk) is
+``Σ weight·value`` and ``Σ weight``. A visit may hold a part of a block only: where that is one of the block's `parts`
+its value has that shape, and where it may be any part the block is sent as `masked` returns it; the server then gets
+``Σ weight`` of each coordinate. Every partial sum (float64, formed within one chunk, always the same chunk) is
 added exactly (`hpcfl.comm.exact`): of float64 blocks in three bins, of float32 blocks in two, large ones in one whole
 number and, where its range does not suffice, a bin beside it. Beyond the bins' range (a run that diverges) sums are
 still sums, but no longer the same to the bit on any number of ranks.
@@ -28,6 +30,7 @@ from hpcfl.comm.pool import POOL, SPARE
 Message = Mapping[str, tuple[Tensor, Tensor]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
 
+HELD = "held "  # before a block's name: the block of its mask
 Fill = Callable[[slice, Floats], None]
 """Writes a piece of a block's total to float64 [n ≤ PIECE]."""
 
@@ -39,11 +42,42 @@ class Block:
     """Shape and type of one block, known to every rank before anything is sent.
 
     A visit may fill one of several `places` of equal size, each client its own: the sum then holds all values.
+
+    Attributes
+    ----------
+    parts : tuple of shapes
+        Shapes that a value may have, the first coordinates of each axis: `Algorithm.holds` says by number
+        which of them a client's visits hold. Empty: all hold all.
+    mask : bool
+        Whether this is the mask of another block, see `masked`.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     places: int = 1
+    parts: tuple[tuple[int, ...], ...] = ()
+    mask: bool = False
+
+    @property
+    def held(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes that a value may have, as the sums' weights count them."""
+        return tuple(dict.fromkeys((self.shape, *self.parts)))
+
+    def part(self, value: Tensor) -> int:
+        """Return which of the shapes in `held` the rows ``[k, …]`` have."""
+        return self.held.index(tuple(value.shape[1:])) if self.parts else 0
+
+    def sent(self, part: int) -> int:
+        """Return how many numbers a visit sends that holds the part of this number in `parts`."""
+        return prod(self.parts[part]) if self.parts else self.size
+
+    def whole(self, value: Tensor) -> Tensor:
+        """Return the rows ``[k, …]`` with 0 where they hold nothing, ``[k, n]``."""
+        if not self.part(value):
+            return value.reshape(len(value), self.size)
+        room = value.new_zeros(len(value), *self.shape)
+        room[(slice(None), *map(slice, value.shape[1:]))] = value
+        return room.view(len(value), self.size)
 
     @property
     def bins(self) -> int:
@@ -78,7 +112,7 @@ class Block:
 
     @property
     def bytes(self) -> int:
-        """Size of one visit's value on the wire, in bytes."""
+        """Size of one visit's whole value, in bytes."""
         return self.size * self.dtype.itemsize
 
 
@@ -115,20 +149,45 @@ class Sums(ABC):
         """Return ``Σ weight·value``, float64, of the block's shape."""
 
     @abstractmethod
+    def weights(self, name: str) -> Floats:
+        """Return ``Σ weight`` of the values that had each of the shapes in `Block.held`."""
+
     def weight(self, name: str) -> float:
-        """Return ``Σ weight``."""
+        """Return ``Σ weight``, whatever part of the block each visit held."""
+        return float(self.weights(name).sum())
+
+    def holders(self, name: str) -> Tensor | None:
+        """Return ``Σ weight`` of each coordinate, float64; None where all have the block's."""
+        if HELD + name in self:
+            return self.total(HELD + name)
+        shapes, weights = self._block(name).held, self.weights(name).tolist()
+        if not any(weights[1:]):
+            return None
+        counts = torch.zeros(shapes[0], dtype=torch.float64)
+        for shape, weight in zip(shapes, weights):
+            counts[tuple(map(slice, shape))] += weight
+        return counts
 
     def mean(self, name: str) -> Tensor:
-        """Return the weighted mean, float64; zero where nothing was sent."""
-        return self.over(name, self.weight(name))
+        """Return the weighted mean, float64; zero at each coordinate of which nothing was sent."""
+        holders = self.holders(name)
+        if holders is None:
+            return self.over(name, self.weight(name))
+        total = self.total(name)
+        return total.div_(on_device(holders.where(holders > 0, 1.0), total.device))
 
     def over(self, name: str, denominator: float) -> Tensor:
         """Return ``Σ weight·value / denominator``, float64; zero where nothing was sent."""
         total = self.total(name)
         return total.div_(denominator) if self.weight(name) else total.zero_()
 
+    def _block(self, name: str) -> Block:
+        return next(group[name] for group in self.layout if name in group)
+
     def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
         """Return a value after its mean update, or after `over` some other denominator: see `moved`."""
+        if denominator is None and self.holders(name) is not None:
+            return moved(value, self.mean(name))
         denominator = self.weight(name) if denominator is None else denominator
         fill = self.fill(name) if value.device.type == "cpu" and value.numel() > PIECE else None
         if fill is None or not self.weight(name):
@@ -189,9 +248,10 @@ class ExactSums(Sums):
         groups = [{name: each for name, each in group.items() if sent is None or name in sent} for group in layout]
         some = {name: block for group in groups for name, block in group.items()}
         binned = {name: block.bins * block.size for name, block in some.items() if not block.fixed}
-        heads = len(some), len(some) - len(binned)
+        kinds = [len(block.held) for block in some.values()]
+        heads = sum(kinds), len(some) - len(binned)
         buffer, (weights, self.wide, *bins) = _zeros([*heads, *binned.values()], torch.float64)
-        self._weights = dict(zip(some, weights[:, None]))
+        self._weights = dict(zip(some, np.split(weights, np.cumsum(kinds)[:-1])))
         self.buffers: list[Floats | Ints] = [buffer] if some else []
         self._sums: dict[str, ExactSum] = {
             name: BinnedSum(room.reshape(some[name].bins, -1)) for name, room in zip(binned, bins)
@@ -209,16 +269,16 @@ class ExactSums(Sums):
         for name, (value, weight) in message.items():
             if not len(weight):
                 continue
-            rows = on_device(value.detach(), self.device).reshape(len(weight), self._blocks[name].size)
+            block, value = self._blocks[name], on_device(value.detach(), self.device)
+            self._weights[name][block.part(value)] += float(weight.sum())
             if self.device.type == "cpu":
-                self.add_rows(name, rows, weight.tolist(), float(weight.sum()))
+                self._sums[name].add_rows(block.whole(value), weight.tolist())
             else:
-                self._weights[name] += float(weight.sum())
-                self._add_far(name, weighted_sum(rows, weight))
+                self._add_far(name, weighted_sum(block.whole(value), weight))
 
-    def add_rows(self, name: str, rows: Tensor, factors: list[float], weight: float) -> None:
-        """Add ``Σ factor·row`` of rows [k, n] on the CPU, which counts with so much weight."""
-        self._weights[name] += weight
+    def add_rows(self, name: str, rows: Tensor, factors: list[float], weights: Floats) -> None:
+        """Add ``Σ factor·row`` of rows [k, n] on the CPU, which count with so much weight of each part."""
+        self._weights[name] += weights
         self._sums[name].add_rows(rows, factors)
 
     def _add_far(self, name: str, total: Tensor) -> None:
@@ -233,7 +293,7 @@ class ExactSums(Sums):
     def settled(self) -> ExactSums:
         """Bring what was summed on the device to the buffers, with one wait for it; note who needs which bins."""
         for name, bins in zip(self._far, on_host(list(self._far.values()))):
-            self.add_bins(name, bins.numpy(), 0.0)
+            self._sums[name].add_bins(bins.numpy())
         self._far = {}
         self.wide[:] = [fixed.upper is not None for fixed in self._fixed.values()]
         return self
@@ -242,9 +302,9 @@ class ExactSums(Sums):
         """Return the bins beside whole numbers that any rank needs, as `wide` says, for ranks to add them up too."""
         return [fixed.wide() for fixed, ranks in zip(self._fixed.values(), self.wide) if ranks]
 
-    def add_bins(self, name: str, bins: Floats, weight: float) -> None:
-        """Add what another sum has on the grids, float64 [2 or 3, n]."""
-        self._weights[name] += weight
+    def add_bins(self, name: str, bins: Floats, weights: Floats) -> None:
+        """Add what another sum has on the grids, float64 [2 or 3, n], and its weights."""
+        self._weights[name] += weights
         self._sums[name].add_bins(bins)
 
     def of(self, name: str) -> ExactSum:
@@ -265,8 +325,8 @@ class ExactSums(Sums):
     def fill(self, name: str) -> Fill | None:
         return self._sums[name].part if name in self._sums and name not in self._far else None
 
-    def weight(self, name: str) -> float:
-        return float(self._weights[name][0]) if name in self._weights else 0.0
+    def weights(self, name: str) -> Floats:
+        return self._weights[name] if name in self._weights else np.zeros(1)
 
 
 def _zeros(sizes: list[int], dtype: torch.dtype) -> tuple[Any, list[Any]]:
@@ -275,6 +335,15 @@ def _zeros(sizes: list[int], dtype: torch.dtype) -> tuple[Any, list[Any]]:
     packing = Packing(like)
     buffer = packing.zeros()
     return buffer.view(dtype).numpy(), [view.numpy() for view in packing.views(buffer).values()]
+
+
+def masked(name: str, value: Tensor, mask: Tensor, weight: Tensor) -> Message:
+    """Return the message of a block of which visits hold some coordinates: where `mask`, like the value, is 1, not 0.
+
+    The mask travels as a block of its own, `HELD` before the name, which needs its place in the layout beside the other
+    one; both count by the weight ``[k]``.
+    """
+    return {name: (value * mask, weight), HELD + name: (mask.expand_as(value).to(value.dtype), weight)}
 
 
 def weighted_sum(rows: Tensor, weight: Tensor) -> Tensor:

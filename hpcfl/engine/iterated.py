@@ -40,7 +40,10 @@ def keep(message: Message, kept: Message) -> None:
     for name, value in zip(names, on_host([message[name][0] for name in names])):
         weight = message[name][1]
         values, weights = (room[: len(weight)] for room in kept[name])
-        values.copy_(value.reshape(values.shape))
+        if value.numel() == values.numel():
+            values.copy_(value.reshape(values.shape))
+        else:  # a part of the block
+            values[(slice(None), *map(slice, value.shape[1:]))] = value
         weights.copy_(weight)
         values[weights == 0] = 0
 

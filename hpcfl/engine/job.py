@@ -88,8 +88,9 @@ class Job:
         federation = config.data.federate(config.clients, config.seed, data_dir)
         if computing is None and not isinstance(config.model, Foreign):
             computing = config.speed.computing
-        kinds = config.precision, None, config.task, computing
-        task = Task(config.model, federation, config.seed, device, *kinds)
+        how = config.precision, None, config.task, computing
+        task = Task(config.model, federation, config.seed, device, *how)
+        task.paces = config.speed.paces(config.seed, config.clients)
         algorithm = config.method(task)
         give_back() if config.clock == "wall" and task.nbytes >= LEAN_BYTES else keep_freed()
         if config.doubling.when == "gradient" and config.algorithm.init_server(task).keys().isdisjoint(task.initial()):
@@ -102,7 +103,7 @@ class Job:
         size = size or chunk_size(config.batch_clients, config.clients, task.nbytes, single, task.heavy)
         if auto and config.clock == "wall":
             size = min(size, max(1, config.clients // (ranks - 1)))
-        chunks = cut(size, config.speed.paces(config.seed, config.clients), ranks, federation.shapes)
+        chunks = cut(size, task.paces, ranks, kinds(algorithm, task))
         job = cls(config, task, algorithm, chunks)
         config.speed.covers(config.rounds, config.clients, len(job.layers.tensors))
         if config.model.initial is not None:
@@ -126,6 +127,11 @@ class Job:
     @cached_property
     def layers(self) -> Layers:
         return Layers(self.algorithm.layers(self.task), self.layout)
+
+    @cached_property
+    def parts(self) -> Ints:
+        """Which of the blocks' parts each client holds, int64 [clients]."""
+        return self.algorithm.holds(self.task)
 
     def sent(self, plan: Plan) -> set[str]:
         """Return the names of the blocks that anybody sends in a round."""
@@ -241,6 +247,11 @@ class Job:
         tested = client_scores(self.task, params, clients)
         wanted = self.scores > len(tested)
         return np.array([*tested, client_objectives(self.task, params, clients)] if wanted else tested)
+
+
+def kinds(algorithm: Algorithm, task: Task) -> list[tuple[Shape, int]]:
+    """Return for each client what those that are computed together have in common: shapes of features and parts."""
+    return list(zip(task.federation.shapes, algorithm.holds(task).tolist()))
 
 
 def stacked(states: list[State]) -> State:

@@ -241,7 +241,7 @@ class Recorder:
             "repeats": plan.repeats,
             "deadline": plan.closes_after,
             "round_seconds": plan.duration,
-            "message_bytes": int(np.dot(_sent(plan), self.job.layers.bytes)),
+            "message_bytes": int(self._sent(plan, bytes=True).sum()),
         }
 
     def oracle_columns(self, plan: Plan, record: Record, sums: Sums) -> dict[str, Any]:
@@ -263,12 +263,23 @@ class Recorder:
         }
 
     def _numbers(self, plan: Plan, sums: Sums) -> int:
-        """Return how many numbers came: of layers in which anything did, and of what goes beside them, but the loss."""
+        """Return how many numbers came: of layers in which anything did, and of what goes beside them.
+
+        Not of the loss, nor of masks.
+        """
         layers = self.job.layers
         came = [any(sums.weight(name) for name in names) for names in layers.tensors]
-        blocks = [(name, block.numbers) for group in self.job.layout for name, block in group.items()]
+        blocks = [(name, block.numbers) for group in self.job.layout for name, block in group.items() if not block.mask]
         beside = sum(size for name, size in blocks if name not in layers.of and name != "loss" and sums.weight(name))
-        return int(np.dot(_sent(plan), layers.numbers * came)) + beside * int(plan.counted.sum())
+        return int(np.dot(self._sent(plan), came)) + beside * int(plan.counted.sum())
+
+    def _sent(self, plan: Plan, bytes: bool = False) -> Ints:
+        """Return how many numbers, or bytes, of layers 1 … L counted, int64 [L]."""
+        counted, parts = plan.depth[:, None] <= np.arange(1, plan.layers + 1), self.job.parts[plan.cohort]
+        total = np.zeros(plan.layers, dtype=np.int64)
+        for part in np.unique(parts).tolist():
+            total += counted[parts == part].sum(0) * self.job.layers.sent(part, bytes)
+        return total
 
     def _by_client(self, plan: Plan, values: Any, fill: float) -> Floats | Ints:
         """Return the cohort's values over all clients."""
@@ -305,8 +316,3 @@ def _stale_line(stale: Mapping[int, int]) -> str:
     clients, oldest = sorted(stale), min(stale.values())
     rounds = f"round {oldest}" if oldest == max(stale.values()) else f"rounds {oldest} to {max(stale.values())}"
     return f"no personal state in time from client{'s' * (len(stale) > 1)} {listed(clients)}; kept is that of {rounds}"
-
-
-def _sent(plan: Plan) -> list[int]:
-    """Return how many visits' layers 1 … L counted, [L]."""
-    return [int((plan.depth <= number).sum()) for number in range(1, plan.layers + 1)]

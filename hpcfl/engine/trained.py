@@ -124,6 +124,7 @@ def with_shared(
     where = chosen("cpu" if config.device == "cpu" else "auto", "device", 0)  # a run on a GPU is read anywhere
     kinds = config.precision, config.clients, config.task, computing
     task = Task(config.model, federation, config.seed, where, *kinds)
+    task.paces = config.speed.paces(config.seed, config.clients)
     like = config.method(task).init_server(task)
     store.check_shared(saved.shared, like)
     return task, restored(like, saved.shared)
@@ -217,12 +218,13 @@ class Models:
     def _chunks(self) -> list[Chunk]:
         """Return the clients as the run computes them together: that decides about the last bits."""
         from hpcfl.comm.placement import chunk_size, cut
+        from hpcfl.engine.job import kinds
 
         config = self.config
         kind = self.task.nbytes, self.task.looped, self.task.heavy
         size = self.chunk or chunk_size(config.batch_clients, config.clients, *kind)
         paces = np.zeros(config.clients) if size == 1 else config.speed.paces(config.seed, config.clients)
-        return cut(size, paces, 1, self.federation.shapes)
+        return cut(size, paces, 1, kinds(self.algorithm, self.task))
 
     def _personal(self, clients: Iterable[int]) -> State:
         """Return some clients' personal state, ``{name: [c, …]}``."""

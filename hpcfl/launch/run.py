@@ -8,7 +8,8 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +19,7 @@ from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.errors import Diverged, ErrorOnOtherRank, Stopped, UsageError, UserError
 from hpcfl.base.memory import prefer_large_pages
-from hpcfl.base.types import Computing
+from hpcfl.base.types import Computing, State
 from hpcfl.comm.guard import Norms
 from hpcfl.comm.launcher import has_ulfm
 from hpcfl.comm.placement import check_single, cores, lane_topologies, share_of_cores
@@ -278,7 +279,18 @@ def _begun(job: Job, request: RunRequest, rank: int) -> Progress:
         for name in state:
             for row, client in enumerate(chunk.clients.tolist()):
                 state[name][row] = torch.from_numpy(held[client][name])
+    if saved.stale and rank == 0:
+        now.extras = job.algorithm.recalled(job.task, now.extras, partial(_saved, job, path))
     return now
+
+
+def _saved(job: Job, path: Path) -> Iterator[tuple[int, State]]:
+    """Yield all clients and the personal state that a checkpoint has of them."""
+    from hpcfl.engine.trained import restored
+
+    for chunk in job.chunks:
+        for client, held in store.load_personal(path, chunk.clients.tolist()).items():
+            yield client, restored(job.like(client), held)
 
 
 def _open(request: RunRequest, processes: list[tuple[str, str]], devices: list[str], job: Job) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import StepKey
 from hpcfl.base.transfer import on_device
-from hpcfl.base.types import Computing, Ints, State
+from hpcfl.base.types import Computing, Floats, Ints, State
 from hpcfl.data import Federation
 from hpcfl.learning.batches import Batch, Visits, batches
 from hpcfl.learning.build import Start, check_outputs, made_up, trial, units
@@ -61,6 +61,8 @@ class Task(Held):
         How the clients of a chunk are computed, and for what reason. Found out by trying unless it is given.
     penalty : float
         μ of the penalty ``μ/2 · |θ|²`` that belongs to every loss but those of tests.
+    paces : float64 [clients]
+        Expected seconds of each client's visits, as the speed model has them: who is slow.
     oracle_calls : int64 [clients + 1]
         Gradients of one sample's objective that each client, and last the `SERVER`, has computed, by any parameters.
         The engine clears it each round; an algorithm adds those that it computes without this class, and by `passed`
@@ -79,6 +81,7 @@ class Task(Held):
         computing: Computing | None = None,
     ) -> None:
         super().__init__(federation, torch.float64 if precision == "double" else torch.float32, torch.device(device))
+        self.paces: Floats = np.ones(federation.clients)
         self.seed, self.penalty, self.buffers = seed, model.penalty, kind.buffers
         self.loss = PerSample("task.loss", kind.loss)
         self.metrics = {column: PerSample("task.metrics", name) for column, name in zip(kind.columns, kind.metrics)}

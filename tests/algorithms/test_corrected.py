@@ -322,6 +322,36 @@ def test_resumed_equals_uninterrupted(solo: Any, tmp_path: Path, correct: str, m
             np.testing.assert_array_equal(value, other[name])
 
 
+def forgotten(run: Path, client: int) -> None:
+    """Let the checkpoint of round 2 have a client's state of before its first visit, as where its rank was late."""
+    saved = store.load(path := run / "checkpoints" / "round-000002.h5")
+    for ids, state in saved.personal:
+        for value in state.values():
+            value[ids == client] = 0
+    path.unlink()
+    parts = saved.shared, saved.personal, saved.clock, 5, saved.memory, lambda: {client: 0}, saved.extras
+    store.save(run, 2, *parts)
+
+
+def test_the_mean_is_that_of_what_clients_remember_and_is_formed_anew(solo: Any, tmp_path: Path) -> None:
+    """Samples are unequal; of the second run a client's memory is lost when it goes on."""
+    unequal = {"name": "digits", "sizes": "log-normal", "spread": 0.5}
+    run = play(solo, values("remembered", "whole", data=unequal, rounds=3), tmp_path / "run", None)
+    again = shutil.copytree(run, tmp_path / "again")
+    sizes = Job.of(from_table(values("remembered", "whole", data=unequal)), None, 1).task.federation.train_sizes
+    assert len(set(sizes.tolist())) > 1
+    forgotten(again, 3)
+    resume(solo, again, 2, None)
+    for folder in (run, again):
+        saved = store.load(store.latest(folder))
+        own = store.load_personal(store.latest(folder), range(7))
+        for name, mean in saved.extras.items():
+            if name.startswith("remembered:"):
+                wanted = np.average([own[client][name] for client in range(7)], axis=0, weights=sizes)
+                np.testing.assert_allclose(mean, wanted, atol=1e-7)
+                assert wanted.any()
+
+
 def test_a_correction_changes_what_is_learnt_and_not_the_loss_of_the_first_round(solo: Any, tmp_path: Path) -> None:
     plain = {**values("known", "whole"), "weighting": {"correct": "none"}}
     runs = [
@@ -373,7 +403,10 @@ def test_salfs_own_rules_are_refused(correct: str, more: dict[str, Any]) -> None
     assert line.endswith("expected weighting.correct = 'none', or algorithm.rule = 'paper' with missing = 'none'")
 
 
-@pytest.mark.parametrize("name", ["local", "fedhenn", "flic", "fedlrgd", "linear_fedrep"])
+NO_MEANS = ["local", "fedhenn", "flic", "fedlrgd", "linear_fedrep", "fednova", "scaffold"]
+
+
+@pytest.mark.parametrize("name", NO_MEANS)
 @pytest.mark.parametrize("correct", CORRECTIONS)
 def test_methods_that_do_more_than_means_are_refused(correct: str, name: str) -> None:
     with pytest.raises(UsageError, match=f"algorithm.name = '{name}' does more with what clients send than to take"):

@@ -18,7 +18,7 @@ from hpcfl.comm.message import ExactSums
 from hpcfl.comm.placement import cut
 from hpcfl.data import ClientData, Federation
 from hpcfl.engine.iterated import iterate
-from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.job import Job, Progress, kinds
 from hpcfl.engine.simulated import visit
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.config import TaskConfig
@@ -111,7 +111,7 @@ class Rounds:
 
     def __init__(self, algorithm: Algorithm, task: Task, per_chunk: int | None = None):
         clients = task.federation.clients
-        chunks = cut(per_chunk or clients, np.ones(clients), 1, task.federation.shapes)
+        chunks = cut(per_chunk or clients, np.ones(clients), 1, kinds(algorithm, task))
         self.job = Job(PLAIN, task, algorithm, chunks)  # type: ignore[arg-type]
         self.now: Progress = self.job.begin(0)
 

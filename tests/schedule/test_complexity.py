@@ -132,12 +132,14 @@ def test_fedlrgd_and_fedave_cost_what_the_paper_says() -> None:
 # who computes how much, algorithm by algorithm: the gradients of one visit in rounds 0 and 1, of a client that holds n
 # samples of h classes; the numbers that each visit sends, and p. Visits of n samples take ceil(n / batch) steps a pass.
 
-HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], int | tuple[int, int], int]] = {
+NARROW = sum(65 * units + 10 * (units + 1) for units in (16, 8, 8, 4, 2, 2, 1)) / 7  # rates of 1, 1/2, … 1/16
+HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], float | tuple[int, int], int]] = {
     "fedavg": (lambda n, h: (n, n), MLP, MLP),
     # in round 1, 12 common samples in each step of 10; sent are their kernel, and its round
     "fedhenn": (lambda n, h: (n, n + ceil(n / 10) * 12), 12 * 13 // 2 + 1, MLP),
     "fednova": (lambda n, h: (n, n), MLP + 1, MLP),  # and its number of steps
     "fedprox": (lambda n, h: (n, n), MLP, MLP),  # the proximal term takes no sample
+    "fedrolex": (lambda n, h: (n, n), NARROW, MLP),
     "fedrep": (lambda n, h: (2 * n + n, 2 * n + n), 65 * 16, MLP),  # the head's two passes, one of the representation
     # once the alignment; then φ, β and α, each n, the latter two with 4 draws of h anchors in each step of 20; at last
     # the anchors, in one step by n samples and 4 draws of each. Sent are α and 6 anchors of 4 + 16 numbers
@@ -146,6 +148,7 @@ HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], int | tuple[int, in
         30 + 6 * 20,
         6 * 8 + 9 * 4 + 30 + 42,
     ),
+    "heterofl": (lambda n, h: (n, n), NARROW, MLP),
     "hf_maml": (lambda n, h: (10 + 10 + 2 * 10, 10 + 10 + 2 * 10), MLP, MLP),  # the third batch by its Hessian
     "lg_fedavg": (lambda n, h: (n, n), MLP, MLP),  # both layers are shared
     # a matrix of moments instead of B; then one gradient by 10 samples, the head being solved for

@@ -47,8 +47,11 @@ class FrameFormat:
         double = self.sums or any(block.dtype == torch.float64 for block in small.values())
         self.dtype = torch.float64 if double else torch.float32
         self.starts: dict[str, int] = {}
-        self._weighed = SIGNS * ranks * visits  # where the weights begin
-        self.size = self._weighed + 2 * ranks * len(blocks)
+        self._weights: dict[str, tuple[int, int]] = {}  # where a block's begin, and of how many parts
+        self.size = self._signed = SIGNS * ranks * visits
+        for name, block in blocks.items():
+            self._weights[name] = self.size, len(block.held)
+            self.size += 2 * ranks * len(block.held)
         for name in small:
             self.starts[name] = self.size
             self.size += self.numbers(name)
@@ -91,20 +94,27 @@ class FrameFormat:
         `SENT` who has sent this frame, `REJECTED` whose visit was rejected by it, 0 else; then the visit's seconds and
         gradients by then, the latter in two parts, and its local steps where they may differ.
         """
-        signs: NDArray[np.floating] = frame[0].numpy()[: self._weighed].reshape(SIGNS, self.ranks, self.visits)
+        signs: NDArray[np.floating] = frame[0].numpy()[: self._signed].reshape(SIGNS, self.ranks, self.visits)
         return signs
 
     def gradients(self, frame: Frame, local_rank: int, place: int = 0) -> int:
         """Return how many gradients a rank's visit has signed with."""
         return sum(int(part) for part in self.signs(frame)[2:4, local_rank, place])
 
-    def weigh(self, frame: Frame, local_rank: int, name: str, weight: float) -> None:
-        self._weights(frame, name)[:, local_rank] = _parts(weight)
+    def weigh(self, frame: Frame, local_rank: int, name: str, weight: float, part: int = 0) -> None:
+        """Note a rank's weight of a block, of which it has sent a part: its number in `Block.held`."""
+        self._places(frame, name)[:, part, local_rank] = _parts(weight)
 
     def weights(self, frame: Frame, name: str) -> Floats:
         """Return each rank's weight of a block, float64 [ranks]."""
-        high, low = self._weights(frame, name).astype(np.float64)
-        weights: Floats = high + low
+        high, low = self._places(frame, name).astype(np.float64)
+        weights: Floats = (high + low).sum(0)
+        return weights
+
+    def part_weights(self, frame: Frame, name: str) -> Floats:
+        """Return the weight of each of a block's parts over all ranks, float64 [parts]."""
+        high, low = self._places(frame, name).astype(np.float64)
+        weights: Floats = (high + low).sum(1)
         return weights
 
     def value(self, frame: Frame, name: str) -> Tensor:
@@ -118,9 +128,10 @@ class FrameFormat:
         bins: Floats = self.value(frame, name).numpy().reshape(self.blocks[name].bins, self.blocks[name].size)
         return bins
 
-    def _weights(self, frame: Frame, name: str) -> NDArray[np.floating]:
-        start = self._weighed + 2 * self.ranks * list(self.blocks).index(name)
-        weights: NDArray[np.floating] = frame[0].numpy()[start : start + 2 * self.ranks].reshape(2, self.ranks)
+    def _places(self, frame: Frame, name: str) -> NDArray[np.floating]:
+        start, parts = self._weights[name]
+        end = start + 2 * parts * self.ranks
+        weights: NDArray[np.floating] = frame[0].numpy()[start:end].reshape(2, parts, self.ranks)
         return weights
 
 
@@ -205,16 +216,17 @@ class Staging:
         return self.close(self.open(group))
 
     def write(self, staged: StagedFrame, local_rank: int, name: str, value: Tensor, weight: float) -> None:
-        """Put a block into a frame, sent by the rank at this place of the lane."""
-        staged.format.weigh(staged.parts, local_rank, name, weight)
-        factor = 1.0 if staged.format.ranks == 1 else weight
+        """Put a block ``[…]``, or a part of it, into a frame, sent by the rank at this place of the lane."""
+        block, value = staged.format.blocks[name], value.detach()[None]
+        staged.format.weigh(staged.parts, local_rank, name, weight, block.part(value))
+        value, factor = block.whole(value)[0], 1.0 if staged.format.ranks == 1 else weight
         if self.stream is None:
-            self._put(staged, name, value.detach().flatten(), factor)
+            self._put(staged, name, value, factor)
             return
         streams = backend(self.device)
         self.stream.wait_stream(streams.current_stream(self.device))
         with streams.stream(self.stream):
-            self._put(staged, name, value.detach().flatten(), factor)
+            self._put(staged, name, value, factor)
         if value.device.type != "cpu":
             value.record_stream(self.stream)
 

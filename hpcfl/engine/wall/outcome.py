@@ -59,10 +59,12 @@ class ReceivedSums(Sums):
         self.phases = Phases()
         self._group = {name: number for number, blocks in enumerate(layout) for name in blocks}
 
-    def weight(self, name: str) -> float:
+    def weights(self, name: str) -> Floats:
         number = self._group[name]
-        weights = (one.formats[number].weights(one.frames[number], name) for one in self._with(number))
-        return sum(float(each.sum()) for each in weights) + (self.early.weight(name) if self.early else 0.0)
+        weights = [one.formats[number].part_weights(one.frames[number], name) for one in self._with(number)]
+        begun = self.early.weights(name) if self.early else np.zeros(len(self._block(name).held))
+        total: Floats = sum(weights, start=begun)
+        return total
 
     def total(self, name: str) -> Tensor:
         with self.phases.phase("reduction"):
@@ -100,9 +102,6 @@ class ReceivedSums(Sums):
 
         return fill
 
-    def _block(self, name: str) -> Block:
-        return self.layout[self._group[name]][name]
-
     def messages(self, blocks: Mapping[str, Block]) -> list[Message]:
         """Return what each visit that counted has sent of `blocks`, one by one."""
         return [*self.kept, *(message(one, groups, blocks) for one, groups in self.received)]
@@ -132,7 +131,7 @@ def add_all(one: PendingReceive, sums: ExactSums, groups: int | None = None) -> 
     """Add the first groups of a visit (None: all) to exact sums."""
     for number, group in enumerate(one.formats[:groups]):
         for name in group.blocks:
-            weighed = float(group.weights(one.frames[number], name).sum())
+            weighed = group.part_weights(one.frames[number], name)
             if group.sums:
                 sums.add_bins(name, group.bins(one.frames[number], name), weighed)
                 continue

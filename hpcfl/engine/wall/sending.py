@@ -234,18 +234,19 @@ class SumSender(WholeSender):
         for staged, parts in zip(self.frames, zero_frames(list(formats))):
             staged.parts = parts
         self.totals: dict[str, Tensor] = {}
-        self.weights = dict.fromkeys(self.frame, 0.0)
+        self.weights: dict[str, dict[int, float]] = {name: {} for name in self.frame}  # by part
 
     def take(self, message: Message) -> None:
         for name, (value, weight) in message.items():
-            size = self.frame[name].format.blocks[name].size
-            self.totals[name] = weighted_sum(value.detach().reshape(len(weight), size), weight)
-            self.weights[name] += float(weight.sum())
+            block, weights = self.frame[name].format.blocks[name], self.weights[name]
+            self.totals[name] = weighted_sum(block.whole(value.detach()), weight)
+            weights[block.part(value)] = weights.get(block.part(value), 0.0) + float(weight.sum())
 
     def end(self, rejected: Ints, gradients: Sequence[int], steps: Ints | None = None) -> None:
         super().end(rejected, gradients, steps)
         for name, total in zip(self.totals, on_host(list(self.totals.values()))):
             staged = self.frame[name]
             BinnedSum(staged.format.bins(staged.parts, name)).add_rows(total[None], [1.0])
-            staged.format.weigh(staged.parts, self.local_rank, name, self.weights[name])
+            for part, weight in self.weights[name].items():
+                staged.format.weigh(staged.parts, self.local_rank, name, weight, part)
         self.totals = {}

@@ -1,0 +1,202 @@
+"""HeteroFL: every client trains as wide a part of the model as suits it (Diao, Ding & Tarokh, ICLR 2021).
+
+A client of rate r holds the first ⌈r·C⌉ of the C units, or channels, of each hidden layer, and the inputs that follow
+from them; the last layer keeps its classes. It trains this smaller model as such, and sends what has changed of it. The
+server takes for each coordinate the mean over those who hold it, unweighted as the authors do; one that nobody holds
+keeps its value. With rates of 1 and ``mask_labels = false`` this is FedAvg of equal weights.
+
+Left open by the text, or left out: rates stay as they are from round to round (the authors' ``fix``); a visit takes the
+seconds that the speed model says, whatever its rate; models with batch normalisation are refused, so that there are no
+static statistics; gradients are not clipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.base.errors import UsageError, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.algorithms.base import By, Client
+    from hpcfl.base.types import Ints, Shape, State
+    from hpcfl.comm.message import Layout
+    from hpcfl.data import Header
+    from hpcfl.learning.batches import Batch, Visits
+    from hpcfl.learning.task import Objective, Task
+    from hpcfl.models import Model
+    from hpcfl.schedule.participation import Participation
+
+Rate = Annotated[float, Field(gt=0, le=1)]
+Axes = dict[str, dict[int, int]]
+"""Of each tensor the axes that become narrower, and how many units each has, one or several numbers long."""
+POINTWISE = {"Identity", "ReLU", "LeakyReLU", "Tanh", "Sigmoid", "GELU", "SiLU", "Dropout"}
+BETWEEN = {*POINTWISE, "Flatten", "MaxPool2d", "Softmax"}
+"""Modules that may follow a layer: what they make of one unit depends on this one alone, or they end the model."""
+
+
+class HeteroFl(FedAvg):
+    """Averages sub-models, the first units of each hidden layer, coordinate by coordinate over those who hold it."""
+
+    name: Literal["heterofl"] = "heterofl"  # type: ignore[assignment]
+    rates: tuple[Rate, ...] = Field((1.0, 0.5, 0.25, 0.125, 0.0625), min_length=1)
+    """Widths of sub-models as shares of the whole model's, in (0, 1]."""
+    assign: Literal["shares", "speed", "clients"] = "shares"
+    """Who has which of the `rates`. ``shares``: the first clients the first one, and so on. ``speed``: the clients of
+    the fewest expected seconds per visit the largest one, and so on. ``clients``: client i has ``rates[i]``."""
+    shares: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    """How the clients are divided among the `rates`, in numbers of any sum. By default equally."""
+    scaler: bool = True
+    """While training, what each hidden layer puts out before its activation is divided by the rate."""
+    mask_labels: bool = True
+    """A client's loss takes the outputs of classes of which it has no training sample for 0, and of the last layer only
+    the rows of its own classes are averaged (masked cross-entropy)."""
+    weights: Literal["samples", "uniform"] = "uniform"
+    """Weight of a client in means over clients. ``samples``: its number of training samples. ``uniform``: 1."""
+    persist_optimizer: Literal[False] = False
+    """The optimiser's memory starts anew with each visit."""
+
+    def check(self, participation: Participation, known: bool = True) -> None:
+        super().check(participation, known)
+        if self.shares and (self.assign == "clients" or len(self.shares) != len(self.rates) or not sum(self.shares)):
+            wanted = "none where assign = 'clients'" if self.assign == "clients" else f"{len(self.rates)}, not all 0"
+            raise refusal("algorithm.shares", wanted, list(self.shares))
+
+    def check_model(self, model: Model, header: Header) -> None:
+        if not model.chain:
+            raise refusal("model.name", f"layers that algorithm '{self.name}' can make narrower", model.name, "mlp")
+        if self.mask_labels and header.targets:
+            raise refusal("algorithm.mask_labels", "false where labels are real numbers", True, False)
+
+    def mean_weights(self) -> By:
+        return Algorithm.mean_weights(self)  # its means are over the holders of each coordinate
+
+    def holds(self, task: Task) -> Ints:
+        import numpy as np
+
+        clients = np.arange(task.federation.clients)
+        if self.assign == "clients":
+            if len(self.rates) != len(clients):
+                raise UsageError(f"algorithm.rates: expected {len(clients)}, one per client, got {len(self.rates)}")
+            return clients
+        ends = np.cumsum(self.shares or [1.0] * len(self.rates))
+        levels: Ints = np.searchsorted(ends, (clients + 0.5) / len(clients) * ends[-1])
+        if self.assign == "speed":
+            if len(clients) > 1 and not np.ptp(task.paces):
+                raise refusal(
+                    "algorithm.assign", "'shares' or 'clients' where all are expected to be equally fast", "speed"
+                )
+            levels = levels[np.argsort(-np.array(self.rates)[levels], kind="stable")]
+            levels[np.argsort(task.paces, kind="stable")] = levels.copy()
+        return levels
+
+    def units(self, rate: float, whole: int) -> int:
+        """Return how many of a layer's units a client of this rate holds."""
+        return ceil(rate * whole - 1e-9)  # 0.07 · 100 is a little more than 7
+
+    def held(self, shape: Shape, narrow: dict[int, int], rate: float) -> Shape:
+        """Return the shape of the part of a tensor that a client of this rate holds."""
+        sizes = {axis: shape[axis] // whole * self.units(rate, whole) for axis, whole in narrow.items()}
+        return tuple(sizes.get(axis, size) for axis, size in enumerate(shape))
+
+    def layout(self, task: Task) -> Layout:
+        from hpcfl.comm.message import HELD
+
+        axes, last, groups = hidden_axes(task), task.layer_names()[-1], []
+        if min(self.rates) < 1 and not any(axes.values()):
+            raise refusal("algorithm.rates", "1 for a model without hidden layers", list(self.rates))
+        for group in super().layout(task):
+            blocks = {}
+            for name, block in group.items():
+                parts = tuple(self.held(block.shape, axes.get(name, {}), rate) for rate in self.rates)
+                blocks[name] = replace(block, parts=() if set(parts) == {block.shape} else parts)
+                if self.mask_labels and name in last:
+                    blocks[HELD + name] = replace(blocks[name], mask=True)
+            groups.append(blocks)
+        return tuple(groups)
+
+    def placed(self, task: Task, shared: State, round: int) -> State:
+        """Return the model with those units first that sub-models of this round hold."""
+        return shared
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        from hpcfl.comm.message import masked
+
+        axes, rate = hidden_axes(task), self._rate(task, visits)
+        shapes = {name: self.held(value.shape, axes[name], rate) for name, value in shared.items()}
+        placed = self.placed(task, shared, visits.round)
+        work = super().client(
+            task, {name: value[tuple(map(slice, shapes[name]))] for name, value in placed.items()}, personal, visits
+        )
+        last = task.layer_names()[-1] if self.mask_labels else ()
+        present = self._present(task, visits)
+        while True:
+            try:
+                message = next(work)
+            except StopIteration as end:
+                state: State = end.value
+                return state
+            for name, (value, weight) in message.items():
+                rows = present[: len(value)].view(len(value), -1, *[1] * (value.dim() - 2)) if name in last else None
+                yield {name: (value, weight)} if rows is None else masked(name, value, rows, weight)
+
+    def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
+        present, last = self._present(task, visits), task.layer_names()[-1]
+        divisor = self._rate(task, visits) if self.scaler else 1.0
+        if divisor == 1 and not self.mask_labels:
+            return None
+
+        def local(params: State, batch: Batch) -> Tensor:
+            scaled = {name: value if name in last else value / divisor for name, value in params.items()}
+            outputs = task.forward(scaled, batch.x, batch.key) * present.unsqueeze(1)
+            return task.loss.mean(outputs, batch) + (task.penalties(params) if task.penalty else 0)
+
+        return local
+
+    def _rate(self, task: Task, visits: Visits) -> float:
+        """Return the rate of a chunk's clients."""
+        return self.rates[int(self.holds(task)[visits.clients[0]])]
+
+    def _present(self, task: Task, visits: Visits) -> Tensor:
+        """Return 1 for each class of which a client has training samples, else 0, ``[c, classes]``."""
+        import torch
+
+        shape = len(visits.clients), task.federation.classes
+        if not self.mask_labels:
+            return torch.ones(shape, dtype=task.dtype, device=task.device)
+        present = torch.zeros(shape, dtype=task.dtype, device=task.device)
+        for row, client in zip(present, visits.clients.tolist()):
+            row[task.samples(client).y.flatten()] = 1
+        return present
+
+
+def hidden_axes(task: Task) -> Axes:
+    """Return the axes of hidden units; UsageError where a model is no chain of linear layers and convolutions."""
+    from torch import nn
+
+    from hpcfl.models.modules.layers import Layer
+
+    axes: Axes = {}
+    before = 0
+    for layer in task.layers:
+        assert isinstance(layer, Layer)  # `check_model` has refused all else
+        ((module, names), *others) = [each for each in zip(layer.modules, layer.names) if each[1]]
+        between = {type(each).__name__ for each, own in zip(layer.modules, layer.names) if not own}
+        units, inputs, *_ = layer.tensors[names["weight"]].shape if "weight" in names else (0, 0)
+        plain = isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
+        if others or not plain or not between <= BETWEEN or (before and inputs % before):
+            raise UsageError(
+                f"model: layer {layer.name} cannot be made narrower: expected linear layers or convolutions, and "
+                "between them activations, dropout or max-pooling, as in model.name = 'mlp' and 'cnn'"
+            )
+        own = {} if layer is task.layers[-1] else {0: units}
+        axes |= dict.fromkeys(names.values(), own) | {names["weight"]: own | ({1: before} if before else {})}
+        before = units
+    return axes

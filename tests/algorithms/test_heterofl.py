@@ -1,0 +1,270 @@
+"""HeteroFL (Diao, Ding & Tarokh, 2021), FedRolex (Alam et al., 2022): sub-models, masks and sums of parts, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from helpers.toys import Rounds, cnn_task, federation, full_batch, mlp_task, planned, same_bits, visits_of
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.fedrolex import FedRolex
+from hpcfl.algorithms.heterofl import HeteroFl, hidden_axes
+from hpcfl.base.errors import UsageError
+from hpcfl.base.rng import StepKey
+from hpcfl.comm.message import Block, ExactSums, masked, moved
+from hpcfl.config import load
+from hpcfl.learning.batches import Batch
+from hpcfl.learning.task import Task
+from hpcfl.models.bilstm import BiLstm
+from hpcfl.models.mlp import Mlp
+
+SIZES = [3, 20, 8, 11, 4]
+BOTH = pytest.mark.parametrize("method", [HeteroFl, FedRolex])
+
+
+# ---- sums of parts
+
+
+def summed(block, *messages):
+    sums = ExactSums(({"w": block},))
+    for value in messages:
+        sums.add({"w": (torch.tensor([value]), torch.ones(1, dtype=torch.float64))})
+    return sums
+
+
+def test_a_coordinate_is_averaged_over_who_holds_it_and_kept_where_nobody_does() -> None:
+    """The toy of HeteroFL: the server's 0 0 0 0, a whole client's 1 2 3 4, and one of half the width with 3 4."""
+    block = Block((4,), parts=((4,), (2,)))
+    both = summed(block, [1.0, 2.0, 3.0, 4.0], [3.0, 4.0])
+    assert moved(torch.zeros(4), both.mean("w")).tolist() == [2.0, 3.0, 3.0, 4.0]
+    assert both.weight("w") == 2.0
+    start = torch.tensor([0.0, 0.0, 7.0, -0.3])
+    assert moved(start, summed(block, [3.0, 4.0]).mean("w")).tolist() == [3.0, 4.0, *start[2:].tolist()]
+    assert torch.equal(moved(start, summed(block).mean("w")), start)
+
+
+@pytest.mark.parametrize("size", [3, 40], ids=["bins", "whole numbers"])
+def test_sums_of_parts_do_not_depend_on_who_adds_them(size: int) -> None:
+    block = Block((size, size), parts=((size, size), (2, 3)))
+    rng = torch.Generator().manual_seed(3)
+    rows = [torch.randn(1, *shape, generator=rng) for shape in (block.parts * 4)]
+    ones = torch.ones(1, dtype=torch.float64)
+    one, *ranks = (ExactSums(({"w": block},)) for _ in range(3))
+    for number, row in enumerate(rows):
+        one.add({"w": (row, ones)})
+        ranks[number % 2].add({"w": (row, ones)})
+    for mine, others in zip(ranks[0].buffers, ranks[1].buffers):
+        mine += others
+    assert torch.equal(one.mean("w"), ranks[0].mean("w"))
+    corner = torch.stack([row[0, :2, :3] for row in rows]).double().mean(0)
+    torch.testing.assert_close(one.mean("w")[:2, :3], corner)
+    whole = torch.stack([row[0] for row in rows[::2]]).double().mean(0)
+    torch.testing.assert_close(one.mean("w")[2:], whole[2:])
+
+
+def test_a_mask_says_which_coordinates_count() -> None:
+    block = Block((2, 2))
+    sums = ExactSums(({"w": block, "held w": block},))
+    values = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])
+    mask = torch.tensor([[[1.0], [1.0]], [[0.0], [1.0]]])
+    sums.add(masked("w", values, mask, torch.tensor([1.0, 3.0], dtype=torch.float64)))
+    assert sums.mean("w").tolist() == [[1.0, 2.0], [6.0, 7.0]]
+
+
+# ---- who holds what
+
+
+def holds(method, sizes=SIZES, paces=None):
+    task = mlp_task(sizes)
+    task.paces = np.ones(len(sizes)) if paces is None else np.array(paces)
+    return [method.rates[level] for level in method.holds(task)]
+
+
+def test_rates_go_by_shares_speed_or_client() -> None:
+    assert holds(HeteroFl(rates=(1.0, 0.5))) == [1.0, 1.0, 1.0, 0.5, 0.5]
+    assert holds(HeteroFl(rates=(0.25, 1.0), shares=(3, 2))) == [0.25] * 3 + [1.0] * 2
+    by_speed = HeteroFl(rates=(0.25, 1.0), shares=(3, 2), assign="speed")
+    assert holds(by_speed, paces=[5, 1, 4, 2, 3]) == [0.25, 1.0, 0.25, 1.0, 0.25]
+    assert holds(HeteroFl(rates=(0.1, 0.2, 0.3, 0.4, 1.0), assign="clients")) == [0.1, 0.2, 0.3, 0.4, 1.0]
+
+
+def test_bad_rates_are_refused_in_one_line() -> None:
+    for rates in ([0.0], [1.1], []):
+        with pytest.raises(UsageError, match=r"^algorithm\.rates[^\n]*$"):
+            HeteroFl.from_table({"rates": rates}, "algorithm")
+    refused = {
+        "one per client": HeteroFl(assign="clients"),
+        "equally fast": HeteroFl(assign="speed"),
+    }
+    for words, method in refused.items():
+        with pytest.raises(UsageError, match=words):
+            method.holds(mlp_task([3, 4]))
+    with pytest.raises(UsageError, match=r"algorithm\.rates: expected 1 for a model without hidden layers"):
+        Rounds(HeteroFl(), mlp_task([3, 4], hidden=()))
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("algorithm.persist_optimizer=true", "algorithm.persist_optimizer"),
+        ("algorithm.rates=[0.5, 1.5]", "algorithm.rates"),
+        ("algorithm.shares=[1, 2]", "algorithm.shares: expected 3"),
+        ("model.name=torch.nn:Identity", "narrower"),
+        ("data.name=linear", "mask_labels"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(setting: str, words: str) -> None:
+    table = {
+        **{"rounds": 1, "clients": 4, "data": {"name": "digits"}, "model": {"name": "mlp"}},
+        "algorithm": {"name": "heterofl", "rates": [1.0, 0.5, 0.25]},
+    }
+    with pytest.raises(UsageError, match=rf"^[^\n]*{words}[^\n]*$"):
+        load(table, [setting]).check(None)
+
+
+def test_models_that_cannot_be_narrowed_are_refused() -> None:
+    task = Task(BiLstm(), federation([4], shape=(6, 3)), 0)
+    with pytest.raises(UsageError, match=r"^model: layer \w+ cannot be made narrower[^\n]*$"):
+        hidden_axes(task)
+
+
+def test_units_are_rounded_up_or_by_fedrolex_down() -> None:
+    assert [HeteroFl().units(rate, whole) for rate, whole in ((0.5, 5), (0.07, 100), (1.0, 7))] == [3, 7, 7]
+    assert [FedRolex().units(rate, whole) for rate, whole in ((0.5, 5), (0.29, 100), (0.01, 7))] == [2, 29, 1]
+
+
+def test_inputs_of_a_layer_after_pooled_images_follow_their_channels() -> None:
+    task = cnn_task([4])
+    method = HeteroFl(rates=(0.5,))
+    shapes = {name: method.held(value.shape, hidden_axes(task)[name], 0.5) for name, value in task.initial().items()}
+    pixels = task.initial()["fc1.weight"].shape[1] // 3
+    assert shapes == {
+        **{"conv1.weight": (1, 1, 3, 3), "conv1.bias": (1,), "conv2.weight": (2, 1, 3, 3), "conv2.bias": (2,)},
+        **{"fc1.weight": (3, 2 * pixels), "fc1.bias": (3,), "fc2.weight": (3, 3), "fc2.bias": (3,)},
+    }
+
+
+# ---- windows
+
+
+@pytest.mark.parametrize(
+    ("windows", "wanted"), [("paper", ["01", "12", "23", "30", "01"]), ("released", ["01", "30", "23", "12", "01"])]
+)
+def test_windows_roll(windows: str, wanted: list[str]) -> None:
+    """The toy of FedRolex: K = 4, half of them, rounds 0 to 4."""
+    task, method = mlp_task([5], hidden=(4,)), FedRolex(windows=windows)
+    units = {name: torch.zeros_like(value) for name, value in task.initial().items()}
+    units["fc1.bias"] = torch.arange(4.0)
+    found = [method.placed(task, units, round_)["fc1.bias"][:2].int().tolist() for round_ in range(5)]
+    assert ["".join(map(str, each)) for each in found] == wanted
+
+
+def test_in_each_round_only_the_window_moves() -> None:
+    task = mlp_task(SIZES, hidden=(4, 3))
+    rounds = Rounds(FedRolex(rates=(0.5,), lr=0.1), task)
+    for round_ in range(5):
+        before = rounds.state
+        rounds.step(planned([1] * 5, 3, round_))
+        bias = (rounds.state["fc1.bias"] != before["fc1.bias"]).nonzero().flatten().tolist()
+        assert bias == sorted([round_ % 4, (round_ + 1) % 4])
+        weight = (rounds.state["fc2.weight"] != before["fc2.weight"]).nonzero().tolist()
+        assert {row for row, _ in weight} == {round_ % 3}
+        assert {column for _, column in weight} <= set(bias)
+
+
+# ---- training
+
+
+@BOTH
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_rate_1_with_labels_unmasked_is_fedavg(method, weights) -> None:
+    keys = {"lr": 0.1, "batch": 4, "epochs": 2, "momentum": 0.9, "weights": weights}
+    own = method(rates=(1.0,), mask_labels=False, **keys)
+    one, other = (Rounds(each, mlp_task(SIZES), 2) for each in (own, FedAvg(**keys)))
+    for round_ in range(3):
+        for rounds in (one, other):
+            rounds.step(planned([1, 1, 4, 1, 1], 3, round_))
+        if method is HeteroFl:
+            assert same_bits(one.state, other.state)
+        for name, value in one.state.items():  # windows add up the same units in another order
+            torch.testing.assert_close(value, other.state[name])
+
+
+@pytest.mark.parametrize("scaler", [False, True])
+def test_a_sub_model_is_trained_as_a_small_model_is(scaler: bool) -> None:
+    """One client of rate ½, two steps on all that it has, against autograd on the first units."""
+    task = mlp_task([20], hidden=(4, 3))
+    rounds = Rounds(HeteroFl(rates=(0.5,), lr=0.3, batch=0, epochs=0, steps=2, scaler=scaler, mask_labels=False), task)
+    start, (x, y) = rounds.state, full_batch(task, 0)
+    small = {"fc1": (2, 5), "fc2": (2, 2), "fc3": (3, 2)}
+    w = {}
+    for layer, (rows, columns) in small.items():
+        w[f"{layer}.weight"] = start[f"{layer}.weight"][:rows, :columns].clone().requires_grad_()
+        w[f"{layer}.bias"] = start[f"{layer}.bias"][:rows].clone().requires_grad_()
+    divisor = 0.5 if scaler else 1.0
+    for _ in range(2):
+        h = x
+        for layer in ("fc1", "fc2"):
+            h = (F.linear(h, w[f"{layer}.weight"], w[f"{layer}.bias"]) / divisor).relu()
+        loss = F.cross_entropy(F.linear(h, w["fc3.weight"], w["fc3.bias"]), y)
+        for value, gradient in zip(w.values(), torch.autograd.grad(loss, list(w.values()))):
+            value.data -= 0.3 * gradient
+    sums = rounds.step(planned([1], 3))
+    for name, value in start.items():
+        wanted = value.clone()
+        wanted[tuple(map(slice, w[name].shape))] = w[name].detach()
+        torch.testing.assert_close(rounds.state[name], wanted, atol=1e-6, rtol=1e-5)
+        outside = torch.ones(value.shape, dtype=torch.bool)
+        outside[tuple(map(slice, w[name].shape))] = False
+        assert torch.equal(rounds.state[name][outside], value[outside])
+    assert sums.weight("fc1.weight") == 1.0
+
+
+def test_absent_logits_are_0_in_the_loss() -> None:
+    """The toy: logits 2, 1, 5, a client with labels 0 and 1, target 0."""
+    data = federation([4])
+    data.held[0].train_labels[:] = [0, 1, 0, 1]
+    task = Task(Mlp(hidden=()), data, 0)
+    params = {"fc1.weight": torch.zeros(1, 3, 5), "fc1.bias": torch.tensor([[2.0, 1.0, 5.0]])}
+    objective = HeteroFl(rates=(1.0,)).objective(task, task.initial(), visits_of(task, [0]))
+    batch = Batch(torch.zeros(1, 1, 5), torch.zeros(1, 1, dtype=torch.int64), None, StepKey(0, 0, [0], 0))
+    assert objective is not None
+    assert float(objective(params, batch)) == pytest.approx(0.4076060, abs=1e-6)
+
+
+@BOTH
+def test_rows_of_the_last_layer_are_averaged_over_who_has_the_label(method) -> None:
+    """Two clients without weight decay: a row moves by the mean of those who have its label, or not at all."""
+    data = federation([6, 6])
+    for held, labels in zip(data.held, ([0, 1], [0, 0])):
+        held.train_labels[:] = labels * 3
+    task = Task(Mlp(hidden=(4,)), data, 0)
+    keys = {"rates": (1.0, 0.5), "assign": "clients", "lr": 0.1, "batch": 0}
+    start, rounds = task.initial()["fc2.bias"], Rounds(method(**keys), task)
+    apart = []
+    for client in (0, 1):
+        one = Rounds(method(**keys), task)
+        one.step(planned([1 if each == client else 3 for each in (0, 1)], 2))
+        apart.append(one.state["fc2.bias"] - start)
+    rounds.step(planned([1, 1], 2))
+    change = rounds.state["fc2.bias"] - start
+    torch.testing.assert_close(change[0], (apart[0][0] + apart[1][0]) / 2)
+    torch.testing.assert_close(change[1], apart[0][1])
+    assert float(change[2]) == 0.0
+    assert float(apart[0][1]) != 0.0
+
+
+@BOTH
+@pytest.mark.parametrize("make", [mlp_task, cnn_task])
+def test_together_is_one_by_one(method, make) -> None:
+    keys = {"rates": (1.0, 0.5, 0.25), "lr": 0.1, "batch": 4}
+    one, other = Rounds(method(**keys), make(SIZES), 1), Rounds(method(**keys), make(SIZES))
+    layers = len(one.layers)
+    assert [len(chunk.clients) for chunk in other.job.chunks] == [2, 1, 2]
+    for round_ in range(2):
+        for rounds in (one, other):
+            rounds.step(planned([1] * 5, layers, round_))
+    for name, value in one.state.items():
+        torch.testing.assert_close(value, other.state[name], atol=1e-5, rtol=1e-4)
