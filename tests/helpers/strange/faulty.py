@@ -1,0 +1,67 @@
+"""SALF in real time with a client that is slow, one that gets stuck and one that dies, each halfway in a visit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from hpcfl.algorithms.salf import Salf
+
+PATIENCE = 60.0  # seconds after which nobody waits for another one any more
+
+
+class Faulty(Salf):
+    """SALF whose client 1 gets no further than its last layer, as clients 2 and 3 in one visit.
+
+    In simulated time nothing happens to them.
+
+    Attributes
+    ----------
+    stuck_in, dies_in, free_in : int
+        The round in which client 2 gets stuck, that in which client 3 dies, and that whose visits set client 2 free.
+    marks : str
+        Folder in which they leave files for each other.
+    """
+
+    stuck_in: int = 0
+    dies_in: int = 0
+    free_in: int = 0
+    marks: str = ""
+
+    def client(self, task, shared, personal, visits):
+        work = super().client(task, shared, personal, visits)
+        if visits.closed is not None:
+            (client,), round_ = visits.clients.tolist(), visits.round
+            yield next(work)  # the loss
+            if client == 0:
+                self.lead(round_)
+            else:
+                yield next(work)  # the last layer's weight and bias
+                yield next(work)
+                self.fall_behind(client, round_, visits.closed)
+        return (yield from work)
+
+    def lead(self, round_: int) -> None:
+        """Complete no visit before the slow client is half through its own; set the stuck one free."""
+        if round_ == self.free_in:
+            self.mark("free").touch()
+        self.wait_for(f"slow-{round_}")
+
+    def fall_behind(self, client: int, round_: int, closed) -> None:
+        if client == 1:
+            self.mark(f"slow-{round_}").touch()
+            closed.wait(PATIENCE)
+        if client == 2 and round_ == self.stuck_in:
+            self.wait_for("free")
+        if client == 3 and round_ >= self.dies_in:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def mark(self, name: str) -> Path:
+        return Path(self.marks) / name
+
+    def wait_for(self, name: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while not self.mark(name).exists() and time.monotonic() < end:
+            time.sleep(0.005)
