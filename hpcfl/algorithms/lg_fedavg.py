@@ -1,15 +1,21 @@
 """LG-FedAvg: personal representations under shared last layers (Liang et al., 2020).
 
-With ``participation.close = "first"`` and ``[doubling]`` this is LG-SRPFL (Tziotis et al.).
+With ``participation.close = "first"`` and ``[doubling]`` this is LG-SRPFL (Tziotis et al.). Clients' features may differ
+in shape where all layers that know it are personal.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from hpcfl.algorithms.local_sgd import PartlyPersonal, last
+from hpcfl.base.errors import refusal
+
+if TYPE_CHECKING:
+    from hpcfl.base.types import State
+    from hpcfl.learning.task import Task
 
 
 class LgFedAvg(PartlyPersonal):
@@ -18,6 +24,16 @@ class LgFedAvg(PartlyPersonal):
     name: Literal["lg_fedavg"] = "lg_fedavg"
     shared_layers: int = Field(2, ge=1)
     """The last so many layers are shared (the SRPFL authors' code: 2); all of them: FedAvg."""
+    any_shape: ClassVar[bool] = True
+
+    def init_server(self, task: Task) -> State:
+        shared, shapes = super().init_server(task), task.federation.shapes
+        for client in (shapes.index(shape) for shape in dict.fromkeys(shapes)):
+            own = task.initial(client)
+            for name in (name for name, value in shared.items() if own[name].shape != value.shape):
+                of = "whose mean the server holds" if self.averages_personal else "which is shared"
+                raise refusal("algorithm.shared_layers", f"fewer: clients differ in {name}, {of}", self.shared_layers)
+        return shared
 
     def personal_layers(self, layers: int) -> range:
         return range(last("shared_layers", self.shared_layers, layers).start)
