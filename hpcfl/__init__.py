@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.local_sgd import LocalSgd
     from hpcfl.base.errors import Diverged, RunError, Stopped, UsageError
     from hpcfl.base.rng import keyed
+    from hpcfl.commands.group_figures import group_figures
     from hpcfl.commands.swept import open_sweep
     from hpcfl.config import Config
     from hpcfl.data import ClientData, Federation, Header, InMemory, Source
@@ -38,6 +39,7 @@ __all__ = [
     "Speed",
     "Stopped",
     "UsageError",
+    "group_figures",
     "keyed",
     "open_models",
     "open_run",
@@ -57,6 +59,7 @@ _PLACES = {
     **dict.fromkeys(("Run", "run"), "hpcfl.launch.api"),
     "Speed": "hpcfl.schedule.speeds",
     "open_run": "hpcfl.store",
+    "group_figures": "hpcfl.commands.group_figures",
     "open_sweep": "hpcfl.commands.swept",
 }
 

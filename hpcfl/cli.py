@@ -197,18 +197,27 @@ def optimum(config: str, overlays: list[str], settings: tuple[str, ...], data_di
 @FOLDERS
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
 @click.option("--each", is_flag=True, help="A row for each run, not for each config over its seeds.")
-def show(folders: tuple[Path, ...], as_json: bool, each: bool) -> None:
+@click.option("--groups", is_flag=True, help="Also how the fast, the middle, the slow third and the worst tenth fare.")
+def show(folders: tuple[Path, ...], as_json: bool, each: bool, groups: bool) -> None:
     """Print what runs came to: rounds, accuracy, times, who arrived, digest of the state.
 
     FOLDERS are runs, or folders of runs, such as a sweep's. Runs that differ in nothing but the seed are one row: mean
     ± standard deviation over the seeds.
     """
     from hpcfl.base.tables import print_table, terminal_width
+    from hpcfl.commands.group_figures import last_figures
+    from hpcfl.commands.group_figures import table as groups_table
     from hpcfl.commands.groups import run_folders
     from hpcfl.commands.show import remarks, summary, table
 
-    rows = [summary(folder) for folder in run_folders(folders)]
-    for shown in () if as_json else table(rows, each, terminal_width()):
+    found = list(run_folders(folders))
+    rows = [summary(folder) for folder in found]
+    tables = [] if as_json else table(rows, each, terminal_width())
+    if groups:
+        by_run = [last_figures(folder) for folder in found]
+        rows = [{**row, "groups": figures} for row, figures in zip(rows, by_run)]
+        tables += [] if as_json else [groups_table(found, by_run)]
+    for shown in tables:
         print_table(shown)
     _echo(map(json.dumps, rows) if as_json else remarks(rows))
 
@@ -245,9 +254,10 @@ def adapt(as_json: bool, **options: Any) -> None:
 @click.option("--log-time", is_flag=True, help="Time on a logarithmic axis.")
 @click.option(
     "--clients",
-    type=click.Choice(["worst-decile", "slow-third"]),
-    help="Accuracy of the worst tenth of the clients, in each round anew, or of the third whose visits took longest.",
+    type=click.Choice(["worst-decile", "slow-third", "middle-third", "fast-third"]),
+    help="Accuracy of the worst tenth of the clients, in each round anew, or of a third by what their visits took.",
 )
+@click.option("--groups", is_flag=True, help="Accuracy, participation and depth of the thirds and the worst tenth.")
 @click.option(
     "--width",
     type=click.Choice(["column", "page"]),

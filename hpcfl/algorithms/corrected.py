@@ -31,22 +31,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from hpcfl.algorithms.wrapped import Wrapper, wrapped
-from hpcfl.base.transfer import on_device
-from hpcfl.comm.message import Sums
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hpcfl.algorithms.base import Algorithm, By, Client, Extras, Recalled, ServerState
     from hpcfl.algorithms.weighting import Weighting
     from hpcfl.base.types import Floats, Ints, State
-    from hpcfl.comm.message import Block
+    from hpcfl.comm.message import Block, Sums
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
 
-Change = Callable[[str, int, Tensor], Tensor]
+Change = Callable[[str, int, "Tensor"], "Tensor"]
 """What becomes of a block's values ``[k, …]``: block, layer (1 … L), values."""
 
 INTERVALS, MEMORY = "intervals:", "remembered:"  # begin the names of what clients keep; blocks' names follow
@@ -99,17 +96,23 @@ class _Known(_Corrected):
         return lambda name, number, value: value / _column(visits.arrival[:, number - 1], value), {}
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
+        from hpcfl.comm.message import CorrectedSums
+
         over = _weight(self, task, sums.cohort)
         return super().step(task, state, CorrectedSums(sums, dict.fromkeys(_numbers(self, task), over)))
 
 
 class _Estimated(_Corrected):
     def init_client(self, task: Task, client: int) -> State:
+        import torch
+
         begun = torch.tensor([-1.0, 0.0, 0.0], dtype=torch.float64)  # the last arrival, intervals' sum and their number
         kept = {INTERVALS + names[0]: begun.to(task.device) for names in self.layers(task)}
         return super().init_client(task, client) | kept
 
     def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
+        import torch
+
         first = {number: INTERVALS + names[0] for number, names in enumerate(self.layers(task), start=1)}
         kept = dict(own)
 
@@ -122,12 +125,16 @@ class _Estimated(_Corrected):
         return change, kept
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
+        from hpcfl.comm.message import CorrectedSums
+
         over = _weight(self, task, self.members)
         return super().step(task, state, CorrectedSums(sums, dict.fromkeys(_numbers(self, task), over)))
 
 
 class _Remembered(_Corrected):
     def init_client(self, task: Task, client: int) -> State:
+        import torch
+
         kept = {
             MEMORY + name: torch.zeros(block.shape, dtype=block.dtype, device=task.device)
             for name, block in _blocks(self, task).items()
@@ -135,6 +142,8 @@ class _Remembered(_Corrected):
         return super().init_client(task, client) | kept
 
     def init_extras(self, task: Task) -> Extras:
+        import torch
+
         mean = {
             MEMORY + name: torch.zeros(block.shape, dtype=torch.float64, device=task.device)
             for name, block in _blocks(self, task).items()
@@ -150,6 +159,8 @@ class _Remembered(_Corrected):
         return {**rest, **mean, ROUNDS: extras[ROUNDS]}
 
     def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
+        import torch
+
         scale, kept = _scale(self, visits.round), dict(own)
 
         def change(name: str, number: int, value: Tensor) -> Tensor:
@@ -160,6 +171,9 @@ class _Remembered(_Corrected):
         return change, kept
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
+        from hpcfl.base.transfer import on_device
+        from hpcfl.comm.message import CorrectedSums
+
         names, over = _blocks(self, task), _weight(self, task, self.members)
         rounds, scale = state.extras[ROUNDS], _scale(self, int(state.extras[ROUNDS]))
         mean = {name: state.extras[MEMORY + name] for name in names}
@@ -182,6 +196,8 @@ def intervals(kept: Tensor, round: int, cutoff: int | None = None) -> tuple[Tens
     kept : float64 [c, 3]
         The round of the last arrival (-1: none), the sum of the intervals that have ended, and their number.
     """
+    import torch
+
     last, total, number = kept.unbind(1)
     missed = round - last - 1
     cuts = torch.zeros_like(missed) if cutoff is None else missed.div(cutoff, rounding_mode="floor")
@@ -190,33 +206,6 @@ def intervals(kept: Tensor, round: int, cutoff: int | None = None) -> tuple[Tens
     weight = torch.where(number > 0, total / number.clamp(min=1), 1.0)
     after = [torch.full_like(last, round), total + missed - length + 1, number + 1]
     return weight, torch.stack(after, 1)
-
-
-class CorrectedSums(Sums):
-    """The sums of a round with other weights of some blocks to divide by, and something `added` to their means."""
-
-    def __init__(self, sums: Sums, weights: Mapping[str, float], added: Mapping[str, Tensor] | None = None) -> None:
-        super().__init__(sums.layout, sums.cohort, sums.miss_probability)
-        self.sums, self.others, self.added, self.iterated = sums, weights, added or {}, sums.iterated
-
-    def total(self, name: str) -> Tensor:
-        return self.sums.total(name)
-
-    def weights(self, name: str) -> Floats:
-        return self.sums.weights(name)
-
-    def weight(self, name: str) -> float:
-        weight = self.sums.weight(name)
-        return self.others.get(name, weight) if weight else 0.0
-
-    def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
-        if name in self.added:
-            return super().moved(name, value, denominator)
-        return self.sums.moved(name, value, self.weight(name) if denominator is None else denominator)
-
-    def over(self, name: str, denominator: float) -> Tensor:
-        mean = self.sums.over(name, denominator)
-        return mean.add_(on_device(self.added[name], mean.device)) if name in self.added else mean
 
 
 def _numbers(method: Algorithm, task: Task) -> dict[str, int]:
@@ -228,7 +217,8 @@ def _numbers(method: Algorithm, task: Task) -> dict[str, int]:
 
 def _blocks(method: Algorithm, task: Task) -> dict[str, Block]:
     """Return the same blocks with their shapes."""
-    numbers, blocks = _numbers(method, task), dict[str, "Block"]()
+    numbers = _numbers(method, task)
+    blocks: dict[str, Block] = {}
     for group in method.layout(task):
         blocks |= {name: block for name, block in group.items() if name in numbers}
     return blocks
@@ -248,6 +238,10 @@ def _scale(method: Algorithm, round: int) -> float:
 
 def _column(factors: Tensor | Floats, value: Tensor) -> Tensor:
     """Return the factors of the first rows, as many as `value` has, ready to be multiplied with it."""
+    import torch
+
+    from hpcfl.base.transfer import on_device
+
     found = torch.as_tensor(factors[: len(value)]).to(value.dtype)
     return on_device(found, value.device).view(-1, *[1] * (value.dim() - 1))
 

@@ -329,6 +329,33 @@ class ExactSums(Sums):
         return self._weights[name] if name in self._weights else np.zeros(1)
 
 
+class CorrectedSums(Sums):
+    """The sums of a round with other weights of some blocks to divide by, and something `added` to their means."""
+
+    def __init__(self, sums: Sums, weights: Mapping[str, float], added: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__(sums.layout, sums.cohort, sums.miss_probability)
+        self.sums, self.others, self.added, self.iterated = sums, weights, added or {}, sums.iterated
+
+    def total(self, name: str) -> Tensor:
+        return self.sums.total(name)
+
+    def weights(self, name: str) -> Floats:
+        return self.sums.weights(name)
+
+    def weight(self, name: str) -> float:
+        weight = self.sums.weight(name)
+        return self.others.get(name, weight) if weight else 0.0
+
+    def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
+        if name in self.added:
+            return super().moved(name, value, denominator)
+        return self.sums.moved(name, value, self.weight(name) if denominator is None else denominator)
+
+    def over(self, name: str, denominator: float) -> Tensor:
+        mean = self.sums.over(name, denominator)
+        return mean.add_(on_device(self.added[name], mean.device)) if name in self.added else mean
+
+
 def _zeros(sizes: list[int], dtype: torch.dtype) -> tuple[Any, list[Any]]:
     """Return a buffer full of zeros, and the arrays of so many numbers that lie in it."""
     like = {str(place): torch.empty(size, dtype=dtype, device="meta") for place, size in enumerate(sizes)}

@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpcfl.base.errors import UsageError, listed
-from hpcfl.base.types import Floats
+from hpcfl.base.types import Floats, Ints
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
 
 ACCURACY = "accuracy"
-CLIENTS = {"worst-decile": "of the worst tenth of the clients", "slow-third": "of the slowest third of the clients"}
+THIRDS = "slow-third", "middle-third", "fast-third"
+DECILE = "worst-decile"
+CLIENTS = {
+    DECILE: "of the worst tenth of the clients",
+    "slow-third": "of the slowest third of the clients",
+    "middle-third": "of the middle third of the clients by speed",
+    "fast-third": "of the fastest third of the clients",
+}
 
 
 @dataclass(frozen=True)
@@ -83,8 +90,9 @@ def _of_clients(clients: str, name: str, data: Dataset, metric: str) -> DataArra
     known = data[f"client_{metric}"].dropna("client", how="all")
     if not known.size:
         raise UsageError(f"--clients {clients}: '{name}' recorded no {metric} of clients: they have no own test parts")
-    if clients == "slow-third":
-        return slow_third(known, name, data["visit_seconds"])
+    if clients in THIRDS:
+        third = thirds(data["visit_seconds"], f"--clients {clients}: '{name}'")[clients]
+        return known.sel(client=known.client.isin(third)).mean("client")
     return -worst_decile(-known) if metric == "test_loss" else worst_decile(known)
 
 
@@ -95,25 +103,26 @@ def worst_decile(accuracy: DataArray) -> DataArray:
     ascending: DataArray = xarray.apply_ufunc(
         np.sort, accuracy, input_core_dims=[["client"]], output_core_dims=[["client"]]
     )
-    return ascending.isel(client=slice(_share(accuracy.sizes["client"], 10))).mean("client")
+    return ascending.isel(client=slice(tenth(accuracy.sizes["client"]))).mean("client")
 
 
-def slow_third(accuracy: DataArray, name: str, seconds: DataArray) -> DataArray:
-    """The mean over those of the slowest third that have a test part, the same clients in all rounds.
+def thirds(seconds: DataArray, whose: str) -> dict[str, Ints]:
+    """The ids of the slowest, the middle and the fastest third of the clients that were invited, in all rounds alike.
 
-    It is a third, rounded up, of the clients that were invited, by the mean of what their visits took; one that did not
-    end counts as the run's longest that did. UsageError where no client is slower than another.
+    By the mean of what their visits took; one that did not end counts as the run's longest that did. What is left over
+    goes to the slower ones. UsageError, which begins with `whose`, where no client is slower than another.
     """
     ended = seconds.where(np.isfinite(seconds))
     means = ended.where(seconds != np.inf, ended.max()).mean("round").dropna("client")
     if not means.size or means.max() == means.min():
-        raise UsageError(f"--clients slow-third: '{name}' recorded no client that is slower than another")
-    slowest = means.client.values[np.argsort(-means.values, kind="stable")[: _share(means.size, 3)]]
-    return accuracy.sel(client=accuracy.client.isin(slowest)).mean("client")
+        raise UsageError(f"{whose} recorded no client that is slower than another")
+    order = means.client.values[np.argsort(-means.values, kind="stable")]
+    return dict(zip(THIRDS, np.array_split(order, 3)))
 
 
-def _share(count: int, parts: int) -> int:
-    return -(-count // parts)
+def tenth(count: int) -> int:
+    """A tenth of so many, rounded up."""
+    return -(-count // 10)
 
 
 def over_rounds(seeds: Sequence[DataArray]) -> Curve:

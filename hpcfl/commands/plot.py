@@ -6,13 +6,16 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.commands.curves import ACCURACY, Curve, has_any, over_rounds, over_time, recorded_metrics, scores
-from hpcfl.commands.groups import Recorded, check_one_data_set, differing, groups, run_folders
+from hpcfl.commands.group_figures import FIGURES, group_figures
+from hpcfl.commands.groups import Recorded, check_one_data_set, differing, run_folders
+from hpcfl.commands.groups import groups as group_runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,10 +58,12 @@ def plot(
     width: Width | None = None,
     any_data: bool = False,
     metric: str = ACCURACY,
+    groups: bool = False,
 ) -> None:
     """Draw the curves of a metric of runs, or of folders of runs, into `picture` (format by its suffix).
 
-    UsageError for a suffix that stands for no format, and as `lines` and `curves.scores`.
+    With `groups` those of accuracy, participation and depth of groups of clients, against rounds alone. UsageError for
+    a suffix that stands for no format, and as `lines`, `curves.scores` and `group_figures`.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -67,9 +72,13 @@ def plot(
     if picture.suffix.removeprefix(".") not in kinds:
         raise UsageError(f"'{picture}': no picture of that kind{did_you_mean(picture.suffix.removeprefix('.'), kinds)}")
     runs = [Recorded.of(folder) for folder in run_folders(folders)]
-    what, drawn = lines(runs, clients, any_data, metric)
+    width = width or ("column" if picture.suffix == ".pdf" else "page")
     with rc_context(STYLE):
-        figure = draw(drawn, what, seconds(runs), width or ("column" if picture.suffix == ".pdf" else "page"), log_time)
+        if groups:
+            figure = draw_groups(runs, width)
+        else:
+            what, drawn = lines(runs, clients, any_data, metric)
+            figure = draw(drawn, what, seconds(runs), width, log_time)
         picture.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, dpi=200)
 
@@ -89,7 +98,7 @@ def lines(
     if not known and there:
         raise UsageError(f"--metric: the runs recorded no '{metric}': expected one of {', '.join(there)}")
     what, scored = scores({str(run.folder): data[str(run.folder)] for run in known}, clients, any_data, metric)
-    found = groups(known)
+    found = group_runs(known)
     drawn = []
     for group in found:
         seeds = [scored[str(run.folder)] for run in group.runs]
@@ -139,6 +148,28 @@ def draw(drawn: Sequence[Line], what: str, time: str, width: Width = "page", log
     if drawn:
         where: Any = "outside lower center" if width == "column" else "outside right upper"
         figure.legend(handles=panels[0].get_lines(), loc=where, title=seeds_text(drawn), frameon=False)
+    return figure
+
+
+def draw_groups(runs: Sequence[Recorded], width: Width = "page") -> Figure:
+    """Return the figure: a panel for each of `FIGURES`, a colour for each group, a dash for each config."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(INCHES[width], 5.4), layout="constrained")
+    panels = dict(zip(FIGURES, figure.subplots(len(FIGURES), 1, sharex=True)))
+    configs = group_runs(runs)
+    for config, dash in zip(configs, cycle(DASHES)):
+        seeds = [group_figures(run.folder) for run in config.runs]
+        for name, colour in zip(seeds[0].group.values, COLOURS):
+            label = name if len(configs) == 1 else f"{name}, {config.label}"
+            for which, axes in panels.items():
+                curve = over_rounds([one[which].sel(group=name, drop=True).dropna("round") for one in seeds])
+                _add(axes, curve, label=label, color=colour, linestyle=dash)
+    for which, axes in panels.items():
+        axes.set_ylabel(textwrap.fill(FIGURES[which], 24))
+        axes.grid(alpha=0.3)
+    panels["depth"].set_xlabel("round")
+    figure.legend(handles=panels["depth"].get_lines(), loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 

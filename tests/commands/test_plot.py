@@ -252,4 +252,7 @@ def test_the_picture_is_as_wide_as_a_column_or_page(
 
 def test_a_group_of_clients_that_there_is_not(capsys: Any) -> None:
     assert main(["plot", "run", "--clients", "slow-half"]) == 2
-    assert "'slow-half' is not one of 'worst-decile', 'slow-third'" in capsys.readouterr().err
+    assert (
+        "'slow-half' is not one of 'worst-decile', 'slow-third', 'middle-third', 'fast-third'"
+        in capsys.readouterr().err
+    )

@@ -12,7 +12,10 @@ import numpy as np
 from hpcfl import store
 from hpcfl.engine.columns import COLUMNS
 
-KNOWN = ("accuracy", "client_accuracy", "cohort", "arrived", "visit_seconds", "void", "sim_seconds", "wall_seconds")
+KNOWN = (
+    *("accuracy", "client_accuracy", "cohort", "arrived", "blocks", "visit_seconds", "void"),
+    *("sim_seconds", "wall_seconds"),
+)
 BASE: dict[str, Any] = {
     "rounds": 4,
     "seed": 1,
