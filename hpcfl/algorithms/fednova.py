@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.algorithms.local_sgd import check_plain
 from hpcfl.base.errors import refusal
@@ -19,7 +20,7 @@ from hpcfl.base.errors import refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client
+    from hpcfl.algorithms.base import By, Client
     from hpcfl.base.types import State
     from hpcfl.comm.message import Layout, Sums
     from hpcfl.learning.batches import Visits
@@ -39,6 +40,9 @@ class FedNova(FedProx):
         check_plain(self, "optimizer", "persist_optimizer", *(["momentum"] if self.mu else []))
         if self.mu * self.lr >= 1:
             raise refusal("algorithm.mu", f"less than 1/algorithm.lr = {1 / self.lr:g}", self.mu, 0.5 / self.lr)
+
+    def mean_weights(self) -> By:
+        return Algorithm.mean_weights(self)  # the server does more
 
     def layout(self, task: Task) -> Layout:
         from hpcfl.comm.message import Block

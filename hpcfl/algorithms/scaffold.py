@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.local_sgd import check_plain
 from hpcfl.base.errors import refusal
@@ -17,7 +18,7 @@ from hpcfl.base.errors import refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.algorithms.base import Client
+    from hpcfl.algorithms.base import By, Client
     from hpcfl.base.types import State
     from hpcfl.comm.message import Layout, Sums
     from hpcfl.learning.batches import Visits
@@ -39,6 +40,9 @@ class Scaffold(FedAvg):
         check_plain(self, "optimizer", "momentum", "persist_optimizer", "weight_decay")
         if participation.hold_out:
             raise refusal("participation.hold_out", "0, since c is the mean over all", participation.hold_out, 0)
+
+    def mean_weights(self) -> By:
+        return Algorithm.mean_weights(self)  # the server does more
 
     def init_server(self, task: Task) -> State:
         from hpcfl.learning.optim import zeros

@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import hpcfl
 from helpers.toys import Rounds, W, mlp_task, planned, quadratics, same_bits
 from hpcfl.algorithms import Algorithm, algorithms
+from hpcfl.algorithms.corrected import with_correction
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.salf import Salf
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
+from hpcfl.algorithms.weighting import Weighting
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table, load
 from hpcfl.engine.job import Job
@@ -35,6 +38,21 @@ class Proposes(Algorithm):
     def client(self, task: Any, shared: Any, personal: Any, visits: Any) -> Any:
         change = torch.tensor([[[self.changes[visits.round]]]], dtype=torch.float64)
         yield {"loss": (torch.zeros(1, dtype=torch.float64), visits.ones(1)), W: (change, visits.ones(1))}
+        return personal
+
+
+class Two(Proposes):
+    """The same of two clients: ``changes[round][client]``."""
+
+    changes: Any = ()
+
+    def mean_weights(self) -> Any:
+        return "uniform"
+
+    def client(self, task: Any, shared: Any, personal: Any, visits: Any) -> Any:
+        sent = [self.changes[visits.round][client] for client in visits.clients]
+        ones = visits.ones(len(sent))
+        yield {"loss": (0 * ones, ones), W: (torch.tensor(sent, dtype=torch.float64).view(-1, 1, 1), ones)}
         return personal
 
 
@@ -142,6 +160,24 @@ def test_every_method_takes_its_steps(name: str) -> None:
     assert model
     assert model <= jobs[0].task.initial().keys() & jobs[0].begin(0).shared.keys()
     assert yogi - plain == {f"server.{kind}.{each}" for kind in "mv" for each in model}
+
+
+def test_it_takes_corrected_means_for_what_the_method_proposes() -> None:
+    """FedVARP's arrivals (1: 2), (2: 4), (1: 1), then nobody, make v = 2, 5, 2, 2.5.
+
+    With β = 1/2, m = 2, 6, 5, 5.
+    """
+    task, changes = quadratics([0.0, 0.0]), torch.tensor([[2.0, 4.0], [2.0, 4.0], [1.0, 4.0], [0.0, 0.0]])
+    method = with_correction(Two(changes=changes.tolist()), Weighting(correct="remembered"), np.arange(2))
+    found = {}
+    for beta in (0.0, 0.5):
+        rounds, w = around(method, task, optimizer="momentum", betas=(beta,)), []
+        for number, depth in enumerate(([1, 2], [2, 1], [1, 2], [2, 2])):
+            rounds.step(planned(depth, 1, number))
+            w.append(float(rounds.state[W]))
+        found[beta] = w
+    assert found[0.0] == pytest.approx([2.0, 7.0, 9.0, 11.5])
+    assert found[0.5] == pytest.approx([2.0, 8.0, 13.0, 18.0])
 
 
 @pytest.mark.mpi
