@@ -1,7 +1,7 @@
 """LG-FedAvg: personal representations under shared last layers (Liang et al., 2020).
 
-With ``participation.close = "first"`` and ``[doubling]`` this is LG-SRPFL (Tziotis et al.). Clients' features may differ
-in shape where all layers that know it are personal.
+With ``participation.close = "first"`` and ``[doubling]`` this is LG-SRPFL (Tziotis et al.). Clients' features may have
+several shapes where all layers that know the shape are personal.
 """
 
 from __future__ import annotations

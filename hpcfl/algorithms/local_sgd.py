@@ -156,15 +156,15 @@ class LocalTraining(Algorithm):
         return super().layout(task)
 
     def init_server(self, task: Task) -> State:
-        return _some(task.initial(), {name for names in self.layers(task) for name in names})
+        return some(task.initial(), {name for names in self.layers(task) for name in names})
 
     def init_client(self, task: Task, client: int) -> State:
-        return _some(task.initial(client), self.personal(task))
+        return some(task.initial(client), self.personal(task))
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         own, served = self.personal(task), task.replicate(shared, visits)
-        params = {name: value.clone() for name, value in (served | _some(personal, own)).items()}
-        memory = _some(personal, personal.keys() - own)
+        params = {name: value.clone() for name, value in (served | some(personal, own)).items()}
+        memory = some(personal, personal.keys() - own)
         loss = self.train(task, shared, params, memory, visits)
         weight = visits.weights(self.weights)
         yield {"loss": (loss, weight)}
@@ -191,7 +191,7 @@ class LocalTraining(Algorithm):
         """Return the personal layers that the clients' first visits begin with, ``{name: [c, …]}``."""
         import torch
 
-        states = [_some(task.initial(int(client)), self.personal(task)) for client in visits.clients]
+        states = [some(task.initial(int(client)), self.personal(task)) for client in visits.clients]
         return {name: torch.stack([state[name] for state in states]) for name in states[0]}
 
     def _tuned(self, task: Task, params: State, visits: Visits, epochs: int) -> State:
@@ -228,9 +228,10 @@ class LocalSgd(LocalTraining):
 
     @property
     def splits_last(self) -> bool:
-        plain = "client", "train", "objective", "local_steps", "personal_layers"
+        plain = ("train", "objective", "local_steps")
         own = any(getattr(type(self), name) is not getattr(LocalSgd, name) for name in plain)
-        return self.steps > 0 and self.optimizer == "sgd" and not own
+        own |= type(self).client not in (LocalSgd.client, PartlyPersonal.client)
+        return self.steps > 0 and self.optimizer == "sgd" and not own and not self.averages_personal
 
     def taken(self, visits: Visits) -> Ints:
         """Return how many local steps each visit takes, int64 ``[c]``."""
@@ -316,7 +317,7 @@ class PartlyPersonal(LocalSgd):
 
     def first_layers(self, task: Task, shared: State, visits: Visits) -> State:
         if self.newcomer == "averaged":
-            return _some(task.replicate(shared, visits), self.personal(task))
+            return some(task.replicate(shared, visits), self.personal(task))
         return super().first_layers(task, shared, visits)
 
     def _begun(self, shared: State, personal: State) -> State:
@@ -360,5 +361,6 @@ def _names(task: Task, numbers: range) -> set[str]:
     return {name for number in numbers for name in layers[number]}
 
 
-def _some(state: State, names: Set[str]) -> State:
+def some(state: State, names: Set[str]) -> State:
+    """Return some of a state's tensors."""
     return {name: value for name, value in state.items() if name in names}

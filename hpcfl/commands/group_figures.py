@@ -53,6 +53,8 @@ def group_figures(run: Path | str) -> Dataset:
     import xarray
 
     data = store.open_run(run)
+    if not data.sizes.get("round"):
+        raise UsageError(f"'{run}' has recorded no round: expected one at least")
     own, invited = data["client_accuracy"].dropna("client", how="all"), data["cohort"] == 1
     members = {name: data.client.isin(ids) for name, ids in thirds(data["visit_seconds"], f"'{run}'").items()}
     accuracy = [data["client_accuracy"].where(these).mean("client") for these in members.values()]

@@ -13,6 +13,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fednova import FedNova
 from hpcfl.algorithms.fedprox import FedProx
 from hpcfl.algorithms.last_step import with_last_step
+from hpcfl.algorithms.lg_fedavg import LgFedAvg
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
@@ -41,6 +42,40 @@ def test_in_time_it_is_fedavg(solo: Any, tmp_path: Any, model: str) -> None:
         for partial in ("layers", "discard")
     ]
     same(*runs)
+
+
+SPACES = {
+    "algorithm": {"name": "lg_fedavg", "shared_layers": 2, "batch": 8, "epochs": 0, "steps": 3, "momentum": 0.5},
+    "data": {"name": "two_digits", "first": "digits", "second": "digits-4x4"},
+}
+LATENT = {"name": "latent", "widths": [8], "dimension": 4, "hidden": [6]}
+
+
+def spaces(participation: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Clients of two feature spaces, whose embeddings are their own."""
+    return values(participation, **SPACES, **more) | {"model": LATENT, "clients": 8}
+
+
+def test_in_time_it_is_lg_fedavg_of_clients_with_other_features(solo: Any, tmp_path: Any) -> None:
+    late = {"close": "deadline", "deadline": 1e6}
+    runs = [play(solo, spaces({**late, "partial": word}), tmp_path / word, None) for word in ("layers", "discard")]
+    same(*runs)
+
+
+def test_own_layers_advance_where_the_visit_was_complete() -> None:
+    job = Job.of(from_table(spaces(FIRST)), None, 1)
+    task, shared = job.task, job.algorithm.init_server(job.task)
+    chunk = next(chunk for chunk in job.chunks if len(chunk.clients) == 2)  # of one feature space
+    ids, begun = chunk.clients, job.enter(chunk)
+    visits = Visits(0, ids, np.array([1, 2]), task.federation.train_sizes[ids], np.ones((2, 2)))
+    sent: dict[str, int] = {}
+    after = drained(
+        job.algorithm.client(task, shared, begun, visits),
+        lambda message: sent.update({name: len(weight) for name, (_, weight) in message.items()}),
+    )
+    assert sent == {"loss": 2, "head.weight": 2, "head.bias": 2, "hidden1.weight": 1, "hidden1.bias": 1}
+    for name, value in after.items():
+        assert [torch.equal(value[row], begun[name][row]) for row in range(2)] == [False, True], name
 
 
 def test_without_a_deadline_nothing_stands_around_the_method() -> None:
@@ -131,7 +166,17 @@ def test_any_number_of_ranks_gives_the_same(world: Any, shared_dir: Any) -> None
         same(run, alone)
 
 
+@pytest.mark.mpi
+def test_so_it_does_of_clients_with_other_features(world: Any, shared_dir: Any) -> None:
+    given = spaces({**FIRST, "deadline": 1.5}, doubling={"when": "rounds", "rounds": 2})
+    run, alone = (play(world, given, shared_dir / f"spaces{comm is None}", comm) for comm in (world.comm, None))
+    if world.rank == 0:
+        same(run, alone)
+
+
 def test_which_methods_can() -> None:
+    assert LgFedAvg(epochs=0, steps=2).splits_last
+    assert not LgFedAvg(epochs=0, steps=2, newcomer="averaged").splits_last
     assert FedAvg(epochs=0, steps=2).splits_last
     assert with_last_step(FedAvg(epochs=0, steps=2)).layerwise
     for method in (FedAvg(), FedAvg(epochs=0, steps=2, optimizer="adam"), FedProx(epochs=0, steps=2, mu=0.1), Salf()):

@@ -68,3 +68,5 @@ def test_clients_of_one_speed_have_no_thirds(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="recorded no client that is slower than another"):
         hpcfl.group_figures(alike)
     assert last_figures(alike) == {}
+    with pytest.raises(UsageError, match="has recorded no round"):
+        hpcfl.group_figures(write_run(tmp_path / "none", config(), []))
