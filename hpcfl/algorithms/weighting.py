@@ -11,6 +11,7 @@ from hpcfl.base.errors import UsageError
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Algorithm
+    from hpcfl.base.types import Floats
     from hpcfl.schedule.participation import Participation
 
 
@@ -52,3 +53,13 @@ class Weighting(ConfigBase):
                 "weighting.correct = 'known' needs the chance to arrive by the deadline, which real time with "
                 "speed.model = 'none' does not tell; did you mean weighting.correct = 'estimated'?"
             )
+
+    def warnings(self, arrival: Floats) -> dict[str, str]:
+        """Return what the user should know of the chances to arrive, float64 [clients, L], by name."""
+        never = int((arrival == 0).any(1).sum()) if self.correct == "known" else 0
+        if not never:
+            return {}
+        return {
+            "unreachable": f"weighting.correct = 'known': {never} of {len(arrival)} clients have no chance to arrive "
+            "in time, with all layers or some: their share is missing, and steps are shorter by it"
+        }

@@ -226,7 +226,7 @@ def _warnings(job: Job) -> Facts:
     if foreign:
         yield "note", f"{', '.join(foreign)}: torch's dropout runs client by client, hpcfl's does not"
     state = ServerState(job.algorithm.init_server(job.task), job.algorithm.init_extras(job.task))
-    for kind, text in (job.planner.warnings | job.algorithm.warnings(job.task, state)).items():
+    for kind, text in (job.warnings | job.algorithm.warnings(job.task, state)).items():
         yield "warning", f"{kind}: {text}"
 
 

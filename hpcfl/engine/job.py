@@ -146,6 +146,12 @@ class Job:
         rules = config.participation, config.speed, self.algorithm
         return Planner(*rules, sizes, self._work_fractions(), config.seed, config.clock, config.doubling)
 
+    @cached_property
+    def warnings(self) -> dict[str, str]:
+        """What the user should know of who arrives before the run, by name."""
+        first = self.planner.plan(self.planner.attempt(0))
+        return self.planner.warnings | self.config.weighting.warnings(first.arrival)
+
     def _work_fractions(self) -> Floats:
         """Return the fraction of a visit's work that is done when layer l is ready, float64 [L], 1 for l = 1."""
         tensors = self.layers.tensors

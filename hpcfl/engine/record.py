@@ -218,7 +218,7 @@ class Recorder:
                 self.reporter.warn("rejected", f"round {round}: client {client}: {why}; more of it is only recorded")
             if self.rejections <= MOST_LOGGED:
                 self.segment.event(round, "rejected", client, why)
-        warnings = self.job.planner.warnings | dict(record.warnings)
+        warnings = self.job.warnings | dict(record.warnings)
         for kind in sorted(warnings.keys() - self.warned):
             self.segment.event(round, kind, -1, warnings[kind])
             self.reporter.warn(kind, warnings[kind])

@@ -403,7 +403,7 @@ def test_salfs_own_rules_are_refused(correct: str, more: dict[str, Any]) -> None
     assert line.endswith("expected weighting.correct = 'none', or algorithm.rule = 'paper' with missing = 'none'")
 
 
-NO_MEANS = ["local", "fedhenn", "flic", "fedlrgd", "linear_fedrep", "fednova", "scaffold"]
+NO_MEANS = ["local", "fedhenn", "flic", "fedlrgd", "linear_fedrep", "fednova", "scaffold", "heterofl", "fedrolex"]
 
 
 @pytest.mark.parametrize("name", NO_MEANS)
@@ -423,3 +423,15 @@ def test_chances_that_nobody_knows_are_refused() -> None:
     assert "real time with speed.model = 'none'" in refused(**real)
     from_table({**values("estimated", "whole"), "participation": first, "speed": soon}).check_values()
     from_table({**values("remembered", "whole"), **real}).check_values()
+
+
+@pytest.mark.parametrize(
+    ("kind", "correct", "count"), [("fixed", "known", 1), ("dynamic", "known", 0), ("fixed", "none", 0)]
+)
+def test_clients_that_can_never_arrive_are_told(kind: str, correct: str, count: int) -> None:
+    run = values("known", "whole", speed={"model": "exponential", "kind": kind}, weighting={"correct": correct})
+    job = Job.of(from_table(run), None, 1)
+    never = int((job.planner.plan(job.planner.attempt(0)).arrival == 0).any(1).sum())
+    assert (never > 0, len(job.warnings)) == (kind == "fixed", count)
+    for text in job.warnings.values():
+        assert f"'known': {never} of 7 clients have no chance to arrive" in text

@@ -668,7 +668,8 @@ def test_what_has_left_as_a_whole_counts_though_the_round_closes_then(last: int)
 def holding(new: dict[str, float]) -> Executor:
     """A chunk of clients 5 and 3 with layers a (1) and b (2) and a count; of both visits the state is provisional."""
     job: Any = SimpleNamespace(
-        layers=SimpleNamespace(of={"a": 1, "b": 2}), task=SimpleNamespace(device=torch.device("cpu"))
+        layers=SimpleNamespace(of_state=lambda name: {"a": 1, "b": 2}.get(name, 1)),
+        task=SimpleNamespace(device=torch.device("cpu")),
     )
     executor = Executor(job, [Chunk(7, np.array([5, 3]), 1)], {7: {name: torch.zeros(2) for name in new}})
     visits = Visits.for_test(0, np.array([3, 5]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,11 @@ from hpcfl.base.errors import RunError
 from hpcfl.base.memory import freeze
 from hpcfl.comm.mpi import Patience, doze
 from hpcfl.comm.packing import Packing
-from hpcfl.comm.placement import Topology
+from hpcfl.comm.placement import Topology, Turn
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.wall.executor import Executor, Worker
-from hpcfl.engine.wall.framing import StagedFrame, frame_formats
+from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, frame_formats, narrow_formats
 from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply
 
 Connected = tuple[Any, Any]
@@ -69,6 +70,8 @@ class ClientRank:
         self.topology, self.local_rank = topology, local_rank
         self.control, self.data = connected
         self.formats = frame_formats(self.job.layout, len(topology.ranks), topology.most(self.job.together))
+        self.narrow = narrow_formats(self.job.layout, topology, self.job.together, self.job.parts)
+        self._turns: list[Turn] = []
         self._command = Command.empty(len(topology.clients), self.job.config.clients)
         self._sends: list[tuple[list[Any], StagedFrame | None]] = []
 
@@ -128,13 +131,14 @@ class ClientRank:
         facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
         attempt = self.job.planner.attempt(*facts)
         turns = [turn[self.local_rank] for turn in self.topology.turns(command.cohort, self.job.together)]
+        self._turns = turns
         self._posted, self._total = 0, len(turns) * len(self.formats)
         over = self._over = threading.Event()
         with self.phases.phase("broadcast"):
             self._wait(*state)
         work = self.executor.visits
         given = attempt, self.views, turns, self.formats, self.local_rank, over
-        self.worker.start(lambda put: work(*given, put, begun))
+        self.worker.start(lambda put: work(*given, put, begun, self.narrow))
         while self._posted < self._total and not self._heard.Test():
             staged = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
             while staged is not None:
@@ -148,6 +152,11 @@ class ClientRank:
             self._until(lambda: not self._sends or self._heard.Test())
         if self._posted == self._total and not self._sends:
             self.executor.delivery = time.monotonic() - self._last
+
+    def _formats(self, turn: Turn) -> list[FrameFormat]:
+        """Return the formats of the frames in which this rank sends a turn's visits."""
+        client = next(chain(*turn), None)
+        return self.formats if client is None else self.narrow.get(int(self.job.parts[client]), self.formats)
 
     def _post(self, staged: StagedFrame) -> None:
         self._sends.append((self.send(staged), staged))
@@ -171,7 +180,8 @@ class ClientRank:
             self._wait([staged])
             self._post(staged)
         while self._posted < int(target[0]):
-            self._post(self.executor.staging.nothing(self.formats[self._posted % len(self.formats)]))
+            turn, group = divmod(self._posted, len(self.formats))
+            self._post(self.executor.staging.nothing(self._formats(self._turns[turn])[group]))
             self._progress()
         self._rested()
         self._wait([self.control.Ibarrier()])

@@ -114,10 +114,12 @@ class Executor:
         over: Event,
         put: Put,
         begun: float | None = None,
+        narrow: Mapping[int, Sequence[FrameFormat]] | None = None,
     ) -> None:
         """Compute the visits of one turn after the other and put the frames of each; stop when it is `over`.
 
-        The round has `begun` at this second of the monotonic clock; None: now.
+        The round has `begun` at this second of the monotonic clock; None: now. The formats of turns whose visit holds
+        a part of the blocks are the `narrow` ones of this part, where there are any.
         """
         start = time.monotonic()
         leaves = (start if begun is None else begun) + attempt.closes_after - SPARE_SECONDS - 2 * self.delivery
@@ -134,7 +136,8 @@ class Executor:
             rows = [np.searchsorted(attempt.cohort, clients) for clients in turn]
             slowest = float(seconds[np.concatenate(rows)].max())  # they are side by side
             pace = Pace(self.job, slowest, over, start)
-            given = formats, local_rank, self.staging, pace, put
+            own = narrow[int(self.job.parts[turn[0][0]])] if narrow else formats
+            given = own, local_rank, self.staging, pace, put
             chunks = (self._clocked(self.job.visits(plan, each, over), pace, leaves) for each in rows)
             with suppress(RoundClosed):
                 if self.job.planner.whole:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.base.transfer import backend, behind
-from hpcfl.base.types import Floats
+from hpcfl.base.types import Floats, Ints
 from hpcfl.comm.message import Block, Layout
 from hpcfl.comm.packing import APART_BYTES, Packing
+from hpcfl.comm.placement import Topology
 
 Frame = list[Tensor]
 """One group of blocks as it travels: its head, then its large blocks, all of them flat."""
@@ -37,10 +39,14 @@ class FrameFormat:
     ----------
     sums : bool
         Whether values are the bins of sums over a rank's visits, ``[bins, n]``.
+    sent : dict of str to shape
+        What travels of each block: all of it, or the `part` that the single visit of a rank alone on its lane holds.
     """
 
-    def __init__(self, blocks: dict[str, Block], ranks: int, visits: int = 1) -> None:
+    def __init__(self, blocks: dict[str, Block], ranks: int, visits: int = 1, part: int | None = None) -> None:
         self.blocks, self.ranks, self.visits, self.sums = blocks, ranks, visits, visits > 1
+        held = {} if part is None else {name: block.parts[part] for name, block in blocks.items() if block.parts}
+        self.sent = {name: held.get(name, block.shape) for name, block in blocks.items()}
         large = [name for name, block in blocks.items() if block.bytes >= APART_BYTES]
         self.large = {name: place for place, name in enumerate(large, start=1)}  # where in a frame they are
         small = {name: block for name, block in blocks.items() if name not in self.large}
@@ -69,7 +75,7 @@ class FrameFormat:
 
     def numbers(self, name: str) -> int:
         """Return how many numbers of a block travel."""
-        return self.blocks[name].size * (self.blocks[name].bins if self.sums else 1)
+        return prod(self.sent[name]) * (self.blocks[name].bins if self.sums else 1)
 
     def kind(self, name: str) -> torch.dtype:
         """Return the type in which a large block travels."""
@@ -123,6 +129,11 @@ class FrameFormat:
             return frame[self.large[name]]
         return frame[0][self.starts[name] : self.starts[name] + self.numbers(name)]
 
+    def whole(self, frame: Frame, name: str) -> Tensor:
+        """Return the same with 0 where the visit holds nothing of the block."""
+        value, shape = self.value(frame, name), self.sent[name]
+        return value if shape == self.blocks[name].shape else self.blocks[name].whole(value.view(1, *shape))[0]
+
     def bins(self, frame: Frame, name: str) -> Floats:
         """Return the bins of a block's sum, float64 [bins, n]."""
         bins: Floats = self.value(frame, name).numpy().reshape(self.blocks[name].bins, self.blocks[name].size)
@@ -141,9 +152,20 @@ def _parts(number: float) -> tuple[float, float]:
     return high, number - high
 
 
-def frame_formats(layout: Layout, ranks: int, visits: int = 1) -> list[FrameFormat]:
+def frame_formats(layout: Layout, ranks: int, visits: int = 1, part: int | None = None) -> list[FrameFormat]:
     """Return the formats of a layout's groups, in the order in which they leave."""
-    return [FrameFormat(blocks, ranks, visits) for blocks in layout]
+    return [FrameFormat(blocks, ranks, visits, part) for blocks in layout]
+
+
+def narrow_formats(layout: Layout, topology: Topology, together: bool, parts: Ints) -> dict[int, list[FrameFormat]]:
+    """Return the same by the part that the visit of a turn holds; none where several visits are summed on their way.
+
+    `parts` says which part each client holds, int64 [clients].
+    """
+    single = len(topology.ranks) == 1 and topology.most(together) == 1
+    if not single or not any(block.parts for blocks in layout for block in blocks.values()):
+        return {}
+    return {part: frame_formats(layout, 1, 1, part) for part in np.unique(parts[topology.clients]).tolist()}
 
 
 def zero_frames(formats: list[FrameFormat]) -> list[Frame]:
@@ -219,7 +241,8 @@ class Staging:
         """Put a block ``[…]``, or a part of it, into a frame, sent by the rank at this place of the lane."""
         block, value = staged.format.blocks[name], value.detach()[None]
         staged.format.weigh(staged.parts, local_rank, name, weight, block.part(value))
-        value, factor = block.whole(value)[0], 1.0 if staged.format.ranks == 1 else weight
+        value = value.flatten() if staged.format.sent[name] != block.shape else block.whole(value)[0]
+        factor = 1.0 if staged.format.ranks == 1 else weight
         if self.stream is None:
             self._put(staged, name, value, factor)
             return

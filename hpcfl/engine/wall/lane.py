@@ -21,7 +21,7 @@ from hpcfl.comm.message import Layout
 from hpcfl.comm.mpi import Bandwidth
 from hpcfl.comm.packing import Bytes
 from hpcfl.comm.placement import Topology
-from hpcfl.engine.wall.framing import REJECTED, Frame, frame_formats, zero_frames
+from hpcfl.engine.wall.framing import REJECTED, Frame, FrameFormat, frame_formats, narrow_formats, zero_frames
 from hpcfl.engine.wall.protocol import Command, Op
 
 
@@ -31,9 +31,15 @@ class PendingReceive:
     `clients` says whose visits they are, ``[local rank][place]``.
     """
 
-    def __init__(self, lane: Lane, clients: list[list[int]], frames: list[Frame]) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        clients: list[list[int]],
+        frames: list[Frame],
+        formats: Sequence[FrameFormat] | None = None,
+    ) -> None:
         self.clients, self.visits = clients, _visits(clients)
-        self.formats, self.frames = lane.formats, frames
+        self.formats, self.frames = formats or lane.formats, frames
         self.requests = [lane.receive(frame) for frame in frames]
         self.signs = [group.signs(frame) for group, frame in zip(self.formats, frames)]
         self.times: list[float] = []
@@ -81,8 +87,8 @@ class Lane:
     """One lane, as the server sees it.
 
     Its communicators are those of the server (rank 0) and the client ranks: `control` for commands, `data` for
-    everything large. The run has so many `clients`; `together`: a rank sends one sum over all its chunks. What the lane
-    measures it adds to the `bandwidth` of all.
+    everything large. The run has so many `clients`, which hold these `parts` of the blocks; `together`: a rank sends
+    one sum over all its chunks. What the lane measures it adds to the `bandwidth` of all.
     """
 
     def __init__(
@@ -94,11 +100,14 @@ class Lane:
         clients: int,
         bandwidth: Bandwidth,
         together: bool = False,
+        parts: Ints | None = None,
     ) -> None:
         self.topology, self.control, self.data, self.run_clients = topology, control, data, clients
         self.shared, self.together = len(topology.ranks) > 1, together
         self.bandwidth = bandwidth
         self.formats = frame_formats(layout, len(topology.ranks), topology.most(together))
+        self.parts = np.zeros(clients, dtype=np.int64) if parts is None else parts
+        self.narrow = narrow_formats(layout, topology, together, self.parts)
         self.hosted = topology.clients
         self.state, self.reason = "idle", ""
         self.since, self.heard = 0.0, inf  # a rank that has never been heard of may take its time to start
@@ -238,9 +247,19 @@ class Lane:
         while self._clear_next():
             pass
         self._cleared = 0
-        self.pending = PendingReceive(self, self._turns[self._begun], self._frames)
+        formats = self.formats_in(self._begun)
+        frames = [
+            [data[:size] for data, (size, _) in zip(frame, group.sizes())]
+            for frame, group in zip(self._frames, formats)
+        ]
+        self.pending = PendingReceive(self, self._turns[self._begun], frames, formats)
         self._begun += 1
         self._ahead = sum(map(_visits, self._turns[self._begun :]))
+
+    def formats_in(self, turn: int) -> list[FrameFormat]:
+        """Return the formats of a turn's frames."""
+        client = next(chain(*self._turns[turn]), None)
+        return self.formats if client is None else self.narrow.get(int(self.parts[client]), self.formats)
 
     def _advance(self) -> None:
         self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
@@ -289,7 +308,8 @@ class Lane:
     def _drain(self) -> None:
         """Begin to receive what goes beyond the current visits, and to wait until the ranks are free."""
         for index in range(self._late_from, int(self._target[0])):
-            frame = self.formats[index % len(self.formats)].zeros()
+            turn, group = divmod(index, len(self.formats))
+            frame = self.formats_in(turn)[group].zeros()
             self._drained.append((self.receive(frame), frame))
         self._closing[1] = self.control.Ibarrier()
         self._draining = self.coming + sum(_nbytes(frame) for _, frame in self._drained), time.monotonic()

@@ -115,7 +115,7 @@ def contribution(one: PendingReceive, number: int, name: str) -> tuple[Tensor, f
     """Return a block as it arrived, and what it is still to be multiplied by (None: nothing)."""
     group, frame = one.formats[number], one.frames[number]
     weight = float(group.weights(frame, name)[0]) if group.ranks == 1 else None
-    return group.value(frame, name), weight
+    return group.whole(frame, name), weight
 
 
 def message(one: PendingReceive, groups: int, blocks: Mapping[str, Block]) -> Message:
@@ -123,7 +123,7 @@ def message(one: PendingReceive, groups: int, blocks: Mapping[str, Block]) -> Me
     kept = blank(blocks, 1)
     for group, frame in zip(one.formats[:groups], one.frames):
         for name in group.blocks.keys() & blocks.keys():
-            keep({name: (group.value(frame, name), torch.from_numpy(group.weights(frame, name)))}, kept)
+            keep({name: (group.whole(frame, name), torch.from_numpy(group.weights(frame, name)))}, kept)
     return kept
 
 

@@ -40,7 +40,7 @@ def lead(
 
     def lane(topology: Topology, number: int) -> Lane:
         control, data = _connected(comm, topology, number)
-        return Lane(topology, control, data, job.layout, job.config.clients, bandwidth, job.together)
+        return Lane(topology, control, data, job.layout, job.config.clients, bandwidth, job.together, job.parts)
 
     def rest() -> None:
         if reason := stop.requested():
