@@ -122,13 +122,13 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "identity-of-another-client": (latent(embedding="identity", dimension=3), "keeps the 5 features, got 3"),
     "fedavg": (
         {"algorithm": {"name": "fedavg"}, "model": {"name": "mlp"}},
-        f"{ONE_MODEL} 'fedavg' shares one model, which needs equal shapes; expected one of fedhenn, flic, local",
+        f"{ONE_MODEL} 'fedavg' shares one model, which needs equal shapes; expected one of fedhenn, flic, lg_fedavg, local",
     ),
     "fedrep": ({"algorithm": {"name": "fedrep"}}, f"{ONE_MODEL} 'fedrep' shares one model"),
     "salf": ({"algorithm": {"name": "salf"}}, f"{ONE_MODEL} 'salf' shares one model"),
     "fedavg-of-spaces": (
         {"algorithm": {"name": "fedavg"}, "model": LINEAR, "data": SPACES},
-        "shares one model, which needs equal shapes; expected one of fedhenn, flic, linear_fedrep, local",
+        "shares one model, which needs equal shapes; expected one of fedhenn, flic, lg_fedavg, linear_fedrep, local",
     ),
     "linear-of-classes": (
         {"algorithm": {"name": "linear_fedrep"}, "model": LINEAR, "data": {"name": "noisy_features"}},
