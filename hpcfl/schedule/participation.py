@@ -56,9 +56,9 @@ class Participation(ConfigBase):
     nothing else of it does. The probabilities that an algorithm may use stay those of a single attempt."""
     partial: Literal["auto", "layers", "steps", "discard"] = "auto"
     """What becomes of a visit that was not complete when the round closed. ``layers``: those that had arrived count, of
-    methods that send layers one by one; asked to, ``fedavg`` and ``lg_fedavg`` do so with the last of their `steps`. ``steps``: the local
-    steps that fit do. ``discard``: nothing of it does (drop-stragglers). ``auto``: layers where the method always sends
-    them, else nothing."""
+    methods that send layers one by one; asked to, ``fedavg`` and ``lg_fedavg`` do so with the last of their `steps`.
+    ``steps``: the local steps that fit do. ``discard``: nothing of it does (drop-stragglers). ``auto``: layers where
+    the method always sends them, else nothing."""
     only_for: ClassVar[Mapping[str, tuple[str, str]]] = {
         "size": ("invite", "uniform"),
         "first": ("close", "first"),

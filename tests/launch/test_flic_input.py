@@ -122,7 +122,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "identity-of-another-client": (latent(embedding="identity", dimension=3), "keeps the 5 features, got 3"),
     "fedavg": (
         {"algorithm": {"name": "fedavg"}, "model": {"name": "mlp"}},
-        f"{ONE_MODEL} 'fedavg' shares one model, which needs equal shapes; expected one of fedhenn, flic, lg_fedavg, local",
+        f"{ONE_MODEL} 'fedavg' shares one model, which needs equal shapes; expected one of fedhenn, flic, lg_",
     ),
     "fedrep": ({"algorithm": {"name": "fedrep"}}, f"{ONE_MODEL} 'fedrep' shares one model"),
     "salf": ({"algorithm": {"name": "salf"}}, f"{ONE_MODEL} 'salf' shares one model"),
