@@ -58,6 +58,9 @@ class Participation(ConfigBase):
     """What becomes of a visit that was not complete when the round closed. ``layers``: those that had arrived count, of
     methods that send layers one by one. ``steps``: the local steps that fit do. ``discard``: nothing of it does
     (drop-stragglers). ``auto``: layers where the method sends them, else nothing."""
+    snapshot: int = Field(0, ge=0)
+    """Real time, ``partial = "steps"``: every so many local steps a client keeps ready what it would send if it stopped
+    there, and sends the last of it where a step does not end in time; 0: never."""
     only_for: ClassVar[Mapping[str, tuple[str, str]]] = {
         "size": ("invite", "uniform"),
         "first": ("close", "first"),
