@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
 
 SPARE_SECONDS, SPARE_SHARE = 0.02, 0.05
-"""What a visit that stops by the clock leaves for what it sends, beside twice what that took last: seconds at the least,
-and a share of the time that the round is given."""
+"""What a visit that stops by the clock leaves for sending, beside twice what that took last.
+
+So many seconds, or a share of the time that the round is given.
+"""
 SWITCH_SECONDS = 0.0001  # how long the main thread waits for Python's lock: by itself Python lets it wait for 5 ms
 
 
