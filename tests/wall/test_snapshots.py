@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers.launcher import ROOT, job
-from helpers.runs import put_together
+from helpers.runs import job_in_real_time, put_together
 from hpcfl import store
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
+from hpcfl.engine.job import Job
+from hpcfl.engine.wall.executor import Executor
+from hpcfl.engine.wall.framing import frame_formats
 from hpcfl.testing.runs import play, table, toml
 
 pytestmark = pytest.mark.launch
@@ -76,3 +80,62 @@ def test_snapshots_that_nobody_could_take_are_refused(keys: dict[str, Any], word
     values = table("fedavg", "mlp", False, **{"algorithm": {"name": "fedavg"}, "participation": RULE, **keys})
     with pytest.raises(UsageError, match=rf"^participation\.snapshot = 1 {words}.*; did you mean 0\?$"):
         put_together(from_table(values))
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"name": "fedavg", "momentum": 0.5, "persist_optimizer": True},
+    "fednova": {"name": "fednova", "momentum": 0.5},
+    "scaffold": {"name": "scaffold"},
+    "lg_fedavg": {"name": "lg_fedavg", "shared_layers": 1, "newcomer": "averaged"},
+    "fedhenn": {"name": "fedhenn", "alignment": 12},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_snapshot_is_a_visit_that_stopped_there_and_disturbs_nothing(method: str) -> None:
+    """After 1, 2 and 3 of four steps, and the visit itself; whatever the method has around its training is in it."""
+    algorithm = {**METHODS[method], "epochs": 0, "steps": 4, "batch": 16}
+    job = job_in_real_time(2, algorithm=algorithm, participation={**RULE, "deadline": 1e6})
+    snapshots = sent(job, None)
+    assert len(snapshots) == 4  # after 1, 2 and 3 steps, and the visit itself
+    for taken, (frames, state) in enumerate(snapshots, start=1):
+        wanted, other = sent(job, taken)[-1]
+        for one, two in zip(frames, wanted, strict=True):
+            one[0][1] = two[0][1]  # seconds
+            for mine, theirs in zip(one, two, strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+        for name, value in other.items():
+            np.testing.assert_array_equal(state[name], value, err_msg=name)
+
+
+def sent(job: Job, stop: int | None) -> list[tuple[Any, Any]]:
+    """What snapshots, and at last the visit, of client 2 send and keep; with `stop` it is told to take no more steps."""
+    executor = Executor(job, job.hosted(1), job.begin(1).personal)
+    asked, formats, put, kept = job.planner.attempt(0), frame_formats(job.layout, 1), [], []
+    stopped = executor._stopped
+
+    def noted(*given: Any) -> Any:
+        sender = given[2]
+        state = stopped(*given)
+        kept.append(([parts(frame) for frame in sender.frames], arrays(state)))
+        return state
+
+    executor._stopped = noted  # type: ignore[method-assign]
+    if stop is not None:
+        steps = job.planner.visit_steps
+        job.planner.visit_steps = np.full_like(steps[0], stop), steps[1]
+    shared = job.algorithm.init_server(job.task)
+    executor.visits(asked, shared, [[np.array([2])]], formats, 0, Event(), put.append)
+    if stop is not None:
+        job.planner.visit_steps = steps
+    state, row = executor._new[2]
+    whole = {name: value[row : row + 1] for name, value in state.items()}
+    return [*kept, ([parts(frame) for frame in put], arrays(whole))]
+
+
+def parts(frame: Any) -> list[Any]:
+    return [part.clone().numpy() for part in frame.parts]
+
+
+def arrays(state: Any) -> dict[str, Any]:
+    return {name: value.clone().numpy() for name, value in state.items()}
