@@ -21,9 +21,9 @@ from hpcfl.testing.runs import play, table, toml
 
 pytestmark = pytest.mark.launch
 
-RANKS, ROUNDS, STUCK, DIES, FREE, STEPS = 5, 7, 1, 2, 4, 8
+RANKS, ROUNDS, STUCK, DIES, FREE, STEPS = 5, 6, 1, 2, 4, 8
 FEDAVG = {"lr": 0.2, "epochs": 0, "steps": STEPS, "batch": 32, "momentum": 0.5, "persist_optimizer": True}
-RULE = {"close": "deadline", "deadline": 1.0, "partial": "steps", "snapshot": 1}
+RULE = {"close": "deadline", "deadline": 2.0, "partial": "steps", "snapshot": 1}
 RUN: dict[str, Any] = {
     **{"rounds": ROUNDS, "clients": RANKS - 1, "seed": 1, "evaluate": {"every": 1}, "checkpoint": {"every": ROUNDS}},
     **{"data": {"name": "digits"}, "model": {"name": "mlp", "hidden": [16]}, "participation": RULE},
@@ -109,7 +109,7 @@ def test_a_snapshot_is_a_visit_that_stopped_there_and_disturbs_nothing(method: s
 
 
 def sent(job: Job, stop: int | None) -> list[tuple[Any, Any]]:
-    """What snapshots, and at last the visit, of client 2 send and keep; with `stop` it is told to take no more steps."""
+    """What snapshots, and at last the visit, of client 2 send and keep; `stop`: it takes so many steps."""
     executor = Executor(job, job.hosted(1), job.begin(1).personal)
     asked, formats, put, kept = job.planner.attempt(0), frame_formats(job.layout, 1), [], []
     stopped = executor._stopped

@@ -10,7 +10,7 @@ from pathlib import Path
 from hpcfl.algorithms.fedavg import FedAvg
 
 PATIENCE = 60.0  # seconds after which nobody waits for another one any more
-PAUSE = 0.2  # seconds that each step of the slow client takes
+PAUSE = 0.4  # seconds that each step of the slow client takes
 
 
 class Weary(FedAvg):
