@@ -15,6 +15,7 @@ from pydantic import Field, SerializeAsAny, field_validator
 
 from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
 from hpcfl.algorithms.buffered import with_buffers
+from hpcfl.algorithms.last_step import with_last_step
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
 from hpcfl.algorithms.weighting import Weighting
 from hpcfl.base import plugins
@@ -139,8 +140,14 @@ class Config(ConfigBase):
             return f"{self.singles} single messages"
         if self.participation.by_steps and self.participation.close != "all":
             return "participation.partial = 'steps' stops each visit by its own clock"
-        layerwise = not self.participation.whole(self.algorithm.layerwise)
+        layerwise = not self.participation.whole(self.algorithm.layerwise or self._splits_last)
         return f"algorithm.name = '{self.algorithm.name}' sends layers one by one" if layerwise else ""
+
+    @property
+    def _splits_last(self) -> bool:
+        """Whether visits send the layers of their last step one by one, of a method that does so where asked to."""
+        closes = self.speed.rules(self.participation).close != "all"
+        return closes and self.participation.partial == "layers" and self.algorithm.splits_last
 
     @property
     def reproducible(self) -> bool:
@@ -220,6 +227,8 @@ class Config(ConfigBase):
     def method(self, task: Task, algorithm: Algorithm | None = None) -> Algorithm:
         """Return the config's algorithm, or another, with all that stands around it for a task."""
         method = algorithm or self.algorithm
+        if self._splits_last and method.splits_last:
+            method = with_last_step(method)
         if self.weighting.correct != "none":
             from hpcfl.algorithms.corrected import with_correction  # it loads torch
 

@@ -195,6 +195,14 @@ OTHERS = [  # how headers say that other methods and variants are had
     ("srpfl-fig8-stragglers-mnist-small", GROUPS[1:]),
     ("srpfl-fig8-imbalanced-mnist-small", ("data.sizes=uniform", "data.spread=0.33")),
     ("srpfl-fedrep-digits", ("participation.first=20", "doubling.when=never")),
+    *[
+        (f"{preset}-digits", (setting,))
+        for preset in ("fedprox", "fednova", "scaffold", "fedadam")
+        for setting in (
+            *(f"algorithm.name={name}" for name in ("fedavg", "fedprox", "fednova", "scaffold", "heterofl")),
+            *(f"server.optimizer={name}" for name in ("none", "momentum", "nesterov", "adam", "yogi", "adagrad")),
+        )
+    ],
 ]
 
 

@@ -270,6 +270,16 @@ class Algorithm(ConfigBase):
         """
         return 0, 0
 
+    @property
+    def splits_last(self) -> bool:
+        """Whether visits can send the layers of the last of their steps one by one, see `last_step`."""
+        return False
+
+    @property
+    def steps_before(self) -> int:
+        """Return how many of a visit's local steps come before that whose layers leave one by one."""
+        return 0
+
     # ---- what is refused
 
     def check(self, participation: Participation, known: bool = True) -> None:

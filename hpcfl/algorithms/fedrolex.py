@@ -10,7 +10,7 @@ from math import floor
 from typing import TYPE_CHECKING, Literal
 
 from hpcfl.algorithms.base import ServerState
-from hpcfl.algorithms.heterofl import HeteroFl, hidden_axes
+from hpcfl.algorithms.heterofl import HeteroFl
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Extras
@@ -44,8 +44,10 @@ class FedRolex(HeteroFl):
 
     def _turned(self, task: Task, shared: State, start: int) -> State:
         """Return the model with the units of hidden layers from number `start` (mod K) on first."""
+        from hpcfl.models.modules.narrow import hidden_axes
+
         turned = dict(shared)
-        for name, narrow in hidden_axes(task).items():
+        for name, narrow in hidden_axes(task.layers).items():
             for axis, whole in narrow.items():
                 turned[name] = turned[name].roll(-(start % whole) * (shared[name].shape[axis] // whole), axis)
         return turned

@@ -35,11 +35,6 @@ if TYPE_CHECKING:
     from hpcfl.schedule.participation import Participation
 
 Rate = Annotated[float, Field(gt=0, le=1)]
-Axes = dict[str, dict[int, int]]
-"""Of each tensor the axes that become narrower, and how many units each has, one or several numbers long."""
-POINTWISE = {"Identity", "ReLU", "LeakyReLU", "Tanh", "Sigmoid", "GELU", "SiLU", "Dropout"}
-BETWEEN = {*POINTWISE, "Flatten", "MaxPool2d", "Softmax"}
-"""Modules that may follow a layer: what they make of one unit depends on this one alone, or they end the model."""
 
 
 class HeteroFl(FedAvg):
@@ -108,8 +103,9 @@ class HeteroFl(FedAvg):
 
     def layout(self, task: Task) -> Layout:
         from hpcfl.comm.message import HELD
+        from hpcfl.models.modules.narrow import hidden_axes
 
-        axes, last, groups = hidden_axes(task), task.layer_names()[-1], []
+        axes, last, groups = hidden_axes(task.layers), task.layer_names()[-1], []
         if min(self.rates) < 1 and not any(axes.values()):
             raise refusal("algorithm.rates", "1 for a model without hidden layers", list(self.rates))
         for group in super().layout(task):
@@ -128,13 +124,13 @@ class HeteroFl(FedAvg):
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         from hpcfl.comm.message import masked
+        from hpcfl.models.modules.narrow import hidden_axes
 
-        axes, rate = hidden_axes(task), self._rate(task, visits)
-        shapes = {name: self.held(value.shape, axes[name], rate) for name, value in shared.items()}
+        axes, rate = hidden_axes(task.layers), self._rate(task, visits)
+        parts = {name: self.held(value.shape, axes[name], rate) for name, value in shared.items()}
         placed = self.placed(task, shared, visits.round)
-        work = super().client(
-            task, {name: value[tuple(map(slice, shapes[name]))] for name, value in placed.items()}, personal, visits
-        )
+        own = {name: value[tuple(map(slice, parts[name]))] for name, value in placed.items()}
+        work = super().client(task, own, personal, visits)
         last = task.layer_names()[-1] if self.mask_labels else ()
         present = self._present(task, visits)
         while True:
@@ -144,8 +140,8 @@ class HeteroFl(FedAvg):
                 state: State = end.value
                 return state
             for name, (value, weight) in message.items():
-                rows = present[: len(value)].view(len(value), -1, *[1] * (value.dim() - 2)) if name in last else None
-                yield {name: (value, weight)} if rows is None else masked(name, value, rows, weight)
+                rows = present[: len(value)].view(len(value), -1, *[1] * (value.dim() - 2))
+                yield masked(name, value, rows, weight) if name in last else {name: (value, weight)}
 
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
         present, last = self._present(task, visits), task.layer_names()[-1]
@@ -175,28 +171,3 @@ class HeteroFl(FedAvg):
         for row, client in zip(present, visits.clients.tolist()):
             row[task.samples(client).y.flatten()] = 1
         return present
-
-
-def hidden_axes(task: Task) -> Axes:
-    """Return the axes of hidden units; UsageError where a model is no chain of linear layers and convolutions."""
-    from torch import nn
-
-    from hpcfl.models.modules.layers import Layer
-
-    axes: Axes = {}
-    before = 0
-    for layer in task.layers:
-        assert isinstance(layer, Layer)  # `check_model` has refused all else
-        ((module, names), *others) = [each for each in zip(layer.modules, layer.names) if each[1]]
-        between = {type(each).__name__ for each, own in zip(layer.modules, layer.names) if not own}
-        units, inputs, *_ = layer.tensors[names["weight"]].shape if "weight" in names else (0, 0)
-        plain = isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
-        if others or not plain or not between <= BETWEEN or (before and inputs % before):
-            raise UsageError(
-                f"model: layer {layer.name} cannot be made narrower: expected linear layers or convolutions, and "
-                "between them activations, dropout or max-pooling, as in model.name = 'mlp' and 'cnn'"
-            )
-        own = {} if layer is task.layers[-1] else {0: units}
-        axes |= dict.fromkeys(names.values(), own) | {names["weight"]: own | ({1: before} if before else {})}
-        before = units
-    return axes

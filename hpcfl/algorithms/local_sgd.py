@@ -236,6 +236,12 @@ class LocalSgd(LocalTraining):
     def visit_steps(self, samples: int) -> tuple[int, int]:
         return self.steps or self.epochs * passed(samples, self.batch), 1
 
+    @property
+    def splits_last(self) -> bool:
+        plain = "client", "train", "objective", "local_steps", "personal_layers"
+        own = any(getattr(type(self), name) is not getattr(LocalSgd, name) for name in plain)
+        return self.steps > 0 and self.optimizer == "sgd" and not own
+
     def taken(self, visits: Visits) -> Ints:
         """Return how many local steps each visit takes, int64 ``[c]``."""
         import numpy as np

@@ -15,8 +15,8 @@ A method's own step leads from w to what it proposes; Δ is the difference. β�
 
 The last three are FedOpt (Reddi et al., ICLR 2021, Algorithm 2), without correction of bias; sgn(0) = 0. m begins with
 0, v with τ², the least that the paper allows. Choices that it leaves open: Δ comes from the mean that the method takes
-(the paper's is plain; `weights` of most methods are samples, as in implementations of it). A tensor that nobody has
-sent and that the method leaves as it was does not move, and its moments do not either.
+(the paper's is plain; `weights` of most methods are samples, as in implementations of it). A coordinate
+that nobody has sent and that the method leaves as it was does not move, and its moments do not either.
 """
 
 from __future__ import annotations
@@ -164,17 +164,27 @@ class _Stepping(Wrapper):
         after = super().step(task, replace(state, extras=rest), sums)
         shared = dict(after.shared)
         for name in (each.removeprefix(M) for each in moments if each.startswith(M)):
-            before, proposed = state.shared[name], after.shared[name]
-            arrived = name in sums and sums.weight(name) > 0
-            if not arrived and torch.equal(proposed, before):
+            before, proposed, m, v = state.shared[name], after.shared[name], moments[M + name], moments.get(V + name)
+            stays = _unsent(sums, name, before) & (proposed == before)
+            if stays.all():
                 continue
-            change, second = proposed.double() - before.double(), moments.get(V + name)
-            kept = moments[M + name].double(), None if second is None else second.double()
-            step, first, second = self.optimizer_of_server.stepped(change, *kept)
-            shared[name], moments[M + name] = moved(before, step), first.to(before)
-            if second is not None:
-                moments[V + name] = second.to(before)
+            change, wide = proposed.double() - before.double(), None if v is None else v.double()
+            step, first, second = self.optimizer_of_server.stepped(change, m.double(), wide)
+            shared[name] = moved(before, torch.where(stays, 0.0, step))
+            moments[M + name] = torch.where(stays, m, first.to(m))
+            if v is not None and second is not None:
+                moments[V + name] = torch.where(stays, v, second.to(v))
         return replace(after, shared=shared, extras={**after.extras, **moments})
+
+
+def _unsent(sums: Sums, name: str, like: Tensor) -> Tensor:
+    """Return of which coordinates of a tensor nobody has sent anything, bool."""
+    import torch
+
+    if name not in sums or not sums.weight(name):
+        return torch.ones((), dtype=torch.bool, device=like.device)
+    holders = sums.holders(name)
+    return torch.zeros((), dtype=torch.bool, device=like.device) if holders is None else (holders == 0).to(like.device)
 
 
 def _learnt(method: Algorithm, task: Task) -> list[str]:

@@ -182,7 +182,8 @@ def _stages(job: Job) -> Facts:
 
 
 def _messages(job: Job) -> Facts:
-    whole = int(job.layers.bytes.sum())
+    sizes = sorted({int(job.layers.sent(part, bytes=True).sum()) for part in job.parts.tolist()})
+    whole = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     yield "message", f"{whole} bytes per whole visit; {_reduced(job.layout)} bytes per reduction and rank"
     if job.iterated is not None:
         summed = _reduced(job.iterated.layout)

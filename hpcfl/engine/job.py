@@ -158,7 +158,8 @@ class Job:
         equal = self.config.speed.counts() == "equal"
         costs: Floats = np.ones(len(tensors)) if equal else self.layers.numbers.astype(np.float64)
         fractions: Floats = np.cumsum(costs[::-1])[::-1] / costs.sum()
-        return fractions
+        before = self.algorithm.steps_before
+        return (before + fractions) / (before + 1) if before else fractions
 
     @cached_property
     def guard(self) -> RunGuard:

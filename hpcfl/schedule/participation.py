@@ -56,8 +56,9 @@ class Participation(ConfigBase):
     nothing else of it does. The probabilities that an algorithm may use stay those of a single attempt."""
     partial: Literal["auto", "layers", "steps", "discard"] = "auto"
     """What becomes of a visit that was not complete when the round closed. ``layers``: those that had arrived count, of
-    methods that send layers one by one. ``steps``: the local steps that fit do. ``discard``: nothing of it does
-    (drop-stragglers). ``auto``: layers where the method sends them, else nothing."""
+    methods that send layers one by one; asked to, ``fedavg`` does so with the last of its `steps`. ``steps``: the local
+    steps that fit do. ``discard``: nothing of it does (drop-stragglers). ``auto``: layers where the method always sends
+    them, else nothing."""
     snapshot: int = Field(0, ge=0)
     """Real time, ``partial = "steps"``: every so many local steps a client keeps ready what it would send if it stopped
     there, and sends the last of it where a step does not end in time; 0: never."""

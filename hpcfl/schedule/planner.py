@@ -31,6 +31,8 @@ class Method(Protocol):
     snapshots: ClassVar[bool]
 
     @property
+    def splits_last(self) -> bool: ...
+    @property
     def name(self) -> str: ...
     def invites(self, round: int) -> bool: ...
     def invites_all(self, round: int) -> bool: ...
@@ -337,8 +339,9 @@ def _check_partial(partial: str, algorithm: Method) -> None:
             f"participation.partial = 'steps': visits of algorithm.name = '{algorithm.name}' cannot be cut short after "
             "a step: expected 'auto' or 'discard'; did you mean 'auto'?"
         )
-    if partial == "layers" and not algorithm.layerwise:
+    if partial == "layers" and not (algorithm.layerwise or algorithm.splits_last):
         raise UsageError(
             f"participation.partial = 'layers': algorithm.name = '{algorithm.name}' does not send its layers one by "
-            "one: expected 'auto' or 'discard'; did you mean 'auto'?"
+            "one (fedavg does with algorithm.epochs = 0, steps above 0 and sgd): expected 'auto' or 'discard'; did you "
+            "mean 'auto'?"
         )

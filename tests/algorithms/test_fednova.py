@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,14 @@ def after(method: FedAvg, start: float = 0.0, depth: tuple[int, ...] = (1, 1)) -
 def test_one_round_by_hand() -> None:
     assert after(FedAvg(**HALVES)) == pytest.approx(0.1355, abs=1e-12)
     assert after(FedNova(**HALVES)) == pytest.approx(0.0903333, abs=5e-8)
+
+
+def test_the_steps_are_those_that_a_visit_was_left_with() -> None:
+    """Both would take 3; the first one's visit is cut short after 1."""
+    rounds = Rounds(FedNova(**HALVES), quadratics([0.0, 1.0], [3, 3]))
+    sums = rounds.step(replace(planned([1, 1], 1), steps=np.array([1, 3])))
+    assert float(rounds.state[W]) == pytest.approx(0.0903333, abs=5e-8)
+    assert float(sums.mean("steps")) == 2.0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,15 +12,17 @@ from torch.nn import functional as F
 from helpers.toys import Rounds, cnn_task, federation, full_batch, mlp_task, planned, same_bits, visits_of
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedrolex import FedRolex
-from hpcfl.algorithms.heterofl import HeteroFl, hidden_axes
+from hpcfl.algorithms.heterofl import HeteroFl
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import StepKey
+from hpcfl.comm.guard import Sieve
 from hpcfl.comm.message import Block, ExactSums, masked, moved
 from hpcfl.config import load
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import Task
 from hpcfl.models.bilstm import BiLstm
 from hpcfl.models.mlp import Mlp
+from hpcfl.models.modules.narrow import hidden_axes
 
 SIZES = [3, 20, 8, 11, 4]
 BOTH = pytest.mark.parametrize("method", [HeteroFl, FedRolex])
@@ -71,6 +75,15 @@ def test_a_mask_says_which_coordinates_count() -> None:
     mask = torch.tensor([[[1.0], [1.0]], [[0.0], [1.0]]])
     sums.add(masked("w", values, mask, torch.tensor([1.0, 3.0], dtype=torch.float64)))
     assert sums.mean("w").tolist() == [[1.0, 2.0], [6.0, 7.0]]
+
+
+def test_a_mask_is_no_part_of_a_messages_norm() -> None:
+    block = Block((2,))
+    layout = ({"loss": Block(()), "w": block, "held w": replace(block, mask=True)},)
+    sieve = Sieve(1, layout, whole=True, limits=np.array([4.5]))
+    message = masked("w", torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]]), torch.ones(1))
+    sieve.judge([(name, *part) for name, part in message.items()])
+    assert sieve.norms.tolist() == [[4.0]]
 
 
 # ---- who holds what
@@ -127,7 +140,7 @@ def test_what_does_not_go_together_is_refused_in_one_line(setting: str, words: s
 def test_models_that_cannot_be_narrowed_are_refused() -> None:
     task = Task(BiLstm(), federation([4], shape=(6, 3)), 0)
     with pytest.raises(UsageError, match=r"^model: layer \w+ cannot be made narrower[^\n]*$"):
-        hidden_axes(task)
+        hidden_axes(task.layers)
 
 
 def test_units_are_rounded_up_or_by_fedrolex_down() -> None:
@@ -138,7 +151,9 @@ def test_units_are_rounded_up_or_by_fedrolex_down() -> None:
 def test_inputs_of_a_layer_after_pooled_images_follow_their_channels() -> None:
     task = cnn_task([4])
     method = HeteroFl(rates=(0.5,))
-    shapes = {name: method.held(value.shape, hidden_axes(task)[name], 0.5) for name, value in task.initial().items()}
+    shapes = {
+        name: method.held(value.shape, hidden_axes(task.layers)[name], 0.5) for name, value in task.initial().items()
+    }
     pixels = task.initial()["fc1.weight"].shape[1] // 3
     assert shapes == {
         **{"conv1.weight": (1, 1, 3, 3), "conv1.bias": (1,), "conv2.weight": (2, 1, 3, 3), "conv2.bias": (2,)},

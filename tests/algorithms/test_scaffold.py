@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,13 @@ def test_two_rounds_by_hand() -> None:
     assert state(rounds) == pytest.approx([0.81, 0.475, 0.95, 0.0])
     rounds.step(planned([2, 1], 1, 1))
     assert state(rounds) == pytest.approx([0.94585, -0.102125, 0.95, -1.15425])
+
+
+def test_a_visit_that_is_cut_short_counts_the_steps_that_it_took() -> None:
+    """Of 5 the first round's takes 2."""
+    rounds = Rounds(Scaffold(**TWO | {"steps": 5}), quadratics([0.0, 2.0], start=1.0))
+    rounds.step(replace(planned([1, 2], 1, 0), steps=np.array([2, 0])))
+    assert state(rounds) == pytest.approx([0.81, 0.475, 0.95, 0.0])
 
 
 def test_a_round_of_both_by_hand() -> None:

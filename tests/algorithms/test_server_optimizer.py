@@ -15,6 +15,7 @@ from hpcfl.algorithms import Algorithm, algorithms
 from hpcfl.algorithms.corrected import with_correction
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedrep import FedRep
+from hpcfl.algorithms.heterofl import HeteroFl
 from hpcfl.algorithms.salf import Salf
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
 from hpcfl.algorithms.weighting import Weighting
@@ -117,6 +118,22 @@ def test_a_layer_that_nobody_sends_and_its_moments_stay(optimizer: str) -> None:
             kinds = [kind for kind in ("server.m.", "server.v.") if kind + name in after[1]]
             assert len(kinds) == (2 if optimizer == "yogi" else 1)
             assert all(torch.equal(after[1][k + name], before[1][k + name]) == (number < 3) for k in kinds)
+
+
+def test_a_coordinate_that_nobody_holds_and_its_moments_stay() -> None:
+    """In round 1 only client 1 counts, which holds half of the hidden units."""
+    task = mlp_task([8, 8])
+    method = HeteroFl(rates=(1.0, 0.5), assign="clients", lr=0.1, mask_labels=False)
+    rounds = around(method, task, optimizer="adam")
+    rounds.step(planned([1, 4], 3, 0))
+    before = dict(rounds.now.shared) | dict(rounds.now.extras)
+    rounds.step(planned([4, 1], 3, 1))
+    after = {**rounds.now.shared, **rounds.now.extras}
+    weight = task.layer_names()[0][0]
+    assert task.initial()[weight].shape == (4, 5)
+    for name in (weight, f"server.m.{weight}", f"server.v.{weight}"):
+        assert torch.equal(after[name][2:], before[name][2:])
+        assert (after[name][:2] != before[name][:2]).all()
 
 
 def test_a_plain_step_of_size_one_is_the_method_to_the_bit() -> None:

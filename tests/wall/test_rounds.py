@@ -181,12 +181,18 @@ RULES: dict[str, dict[str, Any]] = {
         "speed": DYNAMIC,
         "participation": {"close": "quorum", "quorum": 2, "grace": 0.02, "deadline": 0.5},
     },
+    "last": {
+        "algorithm": {**FEDAVG, "epochs": 0, "steps": 3},
+        "speed": DYNAMIC,
+        "participation": {**SOON, "partial": "layers"},
+    },
     "known": {"algorithm": FEDAVG, "speed": DYNAMIC, "participation": SOON, "weighting": {"correct": "known"}},
     "estimated": {"algorithm": SALF, "speed": HALF, "participation": SOON, "weighting": {"correct": "estimated"}},
     "remembered": {"algorithm": SALF, "speed": HALF, "participation": SOON, "weighting": {"correct": "remembered"}},
 }
 REPLAYS = [("whole", 1), ("newcomers", 1), ("whole", "all"), ("drawn", 1), ("drawn", 2), ("discarded", "all")]
 REPLAYS += [("known", 1), ("estimated", 1), ("remembered", 1), ("layers", 1), ("quorum", 1), ("quorum", "all")]
+REPLAYS += [("last", 1)]
 
 
 @pytest.mark.parametrize(("rule", "width"), REPLAYS)
