@@ -155,8 +155,6 @@ class _Stepping(Wrapper):
         return {**super().init_extras(task), **moments}
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        import torch
-
         from hpcfl.comm.message import moved
 
         moments = {name: value for name, value in state.extras.items() if name.startswith((M, V))}
@@ -165,26 +163,28 @@ class _Stepping(Wrapper):
         shared = dict(after.shared)
         for name in (each.removeprefix(M) for each in moments if each.startswith(M)):
             before, proposed, m, v = state.shared[name], after.shared[name], moments[M + name], moments.get(V + name)
-            stays = _unsent(sums, name, before) & (proposed == before)
-            if stays.all():
-                continue
             change, wide = proposed.double() - before.double(), None if v is None else v.double()
             step, first, second = self.optimizer_of_server.stepped(change, m.double(), wide)
-            shared[name] = moved(before, torch.where(stays, 0.0, step))
-            moments[M + name] = torch.where(stays, m, first.to(m))
+            stays = _stays(sums, name, before, proposed)
+            shared[name] = _unless(stays, before, moved(before, step))
+            moments[M + name] = _unless(stays, m, first.to(m))
             if v is not None and second is not None:
-                moments[V + name] = torch.where(stays, v, second.to(v))
+                moments[V + name] = _unless(stays, v, second.to(v))
         return replace(after, shared=shared, extras={**after.extras, **moments})
 
 
-def _unsent(sums: Sums, name: str, like: Tensor) -> Tensor:
-    """Return of which coordinates of a tensor nobody has sent anything, bool."""
-    import torch
+def _stays(sums: Sums, name: str, before: Tensor, proposed: Tensor) -> Tensor | None:
+    """Return which coordinates nobody has sent and the method leaves as they were, bool; None: none."""
+    from hpcfl.base.transfer import on_device
 
     if name not in sums or not sums.weight(name):
-        return torch.ones((), dtype=torch.bool, device=like.device)
+        return proposed == before
     holders = sums.holders(name)
-    return torch.zeros((), dtype=torch.bool, device=like.device) if holders is None else (holders == 0).to(like.device)
+    return None if holders is None else on_device(holders == 0, before.device) & (proposed == before)
+
+
+def _unless(stays: Tensor | None, old: Tensor, new: Tensor) -> Tensor:
+    return new if stays is None else new.where(~stays, old)
 
 
 def _learnt(method: Algorithm, task: Task) -> list[str]:
