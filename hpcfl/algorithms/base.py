@@ -145,6 +145,8 @@ class Algorithm(ConfigBase):
     layerwise : bool
         Layers leave one by one while the visit goes on, the last layer first, and each counts if it arrives in time.
         Otherwise a visit counts only if it is complete when the round closes.
+    snapshots : bool
+        What a visit would send if it stopped where it is can be told at each of its steps.
     any_shape : bool
         Clients may differ in the shape of their features; then nothing that depends on this shape is shared.
     fresh : bool
@@ -157,6 +159,7 @@ class Algorithm(ConfigBase):
 
     name: str
     layerwise: ClassVar[bool] = False
+    snapshots: ClassVar[bool] = False
     any_shape: ClassVar[bool] = False
     fresh: ClassVar[bool] = False
     own_step: ClassVar[bool] = False

@@ -5,7 +5,7 @@ With ``participation.close = "first"`` and ``[doubling]`` this is FedRep-SRPFL (
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,7 @@ class FedRep(PartlyPersonal):
     """A shared representation and personal heads, in turns; `epochs` and `steps` count the former's, per block."""
 
     name: Literal["fedrep"] = "fedrep"
+    snapshots: ClassVar[bool] = False
     head_epochs: int = Field(10, ge=1)
     """Passes per block in which the head learns first, the representation being fixed."""
     blocks: int = Field(1, ge=1)

@@ -25,7 +25,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -165,7 +165,16 @@ class LocalTraining(Algorithm):
         own, served = self.personal(task), task.replicate(shared, visits)
         params = {name: value.clone() for name, value in (served | some(personal, own)).items()}
         memory = some(personal, personal.keys() - own)
-        loss = self.train(task, shared, params, memory, visits)
+        if visits.trained is None:
+            if visits.training is not None:
+                visits.training.params, visits.training.memory = params, memory
+            loss = self.train(task, shared, params, memory, visits)
+        else:
+            params, memory = visits.trained.params, visits.trained.memory
+            assert visits.trained.loss is not None
+            loss = visits.trained.loss
+            if task.whole is not None:
+                task.whole.begin(visits.clients.tolist(), visits.trained.buffers)
         weight = visits.weights(self.weights)
         yield {"loss": (loss, weight)}
         for names in reversed(task.layer_names()):
@@ -202,6 +211,7 @@ class LocalTraining(Algorithm):
 class LocalSgd(LocalTraining):
     """Local training by steps of an optimiser on batches."""
 
+    snapshots: ClassVar[bool] = True
     epochs: int = Field(1, ge=0)
     """Local passes over a client's data per visit; 0 where `steps` counts instead."""
     steps: int = Field(0, ge=0)

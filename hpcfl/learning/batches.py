@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hpcfl.base.rng import StepKey, keyed_in_turn
 from hpcfl.base.transfer import on_device
-from hpcfl.base.types import Floats, Ints
+from hpcfl.base.types import Floats, Ints, State
 from hpcfl.learning.held import Samples
 
 PHASE_STEPS = 2**32  # more steps than a phase of a visit has
@@ -23,6 +23,20 @@ PADDING = 4  # pixels around an image before it is cropped
 
 class RoundClosed(Exception):  # noqa: N818
     """The round has closed: what is still being computed has lost its purpose."""
+
+
+@dataclass
+class Training:
+    """How far the training of some visits has come: what a snapshot of them is made of."""
+
+    params: State = field(default_factory=dict)
+    memory: State = field(default_factory=dict)
+    loss: Tensor | None = None
+    """The mean objective over the steps so far, ``[c]``; None: there was none."""
+    buffers: State = field(default_factory=dict)
+
+    def note(self, loss: Tensor) -> None:
+        self.loss = loss
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,10 @@ class Visits:
     time they fall to those that were taken when a visit stops."""
     more: Callable[[], bool] | None = None
     """In real time: asked before each local step whether there is time for it; None: there is."""
+    training: Training | None = None
+    """In real time: told how far training has come, where snapshots are wanted."""
+    trained: Training | None = None
+    """What training has come to, of visits that are a snapshot of others: they train no more."""
 
     @classmethod
     def for_test(cls, round: int, clients: Ints) -> Visits:
@@ -87,6 +105,8 @@ class Batch:
     key: StepKey
     sizes: list[int] | None = None
     """How many samples of each client are real, known without asking the device; None: `valid` tells."""
+    note: Callable[[Tensor], None] | None = None
+    """Told the mean objective so far once the step is taken; None: nobody wants to know."""
 
     def sample_counts(self) -> list[int]:
         if self.sizes is None:
@@ -136,7 +156,8 @@ def batches(
         key = StepKey(seed, visits.round, clients, step + PHASE_STEPS * phase)
         if fill is not None:
             picked = crop_and_flip(picked, key, fill)
-        yield Batch(picked, labels, None if min(sizes) == width else real[step], key, sizes)
+        note = None if visits.training is None else visits.training.note
+        yield Batch(picked, labels, None if min(sizes) == width else real[step], key, sizes, note)
 
 
 def orders(

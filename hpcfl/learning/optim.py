@@ -200,6 +200,8 @@ def train(task: Task, params: State, batches: Iterable[Batch], groups: Iterable[
             weight = active.to(losses.dtype)
             losses += loss * weight  # an objective may be more than the loss, also where a client rests
             taken += weight
+        if batch.note is not None:
+            batch.note(losses / taken.clamp(min=1))
     return losses / taken.clamp(min=1)
 
 

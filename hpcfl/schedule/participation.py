@@ -59,6 +59,9 @@ class Participation(ConfigBase):
     methods that send layers one by one; asked to, ``fedavg`` and ``lg_fedavg`` do so with the last of their `steps`.
     ``steps``: the local steps that fit do. ``discard``: nothing of it does (drop-stragglers). ``auto``: layers where
     the method always sends them, else nothing."""
+    snapshot: int = Field(0, ge=0)
+    """Real time, ``partial = "steps"``: every so many local steps a client keeps ready what it would send if it stopped
+    there, and sends the last of it where a step does not end in time; 0: never."""
     only_for: ClassVar[Mapping[str, tuple[str, str]]] = {
         "size": ("invite", "uniform"),
         "first": ("close", "first"),

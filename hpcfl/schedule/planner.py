@@ -28,6 +28,7 @@ class Method(Protocol):
     """What a schedule depends on of an algorithm, see `hpcfl.algorithms.Algorithm`."""
 
     layerwise: ClassVar[bool]
+    snapshots: ClassVar[bool]
 
     @property
     def splits_last(self) -> bool: ...
@@ -300,6 +301,7 @@ def check(
     speed.check(participation, clock)
     speed.covers(rounds, clients)
     _check_partial(participation.partial, algorithm)
+    _check_snapshot(participation, algorithm)
     if algorithm.invites_all(0) and speed.needs_end:
         raise UsageError(
             f"algorithm.name = '{algorithm.name}' begins with a round that waits for everybody, but the times of "
@@ -315,6 +317,19 @@ def check(
             "doubling.when = 'theory' needs to know how long the first n visits take, which speed.model = "
             f"'{speed.model}' does not tell; did you mean doubling.when = 'plateau'?"
         )
+
+
+def _check_snapshot(participation: Participation, algorithm: Method) -> None:
+    """Refuse snapshots that nobody could take or use."""
+    why = ""
+    if not participation.by_steps:
+        why = f"is only for participation.partial = 'steps', got '{participation.partial}'"
+    elif participation.close == "all":
+        why = "is only for rounds that a deadline ends, got participation.close = 'all'"
+    elif not algorithm.snapshots:
+        why = f"has no meaning with algorithm.name = '{algorithm.name}', which learns in several phases"
+    if participation.snapshot and why:
+        raise UsageError(f"participation.snapshot = {participation.snapshot} {why}; did you mean 0?")
 
 
 def _check_partial(partial: str, algorithm: Method) -> None:

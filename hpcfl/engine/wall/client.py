@@ -137,6 +137,7 @@ class ClientRank:
         with self.phases.phase("broadcast"):
             self._wait(*state)
         work = self.executor.visits
+        last = begun + attempt.closes_after - self.executor.spare(attempt.closes_after) / 2
         given = attempt, self.views, turns, self.formats, self.local_rank, over
         self.worker.start(lambda put: work(*given, put, begun, self.narrow))
         while self._posted < self._total and not self._heard.Test():
@@ -145,13 +146,23 @@ class ClientRank:
                 self._wait([staged])
                 self._post(staged)
                 staged = self.worker.take(0)
+            if time.monotonic() > last:
+                self._send_snapshot(over)
             self._progress()
         if self._posted == self._total:
             self._rested()  # the state that was served is in use until then
         with self.phases.phase("reduction"):
             self._until(lambda: not self._sends or self._heard.Test())
-        if self._posted == self._total and not self._sends:
+        if self._posted == self._total and not self._sends and not over.is_set():
             self.executor.delivery = time.monotonic() - self._last
+
+    def _send_snapshot(self, over: threading.Event) -> None:
+        """Send the last snapshot of a visit that has not ended in time, if there is one; the visit ends then."""
+        number, begun = divmod(self._posted, len(self.formats))
+        for staged in () if begun else self.executor.overdue(number):
+            over.set()
+            self._wait([staged])
+            self._post(staged)
 
     def _formats(self, turn: Turn) -> list[FrameFormat]:
         """Return the formats of the frames in which this rank sends a turn's visits."""

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from threading import Event
@@ -23,15 +23,19 @@ from hpcfl.comm.placement import Chunk, Turn
 from hpcfl.comm.transport import Personal
 from hpcfl.engine.job import Job
 from hpcfl.engine.simulated import drained
-from hpcfl.engine.wall.framing import FrameFormat, Staging
+from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, Staging
 from hpcfl.engine.wall.sending import LayerSender, Pace, Put, StepClock, SumSender, WholeSender
-from hpcfl.learning.batches import RoundClosed, Visits
+from hpcfl.learning.batches import RoundClosed, Training, Visits
 from hpcfl.schedule.plan import Attempt
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
 
-SPARE_SECONDS = 0.02  # what a visit that stops by the clock leaves for what it sends, beside twice what that took last
+SPARE_SECONDS, SPARE_SHARE = 0.02, 0.05
+"""What a visit that stops by the clock leaves for sending, beside twice what that took last.
+
+So many seconds, or a share of the time that the round is given.
+"""
 SWITCH_SECONDS = 0.0001  # how long the main thread waits for Python's lock: by itself Python lets it wait for 5 ms
 
 
@@ -79,6 +83,28 @@ class Worker:
             self._results.put(("end", error))
 
 
+class UnderWay:
+    """A visit that may be sent by either thread: as it ends, or the last snapshot of it. Who claims it first, does."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.snapshot = number, Snapshot()
+        self._lock, self._claimed = threading.Lock(), False
+
+    def claim(self) -> bool:
+        with self._lock:
+            first, self._claimed = not self._claimed, True
+        return first
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a visit would send had it stopped after some step, and the client's state by then; no frames: none yet."""
+
+    frames: Sequence[StagedFrame] = ()
+    client: int = -1
+    state: State = field(default_factory=dict)
+
+
 class Executor:
     """One rank's clients, by chunks.
 
@@ -91,8 +117,13 @@ class Executor:
         self.states = {chunk.number: personal[chunk.number] for chunk in chunks}
         self.staging = Staging(job.task.device, direct)
         self.delivery = 0.0  # seconds that the frames of the last visits took to leave
+        self.under_way: UnderWay | None = None
         self._chunk = {client: chunk for chunk in chunks for client in chunk.clients.tolist()}
         self._new: dict[int, tuple[State, int]] = {}  # a visit's chunk's new state, and its row there
+
+    def spare(self, closes_after: float) -> float:
+        """Return the seconds before the end of a round by which a visit that stops by the clock has to leave."""
+        return max(SPARE_SECONDS, SPARE_SHARE * closes_after) + 2 * self.delivery
 
     def warm(self) -> None:
         """Do one step for nothing, see `Task.warm_up`."""
@@ -122,13 +153,14 @@ class Executor:
         a part of the blocks are the `narrow` ones of this part, where there are any.
         """
         start = time.monotonic()
-        leaves = (start if begun is None else begun) + attempt.closes_after - SPARE_SECONDS - 2 * self.delivery
+        leaves = (start if begun is None else begun) + attempt.closes_after - self.spare(attempt.closes_after)
         plan = self.job.planner.plan(attempt)
         seconds = self.job.config.speed.enforced(attempt)
         state = self.placed(shared)
-        for turn in turns:
+        for number, turn in enumerate(turns):
             if over.is_set():
                 return
+            self.under_way = UnderWay(number)
             if not turn:
                 for group in formats:
                     put(self.staging.nothing(group))
@@ -138,7 +170,7 @@ class Executor:
             pace = Pace(self.job, slowest, over, start)
             own = narrow[int(self.job.parts[turn[0][0]])] if narrow else formats
             given = own, local_rank, self.staging, pace, put
-            chunks = (self._clocked(self.job.visits(plan, each, over), pace, leaves) for each in rows)
+            chunks = (self._clocked(self.job.visits(plan, each, over), leaves, state, *given) for each in rows)
             with suppress(RoundClosed):
                 if self.job.planner.whole:
                     self._whole(state, chunks, SumSender(*given) if formats[0].sums else WholeSender(*given))
@@ -151,7 +183,10 @@ class Executor:
         for visits in chunks:
             visits.raise_if_closed()
             sieve = self.job.guard.sieve(len(visits.clients), None)
-            self._keep(visits, drained(sieve.through(self._work(shared, visits)), sender.take))
+            state = drained(sieve.through(self._work(shared, visits)), sender.take)
+            if visits.training is not None and self.under_way is not None and not self.under_way.claim():
+                raise RoundClosed
+            self._keep(visits, state)
             sender.end(sieve.first, self.job.task.oracle_calls[visits.clients].tolist(), visits.steps)
         sender.finish()
 
@@ -159,21 +194,79 @@ class Executor:
         self._keep(visits, drained(self._work(shared, visits), sender.take))
         sender.finish()
 
-    def _clocked(self, visits: Visits, pace: Pace, leaves: float) -> Visits:
+    def _clocked(
+        self,
+        visits: Visits,
+        leaves: float,
+        shared: State,
+        formats: Sequence[FrameFormat],
+        local_rank: int,
+        staging: Staging,
+        pace: Pace,
+        put: Put,
+    ) -> Visits:
         """Return visits that stop after a step in time to deliver, where they may."""
         if visits.steps is None or leaves == inf:
             return visits
+        every, under_way = self.job.planner.participation.snapshot, self.under_way
+        training = Training() if every else None
+
+        def keep(taken: int) -> None:
+            frames: list[StagedFrame] = []
+            at_once = Pace(self.job, 0.0, pace.over, pace.start)
+            sender = WholeSender(formats, local_rank, staging, at_once, frames.append)
+            state = self._stopped(shared, replace(timed, steps=np.array([taken])), sender)
+            if under_way is not None and len(frames) == len(formats):
+                under_way.snapshot = Snapshot(frames, int(visits.clients[0]), state)
+
         least = int(self.job.planner.visit_steps[1][visits.clients].max())
-        return replace(visits, more=StepClock(pace, visits.steps, least, leaves).more)
+        clock = StepClock(pace, visits.steps, least, leaves, every, keep)
+        timed = replace(visits, more=clock.more, training=training)
+        return timed
+
+    def _stopped(self, shared: State, visits: Visits, sender: WholeSender) -> State:
+        """Let visits that go on send what they would if they stopped here; return the clients' state."""
+        task, sieve = self.job.task, self.job.guard.sieve(len(visits.clients), None)
+        assert visits.training is not None
+        params, memory = (
+            {name: value.clone() for name, value in state.items()}
+            for state in (visits.training.params, visits.training.memory)
+        )
+        buffers = {} if task.whole is None else task.whole.now(visits.clients)
+        trained = Training(params, memory, visits.training.loss, buffers)
+        alone = replace(visits, more=None, training=None, trained=trained)
+        calls = task.oracle_calls.copy()
+        work = self.job.algorithm.client(task, shared, self._personal(visits), alone)
+        state = drained(sieve.through(work), sender.take)
+        sender.end(sieve.first, task.oracle_calls[visits.clients].tolist(), alone.steps)
+        sender.finish()
+        task.oracle_calls[:] = calls
+        return state
+
+    def overdue(self, number: int) -> Sequence[StagedFrame]:
+        """Take the snapshot of the visit of this turn in place of what it has not put yet; nothing where there is none.
+
+        Called by the main thread when it is high time.
+        """
+        under_way = self.under_way
+        if under_way is None or under_way.number != number or not under_way.snapshot.frames or not under_way.claim():
+            return ()
+        snapshot = under_way.snapshot
+        self._new[snapshot.client] = snapshot.state, 0
+        return snapshot.frames
 
     def _work(self, shared: State, visits: Visits) -> Client:
         """Begin the visits of some clients of one chunk."""
         chunk = self._chunk[int(visits.clients[0])]
         self.job.task.hold(chunk.clients)
-        places = on_device(torch.from_numpy(chunk.places(visits.clients)), self.job.task.device)
-        own = {name: value[places] for name, value in self.states[chunk.number].items()}
         self.job.task.oracle_calls[:] = 0
-        return self.job.algorithm.client(self.job.task, shared, own, visits)
+        return self.job.algorithm.client(self.job.task, shared, self._personal(visits), visits)
+
+    def _personal(self, visits: Visits) -> State:
+        """Return the acknowledged state of some clients of one chunk, ``{name: [c, …]}``."""
+        chunk = self._chunk[int(visits.clients[0])]
+        places = on_device(torch.from_numpy(chunk.places(visits.clients)), self.job.task.device)
+        return {name: value[places] for name, value in self.states[chunk.number].items()}
 
     def _keep(self, visits: Visits, state: State) -> None:
         """Keep visits' new state until it is known what of them counted."""

@@ -66,10 +66,21 @@ class StepClock:
         So many are tried in any case: fewer do not count.
     leaves : float
         When what it sends has to leave, in seconds of the monotonic clock.
+    every : int
+        Steps from one snapshot to the next, which `keep` is told to keep, given the steps taken; 0: there are none.
     """
 
-    def __init__(self, pace: Pace, steps: Ints, least: int, leaves: float) -> None:
+    def __init__(
+        self,
+        pace: Pace,
+        steps: Ints,
+        least: int,
+        leaves: float,
+        every: int = 0,
+        keep: Callable[[int], None] = lambda taken: None,
+    ) -> None:
         self.pace, self.steps, self.least, self.leaves = pace, steps, least, leaves
+        self.every, self.keep = every, keep
         self.whole, self.taken, self.longest = int(steps[0]), 0, 0.0
         self.begun, self.stopped = time.monotonic(), False
 
@@ -79,6 +90,8 @@ class StepClock:
             return False
         if self.taken:
             self.longest = max(self.longest, time.monotonic() - self.begun)
+            if self.every and self.taken % self.every == 0 and self.taken >= self.least:
+                self.keep(self.taken)
             self.pace.until(self.taken / self.whole)
         self.begun = time.monotonic()
         done = max(self.begun + self.longest, self.pace.done_at((self.taken + 1) / self.whole))
