@@ -61,10 +61,9 @@ class Scaffold(FedAvg):
     def layout(self, task: Task) -> Layout:
         from hpcfl.comm.message import Block
 
-        like = task.initial()
-        blocks = {name: Block(tuple(value.shape), value.dtype) for name, value in like.items()}
-        layers = ({name: blocks[name.removeprefix(RISE)] for name in names} for names in self.layers(task))
-        return ({"loss": Block((), task.dtype)}, *list(layers)[::-1])
+        like = {name: Block(tuple(value.shape), value.dtype) for name, value in task.initial().items()}
+        groups = [{name: like[name.removeprefix(RISE)] for name in names} for names in self.layers(task)]
+        return ({"loss": Block((), task.dtype)}, *reversed(groups))
 
     def train(self, task: Task, shared: State, params: State, memory: State, visits: Visits) -> Tensor:
         from hpcfl.learning.optim import Shifted
@@ -93,8 +92,7 @@ class Scaffold(FedAvg):
     def server(self, task: Task, shared: State, sums: Sums) -> State:
         from hpcfl.comm.message import moved
 
-        after = super().server(task, shared, sums)
-        rises = {name: RISE + name.removeprefix(CONTROL) for name in shared if name.startswith(CONTROL)}
-        return after | {
-            name: moved(shared[name], sums.over(rise, task.federation.clients)) for name, rise in rises.items()
-        }
+        after, clients = super().server(task, shared, sums), task.federation.clients
+        for name in task.initial():
+            after[CONTROL + name] = moved(shared[CONTROL + name], sums.over(RISE + name, clients))
+        return after

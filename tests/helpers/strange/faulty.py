@@ -1,4 +1,4 @@
-"""SALF in real time with a client that is slow, one that gets stuck and one that dies, each halfway in a visit."""
+"""Methods in real time with a client that is slow, one that gets stuck and one that dies, each within a visit."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import ClassVar
 
+from hpcfl.algorithms.base import Algorithm
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.heterofl import HeteroFl
 from hpcfl.algorithms.salf import Salf
 
 PATIENCE = 60.0  # seconds after which nobody waits for another one any more
 
 
-class Faulty(Salf):
-    """SALF whose client 1 gets no further than its last layer, as clients 2 and 3 in one visit.
+class Falls(Algorithm):
+    """Stands before a method, whose client 1 gets no further than `before` messages, as clients 2 and 3 in one visit.
 
     In simulated time nothing happens to them.
 
@@ -25,6 +29,7 @@ class Faulty(Salf):
         Folder in which they leave files for each other.
     """
 
+    before: ClassVar[int] = 0
     stuck_in: int = 0
     dies_in: int = 0
     free_in: int = 0
@@ -34,12 +39,11 @@ class Faulty(Salf):
         work = super().client(task, shared, personal, visits)
         if visits.closed is not None:
             (client,), round_ = visits.clients.tolist(), visits.round
-            yield next(work)  # the loss
             if client == 0:
                 self.lead(round_)
             else:
-                yield next(work)  # the last layer's weight and bias
-                yield next(work)
+                for _ in range(self.before):
+                    yield next(work)
                 self.fall_behind(client, round_, visits.closed)
         return (yield from work)
 
@@ -65,3 +69,17 @@ class Faulty(Salf):
         end = time.monotonic() + PATIENCE
         while not self.mark(name).exists() and time.monotonic() < end:
             time.sleep(0.005)
+
+
+class Faulty(Falls, Salf):
+    """SALF: they fall behind with the loss, the last layer's weight and its bias sent."""
+
+    before: ClassVar[int] = 3
+
+
+class FaultyFedAvg(Falls, FedAvg):
+    """FedAvg."""
+
+
+class FaultyHeteroFl(Falls, HeteroFl):
+    """HeteroFL."""
