@@ -77,5 +77,5 @@ class FedNova(FedProx):
     def server(self, task: Task, shared: State, sums: Sums) -> State:
         from hpcfl.comm.message import moved
 
-        steps = float(sums.mean("steps"))
+        steps = sums.mean("steps")  # on the device, which nobody waits for
         return {name: moved(value, sums.mean(name).mul_(steps)) for name, value in shared.items()}

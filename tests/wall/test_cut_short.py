@@ -30,10 +30,10 @@ UNEQUAL = {"name": "digits", "partition": "dirichlet", "alpha": 5.0}
 
 
 def real(world: Any, shared_dir: Path, width: Any = 1, **more: Any) -> dict[str, Any]:
-    """Rounds of 0.6 s, and whole visits of 0.8 s, 1 s and so on; a client on each rank."""
+    """Rounds of 0.6 s, and whole visits of 0.8 s, 0.9 s and so on; a client on each rank."""
     file, clients = shared_dir / "speeds.csv", world.size - 1
     if world.rank == 0:
-        file.write_text("\n".join(["client,seconds", *(f"{client},{0.8 + 0.2 * client}" for client in range(clients))]))
+        file.write_text("\n".join(["client,seconds", *(f"{client},{0.8 + 0.1 * client}" for client in range(clients))]))
     world.meet()
     participation = {"close": "deadline", "deadline": 0.6, "partial": "steps", "min_clients": clients}
     plain = {
@@ -58,7 +58,7 @@ def test_visits_stop_in_time_and_a_replay_takes_as_many_steps(
         data = store.open_run(run)
         steps, least = data["steps"].values, 1 + (algorithm is FEDREP)
         assert (steps >= least).all()
-        seconds = 0.8 + 0.2 * np.arange(world.size - 1)
+        seconds = 0.8 + 0.1 * np.arange(world.size - 1)
         assert (steps <= 0.6 / seconds * STEPS).all()  # no step is done sooner than the speed model says
         assert np.isinf(data["visit_seconds"].values).all()
 
