@@ -35,7 +35,7 @@ def test_a_slow_a_stuck_and_a_dead_client(solo: Any, tmp_path: Path) -> None:
     marks.mkdir()
     when = {"stuck_in": STUCK, "dies_in": DIES, "free_in": FREE, "marks": str(marks)}
     real = {"clock": "wall", "threads": 1, "lane_width": 1, "speed": {"model": "none"}}
-    weary = {"name": "helpers.strange.weary:Weary", **FEDAVG, **when}
+    weary = {"name": "helpers.strange.faulty:Weary", **FEDAVG, **when}
     file = toml({**RUN, **real, "algorithm": weary}, tmp_path / "my.toml")
     driver = [str(ROOT / "tests" / "helpers" / "driver.py"), "run", str(file), "--out", str(run)]
     ended = job("openmpi", RANKS, driver, options=("--with-ft", "ulfm"))

@@ -1,4 +1,7 @@
-"""Methods in real time with a client that is slow, one that gets stuck and one that dies, each within a visit."""
+"""Methods in real time with a client that is slow, one that gets stuck and one that dies, each within a visit.
+
+In simulated time nothing happens to them.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,11 @@ from hpcfl.algorithms.heterofl import HeteroFl
 from hpcfl.algorithms.salf import Salf
 
 PATIENCE = 60.0  # seconds after which nobody waits for another one any more
+PAUSE = 0.4  # seconds that each step of the slow client of `Weary` takes
 
 
-class Falls(Algorithm):
-    """Stands before a method, whose client 1 gets no further than `before` messages, as clients 2 and 3 in one visit.
-
-    In simulated time nothing happens to them.
+class Marked(Algorithm):
+    """What stands before a method of either kind.
 
     Attributes
     ----------
@@ -29,11 +31,24 @@ class Falls(Algorithm):
         Folder in which they leave files for each other.
     """
 
-    before: ClassVar[int] = 0
     stuck_in: int = 0
     dies_in: int = 0
     free_in: int = 0
     marks: str = ""
+
+    def mark(self, name: str) -> Path:
+        return Path(self.marks) / name
+
+    def wait_for(self, name: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while not self.mark(name).exists() and time.monotonic() < end:
+            time.sleep(0.005)
+
+
+class Falls(Marked):
+    """A method whose client 1 gets no further than `before` messages, as clients 2 and 3 in one visit."""
+
+    before: ClassVar[int] = 0
 
     def client(self, task, shared, personal, visits):
         work = super().client(task, shared, personal, visits)
@@ -62,14 +77,6 @@ class Falls(Algorithm):
         if client == 3 and round_ >= self.dies_in:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def mark(self, name: str) -> Path:
-        return Path(self.marks) / name
-
-    def wait_for(self, name: str) -> None:
-        end = time.monotonic() + PATIENCE
-        while not self.mark(name).exists() and time.monotonic() < end:
-            time.sleep(0.005)
-
 
 class Faulty(Falls, Salf):
     """SALF: they fall behind with the loss, the last layer's weight and its bias sent."""
@@ -83,3 +90,23 @@ class FaultyFedAvg(Falls, FedAvg):
 
 class FaultyHeteroFl(Falls, HeteroFl):
     """HeteroFL."""
+
+
+class Weary(Marked, FedAvg):
+    """FedAvg whose client 1 is slow, and whose clients 2 and 3 get stuck and die in the third step of a visit."""
+
+    def local_steps(self, task, visits, phase=0):
+        for number, batch in enumerate(super().local_steps(task, visits, phase)):
+            if visits.closed is not None:
+                self.fall_behind(int(visits.clients[0]), visits.round, number)
+            yield batch
+
+    def fall_behind(self, client: int, round_: int, number: int) -> None:
+        if client == 0 and round_ == self.free_in:
+            self.mark("free").touch()
+        if client == 1:
+            time.sleep(PAUSE)
+        if client == 2 and (round_, number) == (self.stuck_in, 2):
+            self.wait_for("free")
+        if client == 3 and round_ >= self.dies_in and number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
