@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpcfl.algorithms.wrapped import Wrapper, wrapped
+from hpcfl.algorithms.wrapped import Wrapper, changed, wrapped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,14 +49,13 @@ class _Buffered(Wrapper):
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         sent, own = _sent(self, task), _own(self, task)
         begun = _begun(self, task, shared, personal, visits)
-        work = super().client(task, _without(shared, sent), _without(personal, own), visits)
-        while True:
-            try:
-                message = next(work)
-            except StopIteration as end:
-                now = _whole(task).now(visits.clients)
-                return {**end.value, **{name: now[name] for name in own}}
-            yield _with_change(task, message, {name: begun[name] for name in sent}, visits)
+        before = {name: begun[name] for name in sent}
+        after = yield from changed(
+            super().client(task, _without(shared, sent), _without(personal, own), visits),
+            lambda message: _with_change(task, message, before, visits),
+        )
+        now = _whole(task).now(visits.clients)
+        return {**after, **{name: now[name] for name in own}}
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         sent = _sent(self, task)

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hpcfl.algorithms.wrapped import Wrapper, wrapped
+from hpcfl.algorithms.wrapped import Wrapper, changed, wrapped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,16 +69,14 @@ class _Corrected(Wrapper):
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         numbers, change, kept = _numbers(self, task), *self.correction(task, _ours(personal), visits)
-        work = super().client(task, shared, _theirs(personal), visits)
-        while True:
-            try:
-                message = next(work)
-            except StopIteration as end:
-                return {**end.value, **kept}
-            yield {
+        after = yield from changed(
+            super().client(task, shared, _theirs(personal), visits),
+            lambda message: {
                 name: (change(name, numbers[name], value) if name in numbers else value, weight)
                 for name, (value, weight) in message.items()
-            }
+            },
+        )
+        return {**after, **kept}
 
     @abstractmethod
     def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
@@ -91,18 +89,29 @@ class _Corrected(Wrapper):
         return super().between(task, shared, _theirs(personal), visits)
 
 
-class _Known(_Corrected):
-    def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
-        return lambda name, number, value: value / _column(visits.arrival[:, number - 1], value), {}
+class _Scaled(_Corrected):
+    """Each value is scaled, and the server divides by the weights of more clients than have arrived."""
+
+    def counted(self, sums: Sums) -> Sequence[int] | Ints:
+        """Return the clients by whose weights the server divides."""
+        return self.members
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         from hpcfl.comm.message import CorrectedSums
 
-        over = _weight(self, task, sums.cohort)
+        over = _weight(self, task, self.counted(sums))
         return super().step(task, state, CorrectedSums(sums, dict.fromkeys(_numbers(self, task), over)))
 
 
-class _Estimated(_Corrected):
+class _Known(_Scaled):
+    def correction(self, task: Task, own: State, visits: Visits) -> tuple[Change, State]:
+        return lambda name, number, value: value / _column(visits.arrival[:, number - 1], value), {}
+
+    def counted(self, sums: Sums) -> Sequence[int] | Ints:
+        return sums.cohort
+
+
+class _Estimated(_Scaled):
     def init_client(self, task: Task, client: int) -> State:
         import torch
 
@@ -123,12 +132,6 @@ class _Estimated(_Corrected):
             return value * _column(weight, value)
 
         return change, kept
-
-    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        from hpcfl.comm.message import CorrectedSums
-
-        over = _weight(self, task, self.members)
-        return super().step(task, state, CorrectedSums(sums, dict.fromkeys(_numbers(self, task), over)))
 
 
 class _Remembered(_Corrected):

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.wrapped import changed
 from hpcfl.base.errors import UsageError, refusal
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import By, Client
     from hpcfl.base.types import Ints, Shape, State
-    from hpcfl.comm.message import Layout
+    from hpcfl.comm.message import Layout, Message
     from hpcfl.data import Header
     from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
@@ -133,15 +134,15 @@ class HeteroFl(FedAvg):
         work = super().client(task, own, personal, visits)
         last = task.layer_names()[-1] if self.mask_labels else ()
         present = self._present(task, visits)
-        while True:
-            try:
-                message = next(work)
-            except StopIteration as end:
-                state: State = end.value
-                return state
+
+        def sent(message: Message) -> Message:
+            found: dict[str, tuple[Tensor, Tensor]] = {}
             for name, (value, weight) in message.items():
                 rows = present[: len(value)].view(len(value), -1, *[1] * (value.dim() - 2))
-                yield masked(name, value, rows, weight) if name in last else {name: (value, weight)}
+                found |= masked(name, value, rows, weight) if name in last else {name: (value, weight)}
+            return found
+
+        return (yield from changed(work, sent))
 
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
         present, last = self._present(task, visits), task.layer_names()[-1]

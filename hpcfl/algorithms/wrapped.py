@@ -6,12 +6,17 @@ another. `Config.method` says which stand around a run's method, and in which or
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from hpcfl.algorithms.base import Algorithm
 
 if TYPE_CHECKING:
+    from hpcfl.algorithms.base import Client
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Message
+
     Wrapper = Algorithm
 else:
     Wrapper = object  # the method comes after it among the bases
@@ -30,3 +35,14 @@ def _class(wrapper: type, method: type[Algorithm], held: tuple[tuple[str, Any], 
     for name, value in held:
         setattr(made, name, value)
     return made
+
+
+def changed(work: Client, change: Callable[[Message], Message]) -> Client:
+    """Yield what a change makes of each message of some visits, and return what these return."""
+    while True:
+        try:
+            message = next(work)
+        except StopIteration as end:
+            state: State = end.value
+            return state
+        yield change(message)

@@ -171,8 +171,9 @@ class Sums(ABC):
     def mean(self, name: str) -> Tensor:
         """Return the weighted mean, float64; zero at each coordinate of which nothing was sent."""
         holders = self.holders(name)
-        if holders is None:
-            return self.over(name, self.weight(name))
+        return self.over(name, self.weight(name)) if holders is None else self._over_holders(name, holders)
+
+    def _over_holders(self, name: str, holders: Tensor) -> Tensor:
         total = self.total(name)
         return total.div_(on_device(holders.where(holders > 0, 1.0), total.device))
 
@@ -186,8 +187,8 @@ class Sums(ABC):
 
     def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
         """Return a value after its mean update, or after `over` some other denominator: see `moved`."""
-        if denominator is None and self.holders(name) is not None:
-            return moved(value, self.mean(name))
+        if denominator is None and (holders := self.holders(name)) is not None:
+            return moved(value, self._over_holders(name, holders))
         denominator = self.weight(name) if denominator is None else denominator
         fill = self.fill(name) if value.device.type == "cpu" and value.numel() > PIECE else None
         if fill is None or not self.weight(name):
