@@ -41,7 +41,10 @@ def real(world: Any, width: Any, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a round close when all ranks but the first client's have begun to send their last group."""
+    """Let a round close when it waits for the last group and all ranks but the first client's have begun to send it.
+
+    On a busy machine they may be done before the server has noticed that its state has left: then nothing is under way.
+    """
     from hpcfl.engine.wall import client, server
     from hpcfl.engine.wall.outcome import RoundOutcome
 
@@ -67,7 +70,11 @@ def closes_when_sent(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(server.Server, "_attempt", attempted)
     monkeypatch.setattr(client.ClientRank, "_visit", visited)
     monkeypatch.setattr(client.ClientRank, "_post", posted)
-    monkeypatch.setattr(RoundOutcome, "over", lambda *_: all((shared_dir / each).exists() for each in names[2:]))
+
+    def over(outcome: RoundOutcome, seconds: float) -> bool:
+        return all(lane.pending for lane in outcome.lanes) and all((shared_dir / each).exists() for each in names[2:])
+
+    monkeypatch.setattr(RoundOutcome, "over", over)
 
 
 @pytest.mark.usefixtures("patient", "closes_when_sent")
