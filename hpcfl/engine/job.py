@@ -24,7 +24,6 @@ from hpcfl.config import Config
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_objectives, client_scores
 from hpcfl.learning.task import Task
-from hpcfl.models.foreign import Foreign
 from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
 from hpcfl.schedule.plan import Plan
@@ -101,7 +100,7 @@ class Job:
             check_width(config.lane_width, ranks)
         torch.set_num_threads(threads)
         federation = config.data.federate(config.clients, config.seed, data_dir)
-        if computing is None and not isinstance(config.model, Foreign):
+        if computing is None and config.model.chain:
             computing = config.speed.computing
         how = config.precision, None, config.task, computing
         task = Task(config.model, federation, config.seed, device, *how)
