@@ -24,8 +24,8 @@ class Staleness(ConfigBase):
     """
 
     weight: Literal["constant", "polynomial", "hinge"] = "constant"
-    """s(x), Xie, Koyejo & Gupta, arXiv 1903.03934. ``constant``: 1. ``polynomial``: (1 + x)^−a. ``hinge``: 1 up to b,
-    then 1/(a(x − b) + 1)."""
+    """What a change counts at staleness x (Xie, Koyejo & Gupta, arXiv 1903.03934). ``constant``: 1. ``polynomial``:
+    (1 + x)^−a. ``hinge``: 1 up to b, then 1/(a(x − b) + 1)."""
     a: float | None = Field(None, gt=0)
     """How fast it falls: by default 0.5 of ``polynomial``, FedBuff's, and 10 of ``hinge``."""
     b: int | None = Field(None, ge=0)
