@@ -47,6 +47,7 @@ from hpcfl.schedule.complexity import Oracle
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import Speed
+from hpcfl.schedule.staleness import Staleness
 
 if TYPE_CHECKING:
     from hpcfl.learning.task import Task
@@ -71,10 +72,11 @@ class Config(ConfigBase):
     """Clients per chunk: their computations are batched together. The chunk size decides about the last bits of a
     result, so it follows from the config alone and never from the number of ranks. ``auto``: by the sizes of model and
     federation; in a replay that of the recorded run. Several such chunks of a rank are computed at once where that
-    changes no bit and their models fit the machine's caches: local SGD on stacks of linear layers. In wall time visits of a chunk end together, and those of one that
-    is not complete when the round closes are all lost. There ``auto`` is one by one, as with ``false``, unless rounds
-    wait for all visits, as fast as they go, and each counts as a whole; with more ranks than chunks these are smaller.
-    A number is refused where layers leave one by one, or where the server looks at single messages."""
+    changes no bit and their models fit the machine's caches: local SGD on stacks of linear layers. In wall time
+    visits of a chunk end together, and those of one that is not complete when the round closes are all lost. There
+    ``auto`` is one by one, as with ``false``, unless rounds wait for all visits, as fast as they go, and each counts as
+    a whole; with more ranks than chunks these are smaller. A number is refused where layers leave one by one, or where
+    the server looks at single messages."""
     threads: Literal["auto"] | Count = "auto"
     """Threads per rank within one operation; like the chunk size part of what decides about the last bits. ``auto``: 1
     in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of its host's cores."""
@@ -105,6 +107,7 @@ class Config(ConfigBase):
     server: ServerOptimizer = ServerOptimizer()
     participation: Participation = Participation()
     weighting: Weighting = Weighting()
+    staleness: Staleness = Staleness()
     doubling: Doubling = Doubling()
     guard: Guard = Guard()
     oracle: Oracle = Oracle()
@@ -190,6 +193,10 @@ class Config(ConfigBase):
         self.task.check()
         self.oracle.check()
         self.server.check(self.algorithm, self.doubling)
+        kept_by = f"algorithm.name = '{self.algorithm.name}'" if self.algorithm.keeps_sent else ""
+        if self.weighting.correct == "remembered":
+            kept_by = "weighting.correct = 'remembered'"
+        self.staleness.check(self.speed.rules(self.participation), kept_by)
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)
         how = self.speed.rules(self.participation), self.speed.known(self.clock)

@@ -104,7 +104,7 @@ def embeddings(path: Path, clients: int) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small files of each format: just enough for 100 clients and their classes."""
     home = tmp_path_factory.mktemp("data")
-    images(home / "mnist", "", "train", np.arange(50_000) % 10)
+    images(home / "mnist", "", "train", np.arange(60_000) % 10)
     images(home / "mnist", "", "t10k", np.arange(200) % 10)
     images(home / "emnist", "emnist-balanced-", "train", np.arange(1100) % 11)
     images(home / "emnist", "emnist-balanced-", "test", np.arange(220) % 11)

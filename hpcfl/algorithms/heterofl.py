@@ -5,9 +5,10 @@ from them; the last layer keeps its classes. It trains this smaller model as suc
 server takes for each coordinate the mean over those who hold it, unweighted as the authors do; one that nobody holds
 keeps its value. With rates of 1 and ``mask_labels = false`` this is FedAvg of equal weights.
 
-Left open by the text, or left out: rates stay as they are from round to round (the authors' ``fix``); a visit takes the
-seconds that the speed model says, whatever its rate; models with batch normalisation are refused, so that there are no
-static statistics; gradients are not clipped.
+Rates stay as they are from round to round (the authors' ``fix``) or are dealt anew in each (``redraw``: in exact
+numbers, where the authors' ``dynamic`` draws each client's by itself). Left open by the text, or left out: a visit
+takes the seconds that the speed model says, whatever its rate; models with batch normalisation are refused, so that
+there are no static statistics; gradients are not clipped.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.wrapped import changed
 from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.rng import keyed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +51,9 @@ class HeteroFl(FedAvg):
     the fewest expected seconds per visit the largest one, and so on. ``clients``: client i has ``rates[i]``."""
     shares: tuple[Annotated[float, Field(ge=0)], ...] = ()
     """How the clients are divided among the `rates`, in numbers of any sum. By default equally."""
+    redraw: bool = False
+    """Deal the rates anew in each round: as many clients have each one, but others. Visits then compute and send the
+    whole model with 0 in what they do not hold, and which coordinates these are."""
     scaler: bool = True
     """While training, what each hidden layer puts out before its activation is divided by the rate."""
     mask_labels: bool = True
@@ -75,6 +80,13 @@ class HeteroFl(FedAvg):
         return Algorithm.mean_weights(self)  # its means are over the holders of each coordinate
 
     def holds(self, task: Task) -> Ints:
+        import numpy as np
+
+        levels = self._levels(task)
+        return np.zeros_like(levels) if self.redraw else levels
+
+    def _levels(self, task: Task) -> Ints:
+        """Return which of the `rates` each client has before any redraw, int64 [clients]."""
         import numpy as np
 
         clients = np.arange(task.federation.clients)
@@ -113,8 +125,9 @@ class HeteroFl(FedAvg):
             blocks = {}
             for name, block in group.items():
                 parts = tuple(self.held(block.shape, axes.get(name, {}), rate) for rate in self.rates)
-                blocks[name] = replace(block, parts=() if set(parts) == {block.shape} else parts)
-                if self.mask_labels and name in last:
+                narrow = set(parts) != {block.shape}
+                blocks[name] = replace(block, parts=parts if narrow and not self.redraw else ())
+                if (self.mask_labels and name in last) or (narrow and self.redraw):
                     blocks[HELD + name] = replace(blocks[name], mask=True)
             groups.append(blocks)
         return tuple(groups)
@@ -127,39 +140,66 @@ class HeteroFl(FedAvg):
         from hpcfl.comm.message import masked
         from hpcfl.models.modules.narrow import hidden_axes
 
-        axes, rate = hidden_axes(task.layers), self._rate(task, visits)
-        parts = {name: self.held(value.shape, axes[name], rate) for name, value in shared.items()}
-        placed = self.placed(task, shared, visits.round)
-        own = {name: value[tuple(map(slice, parts[name]))] for name, value in placed.items()}
-        work = super().client(task, own, personal, visits)
-        last = task.layer_names()[-1] if self.mask_labels else ()
-        present = self._present(task, visits)
+        axes, placed = hidden_axes(task.layers), self.placed(task, shared, visits.round)
+        if not self.redraw:  # a chunk's clients are all of one rate
+            rate = self._rates(task, visits)[0]
+            parts = {name: self.held(value.shape, axes[name], rate) for name, value in shared.items()}
+            placed = {name: value[tuple(map(slice, parts[name]))] for name, value in placed.items()}
+        work, masks = super().client(task, placed, personal, visits), self._masks(task, shared, visits)
+        for name in task.layer_names()[-1] if self.mask_labels else ():
+            rows = self._present(task, visits)
+            rows = rows.view(*rows.shape, *[1] * (shared[name].dim() - 1))
+            masks[name] = rows * masks[name] if name in masks else rows
 
         def sent(message: Message) -> Message:
             found: dict[str, tuple[Tensor, Tensor]] = {}
             for name, (value, weight) in message.items():
-                rows = present[: len(value)].view(len(value), -1, *[1] * (value.dim() - 2))
-                found |= masked(name, value, rows, weight) if name in last else {name: (value, weight)}
+                held = masks[name][: len(value)] if name in masks else None
+                found |= {name: (value, weight)} if held is None else masked(name, value, held, weight)
             return found
 
         return (yield from changed(work, sent))
 
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
+        import torch
+
         present, last = self._present(task, visits), task.layer_names()[-1]
-        divisor = self._rate(task, visits) if self.scaler else 1.0
-        if divisor == 1 and not self.mask_labels:
+        rates = self._rates(task, visits)
+        if set(rates) == {1.0} and not self.mask_labels:
             return None
+        divisor = torch.tensor(rates if self.scaler else [1.0], dtype=task.dtype, device=task.device)
+        masks = self._masks(task, shared, visits)
 
         def local(params: State, batch: Batch) -> Tensor:
-            scaled = {name: value if name in last else value / divisor for name, value in params.items()}
+            held = {name: value * masks[name] if name in masks else value for name, value in params.items()}
+            scaled = {
+                name: value if name in last else value / divisor.view(-1, *[1] * (value.dim() - 1))
+                for name, value in held.items()
+            }
             outputs = task.forward(scaled, batch.x, batch.key) * present.unsqueeze(1)
-            return task.loss.mean(outputs, batch) + (task.penalties(params) if task.penalty else 0)
+            return task.loss.mean(outputs, batch) + (task.penalties(held) if task.penalty else 0)
 
         return local
 
-    def _rate(self, task: Task, visits: Visits) -> float:
-        """Return the rate of a chunk's clients."""
-        return self.rates[int(self.holds(task)[visits.clients[0]])]
+    def _rates(self, task: Task, visits: Visits) -> list[float]:
+        """Return the rates of some visits' clients."""
+        levels = self._levels(task)
+        if self.redraw:
+            levels = keyed(task.seed, "rates", visits.round).permutation(levels)
+        return [self.rates[level] for level in levels[visits.clients].tolist()]
+
+    def _masks(self, task: Task, shared: State, visits: Visits) -> State:
+        """Return 1 where visits of rates dealt anew hold a tensor's coordinate, else 0, ``{name: [c, …]}``."""
+        from hpcfl.models.modules.narrow import hidden_axes
+
+        if not self.redraw:
+            return {}
+        axes, rates = hidden_axes(task.layers), self._rates(task, visits)
+        masks = {name: value.new_zeros(len(rates), *value.shape) for name, value in shared.items() if axes[name]}
+        for name, mask in masks.items():
+            for row, rate in zip(mask, rates):
+                row[tuple(map(slice, self.held(row.shape, axes[name], rate)))] = 1
+        return masks
 
     def _present(self, task: Task, visits: Visits) -> Tensor:
         """Return 1 for each class of which a client has training samples, else 0, ``[c, classes]``."""

@@ -283,3 +283,46 @@ def test_together_is_one_by_one(method, make) -> None:
             rounds.step(planned([1] * 5, layers, round_))
     for name, value in one.state.items():
         torch.testing.assert_close(value, other.state[name], atol=1e-5, rtol=1e-4)
+
+
+# ---- rates dealt anew in each round
+
+
+def test_redrawn_rates_are_dealt_in_exact_numbers_and_to_others_in_each_round() -> None:
+    task, method = mlp_task([3] * 10), HeteroFl(rates=(1.0, 0.5), shares=(3, 7), redraw=True)
+    rounds = [method._rates(task, replace(visits_of(task, range(10)), round=number)) for number in range(20)]
+    assert {each.count(1.0) for each in rounds} == {3}
+    whole = np.array(rounds) == 1.0
+    assert whole.any(0).all()
+    assert not whole.all(0).any()
+
+
+@BOTH
+@pytest.mark.parametrize("mask_labels", [False, True])
+def test_a_redrawn_rate_is_that_rate(method, mask_labels: bool) -> None:
+    """Whole tensors with masks come to what parts of tensors come to: one rate for all, so that no deal matters."""
+    keys = {"rates": (0.5,), "lr": 0.1, "batch": 4, "epochs": 2, "momentum": 0.5, "mask_labels": mask_labels}
+    one, other = (Rounds(method(redraw=redraw, **keys), mlp_task(SIZES), 2) for redraw in (False, True))
+    for round_ in range(3):
+        for rounds in (one, other):
+            rounds.step(planned([1, 1, 4, 1, 1], 3, round_))
+    for name, value in one.state.items():
+        torch.testing.assert_close(other.state[name], value, atol=1e-6, rtol=1e-5)
+
+
+def test_a_coordinate_moves_by_the_mean_over_those_who_held_it_this_round() -> None:
+    """Two clients, one of half the width: outside, the other one alone counts, whichever it is."""
+    task = mlp_task([6, 6], hidden=(4,))
+    keys = {"lr": 0.1, "batch": 0, "mask_labels": False, "scaler": False}
+    own = {rate: HeteroFl(rates=(rate,), **keys) for rate in (1.0, 0.5)}
+    method = HeteroFl(rates=(1.0, 0.5), redraw=True, **keys)
+    for round_ in range(3):
+        rates = method._rates(task, replace(visits_of(task, [0, 1]), round=round_))
+        alone = [Rounds(own[rate], task) for rate in rates]
+        for client, rounds in enumerate(alone):
+            rounds.step(planned([1 if each == client else 3 for each in (0, 1)], 2, round_))
+        both = Rounds(method, task)
+        both.step(planned([1, 1], 2, round_))
+        bias = [rounds.state["fc1.bias"] for rounds in alone]
+        whole = bias[rates.index(1.0)]
+        torch.testing.assert_close(both.state["fc1.bias"], torch.cat([(bias[0] + bias[1])[:2] / 2, whole[2:]]))

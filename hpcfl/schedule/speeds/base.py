@@ -23,7 +23,10 @@ CLOSE = 1e-12
 """What a visit's share of its steps may lack, so that rounding costs none: seconds and shares follow from quotients."""
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hpcfl.schedule.participation import Participation
+    from hpcfl.schedule.staleness import Staleness
 
 
 class Speed(ConfigBase):
@@ -98,6 +101,10 @@ class Speed(ConfigBase):
             The local steps of whole visits, where they may be cut short.
         """
         return plan
+
+    def arrived(self, first: int, staleness: Staleness, whole: bool, by_steps: bool) -> Iterator[Plan] | None:
+        """Return rounds that arrivals have ended, from `first` on; None where none are replayed."""
+        return None
 
     def paces(self, seed: int, clients: int) -> Floats:
         """Return every client's expected seconds per visit, float64 [clients]."""
