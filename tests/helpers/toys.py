@@ -45,6 +45,7 @@ PLAIN = SimpleNamespace(  # all of a config that a job looks at
     doubling=Doubling(),
     speed=Equal(),
     guard=Guard(),
+    staleness=Staleness(),
 )
 
 
