@@ -123,7 +123,8 @@ class Rounds:
     def __init__(self, algorithm: Algorithm, task: Task, per_chunk: int | None = None):
         clients = task.federation.clients
         chunks = cut(per_chunk or clients, np.ones(clients), 1, kinds(algorithm, task))
-        self.job = Job(PLAIN, task, algorithm, chunks)  # type: ignore[arg-type]
+        config = SimpleNamespace(**vars(PLAIN), clients=clients)
+        self.job = Job(config, task, algorithm, chunks)  # type: ignore[arg-type]
         self.now: Progress = self.job.begin(0)
 
     @property
