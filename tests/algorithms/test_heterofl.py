@@ -221,6 +221,17 @@ def test_a_normalised_sub_model_is_trained_as_a_small_model_is(scaler: bool, red
     assert all(torch.equal(rounds.state[name], start[name]) for name in task.buffer_names)  # nothing has gathered any
 
 
+def test_normalised_windows_of_all_units_are_the_whole_model() -> None:
+    keys = {"rates": (1.0,), "lr": 0.1, "batch": 5, "mask_labels": False}
+    task = module_task("normed_chain")
+    one, other = (Rounds(with_buffers(method(**keys), task), task) for method in (FedRolex, HeteroFl))
+    for round_ in range(2):
+        for rounds in (one, other):
+            rounds.step(planned([1, 1], 3, round_))
+    for name in task.initial():
+        torch.testing.assert_close(one.state[name], other.state[name])
+
+
 # ---- windows
 
 
