@@ -47,6 +47,7 @@ from hpcfl.schedule.complexity import Oracle
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import Speed
+from hpcfl.schedule.staleness import Staleness
 
 if TYPE_CHECKING:
     from hpcfl.learning.task import Task
@@ -104,6 +105,7 @@ class Config(ConfigBase):
     server: ServerOptimizer = ServerOptimizer()
     participation: Participation = Participation()
     weighting: Weighting = Weighting()
+    staleness: Staleness = Staleness()
     doubling: Doubling = Doubling()
     guard: Guard = Guard()
     oracle: Oracle = Oracle()
@@ -189,6 +191,7 @@ class Config(ConfigBase):
         self.task.check()
         self.oracle.check()
         self.server.check(self.algorithm, self.doubling)
+        self.staleness.check(self.speed.rules(self.participation))
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)
         how = self.speed.rules(self.participation), self.speed.known(self.clock)

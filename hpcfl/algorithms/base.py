@@ -151,6 +151,8 @@ class Algorithm(ConfigBase):
         Clients may differ in the shape of their features; then nothing that depends on this shape is shared.
     fresh : bool
         The method needs new samples of a linear model in each round, and can do nothing with other data.
+    needs_rounds : str
+        Why messages of visits that began with different states cannot be added; empty where they can be.
     own_step : bool
         The server's step gives what is shared a property that the step of a server optimiser would not keep.
     metric_columns : dict of str to str
@@ -162,6 +164,7 @@ class Algorithm(ConfigBase):
     snapshots: ClassVar[bool] = False
     any_shape: ClassVar[bool] = False
     fresh: ClassVar[bool] = False
+    needs_rounds: ClassVar[str] = ""
     own_step: ClassVar[bool] = False
     metric_columns: ClassVar[dict[str, str]] = {}
 

@@ -13,7 +13,7 @@ which round's samples its kernel is of. Before anybody has sent one, there is no
 from __future__ import annotations
 
 from math import sqrt
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -40,6 +40,7 @@ class FedHeNN(Local):
     kernel of its representation, K̄ the mean of those that the clients sent last. The loss recorded includes the term.
     """
 
+    needs_rounds: ClassVar[str] = "it compares the kernels of all clients on the same samples"
     name: Literal["fedhenn"] = "fedhenn"  # type: ignore[assignment]
     eta: float = Field(0.01, ge=0)
     """Strength of the alignment in the first round."""

@@ -53,6 +53,12 @@ class Salf(Algorithm):
     layerwise: ClassVar[bool] = True
 
     def check(self, participation: Participation, known: bool = True) -> None:
+        if participation.by_arrivals and self.rule != "released" and (self.rule, self.missing) != ("paper", "none"):
+            raise UsageError(
+                f"algorithm.missing = '{self.missing}', algorithm.rule = '{self.rule}': chances to arrive have no "
+                "meaning with participation.close = 'arrivals': expected rule = 'paper' with missing = 'none', or "
+                "rule = 'released'"
+            )
         if not known and participation.bound is not None:
             self._check_unknown()
         if self.rule == "inverse-probability" and participation.enough is not None:

@@ -43,6 +43,11 @@ class Weighting(ConfigBase):
                 )
         if self.correct != "none":
             algorithm.mean_weights()
+        if self.correct in ("known", "estimated") and participation.by_arrivals:
+            raise UsageError(
+                f"weighting.correct = '{self.correct}' corrects for those who did not come to a round, which has no "
+                "meaning with participation.close = 'arrivals'; did you mean weighting.correct = 'remembered'?"
+            )
         if self.correct == "known" and participation.close not in ("all", "deadline"):
             raise UsageError(
                 "weighting.correct = 'known' needs the chance to arrive, which is not known for participation.close = "

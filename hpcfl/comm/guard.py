@@ -85,7 +85,7 @@ class Norms:
 
     @classmethod
     def restored(cls, saved: Mapping[str, NDArray[Any]]) -> Norms:
-        return cls(np.split(saved["norms"], np.cumsum(saved["norm_counts"])[:-1])) if saved else cls()
+        return cls(np.split(saved["norms"], np.cumsum(saved["norm_counts"])[:-1])) if "norms" in saved else cls()
 
 
 class Sieve:

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from hpcfl.comm.pool import POOL, SPARE
 Message = Mapping[str, tuple[Tensor, Tensor]]
 """What a client generator yields: ``{block: (value [k, …], weight [k])}`` for the first k rows of its chunk."""
 
+NOTHING: Mapping[str, Floats] = MappingProxyType({})
 HELD = "held "  # before a block's name: the block of its mask
 Fill = Callable[[slice, Floats], None]
 """Writes a piece of a block's total to float64 [n ≤ PIECE]."""
@@ -120,6 +122,26 @@ Layout = tuple[dict[str, Block], ...]
 """The groups of blocks that leave together, in the order in which they leave."""
 
 
+@dataclass(frozen=True)
+class Arrived:
+    """What the visits of a round that arrivals end began with.
+
+    Attributes
+    ----------
+    versions, clients : int64 [n]
+        Whose visits they are, and the rounds whose states they began with.
+    factors : float64 [n]
+        What each change counts by its staleness, see `[staleness]`; values are multiplied by it already.
+    states : dict of int to State
+        The shared states of those rounds.
+    """
+
+    clients: Ints
+    versions: Ints
+    factors: Floats
+    states: Mapping[int, State]
+
+
 class Sums(ABC):
     """Weighted sums of blocks over the visits that counted: what the server's step is given.
 
@@ -131,6 +153,8 @@ class Sums(ABC):
         Chance that nobody's layer l counts, as the speed model has it.
     iterated : State
         What the iterated reduction over the messages that counted has found (`hpcfl.engine.iterated`).
+    arrived : Arrived, optional
+        Where arrivals end rounds: what the visits began with.
     """
 
     def __init__(self, layout: Layout, invited: int | Ints = 0, miss_probability: Floats | None = None) -> None:
@@ -138,6 +162,7 @@ class Sums(ABC):
         self.cohort = np.arange(invited) if isinstance(invited, int) else invited
         self.miss_probability = np.zeros(0) if miss_probability is None else miss_probability
         self.iterated: State = {}
+        self.arrived: Arrived | None = None
 
     @property
     def invited(self) -> int:
@@ -265,13 +290,15 @@ class ExactSums(Sums):
                 self._fixed |= {name: FixedSum(whole, ranks) for name, whole in zip(sizes, wholes)}
         self._sums |= self._fixed
 
-    def add(self, message: Message) -> None:
-        """Add the rows of one chunk."""
+    def add(self, message: Message, factors: Mapping[str, Floats] = NOTHING) -> None:
+        """Add the rows of one chunk; those of some blocks are multiplied by `factors` [k], which are no weights."""
         for name, (value, weight) in message.items():
             if not len(weight):
                 continue
             block, value = self._blocks[name], on_device(value.detach(), self.device)
             self._weights[name][block.part(value)] += float(weight.sum())
+            if name in factors:
+                weight = weight * torch.from_numpy(factors[name][: len(weight)]).to(weight.device)
             if self.device.type == "cpu":
                 self._sums[name].add_rows(block.whole(value), weight.tolist())
             else:
@@ -335,7 +362,8 @@ class CorrectedSums(Sums):
 
     def __init__(self, sums: Sums, weights: Mapping[str, float], added: Mapping[str, Tensor] | None = None) -> None:
         super().__init__(sums.layout, sums.cohort, sums.miss_probability)
-        self.sums, self.others, self.added, self.iterated = sums, weights, added or {}, sums.iterated
+        self.sums, self.others, self.added = sums, weights, added or {}
+        self.iterated, self.arrived = sums.iterated, sums.arrived
 
     def total(self, name: str) -> Tensor:
         return self.sums.total(name)

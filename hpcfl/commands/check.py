@@ -114,12 +114,19 @@ def _closing(job: Job) -> Facts:
     """When rounds close, and what then becomes of visits that are not complete."""
     rules = job.config.speed.rules(job.config.participation)
     ends = []
+    if rules.buffer is not None:
+        ends.append(f"with {rules.buffer} arrivals")
     if rules.enough is not None:
         ends.append(f"{rules.grace:g} s after {rules.enough} visits" if rules.grace else f"with {rules.enough} visits")
     if isinstance(rules.bound, float):
         ends.append(f"after {rules.bound:g} s")
     elif rules.bound is not None:
         ends.append("by an adaptive deadline" if rules.adaptive else "by a schedule of deadlines")
+    if rules.by_arrivals:
+        at_work, most = rules.at_work(job.config.clients), rules.max_staleness
+        old = "" if most is None else f", of {most} versions before at most"
+        yield "closes", f"{' or '.join(ends)}, {at_work} clients being at work{old}"
+        return
     parts = "steps count" if rules.by_steps else "layers count"
     under_way = "nothing counts" if job.planner.whole and not rules.by_steps else parts
     yield "closes", f"{' or '.join(ends)}; of visits under way {under_way}" if ends else "with the last visit"
@@ -271,8 +278,19 @@ def _memory(job: Job, ranks: int) -> Facts:
     data = max(int(count) * prod(shape) * 4 for count, shape in zip(federation.train_sizes, federation.shapes))
     # parameters and gradients of a chunk, sums; personal state, data and kept blocks of the clients of a rank
     each_client = job.personal_bytes + data + _kept(job)
-    total = max(job.task.nbytes, _message(job)) * (3 * size + 6) + held * each_client
-    yield "memory", f"about {round(total / 1e6)} MB per client rank beside torch and MPI"
+    versions = _versions(job) * job.task.nbytes
+    total = max(job.task.nbytes, _message(job)) * (3 * size + 6) + held * each_client + versions
+    of_these = f", {round(versions / 1e6)} of them for states in clients' hands" if versions else ""
+    yield "memory", f"about {round(total / 1e6)} MB per client rank beside torch and MPI{of_these}"
+
+
+def _versions(job: Job) -> int:
+    """The most states that clients have in their hands beside the newest, each being kept once."""
+    rules = job.config.speed.rules(job.config.participation)
+    if not rules.by_arrivals:
+        return 0
+    old = inf if rules.max_staleness is None or not rules.stop_stale else rules.max_staleness + 1
+    return int(min(rules.at_work(job.config.clients), old))
 
 
 def bounds(job: Job, ranks: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +31,16 @@ class Mnist(Pooled):
         return Pool(images[:, None], labels, tests[:, None], test_labels, PEAK, 10)
 
 
+class Mnist32(Mnist):
+    """MNIST as images like CIFAR-10's: padded with black to 32 x 32, and grey in each of three colours."""
+
+    name: Literal["mnist32"] = "mnist32"  # type: ignore[assignment]
+
+    def load(self, seed: int, data_dir: Path | None) -> Pool:
+        pool = super().load(seed, data_dir)
+        return replace(pool, train_pixels=_coloured(pool.train_pixels), test_pixels=_coloured(pool.test_pixels))
+
+
 class Emnist(Pooled):
     """EMNIST, in the folder ``emnist/`` of the data folder: the IDX files of a split, plain or gzipped."""
 
@@ -53,3 +64,9 @@ class Emnist(Pooled):
         kept = slice(None) if self.first_classes is None else labels < self.first_classes
         # the files hold columns before rows
         return np.ascontiguousarray(images[kept].transpose(0, 2, 1))[:, None], labels[kept]
+
+
+def _coloured(images: Pixels) -> Pixels:
+    """Return images ``[n, 1, 28, 28]`` as ``[n, 3, 32, 32]``."""
+    edge = (32 - SIDE) // 2
+    return np.repeat(np.pad(images, ((0, 0), (0, 0), (edge, edge), (edge, edge))), 3, axis=1)

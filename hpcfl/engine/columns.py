@@ -40,6 +40,16 @@ COLUMNS = (
     Column("wire_bytes_in", ("rank",), "int64", "bytes received by MPI calls, evaluation excluded", "bytes"),
     Column("wire_bytes_out", ("rank",), "int64", "bytes sent by MPI calls, evaluation excluded", "bytes"),
 )
+ARRIVALS = [
+    Column("arrival_client", ("arrival",), "int64", "whose visit arrived, in this order; -1: none did"),
+    Column("arrival_version", ("arrival",), "int64", "round whose state it began with"),
+    Column("arrival_staleness", ("arrival",), "int64", "the server's steps since then"),
+    Column("arrival_number", ("arrival",), "int64", "visits that the client had begun before with the same state"),
+    Column("arrival_depth", ("arrival",), "int64", "first layer that counted"),
+    Column("arrival_visit_seconds", ("arrival",), "float64", "seconds that the whole visit takes", "s"),
+    Column("arrival_seconds", ("arrival",), "float64", "when it arrived, since the start of the run", "s"),
+]
+ARRIVAL_STEPS = Column("arrival_steps", ("arrival",), "int64", "local steps that counted")
 ORACLE = (
     Column("gradients", (), "int64", "gradients of single samples, the most that a visit that counted has computed"),
     Column("server_gradients", (), "int64", "gradients of single samples that the server's step has computed"),
@@ -59,6 +69,8 @@ def columns(job: Job) -> list[Column]:
     """All columns of a run; UsageError where a metric has the name of another one."""
     found = [*COLUMNS, *(ORACLE if job.config.oracle.record else ())]
     found += [STEPS] if job.config.participation.by_steps else []
+    if job.config.speed.rules(job.config.participation).by_arrivals:
+        found += ARRIVALS + ([ARRIVAL_STEPS] if job.config.participation.by_steps else [])
     found += [Column(name, (), "float64", text) for name, text in job.algorithm.metric_columns.items()]
     taken = {column.name for column in found}
     for name in job.task.metrics:

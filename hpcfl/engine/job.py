@@ -17,14 +17,14 @@ from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.base.types import Computing, Floats, Ints, Shape, State
 from hpcfl.comm.guard import Norms, RunGuard
 from hpcfl.comm.layers import Layers
-from hpcfl.comm.message import Block, Layout
+from hpcfl.comm.message import Arrived, Block, Layout
 from hpcfl.comm.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.comm.transport import Personal
 from hpcfl.config import Config
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_objectives, client_scores
 from hpcfl.learning.task import Task
-from hpcfl.models.foreign import Foreign
+from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
@@ -40,6 +40,10 @@ class Progress:
         The checkpoint that was last written by this start, or from which it goes on; at the server.
     extras : Extras
         What never leaves the server; elsewhere empty.
+    flights : Flights
+        Where arrivals end rounds: who is at work, with which state.
+    served : dict of int to State
+        Those states by their rounds, on each rank those that its own clients have in their hands, at the server all.
     """
 
     round: int
@@ -50,6 +54,16 @@ class Progress:
     norms: Norms = field(default_factory=Norms)
     saved: Path | None = None
     extras: Extras = field(default_factory=dict)
+    flights: Flights = field(default_factory=lambda: Flights.none(0))
+    served: dict[int, State] = field(default_factory=dict)
+
+    def arrived(self, plan: Plan) -> Arrived | None:
+        """Return what the visits of a round that arrivals end began with; None for other rounds."""
+        if (known := plan.arrivals) is None:
+            return None
+        return Arrived(
+            plan.cohort, known.versions, known.factors, {v: self.served[v] for v in {*known.versions.tolist()}}
+        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +100,7 @@ class Job:
             check_width(config.lane_width, ranks)
         torch.set_num_threads(threads)
         federation = config.data.federate(config.clients, config.seed, data_dir)
-        if computing is None and not isinstance(config.model, Foreign):
+        if computing is None and config.model.chain:
             computing = config.speed.computing
         how = config.precision, None, config.task, computing
         task = Task(config.model, federation, config.seed, device, *how)
@@ -144,7 +158,8 @@ class Job:
         """Who is invited, when rounds close, how far visits come."""
         config, sizes = self.config, self.task.federation.train_sizes
         rules = config.participation, config.speed, self.algorithm
-        return Planner(*rules, sizes, self._work_fractions(), config.seed, config.clock, config.doubling)
+        facts = sizes, self._work_fractions(), config.seed
+        return Planner(*rules, *facts, config.clock, config.doubling, config.staleness)
 
     @cached_property
     def warnings(self) -> dict[str, str]:
@@ -196,7 +211,7 @@ class Job:
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
         shared, stage = self.task.start.given(self.algorithm.init_server(self.task)), self.planner.first_stage
         extras = self.algorithm.init_extras(self.task) if rank == 0 else {}
-        return Progress(0, shared, personal, stage=stage, extras=extras)
+        return Progress(0, shared, personal, stage=stage, extras=extras, flights=Flights.none(self.config.clients))
 
     def hosted(self, rank: int) -> list[Chunk]:
         """Return the chunks that a rank hosts."""
@@ -231,7 +246,7 @@ class Job:
         steps = None if plan.steps is None else plan.steps[rows]
         if closed is not None and steps is not None:
             steps = self.planner.visit_steps[0][clients]
-        return Visits(plan.round, clients, depth, sizes, plan.arrival[rows], closed, steps)
+        return Visits(plan.round, clients, depth, sizes, plan.arrival[rows], closed, steps, number=plan.number)
 
     def members(self, clients: Ints) -> Ints:
         """Return the places of those `clients` that take part in the run, int64 [n]."""

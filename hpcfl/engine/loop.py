@@ -173,7 +173,9 @@ def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> 
             extras = {
                 name: value.cpu().numpy() if hasattr(value, "cpu") else value for name, value in now.extras.items()
             }
-            clock, memory = now.clock | now.stage.numbers(), now.norms.saved()
-            now.saved = recorder.checkpoint(now.round, shared, parts, clock, memory, lambda: rounds.stale, extras)
+            clock, memory = now.clock | now.stage.numbers(), now.norms.saved() | now.flights.saved()
+            served = {version: arrays(state) for version, state in now.served.items()}
+            how = clock, memory, lambda: rounds.stale, extras, served
+            now.saved = recorder.checkpoint(now.round, shared, parts, *how)
         for _ in parts:
             pass

@@ -185,6 +185,8 @@ class Recorder:
             "layer": job.layers.names,
             "rank": range(ranks),
         }
+        if slots := job.config.speed.rules(job.config.participation).slots(job.config.clients):
+            coords["arrival"] = range(slots)
         self.segment = store.begin(run_dir, columns(job), coords, first, job.config.rounds)
 
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
@@ -230,18 +232,47 @@ class Recorder:
         if self.job.config.participation.by_steps:
             counted = np.zeros_like(plan.depth) if plan.steps is None else np.where(plan.counted, plan.steps, 0)
             steps["steps"] = self._by_client(plan, counted, -1)
-        return steps | {
-            "cohort": self._by_client(plan, 1, 0),
-            "arrived": self._by_client(plan, plan.counted, 0),
-            "version": self._by_client(plan, plan.round, -1),
-            "depth": self._by_client(plan, plan.depth, -1),
-            "blocks": self._by_client(plan, plan.layers + 1 - plan.depth, 0),
-            "visit_seconds": self._by_client(plan, plan.seconds, np.nan),
-            "void": not plan.counted.any(),
-            "repeats": plan.repeats,
-            "deadline": plan.closes_after,
-            "round_seconds": plan.duration,
-            "message_bytes": int(self._sent(plan, bytes=True).sum()),
+        return (
+            steps
+            | self._arrival_columns(plan)
+            | {
+                "cohort": np.isin(np.arange(self.job.config.clients), plan.invited),
+                "arrived": self._by_client(plan, plan.counted, 0),
+                "version": self._by_client(plan, plan.round if plan.arrivals is None else plan.arrivals.versions, -1),
+                "depth": self._by_client(plan, plan.depth, -1),
+                "blocks": self._by_client(plan, plan.layers + 1 - plan.depth, 0),
+                "visit_seconds": self._by_client(plan, plan.seconds, np.nan),
+                "void": not plan.counted.any(),
+                "repeats": plan.repeats,
+                "deadline": plan.closes_after,
+                "round_seconds": plan.duration,
+                "message_bytes": int(self._sent(plan, bytes=True).sum()),
+            }
+        )
+
+    def _arrival_columns(self, plan: Plan) -> dict[str, Any]:
+        """The columns of the visits of a round that arrivals end, in the order in which they came."""
+        if (known := plan.arrivals) is None:
+            return {}
+        order = np.argsort(known.times, kind="stable")
+        columns: dict[str, Ints | Floats] = {
+            "client": plan.cohort,
+            "version": known.versions,
+            "staleness": plan.round - known.versions,
+            "number": known.numbers,
+            "depth": plan.depth,
+            "visit_seconds": plan.seconds,
+            "seconds": known.times,
+        }
+        if plan.steps is not None:
+            columns["steps"] = plan.steps
+        rest = (
+            0,
+            self.job.config.speed.rules(self.job.config.participation).slots(self.job.config.clients) - len(order),
+        )
+        return {
+            f"arrival_{name}": np.pad(values[order], rest, constant_values=np.nan if name.endswith("seconds") else -1)
+            for name, values in columns.items()
         }
 
     def oracle_columns(self, plan: Plan, record: Record, sums: Sums) -> dict[str, Any]:
@@ -296,10 +327,11 @@ class Recorder:
         memory: Mapping[str, Any],
         stale: Callable[[], Mapping[int, int]] = dict,
         extras: Mapping[str, Any] | None = None,
+        served: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> Path:
         """Write a checkpoint of the state after `done` rounds, and say whose personal state in it is `stale`."""
         keep = self.job.config.checkpoint.keep
-        path = store.save(self.run_dir, done, shared, personal, clock, keep, memory, stale, extras)
+        path = store.save(self.run_dir, done, shared, personal, clock, keep, memory, stale, extras, served)
         for client, round_ in stale().items():
             text = f"the checkpoint after round {done} holds the client's personal state after round {round_}"
             self.segment.event(done - 1, "stale", client, text)

@@ -20,7 +20,7 @@ from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import Rounds
 from hpcfl.engine.record import Record, released
 from hpcfl.learning.batches import Visits
-from hpcfl.schedule.plan import Plan
+from hpcfl.schedule.plan import Arrivals, Plan
 
 R = TypeVar("R")
 
@@ -72,18 +72,22 @@ class Simulated(Rounds):
 
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, ExactSums]:
         """Carry out the next round: who counts, and how far, was decided before."""
-        self.plans = self.plans or self.job.planner.plans(self.first, lambda: now.stage.number)
+        self.plans = self.plans or self.job.planner.plans(self.first, lambda: now.stage.number, now.flights)
         plan = next(self.plans)
         self.transport.count()
         now.shared = self.transport.invite(now.shared)
-        told = self.job.layout, plan.cohort, plan.miss_probability, self.job.task.device
+        told = self.job.layout, plan.invited, plan.miss_probability, self.job.task.device
         sums = ExactSums(*told, self.transport.size, self.job.sent(plan))
+        if plan.arrivals is not None:
+            now.served[now.round] = now.shared
+            sums.arrived = now.arrived(plan) if self.serves else None
         kept: list[Message] = []
         record.measure_norms(self.job.config.clients, self.job.guard.limits(now.norms))
         with record.timed("compute_seconds"):
             self._between(now)
-            for chunk in self.mine:
-                record.visits += visit(self.job, plan, chunk, now, sums, kept, record)
+            for part in plan.parts():
+                for chunk in self.mine:
+                    record.visits += visit(self.job, part, chunk, now, sums, kept, record)
         record.gradients = int(self.job.task.oracle_calls.max())
         self.job.task.oracle_calls[:] = 0
         with record.timed("wait_seconds"):
@@ -91,7 +95,17 @@ class Simulated(Rounds):
         if self.job.iterated is not None:
             sums.iterated = self._iterated(self.job.iterated, now.shared, kept, record)
         record.count_bytes(self.transport)
+        if plan.arrivals is not None:
+            now.served = {v: now.served[v] for v in self._held(plan.arrivals) if v in now.served}
         return plan, sums if self.serves else ExactSums(())
+
+    def _held(self, arrivals: Arrivals) -> set[int]:
+        """Return the rounds whose states this rank needs: its own clients have them in their hands, or it serves."""
+        own = arrivals.served
+        if not self.serves:
+            hosted = np.concatenate([chunk.clients for chunk in self.mine])
+            own = own[np.isin(arrivals.waiting, hosted)]
+        return set(own.tolist())
 
     def _between(self, now: Progress) -> None:
         """Let all clients do what they do when a round has ended, but those that are held out."""
@@ -155,9 +169,12 @@ def visit(
     personal, whole = now.personal[chunk.number], on_device(torch.from_numpy(places), device)
     own = {name: value[whole] for name, value in personal.items()}
     sieve = job.guard.sieve(len(rows), record.limits)
-    client = sieve.through(job.algorithm.client(job.task, now.shared, own, job.visits(plan, rows)))
-    take = sums.add
-    if kept is not None and job.keeps:
+    shared = now.shared if plan.arrivals is None else now.served[plan.round]
+    client = sieve.through(job.algorithm.client(job.task, shared, own, job.visits(plan, rows)))
+    take: Callable[[Message], None] = sums.add
+    if plan.arrivals is not None:
+        take = partial(sums.add, factors=dict.fromkeys(job.layers.of, plan.arrivals.factors[rows]))
+    elif kept is not None and job.keeps:
         kept.append(blank(job.keeps, len(clients)))
         take = partial(_take, sums, kept[-1])
     after, rejected = drained(client, take), job.guard.rejections(clients, sieve)

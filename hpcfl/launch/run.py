@@ -29,6 +29,7 @@ from hpcfl.launch.device import fixed_arithmetic, other_device, placed
 from hpcfl.launch.failure import ERROR_FILE, fail, note, noted, raise_together
 from hpcfl.launch.profile import gathered, report
 from hpcfl.launch.request import RunRequest
+from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
 
 if TYPE_CHECKING:
@@ -269,9 +270,11 @@ def _begun(job: Job, request: RunRequest, rank: int) -> Progress:
     now.round, now.stage = saved.round, Stage.of(saved.clock)
     now.clock = {name: saved.clock[name] for name in now.clock}
     now.norms = Norms.restored(saved.memory)
+    now.flights = Flights.restored(saved.memory, job.config.clients)
     store.check_shared(saved.shared, now.shared)
     hosted = [client for chunk in job.hosted(rank) for client in chunk.clients.tolist()]
     store.check_personal(path, hosted, job.like, job.task.federation.shapes)
+    now.served = {version: restored(now.shared, state) for version, state in saved.served.items()}
     now.shared, now.extras = restored(now.shared, saved.shared), restored(now.extras, saved.extras)
     for chunk in job.hosted(rank):
         state = now.personal[chunk.number]

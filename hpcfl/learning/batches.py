@@ -18,6 +18,7 @@ from hpcfl.base.types import Floats, Ints, State
 from hpcfl.learning.held import Samples
 
 PHASE_STEPS = 2**32  # more steps than a phase of a visit has
+PHASES = 2**16  # more phases than a visit has
 PADDING = 4  # pixels around an image before it is cropped
 
 
@@ -63,6 +64,8 @@ class Visits:
     """In real time: told how far training has come, where snapshots are wanted."""
     trained: Training | None = None
     """What training has come to, of visits that are a snapshot of others: they train no more."""
+    number: int = 0
+    """How many visits these clients have begun before with the same state: each draws batches of its own."""
 
     @classmethod
     def for_test(cls, round: int, clients: Ints) -> Visits:
@@ -142,6 +145,7 @@ def batches(
     fill: float | None = None,
 ) -> Iterator[Batch]:
     """See `Task.batches`; `data` are each client's samples, with `fill` images are cropped and mirrored."""
+    phase += PHASES * visits.number
     index = orders(visits, [len(samples.y) for samples in data], seed, size, epochs, steps, phase)
     counts, width = (index >= 0).sum(2).tolist(), index.shape[2]
     (x, y), starts = _together(data)

@@ -19,8 +19,7 @@ from hpcfl.data import Federation
 from hpcfl.data.base import Piece
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.loss import PerSample, class_axis
-from hpcfl.models import Model
-from hpcfl.models.foreign import Foreign
+from hpcfl.models import Model, ModuleModel
 from hpcfl.models.modules.layers import Layer
 from hpcfl.models.modules.tracing import examined
 from hpcfl.models.modules.whole import Whole
@@ -48,7 +47,7 @@ def units(
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(key_as_seed(seed, "initial values"))  # not those of GPUs too
-        if isinstance(model, Foreign):
+        if isinstance(model, ModuleModel):
             shapes = tuple(piece.shape for piece in federation.pieces)
             module = model.module(shapes or shape, federation.classes).to(dtype)
             where = f"model.name = '{model.name}'"

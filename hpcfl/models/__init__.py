@@ -5,9 +5,9 @@ from __future__ import annotations
 from hpcfl.base.plugins import outside
 from hpcfl.base.registry import lookup, registered
 from hpcfl.models import foreign
-from hpcfl.models.base import Chance, Model, Width
+from hpcfl.models.base import Chance, Model, ModuleModel, Width
 
-__all__ = ["Chance", "Model", "Width", "model_class", "models"]
+__all__ = ["Chance", "Model", "ModuleModel", "Width", "model_class", "models"]
 
 
 def models() -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
+from hpcfl.base.types import Shape
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,5 +39,18 @@ class Model(ConfigBase):
         """Return the named layers, first one first, freshly initialised from torch's global generator.
 
         A layer in SALF's sense is a module with weight and bias, with what follows it up to the next.
+        """
+        raise NotImplementedError
+
+
+class ModuleModel(Model):
+    """Base of models that are one ``torch.nn.Module``; its layers are found by tracing."""
+
+    chain: ClassVar[bool] = False
+
+    def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> nn.Module:
+        """Return a new module, its values drawn from torch's global generator; UsageError where it cannot be made.
+
+        Where a sample is a tuple of tensors, shape is the tuple of their shapes, and the module is called with as many.
         """
         raise NotImplementedError

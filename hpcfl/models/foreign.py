@@ -10,14 +10,14 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.plugins import outside, reason
 from hpcfl.base.types import Shape
-from hpcfl.models.base import Model
+from hpcfl.models.base import Model, ModuleModel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,23 +26,15 @@ GIVEN = ("shape", "classes")
 TYPES = {each.__name__: each for each in (bool, int, float, str)}
 
 
-class Foreign(Model):
+class Foreign(ModuleModel):
     """A module that a factory makes: ``factory(shape=…, classes=…, **keys)``, shape being that of one sample.
 
-    Where a sample is a tuple of tensors, shape is the tuple of their shapes, and the module is called with as many.
+    What the factory raises becomes a UsageError in one line.
     """
 
     model_config = ConfigDict(protected_namespaces=())
-    chain: ClassVar[bool] = False
 
     def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> nn.Module:
-        """Return a new module, its values drawn from torch's global generator.
-
-        Raises
-        ------
-        UsageError
-            In one line: what the factory raises, or what it makes if that is no module.
-        """
         from torch import nn
 
         where, fields = f"model.name = '{self.name}'", type(self).model_fields

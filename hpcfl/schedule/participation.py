@@ -15,6 +15,16 @@ from hpcfl.base.errors import UsageError, check_within, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
 
+ARRIVALS = (
+    "concurrency",
+    "buffer",
+    "max_staleness",
+    "stop_stale",
+    "dispatch",
+    "once_per_version",
+    "max_seconds",
+)
+"""Keys that are for rounds which arrivals end."""
 Deadline = float | Literal["adaptive"] | tuple[tuple[int, float], ...]
 
 
@@ -30,9 +40,10 @@ class Participation(ConfigBase):
     """``all``: everybody. ``uniform``: `size` clients, drawn anew for each round."""
     size: int | None = Field(None, ge=1)
     """Clients invited per round (``uniform`` only, which needs it); at most those that take part."""
-    close: Literal["all", "first", "quorum", "deadline"] = "all"
+    close: Literal["all", "first", "quorum", "deadline", "arrivals"] = "all"
     """What ends a round. ``all``: the last visit. ``first``: the first `first` visits. ``quorum``: that `grace` seconds
-    have passed since the first `quorum` visits were there. ``deadline``: that `deadline` has passed."""
+    have passed since the first `quorum` visits were there. ``deadline``: that `deadline` has passed. ``arrivals``: that
+    `buffer` visits have arrived, whichever state they began with; nobody is waited for, and others go on."""
     first: int | None = Field(None, ge=1)
     """Visits that a round waits for (``close = "first"`` only, which needs it); at most as many as are invited."""
     quorum: int | None = Field(None, ge=1)
@@ -43,7 +54,26 @@ class Participation(ConfigBase):
     deadline: Deadline | None = None
     """Seconds above 0 after which a round closes, fewer or more of them from some rounds on (``[[0, 1.0], [100,
     0.5]]``), or what past visits suggest (``adaptive``). With ``close = "deadline"`` it is 1.0 by default; beside
-    ``first`` and ``quorum`` it is an upper bound, by default none."""
+    ``first``, ``quorum`` and the `buffer` of ``arrivals`` it is an upper bound, by default none."""
+    concurrency: int | None = Field(None, ge=1)
+    """Clients at work at any time (``close = "arrivals"`` only); by default all that take part."""
+    buffer: int | None = Field(None, ge=1)
+    """Visits that have to arrive for the server to take a step, K (``close = "arrivals"`` only, which needs it or a
+    `deadline`); at most `concurrency`."""
+    max_staleness: int | None = Field(None, ge=0)
+    """Visits that began more versions ago than this do not count (``close = "arrivals"`` only); by default all do."""
+    stop_stale: bool = False
+    """Stop a visit as soon as it is too old by `max_staleness`, and send a client out instead; else it goes on to its
+    end, in vain (``close = "arrivals"`` only)."""
+    dispatch: Literal["uniform", "reporter"] = "uniform"
+    """Who is sent out when a client has reported (``close = "arrivals"`` only). ``uniform``: any of those that are not
+    at work, drawn uniformly. ``reporter``: the same one."""
+    once_per_version: bool = False
+    """Send a client out at most once with the same state (``close = "arrivals"`` only); else one that has reported may
+    begin anew with it, with other samples."""
+    max_seconds: float | None = Field(None, gt=0)
+    """Seconds after which a visit reports what it has done, as `partial` says (``close = "arrivals"`` only); by default
+    it takes as long as it takes."""
     adaptive_quantile: float = Field(0.9, gt=0, le=1)
     """Quantile of the past visits' seconds that an adaptive deadline is."""
     adaptive_window: int = Field(100, ge=1)
@@ -68,6 +98,7 @@ class Participation(ConfigBase):
         "quorum": ("close", "quorum"),
         "grace": ("close", "quorum"),
         "deadline": ("close", "deadline"),
+        **dict.fromkeys(ARRIVALS, ("close", "arrivals")),
     }
     """Keys that an overlay with another word for that choice does not inherit."""
 
@@ -118,6 +149,7 @@ class Participation(ConfigBase):
         if self.grace is not None and self.close != "quorum":
             raise UsageError("participation.grace is only for close = 'quorum'")
         self._check_deadline()
+        self._check_arrivals(clients)
         most = self.enough or self.invited(clients)
         check_within("participation.min_clients", self.min_clients, 0, most)
 
@@ -159,6 +191,51 @@ class Participation(ConfigBase):
             if seconds <= 0:
                 where = f" from round {start} on" if len(steps) > 1 else ""
                 raise UsageError(f"participation.deadline: expected seconds above 0, got {seconds}{where}")
+
+    def _check_arrivals(self, clients: int) -> None:
+        if self.close != "arrivals":
+            for key in ARRIVALS:
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise UsageError(f"participation.{key} is only for close = 'arrivals', got close = '{self.close}'")
+            return
+        members, most = clients - self._held, self.at_work(clients)
+        check_within("participation.concurrency", most, 1, members)
+        if self.buffer is None and self.deadline is None:
+            raise UsageError("participation.buffer: close = 'arrivals' needs it, or a participation.deadline")
+        if self.buffer is not None:
+            check_within("participation.buffer", self.buffer, 1, most)
+        elif not self.once_per_version:
+            raise UsageError(
+                "participation.once_per_version: expected true where a deadline alone ends rounds of close = "
+                "'arrivals', or a participation.buffer"
+            )
+        for key, good, why in (
+            ("invite", "all", "sends out whom participation.dispatch says"),
+            ("min_clients", 0, "repeats no round"),
+        ):
+            if (value := getattr(self, key)) != good:
+                raise UsageError(f"participation.{key}: close = 'arrivals' {why}: expected {good!r}, got {value!r}")
+        if self.deadline == "adaptive":
+            raise UsageError("participation.deadline: expected seconds with close = 'arrivals', got 'adaptive'")
+        if self.stop_stale and self.max_staleness is None:
+            raise UsageError("participation.stop_stale = true needs participation.max_staleness")
+        if self.partial in ("layers", "steps") and self.max_seconds is None:
+            raise UsageError(
+                f"participation.partial = '{self.partial}': with close = 'arrivals' only participation.max_seconds "
+                "cuts visits short, and there is none"
+            )
+
+    @property
+    def by_arrivals(self) -> bool:
+        return self.close == "arrivals"
+
+    def slots(self, clients: int) -> int:
+        """Return how many visits may arrive in a round that arrivals end, 0 for other rounds."""
+        return (self.buffer or clients) if self.by_arrivals else 0
+
+    def at_work(self, clients: int) -> int:
+        """Return how many of `clients` are at work at any time, where arrivals end rounds."""
+        return clients - self._held if self.concurrency is None else self.concurrency
 
     @property
     def by_steps(self) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, nan
+from math import inf, isnan, nan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,40 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class Arrivals:
+    """What is known of the visits of a round that arrivals end, [n] each.
+
+    Attributes
+    ----------
+    versions, numbers : int64
+        The round whose state each visit began with, and how many the client had begun before with the same.
+    times : float64
+        When each arrived, in seconds since the start of the run.
+    factors : float64
+        What each change counts by its staleness.
+    waiting, served : int64 [m]
+        Who was at work when it ended, ascending ids, and the rounds whose states they had in their hands.
+    """
+
+    versions: Ints
+    numbers: Ints
+    times: Floats
+    factors: Floats
+    waiting: Ints
+    served: Ints
+
+    def of(self, rows: Ints) -> Arrivals:
+        """Return the same of some visits."""
+        return replace(
+            self,
+            versions=self.versions[rows],
+            numbers=self.numbers[rows],
+            times=self.times[rows],
+            factors=self.factors[rows],
+        )
+
+
+@dataclass(frozen=True)
 class Plan:
     """One round, decided: in simulated time a pure function of config and round, evaluated alike on every rank.
 
@@ -98,6 +132,11 @@ class Plan:
         Void attempts before this one.
     steps : int64 [n] or None
         Local steps of each visit that count, 0 where nothing does; None: visits are not cut short at a step.
+    arrivals : Arrivals, optional
+        Where arrivals end rounds: which states the visits began with. The cohort is whose visits arrived, ascending,
+        and may name a client more than once, its visits in the order of their arrival.
+    number : int
+        How many visits these clients have begun before with the same state.
     """
 
     round: int
@@ -110,6 +149,8 @@ class Plan:
     closes_after: float = nan
     repeats: int = 0
     steps: Ints | None = None
+    arrivals: Arrivals | None = None
+    number: int = 0
 
     @classmethod
     def nobody(cls, round: int, layers: int, closes_after: float = nan, repeats: int = 0) -> Plan:
@@ -117,6 +158,42 @@ class Plan:
         none: Ints = np.zeros(0, dtype=np.int64)
         chances = np.zeros((0, layers)), np.ones(layers)
         return cls(round, none, np.zeros(0), none, 0.0, *chances, closes_after, repeats)
+
+    @property
+    def invited(self) -> Ints:
+        """Whose visits might have counted, ascending ids, int64 [n].
+
+        With arrivals those are who has arrived, and where time alone ends rounds who was at work when it did.
+        """
+        if self.arrivals is None or isnan(self.closes_after):
+            return self.cohort
+        return np.union1d(self.cohort, self.arrivals.waiting)
+
+    def parts(self) -> list[Plan]:
+        """Return the visits that can be done together, of one state and at most one of each client, in their order.
+
+        The `round` of such a part is the one whose state the visits began with.
+        """
+        if self.arrivals is None:
+            return [self]
+        first = np.searchsorted(self.cohort, self.cohort)
+        wave = np.arange(len(self.cohort)) - first
+        kinds = np.stack([wave, self.arrivals.versions, self.arrivals.numbers], 1)
+        return [self._part(np.flatnonzero((kinds == kind).all(1))) for kind in np.unique(kinds, axis=0)]
+
+    def _part(self, rows: Ints) -> Plan:
+        assert self.arrivals is not None
+        return replace(
+            self,
+            round=int(self.arrivals.versions[rows[0]]),
+            cohort=self.cohort[rows],
+            seconds=self.seconds[rows],
+            depth=self.depth[rows],
+            arrival=self.arrival[rows],
+            steps=None if self.steps is None else self.steps[rows],
+            arrivals=self.arrivals.of(rows),
+            number=int(self.arrivals.numbers[rows[0]]),
+        )
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:

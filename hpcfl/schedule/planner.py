@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.types import Floats, Ints
+from hpcfl.schedule.arrivals import Flights, Queue
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.schedule.speeds.base import CLOSE, Speed
+from hpcfl.schedule.staleness import Staleness
 
 MOST_ATTEMPTS = 1000
 """After so many void attempts at one round it is given up."""
@@ -29,11 +32,14 @@ class Method(Protocol):
 
     layerwise: ClassVar[bool]
     snapshots: ClassVar[bool]
+    needs_rounds: ClassVar[str]
 
     @property
     def splits_last(self) -> bool: ...
     @property
     def name(self) -> str: ...
+    @property
+    def between_rounds(self) -> str: ...
     def invites(self, round: int) -> bool: ...
     def invites_all(self, round: int) -> bool: ...
     def clients_done(self, round: int) -> bool: ...
@@ -52,6 +58,7 @@ class Planner:
     seed: int = 0
     clock: str = "simulated"
     doubling: Doubling = field(default_factory=Doubling)
+    staleness: Staleness = field(default_factory=Staleness)
     _seconds: deque[float] = field(init=False)  # of past visits
 
     def __post_init__(self) -> None:
@@ -89,14 +96,22 @@ class Planner:
             "knows beforehand, so nothing counts of visits that are not complete by then"
         }
 
-    def plans(self, first: int = 0, stage: Callable[[], int] = lambda: 0) -> Iterator[Plan]:
+    def plans(
+        self, first: int = 0, stage: Callable[[], int] = lambda: 0, flights: Flights | None = None
+    ) -> Iterator[Plan]:
         """Yield the plan of each simulated round from `first` on, without end; `stage` says where a run stands by then.
+
+        Where arrivals end rounds, `flights` says who is at work before the first one, and is kept up to date.
 
         Raises
         ------
         RunError
             Where too few visits ever count.
         """
+        if self.speed.rules(self.participation).by_arrivals:
+            taped = self.speed.arrived(first, self.staleness, self.whole, self.participation.by_steps)
+            yield from taped or Queue(self, flights or Flights.none(self.clients)).plans(first)
+            return
         planner = replace(self)  # one that has seen nothing yet
         for round_ in count(0 if self.participation.adaptive else first):  # an adaptive rule must see what came before
             plan = planner._planned(round_, stage())
@@ -195,16 +210,25 @@ class Planner:
         end, speed = attempt.closes_after, self.speed
         if not len(attempt.cohort):
             return Plan.nobody(attempt.round, attempt.layers, end, attempt.number)
-        seconds, depth = speed.seconds(attempt), speed.depth(attempt)
-        late = depth > 1
-        if self.whole:
-            depth = np.where(late, attempt.layers + 1, depth)
-        steps = self._steps(attempt, seconds, end)
-        if steps is not None:
-            depth = np.where(steps > 0, 1, attempt.layers + 1)
+        seconds = speed.seconds(attempt)
+        late, depth, steps = self.cut_short(attempt, seconds)
         duration = (end if late.any() else float(seconds.max())) + speed.communication
         chances = self._chances(attempt)
         return Plan(attempt.round, attempt.cohort, seconds, depth, duration, *chances, end, attempt.number, steps)
+
+    def cut_short(self, attempt: Attempt, seconds: Floats) -> tuple[NDArray[np.bool_], Ints, Ints | None]:
+        """Return whose visits, which take `seconds`, are not complete when the attempt closes by time, and what counts.
+
+        That is the first layer of each, int64 [n], and its steps, see `_steps`.
+        """
+        depth = self.speed.depth(attempt)
+        late = depth > 1
+        if self.whole:
+            depth = np.where(late, attempt.layers + 1, depth)
+        steps = self._steps(attempt, seconds, attempt.closes_after)
+        if steps is not None:
+            depth = np.where(steps > 0, 1, attempt.layers + 1)
+        return late, depth, steps
 
     def _steps(self, attempt: Attempt, seconds: Floats, end: float) -> Ints | None:
         """Return how many local steps of visits that take `seconds` (float64 [n]) count at the `end`, int64 [n].
@@ -302,6 +326,8 @@ def check(
     speed.covers(rounds, clients)
     _check_partial(participation.partial, algorithm)
     _check_snapshot(participation, algorithm)
+    if speed.rules(participation).by_arrivals:
+        _check_arrivals(algorithm)
     if algorithm.invites_all(0) and speed.needs_end:
         raise UsageError(
             f"algorithm.name = '{algorithm.name}' begins with a round that waits for everybody, but the times of "
@@ -330,6 +356,22 @@ def _check_snapshot(participation: Participation, algorithm: Method) -> None:
         why = f"has no meaning with algorithm.name = '{algorithm.name}', which learns in several phases"
     if participation.snapshot and why:
         raise UsageError(f"participation.snapshot = {participation.snapshot} {why}; did you mean 0?")
+
+
+def _check_arrivals(algorithm: Method) -> None:
+    """Refuse a method that cannot do without rounds."""
+    why = algorithm.needs_rounds
+    if algorithm.invites_all(0):
+        why = "it begins with a round of all clients"
+    elif algorithm.clients_done(2):
+        why = "clients are invited once, and all are waited for"
+    elif algorithm.between_rounds:
+        why = f"{algorithm.between_rounds} lets all clients learn after each one"
+    if why:
+        raise UsageError(
+            f"participation.close = 'arrivals': algorithm.name = '{algorithm.name}' needs rounds: {why}; did you mean "
+            "participation.close = 'quorum'?"
+        )
 
 
 def _check_partial(partial: str, algorithm: Method) -> None:

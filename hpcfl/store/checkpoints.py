@@ -49,6 +49,8 @@ class Checkpoint:
         first visit).
     extras : dict
         What never leaves the server: arrays, numbers (0-d arrays) and strings.
+    served : dict of int to dict
+        Shared states of earlier rounds that clients have in their hands, by round.
     """
 
     round: int
@@ -58,6 +60,7 @@ class Checkpoint:
     memory: dict[str, Array] = field(default_factory=dict)
     stale: dict[int, int] = field(default_factory=dict)
     extras: dict[str, Any] = field(default_factory=dict)
+    served: dict[int, dict[str, Array]] = field(default_factory=dict)
 
 
 def save(
@@ -70,11 +73,12 @@ def save(
     memory: Tensors | None = None,
     stale: Callable[[], Mapping[int, int]] = dict,
     extras: Mapping[str, Any] | None = None,
+    served: Mapping[int, Tensors] | None = None,
 ) -> Path:
     """Write the checkpoint after `round` rounds, then delete all but the last `keep` up to this one.
 
-    `shared`, `clock`, `memory`, `extras` are those of `Checkpoint`; dtypes are kept to the bit. `personal` is taken
-    chunk by chunk, so that memory holds one; then `stale` is asked.
+    `shared`, `clock`, `memory`, `extras`, `served` are those of `Checkpoint`; dtypes are kept to the bit. `personal` is
+    taken chunk by chunk, so that memory holds one; then `stale` is asked.
 
     Raises
     ------
@@ -93,6 +97,8 @@ def save(
             _write_shared(file.create_group("shared"), shared)
             _write_shared(file.create_group("extras"), extras or {})
             _write_shared(file.create_group("memory"), memory or {})
+            for version, state in (served or {}).items():
+                _write_shared(file.create_group(f"served/{version}"), state)
             _write_personal(file.create_group("personal"), personal)
             if rounds := stale():
                 file.create_group("stale").update({"ids": [*rounds], "rounds": [*rounds.values()]})
@@ -143,6 +149,10 @@ def load(path: Path, personal: bool = True) -> Checkpoint:
             memory={name: np.asarray(item[()]) for name, item in file.get("memory", {}).items()},
             stale=_read_stale(file),
             extras=extras,
+            served={
+                int(version): {name: np.asarray(item[()]) for name, item in state.items()}
+                for version, state in file.get("served", {}).items()
+            },
         )
 
 

@@ -1,6 +1,6 @@
 """What a table of rounds is made of: columns, dimension scales, fill values; the same in every file of a run.
 
-A column has the round as its first axis, then any of client, layer and rank; the axes carry attached
+A column has the round as its first axis, then any of client, layer, rank and arrival; the axes carry attached
 dimension scales, so that netCDF-4 readers see named dimensions and coordinates.
 """
 
@@ -25,7 +25,7 @@ Coords = Mapping[str, Sequence[int | str] | Array]
 AXES = ("sim_seconds", "wall_seconds", "message_bytes")
 """Columns that readers get as coordinates over the round: a curve may be drawn against any of them."""
 CLIENT = "client"
-LABELS = {"round": "round", "client": "client id", "layer": "layer", "rank": "MPI rank"}
+LABELS = {"round": "round", "client": "client id", "layer": "layer", "rank": "MPI rank", "arrival": "arrival"}
 ROWS = "rows"
 """The one dataset of a growing segment's rows, see `row_type`."""
 
@@ -37,9 +37,9 @@ _TIME_UNITS = {f"{unit}{s}" for unit in ("day", "hour", "minute", "second", "mil
 class Column:
     """One quantity recorded every round.
 
-    `dims` are the axes after the round: any of ``client``, ``layer``, ``rank``; `dtype` is NumPy's, ``bool`` being
-    stored as int8, so that -1 can say "not recorded". ValueError for a name that HDF5 or xarray would misread, and for
-    units that xarray would turn into time deltas: seconds are ``s``.
+    `dims` are the axes after the round: any of ``client``, ``layer``, ``rank``, ``arrival``; `dtype` is NumPy's,
+    ``bool`` being stored as int8, so that -1 can say "not recorded". ValueError for a name that HDF5 or xarray would
+    misread, and for units that xarray would turn into time deltas: seconds are ``s``.
     """
 
     name: str

@@ -18,7 +18,7 @@ from hpcfl.data.bundled import Digits
 from hpcfl.data.cifar import Cifar10, Cifar100
 from hpcfl.data.femnist import Femnist
 from hpcfl.data.formats import pickles
-from hpcfl.data.mnist import Emnist
+from hpcfl.data.mnist import Emnist, Mnist, Mnist32
 from hpcfl.data.sent140 import Sent140, words
 
 
@@ -343,6 +343,19 @@ def test_the_files_of_the_split_are_named(tmp_path):
     refused_by_all(Emnist(split="mnist"), tmp_path, "emnist-mnist-train-images-idx3-ubyte.gz")
     emnist(tmp_path, "balanced", np.arange(60))
     refused_by_all(Emnist(), tmp_path, "emnist-balanced-train-labels", "label 47 of sample 47, expected 0 to 46")
+
+
+def test_mnist32_is_mnist_with_a_black_edge_in_three_colours(tmp_path):
+    (tmp_path / "mnist").mkdir()
+    for part, n in (("train", 60), ("t10k", 20)):
+        write(tmp_path / "mnist" / f"{part}-images-idx3-ubyte", idx_bytes(STROKES[:n]), True)
+        write(tmp_path / "mnist" / f"{part}-labels-idx1-ubyte", idx_bytes(np.arange(n) % 10), True)
+    assert Mnist32().check(4, tmp_path).shapes == ((3, 32, 32),)
+    plain, own = Mnist().load(0, tmp_path), Mnist32().load(0, tmp_path)
+    for one, other in ((plain.train_pixels, own.train_pixels), (plain.test_pixels, own.test_pixels)):
+        assert other.sum() == 3 * one.sum()
+        assert all(np.array_equal(other[:, colour, 2:30, 2:30], one[:, 0]) for colour in range(3))
+    assert np.array_equal(own.train_labels, np.arange(60) % 10)
 
 
 # --- FEMNIST ------------------------------------------------------------------------------------------------

@@ -25,7 +25,10 @@ CLOSE = 1e-12
 Costs = Literal["equal", "parameters"] | tuple[Annotated[float, Field(gt=0)], ...]
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hpcfl.schedule.participation import Participation
+    from hpcfl.schedule.staleness import Staleness
 
 
 class Speed(ConfigBase):
@@ -110,6 +113,10 @@ class Speed(ConfigBase):
             The local steps of whole visits, where they may be cut short.
         """
         return plan
+
+    def arrived(self, first: int, staleness: Staleness, whole: bool, by_steps: bool) -> Iterator[Plan] | None:
+        """Return rounds that arrivals have ended, from `first` on; None where none are replayed."""
+        return None
 
     def paces(self, seed: int, clients: int) -> Floats:
         """Return every client's expected seconds per visit, float64 [clients]."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,13 @@ from hpcfl.base.errors import RunError, UsageError, refusal
 from hpcfl.base.registry import lookup
 from hpcfl.base.types import Computing, Floats, Ints
 from hpcfl.schedule.participation import Participation
-from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.schedule.plan import Arrivals, Attempt, Plan
 from hpcfl.schedule.speeds.base import CLOSE, Costs, Speed
+from hpcfl.schedule.staleness import Staleness
 
 COLUMNS = ("cohort", "version", "depth", "visit_seconds", "round_seconds", "repeats", "deadline")
+ARRIVALS = ("client", "version", "number", "depth", "visit_seconds", "seconds", "steps")
+"""Columns of a run whose rounds arrivals ended; they begin with ``arrival_``."""
 STEPS = "steps"
 """The column of a run whose visits may be cut short at a step."""
 
@@ -63,6 +67,8 @@ class Tape:
     closes_after: Floats
     steps: Ints | None = None
     """None: visits were not cut short at a step."""
+    arrivals: Mapping[str, NDArray[Any]] | None = None
+    """By round, the visits that ended it in the order of their arrival; None: arrivals did not end rounds."""
 
     @classmethod
     def read(cls, run: str) -> Tape:
@@ -83,12 +89,14 @@ class Tape:
         lacking = [name for name in COLUMNS if name not in data]
         if lacking:
             raise UsageError(f"speed.run: '{run}' did not record {', '.join(lacking)}: run it again")
-        cohort, *rest = (data[name].values for name in COLUMNS)
+        cohort, version, depth, seconds, duration, repeats, end = (data[name].values for name in COLUMNS)
         steps = data[STEPS].values if STEPS in data else None
         chunk = int(data.attrs.get("chunk", 1))  # runs of before had replays that compute one by one
         computing = json.loads(data.attrs.get("computing", "{}")).get("how", "vmapped")  # likewise
-        tape = cls(config, chunk, computing, data.sizes["layer"], cohort == 1, *rest)
-        return replace(tape, steps=steps)
+        facts = version, depth, seconds, duration, repeats, end
+        tape = cls(config, chunk, computing, data.sizes["layer"], cohort == 1, *facts)
+        arrivals = {name: data[f"arrival_{name}"].values for name in ARRIVALS if f"arrival_{name}" in data}
+        return replace(tape, steps=steps, arrivals=arrivals or None)
 
     @property
     def rounds(self) -> int:
@@ -152,7 +160,7 @@ class Trace(Speed):
                 f"speed.run: '{self.run}' recorded {tape.layers} layers, the model of this config has {layers}"
             )
         stale = tape.stale(rounds)
-        if len(stale):
+        if len(stale) and tape.arrivals is None:
             raise RunError(
                 f"speed.run: '{self.run}' used visits to older states in round {stale[0]}, which no replay can"
             )
@@ -193,6 +201,47 @@ class Trace(Speed):
         else:  # what visits had done that were cut short at a step are no layers
             depth = np.where(self._in_time(plan), depth, plan.layers + 1)
         return replace(plan, depth=depth, duration=float(self.tape.duration[plan.round]), steps=steps)
+
+    def arrived(self, first: int, staleness: Staleness, whole: bool, by_steps: bool) -> Iterator[Plan] | None:
+        if self.tape.arrivals is None:
+            return None
+        return (self._round(round_, staleness, whole, by_steps) for round_ in range(first, self.tape.rounds))
+
+    def _round(self, round: int, staleness: Staleness, whole: bool, by_steps: bool) -> Plan:
+        """Return a round that arrivals ended; who is still at work then is known of who has arrived later."""
+        tape = self.tape
+        assert tape.arrivals is not None
+        there = np.flatnonzero(tape.arrivals["client"][round] >= 0)
+        order = there[np.argsort(tape.arrivals["client"][round][there], kind="stable")]
+        now = {name: values[round][order] for name, values in tape.arrivals.items()}
+        cohort, depth, steps = now["client"], now["depth"], now.get("steps")
+        if whole and steps is None:
+            depth = np.where(depth > 1, tape.layers + 1, depth)
+        later, version = (tape.arrivals[name][round + 1 :].ravel() for name in ("client", "version"))
+        begun = (later >= 0) & (version <= round)
+        waiting, places = np.unique(later[begun], return_index=True)
+        others = np.setdiff1d(np.flatnonzero(tape.cohort[round]), np.union1d(cohort, waiting))
+        served = np.concatenate([version[begun][places], np.full(len(others), -1)])
+        by_id = np.argsort(whom := np.concatenate([waiting, others]))
+        return Plan(
+            round,
+            cohort,
+            now["visit_seconds"],
+            depth,
+            float(tape.duration[round]),
+            np.full((len(cohort), tape.layers), np.nan),
+            np.zeros(tape.layers),
+            float(tape.closes_after[round]),
+            steps=steps if by_steps else None,
+            arrivals=Arrivals(
+                now["version"],
+                now["number"],
+                now["seconds"],
+                staleness.factors(round - now["version"]),
+                whom[by_id],
+                served[by_id],
+            ),
+        )
 
     def _in_time(self, plan: Plan) -> NDArray[np.bool_]:
         """Return whose visits were complete when the recorded round closed, bool [n]."""

@@ -34,7 +34,17 @@ class UniformDepth(Speed):
     def needs_end(self) -> bool:
         return True
 
+    late: Literal["pace", "rounds"] = "pace"
+    """How long a straggler's whole visit takes. ``pace``: by the share of its work that it has done at the deadline.
+    ``rounds``: one that stopped at layer l reports every 2l-th deadline, as SALF's AsyncFL does (only with
+    ``close = "arrivals"``)."""
+
     def check(self, participation: Participation, clock: str = "simulated") -> None:
+        if self.late == "rounds" and not participation.by_arrivals:
+            raise UsageError(
+                f"speed.late = 'rounds' is only for participation.close = 'arrivals', got '{participation.close}'; did "
+                "you mean speed.late = 'pace'?"
+            )
         check_end(participation, "speed.model = 'uniform-depth' says how far stragglers are")
 
     def paces(self, seed: int, clients: int) -> Floats:
@@ -48,7 +58,10 @@ class UniformDepth(Speed):
         return np.where(self._late(attempt), drawn[attempt.cohort], 1).astype(np.int64)
 
     def seconds(self, attempt: Attempt) -> Floats:
-        return seconds_at(attempt, self.depth(attempt))
+        depth = self.depth(attempt)
+        if self.late == "rounds":
+            return attempt.closes_after * np.where(depth > 1, 2.0 * depth, 1.0)
+        return seconds_at(attempt, depth)
 
     def enforced(self, attempt: Attempt) -> Floats:
         """Return paces that do not race with the deadline, float64 [n].
@@ -56,6 +69,8 @@ class UniformDepth(Speed):
         The deadline falls midway, in work, between the first layer that counts being ready and the next one being
         ready; a visit that is in time takes half the deadline.
         """
+        if self.late == "rounds":
+            return self.seconds(attempt) - attempt.closes_after / 2
         done = np.concatenate([[3.0], attempt.work_fractions, [0.0]])  # no layer is before 1: 3 halves the deadline
         depth = self.depth(attempt)
         paces: Floats = 2 * attempt.closes_after / (done[depth] + done[depth - 1])
@@ -104,7 +119,7 @@ class UniformDepth(Speed):
 
 def check_end(participation: Participation, what: str) -> None:
     """Refuse rounds that do not close after given seconds where a speed model says how far visits are by then."""
-    if not participation.by_time:
+    if not participation.by_time and not (participation.by_arrivals and participation.deadline is not None):
         raise UsageError(
             f"{what} at the deadline: expected participation.close = 'deadline', got '{participation.close}'"
         )

@@ -1,0 +1,58 @@
+"""VGG networks with batch normalisation (Simonyan & Zisserman, ICLR 2015, Table 1; Ioffe & Szegedy, ICML 2015)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Literal, cast
+
+from hpcfl.base.errors import UsageError
+from hpcfl.base.types import Shape
+from hpcfl.models.base import ModuleModel, Width
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+"""Convolutions of each block, by depth."""
+FACTORS = (1, 2, 4, 8, 8)
+"""Channels of each block, in those of the first one."""
+SHRINKS = 2 ** len(FACTORS)
+
+
+class Vgg(ModuleModel):
+    """A VGG network for small images, as in the SALF paper: one linear layer after the convolutions.
+
+    Each convolution 3x3 has a batch normalisation and ReLU behind it, each of the five blocks ends in 2x2 max-pooling.
+    """
+
+    name: Literal["vgg"] = "vgg"
+    depth: Literal[11, 13, 16, 19] = 11
+    """Which network: 3 more than its convolutions, since the original has three linear layers."""
+    width: Width = 64
+    """Channels of the first block; the others have 2, 4, 8 and 8 times as many."""
+
+    def check(self, shape: tuple[int, ...], classes: int) -> None:
+        if len(shape) != 3:
+            raise UsageError(f"model.name = 'vgg' needs features of shape (channels, height, width), got {shape}")
+        if min(shape[1:]) < SHRINKS:
+            raise UsageError(
+                f"model.name = 'vgg' needs images of at least {SHRINKS}x{SHRINKS}, got {shape[1]}x{shape[2]}; for "
+                "MNIST, did you mean data.name = 'mnist32'?"
+            )
+
+    def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> nn.Module:
+        from torch import nn
+
+        inputs, height, columns = cast(Shape, shape)
+        parts, number = OrderedDict[str, nn.Module](), 0
+        for block, (count, factor) in enumerate(zip(CONVOLUTIONS[self.depth], FACTORS), start=1):
+            for _ in range(count):
+                number, outputs = number + 1, factor * self.width
+                parts[f"conv{number}"] = nn.Conv2d(inputs, outputs, 3, padding=1)
+                parts[f"norm{number}"] = nn.BatchNorm2d(outputs)
+                parts[f"relu{number}"] = nn.ReLU()
+                inputs = outputs
+            parts[f"pool{block}"] = nn.MaxPool2d(2)
+        parts["flat"] = nn.Flatten()
+        parts["fc1"] = nn.Linear(inputs * (height // SHRINKS) * (columns // SHRINKS), classes)
+        return nn.Sequential(parts)

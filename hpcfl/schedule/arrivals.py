@@ -1,0 +1,248 @@
+"""Rounds that arrivals end: who is at work with which state, and who arrives next. In simulated time an event queue.
+
+Clients are sent out with the newest state, in the order in which places become free, and report when they are done; the
+server takes a step with every `buffer` visits, or after a `deadline`, and a round is such a step. All of it is a pure
+function of config and seed, so every rank keeps the same queue without a word. Who arrives at the same time arrives in
+the order of the ids. A step is taken before anybody is sent out in its stead, so that who arrives last begins with what
+it has brought about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from hpcfl.base.errors import RunError
+from hpcfl.base.rng import keyed
+from hpcfl.base.types import Floats, Ints
+from hpcfl.schedule.plan import Arrivals, Attempt, Plan
+from hpcfl.schedule.speeds.base import CLOSE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hpcfl.schedule.participation import Participation
+    from hpcfl.schedule.speeds.base import Speed
+    from hpcfl.schedule.staleness import Staleness
+
+MOST_FRUITLESS = 100_000
+"""After so many arrivals in a row of which nothing counts, a run is given up."""
+Came = tuple[int, int, int, float, float, int, int]
+"""Client, version, number, time of arrival, seconds of a whole visit, depth, steps."""
+PREFIX = "flight "  # begins the names of what a checkpoint remembers
+
+
+class Run(Protocol):
+    """What a queue depends on of a run, see `hpcfl.schedule.planner.Planner`."""
+
+    participation: Participation
+    speed: Speed
+    staleness: Staleness
+    seed: int
+    work_fractions: Floats
+
+    @property
+    def clients(self) -> int: ...
+    @property
+    def members(self) -> Ints: ...
+    @property
+    def visit_steps(self) -> tuple[Ints, Ints]: ...
+    def cut_short(self, attempt: Attempt, seconds: Floats) -> tuple[NDArray[np.bool_], Ints, Ints | None]: ...
+
+
+@dataclass
+class Flights:
+    """Who is at work, with which state: what checkpoints hold of rounds that arrivals end.
+
+    Attributes
+    ----------
+    version : int64 [clients]
+        The round whose state each client was last sent out with; -1: none yet.
+    number : int64 [clients]
+        How many visits it had begun before with the same.
+    due : float64 [clients]
+        When it reports, in seconds since the start of the run; inf: never; NaN: it is not at work. In real time
+        nobody knows, and 0 stands for all who are at work.
+    now : float
+        Seconds since the start of the run.
+    drawn : int
+        How often it was drawn who is sent out: each draw has a key of its own.
+    """
+
+    version: Ints
+    number: Ints
+    due: Floats
+    now: float = 0.0
+    drawn: int = 0
+
+    @classmethod
+    def none(cls, clients: int) -> Flights:
+        """Nobody has been sent out yet."""
+        return cls(np.full(clients, -1), np.zeros(clients, dtype=np.int64), np.full(clients, np.nan))
+
+    @property
+    def waiting(self) -> Ints:
+        """Who is at work, ascending ids."""
+        return np.flatnonzero(~np.isnan(self.due))
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a checkpoint remembers, arrays by name; nothing where nobody was ever sent out."""
+        if (self.version < 0).all():
+            return {}
+        return {PREFIX + name: np.asarray(value) for name, value in vars(self).items()}
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, Any], clients: int) -> Flights:
+        """Return what a checkpoint remembers; nobody has been sent out where it remembers nothing."""
+        if PREFIX + "now" not in saved:
+            return cls.none(clients)
+        version, number, due = (saved[PREFIX + name].copy() for name in ("version", "number", "due"))
+        return cls(version, number, due, float(saved[PREFIX + "now"]), int(saved[PREFIX + "drawn"]))
+
+    def chosen(self, seed: int, rules: Participation, members: Ints, round: int) -> Ints:
+        """Return who of the `members` is sent out now, with the state of this round, ascending ids."""
+        places = rules.at_work(len(self.due)) - len(self.waiting)
+        free = members[np.isnan(self.due[members])]
+        if rules.once_per_version:
+            free = free[self.version[free] != round]
+        if rules.dispatch == "reporter" and (self.version >= 0).any():
+            free = free[self.version[free] >= 0]  # others have never begun, and do not now
+        if places >= len(free):
+            return free
+        self.drawn += 1
+        return np.sort(keyed(seed, "dispatch", step=self.drawn).choice(free, places, replace=False))
+
+    def leave(self, clients: Ints, round: int) -> None:
+        """Send clients out with the state of a round; when they are due is still to be said."""
+        again = self.version[clients] == round
+        self.number[clients] = np.where(again, self.number[clients] + 1, 0)
+        self.version[clients], self.due[clients] = round, 0.0
+
+
+class Queue:
+    """The arrivals of a run in simulated time.
+
+    Parameters
+    ----------
+    flights : Flights
+        Where it begins; it is kept up to date, and is that of a round's end once the round is planned.
+    """
+
+    def __init__(self, run: Run, flights: Flights) -> None:
+        self.run, self.flights = run, flights
+        self.rules = run.speed.rules(run.participation)
+        self.depth: Ints = np.ones(run.clients, dtype=np.int64)
+        self.steps: Ints = run.visit_steps[0].copy() if self.rules.by_steps else self.depth.copy()
+        self.seconds: Floats = np.full(run.clients, np.nan)
+        there = flights.waiting  # how far those come who are at work follows from when they began
+        for kind in np.unique(np.stack([flights.version[there], flights.number[there]]), axis=1).T:
+            self._draw(there[(flights.version[there] == kind[0]) & (flights.number[there] == kind[1])])
+
+    def plans(self, first: int) -> Iterator[Plan]:
+        """Yield the plan of each round from `first` on, without end.
+
+        Raises
+        ------
+        RunError
+            Where nobody ever arrives, or nothing ever counts.
+        """
+        round_ = first
+        while True:
+            yield self._planned(round_)
+            round_ += 1
+
+    def _planned(self, round: int) -> Plan:
+        rules, flights, start = self.rules, self.flights, self.flights.now
+        end = start + self.run.participation.closes_after(round, ())
+        if rules.stop_stale and rules.max_staleness is not None:
+            flights.due[flights.waiting[round - flights.version[flights.waiting] > rules.max_staleness]] = np.nan
+        self._send(round)
+        came: list[Came] = []
+        fruitless = 0
+        while len(came) < (rules.buffer or inf):
+            client, due = self._next()
+            if due > end * (1 + CLOSE):  # ends are sums of many deadlines
+                flights.now = end
+                break
+            if due == inf:
+                raise RunError(f"round {round}: nobody arrives any more: every visit that is under way takes for ever")
+            flights.now, flights.due[client] = due, np.nan
+            version, number = int(flights.version[client]), int(flights.number[client])
+            if self._counts(client, round):
+                facts = version, number, due, float(self.seconds[client]), int(self.depth[client])
+                came.append((client, *facts, int(self.steps[client])))
+            elif (fruitless := fruitless + 1) > MOST_FRUITLESS:
+                raise RunError(
+                    f"round {round}: given up after {MOST_FRUITLESS} visits of which nothing counted; did you mean a "
+                    "larger participation.max_seconds or participation.max_staleness?"
+                )
+            if len(came) < (rules.buffer or inf) and due < end * (1 - CLOSE):
+                self._send(round)
+        return self._plan(round, came, start, end)
+
+    def _next(self) -> tuple[int, float]:
+        """Return who arrives next, and when; inf: nobody ever does."""
+        due = self.flights.due
+        if not len(self.flights.waiting):
+            return -1, inf
+        client = int(np.nanargmin(due))
+        return client, float(due[client])
+
+    def _counts(self, client: int, round: int) -> bool:
+        most = self.rules.max_staleness
+        if most is not None and round - self.flights.version[client] > most:
+            return False
+        return bool(self.depth[client] <= len(self.run.work_fractions) and self.steps[client] > 0)
+
+    def _send(self, round: int) -> None:
+        """Send clients out for all free places."""
+        run, flights = self.run, self.flights
+        chosen = flights.chosen(run.seed, self.rules, run.members, round)
+        flights.leave(chosen, round)
+        for number in np.unique(flights.number[chosen]).tolist():
+            some = chosen[flights.number[chosen] == number]
+            self._draw(some)
+            flights.due[some] = flights.now + self.run.speed.communication + self._lasts(some)
+
+    def _lasts(self, clients: Ints) -> Floats:
+        return np.minimum(self.seconds[clients], self.rules.max_seconds or inf)
+
+    def _draw(self, clients: Ints) -> None:
+        """Say how long the visits of clients that begin alike take, and how far they come."""
+        if not len(clients):
+            return
+        run, flights, rules = self.run, self.flights, self.rules
+        round_, number = int(flights.version[clients[0]]), int(flights.number[clients[0]])
+        ends = rules.max_seconds or run.participation.closes_after(round_, ())
+        attempt = Attempt(run.seed, run.clients, run.work_fractions, round_, number, run.members, ends)
+        places = np.searchsorted(run.members, clients)  # models may draw for all at once
+        self.seconds[clients] = run.speed.seconds(attempt)[places]
+        if rules.max_seconds is not None:
+            _, depth, steps = run.cut_short(attempt, run.speed.seconds(attempt))
+            self.depth[clients] = depth[places]
+            if steps is not None:
+                self.steps[clients] = steps[places]
+
+    def _plan(self, round: int, came: list[Came], start: float, end: float) -> Plan:
+        run, layers = self.run, len(self.run.work_fractions)
+        table = np.array(sorted(came, key=lambda each: each[0]), dtype=np.float64).reshape(-1, 7).T
+        cohort, versions, numbers, depth, steps = (table[row].astype(np.int64) for row in (0, 1, 2, 5, 6))
+        times, seconds = table[3], table[4]
+        factors = run.staleness.factors(round - versions)
+        waiting = self.flights.waiting
+        return Plan(
+            round,
+            cohort,
+            seconds,
+            depth,
+            self.flights.now - start,
+            np.full((len(cohort), layers), np.nan),
+            np.zeros(layers),
+            end - start if end < inf else np.nan,
+            steps=steps if run.participation.by_steps else None,
+            arrivals=Arrivals(versions, numbers, times, factors, waiting, self.flights.version[waiting]),
+        )

@@ -1,0 +1,57 @@
+"""What a change counts that a client made from an older state than the server has when it arrives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field
+
+from hpcfl.base.config import ConfigBase
+from hpcfl.base.errors import UsageError, toml
+from hpcfl.base.types import Floats, Ints
+
+if TYPE_CHECKING:
+    from hpcfl.schedule.participation import Participation
+
+
+class Staleness(ConfigBase):
+    """What a visit's change counts by its staleness x, with ``participation.close = "arrivals"``.
+
+    x is how many steps the server has taken since the client began: 0 where it began with the newest state, so that
+    s(0) = 1. Some papers' indices can be read one higher. The server divides by the weights of the visits, not by
+    these times s, as FedBuff does (Nguyen et al., AISTATS 2022).
+    """
+
+    weight: Literal["constant", "polynomial", "hinge"] = "constant"
+    """What a change counts at staleness x (Xie, Koyejo & Gupta, arXiv 1903.03934). ``constant``: 1. ``polynomial``:
+    (1 + x)^−a. ``hinge``: 1 up to b, then 1/(a(x − b) + 1)."""
+    a: float | None = Field(None, gt=0)
+    """How fast it falls: by default 0.5 of ``polynomial``, FedBuff's, and 10 of ``hinge``."""
+    b: int | None = Field(None, ge=0)
+    """The staleness up to which a ``hinge`` is 1: by default 4."""
+
+    def check(self, participation: Participation) -> None:
+        """Raise UsageError where a key has no meaning."""
+        if self.weight != "constant" and participation.close != "arrivals":
+            raise UsageError(
+                f"staleness.weight = '{self.weight}' is only for participation.close = 'arrivals', got "
+                f"'{participation.close}'; did you mean staleness.weight = 'constant'?"
+            )
+        for key, words in (("a", ("polynomial", "hinge")), ("b", ("hinge",))):
+            value = getattr(self, key)
+            if value is not None and self.weight not in words:
+                raise UsageError(
+                    f"staleness.{key} = {toml(value)} has no meaning with staleness.weight = '{self.weight}': remove "
+                    f"it, or set staleness.weight = '{words[0]}'"
+                )
+
+    def factors(self, staleness: Ints) -> Floats:
+        """Return s of each staleness, float64 [n]."""
+        x = staleness.astype(np.float64)
+        if self.weight == "polynomial":
+            return (1.0 + x) ** -(self.a or 0.5)
+        if self.weight == "hinge":
+            b = 4 if self.b is None else self.b
+            return 1.0 / ((self.a or 10.0) * (x - b).clip(min=0) + 1.0)
+        return np.ones(len(x))

@@ -1,0 +1,235 @@
+"""Rounds that arrivals end, in simulated time: which visits count by which states; runs that do not depend on ranks."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from helpers.toys import planner
+from hpcfl import store
+from hpcfl.base.errors import RunError, UsageError
+from hpcfl.config import from_table
+from hpcfl.schedule.arrivals import Flights
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.schedule.speeds import Speed
+from hpcfl.schedule.speeds.uniform_depth import UniformDepth
+from hpcfl.testing.runs import play, resume, same, table
+
+L = 4
+SHARES = np.arange(L, 0, -1) / L
+DYNAMIC = {"model": "exponential", "kind": "dynamic"}
+
+
+class Written(Speed):
+    """Seconds written down by client."""
+
+    model: str = "written"
+    seconds_of: ClassVar = [1.0, 2.5]
+
+    def seconds(self, attempt: Attempt) -> np.ndarray:
+        return np.array(self.seconds_of * 3)[attempt.cohort]
+
+
+def planned(rounds: int, clients: int = 2, speed: Speed | None = None, **rules: Any) -> list[Plan]:
+    rule = planner(Participation(close="arrivals", **rules), speed or Written(), clients, SHARES)
+    return list(islice(rule.plans(), rounds))
+
+
+def visits(plan: Plan) -> list[tuple[int, int, float]]:
+    """Client, version, time of arrival, in the order of their arrival."""
+    known = plan.arrivals
+    assert known is not None
+    order = np.argsort(known.times, kind="stable")
+    table = zip(plan.cohort[order].tolist(), known.versions[order].tolist(), known.times[order].tolist())
+    return list(table)
+
+
+# ---- who arrives when, by hand: visits of client 0 take 1 s, those of client 1 take 2.5 s
+
+
+def test_every_arrival_ends_a_round() -> None:
+    plans = planned(5, buffer=1)
+    assert [visits(plan) for plan in plans] == [
+        [(0, 0, 1.0)],
+        [(0, 1, 2.0)],
+        [(1, 0, 2.5)],  # two versions later
+        [(0, 2, 3.0)],
+        [(0, 4, 4.0)],
+    ]
+    assert [plan.duration for plan in plans] == [1.0, 1.0, 0.5, 0.5, 1.0]
+    assert plans[1].arrivals is not None
+    assert plans[1].arrivals.waiting.tolist() == [1]  # who has just reported begins with what comes of it
+    assert plans[1].arrivals.served.tolist() == [0]
+
+
+def test_what_is_too_old_does_not_count_and_may_be_stopped() -> None:
+    """Ringmaster's toy, R = 2: of the slow client nothing is used, with stops or without."""
+    going_on = planned(5, buffer=1, max_staleness=1)
+    assert [visits(plan)[0][:2] for plan in going_on] == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4)]
+    stopped = planned(5, buffer=1, max_staleness=1, stop_stale=True)
+    assert [visits(plan) for plan in stopped] == [visits(plan) for plan in going_on]
+    assert stopped[2].arrivals is not None
+    assert stopped[2].arrivals.served.tolist() == [2]  # restarted at 2 s
+    assert [visits(plan)[0][:2] for plan in planned(5, buffer=1, max_staleness=2)][:3] == [(0, 0), (0, 1), (1, 0)]
+
+
+def test_a_buffer_takes_several_visits_of_one_client_to_one_state() -> None:
+    plans = planned(2, buffer=2)
+    assert [visits(plan) for plan in plans] == [[(0, 0, 1.0), (0, 0, 2.0)], [(1, 0, 2.5), (0, 1, 3.0)]]
+    first, second = plans[0].parts()
+    assert (first.round, first.number, second.round, second.number) == (0, 0, 0, 1)
+    once = planned(2, buffer=2, once_per_version=True)
+    assert [visits(plan) for plan in once] == [[(0, 0, 1.0), (1, 0, 2.5)], [(0, 1, 3.5), (1, 1, 5.0)]]
+
+
+def test_places_are_filled_with_clients_that_are_idle() -> None:
+    """2 of 6 are at work: with `uniform` all have their turn, with `reporter` the same two go on."""
+    for dispatch, wanted in (("uniform", 6), ("reporter", 2)):
+        plans = planned(60, 6, buffer=1, concurrency=2, dispatch=dispatch)
+        assert len({visit[0] for plan in plans for visit in visits(plan)}) == wanted
+        assert all(plan.arrivals is not None and len(plan.arrivals.waiting) == 1 for plan in plans)
+
+
+def test_a_visit_reports_the_layers_that_it_has_when_its_time_is_up() -> None:
+    plans = planned(3, buffer=1, max_seconds=1.5)
+    assert [visits(plan)[0] for plan in plans] == [(0, 0, 1.0), (1, 0, 1.5), (0, 1, 2.0)]
+    assert [plan.depth.tolist() for plan in plans] == [[1], [3], [1]]  # 1.5 of 2.5 s: 2 of 4 layers
+
+
+def test_a_straggler_that_stopped_at_layer_l_reports_every_2l_th_deadline() -> None:
+    speed = UniformDepth(stragglers=0.5, redraw=False, nothing=False, complete=False, late="rounds")
+    plans = planned(40, 6, speed, deadline=0.1, once_per_version=True)
+    gaps: dict[int, list[int]] = {client: [] for client in range(6)}
+    for plan in plans:
+        assert plan.duration == pytest.approx(0.1)
+        for client, version, _ in visits(plan):
+            gaps[client].append(plan.round - version + 1)
+    late = sorted(client for client, found in gaps.items() if set(found) != {1})
+    assert len(late) == 3
+    for client in late:
+        assert set(gaps[client]) <= {4, 6, 8}
+    assert [len(plan.invited) for plan in plans] == [6] * 40  # the others are at work
+
+
+def test_nobody_may_ever_arrive() -> None:
+    class Endless(Written):
+        seconds_of: ClassVar = [np.inf, np.inf]
+
+    with pytest.raises(RunError, match="nobody arrives any more"):
+        planned(1, speed=Endless(), buffer=1)
+    with pytest.raises(RunError, match="of which nothing counted"):
+        planned(1, buffer=1, max_seconds=0.1)
+
+
+def test_a_queue_goes_on_where_it_was_saved() -> None:
+    rule = planner(Participation(close="arrivals", buffer=2, concurrency=3), Written(), 6, SHARES)
+    flights = Flights.none(6)
+    plans = rule.plans(0, flights=flights)
+    for _ in range(5):
+        next(plans)
+    again = rule.plans(5, flights=Flights.restored(flights.saved(), 6))
+    for _ in range(20):
+        assert visits(next(plans)) == visits(next(again))
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("rules", "match"),
+    [
+        ({}, "needs it, or a participation.deadline"),
+        ({"buffer": 8}, r"participation.buffer: .*7"),
+        ({"buffer": 3, "concurrency": 2}, r"participation.buffer: .*2"),
+        ({"buffer": 1, "concurrency": 8}, r"participation.concurrency: .*7"),
+        ({"buffer": 1, "max_staleness": -1}, "max_staleness"),
+        ({"deadline": 1.0}, "once_per_version"),
+        ({"buffer": 1, "stop_stale": True}, "max_staleness"),
+        ({"buffer": 1, "partial": "layers"}, "max_seconds"),
+        ({"buffer": 1, "invite": "uniform", "size": 3}, "participation.invite"),
+        ({"buffer": 1, "min_clients": 1}, "participation.min_clients"),
+        ({"buffer": 1, "deadline": "adaptive"}, "adaptive"),
+        ({"close": "all", "buffer": 1}, "only for close = 'arrivals'"),
+        ({"close": "all", "dispatch": "reporter"}, "only for close = 'arrivals'"),
+    ],
+)
+def test_participation_refuses(rules: dict[str, Any], match: str) -> None:
+    values = table("fedavg", "mlp", True, participation={"close": "arrivals", **rules})
+    with pytest.raises(UsageError, match=match):
+        from_table(values).check_values()
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"algorithm": {"name": "fedhenn"}}, "'fedhenn' needs rounds: "),
+        ({"algorithm": {"name": "flic"}}, "'flic' needs rounds: "),
+        ({"algorithm": {"name": "fedlrgd"}}, "'fedlrgd' needs rounds: "),
+        ({"doubling": {"when": "plateau"}}, "doubling.when"),
+        ({"weighting": {"correct": "estimated"}}, "weighting.correct"),
+        ({"weighting": {"correct": "known"}}, "weighting.correct"),
+        ({"algorithm": {"name": "salf"}}, "algorithm.missing"),
+        ({"staleness": {"a": 0.5}}, "staleness.a"),
+        ({"staleness": {"weight": "polynomial"}, "participation": {"close": "all"}}, "staleness.weight"),
+    ],
+)
+def test_methods_that_need_rounds_are_refused(more: dict[str, Any], match: str) -> None:
+    values = table("fedavg", "mlp", True, **{"participation": {"close": "arrivals", "buffer": 1}, **more})
+    with pytest.raises(UsageError, match=match):
+        from_table(values).check_values()
+
+
+# ---- runs
+
+
+def small(**more: Any) -> dict[str, Any]:
+    rules = {"close": "arrivals", "buffer": 3, "concurrency": 5}
+    return table("fedavg", "mlp", True, **{"rounds": 6, "speed": DYNAMIC, "participation": rules, **more})
+
+
+def test_all_of_equal_pace_are_fedavg(solo: Any, tmp_path: Path) -> None:
+    """To the bit: K = concurrency = all clients, at most once per version."""
+    equal = {"speed": {"model": "none"}, "staleness": {"weight": "polynomial"}}
+    rules = {"close": "arrivals", "buffer": 7, "once_per_version": True}
+    one = play(solo, small(participation=rules, **equal), tmp_path / "arrivals", None)
+    other = play(solo, small(participation={"close": "all"}, speed={"model": "none"}), tmp_path / "all", None)
+    columns = ("loss", "accuracy", "sim_seconds", "message_bytes")
+    left, right = store.open_run(one), store.open_run(other)
+    for name in columns:
+        np.testing.assert_array_equal(left[name].values, right[name].values, err_msg=name)
+    states = [store.load(store.latest(run)).shared for run in (one, other)]  # type: ignore[arg-type]
+    for name, value in states[0].items():
+        np.testing.assert_array_equal(value, states[1][name], err_msg=name)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"staleness": {"weight": "polynomial"}, "algorithm": {"name": "fedavg", "batch": 32, "momentum": 0.5}},
+        {
+            "algorithm": {"name": "salf", "missing": "none", "momentum": 0.5, "persist_optimizer": True},
+            "participation": {"close": "arrivals", "buffer": 4, "max_seconds": 0.7, "max_staleness": 2},
+        },
+    ],
+)
+def test_ranks_and_resumption_in_the_middle_of_a_flight_do_not_matter(
+    world: Any, shared_dir: Path, more: dict[str, Any]
+) -> None:
+    together = play(world, small(**more), shared_dir / "ranks", world.comm)
+    single = play(world, small(**more), shared_dir / "single", None)
+    resume(world, single, 2, world.comm)
+    if world.rank == 0:
+        same(together, single)
+        assert (store.open_run(single)["arrival_staleness"].values > 0).any()
+
+
+def test_a_replay_has_the_same_bits(solo: Any, tmp_path: Path) -> None:
+    run = play(solo, small(staleness={"weight": "hinge", "b": 1}), tmp_path / "run", None)
+    replay = small(staleness={"weight": "hinge", "b": 1}, speed={"model": "trace", "run": str(run)})
+    same(play(solo, replay, tmp_path / "again", None), run)
