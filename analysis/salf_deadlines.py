@@ -83,7 +83,7 @@ def read(folder: Path) -> tuple[Case, float]:
     elif rules["close"] == "all":
         method = "vanilla"
     else:
-        method = "drop" if rules["partial"] == "discard" else method
+        method = "drop" if rules["partial"] == "discard" else "async" if rules["close"] == "arrivals" else method
         part = rules["deadline"] / speed["longest"]
     return Case(method, part and round(part, 6), config["clients"], config["clock"]), accuracy
 

@@ -78,6 +78,8 @@ def read(folder: Path) -> Run:
         share = round(algorithm["shares"][1] / sum(algorithm["shares"]), 6)
     elif rules["close"] == "all":
         method = "vanilla"
+    elif rules["close"] == "arrivals":
+        method = "async"
     elif rules["partial"] == "discard":
         method = "drop"
     case = Case(config["model"]["name"], method, share)

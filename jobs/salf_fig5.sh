@@ -14,7 +14,7 @@ late="--set speed.longest=0.8 --grid participation.deadline=0.08,0.24,0.4,0.56,0
 simulated() {
     sweep "$@" $few --jobs 2 --out "$out/simulated"
 }
-simulated salf-fig5-salf salf-fig5-drop $late
+simulated salf-fig5-salf salf-fig5-drop salf-fig5-async $late
 simulated table2-cnn-heterofl-text --grid "$shares"
 simulated table2-cnn-vanilla-text
 real() {
@@ -26,7 +26,7 @@ real table2-cnn-vanilla-text
 paper() {
     sweep "$@" --jobs 2 --out "$out/paper"
 }
-paper salf-fig5-salf salf-fig5-drop --grid participation.deadline=0.1,0.3,0.5,0.7,1.0
+paper salf-fig5-salf salf-fig5-drop salf-fig5-async --grid participation.deadline=0.1,0.3,0.5,0.7,1.0
 paper table2-cnn-heterofl-text --grid "$shares"
 paper table2-cnn-vanilla-text
 "$BIN/python" analysis/salf_deadlines.py -o "$out/fig5.png" "$out"/*/*/

@@ -211,7 +211,9 @@ class Job:
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
         shared, stage = self.task.start.given(self.algorithm.init_server(self.task)), self.planner.first_stage
         extras = self.algorithm.init_extras(self.task) if rank == 0 else {}
-        return Progress(0, shared, personal, stage=stage, extras=extras, flights=Flights.none(self.config.clients))
+        return Progress(
+            0, shared, personal, stage=stage, extras=extras, flights=Flights.none(self.task.federation.clients)
+        )
 
     def hosted(self, rank: int) -> list[Chunk]:
         """Return the chunks that a rank hosts."""

@@ -28,6 +28,7 @@ def test_shares_of_stragglers_and_settings_are_those_of_the_runs(tmp_path: Path)
         "e": ("table2-mlp-drop-text", {"speed.stragglers": 0.4}),
         "f": ("table2-mlp-heterofl-text", {"algorithm.shares": [0.3, 0.7]}),
         "g": ("table2-mlp-salf", {"algorithm.rule": "paper"}),
+        "h": ("table2-mlp-async", {"speed.stragglers": 0.7}),
     }
     for name, (preset, changed) in runs.items():
         run(preset, overlays=FEW, settings=changed, out=tmp_path / name)
@@ -47,6 +48,7 @@ def test_shares_of_stragglers_and_settings_are_those_of_the_runs(tmp_path: Path)
         ("drop", 0.5): (0.84, ["released"]),
         ("drop", 0.4): (None, ["text"]),
         ("heterofl", 0.7): (None, ["text"]),
+        ("async", 0.7): (0.82, ["released"]),
     }
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -56,6 +58,12 @@ def test_deadlines_are_parts_of_the_longest_visit(tmp_path: Path) -> None:
     run("salf-fig5-salf", overlays=few, settings={"participation.deadline": 1.0}, out=tmp_path / "a")
     run("salf-fig5-drop", overlays=few, settings={"participation.deadline": 2.0}, out=tmp_path / "b")
     run("table2-mlp-vanilla-text", overlays=FEW, out=tmp_path / "c")
+    run("salf-fig5-async", overlays=few, settings={"participation.deadline": 4.0}, out=tmp_path / "d")
     rows = said("salf_deadlines.py", "-o", tmp_path / "fig.png", *sorted(tmp_path.glob("?")))["deadlines"]
-    assert [(row["method"], row["part"]) for row in rows] == [("drop", 0.5), ("salf", 0.25), ("vanilla", None)]
+    assert [(row["method"], row["part"]) for row in rows] == [
+        ("async", 1.0),
+        ("drop", 0.5),
+        ("salf", 0.25),
+        ("vanilla", None),
+    ]
     assert (tmp_path / "fig.png").exists()

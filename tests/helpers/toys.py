@@ -31,10 +31,17 @@ from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
 from hpcfl.schedule.speeds.base import Equal
+from hpcfl.schedule.staleness import Staleness
 
 W = "linear.weight"
 PLAIN = SimpleNamespace(  # all of a config that a job looks at
-    seed=0, clock="simulated", participation=Participation(), doubling=Doubling(), speed=Equal(), guard=Guard()
+    seed=0,
+    clock="simulated",
+    participation=Participation(),
+    staleness=Staleness(),
+    doubling=Doubling(),
+    speed=Equal(),
+    guard=Guard(),
 )
 
 
