@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections import defaultdict
 from functools import partial
@@ -71,9 +72,12 @@ class Case(NamedTuple):
     clock: str
 
 
-def read(folder: Path) -> tuple[Case, float]:
-    """Return what a run is, and its mean test accuracy over the last rounds."""
+def read(folder: Path) -> tuple[Case, float] | None:
+    """Return what a run is, and its mean test accuracy over the last rounds; None, and say so, where it is not done."""
     data = hpcfl.open_run(folder)
+    if data.attrs["status"] != "done":
+        print(f"left out: {folder} is {data.attrs['status']}", file=sys.stderr)
+        return None
     config = json.loads(data.attrs["config"])
     algorithm, rules, speed = (config[section] for section in ("algorithm", "participation", "speed"))
     accuracy = float(data["accuracy"].dropna("round")[-LAST:].mean())
@@ -132,7 +136,7 @@ def main() -> None:
         print(json.dumps({"costs": {"names": names, "seconds": costs.tolist()}}))
         return
     points: dict[Case, list[float]] = defaultdict(list)
-    for case, accuracy in map(read, sorted(given.runs)):
+    for case, accuracy in filter(None, map(read, sorted(given.runs))):
         points[case].append(accuracy)
     table = Table("method", "deadline", "clients", "clock", "seeds", "mean", "min", "max")
     rows = []

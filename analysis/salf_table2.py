@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,9 +68,12 @@ class Run(NamedTuple):
     """Test accuracy after so many rounds."""
 
 
-def read(folder: Path) -> Run:
-    """Return one run."""
+def read(folder: Path) -> Run | None:
+    """Return one run; None, and say so, where it is not done."""
     data = hpcfl.open_run(folder)
+    if data.attrs["status"] != "done":
+        print(f"left out: {folder} is {data.attrs['status']}", file=sys.stderr)
+        return None
     config = json.loads(data.attrs["config"])
     algorithm, rules, speed = (config[section] for section in ("algorithm", "participation", "speed"))
     tested = data["accuracy"].dropna("round")
@@ -127,7 +131,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("-o", "--output", type=Path, help="draw Figures 3 and 4 into this file")
     given = parser.parse_args()
-    runs = [read(folder) for folder in sorted(given.runs)]
+    runs = [run for run in map(read, sorted(given.runs)) if run]
     found: dict[Case, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         found[run.case][run.settings].append(run)
