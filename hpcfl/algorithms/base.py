@@ -153,6 +153,8 @@ class Algorithm(ConfigBase):
         The method needs new samples of a linear model in each round, and can do nothing with other data.
     needs_rounds : str
         Why messages of visits that began with different states cannot be added; empty where they can be.
+    keeps_sent : bool
+        Clients keep what they have sent, and the server must know the sum of it: nothing may count by its staleness.
     own_step : bool
         The server's step gives what is shared a property that the step of a server optimiser would not keep.
     metric_columns : dict of str to str
@@ -165,6 +167,7 @@ class Algorithm(ConfigBase):
     any_shape: ClassVar[bool] = False
     fresh: ClassVar[bool] = False
     needs_rounds: ClassVar[str] = ""
+    keeps_sent: ClassVar[bool] = False
     own_step: ClassVar[bool] = False
     metric_columns: ClassVar[dict[str, str]] = {}
 

@@ -8,7 +8,7 @@ all clients. All begin with 0 and a client keeps c_i⁺ only if its visit counte
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfl.algorithms.base import Algorithm
 from hpcfl.algorithms.fedavg import FedAvg
@@ -32,6 +32,7 @@ class Scaffold(FedAvg):
     """FedAvg of local steps by gradients that are corrected for how much a client's differ from all clients'."""
 
     name: Literal["scaffold"] = "scaffold"  # type: ignore[assignment]
+    keeps_sent: ClassVar[bool] = True
     weights: Literal["samples", "uniform"] = "uniform"
     """Weight of a client's model in the mean. ``uniform``: 1, as in the paper. ``samples``: its training samples."""
 

@@ -31,12 +31,17 @@ class Staleness(ConfigBase):
     b: int | None = Field(None, ge=0)
     """The staleness up to which a ``hinge`` is 1: by default 4."""
 
-    def check(self, participation: Participation) -> None:
-        """Raise UsageError where a key has no meaning."""
+    def check(self, participation: Participation, kept_by: str = "") -> None:
+        """Raise UsageError where a key has no meaning; `kept_by`: what lets clients keep what they have sent."""
         if self.weight != "constant" and participation.close != "arrivals":
             raise UsageError(
                 f"staleness.weight = '{self.weight}' is only for participation.close = 'arrivals', got "
                 f"'{participation.close}'; did you mean staleness.weight = 'constant'?"
+            )
+        if self.weight != "constant" and kept_by:
+            raise UsageError(
+                f"staleness.weight = '{self.weight}': with {kept_by} clients keep what they have sent, which must "
+                "count as a whole: expected 'constant'"
             )
         for key, words in (("a", ("polynomial", "hinge")), ("b", ("hinge",))):
             value = getattr(self, key)

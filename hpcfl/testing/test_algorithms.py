@@ -35,7 +35,9 @@ FORBIDDEN = (
     *("hpcfl.store", "hpcfl.comm.collective", "hpcfl.engine.wall", "hpcfl.comm.mpi", "hpcfl.engine.loop"),
 )
 
+ARRIVING = {"model": "exponential", "kind": "dynamic"}
 OWN: dict[str, dict[str, Any]] = {  # problems of those that need one of their own, and less work than by default
+    "fedasync": {"participation": {"close": "arrivals", "buffer": 1, "deadline": 3.0}, "speed": ARRIVING},
     "fedhenn": {"algorithm": {"name": "fedhenn", "alignment": 12}},
     "fedlrgd": {  # as the paper prints it: inverses go to the clients, sums come back one by one
         "precision": "double",
@@ -57,6 +59,16 @@ OWN: dict[str, dict[str, Any]] = {  # problems of those that need one of their o
             **{"lambda1": 0.1, "lambda2": 0.1, "average": "holders", "covariances": "bures"},
             "iterations": 3,
         },
+    },
+    "ringmaster": {
+        "participation": {
+            "close": "arrivals",
+            "buffer": 1,
+            "dispatch": "reporter",
+            "max_staleness": 2,
+            "deadline": 3.0,
+        },
+        "speed": ARRIVING,
     },
     "linear_fedrep": {
         "data": {"name": "linear"},

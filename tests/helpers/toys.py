@@ -16,10 +16,13 @@ from hpcfl.algorithms.salf import Salf
 from hpcfl.comm.guard import Guard
 from hpcfl.comm.message import ExactSums
 from hpcfl.comm.placement import cut
+from hpcfl.comm.transport import Alone
 from hpcfl.data import ClientData, Federation
+from hpcfl.engine import loop
 from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress, kinds
-from hpcfl.engine.simulated import visit
+from hpcfl.engine.record import Record
+from hpcfl.engine.simulated import Simulated, visit
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.task import Task
@@ -30,18 +33,12 @@ from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
-from hpcfl.schedule.speeds.base import Equal
+from hpcfl.schedule.speeds.base import Equal, Speed
 from hpcfl.schedule.staleness import Staleness
 
 W = "linear.weight"
 PLAIN = SimpleNamespace(  # all of a config that a job looks at
-    seed=0,
-    clock="simulated",
-    participation=Participation(),
-    staleness=Staleness(),
-    doubling=Doubling(),
-    speed=Equal(),
-    guard=Guard(),
+    seed=0, clock="simulated", participation=Participation(), doubling=Doubling(), speed=Equal(), guard=Guard()
 )
 
 
@@ -154,6 +151,50 @@ class Rounds:
         self.now.shared, self.now.extras = after.shared, after.extras
         self.now.round += 1
         return sums
+
+
+class Paced(Speed):
+    """Seconds that are written down: each client's, or each client's round by round, the last for all others."""
+
+    model: str = "paced"
+    of: tuple[float | tuple[float, ...], ...] = ()
+
+    def seconds(self, attempt):
+        rows = (np.atleast_1d(self.of[client]) for client in attempt.cohort)
+        return np.array([row[min(attempt.round, len(row) - 1)] for row in rows])
+
+
+class Arriving(Rounds):
+    """The same where arrivals end rounds: whole rounds of the engine, whose clients take the seconds written down."""
+
+    def __init__(self, algorithm: Algorithm, task: Task, seconds, staleness=None, **rules):
+        clients = task.federation.clients
+        chunks = cut(clients, np.ones(clients), 1, kinds(algorithm, task))
+        config = vars(PLAIN) | {
+            **{"clients": clients, "speed": Paced(of=tuple(seconds)), "staleness": staleness or Staleness()},
+            "participation": Participation(close="arrivals", **rules),
+        }
+        self.job = Job(SimpleNamespace(**config), task, algorithm, chunks)  # type: ignore[arg-type]
+        algorithm.check(self.job.config.participation)
+        self.now: Progress = self.job.begin(0)
+        self.rounds = Simulated(self.job, Alone(), 0)
+
+    def step(self):
+        """Do the next round; return its plan."""
+        record = Record.open()
+        plan, sums = self.rounds.exchange(self.now, record)
+        loop.step(self.job, self.now, record, sums)
+        self.now.clock["sim_seconds"] += plan.duration
+        self.now.round += 1
+        return plan
+
+    def path(self, rounds):
+        """When each of the next rounds ends, and the one number w then."""
+        found = []
+        for _ in range(rounds):
+            self.step()
+            found.append((self.now.clock["sim_seconds"], float(self.state[W])))
+        return found
 
 
 def plain(task, state=None):

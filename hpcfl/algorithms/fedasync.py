@@ -1,0 +1,62 @@
+"""FedAsync: the server mixes each model that arrives into its own (Xie, Koyejo & Gupta, arXiv 1903.03934).
+
+``w ← (1 − α_t) w + α_t w_i``, ``α_t = α s(x)``, where the client began with version w_v and minimised
+``F_i(y) + ρ/2 |y − w_v|²``. s is that of ``[staleness]``, with x = 0 for who began with the newest version; the paper's
+indices can be read one higher. Clients send changes, so the server forms w_i again:
+``w + α (s Δ_i + s (w_v − w))``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from hpcfl.algorithms.fedprox import FedProx
+from hpcfl.base.errors import refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hpcfl.base.types import State
+    from hpcfl.comm.message import Sums
+    from hpcfl.learning.task import Task
+    from hpcfl.schedule.participation import Participation
+
+
+class FedAsync(FedProx):
+    """Mixes each model that arrives into the server's, the less the older the state is that it began with."""
+
+    name: Literal["fedasync"] = "fedasync"  # type: ignore[assignment]
+    alpha: float = Field(0.6, gt=0, le=1)
+    """α, what a fresh model counts beside the server's, which has 1 − α."""
+    mu: float = Field(0.005, ge=0)
+    """Strength ρ of the proximal term; 0: none."""
+
+    def check(self, participation: Participation, known: bool = True) -> None:
+        super().check(participation, known)
+        check_alone(self.name, participation)
+
+    def server(self, task: Task, shared: State, sums: Sums) -> State:
+        assert sums.arrived is not None
+        if not len(sums.arrived.versions):
+            return shared  # a deadline ended the round
+        begun, factor = sums.arrived.states[int(sums.arrived.versions[0])], float(sums.arrived.factors[0])
+
+        def mixed(name: str, value: Tensor) -> Tensor:
+            from hpcfl.comm.message import moved
+
+            if name not in sums or not sums.weight(name):  # rejected, or a layer that was not there in time
+                return value
+            return moved(value, self.alpha * (sums.mean(name) + factor * (begun[name].double() - value.double())))
+
+        return {name: mixed(name, value) for name, value in shared.items()}
+
+
+def check_alone(name: str, participation: Participation) -> None:
+    """Raise UsageError where the server does not take a step with each visit that arrives."""
+    why = f" with algorithm.name = '{name}', whose server takes a step with each visit"
+    if not participation.by_arrivals:
+        raise refusal("participation.close", f"'arrivals'{why}", participation.close, "arrivals")
+    if participation.buffer != 1:
+        raise refusal("participation.buffer", f"1{why}", participation.buffer, 1)

@@ -1,0 +1,220 @@
+"""Methods on rounds that arrivals end, by hand through the engine: 1-d quadratics, and changes that are written down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.toys import Arriving, W, quadratics
+from hpcfl.algorithms import Algorithm, ringmaster
+from hpcfl.algorithms.corrected import with_correction
+from hpcfl.algorithms.fedasync import FedAsync
+from hpcfl.algorithms.fedavg import FedAvg
+from hpcfl.algorithms.ringmaster import Ringmaster, optimal_time, step_size, threshold
+from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
+from hpcfl.algorithms.weighting import Weighting
+from hpcfl.base.errors import UsageError
+from hpcfl.config import from_table
+from hpcfl.schedule.staleness import Staleness
+from hpcfl.testing.runs import play, resume, same, table
+
+FIRST = {"epochs": 0, "steps": 1, "batch": 0, "weights": "uniform"}
+LEAP = {**FIRST, "lr": 1.0}  # from wherever to b_i
+
+
+class Told(Algorithm):
+    """A client sends the change that was written down for its visit: ``changes[client, version, number]``."""
+
+    name: str = "told"
+    changes: Any = None
+
+    def mean_weights(self) -> Any:
+        return "uniform"
+
+    def client(self, task: Any, shared: Any, personal: Any, visits: Any) -> Any:
+        sent = [self.changes[client, visits.round, visits.number] for client in visits.clients.tolist()]
+        ones = visits.ones(len(sent))
+        yield {"loss": (0 * ones, ones), W: (torch.tensor(sent, dtype=torch.float64).view(-1, 1, 1), ones)}
+        return personal
+
+
+def reached(found: list[tuple[float, float]], *wanted: tuple[float, float]) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+
+# ---- FedAsync
+
+
+@pytest.mark.parametrize(
+    ("staleness", "alpha", "seconds", "after"),
+    [({"weight": "polynomial"}, 0.6, 3.5, 1.6), ({"weight": "hinge"}, 0.9, 5.5, 1.1636363636363636)],
+)
+def test_fedasync_mixes_by_staleness(staleness: dict[str, Any], alpha: float, seconds: float, after: float) -> None:
+    """The fast client leaves w at 1; the slow one has 3, and is 3 (5) versions old."""
+    method = FedAsync(**LEAP, mu=0.0, alpha=alpha)
+    toy = Arriving(method, quadratics([1.0, 3.0], start=1.0), [1.0, seconds], Staleness(**staleness), buffer=1)
+    *before, last = toy.path(int(seconds) + 1)
+    assert {w for _, w in before} == {1.0}
+    reached([last], (seconds, after))
+
+
+def test_fedasync_mixes_models_not_changes() -> None:
+    """w = 1.5, 1.75, then ½·1.75 + ½·3: the slow client's change since version 0, added, would give 2.75."""
+    toy = Arriving(FedAsync(**LEAP, mu=0.0, alpha=0.5), quadratics([2.0, 3.0], start=1.0), [1.0, 2.5], buffer=1)
+    reached(toy.path(3), (1.0, 1.5), (2.0, 1.75), (2.5, 2.375))
+
+
+def test_fedasync_holds_clients_to_where_they_began() -> None:
+    """ρ = 1, two steps of η = .1 towards 4: .4, then .72."""
+    method = FedAsync(epochs=0, steps=2, batch=0, lr=0.1, mu=1.0, alpha=0.5)
+    reached(Arriving(method, quadratics([4.0]), [1.0], buffer=1).path(1), (1.0, 0.36))
+
+
+def test_a_server_optimiser_steps_by_what_fedasync_proposes() -> None:
+    plain = FedAsync(**LEAP, mu=0.0, alpha=0.5)
+    task = quadratics([2.0, 3.0], start=1.0)
+    double = with_server_optimizer(plain, task, ServerOptimizer(optimizer="momentum", lr=2.0, betas=(0.0,)))
+    reached(Arriving(double, task, [1.0, 2.5], buffer=1).path(1), (1.0, 2.0))
+
+
+# ---- FedBuff and CA2FL
+
+
+def test_fedbuff_divides_by_the_number_of_visits() -> None:
+    """Clients 0 and 1 leave w at 0 for three steps; then Δ = 4 (x = 3) and 1 (x = 0) are there: (4/2 + 1)/2."""
+    centres, seconds = [1.0, -1.0, 4.0], [1.0, 1.0, 3.5]
+    rules: dict[str, Any] = {"buffer": 2, "once_per_version": True}
+    toy = Arriving(FedAvg(**LEAP), quadratics(centres), seconds, Staleness(weight="polynomial"), **rules)
+    reached(toy.path(4), (1.0, 0.0), (2.0, 0.0), (3.0, 0.0), (4.0, 1.5))
+
+
+def test_ca2fl_remembers_what_clients_sent() -> None:
+    """Δ = 2, 4: v = 3. Then client 0 twice, Δ = 1 and 3, the second beside its renewed memory: v = 3 + (−1 + 2)/2."""
+    changes = {(0, 0, 0): 2.0, (1, 0, 0): 4.0, (0, 0, 1): 1.0, (0, 1, 0): 3.0}
+    task = quadratics([0.0, 0.0])
+    method = with_correction(Told(changes=changes), Weighting(correct="remembered"), np.arange(2))
+    toy = Arriving(method, task, [1.0, (1.0, 9.0)], buffer=2)
+    reached(toy.path(2), (1.0, 3.0), (3.0, 6.5))
+    assert float(toy.now.extras[f"remembered:{W}"]) == 3.5
+
+
+# ---- Rennala, Ringmaster
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_rennala_collects_gradients_of_the_newest_version(stops: bool) -> None:
+    """f = ½w², B = 3: gradients of 1, 2 and 2.5 s; then of 4, 5, 5 (the one of 3 s is too old), or of 3.5, 4.5, 5."""
+    method = FedAvg(**FIRST, lr=1 / 3)
+    rules = {"buffer": 3, "max_staleness": 0, "stop_stale": stops, "dispatch": "reporter"}
+    toy = Arriving(method, quadratics([0.0, 0.0], start=3.0), [1.0, 2.5], **rules)
+    plans = [toy.step(), toy.step()]
+    times = [sorted(plan.arrivals.times.tolist()) for plan in plans if plan.arrivals is not None]
+    assert times == [[1.0, 2.0, 2.5], [3.5, 4.5, 5.0] if stops else [4.0, 5.0, 5.0]]
+    assert float(toy.state[W]) == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize(
+    ("delay", "wanted"),
+    [
+        (2, [(1.0, 4.0), (2.0, 2.0), (3.0, 1.0), (4.0, 0.5)]),
+        (4, [(1.0, 4.0), (2.0, 2.0), (2.5, -2.0), (3.0, -3.0), (4.0, -1.5)]),
+    ],
+)
+def test_ringmaster_ignores_gradients_of_delay_r(delay: int, wanted: list[Any], stops: bool) -> None:
+    rules = {"buffer": 1, "max_staleness": delay - 1, "stop_stale": stops, "dispatch": "reporter"}
+    toy = Arriving(Ringmaster(batch=0, lr=0.5), quadratics([0.0, 0.0], start=8.0), [1.0, 2.5], **rules)
+    reached(toy.path(len(wanted)), *wanted)
+
+
+def test_ringmasters_theory() -> None:
+    """σ² = 4, ε = .5: R = 8; γ is by the delay where 1/(2RL) < ε/(4Lσ²)."""
+    assert [threshold(4.0, 0.5), threshold(4.1, 0.5), threshold(0.0, 0.5)] == [8, 9, 1]
+    assert step_size(8, 2.0, 4.0, 0.5) == pytest.approx(1 / 64)  # by the noise as well: 1/32 by the delay
+    assert step_size(8, 2.0, 1.0, 0.5) == pytest.approx(1 / 32)
+    assert step_size(1, 2.0, 0.0, 0.5) == 0.25
+
+
+def test_the_optimal_time_leaves_out_workers_that_do_not_help() -> None:
+    """LΔ/ε = 10. No noise: the fastest alone. σ²/ε = 100 and equal paces: all of them. A very slow one: not that."""
+    assert optimal_time([1.0, 2.0, 4.0], 1.0, 1.0, 0.0, 0.1) == pytest.approx(10.0)
+    assert optimal_time([1.0] * 4, 1.0, 1.0, 10.0, 0.1) == pytest.approx(10 * (1 + 100 / 4))
+    slow = optimal_time([1.0] * 4 + [1000.0], 1.0, 1.0, 10.0, 0.1)
+    assert slow == pytest.approx(min(10 * (1 + 100 / 4), 5 / 4.001 * 10 * (1 + 100 / 5)))
+
+
+# ---- DiLoCo
+
+
+def test_diloco_takes_nesterovs_steps_at_the_server() -> None:
+    changes = {(0, 0, 0): -0.5, (0, 1, 0): -0.2}
+    task = quadratics([0.0], start=1.0)
+    outer = ServerOptimizer(optimizer="nesterov", lr=0.7, betas=(0.9,))
+    toy = Arriving(with_server_optimizer(Told(changes=changes), task, outer), task, [1.0], buffer=1)
+    reached(toy.path(2), (1.0, 0.335), (2.0, -0.2145))
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "rules", "match"),
+    [
+        ("fedasync", {"close": "all"}, r"participation.close: expected 'arrivals' with algorithm.name = 'fedasync'"),
+        ("fedasync", {"close": "arrivals", "buffer": 2}, r"participation.buffer: expected 1 .*; did you mean 1\?"),
+        ("ringmaster", {"close": "all"}, r"participation.close: expected 'arrivals' with"),
+        ("ringmaster", {"close": "arrivals", "buffer": 2, "dispatch": "reporter"}, r"participation.buffer: expected 1"),
+        ("ringmaster", {"close": "arrivals", "buffer": 1}, r"participation.dispatch: expected 'reporter'"),
+    ],
+)
+def test_what_needs_single_arrivals_says_so(name: str, rules: dict[str, Any], match: str) -> None:
+    values = table("fedavg", "mlp", True, algorithm={"name": name}, participation=rules)
+    with pytest.raises(UsageError, match=match):
+        from_table(values).check_values()
+
+
+def test_a_visit_to_ringmaster_is_one_gradient() -> None:
+    values = table("fedavg", "mlp", True, algorithm={"name": "ringmaster", "steps": 2})
+    with pytest.raises(UsageError, match=r"algorithm.steps"):
+        from_table(values)
+
+
+@pytest.mark.parametrize(
+    ("more", "kept_by"),
+    [
+        ({"weighting": {"correct": "remembered"}}, "weighting.correct = 'remembered'"),
+        ({"algorithm": {"name": "scaffold"}}, "algorithm.name = 'scaffold'"),
+    ],
+)
+def test_what_clients_keep_counts_as_a_whole(more: dict[str, Any], kept_by: str) -> None:
+    aged = {"participation": {"close": "arrivals", "buffer": 2}, "staleness": {"weight": "polynomial"}}
+    values = table("fedavg", "mlp", True, **aged, **more)
+    with pytest.raises(UsageError, match=rf"staleness.weight = 'polynomial': with {kept_by} clients keep"):
+        from_table(values).check_values()
+
+
+# ---- runs
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"weighting": {"correct": "remembered"}},
+        {"server": {"optimizer": "nesterov", "lr": 0.7}, "staleness": {"weight": "hinge", "b": 1}},
+    ],
+)
+def test_ranks_and_resumption_do_not_matter(world: Any, shared_dir: Path, more: dict[str, Any]) -> None:
+    """FedAsync and Ringmaster are among the methods of `hpcfl.testing.test_algorithms`."""
+    rules = {"close": "arrivals", "buffer": 2, "concurrency": 5}
+    speed = {"model": "exponential", "kind": "dynamic"}
+    values = table("fedavg", "mlp", True, **{"rounds": 5, "speed": speed, "participation": rules, **more})
+    together = play(world, values, shared_dir / "ranks", world.comm)
+    single = play(world, values, shared_dir / "single", None)
+    resume(world, single, 2, world.comm)
+    if world.rank == 0:
+        same(together, single)
