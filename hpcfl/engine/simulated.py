@@ -20,6 +20,7 @@ from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import Rounds
 from hpcfl.engine.record import Record, released
 from hpcfl.learning.batches import Visits
+from hpcfl.learning.statistics import with_statistics
 from hpcfl.schedule.plan import Arrivals, Plan
 
 R = TypeVar("R")
@@ -133,6 +134,11 @@ class Simulated(Rounds):
     def scores(self, now: Progress) -> Floats:
         """Let every rank test its own clients' models."""
         now.shared = self.transport.invite(now.shared)
+        if self.job.task.gathers:
+            mine = np.array([client for chunk in self.mine for client in chunk.clients.tolist()], dtype=np.int64)
+            found = self.transport.reduce(self.job.statistics(now.shared, mine))
+            gathered = with_statistics(self.job.task, now.shared, found) if self.serves else now.shared
+            now.shared = self.transport.invite(gathered)
         sums = np.zeros((self.job.scores, self.job.config.clients))
         for chunk in self.mine:
             sums[:, chunk.clients] = self.job.scored(now.round, now.shared, now.personal[chunk.number], chunk.clients)

@@ -38,7 +38,13 @@ from hpcfl.schedule.staleness import Staleness
 
 W = "linear.weight"
 PLAIN = SimpleNamespace(  # all of a config that a job looks at
-    seed=0, clock="simulated", participation=Participation(), doubling=Doubling(), speed=Equal(), guard=Guard()
+    seed=0,
+    clock="simulated",
+    participation=Participation(),
+    doubling=Doubling(),
+    speed=Equal(),
+    guard=Guard(),
+    staleness=Staleness(),
 )
 
 
@@ -116,7 +122,8 @@ class Rounds:
     def __init__(self, algorithm: Algorithm, task: Task, per_chunk: int | None = None):
         clients = task.federation.clients
         chunks = cut(per_chunk or clients, np.ones(clients), 1, kinds(algorithm, task))
-        self.job = Job(PLAIN, task, algorithm, chunks)  # type: ignore[arg-type]
+        config = SimpleNamespace(**vars(PLAIN), clients=clients)
+        self.job = Job(config, task, algorithm, chunks)  # type: ignore[arg-type]
         self.now: Progress = self.job.begin(0)
 
     @property

@@ -25,6 +25,7 @@ from hpcfl.engine.wall.lanes import Lanes
 from hpcfl.engine.wall.outcome import ReceivedSums, RoundOutcome
 from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply, as_chunk
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
+from hpcfl.learning.statistics import with_statistics
 from hpcfl.schedule.plan import Attempt, Plan
 
 SAVE_SECONDS = 5.0  # for personal state to begin to come, beyond what its bytes may take
@@ -168,6 +169,9 @@ class Server(Rounds):
 
     def scores(self, now: Progress) -> Floats:
         """Ask the ranks that are free; the others' scores are NaN."""
+        if self.job.task.gathers:
+            found = self.job.statistics(now.shared, np.arange(self.job.config.clients))
+            now.shared = with_statistics(self.job.task, now.shared, found)
         scores = np.full((self.job.scores, self.job.config.clients), np.nan)
         if self.kept is not None:
             return scores
