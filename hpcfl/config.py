@@ -159,6 +159,8 @@ class Config(ConfigBase):
     @property
     def singles(self) -> str:
         """Which key looks at single messages in real time, and how; "" where none does."""
+        if self.participation.by_arrivals:
+            return "participation.close = 'arrivals' waits for"
         if self.algorithm.iterates:
             return f"algorithm.name = '{self.algorithm.name}' asks for further sums over"
         return f"guard.max_norm = {self.guard.max_norm:g} measures" if self.guard.max_norm else ""
@@ -176,6 +178,11 @@ class Config(ConfigBase):
             raise UsageError(
                 f"batch_clients: with clock = 'wall' {self._unbatched}: expected 'auto', false or 1, "
                 f"got {self.batch_clients}; did you mean 1?"
+            )
+        if self.clock == "wall" and self.participation.by_arrivals and self.guard.max_norm:
+            raise UsageError(
+                "guard.max_norm: with participation.close = 'arrivals' norms are measured in simulated time only: "
+                "remove it, or set clock = 'simulated'"
             )
         if self.clock == "wall" and self.algorithm.between_rounds:
             key = self.algorithm.between_rounds

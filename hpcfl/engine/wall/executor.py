@@ -26,7 +26,7 @@ from hpcfl.engine.simulated import drained
 from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, Staging
 from hpcfl.engine.wall.sending import LayerSender, Pace, Put, StepClock, SumSender, WholeSender
 from hpcfl.learning.batches import RoundClosed, Training, Visits
-from hpcfl.schedule.plan import Attempt
+from hpcfl.schedule.plan import Attempt, Plan
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
@@ -154,8 +154,7 @@ class Executor:
         """
         start = time.monotonic()
         leaves = (start if begun is None else begun) + attempt.closes_after - self.spare(attempt.closes_after)
-        plan = self.job.planner.plan(attempt)
-        seconds = self.job.config.speed.enforced(attempt)
+        plan, seconds = self._planned(attempt), self._enforced(attempt)
         state = self.placed(shared)
         for number, turn in enumerate(turns):
             if over.is_set():
@@ -178,6 +177,21 @@ class Executor:
                     gradients = partial(self.job.task.oracle_calls.item, turn[0][0])
                     self._by_layers(state, next(chunks), LayerSender(*given, gradients))
             start = time.monotonic()
+
+    def _planned(self, attempt: Attempt) -> Plan:
+        """Return what is known beforehand; where arrivals end rounds the attempt is a visit, and has its number."""
+        plan = self.job.planner.plan(attempt)
+        if not self.job.planner.participation.by_arrivals:
+            return plan
+        return replace(plan, arrival=np.full_like(plan.arrival, np.nan), number=attempt.number)
+
+    def _enforced(self, attempt: Attempt) -> Floats:
+        """Return the seconds that visits shall take; where arrivals end rounds, drawn for all as in simulated time."""
+        planner, speed = self.job.planner, self.job.config.speed
+        if not planner.participation.by_arrivals:
+            return speed.enforced(attempt)
+        everyone = replace(attempt, cohort=planner.members)
+        return speed.enforced(everyone)[np.searchsorted(planner.members, attempt.cohort)]
 
     def _whole(self, shared: State, chunks: Iterable[Visits], sender: WholeSender) -> None:
         for visits in chunks:
