@@ -1,4 +1,4 @@
-"""Methods on rounds that arrivals end, by hand through the engine: 1-d quadratics, and changes that are written down."""
+"""Methods on rounds that arrivals end, by hand through the engine: 1-d quadratics, and changes written down."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers.toys import Arriving, W, quadratics
-from hpcfl.algorithms import Algorithm, ringmaster
+from hpcfl.algorithms import Algorithm
 from hpcfl.algorithms.corrected import with_correction
 from hpcfl.algorithms.fedasync import FedAsync
 from hpcfl.algorithms.fedavg import FedAvg
