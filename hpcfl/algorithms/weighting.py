@@ -48,6 +48,15 @@ class Weighting(ConfigBase):
                 f"weighting.correct = '{self.correct}' corrects for those who did not come to a round, which has no "
                 "meaning with participation.close = 'arrivals'; did you mean weighting.correct = 'remembered'?"
             )
+        if (
+            self.correct == "remembered"
+            and participation.by_arrivals
+            and algorithm.learning_rate(1) != algorithm.learning_rate(0)
+        ):
+            raise UsageError(
+                "weighting.correct = 'remembered': with participation.close = 'arrivals' changes of different "
+                "rounds are added, whose step sizes must be alike: expected algorithm.decay = 0"
+            )
         if self.correct == "known" and participation.close not in ("all", "deadline"):
             raise UsageError(
                 "weighting.correct = 'known' needs the chance to arrive, which is not known for participation.close = "

@@ -32,6 +32,7 @@ NOTHING: dict[str, Any] = {
     "sim_seconds": None,
     "wall_seconds": None,
     "oracle": None,  # federated oracle complexity so far, where it was recorded
+    "staleness": None,  # mean over the visits that counted, where arrivals ended rounds
     "lost": [],  # clients, and how
     "rejected": 0,  # visits, in whole or part
     "state_sha256": None,  # of the newest whole checkpoint
@@ -81,6 +82,9 @@ def summary(path: Path) -> dict[str, Any]:
         "sim_seconds": _last(data["sim_seconds"].values, 1),
         "wall_seconds": _last(data["wall_seconds"].values, 1),
         "oracle": float(data["oracle"].sum()) if "oracle" in data else None,
+        "staleness": float(data["arrival_staleness"].where(data["arrival_client"] >= 0).mean())
+        if "arrival_staleness" in data
+        else None,
         "lost": sorted(lost.items()),
         "rejected": int((data["rejected"] == 1).sum()) if "rejected" in data else 0,
         "state_sha256": _state(folder),

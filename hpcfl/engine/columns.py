@@ -17,7 +17,7 @@ COLUMNS = (
     Column("objective", (), "float64", "mean loss over all training samples, the server's included, penalty included"),
     Column("client_accuracy", ("client",), "float64", "accuracy of the client's model on its own test part"),
     Column("client_test_loss", ("client",), "float64", "loss of the client's model on its own test part"),
-    Column("cohort", ("client",), "bool", "client was invited"),
+    Column("cohort", ("client",), "bool", "client was invited, or at work where arrivals end rounds"),
     Column("arrived", ("client",), "bool", "something of the client's visit counted"),
     Column("rejected", ("client",), "bool", "the visit, or layers of it, did not count: not finite or too large"),
     Column("version", ("client",), "int64", "round whose state the client was served, -1 if not invited"),

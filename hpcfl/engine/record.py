@@ -236,7 +236,7 @@ class Recorder:
             steps
             | self._arrival_columns(plan)
             | {
-                "cohort": np.isin(np.arange(self.job.config.clients), plan.invited),
+                "cohort": np.isin(np.arange(self.job.config.clients), plan.at_work),
                 "arrived": self._by_client(plan, plan.counted, 0),
                 "version": self._by_client(plan, plan.round if plan.arrivals is None else plan.arrivals.versions, -1),
                 "depth": self._by_client(plan, plan.depth, -1),

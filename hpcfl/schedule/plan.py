@@ -165,9 +165,12 @@ class Plan:
 
         With arrivals those are who has arrived, and where time alone ends rounds who was at work when it did.
         """
-        if self.arrivals is None or isnan(self.closes_after):
-            return self.cohort
-        return np.union1d(self.cohort, self.arrivals.waiting)
+        return self.cohort if isnan(self.closes_after) else self.at_work
+
+    @property
+    def at_work(self) -> Ints:
+        """Who was at work in it, ascending ids, int64 [n]: whose visits arrived, and who went on."""
+        return self.cohort if self.arrivals is None else np.union1d(self.cohort, self.arrivals.waiting)
 
     def parts(self) -> list[Plan]:
         """Return the visits that can be done together, of one state and at most one of each client, in their order.
