@@ -38,7 +38,14 @@ from hpcfl.schedule.staleness import Staleness
 
 W = "linear.weight"
 PLAIN = SimpleNamespace(  # all of a config that a job looks at
-    seed=0, clock="simulated", participation=Participation(), doubling=Doubling(), speed=Equal(), guard=Guard()
+    seed=0,
+    clients=0,
+    clock="simulated",
+    participation=Participation(),
+    doubling=Doubling(),
+    speed=Equal(),
+    guard=Guard(),
+    staleness=Staleness(),
 )
 
 
