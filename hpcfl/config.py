@@ -71,10 +71,12 @@ class Config(ConfigBase):
     batch_clients: Literal["auto", False] | Count = "auto"
     """Clients per chunk: their computations are batched together. The chunk size decides about the last bits of a
     result, so it follows from the config alone and never from the number of ranks. ``auto``: by the sizes of model and
-    federation; in a replay that of the recorded run. In wall time visits of a chunk end together, and those of one that
-    is not complete when the round closes are all lost. There ``auto`` is one by one, as with ``false``, unless rounds
-    wait for all visits, as fast as they go, and each counts as a whole; with more ranks than chunks these are smaller.
-    A number is refused where layers leave one by one, or where the server looks at single messages."""
+    federation; in a replay that of the recorded run. Several such chunks of a rank are computed at once where that
+    changes no bit and their models fit the machine's caches: local SGD on stacks of linear layers. In wall time
+    visits of a chunk end together, and those of one that is not complete when the round closes are all lost. There
+    ``auto`` is one by one, as with ``false``, unless rounds wait for all visits, as fast as they go, and each counts as
+    a whole; with more ranks than chunks these are smaller. A number is refused where layers leave one by one, or where
+    the server looks at single messages."""
     threads: Literal["auto"] | Count = "auto"
     """Threads per rank within one operation; like the chunk size part of what decides about the last bits. ``auto``: 1
     in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of its host's cores."""
@@ -159,6 +161,8 @@ class Config(ConfigBase):
     @property
     def singles(self) -> str:
         """Which key looks at single messages in real time, and how; "" where none does."""
+        if self.participation.by_arrivals:
+            return "participation.close = 'arrivals' waits for"
         if self.algorithm.iterates:
             return f"algorithm.name = '{self.algorithm.name}' asks for further sums over"
         return f"guard.max_norm = {self.guard.max_norm:g} measures" if self.guard.max_norm else ""
@@ -176,6 +180,11 @@ class Config(ConfigBase):
             raise UsageError(
                 f"batch_clients: with clock = 'wall' {self._unbatched}: expected 'auto', false or 1, "
                 f"got {self.batch_clients}; did you mean 1?"
+            )
+        if self.clock == "wall" and self.participation.by_arrivals and self.guard.max_norm:
+            raise UsageError(
+                "guard.max_norm: with participation.close = 'arrivals' norms are measured in simulated time only: "
+                "remove it, or set clock = 'simulated'"
             )
         if self.clock == "wall" and self.algorithm.between_rounds:
             key = self.algorithm.between_rounds

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpcfl.algorithms.wrapped import Wrapper, changed, wrapped
+from hpcfl.base.errors import refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +30,7 @@ def with_buffers(algorithm: Algorithm, task: Task) -> Algorithm:
     """Return the method that also handles the buffers of the task's module; where no step changes any, the method."""
     if task.whole is None or not task.whole.buffers or task.buffers == "keep":
         return algorithm
-    return wrapped(algorithm, _Local if task.buffers == "local" else _Buffered)
+    return wrapped(algorithm, {"local": _Local, "static": _Static}.get(task.buffers, _Buffered))
 
 
 class _Buffered(Wrapper):
@@ -81,6 +82,37 @@ class _Local(_Buffered):
     @property
     def evaluates_shared(self) -> bool:
         return False
+
+
+class _Static(Wrapper):
+    """The same where steps keep none and send none: the server holds those that are gathered for tests."""
+
+    def init_server(self, task: Task) -> State:
+        if self.personal(task):
+            raise refusal("task.buffers", "'mean' or 'local' where layers are personal", "static", "mean")
+        return super().init_server(task) | {name: value.clone() for name, value in _whole(task).buffers.items()}
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        return super().client(task, _without(shared, [*task.buffer_names]), personal, visits)
+
+    def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
+        names = [*task.buffer_names]
+        after = super().step(task, replace(state, shared=_without(state.shared, names)), sums)
+        return replace(after, shared={**after.shared, **{name: state.shared[name] for name in names}})
+
+    def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        rest = _without(shared, [*task.buffer_names])
+        return super().model(task, rest, personal, visits) | _gathered(task, shared, visits)
+
+    def adapted(self, task: Task, shared: State, visits: Visits, epochs: int) -> State:
+        rest = _without(shared, [*task.buffer_names])
+        gathered = _gathered(task, shared, visits) if len(rest) < len(shared) else {}  # `model` adds them itself
+        return super().adapted(task, rest, visits, epochs) | gathered
+
+
+def _gathered(task: Task, shared: State, visits: Visits) -> State:
+    count = len(visits.clients)
+    return {name: shared[name].expand(count, *shared[name].shape) for name in task.buffer_names}
 
 
 def _own(method: Algorithm, task: Task) -> list[str]:

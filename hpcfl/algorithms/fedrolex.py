@@ -46,8 +46,8 @@ class FedRolex(HeteroFl):
         """Return the model with the units of hidden layers from number `start` (mod K) on first."""
         from hpcfl.models.modules.narrow import hidden_axes
 
-        turned = dict(shared)
-        for name, narrow in hidden_axes(task.layers).items():
-            for axis, whole in narrow.items():
+        turned, axes = dict(shared), hidden_axes(task.layers)
+        for name in shared:
+            for axis, whole in axes[name].items():
                 turned[name] = turned[name].roll(-(start % whole) * (shared[name].shape[axis] // whole), axis)
         return turned

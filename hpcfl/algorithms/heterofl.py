@@ -6,9 +6,9 @@ server takes for each coordinate the mean over those who hold it, unweighted as 
 keeps its value. With rates of 1 and ``mask_labels = false`` this is FedAvg of equal weights.
 
 Rates stay as they are from round to round (the authors' ``fix``) or are dealt anew in each (``redraw``: in exact
-numbers, where the authors' ``dynamic`` draws each client's by itself). Left open by the text, or left out: a visit
-takes the seconds that the speed model says, whatever its rate; models with batch normalisation are refused, so that
-there are no static statistics; gradients are not clipped.
+numbers, where the authors' ``dynamic`` draws each client's by itself). Batch normalisation is static: statistics of
+sub-models of several widths have no mean, so that they need ``task.buffers = "static"``. Left open by the text, or left
+out: a visit takes the seconds that the speed model says, whatever its rate; gradients are not clipped.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
     from hpcfl.models import Model
+    from hpcfl.models.modules.narrow import Axes
     from hpcfl.schedule.participation import Participation
 
 Rate = Annotated[float, Field(gt=0, le=1)]
@@ -55,7 +56,8 @@ class HeteroFl(FedAvg):
     """Deal the rates anew in each round: as many clients have each one, but others. Visits then compute and send the
     whole model with 0 in what they do not hold, and which coordinates these are."""
     scaler: bool = True
-    """While training, what each hidden layer puts out before its activation is divided by the rate."""
+    """While training, what each hidden layer puts out before its activation, and before a batch normalisation, is
+    divided by the rate."""
     mask_labels: bool = True
     """A client's loss takes the outputs of classes of which it has no training sample for 0, and of the last layer only
     the rows of its own classes are averaged (masked cross-entropy)."""
@@ -71,8 +73,6 @@ class HeteroFl(FedAvg):
             raise refusal("algorithm.shares", wanted, list(self.shares))
 
     def check_model(self, model: Model, header: Header) -> None:
-        if not model.chain:
-            raise refusal("model.name", f"layers that algorithm '{self.name}' can make narrower", model.name, "mlp")
         if self.mask_labels and header.targets:
             raise refusal("algorithm.mask_labels", "false where labels are real numbers", True, False)
 
@@ -121,6 +121,8 @@ class HeteroFl(FedAvg):
         axes, last, groups = hidden_axes(task.layers), task.layer_names()[-1], []
         if min(self.rates) < 1 and not any(axes.values()):
             raise refusal("algorithm.rates", "1 for a model without hidden layers", list(self.rates))
+        if min(self.rates) < 1 and task.buffer_names and task.buffers not in ("static", "keep"):
+            raise refusal("task.buffers", "'static' where sub-models differ in width", task.buffers, "static")
         for group in super().layout(task):
             blocks = {}
             for name, block in group.items():
@@ -145,6 +147,7 @@ class HeteroFl(FedAvg):
             rate = self._rates(task, visits)[0]
             parts = {name: self.held(value.shape, axes[name], rate) for name, value in shared.items()}
             placed = {name: value[tuple(map(slice, parts[name]))] for name, value in placed.items()}
+            self._begin(task, axes, rate, visits)
         work, masks = super().client(task, placed, personal, visits), self._masks(task, shared, visits)
         for name in task.layer_names()[-1] if self.mask_labels else ():
             rows = self._present(task, visits)
@@ -163,23 +166,38 @@ class HeteroFl(FedAvg):
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
         import torch
 
-        present, last = self._present(task, visits), task.layer_names()[-1]
-        rates = self._rates(task, visits)
+        from hpcfl.models.modules.narrow import divided
+
+        present, rates = self._present(task, visits), self._rates(task, visits)
         if set(rates) == {1.0} and not self.mask_labels:
             return None
         divisor = torch.tensor(rates if self.scaler else [1.0], dtype=task.dtype, device=task.device)
+        names = divided(task.layers)
         masks = self._masks(task, shared, visits)
 
         def local(params: State, batch: Batch) -> Tensor:
             held = {name: value * masks[name] if name in masks else value for name, value in params.items()}
             scaled = {
-                name: value if name in last else value / divisor.view(-1, *[1] * (value.dim() - 1))
+                name: value / divisor.view(-1, *[1] * (value.dim() - 1)) if name in names else value
                 for name, value in held.items()
             }
-            outputs = task.forward(scaled, batch.x, batch.key) * present.unsqueeze(1)
+            sizes = None if batch.valid is None else batch.sample_counts()
+            outputs = task.forward(scaled, batch.x, batch.key, sizes=sizes) * present.unsqueeze(1)
             return task.loss.mean(outputs, batch) + (task.penalties(held) if task.penalty else 0)
 
         return local
+
+    def _begin(self, task: Task, axes: Axes, rate: float, visits: Visits) -> None:
+        """Let the visits' steps have buffers as narrow as the model is."""
+        if task.whole is not None:
+            count = len(visits.clients)
+            own = {
+                name: value[tuple(map(slice, self.held(value.shape, axes[name], rate)))].expand(
+                    count, *[-1] * value.dim()
+                )
+                for name, value in task.whole.buffers.items()
+            }
+            task.whole.begin(visits.clients.tolist(), own)
 
     def _rates(self, task: Task, visits: Visits) -> list[float]:
         """Return the rates of some visits' clients."""

@@ -243,10 +243,17 @@ class LocalSgd(LocalTraining):
 
     @property
     def splits_last(self) -> bool:
-        plain = ("train", "objective", "local_steps")
-        own = any(getattr(type(self), name) is not getattr(LocalSgd, name) for name in plain)
+        return self.steps > 0 and self.plain(LocalSgd) and not self.averages_personal
+
+    def plain(self, method: type[LocalSgd]) -> bool:
+        """Return whether a visit is SGD on the mean loss by the `train` of a method, and nothing else."""
+        same = {"train": method, "objective": LocalSgd, "local_steps": LocalSgd}
+        own = any(getattr(type(self), name) is not getattr(of, name) for name, of in same.items())
         own |= type(self).client not in (LocalSgd.client, PartlyPersonal.client)
-        return self.steps > 0 and self.optimizer == "sgd" and not own and not self.averages_personal
+        return self.optimizer == "sgd" and not own
+
+    def samples_per_step(self, samples: int) -> int:
+        return min(self.batch or samples, samples) if self.plain(LocalSgd) else 0
 
     def taken(self, visits: Visits) -> Ints:
         """Return how many local steps each visit takes, int64 ``[c]``."""

@@ -21,8 +21,10 @@ from hpcfl.comm.message import Arrived, Block, Layout
 from hpcfl.comm.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.comm.transport import Personal
 from hpcfl.config import Config
+from hpcfl.engine.bundles import Bundles
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_objectives, client_scores
+from hpcfl.learning.statistics import client_statistics
 from hpcfl.learning.task import Task
 from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
@@ -201,6 +203,12 @@ class Job:
             raise ValueError(f"kept: {sorted(names - kept.keys())} are no blocks of the layout")
         return kept
 
+    @cached_property
+    def bundles(self) -> Bundles:
+        """What computes this rank's visits."""
+        wanted = self.config.batch_clients == "auto" and self.planner.whole
+        return Bundles(self.task, self.algorithm, kinds(self.algorithm, self.task), wanted)
+
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
@@ -254,6 +262,14 @@ class Job:
         Losses and metrics on its own test part; if the objective is wanted, that on its training samples.
         """
         return 1 + len(self.task.metrics) + self.config.evaluate.objective
+
+    def statistics(self, shared: State, clients: Ints) -> Floats:
+        """Return what some clients gather for tests by the shared model, ``[numbers, clients]``; 0 for all others."""
+        own = clients[self.members(clients)]
+        found = client_statistics(self.task, shared, own)
+        sums = np.zeros((len(found), self.config.clients))
+        sums[:, own] = found
+        return sums
 
     def scored(self, round: int, shared: State, personal: State, clients: Ints) -> Floats:
         """Return the `scores` of a chunk's clients, ``[scores, c]``; who is held out is not tested, and gets 0."""

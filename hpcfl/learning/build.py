@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import key_as_seed
@@ -21,6 +21,7 @@ from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.loss import PerSample, class_axis
 from hpcfl.models import Model, ModuleModel
 from hpcfl.models.modules.layers import Layer
+from hpcfl.models.modules.narrow import NORMS
 from hpcfl.models.modules.tracing import examined
 from hpcfl.models.modules.whole import Whole
 
@@ -54,7 +55,9 @@ def units(
             x, _ = trial(federation, dtype, shape)
             hook = module.register_forward_pre_hook(partial(unpacked, federation.pieces)) if shapes else None
             found = examined(module, x, where, computing)
-            whole = Whole(model.name, module.to(device), found, kind.buffers == "keep", hook)
+            whole = Whole(model.name, module.to(device), found, kind.buffers in ("keep", "static"), hook)
+            if kind.buffers == "static":
+                _check_normal(module, found.state, where)
             if kind.embedding is not None:
                 whole.cut(kind.embedding, x.to(device))
             return [_gathered(whole, federation.clients, where) if kind.buffers == "mean" else whole]
@@ -104,6 +107,16 @@ def _gathered(whole: Whole, clients: int, where: str) -> Whole:
                 f"clients tell all theirs: expected at most {MOST} in all; did you mean task.buffers = 'local'?"
             )
     return whole
+
+
+def _check_normal(module: nn.Module, state: Sequence[str], where: str) -> None:
+    """Raise UsageError where steps change a buffer that is no batch normalisation's."""
+    for name in state:
+        if not isinstance(module.get_submodule(name.rpartition(".")[0]), NORMS):
+            raise UsageError(
+                f"{where}: steps change the buffer {name}, which is no batch normalisation's: expected task.buffers = "
+                "'mean', 'keep' or 'local'"
+            )
 
 
 class Start:

@@ -10,7 +10,7 @@ from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.plugins import outside
 from hpcfl.data import Header
 
-Buffers = Literal["mean", "keep", "local"]
+Buffers = Literal["mean", "keep", "local", "static"]
 LOSSES = ("auto", "cross-entropy", "squared-error")
 METRICS = ("accuracy",)
 FORM = "package.module:function"
@@ -32,7 +32,10 @@ class TaskConfig(ConfigBase):
     """Buffers that training steps change, such as the running statistics of a batch normalisation, which tests use.
     ``mean``: averaged by the server by the weights of the visits' losses, but for those of personal layers, which are
     personal. Integers, such as a batch normalisation's number of batches, rise to the largest.
-    ``keep``: they stay as they are made, and tests use these. ``local``: each client's own; the server cannot test."""
+    ``keep``: they stay as they are made, and tests use these. ``local``: each client's own; the server cannot test.
+    ``static``: of batch normalisations only; training keeps none, and for each test a pass of the shared model over all
+    training data gathers them, means over batches of equal weight (HeteroFL). In real time the server does that alone.
+    """
 
     embedding: str | None = None
     """The submodule of a model from outside whose outputs are the latent space, by PyTorch's name; for methods that

@@ -139,6 +139,11 @@ class Task(Held):
         return tuple(self.whole.buffers) if self.whole is not None else ()
 
     @property
+    def gathers(self) -> bool:
+        """Whether tests need buffers that a pass over the training data gathers, see `learning.statistics`."""
+        return self.buffers == "static" and bool(self.buffer_names)
+
+    @property
     def looped(self) -> bool:
         """Whether clients are computed one after the other, also in a chunk of several."""
         return self.computing == "looped"

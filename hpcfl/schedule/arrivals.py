@@ -106,15 +106,20 @@ class Flights:
     def chosen(self, seed: int, rules: Participation, members: Ints, round: int) -> Ints:
         """Return who of the `members` is sent out now, with the state of this round, ascending ids."""
         places = rules.at_work(len(self.due)) - len(self.waiting)
+        free = self.free(rules, members, round)
+        if places >= len(free):
+            return free
+        self.drawn += 1
+        return np.sort(keyed(seed, "dispatch", step=self.drawn).choice(free, places, replace=False))
+
+    def free(self, rules: Participation, members: Ints, round: int) -> Ints:
+        """Return which of the `members` may be sent out with the state of this round, if there is a place."""
         free = members[np.isnan(self.due[members])]
         if rules.once_per_version:
             free = free[self.version[free] != round]
         if rules.dispatch == "reporter" and (self.version >= 0).any():
             free = free[self.version[free] >= 0]  # others have never begun, and do not now
-        if places >= len(free):
-            return free
-        self.drawn += 1
-        return np.sort(keyed(seed, "dispatch", step=self.drawn).choice(free, places, replace=False))
+        return free
 
     def leave(self, clients: Ints, round: int) -> None:
         """Send clients out with the state of a round; when they are due is still to be said."""
@@ -182,7 +187,7 @@ class Queue:
                 )
             if len(came) < (rules.buffer or inf) and due < end * (1 - CLOSE):
                 self._send(round)
-        return self._plan(round, came, start, end)
+        return planned(self.run, round, came, flights, start, end - start)
 
     def _next(self) -> tuple[int, float]:
         """Return who arrives next, and when; inf: nobody ever does."""
@@ -227,22 +232,26 @@ class Queue:
             if steps is not None:
                 self.steps[clients] = steps[places]
 
-    def _plan(self, round: int, came: list[Came], start: float, end: float) -> Plan:
-        run, layers = self.run, len(self.run.work_fractions)
-        table = np.array(sorted(came, key=lambda each: each[0]), dtype=np.float64).reshape(-1, 7).T
-        cohort, versions, numbers, depth, steps = (table[row].astype(np.int64) for row in (0, 1, 2, 5, 6))
-        times, seconds = table[3], table[4]
-        factors = run.staleness.factors(round - versions)
-        waiting = self.flights.waiting
-        return Plan(
-            round,
-            cohort,
-            seconds,
-            depth,
-            self.flights.now - start,
-            np.full((len(cohort), layers), np.nan),
-            np.zeros(layers),
-            end - start if end < inf else np.nan,
-            steps=steps if run.participation.by_steps else None,
-            arrivals=Arrivals(versions, numbers, times, factors, waiting, self.flights.version[waiting]),
-        )
+
+def planned(run: Run, round: int, came: list[Came], flights: Flights, start: float, closes_after: float) -> Plan:
+    """Return the round that these visits have ended: it began at `start`, and has ended by now.
+
+    So many seconds later it would have in any case; inf: it would not.
+    """
+    layers, waiting = len(run.work_fractions), flights.waiting
+    table = np.array(sorted(came, key=lambda each: each[0]), dtype=np.float64).reshape(-1, 7).T
+    cohort, versions, numbers, depth, steps = (table[row].astype(np.int64) for row in (0, 1, 2, 5, 6))
+    times, seconds = table[3], table[4]
+    factors = run.staleness.factors(round - versions)
+    return Plan(
+        round,
+        cohort,
+        seconds,
+        depth,
+        flights.now - start,
+        np.full((len(cohort), layers), np.nan),
+        np.zeros(layers),
+        closes_after if closes_after < inf else np.nan,
+        steps=steps if run.participation.by_steps else None,
+        arrivals=Arrivals(versions, numbers, times, factors, waiting, flights.version[waiting]),
+    )

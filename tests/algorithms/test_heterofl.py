@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from helpers import modules
 from helpers.toys import Rounds, cnn_task, federation, full_batch, mlp_task, planned, same_bits, visits_of
+from hpcfl.algorithms.buffered import with_buffers
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedrolex import FedRolex
 from hpcfl.algorithms.heterofl import HeteroFl
@@ -19,10 +21,13 @@ from hpcfl.comm.guard import Sieve
 from hpcfl.comm.message import Block, ExactSums, masked, moved
 from hpcfl.config import load
 from hpcfl.learning.batches import Batch
+from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.task import Task
+from hpcfl.models import model_class
 from hpcfl.models.bilstm import BiLstm
 from hpcfl.models.mlp import Mlp
 from hpcfl.models.modules.narrow import hidden_axes
+from hpcfl.models.vgg import Vgg
 
 SIZES = [3, 20, 8, 11, 4]
 BOTH = pytest.mark.parametrize("method", [HeteroFl, FedRolex])
@@ -124,7 +129,6 @@ def test_bad_rates_are_refused_in_one_line() -> None:
         ("algorithm.persist_optimizer=true", "algorithm.persist_optimizer"),
         ("algorithm.rates=[0.5, 1.5]", "algorithm.rates"),
         ("algorithm.shares=[1, 2]", "algorithm.shares: expected 3"),
-        ("model.name=torch.nn:Identity", "narrower"),
         ("data.name=linear", "mask_labels"),
     ],
 )
@@ -141,6 +145,11 @@ def test_models_that_cannot_be_narrowed_are_refused() -> None:
     task = Task(BiLstm(), federation([4], shape=(6, 3)), 0)
     with pytest.raises(UsageError, match=r"^model: layer \w+ cannot be made narrower[^\n]*$"):
         hidden_axes(task.layers)
+    with pytest.raises(UsageError, match=r"^model: Normed in 'helpers\.modules:Normed' cannot be made narrower[^\n]*$"):
+        hidden_axes(module_task("Normed").layers)
+    task = module_task("normed_chain", "mean")
+    with pytest.raises(UsageError, match=r"^task\.buffers: expected 'static'[^\n]*$"):
+        Rounds(with_buffers(HeteroFl(rates=(1.0, 0.5)), task), task)
 
 
 def test_units_are_rounded_up_or_by_fedrolex_down() -> None:
@@ -159,6 +168,68 @@ def test_inputs_of_a_layer_after_pooled_images_follow_their_channels() -> None:
         **{"conv1.weight": (1, 1, 3, 3), "conv1.bias": (1,), "conv2.weight": (2, 1, 3, 3), "conv2.bias": (2,)},
         **{"fc1.weight": (3, 2 * pixels), "fc1.bias": (3,), "fc2.weight": (3, 3), "fc2.bias": (3,)},
     }
+
+
+# ---- batch normalisation
+
+
+def module_task(name: str, buffers: str = "static") -> Task:
+    values = {"name": f"helpers.modules:{name}"}
+    data, kind = federation([6, 9], shape=(1, 8, 8)), TaskConfig(buffers=buffers)
+    return Task(model_class(values["name"]).from_table(values, "model"), data, 0, kind=kind)
+
+
+def test_channels_of_vgg_become_fewer_with_their_normalisations() -> None:
+    task = Task(Vgg(width=2), federation([4], shape=(3, 32, 32)), 0)
+    axes, method = hidden_axes(task.layers), HeteroFl()
+    half = {name: value.shape for name, value in Vgg(width=1).module((3, 32, 32), 3).state_dict().items()}
+    assert {name: method.held(value.shape, axes[name], 0.5) for name, value in task.initial().items()} == {
+        name: shape for name, shape in half.items() if name in task.initial()
+    }
+    assert {name: method.held(value.shape, axes[name], 0.5) for name, value in task.whole.buffers.items()} == {
+        name: shape for name, shape in half.items() if name in task.whole.buffers
+    }
+
+
+@pytest.mark.parametrize("redraw", [False, True])
+@pytest.mark.parametrize("scaler", [False, True])
+def test_a_normalised_sub_model_is_trained_as_a_small_model_is(scaler: bool, redraw: bool) -> None:
+    """Two clients of half the channels, two steps, against plain modules that normalise by their batches."""
+    task = module_task("normed_chain")
+    keys = {"rates": (0.5,), "lr": 0.3, "batch": 5, "epochs": 0, "steps": 2, "mask_labels": False}
+    method = with_buffers(HeteroFl(scaler=scaler, redraw=redraw, **keys), task)
+    rounds = Rounds(method, task)
+    start, ends = {name: value.clone() for name, value in rounds.state.items()}, []
+    for client in (0, 1):
+        net = modules.normed_chain((1, 8, 8), 3, channels=2).train()
+        with torch.no_grad():
+            for name, value in net.named_parameters():
+                value.copy_(start[name][tuple(map(slice, value.shape))])
+        for conv in (net[0][0], net[1][0]):
+            conv.register_forward_hook(lambda _, __, output: output / (0.5 if scaler else 1.0))
+        step = torch.optim.SGD(net.parameters(), 0.3)
+        for batch in task.batches(visits_of(task, [client]), 5, steps=2):
+            step.zero_grad()
+            F.cross_entropy(net(batch.x[0]), batch.y[0]).backward()
+            step.step()
+        ends.append(dict(net.named_parameters()))
+    rounds.step(planned([1, 1], 3))
+    for name, value in task.initial().items():
+        wanted = value.clone()
+        wanted[tuple(map(slice, ends[0][name].shape))] = (ends[0][name] + ends[1][name]).detach() / 2
+        torch.testing.assert_close(rounds.state[name], wanted, atol=1e-6, rtol=1e-5)
+    assert all(torch.equal(rounds.state[name], start[name]) for name in task.buffer_names)  # nothing has gathered any
+
+
+def test_normalised_windows_of_all_units_are_the_whole_model() -> None:
+    keys = {"rates": (1.0,), "lr": 0.1, "batch": 5, "mask_labels": False}
+    task = module_task("normed_chain")
+    one, other = (Rounds(with_buffers(method(**keys), task), task) for method in (FedRolex, HeteroFl))
+    for round_ in range(2):
+        for rounds in (one, other):
+            rounds.step(planned([1, 1], 3, round_))
+    for name in task.initial():
+        torch.testing.assert_close(one.state[name], other.state[name])
 
 
 # ---- windows

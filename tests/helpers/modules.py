@@ -62,6 +62,16 @@ def resnet18(shape: tuple[int, ...], classes: int) -> nn.Module:
     return ResNet(shape, classes, width=4)
 
 
+def normed_chain(shape: tuple[int, ...], classes: int, channels: int = 4, eps: float = 1.0) -> nn.Module:
+    """Convolutions with batch normalisations that show by what their inputs were divided."""
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(shape[0], channels, 3), nn.BatchNorm2d(channels, eps), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(channels, channels, 3), nn.BatchNorm2d(channels, eps), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        nn.Linear(channels * ((shape[1] - 4) // 2) * ((shape[2] - 4) // 2), classes),
+    )
+
+
 class Counter(nn.Module):
     """Counts the samples that it has seen in steps, up and down."""
 

@@ -41,6 +41,7 @@ PLAIN = SimpleNamespace(  # all of a config that a job looks at
     seed=0,
     clients=0,
     clock="simulated",
+    batch_clients="auto",
     participation=Participation(),
     doubling=Doubling(),
     speed=Equal(),
@@ -123,7 +124,8 @@ class Rounds:
     def __init__(self, algorithm: Algorithm, task: Task, per_chunk: int | None = None):
         clients = task.federation.clients
         chunks = cut(per_chunk or clients, np.ones(clients), 1, kinds(algorithm, task))
-        self.job = Job(PLAIN, task, algorithm, chunks)  # type: ignore[arg-type]
+        config = SimpleNamespace(**vars(PLAIN), clients=clients)
+        self.job = Job(config, task, algorithm, chunks)  # type: ignore[arg-type]
         self.now: Progress = self.job.begin(0)
 
     @property
@@ -146,8 +148,7 @@ class Rounds:
         """The sums of one round; the shared state is not touched."""
         sums = ExactSums(self.job.layout, plan.cohort, plan.miss_probability)
         kept = []
-        for chunk in self.job.chunks:
-            visit(self.job, plan, chunk, self.now, sums, kept)
+        visit(self.job, plan, self.job.chunks, self.now, sums, kept)
         if self.job.iterated is not None:
             sums.iterated = iterate(self.job.iterated, self.now.shared, kept, lambda own: own)
         return sums

@@ -19,7 +19,7 @@ from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
-from hpcfl.learning import build
+from hpcfl.learning import build, statistics
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.evaluate import client_scores
 from hpcfl.learning.task import Task
@@ -129,6 +129,47 @@ def test_kept_ones_stay_as_they_were_made() -> None:
     assert all(torch.equal(own.state[name], mean.state[name]) for name in own.state)  # steps do not ask for them
 
 
+def gathered(task: Task, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Statistics as torch accumulates them with equal weights, in batches of one client each."""
+    net = task.module(state)
+    for part in (net.bn1, net.bn2):
+        part.train().momentum = None
+        part.reset_running_stats()
+    with torch.no_grad():
+        for client in range(task.federation.clients):
+            x = task.samples(client).x
+            for rows in x.tensor_split(-(-len(x) // statistics.BATCH)):
+                net(rows)
+    return dict(net.named_buffers())
+
+
+def test_static_ones_are_gathered_for_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "BATCH", 4)
+    own = rounds(FedAvg(lr=0.1, batch=4), "static", per_chunk=1)
+    task, kept = own.job.task, rounds(FedAvg(lr=0.1, batch=4), "keep", per_chunk=1)
+    for round_ in range(2):
+        own.step(planned([1, 1, 1], 3, round_))
+        kept.step(planned([1, 1, 1], 3, round_))
+    assert all(torch.equal(own.state[name], kept.state[name]) for name in task.initial())
+    assert own.job.layout[0].keys() == {"loss"}
+    parts = [statistics.client_statistics(task, own.state, np.array([client])) for client in range(3)]
+    found = statistics.with_statistics(task, own.state, np.concatenate(parts, axis=1))
+    wanted = gathered(task, own.state)
+    assert wanted[COUNT] == 2 + 1 + 3
+    for name in ALL:
+        torch.testing.assert_close(found[name].double(), wanted[name].double(), **CLOSE)
+    x = torch.randn((2, *SHAPE), generator=torch.Generator().manual_seed(0))
+    params = own.job.algorithm.model(task, found, {}, visits_of(task, [0, 1]))
+    torch.testing.assert_close(task.forward(params, torch.stack([x, x]))[1], task.module(found)(x), **CLOSE)
+
+
+def test_static_ones_are_batch_normalisations_of_a_shared_model() -> None:
+    with pytest.raises(UsageError, match=r"buffer seen, which is no batch normalisation's: expected task\.buffers"):
+        task_of("static", COUNTER)
+    with pytest.raises(UsageError, match=r"^task\.buffers: expected 'mean' or 'local' where layers are personal"):
+        rounds(FedRep(lr=0.1, batch=4, head_epochs=1, head_layers=2), "static")
+
+
 def test_ones_own_are_personal() -> None:
     own = rounds(FedAvg(lr=0.1, batch=4), "local")
     task = own.job.task
@@ -165,7 +206,9 @@ def test_a_test_leaves_no_trace(buffers: Any) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("buffers", "name"), [("mean", NORMED), ("local", NORMED), ("mean", COUNTER)])
+@pytest.mark.parametrize(
+    ("buffers", "name"), [("mean", NORMED), ("local", NORMED), ("mean", COUNTER), ("static", NORMED)]
+)
 def test_one_rank_equals_n_and_a_resumed_run(buffers: str, name: str, world: Any, shared_dir: Path) -> None:
     values = table("fedavg", "mlp", True, task={"buffers": buffers}) | {"model": {"name": name}}
     one = play(world, values, shared_dir / "one", None)
@@ -175,13 +218,13 @@ def test_one_rank_equals_n_and_a_resumed_run(buffers: str, name: str, world: Any
     same(shared_dir / "ranks", one)
 
 
-@pytest.mark.parametrize("buffers", ["mean", "local", "keep"])
+@pytest.mark.parametrize("buffers", ["mean", "local", "keep", "static"])
 def test_a_runs_models_have_them(buffers: str, tmp_path: Path) -> None:
     values = table("fedavg", "mlp", True, task={"buffers": buffers}) | {"model": {"name": NORMED}}
     run = hpcfl.run(values, out=tmp_path / "run", quiet=True)
     state = run.state_dict(client=2)
     assert (float(state[COUNT]) > 0) == (buffers != "keep")
-    assert bool(run.state_dict()[MEAN].any()) == (buffers == "mean")
+    assert bool(run.state_dict()[MEAN].any()) == (buffers in ("mean", "static"))
     assert np.isnan(run.data["test_loss"].values[-1]) == (buffers == "local")
 
 

@@ -108,8 +108,8 @@ class ClientRank:
             if command.op is Op.LEAVE:
                 self._wait([self.data.Ibarrier()])
                 return command
-            if command.op is not Op.CLOSE:
-                self._listen()  # a closing has collectives of its own before the next word
+            if command.op not in (Op.CLOSE, Op.SAVE):
+                self._listen()  # these have collectives of their own before the next word
             with self.phases.phase(PHASE.get(command.op, "other")):
                 done[command.op](command)
 
@@ -140,7 +140,7 @@ class ClientRank:
         last = begun + attempt.closes_after - self.executor.spare(attempt.closes_after) / 2
         given = attempt, self.views, turns, self.formats, self.local_rank, over
         self.worker.start(lambda put: work(*given, put, begun, self.narrow))
-        while self._posted < self._total and not self._heard.Test():
+        while self._posted < self._total and not self._interrupted():
             staged = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
             while staged is not None:
                 self._wait([staged])
@@ -155,6 +155,16 @@ class ClientRank:
             self._until(lambda: not self._sends or self._heard.Test())
         if self._posted == self._total and not self._sends and not over.is_set():
             self.executor.delivery = time.monotonic() - self._last
+
+    def _interrupted(self) -> bool:
+        """Whether the server has said something that ends the visits; hand over personal state if that is all."""
+        if not self._heard.Test():
+            return False
+        command = Command.unpacked(self._command.copy(), len(self.topology.clients))
+        if command.op is Op.SAVE:
+            with self.phases.phase(PHASE[Op.SAVE]):
+                self._save(command)
+        return command.op is not Op.SAVE
 
     def _send_snapshot(self, over: threading.Event) -> None:
         """Send the last snapshot of a visit that has not ended in time, if there is one; the visit ends then."""
@@ -223,7 +233,8 @@ class ClientRank:
     def _save(self, command: Command) -> None:
         """Hand over the acknowledged personal state."""
         reply = StateReply(self.topology, self.job.like)
-        self._wait([reply.send(self.data, self.local_rank, self.executor.personal())])
+        self._wait([reply.send(self.control, self.local_rank, self.executor.personal())])
+        self._listen()
 
     def _release(self, command: Command) -> None:
         """Forget everything: all that is still to come is the server's last word."""

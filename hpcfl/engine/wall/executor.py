@@ -21,12 +21,13 @@ from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, State
 from hpcfl.comm.placement import Chunk, Turn
 from hpcfl.comm.transport import Personal
+from hpcfl.engine.bundles import Part
 from hpcfl.engine.job import Job
 from hpcfl.engine.simulated import drained
 from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, Staging
 from hpcfl.engine.wall.sending import LayerSender, Pace, Put, StepClock, SumSender, WholeSender
 from hpcfl.learning.batches import RoundClosed, Training, Visits
-from hpcfl.schedule.plan import Attempt
+from hpcfl.schedule.plan import Attempt, Plan
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
@@ -154,8 +155,7 @@ class Executor:
         """
         start = time.monotonic()
         leaves = (start if begun is None else begun) + attempt.closes_after - self.spare(attempt.closes_after)
-        plan = self.job.planner.plan(attempt)
-        seconds = self.job.config.speed.enforced(attempt)
+        plan, seconds = self._planned(attempt), self._enforced(attempt)
         state = self.placed(shared)
         for number, turn in enumerate(turns):
             if over.is_set():
@@ -179,11 +179,28 @@ class Executor:
                     self._by_layers(state, next(chunks), LayerSender(*given, gradients))
             start = time.monotonic()
 
+    def _planned(self, attempt: Attempt) -> Plan:
+        """Return what is known beforehand; where arrivals end rounds the attempt is a visit, and has its number."""
+        plan = self.job.planner.plan(attempt)
+        if not self.job.planner.participation.by_arrivals:
+            return plan
+        return replace(plan, arrival=np.full_like(plan.arrival, np.nan), number=attempt.number)
+
+    def _enforced(self, attempt: Attempt) -> Floats:
+        """Return the seconds that visits shall take; where arrivals end rounds, drawn for all as in simulated time."""
+        planner, speed = self.job.planner, self.job.config.speed
+        if not planner.participation.by_arrivals:
+            return speed.enforced(attempt)
+        everyone = replace(attempt, cohort=planner.members)
+        return speed.enforced(everyone)[np.searchsorted(planner.members, attempt.cohort)]
+
     def _whole(self, shared: State, chunks: Iterable[Visits], sender: WholeSender) -> None:
-        for visits in chunks:
+        self.job.task.oracle_calls[:] = 0
+        parts = (Part(self._chunk_of(visits), self._personal(visits), visits) for visits in chunks)
+        for (_, _, visits), work in self.job.bundles.work(shared, parts):
             visits.raise_if_closed()
             sieve = self.job.guard.sieve(len(visits.clients), None)
-            state = drained(sieve.through(self._work(shared, visits)), sender.take)
+            state = drained(sieve.through(work), sender.take)
             if visits.training is not None and self.under_way is not None and not self.under_way.claim():
                 raise RoundClosed
             self._keep(visits, state)
@@ -257,16 +274,18 @@ class Executor:
 
     def _work(self, shared: State, visits: Visits) -> Client:
         """Begin the visits of some clients of one chunk."""
-        chunk = self._chunk[int(visits.clients[0])]
-        self.job.task.hold(chunk.clients)
+        self.job.task.hold(self._chunk_of(visits).clients)
         self.job.task.oracle_calls[:] = 0
         return self.job.algorithm.client(self.job.task, shared, self._personal(visits), visits)
 
     def _personal(self, visits: Visits) -> State:
         """Return the acknowledged state of some clients of one chunk, ``{name: [c, …]}``."""
-        chunk = self._chunk[int(visits.clients[0])]
+        chunk = self._chunk_of(visits)
         places = on_device(torch.from_numpy(chunk.places(visits.clients)), self.job.task.device)
         return {name: value[places] for name, value in self.states[chunk.number].items()}
+
+    def _chunk_of(self, visits: Visits) -> Chunk:
+        return self._chunk[int(visits.clients[0])]
 
     def _keep(self, visits: Visits, state: State) -> None:
         """Keep visits' new state until it is known what of them counted."""

@@ -125,6 +125,7 @@ class Lane:
         self._target: Ints = np.zeros(1, dtype=np.int64)
         self._drained: list[tuple[list[Any], Frame]] = []
         self._reply: tuple[Any, Any] | None = None
+        self._state: tuple[Any, Any] | None = None  # a reply that comes beside a visit
 
     # what the server asks
 
@@ -148,13 +149,21 @@ class Lane:
         self._fall_behind(self.sending + self.coming)
 
     def ask(self, command: Command, state: Sequence[Bytes], reply: Callable[[Any], Any]) -> None:
-        """Ask for scores or personal state: `reply` starts to receive them, on the data communicator."""
+        """Ask for scores or personal state: `reply` starts to receive them on a communicator.
+
+        Personal state comes on that for commands: it may be asked for while the other one waits for a visit.
+        """
         self._command(command)
         self._broadcast(state)
         # A reply that nobody waits for any longer is still received: its buffer must live until then, and mpi4py's
         # requests do not hold the buffers of reductions.
-        self._reply = reply(self.data), reply
+        self._reply = reply(self.control if command.op is Op.SAVE else self.data), reply
         self.state = "active"
+
+    def ask_meanwhile(self, command: Command, reply: Callable[[Any], Any]) -> None:
+        """Ask for personal state while a visit goes on, see `owes_state`: only where no such reply is still to come."""
+        self._command(command)
+        self._state = reply(self.control), reply
 
     def ask_ready(self, op: Op, **more: Any) -> None:
         """Ask for something that has no reply: the lane is idle again when all its ranks have done it."""
@@ -201,6 +210,11 @@ class Lane:
     def die(self, reason: str) -> None:
         """Give the lane up for good; what has arrived stays."""
         self.state, self.reason = "dead", reason
+
+    @property
+    def owes_state(self) -> bool:
+        """Whether personal state that was asked for meanwhile is still to come."""
+        return self._state is not None
 
     @property
     def arrived(self) -> int:
@@ -266,6 +280,8 @@ class Lane:
         if self._leaving and not self._sends:
             self.bandwidth.went(*self._leaving)
             self._leaving = None
+        if self._state is not None and self._state[0].Test():
+            self._state = None
         if self._reply is not None:
             if self._reply[0].Test():
                 self._reply, self.state = None, "idle"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -127,8 +128,10 @@ def message(one: PendingReceive, groups: int, blocks: Mapping[str, Block]) -> Me
     return kept
 
 
-def add_all(one: PendingReceive, sums: ExactSums, groups: int | None = None) -> None:
-    """Add the first groups of a visit (None: all) to exact sums."""
+def add_all(
+    one: PendingReceive, sums: ExactSums, groups: int | None = None, factors: Mapping[str, float] = MappingProxyType({})
+) -> None:
+    """Add the first groups of a visit (None: all) to exact sums; `factors` of blocks are those of `ExactSums.add`."""
     for number, group in enumerate(one.formats[:groups]):
         for name in group.blocks:
             weighed = group.part_weights(one.frames[number], name)
@@ -136,7 +139,8 @@ def add_all(one: PendingReceive, sums: ExactSums, groups: int | None = None) -> 
                 sums.add_bins(name, group.bins(one.frames[number], name), weighed)
                 continue
             value, weight = contribution(one, number, name)
-            sums.add_rows(name, value[None], [1.0 if weight is None else weight], weighed)
+            weight = 1.0 if weight is None else weight
+            sums.add_rows(name, value[None], [weight * factors.get(name, 1.0)], weighed)
 
 
 class RoundOutcome:

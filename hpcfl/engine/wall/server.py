@@ -14,6 +14,7 @@ from hpcfl import store
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.memory import freeze
 from hpcfl.base.types import Floats, State
+from hpcfl.comm.message import Sums
 from hpcfl.comm.packing import Packing
 from hpcfl.comm.transport import Saved, arrays, idle
 from hpcfl.engine.iterated import iterate
@@ -25,6 +26,7 @@ from hpcfl.engine.wall.lanes import Lanes
 from hpcfl.engine.wall.outcome import ReceivedSums, RoundOutcome
 from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply, as_chunk
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
+from hpcfl.learning.statistics import with_statistics
 from hpcfl.schedule.plan import Attempt, Plan
 
 SAVE_SECONDS = 5.0  # for personal state to begin to come, beyond what its bytes may take
@@ -57,7 +59,7 @@ class Server(Rounds):
 
     # rounds
 
-    def exchange(self, now: Progress, record: Record) -> tuple[Plan, ReceivedSums]:
+    def exchange(self, now: Progress, record: Record) -> tuple[Plan, Sums]:
         """Run the next round until its rule closes it; an iterated reduction is done by the server alone."""
         plan, sums = self._closed(now, record)
         record.gradients, record.rejected, record.norms = sums.gradients, sums.rejected, sums.norms
@@ -168,6 +170,9 @@ class Server(Rounds):
 
     def scores(self, now: Progress) -> Floats:
         """Ask the ranks that are free; the others' scores are NaN."""
+        if self.job.task.gathers:
+            found = self.job.statistics(now.shared, np.arange(self.job.config.clients))
+            now.shared = with_statistics(self.job.task, now.shared, found)
         scores = np.full((self.job.scores, self.job.config.clients), np.nan)
         if self.kept is not None:
             return scores
@@ -194,16 +199,23 @@ class Server(Rounds):
         missed: list[int] = []
         for lane in self.lanes.all:
             reply = StateReply(lane.topology, self.job.like)
-            if lane.state == "idle":
-                lane.ask(Command(Op.SAVE, counted=lane.counted), [], reply.receive)
-                limit = SAVE_SECONDS + self.lanes.bandwidth.allows(sum(reply.counts))
-                self.lanes.wait_for_replies([lane], limit, "personal state")
-                if lane.state == "idle":
-                    yield from reply.saved()
-                    continue
+            if self._has_sent(lane, reply):
+                yield from reply.saved()
+                continue
             missed += lane.hosted.tolist()
             yield from self._last_saved(lane.hosted.tolist(), now.saved)
         self.stale = store.personal_rounds(now.saved, missed) if now.saved else dict.fromkeys(missed, 0)
+
+    def _has_sent(self, lane: Lane, reply: StateReply) -> bool:
+        """Ask a lane for its acknowledged state; False where it does not come in time."""
+        if lane.state != "idle":
+            return False
+        lane.ask(Command(Op.SAVE, counted=lane.counted), [], reply.receive)
+        self.lanes.wait_for_replies([lane], self._save_seconds(reply), "personal state")
+        return lane.state == "idle"
+
+    def _save_seconds(self, reply: StateReply) -> float:
+        return SAVE_SECONDS + self.lanes.bandwidth.allows(sum(reply.counts))
 
     def _last_saved(self, clients: list[int], saved: Path | None) -> Iterator[Saved]:
         """Yield what a checkpoint has of some clients, else their state before the first visit."""

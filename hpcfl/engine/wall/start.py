@@ -18,6 +18,7 @@ from hpcfl.comm.placement import Topology, lane_topologies
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.stopping import Stop
+from hpcfl.engine.wall.arrivals import ArrivalsServer
 from hpcfl.engine.wall.client import ClientRank
 from hpcfl.engine.wall.executor import Executor
 from hpcfl.engine.wall.lane import Lane
@@ -54,7 +55,8 @@ def lead(
         for local_rank, rank in enumerate(topology.ranks)
         if _may_fall_apart(topology, comm)
     }
-    server = Server(job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth, phases), rest)
+    kind = ArrivalsServer if job.config.participation.by_arrivals else Server
+    server = kind(job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth, phases), rest)
     with suppress(Interrupted):  # the request lasts: the first round hears of it
         server.gather()
     job.planner.recall(folder, now.round)

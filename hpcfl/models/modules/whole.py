@@ -89,7 +89,7 @@ class Whole:
         return copied
 
     def chain(self) -> list[tuple[nn.Module, dict[str, str]]]:
-        """Return the modules that are called one after the other, and full names of their tensors by their own.
+        """Return the modules that are called one after the other, and full names of tensors and buffers by their own.
 
         None where it is more than `torch.nn.Sequential`, or where hooks are called on the way.
         """
@@ -274,7 +274,7 @@ def _in_turn(module: nn.Module, place: str = "") -> Iterator[tuple[nn.Module, di
             assert part is not None
             yield from _in_turn(part, f"{place}{key}.")
     else:
-        yield module, {own: place + own for own, _ in module.named_parameters()}
+        yield module, {own: place + own for own, _ in (*module.named_parameters(), *module.named_buffers())}
 
 
 def _padded(real: Tensor, width: int) -> Tensor:
