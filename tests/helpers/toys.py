@@ -39,7 +39,6 @@ from hpcfl.schedule.staleness import Staleness
 W = "linear.weight"
 PLAIN = SimpleNamespace(  # all of a config that a job looks at
     seed=0,
-    clients=0,
     clock="simulated",
     batch_clients="auto",
     participation=Participation(),
