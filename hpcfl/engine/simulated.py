@@ -167,7 +167,8 @@ def visit(
     What the algorithm keeps of the messages is put into `kept`, what was rejected is noted in `record`.
     """
     record, count, device = record or Record.open(), 0, job.task.device
-    shared = now.shared if plan.arrivals is None else now.served[plan.round]
+    # a rank to whose clients a state was not sent does not have it
+    shared = now.shared if plan.arrivals is None else now.served.get(plan.round, {})
     for part, work in job.bundles.work(shared, _parts(job, plan, chunks, now)):
         clients, personal = part.visits.clients, now.personal[part.chunk.number]
         places = part.chunk.places(clients)
