@@ -184,8 +184,9 @@ def visit(
         depth = np.array([rejected[client].depth if client in rejected else 0 for client in clients.tolist()])
         for name, value in after.items():
             rows = np.flatnonzero(job.layers.of_state(name) >= depth)
-            to, of = (on_device(torch.from_numpy(index), device) for index in (places[rows], rows))
-            personal[name][to] = value if len(rows) == len(places) else value[of]
+            to = on_device(torch.from_numpy(places[rows]), device)
+            every = len(rows) == len(places)
+            personal[name][to] = value if every else value[on_device(torch.from_numpy(rows), device)]
         record.rejected |= rejected
         if record.limits is not None:
             record.norms[clients] = sieve.norms
