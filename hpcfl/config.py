@@ -71,10 +71,12 @@ class Config(ConfigBase):
     batch_clients: Literal["auto", False] | Count = "auto"
     """Clients per chunk: their computations are batched together. The chunk size decides about the last bits of a
     result, so it follows from the config alone and never from the number of ranks. ``auto``: by the sizes of model and
-    federation; in a replay that of the recorded run. In wall time visits of a chunk end together, and those of one that
-    is not complete when the round closes are all lost. There ``auto`` is one by one, as with ``false``, unless rounds
-    wait for all visits, as fast as they go, and each counts as a whole; with more ranks than chunks these are smaller.
-    A number is refused where layers leave one by one, or where the server looks at single messages."""
+    federation; in a replay that of the recorded run. Several such chunks of a rank are computed at once where that
+    changes no bit and their models fit the machine's caches: local SGD on stacks of linear layers. In wall time
+    visits of a chunk end together, and those of one that is not complete when the round closes are all lost. There
+    ``auto`` is one by one, as with ``false``, unless rounds wait for all visits, as fast as they go, and each counts as
+    a whole; with more ranks than chunks these are smaller. A number is refused where layers leave one by one, or where
+    the server looks at single messages."""
     threads: Literal["auto"] | Count = "auto"
     """Threads per rank within one operation; like the chunk size part of what decides about the last bits. ``auto``: 1
     in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of its host's cores."""

@@ -286,6 +286,16 @@ class Algorithm(ConfigBase):
         """Return how many of a visit's local steps come before that whose layers leave one by one."""
         return 0
 
+    # ---- what is computed at once
+
+    def samples_per_step(self, samples: int) -> int:
+        """Return how many samples a step takes of a client that has so many, where visits are computed at once.
+
+        That is where they are steps of `Task.fused` on the mean loss and nothing else: then no bit of what a visit
+        sends and keeps depends on who is in its chunk, and chunks may be computed together. By default 0: it may.
+        """
+        return 0
+
     # ---- what is refused
 
     def check(self, participation: Participation, known: bool = True) -> None:

@@ -39,6 +39,9 @@ class FedRep(PartlyPersonal):
         head, (body, _) = self._head_steps(samples), super().visit_steps(samples)
         return self.blocks * (head + body), head + 1
 
+    def samples_per_step(self, samples: int) -> int:
+        return min(self.batch or samples, samples) if self.plain(FedRep) else 0
+
     def _head_steps(self, samples: int) -> int:
         return self.head_epochs * passed(samples, self.batch) if self.head_layers else 0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import MutableMapping
+from functools import cache
+from pathlib import Path
 
 TRIM, MMAP = -1, -3  # parameters of glibc's mallopt
 KEPT_BYTES = 2**30
@@ -43,6 +45,19 @@ def freeze() -> None:
     """Let Python's collector pass over what is there now: looking through all of torch costs a round milliseconds."""
     gc.collect()
     gc.freeze()
+
+
+@cache
+def last_level_cache(core: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Return the bytes of a core's last cache, as Linux has them; 0 where it does not say."""
+    sizes = {}
+    for index in core.glob("index*"):
+        try:
+            level, size = (int((index / name).read_text().strip().removesuffix("K")) for name in ("level", "size"))
+        except (OSError, ValueError):
+            continue
+        sizes[level] = 1024 * size
+    return sizes[max(sizes)] if sizes else 0
 
 
 def _set(trim: int, mmap: int) -> None:

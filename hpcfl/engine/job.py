@@ -21,6 +21,7 @@ from hpcfl.comm.message import Arrived, Block, Layout
 from hpcfl.comm.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.comm.transport import Personal
 from hpcfl.config import Config
+from hpcfl.engine.bundles import Bundles
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_objectives, client_scores
 from hpcfl.learning.statistics import client_statistics
@@ -203,6 +204,12 @@ class Job:
         if names - kept.keys():
             raise ValueError(f"kept: {sorted(names - kept.keys())} are no blocks of the layout")
         return kept
+
+    @cached_property
+    def bundles(self) -> Bundles:
+        """What computes this rank's visits."""
+        wanted = self.config.batch_clients == "auto" and self.planner.whole
+        return Bundles(self.task, self.algorithm, kinds(self.algorithm, self.task), wanted)
 
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from hpcfl.base.types import Floats, State
 from hpcfl.comm.message import ExactSums, Message
 from hpcfl.comm.placement import Chunk
 from hpcfl.comm.transport import Alone, Personal, Saved, Transport
+from hpcfl.engine.bundles import Part
 from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import Rounds
@@ -87,8 +88,7 @@ class Simulated(Rounds):
         with record.timed("compute_seconds"):
             self._between(now)
             for part in plan.parts():
-                for chunk in self.mine:
-                    record.visits += visit(self.job, part, chunk, now, sums, kept, record)
+                record.visits += visit(self.job, part, self.mine, now, sums, kept, record)
         record.gradients = int(self.job.task.oracle_calls.max())
         self.job.task.oracle_calls[:] = 0
         with record.timed("wait_seconds"):
@@ -156,44 +156,50 @@ class Simulated(Rounds):
 def visit(
     job: Job,
     plan: Plan,
-    chunk: Chunk,
+    chunks: Iterable[Chunk],
     now: Progress,
     sums: ExactSums,
     kept: list[Message] | None = None,
     record: Record | None = None,
 ) -> int:
-    """Do a chunk's visits that count, add their messages to `sums`, keep the personal state; return how many.
+    """Do the visits of some chunks that count, add their messages to `sums`, keep the personal state; return how many.
 
     What the algorithm keeps of the messages is put into `kept`, what was rejected is noted in `record`.
     """
-    rows = plan.rows(chunk.clients)
-    if not len(rows):
-        return 0
-    clients, record = plan.cohort[rows], record or Record.open()
-    places, device = chunk.places(clients), job.task.device
-    job.task.hold(chunk.clients)
-    personal, whole = now.personal[chunk.number], on_device(torch.from_numpy(places), device)
-    own = {name: value[whole] for name, value in personal.items()}
-    sieve = job.guard.sieve(len(rows), record.limits)
+    record, count, device = record or Record.open(), 0, job.task.device
     shared = now.shared if plan.arrivals is None else now.served[plan.round]
-    client = sieve.through(job.algorithm.client(job.task, shared, own, job.visits(plan, rows)))
-    take: Callable[[Message], None] = sums.add
-    if plan.arrivals is not None:
-        take = partial(sums.add, factors=dict.fromkeys(job.layers.of, plan.arrivals.factors[rows]))
-    elif kept is not None and job.keeps:
-        kept.append(blank(job.keeps, len(clients)))
-        take = partial(_take, sums, kept[-1])
-    after, rejected = drained(client, take), job.guard.rejections(clients, sieve)
-    depth = np.array([rejected[client].depth if client in rejected else 0 for client in clients.tolist()])
-    for name, value in after.items():
-        rows = np.flatnonzero(job.layers.of_state(name) >= depth)
-        some = (on_device(torch.from_numpy(index), device) for index in (places[rows], rows))
-        to, of = (whole, slice(None)) if len(rows) == len(places) else some
-        personal[name][to] = value[of]
-    record.rejected |= rejected
-    if record.limits is not None:
-        record.norms[clients] = sieve.norms
-    return len(clients)
+    for part, work in job.bundles.work(shared, _parts(job, plan, chunks, now)):
+        clients, personal = part.visits.clients, now.personal[part.chunk.number]
+        places = part.chunk.places(clients)
+        sieve = job.guard.sieve(len(clients), record.limits)
+        take: Callable[[Message], None] = sums.add
+        if plan.arrivals is not None:
+            factors = plan.arrivals.factors[np.searchsorted(plan.cohort, clients)]
+            take = partial(sums.add, factors=dict.fromkeys(job.layers.of, factors))
+        elif kept is not None and job.keeps:
+            kept.append(blank(job.keeps, len(clients)))
+            take = partial(_take, sums, kept[-1])
+        after, rejected = drained(sieve.through(work), take), job.guard.rejections(clients, sieve)
+        depth = np.array([rejected[client].depth if client in rejected else 0 for client in clients.tolist()])
+        for name, value in after.items():
+            rows = np.flatnonzero(job.layers.of_state(name) >= depth)
+            to, of = (on_device(torch.from_numpy(index), device) for index in (places[rows], rows))
+            personal[name][to] = value if len(rows) == len(places) else value[of]
+        record.rejected |= rejected
+        if record.limits is not None:
+            record.norms[clients] = sieve.norms
+        count += len(clients)
+    return count
+
+
+def _parts(job: Job, plan: Plan, chunks: Iterable[Chunk], now: Progress) -> Iterator[Part]:
+    """Yield the visits that count of each chunk that has any."""
+    for chunk in chunks:
+        rows = plan.rows(chunk.clients)
+        if len(rows):
+            places = on_device(torch.from_numpy(chunk.places(plan.cohort[rows])), job.task.device)
+            own = {name: value[places] for name, value in now.personal[chunk.number].items()}
+            yield Part(chunk, own, job.visits(plan, rows))
 
 
 def _take(sums: ExactSums, kept: Message, message: Message) -> None:

@@ -55,6 +55,10 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
 }
 
 
+EXACT = (nn.Linear, Dropout, nn.Identity, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.Softmax)
+"""What computes a client's numbers alike with whomever it is computed; others may round the last ones otherwise."""
+
+
 class Unit(NamedTuple):
     """A module of the stack, the number of its layer, and the names of weight and bias where it has them."""
 
@@ -111,6 +115,11 @@ class Fused:
         flat = x.dim() == 2 or isinstance(units[0].module, nn.Flatten)
         labels = y.dim() == 1 or y.is_floating_point()
         return cls(units, loss.name) if loss.ours and flat and labels else None
+
+    @property
+    def rowwise(self) -> bool:
+        """Whether a client's numbers are the same to the bit with whomever it is computed, at least one other."""
+        return all(type(unit.module) in EXACT for unit in self.units)
 
     def above(self, layer: int) -> Fused:
         """Return the part of the stack from a layer on."""

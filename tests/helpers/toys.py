@@ -40,6 +40,7 @@ W = "linear.weight"
 PLAIN = SimpleNamespace(  # all of a config that a job looks at
     seed=0,
     clock="simulated",
+    batch_clients="auto",
     participation=Participation(),
     doubling=Doubling(),
     speed=Equal(),
@@ -146,8 +147,7 @@ class Rounds:
         """The sums of one round; the shared state is not touched."""
         sums = ExactSums(self.job.layout, plan.cohort, plan.miss_probability)
         kept = []
-        for chunk in self.job.chunks:
-            visit(self.job, plan, chunk, self.now, sums, kept)
+        visit(self.job, plan, self.job.chunks, self.now, sums, kept)
         if self.job.iterated is not None:
             sums.iterated = iterate(self.job.iterated, self.now.shared, kept, lambda own: own)
         return sums

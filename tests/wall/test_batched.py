@@ -45,12 +45,19 @@ def by_pairs(run: Path) -> np.ndarray:
     return arrived
 
 
-@pytest.mark.parametrize(("algorithm", "width"), [(FEDAVG, "all"), (FEDREP, 1)], ids=["fedavg-all", "fedrep-1"])
+@pytest.mark.parametrize(
+    ("algorithm", "width", "partition"),
+    [(FEDAVG, "all", {"partition": "dirichlet", "alpha": 5.0}), (FEDREP, 1, {"partition": "iid"})],
+    ids=["fedavg-all", "fedrep-1"],
+)
 def test_chunks_give_what_they_give_in_simulated_time(
-    world: Any, shared_dir: Path, algorithm: dict[str, Any], width: Any
+    world: Any, shared_dir: Path, algorithm: dict[str, Any], width: Any, partition: dict[str, Any]
 ) -> None:
-    """So do a resumption, and a replay that is not told of chunks; one by one it is nearly the same."""
-    few = {"name": "digits", "partition": "dirichlet", "alpha": 5.0}
+    """So do a resumption, and a replay that is not told of chunks; one by one it is nearly the same.
+
+    Of clients of alike sizes several chunks are computed at once.
+    """
+    few = {"name": "digits", **partition}
     values = real(width, algorithm=algorithm, clients=MANY, batch_clients="auto", data=few)
     run = play(world, values, shared_dir / "run", world.comm)
     twin = play(world, simulated(values), shared_dir / "twin", None)

@@ -551,7 +551,7 @@ def test_visits_are_those_of_simulated_time(salf: Job) -> None:
     for place, client in ((0, 2), (2, 6)):
         sums = ExactSums(salf.layout)
         (chunk,) = [chunk for chunk in salf.hosted(1) if client in chunk.clients]
-        assert visit(salf, plan, chunk, now, sums) == 1
+        assert visit(salf, plan, [chunk], now, sums) == 1
         for number, group in enumerate(groups):
             sent = put[place * len(groups) + number].parts
             for name in group.blocks:
@@ -587,7 +587,7 @@ def test_a_chunk_sends_the_sums_of_simulated_time() -> None:
     assert len(put) == 2 * len(groups)
     for number, chunk in enumerate(job.chunks):
         sums, record = ExactSums(job.layout), Record.open()
-        visit(job, job.planner.plan(attempt), chunk, now, sums, None, record)
+        visit(job, job.planner.plan(attempt), [chunk], now, sums, None, record)
         assert list(record.rejected) == ([1] if number == 0 else [])
         for place, group in enumerate(groups):
             sent = put[number * len(groups) + place].parts

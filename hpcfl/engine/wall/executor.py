@@ -21,6 +21,7 @@ from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, State
 from hpcfl.comm.placement import Chunk, Turn
 from hpcfl.comm.transport import Personal
+from hpcfl.engine.bundles import Part
 from hpcfl.engine.job import Job
 from hpcfl.engine.simulated import drained
 from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, Staging
@@ -194,10 +195,12 @@ class Executor:
         return speed.enforced(everyone)[np.searchsorted(planner.members, attempt.cohort)]
 
     def _whole(self, shared: State, chunks: Iterable[Visits], sender: WholeSender) -> None:
-        for visits in chunks:
+        self.job.task.oracle_calls[:] = 0
+        parts = (Part(self._chunk_of(visits), self._personal(visits), visits) for visits in chunks)
+        for (_, _, visits), work in self.job.bundles.work(shared, parts):
             visits.raise_if_closed()
             sieve = self.job.guard.sieve(len(visits.clients), None)
-            state = drained(sieve.through(self._work(shared, visits)), sender.take)
+            state = drained(sieve.through(work), sender.take)
             if visits.training is not None and self.under_way is not None and not self.under_way.claim():
                 raise RoundClosed
             self._keep(visits, state)
@@ -271,16 +274,18 @@ class Executor:
 
     def _work(self, shared: State, visits: Visits) -> Client:
         """Begin the visits of some clients of one chunk."""
-        chunk = self._chunk[int(visits.clients[0])]
-        self.job.task.hold(chunk.clients)
+        self.job.task.hold(self._chunk_of(visits).clients)
         self.job.task.oracle_calls[:] = 0
         return self.job.algorithm.client(self.job.task, shared, self._personal(visits), visits)
 
     def _personal(self, visits: Visits) -> State:
         """Return the acknowledged state of some clients of one chunk, ``{name: [c, …]}``."""
-        chunk = self._chunk[int(visits.clients[0])]
+        chunk = self._chunk_of(visits)
         places = on_device(torch.from_numpy(chunk.places(visits.clients)), self.job.task.device)
         return {name: value[places] for name, value in self.states[chunk.number].items()}
+
+    def _chunk_of(self, visits: Visits) -> Chunk:
+        return self._chunk[int(visits.clients[0])]
 
     def _keep(self, visits: Visits, state: State) -> None:
         """Keep visits' new state until it is known what of them counted."""

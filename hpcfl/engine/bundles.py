@@ -1,0 +1,173 @@
+"""Chunks of a rank that are computed at once, though each is summed up by itself.
+
+Chunks decide about the last bits of sums, and follow from the config alone. Where no bit of a visit depends on who is
+computed with it, how many visits are is a matter of time only: as many as suit the caches of the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from hpcfl.base.memory import LARGEST_BYTES, last_level_cache
+from hpcfl.base.types import State
+from hpcfl.comm.placement import Chunk
+from hpcfl.learning.batches import Visits
+
+if TYPE_CHECKING:
+    from hpcfl.algorithms.base import Algorithm, Client
+    from hpcfl.comm.message import Message
+    from hpcfl.learning.task import Task
+
+CACHE_SHARE = 4  # a bundle's models take at most this part of the last-level cache, which others use too
+FEWEST = 2  # a product for one client alone takes another way through the BLAS, and has other last bits
+
+
+class Part(NamedTuple):
+    """The visits of one chunk in a round, and the personal state that they begin with, ``{name: [c, …]}``."""
+
+    chunk: Chunk
+    personal: State
+    visits: Visits
+
+
+Kind = tuple[frozenset[tuple[int, int]], Hashable]
+"""Numbers of samples and steps of a chunk's visits (0 steps: as the method says), and what their tensors are like."""
+Sent = tuple[list["Message"], State]
+"""All messages of some visits, and their state afterwards."""
+
+
+class Bundles:
+    """Computes visits, several chunks at once where that changes no bit.
+
+    Whether it does is tried: the first chunk of each number and kind of visits is computed by itself as well. Of
+    `kinds` [clients] are the clients' tensors, and only where it is `wanted` are chunks computed at once at all.
+    """
+
+    def __init__(self, task: Task, algorithm: Algorithm, kinds: Sequence[Hashable], wanted: bool) -> None:
+        self.task, self.algorithm, self.kinds = task, algorithm, kinds
+        self._same: dict[tuple[int, Kind], bool] = {}  # by a chunk's number of visits, and their kind
+        able = wanted and task.fused is not None and task.fused.rowwise and task.device.type == "cpu"
+        self.bytes = min(LARGEST_BYTES, last_level_cache() // CACHE_SHARE) if able else 0
+
+    def work(self, shared: State, parts: Iterable[Part]) -> Iterator[tuple[Part, Client]]:
+        """Yield each part with what does its visits, a generator as `Algorithm.client` is; to be exhausted in turn."""
+        for bundle, kind in self._cut(parts) if self.bytes else (([part], None) for part in parts):
+            self.task.hold(np.concatenate([part.chunk.clients for part in bundle]))
+            if kind and len(bundle) > 1 and (works := self._at_once(shared, bundle, kind)):
+                yield from zip(bundle, works)
+            else:
+                yield from ((part, self._client(shared, part)) for part in bundle)
+
+    def _client(self, shared: State, part: Part) -> Client:
+        return self.algorithm.client(self.task, shared, part.personal, part.visits)
+
+    def _cut(self, parts: Iterable[Part]) -> Iterator[tuple[list[Part], Kind | None]]:
+        """Yield parts that follow one another and may be computed at once, and their kind."""
+        bundle: list[Part] = []
+        count, most = 0, 0
+        kind: Kind | None = None
+        for part in parts:
+            own = self._kind(part.visits)
+            count += len(part.visits.clients)
+            if bundle and (own is None or own != kind or count > most):
+                yield bundle, kind
+                bundle, count = [], len(part.visits.clients)
+            if not bundle:
+                kind, most = own, self._most(part.visits) if own else 0
+            bundle.append(part)
+        if bundle:
+            yield bundle, kind
+
+    def _kind(self, visits: Visits) -> Kind | None:
+        """Return what chunks that are computed at once have in common; None: this one is computed by itself.
+
+        In each step the operations depend on whether every client of the chunk has a full batch, or any at all, so
+        chunks of the same numbers of samples and steps take the same ones, and so do all of them at once.
+        """
+        timed = visits.more or visits.training or visits.trained
+        steps = np.zeros_like(visits.samples) if visits.steps is None else visits.steps
+        kind = frozenset(zip(visits.samples.tolist(), steps.tolist())), self.kinds[int(visits.clients[0])]
+        alone = timed or len(visits.clients) < FEWEST or not self._same.get((len(visits.clients), kind), True)
+        return None if alone else kind
+
+    def _most(self, visits: Visits) -> int:
+        """Return how many clients may be computed at once: those of which no tensor is too large."""
+        samples, shape = int(visits.samples.max()), self.task.federation.shapes[int(visits.clients[0])]
+        step = self.algorithm.samples_per_step(samples) * int(np.prod(shape)) * self.task.dtype.itemsize
+        return self.bytes // max(step, self.task.nbytes) if step else 0
+
+    def _at_once(self, shared: State, bundle: Sequence[Part], kind: Kind) -> list[Client]:
+        """Do all visits; return what hands them over part by part, nothing where that would change a bit."""
+        calls = self.task.oracle_calls
+        before, whole = calls.copy(), self._joined(bundle)
+        sent = collected(self._client(shared, whole))
+        done, start, parts = calls.copy(), 0, []
+        for part in bundle:
+            count = len(part.visits.clients)
+            parts.append(rows_of(sent, slice(start, start + count)))
+            start += count
+            if (count, kind) not in self._same:
+                begun = {name: value.clone() for name, value in part.personal.items()}  # a visit may change its state
+                alone = collected(self._client(shared, part._replace(personal=begun)))
+                self._same[count, kind] = same(alone, parts[-1])
+        good = all(self._same[len(part.visits.clients), kind] for part in bundle)
+        calls[:] = done if good else before
+        return [told(own) for own in parts] if good else []
+
+    def _joined(self, bundle: Sequence[Part]) -> Part:
+        """Return all visits of a bundle as if they were those of one chunk; what they begin with is copied."""
+        each = [part.visits for part in bundle]
+        steps = [visits.steps for visits in each if visits.steps is not None]
+        visits = replace(
+            each[0],
+            clients=np.concatenate([visits.clients for visits in each]),
+            depth=np.concatenate([visits.depth for visits in each]),
+            samples=np.concatenate([visits.samples for visits in each]),
+            arrival=np.concatenate([visits.arrival for visits in each]),
+            steps=np.concatenate(steps) if steps else None,
+        )
+        personal = {name: torch.cat([part.personal[name] for part in bundle]) for name in bundle[0].personal}
+        return Part(bundle[0].chunk, personal, visits)
+
+
+def collected(work: Client) -> Sent:
+    """Let visits take place; return all that they send, and their state afterwards."""
+    messages: list[Message] = []
+    while True:
+        try:
+            messages.append(next(work))
+        except StopIteration as end:
+            return messages, end.value
+
+
+def told(sent: Sent) -> Client:
+    """Yield messages, return the state."""
+    messages, state = sent
+    yield from messages
+    return state
+
+
+def rows_of(sent: Sent, rows: slice) -> Sent:
+    """Return what some of the clients have sent and kept."""
+    messages, state = sent
+    some: list[Message] = [
+        {name: (value[rows], weight[rows]) for name, (value, weight) in each.items()} for each in messages
+    ]
+    return some, {name: value[rows] for name, value in state.items()}
+
+
+def same(one: Sent, other: Sent) -> bool:
+    """Return whether all numbers are the same to the bit."""
+    (messages, state), (others, after) = one, other
+    pairs = [
+        pair
+        for mine, theirs in zip(messages, others, strict=True)
+        for name in mine
+        for pair in zip(mine[name], theirs[name])
+    ]
+    return all(torch.equal(*pair) for pair in (*pairs, *((state[name], after[name]) for name in state)))
