@@ -195,6 +195,9 @@ OTHERS = [  # how headers say that other methods and variants are had
     ("srpfl-fig8-stragglers-mnist-small", GROUPS[1:]),
     ("srpfl-fig8-imbalanced-mnist-small", ("data.sizes=uniform", "data.spread=0.33")),
     ("srpfl-fedrep-digits", ("participation.first=20", "doubling.when=never")),
+    ("fedbuff-digits", ("participation.close=all", "staleness.weight=constant")),
+    ("ringmaster-digits", ("participation.stop_stale=true",)),
+    ("ringmaster-digits", ("participation.max_staleness=0",)),
     *[
         (f"{preset}-digits", (setting,))
         for preset in ("fedprox", "fednova", "scaffold", "fedadam")

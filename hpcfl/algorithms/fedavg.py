@@ -25,7 +25,8 @@ class FedAvg(LocalSgd):
 
     name: Literal["fedavg"] = "fedavg"
     persist_optimizer: bool = False
-    """Keep a client's momentum from visit to visit (the SALF authors' code), or start it anew."""
+    """Keep a client's momentum, or the moments of ``adam`` and ``adamw``, from visit to visit (the SALF authors' code,
+    DiLoCo), or start them anew."""
     evaluation: Literal["shared", "fine-tune"] = "shared"
     """The model that a client is tested with: the shared one, or one whose last layers have learned from there on for
     `tune_epochs` on the client's training data (FedAvg-FT)."""
@@ -36,6 +37,7 @@ class FedAvg(LocalSgd):
         return last("tune_layers", self.tune_layers, layers)
 
     def init_client(self, task: Task, client: int) -> State:
-        from hpcfl.learning.optim import zeros
-
-        return zeros(task.initial()) if self.momentum and self.persist_optimizer else {}
+        if not self.persist_optimizer:
+            return {}
+        alone = {name: value[None] for name, value in task.initial().items()}
+        return {name: value[0] for name, value in self.optimiser.init(alone).items()}

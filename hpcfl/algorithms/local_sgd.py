@@ -53,6 +53,7 @@ Personalised = Annotated[
     ),
 ]
 VISITED = "visited"
+Moment = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LocalTraining(Algorithm):
@@ -218,12 +219,16 @@ class LocalSgd(LocalTraining):
     """Local steps per visit; 0 where `epochs` counts instead."""
     decay: float = Field(0.0, ge=0)
     """The step size of round k, counted from 0, is ``lr / (1 + decay·k)``; in `tune_epochs` it does not fall."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """The local optimiser; its memory starts anew with each visit, unless the method says otherwise."""
+    betas: tuple[Moment, Moment] | None = None
+    """Decay of the moments of ``adam`` and ``adamw``; by default [0.9, 0.999]."""
+    epsilon: float | None = Field(None, gt=0)
+    """What ``adam`` and ``adamw`` divide by at least; by default 1e-8."""
     momentum: float = Field(0.0, ge=0, lt=1)
     """Heavy-ball momentum of ``sgd``."""
     weight_decay: float = Field(0.0, ge=0)
-    """Penalty on the weights, not on the biases."""
+    """Penalty on the weights, not on the biases; ``adamw`` shrinks them by it, times the step size, before a step."""
 
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
         """Return what the clients minimise; None: the mean loss."""
@@ -270,20 +275,23 @@ class LocalSgd(LocalTraining):
                 "algorithm: expected one of epochs and steps above 0 and the other 0, "
                 f"got epochs = {self.epochs}, steps = {self.steps}"
             )
-        for key in ("momentum", "tune_momentum") if self.optimizer == "adam" else ():
+        sgd = self.optimizer == "sgd"
+        for key in ("betas", "epsilon") if sgd else ("momentum", "tune_momentum"):
             if value := getattr(self, key):
                 raise UsageError(
-                    f"algorithm.{key} = {value} has no meaning with algorithm.optimizer = 'adam': "
-                    "remove it, or set algorithm.optimizer = 'sgd'"
+                    f"algorithm.{key} = {toml(value)} has no meaning with algorithm.optimizer = '{self.optimizer}': "
+                    f"remove it, or set algorithm.optimizer = '{'adam' if sgd else 'sgd'}'"
                 )
 
     @property
     def optimiser(self) -> Optimizer:
-        from hpcfl.learning.optim import Adam, Sgd
+        from hpcfl.learning.optim import Adam, AdamW, Sgd
 
-        if self.optimizer == "adam":
-            return Adam(self.lr, decay=self.weight_decay)
-        return Sgd(self.lr, momentum=self.momentum, decay=self.weight_decay)
+        if self.optimizer == "sgd":
+            return Sgd(self.lr, momentum=self.momentum, decay=self.weight_decay)
+        given = {"betas": self.betas, "epsilon": self.epsilon}
+        own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return (Adam if self.optimizer == "adam" else AdamW)(self.lr, decay=self.weight_decay, **own)
 
     def optimiser_in(self, round: int) -> Optimizer:
         return replace(self.optimiser, lr=self.learning_rate(round))

@@ -165,6 +165,21 @@ class Adam(Optimizer):
 
 
 @dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam whose penalty is in no gradient: weights shrink by lr·λ before a step (Loshchilov & Hutter, 2019)."""
+
+    def apply(self, params: State, gradients: Gradients, memory: State, active: Tensor | None = None) -> None:
+        for name in gradients:
+            if shrinks := self.lr * self.decay_of(name):
+                value = params[name]
+                value.mul_(1 - shrinks if active is None else 1 - shrinks * column(active, value))
+        super().apply(params, gradients, memory, active)
+
+    def penalised(self, name: str, gradient: Tensor | Product, params: State) -> Tensor:
+        return gradient.formed() if isinstance(gradient, Product) else gradient
+
+
+@dataclass(frozen=True)
 class ParamGroup:
     """Some parameters and how they learn."""
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.toys import Arriving, W, quadratics
+from helpers.toys import Arriving, Rounds, W, full_batch, mlp_task, plain, planned, quadratics, read
 from hpcfl.algorithms import Algorithm
 from hpcfl.algorithms.corrected import with_correction
 from hpcfl.algorithms.fedasync import FedAsync
@@ -158,7 +158,41 @@ def test_diloco_takes_nesterovs_steps_at_the_server() -> None:
     reached(toy.path(2), (1.0, 0.335), (2.0, -0.2145))
 
 
+@pytest.mark.parametrize("persist", [True, False])
+def test_inner_adamw_goes_on_where_it_was(persist: bool) -> None:
+    """Two visits of three steps on all samples are six of torch's steps, if the moments stay with the client."""
+    task = mlp_task([6])
+    inner: dict[str, Any] = {"optimizer": "adamw", "lr": 0.02, "weight_decay": 0.1, "betas": (0.9, 0.95)}
+    toy = Rounds(FedAvg(epochs=0, steps=3, batch=0, persist_optimizer=persist, **inner), task)
+    for number in range(2):
+        toy.step(planned([1], len(toy.layers), number))
+    net = plain(task, task.initial())
+    groups = [{"params": [p], "weight_decay": 0.1 * (p.dim() > 1)} for p in net.parameters()]
+    torchs, (x, y) = torch.optim.AdamW(groups, lr=0.02, betas=(0.9, 0.95)), full_batch(task, 0)
+    for _ in range(6):
+        torchs.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        torchs.step()
+    apart = max(float((value - toy.state[name]).abs().max()) for name, value in read(net, task).items())
+    assert (apart < 1e-6) if persist else (apart > 1e-3)
+
+
 # ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
+        ({"optimizer": "adamw", "momentum": 0.5}, r"algorithm.momentum = 0.5 has no meaning with .* = 'adamw': remove"),
+        ({"betas": [0.9, 0.95]}, r"algorithm.betas = \[0.9, 0.95\] has no meaning with .* = 'sgd': .* = 'adam'"),
+        ({"epsilon": 1e-6}, r"algorithm.epsilon = 1e-06 has no meaning"),
+        ({"optimizer": "adamw", "betas": [0.9, 1.0]}, r"algorithm.betas"),
+        ({"name": "scaffold", "optimizer": "adamw"}, r"algorithm.optimizer: expected 'sgd' with"),
+    ],
+)
+def test_inner_optimisers_refuse_what_is_not_theirs(keys: dict[str, Any], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        from_table(table("fedavg", "mlp", True, algorithm={"name": "fedavg", **keys})).check_values()
 
 
 @pytest.mark.parametrize(
@@ -205,7 +239,11 @@ def test_what_clients_keep_counts_as_a_whole(more: dict[str, Any], kept_by: str)
     "more",
     [
         {"weighting": {"correct": "remembered"}},
-        {"server": {"optimizer": "nesterov", "lr": 0.7}, "staleness": {"weight": "hinge", "b": 1}},
+        {
+            "algorithm": {"name": "fedavg", "optimizer": "adamw", "lr": 0.01, "persist_optimizer": True},
+            "server": {"optimizer": "nesterov", "lr": 0.7},
+            "staleness": {"weight": "hinge", "b": 1},
+        },
     ],
 )
 def test_ranks_and_resumption_do_not_matter(world: Any, shared_dir: Path, more: dict[str, Any]) -> None:

@@ -7,18 +7,29 @@ import pytest
 import torch
 
 from helpers.toys import full_batch, mlp_task, plain, read, visits_of
-from hpcfl.learning.optim import Adam, Optimizer, Sgd, zeros
+from hpcfl.learning.optim import Adam, AdamW, Optimizer, Sgd, zeros
 
 EPOCHS = 3
 
 
 def reference(kind: str, net: torch.nn.Module) -> torch.optim.Optimizer:
+    if kind == "adamw":
+        weights, biases = ([p for p in net.parameters() if (p.dim() > 1) == wide] for wide in (True, False))
+        groups = [{"params": weights, "weight_decay": 0.5}, {"params": biases, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=0.01, betas=(0.8, 0.95), eps=1e-6)
     if kind == "adam":
         return torch.optim.Adam(net.parameters(), lr=0.01)
     return torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.5)
 
 
-@pytest.mark.parametrize(("kind", "optimizer"), [("adam", Adam(0.01)), ("sgd", Sgd(0.01, momentum=0.5))])
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [
+        ("adam", Adam(0.01)),
+        ("adamw", AdamW(0.01, decay=0.5, betas=(0.8, 0.95), epsilon=1e-6)),
+        ("sgd", Sgd(0.01, momentum=0.5)),
+    ],
+)
 def test_steps_are_those_of_torch(kind: str, optimizer: Optimizer) -> None:
     """Clients of 8 and 3 samples, batches of 4: the smaller one rests in every second step."""
     task = mlp_task([8, 3])
