@@ -51,13 +51,15 @@ class Bundles:
     def __init__(self, task: Task, algorithm: Algorithm, kinds: Sequence[Hashable], wanted: bool) -> None:
         self.task, self.algorithm, self.kinds = task, algorithm, kinds
         self._same: dict[tuple[int, Kind], bool] = {}  # by a chunk's number of visits, and their kind
-        able = wanted and task.fused is not None and task.fused.rowwise and task.device.type == "cpu"
+        able = wanted and task.device.type == "cpu" and algorithm.samples_per_step(1) > 0
+        able = able and task.fused is not None and task.fused.rowwise
         self.bytes = min(LARGEST_BYTES, last_level_cache() // CACHE_SHARE) if able else 0
 
     def work(self, shared: State, parts: Iterable[Part]) -> Iterator[tuple[Part, Client]]:
         """Yield each part with what does its visits, a generator as `Algorithm.client` is; to be exhausted in turn."""
         for bundle, kind in self._cut(parts) if self.bytes else (([part], None) for part in parts):
-            self.task.hold(np.concatenate([part.chunk.clients for part in bundle]))
+            held = [part.chunk.clients for part in bundle]
+            self.task.hold(np.concatenate(held) if len(held) > 1 else held[0])
             if kind and len(bundle) > 1 and (works := self._at_once(shared, bundle, kind)):
                 yield from zip(bundle, works)
             else:
@@ -99,7 +101,7 @@ class Bundles:
         """Return how many clients may be computed at once: those of which no tensor is too large."""
         samples, shape = int(visits.samples.max()), self.task.federation.shapes[int(visits.clients[0])]
         step = self.algorithm.samples_per_step(samples) * int(np.prod(shape)) * self.task.dtype.itemsize
-        return self.bytes // max(step, self.task.nbytes) if step else 0
+        return self.bytes // max(step, self.task.nbytes)
 
     def _at_once(self, shared: State, bundle: Sequence[Part], kind: Kind) -> list[Client]:
         """Do all visits; return what hands them over part by part, nothing where that would change a bit."""

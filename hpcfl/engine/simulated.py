@@ -167,7 +167,8 @@ def visit(
     What the algorithm keeps of the messages is put into `kept`, what was rejected is noted in `record`.
     """
     record, count, device = record or Record.open(), 0, job.task.device
-    shared = now.shared if plan.arrivals is None else now.served[plan.round]
+    # a rank to whose clients a state was not sent does not have it
+    shared = now.shared if plan.arrivals is None else now.served.get(plan.round, {})
     for part, work in job.bundles.work(shared, _parts(job, plan, chunks, now)):
         clients, personal = part.visits.clients, now.personal[part.chunk.number]
         places = part.chunk.places(clients)
@@ -183,8 +184,9 @@ def visit(
         depth = np.array([rejected[client].depth if client in rejected else 0 for client in clients.tolist()])
         for name, value in after.items():
             rows = np.flatnonzero(job.layers.of_state(name) >= depth)
-            to, of = (on_device(torch.from_numpy(index), device) for index in (places[rows], rows))
-            personal[name][to] = value if len(rows) == len(places) else value[of]
+            to = on_device(torch.from_numpy(places[rows]), device)
+            every = len(rows) == len(places)
+            personal[name][to] = value if every else value[on_device(torch.from_numpy(rows), device)]
         record.rejected |= rejected
         if record.limits is not None:
             record.norms[clients] = sieve.norms

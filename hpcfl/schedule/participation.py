@@ -56,7 +56,8 @@ class Participation(ConfigBase):
     0.5]]``), or what past visits suggest (``adaptive``). With ``close = "deadline"`` it is 1.0 by default; beside
     ``first``, ``quorum`` and the `buffer` of ``arrivals`` it is an upper bound, by default none."""
     concurrency: int | None = Field(None, ge=1)
-    """Clients at work at any time (``close = "arrivals"`` only); by default all that take part."""
+    """Clients at work at any time (``close = "arrivals"`` only), in real time at most one of each rank; by default all
+    that take part."""
     buffer: int | None = Field(None, ge=1)
     """Visits that have to arrive for the server to take a step, K (``close = "arrivals"`` only, which needs it or a
     `deadline`); at most `concurrency`."""

@@ -129,27 +129,27 @@ class Own(FedAvg):
         return super().local_steps(*args)
 
 
+def test_chunks_of_other_sizes_are_computed_one_by_one() -> None:
+    assert both(FedAvg(lr=0.1, batch=4), lambda: mlp_task(range(4, 26)), 100, rounds=1)[1] == CHUNKS
+
+
 @pytest.mark.parametrize(
-    ("method", "task"),
+    ("method", "task", "wanted", "able"),
     [
-        (FedAvg(lr=0.1, batch=4, optimizer="adam"), lambda: mlp_task(EQUAL)),
-        (FedNova(lr=0.1, batch=4), lambda: mlp_task(EQUAL)),
-        (Own(lr=0.1, batch=4), lambda: mlp_task(EQUAL)),
-        (FedAvg(lr=0.1, batch=4), lambda: mlp_task(range(4, 26))),
+        (FedAvg(), mlp_task(EQUAL), True, True),
+        (FedAvg(), mlp_task(EQUAL), False, False),
+        (FedAvg(), cnn_task(EQUAL), True, False),
+        (FedAvg(optimizer="adam"), mlp_task(EQUAL), True, False),
+        (FedNova(), mlp_task(EQUAL), True, False),
+        (Own(), mlp_task(EQUAL), True, False),
     ],
-    ids=["adam", "other clients", "other steps", "other sizes"],
+    ids=["able", "not wanted", "convolutions", "adam", "other clients", "other steps"],
 )
-def test_others_are_not_tried(method: Algorithm, task: Callable[[], Task]) -> None:
-    called = both(method, task, 100, rounds=1)[1]
-    assert called == CHUNKS
-
-
-def test_only_stacks_are_computed_at_once_and_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_may_be_computed_at_once(
+    monkeypatch: pytest.MonkeyPatch, method: Algorithm, task: Task, wanted: bool, able: bool
+) -> None:
     monkeypatch.setattr(bundles, "last_level_cache", lambda: 2**20)
-    method, kinds = FedAvg(lr=0.1), [0] * len(EQUAL)
-    tasks = [mlp_task(EQUAL), mlp_task(EQUAL), cnn_task(EQUAL)]
-    wanted = [True, False, True]
-    assert [bundles.Bundles(task, method, kinds, yes).bytes for task, yes in zip(tasks, wanted)] == [2**18, 0, 0]
+    assert bundles.Bundles(task, method, [0] * len(EQUAL), wanted).bytes == able * 2**18
 
 
 def test_clients_that_are_alone_in_their_chunk_are_computed_alone() -> None:

@@ -13,8 +13,13 @@ import numpy as np
 import pytest
 from test_rounds import agree, real, replay, simulated
 
+from helpers.runs import after_each_round
 from hpcfl import store
+from hpcfl.base.errors import Stopped, UsageError
+from hpcfl.config import from_table
 from hpcfl.engine import stopping
+from hpcfl.launch.request import resume_request
+from hpcfl.launch.run import launch
 from hpcfl.testing.runs import play, resume
 
 pytestmark = pytest.mark.mpi
@@ -23,6 +28,8 @@ CLIENTS, ROUNDS = 7, 4
 KEPT = {"momentum": 0.5, "persist_optimizer": True}
 FEDAVG = {"name": "fedavg", "batch": 64, **KEPT}
 SALF = {"name": "salf", "missing": "none", **KEPT}
+PARTS = {"model": "uniform-depth", "stragglers": 1.0, "complete": False}
+SLOW = {"model": "exponential", "kind": "dynamic", "rate": 10.0}
 FAST = {"model": "exponential", "kind": "dynamic", "rate": 50.0}
 OLD = {"weight": "polynomial"}
 
@@ -66,7 +73,13 @@ def test_all_at_once_are_fedavg(world: Any, shared_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [({"buffer": 1}, {}), ({"concurrency": 3}, {"speed": FAST}), ({"buffer": 3}, {"algorithm": SALF})]
+    "case",
+    [
+        ({"buffer": 1}, {}),
+        ({"buffer": 3, "concurrency": 4}, {"algorithm": SALF, "speed": FAST}),
+        ({"buffer": 1, "dispatch": "reporter"}, {"algorithm": {"name": "fedasync", "batch": 64, **KEPT}}),
+        ({"buffer": 3}, {"weighting": {"correct": "remembered"}, "staleness": {}}),
+    ],
 )
 def test_a_replay_in_simulated_time_has_the_same_bits(world: Any, shared_dir: Path, case: Any) -> None:
     rules, more = case
@@ -78,8 +91,6 @@ def test_a_replay_in_simulated_time_has_the_same_bits(world: Any, shared_dir: Pa
         assert (data["arrival_client"].values >= 0).all()
         assert (np.diff(data["arrival_seconds"].values.ravel()) >= 0).all()
         assert data["round_seconds"].values.sum() == pytest.approx(data["arrival_seconds"].values[-1, -1])
-        if world.size > 3:  # more than one at work while another one reports, over and over
-            assert (data["arrival_staleness"].values > 0).any()
 
 
 def test_a_resumed_run_goes_on_with_who_was_at_work(world: Any, shared_dir: Path) -> None:
@@ -87,3 +98,75 @@ def test_a_resumed_run_goes_on_with_who_was_at_work(world: Any, shared_dir: Path
     run = play(world, values, shared_dir / "run", world.comm)
     resume(world, run, 4, world.comm)
     replays(world, values, run, shared_dir)
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_what_is_too_old_is_dropped_or_stopped(world: Any, shared_dir: Path, stop: bool) -> None:
+    values = arriving({"buffer": 1, "max_staleness": 0, "stop_stale": stop})
+    run = play(world, values, shared_dir / "run", world.comm)
+    replays(world, values, run, shared_dir)
+    if world.rank == 0:
+        assert (store.open_run(run)["arrival_staleness"].values == 0).all()
+
+
+def test_visits_report_the_layers_that_they_have_when_their_time_is_up(world: Any, shared_dir: Path) -> None:
+    values = arriving({"deadline": 1e3, "max_seconds": 0.3}, algorithm=SALF, speed=PARTS, rounds=ROUNDS)
+    run = play(world, values, shared_dir / "run", world.comm)
+    replays(world, values, run, shared_dir)
+    if world.rank == 0:
+        data = store.open_run(run)
+        depth, seconds = data["arrival_depth"].values, data["arrival_visit_seconds"].values
+        assert (depth > 1).any()
+        assert (depth <= data.sizes["layer"]).all()
+        np.testing.assert_array_equal(np.isinf(seconds), depth > 1)
+
+
+def test_visits_report_the_steps_that_they_have_when_their_time_is_up(world: Any, shared_dir: Path) -> None:
+    """Whole visits take longer than they are given."""
+    file, steps = shared_dir / "speeds.csv", 4
+    if world.rank == 0:
+        file.write_text("\n".join(["client,seconds", *(f"{client},{0.8 + 0.1 * client}" for client in range(CLIENTS))]))
+    world.meet()
+    rules = {"max_seconds": 0.6, "partial": "steps"}
+    algorithm = {**FEDAVG, "epochs": 0, "steps": steps, "batch": 16}
+    values = arriving(rules, algorithm=algorithm, speed={"model": "table", "file": str(file)}, rounds=2)
+    run = play(world, values, shared_dir / "run", world.comm)
+    replays(world, values, run, shared_dir)
+    if world.rank == 0:
+        data = store.open_run(run)
+        taken = data["arrival_steps"].values
+        assert (taken >= 1).all()
+        assert (taken <= 0.6 / 0.8 * steps).all()  # no step is done sooner than the speed model says
+        assert np.isinf(data["arrival_visit_seconds"].values).all()
+
+
+def test_a_deadline_ends_rounds_in_which_nobody_need_arrive(world: Any, shared_dir: Path) -> None:
+    values = arriving({"buffer": 3, "deadline": 0.05}, speed=SLOW)
+    run = play(world, values, shared_dir / "run", world.comm)
+    replays(world, values, run, shared_dir)
+
+
+def test_a_run_that_was_asked_to_stop_goes_on(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked between two of the server's steps: what has come by then makes a step of its own."""
+    folder, values = shared_dir / "run", arriving({"buffer": CLIENTS})
+    monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
+    after_each_round(monkeypatch, lambda done, row: done == 3 and stopping.request(folder))
+    with pytest.raises(Stopped):
+        play(world, values, folder, world.comm)
+    world.meet()
+    launch(lambda: resume_request(folder, None, quiet=True), world.comm)
+    world.meet()
+    replays(world, values, folder, shared_dir)
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"lane_width": "all"}, r"^lane_width: participation.close = 'arrivals' .* expected 1, got 'all'"),
+        ({"batch_clients": 2}, r"^batch_clients: .* waits for single messages: expected 'auto', false or 1, got 2"),
+        ({"guard": {"max_norm": 5.0}}, r"^guard.max_norm: .* in simulated time only"),
+    ],
+)
+def test_what_has_no_visits_of_its_own_is_refused(more: dict[str, Any], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        from_table({**arriving({}), **more}).check_values()

@@ -89,3 +89,16 @@ def test_whole_visits_under_a_deadline_with_the_same_clients(solo: Any, tmp_path
     assert not counted[STUCK, 2]
     assert not counted[DIES:, 3].any()
     same_again(solo, run, tmp_path, {"name": name, **keys}, **more)
+
+
+def test_arrivals_wait_for_neither_a_slow_nor_a_stuck_nor_a_dead_client(solo: Any, tmp_path: Path) -> None:
+    rules = {"rounds": 20, "participation": {"close": "arrivals", "buffer": 1}, "staleness": {"weight": "polynomial"}}
+    keys = {"lr": 0.1, "batch": 64, "momentum": 0.5, "persist_optimizer": True}
+    run = faulty_run(tmp_path, "Unawaited", keys, **rules)
+    data = store.open_run(run)
+    client, version, staleness = (data[f"arrival_{name}"].values[:, 0] for name in ("client", "version", "staleness"))
+    assert sorted(set(client.tolist())) in ([0, 1, 2], [0, 1, 2, 3])
+    assert (staleness[client == 1] >= 1).all()
+    assert staleness[client == 2].max() >= FREE
+    assert (version[client == 3] < DIES).all()
+    same_again(solo, run, tmp_path, {"name": "fedavg", **keys}, **rules)

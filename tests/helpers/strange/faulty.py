@@ -92,6 +92,44 @@ class FaultyHeteroFl(Falls, HeteroFl):
     """HeteroFL."""
 
 
+class Unawaited(Marked, FedAvg):
+    """FedAvg where arrivals end rounds; `dies_in` and `free_in` are versions.
+
+    Client 1 is slow: it goes on when client 0 has begun two versions later. Client 2 is stuck in its first visit until
+    client 0 frees it, which then waits until client 2 has reported and client 3 is dead.
+    """
+
+    def client(self, task, shared, personal, visits):
+        if visits.closed is not None:
+            (client,), version = visits.clients.tolist(), visits.round
+            (self.lead, self.be_slow, self.be_stuck, self.die)[client](version, visits.closed)
+        return (yield from super().client(task, shared, personal, visits))
+
+    def lead(self, version: int, closed) -> None:
+        self.mark(f"begun-{version}").touch()
+        if version >= self.free_in:
+            self.mark("free").touch()
+        if version > self.free_in:
+            self.wait_for("back")
+            self.wait_for("dead")
+
+    def be_slow(self, version: int, closed) -> None:
+        end = time.monotonic() + PATIENCE
+        while not closed.wait(0.005) and time.monotonic() < end:
+            if max((int(mark.name[6:]) for mark in Path(self.marks).glob("begun-*")), default=-1) >= version + 2:
+                return
+
+    def be_stuck(self, version: int, closed) -> None:
+        if self.mark("free").exists():
+            self.mark("back").touch()
+        self.wait_for("free")
+
+    def die(self, version: int, closed) -> None:
+        if version >= self.dies_in:
+            self.mark("dead").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Weary(Marked, FedAvg):
     """FedAvg whose client 1 is slow, and whose clients 2 and 3 get stuck and die in the third step of a visit."""
 
