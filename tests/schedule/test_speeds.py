@@ -17,6 +17,7 @@ from hpcfl.schedule.plan import Attempt, Plan
 from hpcfl.schedule.speeds import Speed, speed_class
 from hpcfl.schedule.speeds.base import Equal
 from hpcfl.schedule.speeds.exponential import Exponential, Groups
+from hpcfl.schedule.speeds.uniform import Uniform
 from hpcfl.schedule.speeds.uniform_depth import UniformDepth
 
 ALPHA = 1e-4  # chance of a false alarm per comparison; the seeds are fixed, so it is drawn once for all
@@ -166,11 +167,48 @@ def test_depth_counts_unequal_layer_costs():
     assert job.planner.work_fractions[0] == 1
     table["speed"]["costs"] = "equal"
     np.testing.assert_allclose(Job.of(from_table(table), None, 1).planner.work_fractions, [1, 2 / 3, 1 / 3], rtol=1e-15)
+    table["speed"]["costs"] = [3.0, 2.0, 5.0]
+    np.testing.assert_allclose(Job.of(from_table(table), None, 1).planner.work_fractions, [1, 0.7, 0.5], rtol=1e-15)
     table["algorithm"]["blocks"] = "tensor"
     table["speed"]["costs"] = "parameters"
     tensors = np.array([64 * 5, 5, 5 * 2, 2, 2 * 10, 10])
     shares = Job.of(from_table(table), None, 1).planner.work_fractions
     np.testing.assert_allclose(shares, np.cumsum(tensors[::-1])[::-1] / tensors.sum(), rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("costs", "words"),
+    [
+        ([1.0, 2.0], "3 numbers, one for each layer of the model, got"),
+        ([1.0, 0.0, 2.0], "numbers above 0"),
+        ("measured", "'equal' or 'parameters'"),
+    ],
+)
+def test_costs_that_cannot_be_are_refused_in_one_line(costs, words):
+    table = {"algorithm": {"name": "salf"}, "data": {"name": "digits"}, "model": {"name": "mlp"}}
+    with pytest.raises(UsageError, match=rf"^speed\.costs[^\n]*{words}[^\n]*$"):
+        assert Job.of(from_table({**table, "rounds": 1, "clients": 4, "speed": {"costs": costs}}), None, 1).planner
+
+
+# --- uniform ------------------------------------------------------------------------------------------------
+
+
+def test_uniform_times_end_where_they_should_and_are_drawn_anew() -> None:
+    speed = Uniform(longest=3.0)
+    times = np.array([speed.seconds(asked(5, round_, 20)) for round_ in range(200)])
+    assert stats.kstest(times.flatten(), stats.uniform(scale=3.0).cdf).pvalue > ALPHA
+    assert len(np.unique(times)) == times.size
+    np.testing.assert_array_equal(speed.seconds(asked(5, 7, 20, cohort=np.array([1, 19]))), times[7, [1, 19]])
+
+
+def test_layers_of_uniform_visits_arrive_as_often_as_they_say() -> None:
+    """Layers ready after 1, 3/4, 1/2 and 1/4 of up to 2 s, by a deadline of 0.8 s: chances 0.4, 0.533, 0.8 and 1."""
+    speed, deadline = Uniform(longest=2.0), 0.8
+    wanted = np.array([0.4, 0.8 / 1.5, 0.8, 1.0])
+    np.testing.assert_allclose(speed.arrival(asked(clients=3, deadline=deadline)), np.tile(wanted, (3, 1)), rtol=1e-15)
+    depths = np.array([speed.depth(asked(1, round_, 10, deadline)) for round_ in range(400)])
+    found = (depths[:, :, None] <= np.arange(1, L + 1)).mean((0, 1))
+    assert np.abs(found - wanted).max() < 4 * 0.5 / np.sqrt(depths.size)
 
 
 # --- uniform depth ------------------------------------------------------------------------------------------

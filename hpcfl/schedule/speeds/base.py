@@ -6,11 +6,11 @@ A unit of work is one visit, so a pace (seconds per unit of work) is also the se
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.rng import keyed
@@ -21,6 +21,8 @@ DRAWS = 1000
 NO_ATTEMPT = 2**31 - 1
 CLOSE = 1e-12
 """What a visit's share of its steps may lack, so that rounding costs none: seconds and shares follow from quotients."""
+
+Costs = Literal["equal", "parameters"] | tuple[Annotated[float, Field(gt=0)], ...]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,9 +43,10 @@ class Speed(ConfigBase):
     """
 
     model: str
-    costs: Literal["equal", "parameters"] = "equal"
+    costs: Costs = "equal"
     """What a layer's fraction of a visit's work is counted by, which the SALF paper leaves open. ``equal``: all layers
-    count alike. ``parameters``: by their parameters."""
+    count alike. ``parameters``: by their parameters. A list: numbers above 0, one per layer from the first to the last,
+    such as seconds of its backward pass, which ``analysis/salf_deadlines.py --measure`` prints."""
     communication: float = Field(0.0, ge=0)
     """Simulated seconds that a round takes for sending back and forth, beside its visits (SRPFL's C.T.); each void
     attempt at a round takes them too."""
@@ -52,6 +55,15 @@ class Speed(ConfigBase):
     a use."""
     replays: ClassVar[bool] = False
     slows: ClassVar[bool] = True
+
+    @field_validator("costs", mode="before")
+    @classmethod
+    def _above_0(cls, value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            return value
+        if not all(isinstance(each, (int, float)) and each > 0 for each in value):
+            raise ValueError("expected numbers above 0, one for each layer")
+        return tuple(value)
 
     @property
     def chunk(self) -> int | None:
@@ -82,7 +94,7 @@ class Speed(ConfigBase):
         """Return the rules that rounds really follow; a replay has its own."""
         return participation
 
-    def counts(self) -> Literal["equal", "parameters"]:
+    def counts(self) -> Costs:
         """Return what a layer's fraction of the work is counted by; a replay has its own."""
         return self.costs
 

@@ -19,7 +19,7 @@ from hpcfl.base.registry import lookup
 from hpcfl.base.types import Computing, Floats, Ints
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Arrivals, Attempt, Plan
-from hpcfl.schedule.speeds.base import CLOSE, Speed
+from hpcfl.schedule.speeds.base import CLOSE, Costs, Speed
 from hpcfl.schedule.staleness import Staleness
 
 COLUMNS = ("cohort", "version", "depth", "visit_seconds", "round_seconds", "repeats", "deadline")
@@ -173,7 +173,7 @@ class Trace(Speed):
         then = self.tape.config.speed.rules(self.tape.config.participation)
         return then.model_copy(update={"partial": participation.partial})
 
-    def counts(self) -> Literal["equal", "parameters"]:
+    def counts(self) -> Costs:
         return self.tape.config.speed.counts()
 
     def recorded(self, attempt: Attempt) -> Attempt:
