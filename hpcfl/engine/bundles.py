@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hpcfl.learning.task import Task
 
 CACHE_SHARE = 4  # a bundle's models take at most this part of the last-level cache, which others use too
+MOST = 1024  # clients: more of a small model gain nothing
 FEWEST = 2  # a product for one client alone takes another way through the BLAS, and has other last bits
 
 
@@ -101,7 +102,7 @@ class Bundles:
         """Return how many clients may be computed at once: those of which no tensor is too large."""
         samples, shape = int(visits.samples.max()), self.task.federation.shapes[int(visits.clients[0])]
         step = self.algorithm.samples_per_step(samples) * int(np.prod(shape)) * self.task.dtype.itemsize
-        return self.bytes // max(step, self.task.nbytes)
+        return min(MOST, self.bytes // max(step, self.task.nbytes))
 
     def _at_once(self, shared: State, bundle: Sequence[Part], kind: Kind) -> list[Client]:
         """Do all visits; return what hands them over part by part, nothing where that would change a bit."""
