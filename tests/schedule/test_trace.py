@@ -160,7 +160,7 @@ MEASURED = by_hand(
 def test_what_was_measured_is_replayed(solo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = table("salf", "mlp", False, participation={"close": "deadline", "deadline": 0.25})
     with monkeypatch.context() as patch:
-        patch.setattr(Planner, "plans", lambda _, first, stage: iter(MEASURED[first:]))
+        patch.setattr(Planner, "plans", lambda _, first, *more: iter(MEASURED[first:]))
         run = play(solo, values, tmp_path / "run", None)
     again = play(solo, replay(values, run), tmp_path / "again", None)
     same(again, run)
