@@ -60,6 +60,14 @@ def shown(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+def plain(text: str) -> Any:
+    """Return the value that JSON holds; the text itself where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def main() -> None:
     """Run what is missing, print the table and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -68,11 +76,13 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10, help="rounds from one test to the next")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--data", default="cifar10", help="data.name: cifar10, or mnist32 in its place")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further keys, values in JSON")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", help="further keys, values in JSON or words"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/salf-vgg"))
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("HPCFL_DATA"), help="folder of the data sets")
     options = parser.parse_args()
-    more = {key: json.loads(value) for key, value in (pair.split("=", 1) for pair in options.set)}
+    more = {key: plain(value) for key, value in (pair.split("=", 1) for pair in options.set)}
     name = "-".join([options.data, str(options.rounds), *(pair.replace("=", "") for pair in options.set)])
     rows = []
     for method in options.methods:

@@ -5,8 +5,8 @@
 FedAvg on the bundled digits in real time, a client on each client rank. Visits are slowed down, by sleeping, to
 exponential times; a quarter of the clients have a mean ten times that of the others. The means are 5 and 50 ms times
 the number of clients, so that many ranks can share few cores. ``all``: rounds wait for all; ``arrivals``: the server
-takes a step with every K = a quarter of the clients, all of which are at work. About as many visits are done either
-way. Figures of each:
+takes a step with every K = half as many visits as there are clients, all of which are at work; changes count
+(1 + staleness)^-1/2 times. About as many visits are done either way. Figures of each:
 
 - ``steps``: steps of the server per second, and ``visits`` that counted per second;
 - ``staleness``: mean and largest, in the server's steps;
@@ -72,10 +72,10 @@ def main() -> None:
     asked = parser.parse_args()
     found = []
     for ranks in asked.ranks:
-        clients, buffer = ranks - 1, max(1, (ranks - 1) // 4)
+        clients, buffer = ranks - 1, max(1, (ranks - 1) // 2)
         for close, each, closing in (
             ("all", clients, 'close = "all"'),
-            ("arrivals", buffer, f'close = "arrivals"\nbuffer = {buffer}'),
+            ("arrivals", buffer, f'close = "arrivals"\nbuffer = {buffer}\n[staleness]\nweight = "polynomial"'),
         ):
             rounds = max(2, asked.visits // each)
             facts = {"clients": clients, "means": [0.005 * clients, 0.05 * clients]}

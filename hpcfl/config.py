@@ -200,13 +200,13 @@ class Config(ConfigBase):
         self.task.check()
         self.oracle.check()
         self.server.check(self.algorithm, self.doubling)
-        kept_by = f"algorithm.name = '{self.algorithm.name}'" if self.algorithm.keeps_sent else ""
-        if self.weighting.correct == "remembered":
-            kept_by = "weighting.correct = 'remembered'"
-        self.staleness.check(self.speed.rules(self.participation), kept_by)
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)
         how = self.speed.rules(self.participation), self.speed.known(self.clock)
+        kept_by = f"algorithm.name = '{self.algorithm.name}'" if self.algorithm.keeps_sent else ""
+        if self.weighting.correct == "remembered":
+            kept_by = "weighting.correct = 'remembered'"
+        self.staleness.check(how[0], kept_by)
         self.algorithm.check(*how)
         self.weighting.check(self.algorithm, *how)
 

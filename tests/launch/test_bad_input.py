@@ -306,7 +306,7 @@ CASES = {
     "algorithm": salf("algorithm.name=sal", "algorithm.name", "'sal'", "'salf'"),
     "model": salf("model.name=mpl", "model.name", "'mpl'", "'mlp'"),
     "data": salf("data.name=digit", "data.name", "'digit'", "'digits'"),
-    "speed": salf("speed.model=uniform", "speed.model", "'uniform'", "'uniform-depth'"),
+    "speed": salf("speed.model=uniform-dept", "speed.model", "'uniform-dept'", "'uniform-depth'"),
     "far-from-any-name": salf("algorithm.name=zzzz", "algorithm.name", "'zzzz'", "fedavg", "salf"),
     "name-is-a-number": salf("algorithm.name=3", "algorithm.name", "3"),
     # what does not go together

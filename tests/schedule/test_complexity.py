@@ -157,14 +157,30 @@ HAND: dict[str, tuple[Callable[[int, int], tuple[int, int]], float | tuple[int, 
     "salf": (lambda n, h: (16, 16), MLP, MLP),
     "scaffold": (lambda n, h: (n, n), 2 * MLP, MLP),  # and what its control variate has changed by
 }
-ELSEWHERE = {"fedlrgd"}  # tests/algorithms/test_fedlrgd.py: the server computes too
+ARRIVING: dict[str, tuple[dict[str, Any], Callable[[int], int]]] = {  # the gradients of one visit of n samples
+    "fedasync": ({}, lambda n: n),
+    "ringmaster": ({"dispatch": "reporter"}, lambda n: 10),
+}
+ELSEWHERE = {"fedlrgd", *ARRIVING}  # tests/algorithms/test_fedlrgd.py: the server computes too
 
 
 def test_every_algorithm_is_counted_by_hand() -> None:
     assert HAND.keys() | ELSEWHERE == set(algorithms())
 
 
-@pytest.mark.parametrize("name", sorted(algorithms()))
+@pytest.mark.parametrize("name", ARRIVING)
+def test_rounds_of_one_arrival_are_counted_by_hand(name: str) -> None:
+    """All visits take equally long, so that clients report in the order of their ids."""
+    rules, gradients = ARRIVING[name]
+    arrivals = {"participation": {"close": "arrivals", "buffer": 1, **rules}}
+    data, federation = run(small({"name": name, "batch": 10}, **arrivals))
+    by_hand = np.array([gradients(size) for size in federation.train_sizes[:2].tolist()])
+    np.testing.assert_array_equal(data["gradients"], by_hand)
+    np.testing.assert_array_equal(data["vectors"], 1)
+    np.testing.assert_array_equal(data["oracle"], by_hand + PHI)
+
+
+@pytest.mark.parametrize("name", sorted(set(algorithms()) - ARRIVING.keys()))
 def test_every_algorithm_is_counted_batched_or_not(name: str) -> None:
     own = {"rounds": 2, "speed": {"model": "none"}, "participation": {"close": "all"}, "oracle": RECORDED}
     found = []
