@@ -166,12 +166,13 @@ class HeteroFl(FedAvg):
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
         import torch
 
+        from hpcfl.base.transfer import on_device
         from hpcfl.models.modules.narrow import divided
 
         present, rates = self._present(task, visits), self._rates(task, visits)
         if set(rates) == {1.0} and not self.mask_labels:
             return None
-        divisor = torch.tensor(rates if self.scaler else [1.0], dtype=task.dtype, device=task.device)
+        divisor = on_device(torch.tensor(rates if self.scaler else [1.0], dtype=task.dtype), task.device)
         names = divided(task.layers)
         masks = self._masks(task, shared, visits)
 
