@@ -25,6 +25,7 @@ from hpcfl.engine.loop import step
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.launch import device as launched
+from hpcfl.schedule.plan import Plan
 from hpcfl.testing import fake_device
 from hpcfl.testing.runs import play, resume, same, table
 from hpcfl.testing.test_algorithms import values
@@ -111,8 +112,8 @@ def test_gradients_and_views(fake: str) -> None:
 # rounds
 
 
-def played(given: dict[str, Any], device: str) -> tuple[Job, Progress, list[Counter[str]], ExactSums]:
-    """Some rounds by one process: the job, where they led, the waits of each, the last sums."""
+def played(given: dict[str, Any], device: str) -> tuple[Job, Progress, list[Counter[str]], ExactSums, Plan]:
+    """Some rounds by one process: the job, where they led, the waits of each, the last sums and plan."""
     job = Job.of(configs.from_table(given), None, 1, device)
     now, waits = job.begin(0), []
     rounds = Simulated(job, Alone(), 0)
@@ -120,11 +121,11 @@ def played(given: dict[str, Any], device: str) -> tuple[Job, Progress, list[Coun
         record = Record.open()
         with fake_device.counted() as counted:
             rounds.release(now, record)
-            _, sums = rounds.exchange(now, record)
+            plan, sums = rounds.exchange(now, record)
             step(job, now, record, sums)
         now.round += 1
         waits.append(counted)
-    return job, now, waits, sums
+    return job, now, waits, sums, plan
 
 
 def equal(one: Progress, other: Progress) -> None:
@@ -146,8 +147,8 @@ MORE = {
 @pytest.mark.parametrize("name", sorted(algorithms()))
 def test_a_round_on_a_device(name: str, fake: str) -> None:
     given = values(name) | ({"speed": {"model": "none"}} if name == "salf" else {})
-    _, on_cpu, _, _ = played(given, "cpu")
-    job, now, waits, sums = played(given, fake)
+    on_cpu = played(given, "cpu")[1]
+    job, now, waits, sums, plan = played(given, fake)
     equal(on_cpu, now)
     there = [*now.shared.values(), *(value for state in now.personal.values() for value in state.values())]
     there += [part for client in job.task._samples for part in job.task.samples(client)[:4]]
@@ -155,9 +156,7 @@ def test_a_round_on_a_device(name: str, fake: str) -> None:
     assert {value.device.type for value in there} <= {"fake"}
     if name in ("flic", "fedlrgd"):
         return  # these look at what they compute, to decide what to compute
-    visited = sum(
-        bool(len(job.planner.plan(job.planner.attempt(ROUNDS - 1)).rows(each.clients))) for each in job.chunks
-    )
+    visited = sum(bool(len(part.rows(each.clients))) for part in plan.parts() for each in job.chunks)
     assert waits[-1] == Counter({"synchronize": visited + bool(now.shared)} | MORE.get(name, {}))
 
 
@@ -181,8 +180,8 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_models_on_a_device(model: str, method: str, fake: str) -> None:
     given = table(method if method != "fedrep" else "fedavg", "mlp", True)
     given |= {"model": MODELS[model], "algorithm": {"name": method, "batch": 16}}
-    _, on_cpu, _, _ = played(given, "cpu")
-    job, now, waits, _ = played(given, fake)
+    on_cpu = played(given, "cpu")[1]
+    job, now, waits, _, _ = played(given, fake)
     equal(on_cpu, now)
     assert waits[-1].total() == waits[-1]["synchronize"] <= len(job.chunks) + 1
 

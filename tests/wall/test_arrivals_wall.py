@@ -110,7 +110,7 @@ def test_what_is_too_old_is_dropped_or_stopped(world: Any, shared_dir: Path, sto
 
 
 def test_visits_report_the_layers_that_they_have_when_their_time_is_up(world: Any, shared_dir: Path) -> None:
-    values = arriving({"deadline": 1e3, "max_seconds": 0.3}, algorithm=SALF, speed=PARTS, rounds=ROUNDS)
+    values = arriving({"deadline": 1e3, "max_seconds": 0.6}, algorithm=SALF, speed=PARTS, rounds=ROUNDS)
     run = play(world, values, shared_dir / "run", world.comm)
     replays(world, values, run, shared_dir)
     if world.rank == 0:
@@ -123,11 +123,11 @@ def test_visits_report_the_layers_that_they_have_when_their_time_is_up(world: An
 
 def test_visits_report_the_steps_that_they_have_when_their_time_is_up(world: Any, shared_dir: Path) -> None:
     """Whole visits take longer than they are given."""
-    file, steps = shared_dir / "speeds.csv", 4
+    file, steps = shared_dir / "speeds.csv", 8
     if world.rank == 0:
-        file.write_text("\n".join(["client,seconds", *(f"{client},{0.8 + 0.1 * client}" for client in range(CLIENTS))]))
+        file.write_text("\n".join(["client,seconds", *(f"{client},{1.6 + 0.1 * client}" for client in range(CLIENTS))]))
     world.meet()
-    rules = {"max_seconds": 0.6, "partial": "steps"}
+    rules = {"max_seconds": 1.2, "partial": "steps"}
     algorithm = {**FEDAVG, "epochs": 0, "steps": steps, "batch": 16}
     values = arriving(rules, algorithm=algorithm, speed={"model": "table", "file": str(file)}, rounds=2)
     run = play(world, values, shared_dir / "run", world.comm)
@@ -136,7 +136,7 @@ def test_visits_report_the_steps_that_they_have_when_their_time_is_up(world: Any
         data = store.open_run(run)
         taken = data["arrival_steps"].values
         assert (taken >= 1).all()
-        assert (taken <= 0.6 / 0.8 * steps).all()  # no step is done sooner than the speed model says
+        assert (taken <= 1.2 / 1.6 * steps).all()  # no step is done sooner than the speed model says
         assert np.isinf(data["arrival_visit_seconds"].values).all()
 
 
