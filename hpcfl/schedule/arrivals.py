@@ -177,14 +177,12 @@ class Queue:
                 raise RunError(f"round {round}: nobody arrives any more: every visit that is under way takes for ever")
             flights.now, flights.due[client] = due, np.nan
             version, number = int(flights.version[client]), int(flights.number[client])
-            if self._counts(client, round):
-                facts = version, number, due, float(self.seconds[client]), int(self.depth[client])
-                came.append((client, *facts, int(self.steps[client])))
-            elif (fruitless := fruitless + 1) > MOST_FRUITLESS:
-                raise RunError(
-                    f"round {round}: given up after {MOST_FRUITLESS} visits of which nothing counted; did you mean a "
-                    "larger participation.max_seconds or participation.max_staleness?"
-                )
+            depth, steps = int(self.depth[client]), int(self.steps[client])
+            if counts(self.run, rules, round - version, depth, steps):
+                came.append((client, version, number, due, float(self.seconds[client]), depth, steps))
+            else:
+                fruitless += 1
+                check_fruitless(round, fruitless)
             if len(came) < (rules.buffer or inf) and due < end * (1 - CLOSE):
                 self._send(round)
         return planned(self.run, round, came, flights, start, end - start)
@@ -196,12 +194,6 @@ class Queue:
             return -1, inf
         client = int(np.nanargmin(due))
         return client, float(due[client])
-
-    def _counts(self, client: int, round: int) -> bool:
-        most = self.rules.max_staleness
-        if most is not None and round - self.flights.version[client] > most:
-            return False
-        return bool(self.depth[client] <= len(self.run.work_fractions) and self.steps[client] > 0)
 
     def _send(self, round: int) -> None:
         """Send clients out for all free places."""
@@ -225,12 +217,28 @@ class Queue:
         ends = rules.max_seconds or run.participation.closes_after(round_, ())
         attempt = Attempt(run.seed, run.clients, run.work_fractions, round_, number, run.members, ends)
         places = np.searchsorted(run.members, clients)  # models may draw for all at once
-        self.seconds[clients] = run.speed.seconds(attempt)[places]
+        seconds = run.speed.seconds(attempt)
+        self.seconds[clients] = seconds[places]
         if rules.max_seconds is not None:
-            _, depth, steps = run.cut_short(attempt, run.speed.seconds(attempt))
+            _, depth, steps = run.cut_short(attempt, seconds)
             self.depth[clients] = depth[places]
             if steps is not None:
                 self.steps[clients] = steps[places]
+
+
+def counts(run: Run, rules: Participation, staleness: int, depth: int, steps: int) -> bool:
+    """Return whether a visit counts that has reached this layer, after so many steps where they may be fewer."""
+    fresh = rules.max_staleness is None or staleness <= rules.max_staleness
+    return fresh and depth <= len(run.work_fractions) and (steps > 0 or not rules.by_steps)
+
+
+def check_fruitless(round: int, visits: int) -> None:
+    """Raise RunError where so many visits of a round have been in vain that it will never end."""
+    if visits > MOST_FRUITLESS:
+        raise RunError(
+            f"round {round}: given up after {MOST_FRUITLESS} visits of which nothing counted; did you mean a larger "
+            "participation.max_seconds or participation.max_staleness?"
+        )
 
 
 def planned(run: Run, round: int, came: list[Came], flights: Flights, start: float, closes_after: float) -> Plan:

@@ -27,7 +27,7 @@ from hpcfl.engine.wall.lanes import Lanes
 from hpcfl.engine.wall.outcome import add_all
 from hpcfl.engine.wall.protocol import Command, Op, StateReply
 from hpcfl.engine.wall.server import SAVE_SECONDS, Server
-from hpcfl.schedule.arrivals import MOST_FRUITLESS, Came, planned
+from hpcfl.schedule.arrivals import Came, check_fruitless, counts, planned
 from hpcfl.schedule.plan import Plan
 
 
@@ -158,7 +158,8 @@ class ArrivalsServer(Server):
         lane.worked[:, 0] += 1, one.seconds(0)
         bad, steps = int(one.rejected(groups)[0, 0]), one.steps(0, 0)
         depth = job.layers.reached[int(one.sent(groups)[0, 0])]
-        if not self._counts(client, now, depth if bad == NO_GROUP else 1, steps):
+        version, reached = int(flights.version[client]), depth if bad == NO_GROUP else 1
+        if not counts(job.planner, self.rules, now.round - version, reached, steps):
             self._in_vain(lane, client, step, now.round)
             return
         self._acknowledge(lane, client, depth)
@@ -166,27 +167,16 @@ class ArrivalsServer(Server):
             record.rejected[client] = Rejection(depth, bad, NOT_FINITE)
         else:
             record.gradients = max(record.gradients, one.gradients(0, 0, groups))
-        version = int(flights.version[client])
         factor = float(job.planner.staleness.factors(np.array([now.round - version]))[0])
         add_all(one, step.sums, groups, dict.fromkeys(job.layers.of, factor))
         ended = whole and (not self.rules.by_steps or steps == job.planner.visit_steps[0][client])
         seconds = when - flight.sent if ended else inf
         step.came.append((client, version, int(flights.number[client]), when - self.origin, seconds, depth, steps))
 
-    def _counts(self, client: int, now: Progress, depth: int, steps: int) -> bool:
-        most = self.rules.max_staleness
-        if most is not None and now.round - now.flights.version[client] > most:
-            return False
-        return depth <= len(self.job.layers.tensors) and (steps > 0 or not self.rules.by_steps)
-
     def _in_vain(self, lane: Lane, client: int, step: Step, round: int) -> None:
         self._acknowledge(lane, client, len(self.job.layers.tensors) + 1)
         step.fruitless += 1
-        if step.fruitless > MOST_FRUITLESS:
-            raise RunError(
-                f"round {round}: given up after {MOST_FRUITLESS} visits of which nothing counted; did you mean a "
-                "larger participation.max_seconds or participation.max_staleness?"
-            )
+        check_fruitless(round, step.fruitless)
 
     def _acknowledge(self, lane: Lane, client: int, depth: int) -> None:
         """Leave word on a lane how much of a visit has counted."""
