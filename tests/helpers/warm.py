@@ -7,6 +7,7 @@ have a further key ``env``.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -21,13 +22,13 @@ from typing import Any
 class Warm:
     """The process, as the tests see it."""
 
-    def __init__(self) -> None:
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
         )
 
     def ask(self, order: Mapping[str, Any]) -> int:
@@ -147,7 +148,22 @@ def command(order: Mapping[str, Any]) -> int:
     from hpcfl.cli import main
 
     faults.install(os.environ.get(faults.VARIABLE, ""))
+    if "CHAOS_FOLDER" in order["env"]:
+        return with_disk(order["args"])
     return main(order["args"])
+
+
+def with_disk(args: Sequence[str]) -> int:
+    """Carry out a command, as its own process would, on the preloaded disk that its environment describes."""
+    from hpcfl.__main__ import main
+
+    ctypes.CDLL(None).chaos_begin()
+    sys.argv[1:] = args
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 if __name__ == "__main__":
