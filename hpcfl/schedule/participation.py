@@ -231,8 +231,11 @@ class Participation(ConfigBase):
         return self.close == "arrivals"
 
     def slots(self, clients: int) -> int:
-        """Return how many visits may arrive in a round that arrivals end, 0 for other rounds."""
-        return (self.buffer or clients) if self.by_arrivals else 0
+        """Return how many visits may arrive in a round that arrivals end, 0 for other rounds.
+
+        Where only a deadline ends it, a client may report two: one it began in an earlier round, one in this.
+        """
+        return (self.buffer or 2 * clients) if self.by_arrivals else 0
 
     def at_work(self, clients: int) -> int:
         """Return how many of `clients` are at work at any time, where arrivals end rounds."""

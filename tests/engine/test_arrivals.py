@@ -233,3 +233,13 @@ def test_a_replay_has_the_same_bits(solo: Any, tmp_path: Path) -> None:
     run = play(solo, small(staleness={"weight": "hinge", "b": 1}), tmp_path / "run", None)
     replay = small(staleness={"weight": "hinge", "b": 1}, speed={"model": "trace", "run": str(run)})
     same(play(solo, replay, tmp_path / "again", None), run)
+
+
+def test_a_client_may_report_twice_between_two_deadlines(solo: Any, tmp_path: Path) -> None:
+    """Once the visit that it had begun before, once another one; on file, and replayed."""
+    rules = {"close": "arrivals", "deadline": 1.5, "once_per_version": True}
+    run = play(solo, small(participation=rules), tmp_path / "run", None)
+    came = store.open_run(run)["arrival_client"].values
+    assert any(len(set(row[row >= 0])) < np.count_nonzero(row >= 0) for row in came)
+    replay = small(participation=rules, speed={"model": "trace", "run": str(run)})
+    same(play(solo, replay, tmp_path / "again", None), run)
