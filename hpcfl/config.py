@@ -101,9 +101,9 @@ class Config(ConfigBase):
     fault_tolerance: Literal["auto", "ulfm"] = "auto"
     """Wall clock: go on without dead ranks where the MPI tells of them (``auto``), or refuse to run elsewhere."""
     lost_clients: Literal["drop", "rehost"] = "drop"
-    """Wall clock, where the run goes on without dead ranks: ``drop`` leaves out their clients. ``rehost``: these go on at
-    the ranks with the fewest clients, of several at the first, from the next round on, with the personal state of the
-    last checkpoint, or before the first one with that which they began with."""
+    """Wall clock, where the run goes on without dead ranks: ``drop`` leaves out their clients. ``rehost``: they go on
+    at the ranks with the fewest clients, of several at the first, from the next round on, with the personal state of
+    the last checkpoint; before the first one, with that which they began with."""
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoints = Checkpoints()
     algorithm: SerializeAsAny[Algorithm]

@@ -127,7 +127,9 @@ def test_clients_of_two_dead_ranks_go_on_at_others(solo: Any, tmp_path: Path) ->
     assert arrived[3].tolist()[1] == arrived[6].tolist()[7] == 0
     assert arrived.sum(1)[[0, 1, 2, 4, 5, 7, 8, 9, 10, 11]].tolist() == [8] * 10
     moved = {1: (2, 1, 3), 5: (2, 3, 3), 3: (4, 1, 6), 7: (4, 3, 6)}  # from rank, to rank, after so many rounds
-    how = {c: f"at rank {to} in place of rank {lost}, with the state after round {r}" for c, (lost, to, r) in moved.items()}
+    how = {
+        c: f"at rank {to} in place of rank {lost}, with the state after round {r}" for c, (lost, to, r) in moved.items()
+    }
     assert dict(summary(folder)["rehosted"]) == how
     assert summary(folder)["lost"] == []
     events = [event for event in store.events(folder) if event["kind"] == "rehosted"]

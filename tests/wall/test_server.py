@@ -78,7 +78,7 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
             self.hosted = self.topology.clients
 
         def give_up(self) -> None:
-            self.state = "late"
+            self.state = "late" if self.state == "active" else self.state
 
         def poll(self) -> bool:
             if self.state == "late" and self.due >= 0:
@@ -298,7 +298,7 @@ def test_clients_of_lost_ranks_go_on_where_the_fewest_are(
     """Also where that rank is not free yet, or is lost in its turn, and from a checkpoint where there is one."""
     job = job_in_real_time(5, clients=4, algorithm=EMPIRICAL, lost_clients="rehost")
     lanes = lanes_of(job, [[], [], [], []])
-    server, like = server_of(job, lanes), job.algorithm.init_client(job.task, 0)
+    server, like = server_of(job, lanes.copy()), job.algorithm.init_client(job.task, 0)
     found = {client: {name: np.full(value.shape, client) for name, value in like.items()} for client in range(4)}
     monkeypatch.setattr(store, "load_personal", lambda path, clients: {each: found[each] for each in clients})
     monkeypatch.setattr(store, "personal_rounds", lambda path, clients: {each: 6 - each for each in clients})

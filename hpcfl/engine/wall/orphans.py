@@ -113,7 +113,8 @@ class Orphans:
         for lost in dict.fromkeys(each.lost for each in mine):
             clients = [client for each in mine if each.lost == lost for client in each.chunk.clients.tolist()]
             for client in clients:
-                self.events.append(("rehosted", client, f"at rank {host} in place of rank {lost}{self._since([rounds[client]])}"))
+                where = f"at rank {host} in place of rank {lost}{self._since([rounds[client]])}"
+                self.events.append(("rehosted", client, where))
             many, since = "s" * (len(clients) > 1), self._since(rounds[client] for client in clients)
             line = f"client{many} {listed(clients)} of rank {lost} go{'' if many else 'es'} on at rank {host}{since}"
             print(f"hpcfl: {line}", file=sys.stderr, flush=True)
