@@ -77,6 +77,7 @@ class ArrivalsServer(Server):
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Sums]:
         if self.owed is None:
             self.owed, self.origin = now.flights.waiting.tolist(), time.monotonic() - now.flights.now
+        self.saved = now.saved
         flights, start, began = now.flights, now.flights.now, time.monotonic()
         lasts = self.rules.closes_after(now.round, ())
         now.served[now.round] = now.shared
@@ -211,6 +212,7 @@ class ArrivalsServer(Server):
     def _send(self, now: Progress) -> None:
         """Send out clients of lanes that are idle: first those who were at work when the run was stopped."""
         assert self.owed is not None
+        self._rehost()
         flights, free = now.flights, [lane for lane in self.lanes.those("idle") if lane not in self.at_work]
         for client in self.owed.copy():
             lane = self.lane[client]
@@ -249,6 +251,15 @@ class ArrivalsServer(Server):
         self.at_work[lane] = Flight(client, sent, sent + (self.rules.max_seconds or inf))
 
     # everything else
+
+    def _rehost(self) -> None:
+        before = len(self.orphans.events)
+        super()._rehost()
+        if len(self.orphans.events) > before:
+            self.lane |= {client: lane for lane in self.lanes.all for client in lane.hosted.tolist()}
+
+    def _is_free(self, lane: Lane) -> bool:
+        return super()._is_free(lane) and lane not in self.at_work
 
     def _close(self, lane: Lane) -> None:
         """Stop the visit that a lane is at, if it is at one."""
