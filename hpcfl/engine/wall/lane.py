@@ -281,6 +281,10 @@ class Lane:
         self._begun += 1
         self._ahead = sum(map(_visits, self._turns[self._begun :]))
 
+    def keep_pending(self) -> None:
+        """Leave what has come to those who hold it: the next visits are received into other memory."""
+        self._frames = []
+
     def formats_in(self, turn: int) -> list[FrameFormat]:
         """Return the formats of a turn's frames."""
         client = next(chain(*self._turns[turn]), None)

@@ -215,6 +215,7 @@ class Trace(Speed):
         order = there[np.argsort(tape.arrivals["client"][round][there], kind="stable")]
         now = {name: values[round][order] for name, values in tape.arrivals.items()}
         cohort, depth, steps = now["client"], now["depth"], now.get("steps")
+        rules = tape.config.speed.rules(tape.config.participation)
         if whole and steps is None:
             depth = np.where(depth > 1, tape.layers + 1, depth)
         later, version = (tape.arrivals[name][round + 1 :].ravel() for name in ("client", "version"))
@@ -237,7 +238,7 @@ class Trace(Speed):
                 now["version"],
                 now["number"],
                 now["seconds"],
-                staleness.factors(round - now["version"]),
+                staleness.factors(round - now["version"]) * rules.evened(cohort),
                 whom[by_id],
                 served[by_id],
             ),
