@@ -80,8 +80,8 @@ class Saver:
         if self.recorder is None:
             return None
         homes = np.zeros(self.job.config.clients if writers else 0, dtype=np.int64)
-        for chunk in self.job.chunks if len(writers) > 1 else ():
-            homes[chunk.clients] = chunk.rank
+        for chunk in self.job.chunks if writers else ():
+            homes[chunk.clients] = chunk.rank if chunk.rank in writers else 0
         return {
             "shared": _copied(now.shared),
             "clock": now.clock | now.stage.numbers(),
