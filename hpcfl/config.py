@@ -100,6 +100,10 @@ class Config(ConfigBase):
     every 5 minutes."""
     fault_tolerance: Literal["auto", "ulfm"] = "auto"
     """Wall clock: go on without dead ranks where the MPI tells of them (``auto``), or refuse to run elsewhere."""
+    lost_clients: Literal["drop", "rehost"] = "drop"
+    """Wall clock, where the run goes on without dead ranks: ``drop`` leaves out their clients. ``rehost``: they go on
+    at the ranks with the fewest clients, of several at the first, from the next round on, with the personal state of
+    the last checkpoint; before the first one, with that which they began with."""
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoints = Checkpoints()
     algorithm: SerializeAsAny[Algorithm]
@@ -189,6 +193,8 @@ class Config(ConfigBase):
         if self.clock == "wall" and self.algorithm.between_rounds:
             key = self.algorithm.between_rounds
             raise UsageError(f"clock: {key} lets all clients learn after each round: expected 'simulated', got 'wall'")
+        if self.lost_clients == "rehost":
+            self._check_rehost()
         if self.clock == "wall" and self.singles:
             check_single(self.singles, self.lane_width)
         for key, idle in (("buffers", "mean"), ("embedding", None)) if self.model.chain else ():
@@ -210,6 +216,15 @@ class Config(ConfigBase):
         self.staleness.check(how[0], kept_by)
         self.algorithm.check(*how)
         self.weighting.check(self.algorithm, *how)
+
+    def _check_rehost(self) -> None:
+        why = ""
+        if self.clock != "wall":
+            why = "in simulated time a dead rank ends the job: expected clock = 'wall'"
+        elif self.weighting.correct == "remembered":
+            why = "with weighting.correct = 'remembered' the server's mean knows of later visits than a checkpoint"
+        if why:
+            raise UsageError(f"lost_clients = 'rehost': {why}; did you mean lost_clients = 'drop'?")
 
     def check_shapes(self, header: Header) -> None:
         """Raise UsageError where the model does not suit the data."""

@@ -134,6 +134,11 @@ class Topology:
         """The lane of one of the ranks by itself."""
         return Topology((self.ranks[local_rank],), (self.chunks[local_rank],))
 
+    def with_more(self, chunks: Sequence[Chunk]) -> Topology:
+        """The lane of a rank by itself when it hosts these chunks too, after its own."""
+        (own,) = self.chunks
+        return Topology(self.ranks, ((*own, *(tuple(chunk.clients.tolist()) for chunk in chunks)),))
+
 
 def lane_topologies(width: int | str, hosts: Sequence[str], chunks: Sequence[Chunk]) -> list[Topology]:
     """Cut the client ranks into lanes of `width` ranks; ``node``: those of one host, ``auto``: 1 up to 64 ranks.

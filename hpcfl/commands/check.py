@@ -114,7 +114,10 @@ def _closing(job: Job) -> Facts:
     """When rounds close, and what then becomes of visits that are not complete."""
     rules = job.config.speed.rules(job.config.participation)
     ends = []
-    if rules.buffer is not None:
+    if rules.every_client and rules.buffer is not None:
+        times = rules.buffer / rules.at_work(job.config.clients)
+        ends.append(f"when all have reported, {times:g} times in the harmonic mean")
+    elif rules.buffer is not None:
         ends.append(f"with {rules.buffer} arrivals")
     if rules.enough is not None:
         ends.append(f"{rules.grace:g} s after {rules.enough} visits" if rules.grace else f"with {rules.enough} visits")

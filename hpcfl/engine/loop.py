@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from types import MappingProxyType
 
 import numpy as np
@@ -12,7 +12,7 @@ from hpcfl.algorithms import ServerState
 from hpcfl.base.errors import Diverged, Interrupted, Stopped
 from hpcfl.base.types import Floats
 from hpcfl.comm.message import Sums
-from hpcfl.comm.transport import Saved
+from hpcfl.comm.transport import Saved, idle
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.record import Record, Recorder
@@ -35,11 +35,14 @@ class Rounds(ABC):
         rounds after which it was theirs. Known once the iterator is exhausted.
     phases : Phases
         Told where this rank's time goes.
+    settle : callable
+        Waits until ``now.saved`` is visible, for it may still be written.
     """
 
     serves: bool
     stale: Mapping[int, int] = MappingProxyType({})
     phases = Phases()
+    settle: Callable[[], None] = staticmethod(idle)
 
     @abstractmethod
     def release(self, now: Progress, record: Record) -> bool:

@@ -57,6 +57,7 @@ class Saver:
         self.under_way: Future[Written | None] | None = None
         self.path: Path | None = None
         self.waited, self.written = 0.0, Written(0.0, 0)
+        rounds.settle = self.finish
 
     def save(self, now: Progress, scores: Mapping[str, Any]) -> None:
         """Begin to write the state as it is now; `scores` are those of its evaluation, if there was one."""

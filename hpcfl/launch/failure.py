@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UserError
-from hpcfl.comm.launcher import checked_world, launched
+from hpcfl.comm.launcher import checked_world, end_job, launched
 from hpcfl.store.atomic import keep_open, number_of
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
     Whatever the disk does meanwhile: none of what is written here is needed to end the job, nor may it hold that up.
     """
     if comm is not None:
-        late = threading.Timer(GIVE_UP_SECONDS, comm.Abort, (1,))
+        late = threading.Timer(GIVE_UP_SECONDS, end_job, (comm, 1))
         late.daemon = True
         late.start()
     keep_open(error)
@@ -78,7 +78,7 @@ def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
         _tell(comm, folder, _explained(comm, folder, error))
     finally:
         if comm is not None:
-            comm.Abort(1)
+            end_job(comm, 1)
     raise SystemExit(1)
 
 

@@ -147,6 +147,7 @@ def extended(folder: Path, config: Config, rounds: int, done: int) -> Config:
 def _resumption(
     folder: Path, data_dir: Path | None, quiet: bool, force: bool, profile: bool, rounds: int | None
 ) -> RunRequest | None:
+    store.segment_paths(folder)  # a run whose metrics are gone is not done
     status, attributes = store.read_status(folder), store.run_attributes(folder)
     if status.state == "done" and rounds in (None, json.loads(attributes["config"])["rounds"]):
         print(f"'{folder}' is done already")

@@ -154,11 +154,13 @@ def _set_threads(config: Config, local_size: int) -> int:
 
 
 def _check_mpi(config: Config, comm: Any) -> None:
-    if config.fault_tolerance == "ulfm" and not has_ulfm(comm):
-        raise UsageError(
-            "fault_tolerance = 'ulfm': this MPI does not tell of dead ranks; expected Open MPI 5 started with "
-            "'mpiexec --with-ft ulfm'; did you mean fault_tolerance = 'auto'?"
-        )
+    keys = {"fault_tolerance": ("ulfm", "auto"), "lost_clients": ("rehost", "drop")}
+    for key, (wanted, instead) in keys.items():
+        if getattr(config, key) == wanted and not has_ulfm(comm):
+            raise UsageError(
+                f"{key} = '{wanted}': this MPI does not tell of dead ranks; expected Open MPI 5 started with "
+                f"'mpiexec --with-ft ulfm'; did you mean {key} = '{instead}'?"
+            )
 
 
 def _in_step(

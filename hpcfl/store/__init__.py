@@ -22,15 +22,17 @@ from hpcfl.store.checkpoints import (
 )
 from hpcfl.store.columns import Column, Fact
 from hpcfl.store.owner import release, take
-from hpcfl.store.reading import data_folder, events, open_run, read_facts, run_attributes, run_folder
+from hpcfl.store.reading import data_folder, events, open_run, read_facts, run_attributes, run_folder, segment_paths
 from hpcfl.store.segment import Segment
 from hpcfl.store.status import Status, read_status, write_status
 from hpcfl.store.table import begin, create, rebuild, seal
+from hpcfl.store.verify import Findings, verify
 
 __all__ = [
     "Checkpoint",
     "Column",
     "Fact",
+    "Findings",
     "Segment",
     "Status",
     "WriteError",
@@ -55,7 +57,9 @@ __all__ = [
     "run_folder",
     "saved",
     "seal",
+    "segment_paths",
     "take",
+    "verify",
     "write_rank",
     "write_server",
     "write_status",

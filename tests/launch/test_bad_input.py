@@ -352,6 +352,13 @@ CASES = {
     "lane-width-0": fedavg("clock=wall lane_width=0", "lane_width", "at least 1"),
     "lane-width-word": fedavg("clock=wall lane_width=al", "lane_width", "'al'"),
     "lost-after-0": fedavg("clock=wall lost_after=0.0", "lost_after", "0"),
+    "rehost-in-simulated-time": fedavg(
+        "lost_clients=rehost", "lost_clients", "clock = 'wall'", "did you mean", "'drop'"
+    ),
+    "rehost-of-what-the-server-remembers": fedavg(
+        "clock=wall lost_clients=rehost weighting.correct=remembered", "lost_clients", "'remembered'", "'drop'"
+    ),
+    "rehost-without-ulfm": real("lost_clients=rehost", "lost_clients", "does not tell", "--with-ft ulfm", ranks=2),
     "fault-tolerance": fedavg("clock=wall fault_tolerance=ulf", "fault_tolerance", "'ulfm'", "'ulf'"),
     "clock": fedavg("clock=wal", "clock", "'wall'", "'wal'"),
     "trace-of-nothing": fedavg("speed.model=trace", "speed.run", "missing"),

@@ -14,6 +14,8 @@ from helpers import faults
 from helpers.launcher import ROOT, Ended, alive, job, mpis
 from hpcfl import store
 from hpcfl.commands.show import summary
+from hpcfl.presets import read
+from hpcfl.testing.runs import play
 
 pytestmark = pytest.mark.launch
 
@@ -112,15 +114,44 @@ def goes_on_without(here: Path, ended: Ended) -> None:
     assert "Traceback" not in ended.err
 
 
-def test_a_run_goes_on_without_two_dead_ranks(tmp_path: Path) -> None:
-    ended = run("openmpi", tmp_path, [(1, 3), (7, 6)], "lane_width=1", options=ULFM)
-    goes_on_without(tmp_path, ended)
+def test_clients_of_two_dead_ranks_go_on_at_others(solo: Any, tmp_path: Path) -> None:
+    """Each dies in the round after a checkpoint, which has what they had, so that a replay gives the same bits."""
+    ended = run("openmpi", tmp_path, [(1, 3), (7, 6)], "lane_width=1", "lost_clients=rehost", options=ULFM)
+    assert ended.code == 0, ended.err
     assert died(tmp_path) == {1, 7}
-    data = store.open_run(tmp_path / "run")
-    cohort, arrived = data["cohort"].values, data["arrived"].values
-    assert cohort.sum(1).tolist() == [8] * 4 + [6] * 3 + [4] * 5
-    assert arrived[3].tolist()[1] == 0
-    assert arrived.sum(1)[[2, 5, 11]].tolist() == [8, 6, 4]
+    folder = tmp_path / "run"
+    data = store.open_run(folder)
+    assert data.attrs["status"] == "done"
+    assert (data["cohort"].values == 1).all()
+    arrived = data["arrived"].values
+    assert arrived[3].tolist()[1] == arrived[6].tolist()[7] == 0
+    assert arrived.sum(1)[[0, 1, 2, 4, 5, 7, 8, 9, 10, 11]].tolist() == [8] * 10
+    moved = {1: (2, 1, 3), 5: (2, 3, 3), 3: (4, 1, 6), 7: (4, 3, 6)}  # from rank, to rank, after so many rounds
+    how = {
+        c: f"at rank {to} in place of rank {lost}, with the state after round {r}" for c, (lost, to, r) in moved.items()
+    }
+    assert dict(summary(folder)["rehosted"]) == how
+    assert summary(folder)["lost"] == []
+    events = [event for event in store.events(folder) if event["kind"] == "rehosted"]
+    assert [(event["round"], event["client"]) for event in events] == [(4, 1), (4, 5), (7, 3), (7, 7)]
+    line = "hpcfl: client {} of rank {} goes on at rank {}, with the state after round {}"
+    assert {line.format(client, *where) for client, where in moved.items()} < set(ended.said)
+    again = play(solo, replay(folder), tmp_path / "again", None)
+    saved = [store.load(store.latest(each)) for each in (folder, again)]
+    for name, value in saved[0].shared.items():
+        np.testing.assert_array_equal(value, saved[1].shared[name], err_msg=name)
+    kept = [store.load_personal(store.latest(each), range(CLIENTS)) for each in (folder, again)]
+    for client, state in kept[0].items():
+        for name, value in state.items():
+            np.testing.assert_array_equal(value, kept[1][client][name], err_msg=f"{client} {name}")
+
+
+def replay(folder: Path) -> dict[str, Any]:
+    """The run in simulated time, as it was recorded."""
+    values = read(str(folder.parent / "my.toml"))
+    plain = {key: value for key, value in values.items() if key not in ("clock", "threads")}
+    trace = {"model": "trace", "run": str(folder)}
+    return {**plain, "algorithm": {**values["algorithm"], "name": "salf"}, "speed": trace}
 
 
 # ---- studies

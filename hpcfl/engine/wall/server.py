@@ -23,6 +23,7 @@ from hpcfl.engine.loop import Rounds
 from hpcfl.engine.record import Record, released
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Lanes
+from hpcfl.engine.wall.orphans import Orphans
 from hpcfl.engine.wall.outcome import ReceivedSums, RoundOutcome
 from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply, as_chunk
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
@@ -48,6 +49,8 @@ class Server(Rounds):
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
         self.reported = 0
+        self.orphans = Orphans(job, lanes)
+        self.saved: Path | None = None  # the checkpoint whose personal state clients of lost ranks go on with
         self.kept: list[Saved] | None = None
 
     def gather(self) -> None:
@@ -71,6 +74,7 @@ class Server(Rounds):
         return plan, sums
 
     def _closed(self, now: Progress, record: Record) -> tuple[Plan, ReceivedSums]:
+        self.saved = now.saved
         if not self.job.algorithm.invites(now.round):
             plan = Plan.nobody(now.round, len(self.job.layers.tensors))
             return plan, ReceivedSums(self.job.layout, 0, plan.miss_probability, [])
@@ -125,12 +129,17 @@ class Server(Rounds):
         need = max(1, self.job.planner.participation.min_clients)
         self.lanes.wait_for_late()
         what = f"{need} free client{'s' * (need > 1)} for round {round}"
-        for _ in self.lanes.waiting(what, lambda: self.lanes.hosting(drawn.cohort, "active", "late"), self.rest):
-            self.lanes.reform()
+
+        def owing() -> list[Lane]:
+            return self.lanes.hosting(np.union1d(drawn.cohort, self.orphans.hosted), "active", "late")
+
+        for _ in self.lanes.waiting(what, owing, self.rest):
+            self._rehost()
             free = self.lanes.members(drawn.cohort, "idle")
             if len(free) >= need:
                 break
             left = self.lanes.members(drawn.cohort, "idle", "active", "late")
+            left = np.union1d(left, np.intersect1d(drawn.cohort, self.orphans.hopeful))
             if len(left) < need:
                 ranks = ", ".join(str(loss.rank) for loss in self.lanes.lost)
                 raise RunError(
@@ -138,6 +147,28 @@ class Server(Rounds):
                     f"but only {len(left)} are left; lost ranks: {ranks}"
                 )
         return self.job.planner.attempt(round, number, stage, free)
+
+    def _rehost(self) -> None:
+        """Let lanes that have lost a rank fall apart, and clients of lost ranks go on at others where they may."""
+        busy = self.lanes.reform()
+        if self.job.config.lost_clients == "drop":
+            return
+
+        def owing() -> list[Lane]:
+            return [lane for lane in busy if lane.state in ("active", "late")]
+
+        for seconds in self.lanes.waiting("clients to go on at other ranks", owing):
+            if self.orphans.waiting or self.lanes.those("dead"):
+                self.settle()
+            busy += self.lanes.reform() + self.orphans.place(self._is_free, self.saved)
+            if seconds > SAVE_SECONDS:
+                break
+        for lane in busy:
+            lane.give_up()
+
+    def _is_free(self, lane: Lane) -> bool:
+        """Whether a lane can be asked, with nothing left to be taken from it."""
+        return lane.state == "idle"
 
     def _command(self, op: Op, lane: Lane, attempt: Attempt, stage: int) -> Command:
         head = op, attempt.round, attempt.number, attempt.closes_after, stage
@@ -204,6 +235,9 @@ class Server(Rounds):
                 continue
             missed += lane.hosted.tolist()
             yield from self._last_saved(lane.hosted.tolist(), now.saved)
+        between = self.orphans.clients.tolist()
+        missed += between
+        yield from self._last_saved(between, now.saved)
         self.stale = store.personal_rounds(now.saved, missed) if now.saved else dict.fromkeys(missed, 0)
 
     def _has_sent(self, lane: Lane, reply: StateReply) -> bool:
@@ -278,6 +312,8 @@ class Server(Rounds):
         for loss in self.lanes.lost[self.reported :]:
             record.events += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
         self.reported = len(self.lanes.lost)
+        record.events += self.orphans.events
+        self.orphans.events = []
         return reason
 
     def figures(self) -> Floats:
