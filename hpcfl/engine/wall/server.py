@@ -226,6 +226,7 @@ class Server(Rounds):
         if self.kept is not None:
             yield from self.kept
             return
+        self.settle()
         self.lanes.wait_for_late()
         missed: list[int] = []
         for lane in self.lanes.all:
