@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import h5py
@@ -28,6 +28,7 @@ ROWS = "rows"
 """The one dataset of a growing segment's rows."""
 
 _CHUNK_BYTES = 1 << 16  # small, as a flush writes the whole chunk of a row; not smaller, as a reader asks for each
+_SEALED_BYTES = 1 << 20
 _TIME_UNITS = {f"{unit}{s}" for unit in ("day", "hour", "minute", "second", "millisecond") for s in ("", "s")}
 
 
@@ -131,6 +132,16 @@ def add_column(file: h5py.File, column: Column, shape: tuple[int, ...]) -> h5py.
     return dataset
 
 
+def add_checked(file: h5py.File, name: str, shape: tuple[int, ...], dtype: Any, data: Any = None) -> h5py.Dataset:
+    """Create a dataset that is compressed, where that makes it smaller, and whose checksums every reader verifies."""
+    if 0 in shape:
+        return file.create_dataset(name, shape, dtype)
+    row = math.prod(shape[1:]) * np.dtype(dtype).itemsize
+    chunk = (min(shape[0], max(1, _SEALED_BYTES // row)), *shape[1:])
+    filters = {"shuffle": True, "compression": "gzip", "compression_opts": 1, "fletcher32": True}
+    return file.create_dataset(name, shape, dtype, data=data, chunks=chunk, **filters)
+
+
 def add_facts(file: h5py.File, facts: Iterable[Fact]) -> None:
     for fact in facts:
         dataset = file.create_dataset(fact.name, data=fact.values)
@@ -165,7 +176,7 @@ def name_axes(file: h5py.File, columns: Iterable[Column]) -> None:
 def columns_of(file: h5py.File) -> tuple[Column, ...]:
     """The columns of a segment or of run.h5: what its text says, or else its datasets with the round as first axis."""
     if "columns" in file.attrs:
-        return columns_from(json.loads(file.attrs["columns"]))
+        return columns_in({"columns": json.loads(file.attrs["columns"])})
     return tuple(
         Column(
             name=name,
@@ -179,6 +190,20 @@ def columns_of(file: h5py.File) -> tuple[Column, ...]:
     )
 
 
-def columns_from(described: Iterable[Mapping[str, Any]]) -> tuple[Column, ...]:
-    """The columns that ``dataclasses.asdict`` has made JSON of."""
-    return tuple(Column(**{**each, "dims": tuple(each["dims"])}) for each in described)
+def described(columns: Iterable[Column], coords: Coords) -> dict[str, Any]:
+    """Columns and labels as JSON takes them."""
+    labels = {name: np.asarray(each).tolist() for name, each in coords.items()}
+    return {"columns": [asdict(column) for column in columns], "coords": labels}
+
+
+def columns_in(description: Mapping[str, Any]) -> tuple[Column, ...]:
+    """The columns of a text of `described`."""
+    return tuple(Column(**{**each, "dims": tuple(each["dims"])}) for each in description["columns"])
+
+
+def coords_in(description: Mapping[str, Any]) -> dict[str, Array]:
+    """The labels of a text of `described`."""
+    return {
+        name: np.asarray(labels, dtype=np.str_ if name == "layer" else np.int64)
+        for name, labels in description["coords"].items()
+    }

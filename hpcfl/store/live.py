@@ -18,7 +18,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -27,7 +27,7 @@ import numpy as np
 
 from hpcfl.base.errors import RunError, UsageError, listed
 from hpcfl.store.atomic import created, sync
-from hpcfl.store.columns import ROWS, Array, Column, Coords, add_scales, columns_from, row_type
+from hpcfl.store.columns import ROWS, Array, Column, Coords, add_scales, columns_in, coords_in, described, row_type
 
 MAGIC = b"hpcfl segment: "
 CHECK = "check"
@@ -101,16 +101,11 @@ def check_of(record: Any, place: int) -> int:
 def lay_out(path: Path, columns: Sequence[Column], coords: Coords, first: int, rounds: int, events: int) -> Layout:
     """Write a file in which no row and no event is there yet; UsageError for more columns than HDF5 takes."""
     row, event = checked(row_type(columns, coords)), checked(EVENT)
-    about = {
-        "first": first,
-        "rounds": rounds,
-        "columns": [asdict(column) for column in columns],
-        "coords": {name: np.asarray(labels).tolist() for name, labels in coords.items()},
-    }
+    about = {"first": first, "rounds": rounds, **described(columns, coords)}
     room = len(json.dumps(about)) + 1024  # numbers and a digest are to come
     block = 1 << max(9, (room - 1).bit_length())
     with created(path, libver=FORMAT, userblock_size=block) as file:
-        file.attrs.update({"first": first, "rounds": rounds, "sealed": 0, "columns": json.dumps(about["columns"])})
+        file.attrs.update({"first": first, "rounds": rounds, "sealed": 0})
         add_scales(file, coords)
         try:
             rows = _reserve(file, ROWS, rounds - first, row)
@@ -172,18 +167,14 @@ def _layout(about: Mapping[str, Any]) -> Layout:
     return Layout(
         first=about["first"],
         rounds=about["rounds"],
-        columns=columns_from(about["columns"]),
-        coords={name: _labels(name, labels) for name, labels in about["coords"].items()},
+        columns=columns_in(about),
+        coords=coords_in(about),
         rows=Area(*about["rows"]),
         events=Area(*about["events"]),
         block=about["block"],
         size=about["size"],
         sha256=about["sha256"],
     )
-
-
-def _labels(name: str, labels: Sequence[int | str]) -> Array:
-    return np.asarray(labels, dtype=np.str_ if name == "layer" else np.int64)
 
 
 def survey(file: BinaryIO, area: Area) -> Records:

@@ -31,7 +31,9 @@ from hpcfl.store.columns import (
     Column,
     Coords,
     Fact,
+    columns_in,
     columns_of,
+    coords_in,
     facts_of,
     fill_of,
     row_type,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 INTERNAL = ("segments", "sealed", "coordinates", "parts", "manifest")
 """Attributes of run.h5 that are about the file rather than the run."""
+HEADER = "header"
+"""A sealed segment's description of its columns and labels, as bytes of JSON."""
 HDF5 = b"\x89HDF\r\n\x1a\n"
 _log = logging.getLogger(__name__)
 _told: set[str] = set()
@@ -285,7 +289,8 @@ def _closed_part(path: Path, with_data: bool) -> Part:
         # The rounds first: a row that is acknowledged now is complete in whatever is opened from now on.
         rounds = _rounds(file)
         rows = np.flatnonzero(rounds >= 0)
-        columns = columns_of(file)
+        about = json.loads(file[HEADER][:].tobytes()) if HEADER in file else {}
+        columns = columns_in(about) if about else columns_of(file)
         return Part(
             path=path,
             first=int(file.attrs["first"]),
@@ -293,7 +298,7 @@ def _closed_part(path: Path, with_data: bool) -> Part:
             sealed=bool(file.attrs["sealed"]),
             rounds=rounds[rows],
             columns=columns,
-            coords={name: _labels(file[name]) for name in LABELS if name in file and name != "round"},
+            coords=coords_in(about) if about else _coords_of(file),
             stored=len(rows),
             data=read_rows(file, columns, rows) if with_data else {},
             lost=_unpacked(json.loads(file.attrs.get("lost", "[]"))),
@@ -306,7 +311,7 @@ def _damaged_part(path: Path, reason: str) -> Part:
     run_dir = path.parents[1]
     with _table(run_dir) as file:
         columns = columns_of(file)
-        coords = {name: _labels(file[name]) for name in LABELS if name in file and name != "round"}
+        coords = _coords_of(file)
         known = json.loads(file.attrs.get("parts", "{}")).get(path.name, {"first": 0, "rounds": 0, "rows": []})
     rounds = _unpacked(known["rows"])
     about = {"first": known["first"], "total": known["rounds"], "rounds": rounds, "lost": rounds}
@@ -385,8 +390,7 @@ def read_rows(
 ) -> dict[str, Array]:
     """Return some rows (ascending) of a segment, ``[n, ...]`` of each column."""
     if ROWS in file:
-        coords = coords or {name: _labels(file[name]) for name in LABELS if name in file and name != "round"}
-        return values_of(_rows(file[ROWS], rows), columns, coords)
+        return values_of(_rows(file[ROWS], rows), columns, coords or _coords_of(file))
     return {column.name: _rows(file[column.name], rows) for column in columns}  # sealed, or of an earlier version
 
 
@@ -407,6 +411,10 @@ def _rows(dataset: h5py.Dataset, rows: Array) -> Array:
     start, stop = int(rows[0]), int(rows[-1]) + 1
     block: Array = dataset[start:stop]
     return block if len(block) == len(rows) else block[rows - start]
+
+
+def _coords_of(file: h5py.File) -> dict[str, Array]:
+    return {name: _labels(file[name]) for name in LABELS if name in file and name != "round"}
 
 
 def _labels(scale: h5py.Dataset) -> Array:

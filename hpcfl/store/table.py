@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,11 @@ from hpcfl.store.columns import (
     Column,
     Coords,
     Fact,
+    add_checked,
     add_column,
     add_facts,
     add_scales,
+    described,
     fill_of,
     label,
     make_scale,
@@ -36,6 +37,7 @@ from hpcfl.store.columns import (
 from hpcfl.store.live import FORMAT
 from hpcfl.store.owner import owned, running
 from hpcfl.store.reading import (
+    HEADER,
     INTERNAL,
     Part,
     counts,
@@ -201,18 +203,17 @@ def _seal_segment(path: Path) -> bool:
     with replace(path) as new:
         with created(new, libver=FORMAT) as file:
             file.attrs.update({"first": part.first, "rounds": part.total, "sealed": 1})
-            file.attrs["columns"] = json.dumps([asdict(column) for column in part.columns])
             if len(part.lost):
                 file.attrs["lost"] = json.dumps(packed(part.lost))
             if part.reason:
                 file.attrs["damage"] = part.reason
-            make_scale(file.create_dataset("round", data=part.rounds), "round")
-            add_scales(file, part.coords)
+            text = np.frombuffer(json.dumps(described(part.columns, part.coords)).encode(), np.uint8)
+            events = read_events(path)
+            for name, data in ((HEADER, text), ("round", part.rounds), ("log/events", events)):
+                add_checked(file, name, data.shape, data.dtype, data)
             for column in part.columns:
-                add_column(file, column, shape_of(column, part.coords, len(part.rounds)))
+                add_checked(file, column.name, shape_of(column, part.coords, len(part.rounds)), column.stored)
             _copy_rows(part, file)
-            name_axes(file, part.columns)
-            file.create_dataset("log/events", data=read_events(path))
         manifest.announce(path.parents[1], f"metrics/{path.name}", new)
     return True
 
