@@ -19,8 +19,8 @@ from hpcfl import store
 if TYPE_CHECKING:
     from hpcfl.comm.transport import Saved
     from hpcfl.engine.job import Job, Progress
-    from hpcfl.engine.loop import Rounds
     from hpcfl.engine.record import Recorder
+    from hpcfl.engine.rounds import Rounds
 
 FAILURE_SECONDS = 30.0  # how long a rank that fails waits for the checkpoint under way: it ends all ranks then
 

@@ -18,8 +18,8 @@ from hpcfl.comm.transport import Alone, Personal, Saved, Transport, arrays
 from hpcfl.engine.bundles import Part
 from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
-from hpcfl.engine.loop import Rounds
 from hpcfl.engine.record import Record, released
+from hpcfl.engine.rounds import Rounds
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.statistics import with_statistics
 from hpcfl.schedule.plan import Arrivals, Plan

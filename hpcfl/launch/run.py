@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hpcfl.comm.transport import Transport
     from hpcfl.config import Config
     from hpcfl.engine.job import Job, Progress
-    from hpcfl.engine.loop import Rounds
+    from hpcfl.engine.rounds import Rounds
 
 
 def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False) -> None:

@@ -19,8 +19,8 @@ from hpcfl.comm.packing import Packing
 from hpcfl.comm.transport import Saved, arrays, idle
 from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
-from hpcfl.engine.loop import Rounds
 from hpcfl.engine.record import Record, released
+from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Lanes
 from hpcfl.engine.wall.orphans import Orphans
