@@ -113,6 +113,7 @@ def resume_request(
 
 
 def _resumption(folder: Path, data_dir: Path | None, quiet: bool, force: bool, profile: bool) -> RunRequest | None:
+    store.segment_paths(folder)  # a run whose metrics are gone is not done
     status = store.read_status(folder)
     if status.state == "done":
         print(f"'{folder}' is done already")

@@ -16,15 +16,17 @@ from hpcfl.store.checkpoints import (
 )
 from hpcfl.store.columns import Column, Fact
 from hpcfl.store.owner import release, take
-from hpcfl.store.reading import data_folder, events, open_run, read_facts, run_attributes, run_folder
+from hpcfl.store.reading import data_folder, events, open_run, read_facts, run_attributes, run_folder, segment_paths
 from hpcfl.store.segment import Segment
 from hpcfl.store.status import Status, read_status, write_status
 from hpcfl.store.table import begin, create, seal
+from hpcfl.store.verify import Findings, verify
 
 __all__ = [
     "Checkpoint",
     "Column",
     "Fact",
+    "Findings",
     "Segment",
     "Status",
     "begin",
@@ -45,6 +47,8 @@ __all__ = [
     "run_folder",
     "save",
     "seal",
+    "segment_paths",
     "take",
+    "verify",
     "write_status",
 ]

@@ -97,7 +97,13 @@ def test_a_signal_stops_a_run_when_its_round_is_over(
     with h5py.File("one/run.h5") as file:  # any reader: the segment is sealed
         assert file["round"][:].tolist() == [0, 1, 2]
         assert np.isfinite(file["test_loss"][:]).all()
-    assert sorted(path.name for path in (here / "one").iterdir()) == ["checkpoints", "metrics", "run.h5", "status"]
+    assert sorted(path.name for path in (here / "one").iterdir()) == [
+        "checkpoints",
+        "manifest.json",
+        "metrics",
+        "run.h5",
+        "status",
+    ]
     assert main(["resume", "one"]) == 0
     same(here / "one", whole(here))
 

@@ -283,7 +283,7 @@ def test_a_missing_segment_is_named(tmp_path):
     segment.close()
     (run_dir / "metrics" / "segment-000.h5").unlink()
     for read in (store.open_run, store.events, store.seal):
-        with pytest.raises(UsageError, match=r"lacks metrics/segment-000\.h5"):
+        with pytest.raises(RunError, match=r"lacks metrics/segment-000\.h5"):
             read(run_dir)
 
 
