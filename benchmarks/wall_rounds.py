@@ -149,7 +149,7 @@ def client_rank(job: Job, comm: MPI.Intracomm) -> ClientRank:
     rows = lane_topologies(job.config.lane_width, _here(comm), job.chunks)
     number, topology = next((number, topology) for number, topology in enumerate(rows) if rank in topology.ranks)
     executor = Executor(job, job.hosted(rank), job.begin(rank).personal)
-    connected = connect(comm, job.config.lane_width, _here(comm))[number]
+    connected = connect(comm, job.config.lane_width, _here(comm), False)[number]
     return ClientRank(job, executor, topology, topology.ranks.index(rank), connected, lambda: None)
 
 

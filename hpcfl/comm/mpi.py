@@ -17,7 +17,6 @@ from mpi4py import MPI
 
 from hpcfl.base.errors import ErrorOnOtherRank, LeftOut, UserError
 from hpcfl.base.types import Floats
-from hpcfl.comm.launcher import has_ulfm
 from hpcfl.comm.placement import lane_ranks
 
 STEPS = 3
@@ -269,15 +268,15 @@ class Roll:
         return body.tobytes()
 
 
-def connect(comm: MPI.Intracomm, width: int | str, hosts: Sequence[str]) -> Connected:
+def connect(comm: MPI.Intracomm, width: int | str, hosts: Sequence[str], apart: bool) -> Connected:
     """Make this rank's lanes, of the server and some client ranks each, as `lane_ranks` cuts them.
 
-    All ranks call it at once. Where MPI tells of dead ranks a lane of several may fall apart: each of them has another
-    one by itself, of the number `single`.
+    All ranks call it at once. Where lanes may fall `apart`, as MPI tells of dead ranks, each rank of one with several
+    has another one by itself, of the number `single`.
     """
     size, rank = comm.Get_size(), comm.Get_rank()
     rows = dict(enumerate(lane_ranks(width, hosts)))
-    if has_ulfm(comm):
+    if apart:
         rows |= {single(each, size): (each,) for row in [*rows.values()] if len(row) > 1 for each in row}
     made = {number: _connected(comm, row, number) for number, row in rows.items() if rank in (0, *row)}
     wait([comm.Ibarrier()])  # who dies before the last lane is made keeps the others from making it

@@ -114,7 +114,7 @@ def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
         return comm
     from hpcfl.comm.mpi import Roll, connect
 
-    return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts))
+    return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts, has_ulfm(comm)))
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def lead(
     The lanes are those that were `connected` earlier, if any were. Ranks that are `absent` are lost from the start, for
     the reason that is given.
     """
-    bandwidth, there = Bandwidth(), connected or connect(comm, job.config.lane_width, hosts)
+    bandwidth, there = Bandwidth(), connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
 
     def lane(topology: Topology, number: int) -> Lane:
         control, data = there[number]
@@ -92,7 +92,7 @@ def serve(
     topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
     number, topology = next((number, each) for number, each in enumerate(topologies) if rank in each.ranks)
     local_rank = topology.ranks.index(rank)
-    there = connected or connect(comm, job.config.lane_width, hosts)
+    there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
     own, spare = there[number], there.get(single(rank, comm.Get_size()))
     if spare is not None and not {*absent}.isdisjoint(topology.ranks):
         topology, local_rank, own, spare = topology.single(local_rank), 0, spare, None
