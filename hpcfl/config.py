@@ -218,6 +218,7 @@ class Config(ConfigBase):
                     "model.name = 'package.module:factory'"
                 )
         self.task.check()
+        self.checkpoint.check(self.evaluate, self.task.columns)
         self.oracle.check()
         self.server.check(self.algorithm, self.doubling)
         rules = self.participation, self.doubling, self.speed, self.algorithm
