@@ -19,8 +19,8 @@ from hpcfl.algorithms.last_step import with_last_step
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
 from hpcfl.algorithms.weighting import Weighting
 from hpcfl.base import plugins
-from hpcfl.base.config import ConfigBase, checked, sections, unknown
-from hpcfl.base.errors import UsageError
+from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
+from hpcfl.base.errors import UsageError, toml
 from hpcfl.base.files import check_unchanged, origin
 from hpcfl.comm.devices import Device
 from hpcfl.comm.guard import Guard
@@ -58,9 +58,9 @@ Count = Annotated[int, Field(ge=1)]
 class Config(ConfigBase):
     """Everything that a run depends on. The same config gives the same result, to the bit."""
 
-    rounds: int = Field(ge=1)
+    rounds: int = Field(ge=1, le=2**31 - 1)
     """Rounds of the whole run."""
-    clients: int = Field(ge=1)
+    clients: int = Field(ge=1, le=2**24)
     """Clients of the federation, on however many ranks."""
     seed: int = Field(0, ge=0, lt=2**63)
     """All random numbers are drawn by it, so that they are the same on any number of ranks."""
@@ -204,6 +204,7 @@ class Config(ConfigBase):
                     "model.name = 'package.module:factory'"
                 )
         self.task.check()
+        self.checkpoint.check(self.evaluate, self.task.columns)
         self.oracle.check()
         self.server.check(self.algorithm, self.doubling)
         rules = self.participation, self.doubling, self.speed, self.algorithm
@@ -330,6 +331,9 @@ def load(
     """
     several = [overlays] if isinstance(overlays, str | Path | Mapping) else list(overlays)
     settings = settings if isinstance(settings, Mapping) else list(settings)
+    for given in (what, settings, *several):
+        if isinstance(given, Mapping):
+            check_plain(given, "config")
     if isinstance(what, Config) and not settings and not several:
         return what.placed(data_dir)
     tables = [_overlay_table(each) for each in several]
@@ -377,7 +381,13 @@ def _overlay_table(overlay: Overlay) -> Table:
 
 def from_text(text: str) -> Config:
     """Return the config that `Config.text` wrote."""
-    return from_table(json.loads(text), recorded=True)
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError):
+        table = None
+    if not isinstance(table, dict):
+        raise UsageError(f"config: expected what a run has recorded, a table in JSON, got {toml(text)}")
+    return from_table(table, recorded=True)
 
 
 def of_run(attributes: Mapping[str, str], force: bool = False) -> Config:

@@ -80,8 +80,8 @@ def summary(path: Path) -> dict[str, Any]:
         "arrived": float((data["arrived"] == 1).sum()) / invited if invited else None,
         "void": int((data["void"] == 1).sum()),
         "repeats": int(data["repeats"].clip(min=0).sum()) if "repeats" in data else 0,
-        "sim_seconds": _last(data["sim_seconds"].values, 1),
-        "wall_seconds": _last(data["wall_seconds"].values, 1),
+        "sim_seconds": _last(data["sim_seconds"].dropna("round").values, 1),
+        "wall_seconds": _last(data["wall_seconds"].dropna("round").values, 1),
         "oracle": float(data["oracle"].sum()) if "oracle" in data else None,
         "staleness": float(data["arrival_staleness"].where(data["arrival_client"] >= 0).mean())
         if "arrival_staleness" in data

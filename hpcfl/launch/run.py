@@ -8,6 +8,7 @@ import platform
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
-from hpcfl.base.errors import Diverged, ErrorOnOtherRank, Stopped, UsageError, UserError
+from hpcfl.base.errors import Diverged, ErrorOnOtherRank, Stopped, UsageError, UserError, listed
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
 from hpcfl.comm.guard import Norms
@@ -31,12 +32,13 @@ from hpcfl.launch.profile import gathered, report
 from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
+from hpcfl.store.atomic import PREFIX, number_of
 
 if TYPE_CHECKING:
     from hpcfl.comm.transport import Transport
     from hpcfl.config import Config
     from hpcfl.engine.job import Job, Progress
-    from hpcfl.engine.loop import Rounds
+    from hpcfl.engine.rounds import Rounds
 
 
 def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False) -> None:
@@ -93,7 +95,7 @@ def carry_out(request: RunRequest, comm: Any) -> None:
         run = _in_real_time if config.clock == "wall" else _in_step
         phases = Profile() if request.profile else Phases()
         try:
-            stopped = run(job, request, now, comm, hosts, phases)
+            stopped = run(job, request, now, comm, processes, phases)
         except UserError as error:
             if comm is None:
                 note(request.folder, str(error))
@@ -162,25 +164,44 @@ def _check_mpi(config: Config, comm: Any) -> None:
 
 
 def _in_step(
-    job: Job, request: RunRequest, now: Progress, comm: Any, hosts: list[str], phases: Phases
+    job: Job, request: RunRequest, now: Progress, comm: Any, processes: list[tuple[str, str]], phases: Phases
 ) -> Stopped | None:
     """Run in simulated time: all ranks in step, until those of the clients are released."""
     from hpcfl.engine.simulated import Simulated
 
     transport = _transport(comm, phases)
     stop = stopping.Stop(request.folder, transport.serves)
-    rounds = Simulated(job, transport, now.round)
+    rounds = Simulated(job, transport, now.round, _see_one_folder(request.folder, comm, processes))
     rounds.phases = phases
 
     def rest() -> None:
         if rounds.released:
             stopping.forward(stop, request.folder)
 
-    stopped = _run_rounds(job, request, rounds, now, transport.size, stop)
+    stopped = _run_rounds(job, request, rounds, now, processes, transport.rank, stop)
     stopped = transport.leave(stopped, rest)
     if request.profile:
         report(gathered(phases, comm))
     return stopped
+
+
+def _see_one_folder(folder: Path, comm: Any, processes: list[tuple[str, str]]) -> bool:
+    """Whether all ranks see the run folder that rank 0 has opened; where one does not, that is said once."""
+    if comm is None:
+        return True
+    from hpcfl.comm.mpi import names
+
+    seen = names(comm, str(_mark(folder, processes).exists()))
+    blind = [f"rank {rank}" for rank, word in enumerate(seen) if word != str(True)]
+    if blind and comm.Get_rank() == 0:
+        line = f"{listed(blind)} cannot see '{folder}': personal state is sent to rank 0 for checkpoints"
+        print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+    return not blind
+
+
+def _mark(folder: Path, processes: list[tuple[str, str]]) -> Path:
+    """A file that rank 0 makes for the others to see; the first segment sweeps it away."""
+    return folder / "checkpoints" / f"{PREFIX}{processes[0][1]}-seen"
 
 
 def _transport(comm: Any, phases: Phases) -> Transport:
@@ -194,13 +215,13 @@ def _transport(comm: Any, phases: Phases) -> Transport:
 
 
 def _in_real_time(
-    job: Job, request: RunRequest, now: Progress, comm: Any, hosts: list[str], phases: Phases
+    job: Job, request: RunRequest, now: Progress, comm: Any, processes: list[tuple[str, str]], phases: Phases
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
     from hpcfl.engine.wall import start
     from hpcfl.engine.wall.watchdog import Watchdog
 
-    folder, serves = request.folder, comm.Get_rank() == 0
+    folder, serves, hosts = request.folder, comm.Get_rank() == 0, [host for host, _ in processes]
     stop, watch = stopping.Stop(folder, serves), Watchdog(folder, job.config.lost_after)
 
     def rest() -> None:
@@ -210,7 +231,7 @@ def _in_real_time(
     if not serves:
         return start.serve(job, comm, hosts, now, rest, phases)
     rounds = start.lead(job, comm, hosts, folder, stop, now, phases)
-    stopped = _run_rounds(job, request, rounds, now, comm.Get_size(), stop)
+    stopped = _run_rounds(job, request, rounds, now, processes, 0, stop)
     if request.profile:
         report(rounds.profiles())
     start.dismiss(rounds, comm, now.round, stopped)
@@ -218,21 +239,33 @@ def _in_real_time(
 
 
 def _run_rounds(
-    job: Job, request: RunRequest, rounds: Rounds, now: Progress, ranks: int, stop: stopping.Stop
+    job: Job,
+    request: RunRequest,
+    rounds: Rounds,
+    now: Progress,
+    processes: list[tuple[str, str]],
+    rank: int,
+    stop: stopping.Stop,
 ) -> Stopped | None:
     """Run the rounds that are left, recorded by the server; return why not all of them, if so."""
     from hpcfl.engine.loop import run
     from hpcfl.engine.progress import Reporter
     from hpcfl.engine.record import Recorder
+    from hpcfl.engine.saving import Saver
 
     recorder = stopped = None
     if rounds.serves:
         reporter = Reporter(job.config.rounds, now.round, job.config.clock, request.quiet)
-        recorder = Recorder(request.folder, job, ranks, now.round, reporter)
+        recorder = Recorder(request.folder, job, len(processes), now.round, reporter)
+    saver = Saver(job, rounds, request.folder, rank, processes[0][1], recorder)
     try:
-        run(job, rounds, recorder, now, stop)
+        run(job, rounds, recorder, now, stop, saver)
     except Stopped as early:
         stopped = early
+    except Exception:
+        saver.abandon()
+        raise
+    saver.finish()
     rounds.phases.end()
     if recorder is not None:
         recorder.close()
@@ -318,10 +351,25 @@ def _open(request: RunRequest, processes: list[tuple[str, str]], devices: list[s
             store.create(folder, attributes, about_clients(job.task.federation))
         except OSError as error:
             raise UsageError(f"'{folder}' cannot be written: {error.strerror}") from None
-    elif other := other_device(store.run_attributes(folder), devices):
-        print(f"hpcfl: '{folder}' {other}", file=sys.stderr, flush=True)
+    else:
+        held = store.run_attributes(folder)
+        if held["config"] != request.config:
+            store.rebuild(folder, {"config": request.config, "history": _history(held, request)})
+        if other := other_device(held, devices):
+            print(f"hpcfl: '{folder}' {other}", file=sys.stderr, flush=True)
+    mark = _mark(folder, processes)
+    mark.parent.mkdir(exist_ok=True)
+    mark.touch()
     stopping.withdraw(folder)  # before the status: from then on requests are for this start
     store.write_status(folder, "running", ranks=[f"process {number} on {host}" for host, number in processes])
+
+
+def _history(held: dict[str, Any], request: RunRequest) -> str:
+    """The recorded changes of a run's config, JSON, with the one that is made now."""
+    done = 0 if request.checkpoint is None else number_of(request.checkpoint)
+    before, after = (json.loads(text)["rounds"] for text in (held["config"], request.config))
+    change = {"key": "rounds", "from": before, "to": after, "after_round": done, "time": time.time()}
+    return json.dumps([*json.loads(held.get("history", "[]")), change])
 
 
 def _processes(comm: Any) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.base.errors import RunError, UsageError, refusal
+from hpcfl.base.errors import RunError, UsageError, listed, refusal
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.arrivals import Flights, Queue
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
@@ -272,12 +272,21 @@ class Planner:
         self._seconds.extend(np.where(seconds <= closes_after, seconds, 2 * closes_after).tolist())
 
     def recall(self, run: Path, rounds: int) -> None:
-        """Take note of the visits that an earlier start has recorded, where a rule follows from them."""
+        """Take note of the visits that an earlier start has recorded, where a rule follows from them.
+
+        RunError where some of these are lost to damage.
+        """
         from hpcfl import store
 
         if not self.participation.adaptive or not rounds:
             return
         data = store.open_run(run)
+        known = {*data["round"].values.tolist()} - {*data.attrs.get("lost", ())}
+        if lost := [round_ for round_ in range(rounds) if round_ not in known]:
+            raise RunError(
+                f"'{run}' has lost what visits took in rounds {listed(lost)}, from which its deadline follows: "
+                "expected a copy of its metrics"
+            )
         columns = (data[name].values[:rounds] for name in ("cohort", "visit_seconds", "deadline"))
         for round_, (invited, seconds, closes_after) in enumerate(zip(*columns)):
             cohort = np.flatnonzero(invited == 1)

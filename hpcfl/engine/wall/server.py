@@ -19,8 +19,8 @@ from hpcfl.comm.packing import Packing
 from hpcfl.comm.transport import Saved, arrays, idle
 from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
-from hpcfl.engine.loop import Rounds
 from hpcfl.engine.record import Record, released
+from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Lanes
 from hpcfl.engine.wall.orphans import Orphans
@@ -158,6 +158,8 @@ class Server(Rounds):
             return [lane for lane in busy if lane.state in ("active", "late")]
 
         for seconds in self.lanes.waiting("clients to go on at other ranks", owing):
+            if self.orphans.waiting or self.lanes.those("dead"):
+                self.settle()
             busy += self.lanes.reform() + self.orphans.place(self._is_free, self.saved)
             if seconds > SAVE_SECONDS:
                 break
@@ -224,6 +226,7 @@ class Server(Rounds):
         if self.kept is not None:
             yield from self.kept
             return
+        self.settle()
         self.lanes.wait_for_late()
         missed: list[int] = []
         for lane in self.lanes.all:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from mpi4py import MPI
 
 from hpcfl.base.errors import Diverged, Interrupted, Stopped, ended
-from hpcfl.comm.launcher import has_cuda, has_ulfm
+from hpcfl.comm.launcher import end_job, end_ranks, has_cuda, has_ulfm
 from hpcfl.comm.mpi import Bandwidth
 from hpcfl.comm.placement import Topology, lane_topologies
 from hpcfl.engine.job import Job, Progress
@@ -99,10 +99,12 @@ def serve(
 def dismiss(server: Server, comm: MPI.Intracomm, done: int, stopped: Stopped | None) -> None:
     """Let all ranks leave at once; end the job where some do not come back."""
     missing, hard = server.leave(done, stopped.code if stopped else 0, has_ulfm(comm))
+    if has_ulfm(comm):
+        end_ranks([loss.rank for loss in server.lanes.lost])  # MPI waits for one that only hangs
     if missing:
         ranks = ", ".join(str(rank) for lane in missing for rank in lane.topology.ranks)
         print(f"hpcfl: the run is recorded, but rank {ranks} did not come back to leave", file=sys.stderr, flush=True)
-        comm.Abort(1 if stopped is None else stopped.code)
+        end_job(comm, 1 if stopped is None else stopped.code)
     if hard:
         _drop(stopped)
     for lane in server.lanes.all:

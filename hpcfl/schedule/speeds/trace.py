@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import SerializeAsAny, field_validator
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import RunError, UsageError, refusal
+from hpcfl.base.errors import RunError, UsageError, UserError, listed, refusal
 from hpcfl.base.registry import lookup
 from hpcfl.base.types import Computing, Floats, Ints
 from hpcfl.schedule.participation import Participation
@@ -72,13 +72,15 @@ class Tape:
 
     @classmethod
     def read(cls, run: str) -> Tape:
-        """Read a run folder; UsageError where there is none, or nothing in it that could be replayed."""
+        """Read a run folder; UsageError where there is none, or it cannot be replayed, or not whole."""
         from hpcfl import store
 
         try:
             data = store.open_run(run)
-        except UsageError as error:
+        except UserError as error:
             raise UsageError(f"speed.run: {error}") from None
+        if "lost" in data.attrs:
+            raise UsageError(f"speed.run: '{run}' has lost rounds {listed(data.attrs['lost'])} to damage: run it again")
         try:
             config = Recorded.of(data.attrs["config"])
         except (UsageError, ValueError, KeyError) as error:
