@@ -82,6 +82,9 @@ def run(**options: Any) -> None:
 
 @cli.command()
 @click.argument("folder", type=PATH)
+@click.option(
+    "--rounds", type=click.IntRange(min=1), metavar="N", help="Let the run have N rounds from now on, finished or not."
+)
 @DATA_DIR
 @QUIET
 @PROFILE

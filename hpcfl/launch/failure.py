@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UserError
 from hpcfl.comm.launcher import checked_world, end_job, launched
-from hpcfl.store.atomic import keep_open, number_of, numbered
+from hpcfl.store.atomic import keep_open, number_of
 
 T = TypeVar("T")
 
@@ -143,11 +143,13 @@ def refused(folder: Path, error: BaseException) -> RunError | None:
     """
     numbers = {getattr(error, "errno", None), *map(int, re.findall(r"errno = (\d+)", str(error)))}
     number = next((number for number in DISK if number in numbers), None)
+    if number is None and isinstance(error, store.WriteError):
+        number = error.errno
     if number is None:
         return None
     file = re.search(r"filename = '([^']+)'", str(error))
     path = re.sub(r"\.tmp-\d+-", "", file[1] if file else str(getattr(error, "filename", None) or folder))
-    saved = numbered(folder / "checkpoints", "round")
+    saved = store.saved(folder)
     safe = f", and the state after {number_of(saved[-1])} of them" if saved else ""
     text = f"'{path}' cannot be written: {os.strerror(number)}; all rounds reported are safe{safe}"
     return RunError(f"{text}: hpcfl resume {folder} goes on").with_traceback(error.__traceback__)

@@ -120,8 +120,10 @@ def seal(run_dir: Path, force: bool = False) -> None:
             rebuild(run_dir)
 
 
-def rebuild(run_dir: Path) -> None:
+def rebuild(run_dir: Path, changed: Mapping[str, str] | None = None) -> None:
     """Write run.h5 anew from the segments that are there; its attributes stay, and what it knows of the clients.
+
+    `changed` are attributes that take the place of those that are there.
 
     Sealed segments are mapped with the rows that count; of one that is not, only axes and columns are there. UsageError
     if a segment is missing, or they do not belong together.
@@ -129,7 +131,7 @@ def rebuild(run_dir: Path) -> None:
     run_dir = run_folder(run_dir)
     parts = [read_part(path) for path in segment_paths(run_dir)]
     kept = {name: value for name, value in run_attributes(run_dir).items() if name not in INTERNAL}
-    _write(run_dir, kept, read_facts(run_dir), parts)
+    _write(run_dir, kept | dict(changed or {}), read_facts(run_dir), parts)
 
 
 def _list(run_dir: Path, segments: Sequence[Path]) -> None:
