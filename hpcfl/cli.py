@@ -82,6 +82,9 @@ def run(**options: Any) -> None:
 
 @cli.command()
 @click.argument("folder", type=PATH)
+@click.option(
+    "--rounds", type=click.IntRange(min=1), metavar="N", help="Let the run have N rounds from now on, finished or not."
+)
 @DATA_DIR
 @QUIET
 @PROFILE
@@ -286,6 +289,19 @@ def seal(folders: tuple[Path, ...], force: bool) -> None:
 
     for folder in folders:
         store.seal(folder, force)
+
+
+@cli.command()
+@FOLDERS
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
+def verify(folders: tuple[Path, ...], as_json: bool) -> None:
+    """Read every byte of run folders, or of folders of runs, and name the files that are not as they were written."""
+    from hpcfl.commands.verify import as_object, lines, verified
+
+    found = verified(folders)
+    _echo(line for each in found for line in ([json.dumps(as_object(*each))] if as_json else lines(*each)))
+    if any(findings.damaged for _, findings in found):
+        sys.exit(RunError.code)
 
 
 @cli.command("list")

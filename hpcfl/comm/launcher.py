@@ -15,11 +15,13 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import signal
 import socket
 import time
 import warnings
-from collections.abc import Mapping, MutableMapping
-from typing import Any
+from collections.abc import Collection, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any, NoReturn
 
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.comm.devices import bind
@@ -179,6 +181,32 @@ def has_ulfm(comm: Any) -> bool:
     """
     match = None if comm is None else re.match(r"Open MPI v(\d+)", _loaded().Get_library_version())
     return match is not None and int(match[1]) >= 5 and _ulfm_asked(os.environ)
+
+
+def end_job(comm: Any, code: int) -> NoReturn:
+    """End all ranks at once, without MPI's farewell; the launcher's exit code is `code`.
+
+    With ULFM MPI_Abort ends its own rank alone, and leaves the launcher with 0, or waiting for a suspended rank.
+    So this rank ends all others of its host; those of other hosts notice that it is dead.
+    """
+    if has_ulfm(comm):
+        end_ranks()
+        os._exit(code)
+    comm.Abort(code)
+    raise SystemExit(code)
+
+
+def end_ranks(ranks: Collection[int] | None = None) -> None:
+    """Kill these ranks of this job (None: all others) on this host: those that PMIx's environment names."""
+    job = os.environ.get("PMIX_NAMESPACE")
+    for process in Path("/proc").glob("[0-9]*") if job else ():
+        try:
+            settings = dict(each.partition(b"=")[::2] for each in (process / "environ").read_bytes().split(b"\0"))
+            mine = settings.get(b"PMIX_NAMESPACE") == os.fsencode(str(job)) and int(process.name) != os.getpid()
+            if mine and (ranks is None or int(settings[b"PMIX_RANK"]) in ranks):
+                os.kill(int(process.name), signal.SIGKILL)
+        except (OSError, KeyError):  # another user's, or it has ended
+            continue
 
 
 def has_cuda(comm: Any) -> bool | None:

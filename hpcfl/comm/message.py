@@ -131,7 +131,8 @@ class Arrived:
     versions, clients : int64 [n]
         Whose visits they are, and the rounds whose states they began with.
     factors : float64 [n]
-        What each change counts by its staleness, see `[staleness]`; values are multiplied by it already.
+        What each change counts, see `[staleness]` and `participation.every_client`; values are multiplied by it
+        already.
     states : dict of int to State
         The shared states of those rounds.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from functools import partial
 from itertools import chain
 from typing import TypeVar
@@ -15,12 +15,12 @@ from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, State
 from hpcfl.comm.message import ExactSums, Message
 from hpcfl.comm.placement import Chunk
-from hpcfl.comm.transport import Alone, Personal, Saved, Transport
+from hpcfl.comm.transport import Alone, Personal, Saved, Transport, arrays
 from hpcfl.engine.bundles import Part, in_threads
 from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
-from hpcfl.engine.loop import Rounds
 from hpcfl.engine.record import Record, released
+from hpcfl.engine.rounds import Rounds
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.statistics import with_statistics
 from hpcfl.schedule.plan import Arrivals, Plan
@@ -38,10 +38,12 @@ class Simulated(Rounds):
     ----------
     released : bool
         Whether this rank has been released.
+    apart : bool
+        Whether each rank writes its own clients' personal state: all see the same run folder.
     """
 
-    def __init__(self, job: Job, transport: Transport, first: int) -> None:
-        self.job, self.transport = job, transport
+    def __init__(self, job: Job, transport: Transport, first: int, apart: bool = True) -> None:
+        self.job, self.transport, self.apart = job, transport, apart
         self.serves, self.released = transport.serves, False
         self.alone = transport.size == 1
         self.plans: Iterator[Plan] | None = None
@@ -68,7 +70,8 @@ class Simulated(Rounds):
         if not self.job.personal_bytes:
             return {chunk.number: {} for chunk in self.job.chunks}
         taken = {}
-        for (clients, state), chunk in zip(self.personal(now), self.job.chunks):
+        collected = self.transport.collect(self.job.chunks, now.personal, self.job.like)
+        for (clients, state), chunk in zip(collected, self.job.chunks):
             like = self.job.like(int(clients[0]))
             taken[chunk.number] = {name: torch.from_numpy(state[name]).to(like[name], copy=True) for name in state}
         return taken
@@ -160,9 +163,15 @@ class Simulated(Rounds):
         """Bring every rank's figures together, and why it is to stop."""
         return record.gather(self.transport, reason, self.job.config.clients)
 
+    @property
+    def writers(self) -> Set[int]:
+        return frozenset({0}) if self.alone or not self.apart else {chunk.rank for chunk in self.job.chunks}
+
     def personal(self, now: Progress) -> Iterator[Saved]:
-        """Let every rank hand over the state that it hosts."""
-        return self.transport.collect(self.job.chunks, now.personal, self.job.like)
+        """Yield what this rank hosts; where ranks see other folders, let all hand over theirs to the server."""
+        if not self.apart:
+            return self.transport.collect(self.job.chunks, now.personal, self.job.like)
+        return ((chunk.clients, arrays(now.personal[chunk.number])) for chunk in self.mine)
 
 
 def visit(
