@@ -298,7 +298,7 @@ def _run_rounds(
     if rounds.serves:
         reporter = Reporter(job.config.rounds, now.round, job.config.clock, request.quiet)
         recorder = Recorder(request.folder, job, len(processes), now.round, reporter)
-    saver = Saver(job, rounds, request.folder, rank, processes[0][1], recorder)
+    saver = Saver(job, rounds, request.folder, rank, processes[0][1], now.round, recorder)
     try:
         run(job, rounds, recorder, now, stop, saver)
     except Stopped as early:
