@@ -104,6 +104,11 @@ class Config(ConfigBase):
     """Wall clock, where the run goes on without dead ranks: ``drop`` leaves out their clients. ``rehost``: they go on
     at the ranks with the fewest clients, of several at the first, from the next round on, with the personal state of
     the last checkpoint; before the first one, with that which they began with."""
+    start_within: float | None = Field(None, gt=0)
+    """Wall clock: seconds for which the server waits for the other ranks, at each step of the start in which it is
+    ready before them. Who is not there by then is lost from the start. By default it waits for ever."""
+    min_ranks: int | None = Field(None, ge=2)
+    """With ``start_within``: so many ranks, the server among them, are enough to start. By default all."""
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoints = Checkpoints()
     algorithm: SerializeAsAny[Algorithm]
@@ -195,6 +200,15 @@ class Config(ConfigBase):
             raise UsageError(f"clock: {key} lets all clients learn after each round: expected 'simulated', got 'wall'")
         if self.lost_clients == "rehost":
             self._check_rehost()
+        if self.start_within is not None and self.clock != "wall":
+            raise UsageError(
+                "start_within: in simulated time all ranks are needed: expected clock = 'wall', got 'simulated'; "
+                "remove it"
+            )
+        if self.min_ranks is not None and self.start_within is None:
+            raise UsageError(
+                f"min_ranks = {self.min_ranks} is only for a start with a time limit: set start_within, in seconds"
+            )
         if self.clock == "wall" and self.singles:
             check_single(self.singles, self.lane_width)
         for key, idle in (("buffers", "mean"), ("embedding", None)) if self.model.chain else ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.algorithms.server_optimizer import ServerOptimizer
 from hpcfl.base.config import DEPTH, ConfigBase, check_plain
-from hpcfl.base.errors import UsageError, did_you_mean
+from hpcfl.base.errors import VALUE, UsageError, cut, did_you_mean
 from hpcfl.base.files import is_file
 from hpcfl.data import source_class, sources
 from hpcfl.models import model_class, models
@@ -45,6 +46,7 @@ PICKED = {
     "model": Pick("name", None, models, model_class),
 }
 VARIANTS = "variants.toml"
+DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*)""" + f"{{{DEPTH + 1}}}")
 LARGEST = 4 << 20
 """Bytes that a config file may have."""
 
@@ -66,10 +68,13 @@ def read_toml(path: Path) -> Table:
 
 def _loaded(text: str, where: str) -> Table:
     """Return what TOML says; TOMLDecodeError where it is broken, UsageError where no config can hold it."""
+    deep = UsageError(f"{where}: expected tables and lists at most {DEPTH} deep in one another")
+    if DOTTED.search(text):  # of a key of n parts the parser notes n(n + 1)/2
+        raise deep
     try:
         table = tomllib.loads(text)
     except RecursionError:
-        raise UsageError(f"{where}: expected tables and lists at most {DEPTH} deep in one another") from None
+        raise deep from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
         raise
     except ValueError as error:  # Python reads no integer of thousands of digits
@@ -285,7 +290,7 @@ def _assignment(setting: str) -> tuple[str, Any, str]:
     key, sign, text = setting.partition("=")
     if not sign or not key:
         raise UsageError(f"--set {setting}: expected key=value")
-    where, word = f"--set {setting}", text.strip()
+    where, word = f"--set {cut(setting, VALUE)}", text.strip()
     check_plain([key, word], where)
     try:
         table = _loaded(f"x = {word}", where)

@@ -40,6 +40,10 @@ class ErrorOnOtherRank(Exception):  # noqa: N818
         self.code, self.line = code, line
 
 
+class LeftOut(Exception):  # noqa: N818
+    """The job has started without this rank, which was not there in time."""
+
+
 class Stopped(Exception):  # noqa: N818
     """A run was asked to stop, by `reason`, and has done so on every rank, after a checkpoint of `round` rounds."""
 

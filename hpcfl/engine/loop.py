@@ -18,32 +18,28 @@ from hpcfl.learning.task import SERVER
 from hpcfl.schedule.plan import Plan
 
 
-def run(
-    job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop: Stop, saver: Saver | None = None
-) -> Progress:
+def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop: Stop, saver: Saver) -> None:
     """Run the rounds that are left, or those in which this rank is needed.
 
-    `recorder` is the server's; None elsewhere. The last checkpoint of `saver` (None: there are none) may still be under
-    way when this returns or raises.
+    `recorder` is the server's; None elsewhere. The last checkpoint may still be under way when this returns or raises.
 
     Raises
     ------
     Stopped
-        On every rank after the same round, once a checkpoint is begun, if any rank was asked to `stop`; not on those
-        that were released.
+        On every rank that was not released, after the same round, once a checkpoint is begun.
     Diverged
         On every rank after the same round, which has no checkpoint.
     """
-    config, saved = job.config, now.round
+    config = job.config
     while now.round < config.rounds:
         record = Record.open(rounds.phases)
         if rounds.release(now, record):
-            return now
+            return
         job.task.oracle_calls[:] = 0  # what tests and figures have computed is no part of a round
         try:
             plan, record.sums = rounds.exchange(now, record)
         except Interrupted as early:
-            if saver is not None and now.round > saved:
+            if now.round > saver.saved:
                 saver.save(now, {})
             raise Stopped(now.round, early.reason) from None
         if rounds.serves:
@@ -52,17 +48,15 @@ def run(
         if config.evaluate.due(now.round, config.rounds):
             record.scores = evaluate(job, rounds, now)
         reason = close(job, rounds, now, record, plan, stop.requested())
-        record.saving = {} if saver is None else saver.look()
+        record.saving = saver.look()
         if recorder is not None:
             recorder.row(plan, record, record.sums, now.clock)
         if fault := record.broken or job.guard.diverged(plan.arrived(record.rejected), record.rejected):
             raise Diverged(now.round, f"round {plan.round}: {fault}")
-        if saver is not None and (reason or config.checkpoint.due(now.round, config.rounds)):
+        if reason or config.checkpoint.due(now.round, config.rounds):
             saver.save(now, record.scores)
-            saved = now.round
         if reason and now.round < config.rounds:
             raise Stopped(now.round, reason)
-    return now
 
 
 def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:

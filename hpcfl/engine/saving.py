@@ -45,15 +45,22 @@ class Saver:
         This rank.
     token : str
         The same on all ranks of this start, see `store.draft`.
+    first : int
+        How many rounds were done when it began.
     recorder : Recorder, optional
         The server's.
+
+    Attributes
+    ----------
+    saved : int
+        How many were done at the last checkpoint.
     """
 
     def __init__(
-        self, job: Job, rounds: Rounds, folder: Path, rank: int, token: str, recorder: Recorder | None = None
+        self, job: Job, rounds: Rounds, folder: Path, rank: int, token: str, first: int, recorder: Recorder | None
     ) -> None:
         self.job, self.rounds, self.folder, self.rank, self.token = job, rounds, folder, rank, token
-        self.recorder = recorder
+        self.saved, self.recorder = first, recorder
         self.under_way: Future[Written | None] | None = None
         self.path: Path | None = None
         self.waited, self.written = 0.0, Written(0.0, 0)
@@ -62,7 +69,7 @@ class Saver:
     def save(self, now: Progress, scores: Mapping[str, Any]) -> None:
         """Begin to write the state as it is now; `scores` are those of its evaluation, if there was one."""
         self.finish()
-        begun = time.perf_counter()
+        begun, self.saved = time.perf_counter(), now.round
         with self.rounds.phases.phase("store"):
             writers = self.rounds.writers if self.job.personal_bytes else set()
             parts = self.rounds.personal(now) if writers else ()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -18,16 +19,16 @@ from typing import TYPE_CHECKING, Any, cast
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
-from hpcfl.base.errors import Diverged, ErrorOnOtherRank, Stopped, UsageError, UserError, listed
+from hpcfl.base.errors import Diverged, ErrorOnOtherRank, LeftOut, Stopped, UsageError, UserError, listed, refusal
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
 from hpcfl.comm.guard import Norms
 from hpcfl.comm.launcher import has_ulfm
-from hpcfl.comm.placement import check_single, cores, lane_topologies, share_of_cores
+from hpcfl.comm.placement import check_single, check_there, cores, lane_topologies, share_of_cores
 from hpcfl.engine import stopping
 from hpcfl.engine.profile import Phases, Profile
 from hpcfl.launch.device import fixed_arithmetic, other_device, placed
-from hpcfl.launch.failure import ERROR_FILE, fail, note, noted, raise_together
+from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, note, noted, raise_together
 from hpcfl.launch.profile import gathered, report
 from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.arrivals import Flights
@@ -88,14 +89,17 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     processes = _processes(comm)
     hosts = [host for host, _ in processes]
     threads = _set_threads(config, hosts.count(hosts[rank]))
-    device, devices = placed(config, comm, hosts)
+    ranks = _roll(config, comm, hosts)
+    with _without_absent(request, ranks):
+        device, devices = placed(config, ranks, hosts)
     with fixed_arithmetic(config.reproducible and device != "cpu"):
-        job, now = _prepared(config, request, comm, hosts, device, threads)
-        raise_together(comm, lambda: _open(request, processes, devices, job) if serves else None)
+        with _without_absent(request, ranks):
+            job, now = _prepared(config, request, ranks, hosts, device, threads)
+            raise_together(ranks, lambda: _opened(request, processes, devices, job, ranks) if serves else None)
         run = _in_real_time if config.clock == "wall" else _in_step
         phases = Profile() if request.profile else Phases()
         try:
-            stopped = run(job, request, now, comm, processes, phases)
+            stopped = run(job, request, now, ranks, processes, phases)
         except UserError as error:
             if comm is None:
                 note(request.folder, str(error))
@@ -103,6 +107,31 @@ def carry_out(request: RunRequest, comm: Any) -> None:
             fail(comm, request.folder, error)  # on this rank only: the others are in the middle of a round
     if stopped is not None:
         raise stopped
+
+
+def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
+    """The communicator with which the job starts, or what stands for it where some ranks may be missing."""
+    if comm is None or config.start_within is None:
+        return comm
+    from hpcfl.comm.mpi import Roll, connect
+
+    return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts, has_ulfm(comm)))
+
+
+@contextmanager
+def _without_absent(request: RunRequest, ranks: Any) -> Iterator[None]:
+    """Let a start fail without waiting for ranks that are missing, and let these go when they come after all."""
+    try:
+        yield
+    except LeftOut as error:
+        print(f"hpcfl: {error}", file=sys.stderr, flush=True)
+        os._exit(0)  # without MPI's farewell, in which the others do not wait for this rank
+    except (UserError, ErrorOnOtherRank) as error:
+        if not getattr(ranks, "absent", None):
+            raise
+        if isinstance(error, ErrorOnOtherRank):
+            time.sleep(GIVE_UP_SECONDS)  # the rank that speaks ends the job
+        fail(ranks.comm, request.folder, error)
 
 
 def _prepared(
@@ -161,6 +190,14 @@ def _check_mpi(config: Config, comm: Any) -> None:
                 f"{key} = '{wanted}': this MPI does not tell of dead ranks; expected Open MPI 5 started with "
                 f"'mpiexec --with-ft ulfm'; did you mean {key} = '{instead}'?"
             )
+    size = 1 if comm is None else comm.Get_size()
+    if config.min_ranks is not None and config.min_ranks > size:
+        raise refusal("min_ranks", f"at most {size}, the ranks of this job", config.min_ranks, size)
+    if config.min_ranks is not None and config.min_ranks < size and not has_ulfm(comm):
+        raise UsageError(
+            f"min_ranks = {config.min_ranks}: this MPI ends a job of {size} ranks with the first of them; expected "
+            "Open MPI 5 started with 'mpiexec --with-ft ulfm'; remove it"
+        )
 
 
 def _in_step(
@@ -218,9 +255,13 @@ def _in_real_time(
     job: Job, request: RunRequest, now: Progress, comm: Any, processes: list[tuple[str, str]], phases: Phases
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
+    from hpcfl.comm.mpi import Roll
     from hpcfl.engine.wall import start
     from hpcfl.engine.wall.watchdog import Watchdog
 
+    connected, absent = None, dict[int, str]()
+    if isinstance(comm, Roll):
+        comm, connected, absent = comm.comm, comm.connected, comm.absent
     folder, serves, hosts = request.folder, comm.Get_rank() == 0, [host for host, _ in processes]
     stop, watch = stopping.Stop(folder, serves), Watchdog(folder, job.config.lost_after)
 
@@ -229,8 +270,8 @@ def _in_real_time(
         watch.look()
 
     if not serves:
-        return start.serve(job, comm, hosts, now, rest, phases)
-    rounds = start.lead(job, comm, hosts, folder, stop, now, phases)
+        return start.serve(job, comm, hosts, now, rest, phases, connected, absent)
+    rounds = start.lead(job, comm, hosts, folder, stop, now, phases, connected, absent)
     stopped = _run_rounds(job, request, rounds, now, processes, 0, stop)
     if request.profile:
         report(rounds.profiles())
@@ -257,7 +298,7 @@ def _run_rounds(
     if rounds.serves:
         reporter = Reporter(job.config.rounds, now.round, job.config.clock, request.quiet)
         recorder = Recorder(request.folder, job, len(processes), now.round, reporter)
-    saver = Saver(job, rounds, request.folder, rank, processes[0][1], recorder)
+    saver = Saver(job, rounds, request.folder, rank, processes[0][1], now.round, recorder)
     try:
         run(job, rounds, recorder, now, stop, saver)
     except Stopped as early:
@@ -329,6 +370,13 @@ def _saved(job: Job, path: Path) -> Iterator[tuple[int, State]]:
     for chunk in job.chunks:
         for client, held in store.load_personal(path, chunk.clients.tolist()).items():
             yield client, restored(job.like(client), held)
+
+
+def _opened(request: RunRequest, processes: list[tuple[str, str]], devices: list[str], job: Job, ranks: Any) -> None:
+    """Make the run folder, or take it up again, if enough ranks are there."""
+    if absent := getattr(ranks, "absent", None):
+        check_there(job.config.min_ranks, len(processes), absent, ranks.seconds)
+    _open(request, processes, devices, job)
 
 
 def _open(request: RunRequest, processes: list[tuple[str, str]], devices: list[str], job: Job) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcfl.base.errors import RunError, UsageError, UserError
+from hpcfl.base.errors import RunError, UsageError
 from hpcfl.store import live, manifest
-from hpcfl.store.atomic import number_of
+from hpcfl.store.checkpoints import saved
 from hpcfl.store.integrity import damage, one_line
 from hpcfl.store.reading import (
     counts,
@@ -50,8 +50,7 @@ def verify(run_dir: Path) -> Findings:
     for name in sorted({*names, *(f"metrics/{path.name}" for path in (run_dir / "metrics").glob("segment-[0-9]*.h5"))}):
         _segment(run_dir, name, known, found)
     _lost(run_dir, found)
-    checkpoints = [path for path in (run_dir / "checkpoints").glob("round-[0-9]*") if path.suffix in ("", ".h5")]
-    for path in sorted(checkpoints, key=number_of):
+    for path in saved(run_dir):
         _checkpoint(path, found)
     _status(run_dir, found)
     return found
@@ -76,8 +75,8 @@ def _table(run_dir: Path, known: Mapping[str, Any] | None, found: Findings) -> I
     reason = manifest.damage_of(run_dir, "run.h5") if known is not None else ""
     try:
         attributes = {} if reason else run_attributes(run_dir)
-    except UserError as error:
-        reason = str(error)
+    except Exception as error:  # h5py raises almost anything on a damaged file, where there is no digest
+        reason = one_line(error)
     if reason:
         found.damaged["run.h5"] = reason
         return names

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tracemalloc
@@ -21,6 +22,7 @@ from test_sources import idx_bytes, refused, sound, store
 from hpcfl.data.cifar import Cifar100
 from hpcfl.data.formats import files, hdf5_file, idx, leaf, pickles, split_file, text
 from hpcfl.data.hdf5 import Hdf5
+from hpcfl.data.sent140 import Sent140
 from hpcfl.learning.initial import InitialFile
 from hpcfl.schedule.speeds.table import Table
 
@@ -291,7 +293,87 @@ def test_text_is_judged_before_it_is_kept(case: str, tmp_path: Path) -> None:
     assert len(line) <= 1000
 
 
-# --- memory
+# --- memory: about twice the file, unpacked, or what is made of it, whichever is larger
+
+RNG = np.random.default_rng(0)
+
+
+def of_images(folder: Path, packed: Callable[[bytes], bytes]) -> int:
+    (folder / "x").write_bytes(packed(idx_bytes(RNG.integers(0, 256, (2000, 28, 28)))))
+    return 2000 * 28 * 28
+
+
+def of_records(folder: Path) -> int:
+    (folder / "cifar-100-binary").mkdir()
+    records = RNG.integers(0, 100, (500, 3074)).astype(np.uint8).tobytes()
+    return sum((folder / f"cifar-100-binary/{name}.bin").write_bytes(records) for name in ("train", "test"))
+
+
+def of_pickles(folder: Path) -> int:
+    (folder / "cifar-100-python").mkdir()
+    content = {b"data": RNG.integers(0, 256, (500, 3072)).astype(np.uint8), b"fine_labels": [7] * 500}
+    files = [folder / f"cifar-100-python/{name}" for name in ("train", "test")]
+    return sum(file.write_bytes(pickle.dumps(content, 4)) for file in files)
+
+
+def of_users(folder: Path) -> int:
+    names = [f"f{number}" for number in range(10)]
+    data = {name: {"x": RNG.random((10, 784)).round(2).tolist(), "y": [3] * 10} for name in names}
+    content = json.dumps({"users": names, "num_samples": [10] * 10, "user_data": data})
+    return (folder / "x.json").write_text(content)
+
+
+def of_lines(folder: Path) -> int:
+    rows = ["".join(f" {i}:{v:.5f}" for i, v in enumerate(row, start=1)) for row in RNG.random((100, 256))]
+    content = "".join(f"1{row}\n" for row in rows).encode()
+    (folder / "x").write_bytes(bz2.compress(content))
+    return len(content)
+
+
+def of_vectors(folder: Path) -> int:
+    words = [f"w{number} {' '.join(f'{v:.4f}' for v in RNG.random(100))}\n" for number in range(500)]
+    return (folder / "x").write_text("".join(words))
+
+
+def of_speeds(folder: Path) -> int:
+    rows = [f"{number // 100},{number % 100},{RNG.random() + 0.1:.6f}\n" for number in range(10_000)]
+    (folder / "x.csv").write_text("".join(["round,client,seconds\n", *rows]))
+    return 3 * 8 * len(rows)
+
+
+def of_clients(folder: Path) -> int:
+    store(folder, {name: value.astype("f4") for name, value in sound({"a": 40_000}).items()})
+    return (folder / "mine.h5").stat().st_size
+
+
+def of_tweets(folder: Path) -> int:
+    (folder / "sent140").mkdir()
+    row = '"4","{}","Mon Apr 06 22:19:45 PDT 2009","NO_QUERY","user{}","' + "day " * 20 + '{}"\n'
+    rows = [row.format(number, number // 20, number) for number in range(1000)]
+    (folder / "sent140" / Sent140().glove).write_text("day 1.0\n")
+    return (folder / "sent140" / Sent140().file).write_text("".join(rows))
+
+
+MEMORY: dict[str, tuple[Callable[[Path], int], Callable[[Path], Any]]] = {
+    "idx": (lambda folder: of_images(folder, bytes), lambda folder: idx.read(folder / "x", 3)),
+    "idx.gz": (lambda folder: of_images(folder, gzip.compress), lambda folder: idx.read(folder / "x", 3)),
+    "cifar": (of_records, lambda folder: Cifar100().load(0, folder)),
+    "cifar-pickled": (of_pickles, lambda folder: Cifar100().load(0, folder)),
+    "leaf": (of_users, lambda folder: leaf.read(folder, 784, 62)),
+    "libsvm": (of_lines, lambda folder: text.read_libsvm(folder / "x", 256)),
+    "glove": (of_vectors, lambda folder: text.read_glove(folder / "x", {f"w{number}" for number in range(500)})),
+    "speeds": (of_speeds, lambda folder: Table(file=str(folder / "x.csv")).columns),
+    "hdf5": (of_clients, lambda folder: MINE.federate(1, 0, folder).client(0)),
+    "sent140": (of_tweets, lambda folder: Sent140().check(50, folder)),
+}
+
+
+@pytest.mark.parametrize("kind", MEMORY)
+def test_readers_take_about_twice_the_file(kind: str, tmp_path: Path) -> None:
+    make, read = MEMORY[kind]
+    size = make(tmp_path)
+    read(tmp_path)  # modules, too, take memory when they are first asked for
+    peak(lambda: read(tmp_path), 2.2 * size)
 
 
 def peak(call: Callable[[], Any], most: float) -> Any:

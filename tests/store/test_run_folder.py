@@ -101,10 +101,12 @@ def check_rows(dataset: xarray.Dataset, expected):
 
 
 def check_all_readers(run_dir, expected):
-    """open_run before sealing, and plain readers after it."""
+    """open_run before sealing, and plain readers after it; nothing is damaged."""
     before = store.open_run(run_dir)
     check_rows(before, expected)
+    assert store.verify(run_dir).damaged == {}
     store.seal(run_dir)
+    assert store.verify(run_dir).damaged == {}
     with xarray.open_dataset(run_dir / "run.h5", engine="h5netcdf") as plain:
         check_rows(plain, expected)
         assert plain.sizes["round"] == before.sizes["round"]

@@ -104,12 +104,20 @@ class Lanes:
         for local_rank, single in enumerate(new):
             single.host(lane.topology.single(local_rank))
             single.expect(lane.counted[lane.topology.places(local_rank)])
+            if lane.heard < inf:
+                single.heard = time.monotonic()  # this rank has been here: it may not take its time again
         self.all.remove(lane)
         self.all += new
         return new
 
     def _divisible(self, lane: Lane) -> bool:
         return len(lane.topology.ranks) > 1 and lane.topology.ranks[0] in self.spare
+
+    def lose(self, lane: Lane, reason: str) -> None:
+        """Give up a lane for good, and tell of the ranks on it, unless they are lost already."""
+        if {loss.rank for loss in self.lost}.isdisjoint(lane.topology.ranks):
+            lane.die(reason)
+            self._report_lost(lane)
 
     def _report_lost(self, lane: Lane) -> None:
         for rank, clients in zip(lane.topology.ranks, lane.topology.hosted):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -16,6 +16,7 @@ from hpcfl.base.memory import freeze
 from hpcfl.base.types import Floats, State
 from hpcfl.comm.message import Sums
 from hpcfl.comm.packing import Packing
+from hpcfl.comm.placement import check_there
 from hpcfl.comm.transport import Saved, arrays, idle
 from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
@@ -53,11 +54,28 @@ class Server(Rounds):
         self.saved: Path | None = None  # the checkpoint whose personal state clients of lost ranks go on with
         self.kept: list[Saved] | None = None
 
-    def gather(self) -> None:
-        """Wait until every rank is there, unless the run is to stop: they start at different speeds."""
+    def gather(self, absent: Mapping[int, str]) -> None:
+        """Wait until every rank is there, unless the run is to stop: they start at different speeds.
+
+        Those that are `absent`, for the reason that is given, are lost; where the config says how long to wait, also
+        those that are not there by then.
+        """
         for lane in self.lanes.all:
-            lane.expect(lane.counted)
-        self.lanes.wait_for_all(inf, "ranks to start", self.rest)
+            if why := absent.get(lane.topology.ranks[0]):
+                self.lanes.lose(lane, why)
+            else:
+                lane.expect(lane.counted)
+        config, what = self.job.config, "ranks to start"
+        limit = config.start_within or inf
+        self.lanes.wait_for_all(limit, what, self.rest)
+        if limit < inf:
+            for lane in self.lanes.those("late"):
+                lane.die(f"not there within {limit:g} s")
+            self.lanes.reform()
+            self.lanes.wait_for_all(limit, what, self.rest)
+            for lane in self.lanes.those("late", "dead"):
+                self.lanes.lose(lane, lane.reason or f"not there within {limit:g} s")
+            check_there(config.min_ranks, self.size, [loss.rank for loss in self.lanes.lost], limit)
         freeze()
 
     # rounds
