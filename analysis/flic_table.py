@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from finished import finished
 from rich.console import Console
 from rich.table import Table
 
-import hpcfl
 from hpcfl.base.errors import UsageError
 from hpcfl.presets import flat
 
@@ -77,11 +77,9 @@ def method_of(config: Mapping[str, Any]) -> str:
 
 def read(folder: Path) -> Run | None:
     """Return one run; None, and a line of why, if it has not finished."""
-    data = hpcfl.open_run(folder)
-    if data.attrs["status"] != "done":
-        print(f"{folder}: left out, it is {data.attrs['status']}", file=sys.stderr)
+    if (found := finished(folder)) is None:
         return None
-    config = dict(flat(json.loads(data.attrs["config"])))
+    data, config = found[0], dict(flat(found[1]))
     tested = data["client_accuracy"].dropna("round", how="all")
     if not tested.sizes["round"]:
         raise SystemExit(f"{folder}: no accuracy of its clients; expected a run of a classification")

@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from finished import finished
 from rich.console import Console
 from rich.table import Table
 
-import hpcfl
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.commands.optimum import PooledObjective, optimum
 from hpcfl.config import from_table
@@ -133,11 +133,9 @@ class Best:
 
 def read(folder: Path) -> Run | None:
     """Return one run; None, and a line of why, if it has not finished."""
-    data = hpcfl.open_run(folder)
-    if data.attrs["status"] != "done":
-        print(f"{folder}: left out, it is {data.attrs['status']}", file=sys.stderr)
+    if (found := finished(folder)) is None:
         return None
-    config = json.loads(data.attrs["config"])
+    data, config = found
     method = METHODS.get(config["algorithm"]["name"])
     if method is None:
         expected = " or ".join(METHODS)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections import defaultdict
 from functools import partial
@@ -26,11 +25,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from finished import finished
 from rich.console import Console
 from rich.table import Table
 from torch.nn import functional as F
 
-import hpcfl
 from hpcfl.base.types import Floats
 from hpcfl.models.cnn import Cnn
 
@@ -74,11 +73,9 @@ class Case(NamedTuple):
 
 def read(folder: Path) -> tuple[Case, float] | None:
     """Return what a run is, and its mean test accuracy over the last rounds; None, and say so, where it is not done."""
-    data = hpcfl.open_run(folder)
-    if data.attrs["status"] != "done":
-        print(f"left out: {folder} is {data.attrs['status']}", file=sys.stderr)
+    if (found := finished(folder)) is None:
         return None
-    config = json.loads(data.attrs["config"])
+    data, config = found
     algorithm, rules, speed = (config[section] for section in ("algorithm", "participation", "speed"))
     accuracy = float(data["accuracy"].dropna("round")[-LAST:].mean())
     method, part = algorithm["name"], None

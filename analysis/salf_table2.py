@@ -15,15 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from finished import finished
 from rich.console import Console
 from rich.table import Table
-
-import hpcfl
 
 # Lang, Cohen & Shlezinger, Table II
 SHARES = (0.3, 0.5, 0.7, 0.9)
@@ -70,11 +68,9 @@ class Run(NamedTuple):
 
 def read(folder: Path) -> Run | None:
     """Return one run; None, and say so, where it is not done."""
-    data = hpcfl.open_run(folder)
-    if data.attrs["status"] != "done":
-        print(f"left out: {folder} is {data.attrs['status']}", file=sys.stderr)
+    if (found := finished(folder)) is None:
         return None
-    config = json.loads(data.attrs["config"])
+    data, config = found
     algorithm, rules, speed = (config[section] for section in ("algorithm", "participation", "speed"))
     tested = data["accuracy"].dropna("round")
     method, share = algorithm["name"], speed.get("stragglers", 0.0)

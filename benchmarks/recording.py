@@ -2,7 +2,7 @@
 
     python benchmarks/recording.py [--clients 100 10000] [--rows 300]
 
-Row by row in turns, each into a file of its own in SWMR mode: ``reference`` is ``dataset[row] = record`` and
+Row by row in turns, each into a file of its own: ``reference``, in SWMR mode, is ``dataset[row] = record`` and
 ``file.flush()``; ``segment`` is `Segment.write` of the same values; ``recorder`` is `Recorder.row` of a round in which
 nothing was evaluated, so what follows from its plan is worked out as well. Milliseconds of the processor for a row,
 medians, and the medians of the ratios to the reference. The rounds are those of FedRep's linear case. 10 s on 2 cores;

@@ -6,6 +6,7 @@ Each command imports what it needs: options are judged, and signals noted, befor
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -82,6 +83,9 @@ def run(**options: Any) -> None:
 
 @cli.command()
 @click.argument("folder", type=PATH)
+@click.option(
+    "--rounds", type=click.IntRange(min=1), metavar="N", help="Let the run have N rounds from now on, finished or not."
+)
 @DATA_DIR
 @QUIET
 @PROFILE
@@ -148,9 +152,20 @@ def stop(folders: tuple[Path, ...], wait: bool) -> None:
 
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def doctor(as_json: bool) -> None:
+@click.option(
+    "--launcher",
+    is_flag=True,
+    help="Print only what starts ranks of the MPI that mpi4py loads: mpiexec, or srun within a job of Slurm.",
+)
+def doctor(as_json: bool, launcher: bool) -> None:
     """Print what a launch looks like from the inside, and the traps in it; alone, under mpirun and under srun."""
-    from hpcfl.comm.launcher import world
+    from hpcfl.comm.launcher import starter, world
+
+    if launcher:
+        _check_alone("doctor --launcher", "but says what to start one with: expected it without mpirun")
+        words = starter()
+        _echo([json.dumps(words) if as_json else shlex.join(words)])
+        return
     from hpcfl.commands import doctor as doctors
 
     facts = doctors.examine(world())
@@ -286,6 +301,19 @@ def seal(folders: tuple[Path, ...], force: bool) -> None:
 
     for folder in folders:
         store.seal(folder, force)
+
+
+@cli.command()
+@FOLDERS
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
+def verify(folders: tuple[Path, ...], as_json: bool) -> None:
+    """Read every byte of run folders, or of folders of runs, and name the files that are not as they were written."""
+    from hpcfl.commands.verify import as_object, lines, verified
+
+    found = verified(folders)
+    _echo(line for each in found for line in ([json.dumps(as_object(*each))] if as_json else lines(*each)))
+    if any(findings.damaged for _, findings in found):
+        sys.exit(RunError.code)
 
 
 @cli.command("list")

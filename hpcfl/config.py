@@ -19,8 +19,8 @@ from hpcfl.algorithms.last_step import with_last_step
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
 from hpcfl.algorithms.weighting import Weighting
 from hpcfl.base import plugins
-from hpcfl.base.config import ConfigBase, checked, sections, unknown
-from hpcfl.base.errors import UsageError
+from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
+from hpcfl.base.errors import UsageError, toml
 from hpcfl.base.files import check_unchanged, origin
 from hpcfl.comm.devices import Device
 from hpcfl.comm.guard import Guard
@@ -58,9 +58,9 @@ Count = Annotated[int, Field(ge=1)]
 class Config(ConfigBase):
     """Everything that a run depends on. The same config gives the same result, to the bit."""
 
-    rounds: int = Field(ge=1)
+    rounds: int = Field(ge=1, le=2**31 - 1)
     """Rounds of the whole run."""
-    clients: int = Field(ge=1)
+    clients: int = Field(ge=1, le=2**24)
     """Clients of the federation, on however many ranks."""
     seed: int = Field(0, ge=0, lt=2**63)
     """All random numbers are drawn by it, so that they are the same on any number of ranks."""
@@ -100,6 +100,15 @@ class Config(ConfigBase):
     every 5 minutes."""
     fault_tolerance: Literal["auto", "ulfm"] = "auto"
     """Wall clock: go on without dead ranks where the MPI tells of them (``auto``), or refuse to run elsewhere."""
+    lost_clients: Literal["drop", "rehost"] = "drop"
+    """Wall clock, where the run goes on without dead ranks: ``drop`` leaves out their clients. ``rehost``: they go on
+    at the ranks with the fewest clients, of several at the first, from the next round on, with the personal state of
+    the last checkpoint; before the first one, with that which they began with."""
+    start_within: float | None = Field(None, gt=0)
+    """Wall clock: seconds for which the server waits for the other ranks, at each step of the start in which it is
+    ready before them. Who is not there by then is lost from the start. By default it waits for ever."""
+    min_ranks: int | None = Field(None, ge=2)
+    """With ``start_within``: so many ranks, the server among them, are enough to start. By default all."""
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoints = Checkpoints()
     algorithm: SerializeAsAny[Algorithm]
@@ -189,6 +198,17 @@ class Config(ConfigBase):
         if self.clock == "wall" and self.algorithm.between_rounds:
             key = self.algorithm.between_rounds
             raise UsageError(f"clock: {key} lets all clients learn after each round: expected 'simulated', got 'wall'")
+        if self.lost_clients == "rehost":
+            self._check_rehost()
+        if self.start_within is not None and self.clock != "wall":
+            raise UsageError(
+                "start_within: in simulated time all ranks are needed: expected clock = 'wall', got 'simulated'; "
+                "remove it"
+            )
+        if self.min_ranks is not None and self.start_within is None:
+            raise UsageError(
+                f"min_ranks = {self.min_ranks} is only for a start with a time limit: set start_within, in seconds"
+            )
         if self.clock == "wall" and self.singles:
             check_single(self.singles, self.lane_width)
         for key, idle in (("buffers", "mean"), ("embedding", None)) if self.model.chain else ():
@@ -198,6 +218,7 @@ class Config(ConfigBase):
                     "model.name = 'package.module:factory'"
                 )
         self.task.check()
+        self.checkpoint.check(self.evaluate, self.task.columns)
         self.oracle.check()
         self.server.check(self.algorithm, self.doubling)
         rules = self.participation, self.doubling, self.speed, self.algorithm
@@ -209,6 +230,15 @@ class Config(ConfigBase):
         self.staleness.check(how[0], kept_by)
         self.algorithm.check(*how)
         self.weighting.check(self.algorithm, *how)
+
+    def _check_rehost(self) -> None:
+        why = ""
+        if self.clock != "wall":
+            why = "in simulated time a dead rank ends the job: expected clock = 'wall'"
+        elif self.weighting.correct == "remembered":
+            why = "with weighting.correct = 'remembered' the server's mean knows of later visits than a checkpoint"
+        if why:
+            raise UsageError(f"lost_clients = 'rehost': {why}; did you mean lost_clients = 'drop'?")
 
     def check_shapes(self, header: Header) -> None:
         """Raise UsageError where the model does not suit the data."""
@@ -315,6 +345,9 @@ def load(
     """
     several = [overlays] if isinstance(overlays, str | Path | Mapping) else list(overlays)
     settings = settings if isinstance(settings, Mapping) else list(settings)
+    for given in (what, settings, *several):
+        if isinstance(given, Mapping):
+            check_plain(given, "config")
     if isinstance(what, Config) and not settings and not several:
         return what.placed(data_dir)
     tables = [_overlay_table(each) for each in several]
@@ -362,7 +395,13 @@ def _overlay_table(overlay: Overlay) -> Table:
 
 def from_text(text: str) -> Config:
     """Return the config that `Config.text` wrote."""
-    return from_table(json.loads(text), recorded=True)
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError):
+        table = None
+    if not isinstance(table, dict):
+        raise UsageError(f"config: expected what a run has recorded, a table in JSON, got {toml(text)}")
+    return from_table(table, recorded=True)
 
 
 def of_run(attributes: Mapping[str, str], force: bool = False) -> Config:

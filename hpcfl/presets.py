@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -12,8 +13,9 @@ from typing import Any, NamedTuple
 
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.algorithms.server_optimizer import ServerOptimizer
-from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import UsageError, did_you_mean
+from hpcfl.base.config import DEPTH, ConfigBase, check_plain
+from hpcfl.base.errors import VALUE, UsageError, cut, did_you_mean
+from hpcfl.base.files import is_file
 from hpcfl.data import source_class, sources
 from hpcfl.models import model_class, models
 from hpcfl.schedule.participation import Participation
@@ -44,6 +46,9 @@ PICKED = {
     "model": Pick("name", None, models, model_class),
 }
 VARIANTS = "variants.toml"
+DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*)""" + f"{{{DEPTH + 1}}}")
+LARGEST = 4 << 20
+"""Bytes that a config file may have."""
 
 
 # --- files and names
@@ -52,11 +57,30 @@ VARIANTS = "variants.toml"
 def read_toml(path: Path) -> Table:
     """Read a TOML file; UsageError where it cannot be read or is broken."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > LARGEST:
+            raise UsageError(f"{path}: {path.stat().st_size} bytes, expected a config of at most {LARGEST}")
+        return _loaded(path.read_text(encoding="utf-8"), str(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _loaded(text: str, where: str) -> Table:
+    """Return what TOML says; TOMLDecodeError where it is broken, UsageError where no config can hold it."""
+    deep = UsageError(f"{where}: expected tables and lists at most {DEPTH} deep in one another")
+    if DOTTED.search(text):  # of a key of n parts the parser notes n(n + 1)/2
+        raise deep
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise deep from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError as error:  # Python reads no integer of thousands of digits
+        raise UsageError(f"{where}: not valid TOML: {error}") from None
+    check_plain(table, where)
+    return table
 
 
 def _files(pattern: str) -> list[Path]:
@@ -104,8 +128,12 @@ def overlay_file(name: str) -> Path:
 
 def _named_file(name: str, known: Mapping[str, Path], kind: str, otherwise: str) -> Path:
     path = Path(name)
-    if path.suffix == ".toml" or path.exists():
-        if not path.is_file():
+    try:
+        there = path.suffix == ".toml" or path.exists()
+    except OSError:  # too long for a name
+        there = False
+    if there:
+        if not is_file(path):
             raise UsageError(f"{path}: no such file")
         return path
     if name not in known:
@@ -159,9 +187,9 @@ def chain(name: str, above: tuple[Path, ...] = ()) -> list[tuple[Path, Table]]:
     beside = path.parent / f"{base.removesuffix('.toml')}.toml"
     if beside.resolve() in (path.resolve(), *above):
         raise UsageError(f"{path}: base = '{base}' leads back to where it began")
-    if not beside.is_file() and base not in presets():
+    if not is_file(beside) and base not in presets():
         raise UsageError(f"{path}: base: no preset or file '{base}'{_near(base, presets())}")
-    return [*chain(str(beside) if beside.is_file() else base, (path.resolve(), *above)), (path, table)]
+    return [*chain(str(beside) if is_file(beside) else base, (path.resolve(), *above)), (path, table)]
 
 
 def read_overlay(name: str) -> Table:
@@ -262,16 +290,21 @@ def _assignment(setting: str) -> tuple[str, Any, str]:
     key, sign, text = setting.partition("=")
     if not sign or not key:
         raise UsageError(f"--set {setting}: expected key=value")
+    where, word = f"--set {cut(setting, VALUE)}", text.strip()
+    check_plain([key, word], where)
     try:
-        value = tomllib.loads(f"x = {text.strip()}")["x"]
+        table = _loaded(f"x = {word}", where)
+        value = table["x"] if len(table) == 1 else word  # else the word has lines of its own
     except tomllib.TOMLDecodeError:
-        value = text.strip()
-    return key.strip(), value, f"--set {setting}"
+        value = word
+    return key.strip(), value, where
 
 
 def set_key(table: Table, key: str, value: Any, where: str) -> None:
     """Set ``a.b`` in a nested table; UsageError, which names `where`, if it leads through a value."""
     *path, last = key.split(".")
+    if len(path) > DEPTH:
+        raise UsageError(f"{where}: expected tables at most {DEPTH} deep in one another")
     for part in path:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):

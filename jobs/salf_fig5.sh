@@ -10,7 +10,7 @@ sweep() {
     "$BIN/hpcfl" sweep "$@" --seeds "${SEEDS:-1-3}"
 }
 few="--set clients=4 --set rounds=80 --set evaluate.every=80 --set evaluate.last=3"
-late="--set speed.longest=0.8 --grid participation.deadline=0.08,0.24,0.4,0.56,0.8"
+late="--set speed.longest=1.6 --grid participation.deadline=0.16,0.48,0.8,1.12,1.6"
 simulated() {
     sweep "$@" $few --jobs 2 --out "$out/simulated"
 }

@@ -131,7 +131,7 @@ def test_the_state_is_hashed_in_the_order_of_names(capsys: pytest.CaptureFixture
     import hashlib
 
     assert main(["run", "salf-digits", *FEW, "--out", "one", "--quiet"]) == 0
-    with h5py.File("one/checkpoints/round-000003.h5") as file:
+    with h5py.File("one/checkpoints/round-000003/server.h5") as file:
         tensors = {name: file["shared"][name][...] for name in file["shared"]}
     bytes_ = b"".join(tensors[name].astype("<f4").tobytes() for name in sorted(tensors))
     assert shown(capsys, "one")[0]["state_sha256"] == hashlib.sha256(bytes_).hexdigest()

@@ -48,6 +48,11 @@ class Weighting(ConfigBase):
                 f"weighting.correct = '{self.correct}' corrects for those who did not come to a round, which has no "
                 "meaning with participation.close = 'arrivals'; did you mean weighting.correct = 'remembered'?"
             )
+        if self.correct == "remembered" and participation.every_client:
+            raise UsageError(
+                "weighting.correct = 'remembered': with participation.every_client = true nobody is away: expected "
+                "'none'"
+            )
         if (
             self.correct == "remembered"
             and participation.by_arrivals

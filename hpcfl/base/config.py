@@ -8,9 +8,11 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hpcfl.base.errors import UsageError, did_you_mean, toml
+from hpcfl.base.errors import VALUE, UsageError, cut, did_you_mean, toml
 
 C = TypeVar("C", bound="ConfigBase")
+DEPTH = 20
+"""Tables and lists within one another that a config may have."""
 
 
 class ConfigBase(BaseModel):
@@ -29,7 +31,7 @@ class ConfigBase(BaseModel):
     @classmethod
     def from_table(cls: type[C], table: Any, where: str, recorded: bool = False) -> C:
         """Return the section in a table; UsageError names the key under `where`. A `recorded` one may have old keys."""
-        if recorded:
+        if recorded and isinstance(table, dict):
             table = {cls.renamed.get(key, key): value for key, value in table.items()}
         # through JSON, so that a list may stand for a tuple while all else stays strict
         return checked(lambda: cls.model_validate_json(json.dumps(table, default=str)), cls, where)
@@ -41,6 +43,38 @@ def checked(make: Callable[[], C], cls: type[C], where: str) -> C:
         return make()
     except ValidationError as error:
         raise UsageError(_line(error, cls, where)) from None
+
+
+def check_plain(table: Any, where: str) -> None:
+    """Raise UsageError where a nested table holds what no key can: it is looked at before anything walks through it.
+
+    That is an integer beyond 64 bits, text that no file and no file's name can be, or nesting deeper than `DEPTH`.
+    """
+    level = [table]
+    for _ in range(DEPTH + 2):
+        for value in level:
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise UsageError(f"{where}: expected integers of 64 bits, got one of {value.bit_length()} bits")
+            if isinstance(value, str) and ("\0" in value or not _is_unicode(value)):
+                raise UsageError(f"{where}: expected text in UTF-8 without zero bytes, got {cut(repr(value), VALUE)}")
+        nested = [
+            [*value, *value.values()] if isinstance(value, Mapping) else value for value in level if _holds(value)
+        ]
+        level = [entry for entries in nested for entry in entries]
+    if level:
+        raise UsageError(f"{where}: expected tables and lists at most {DEPTH} deep in one another")
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def sections(cls: type[ConfigBase]) -> dict[str, type[ConfigBase]]:
@@ -73,4 +107,4 @@ def _line(error: ValidationError, cls: type[ConfigBase], where: str) -> str:
     hint = did_you_mean(value, choices) if isinstance(value, str) and choice else ""
     bounds = [context[side] for side in ("ge", "le") if side in context]
     nearest = f"; did you mean {toml(bounds[0])}?" if bounds else hint if "did you" in hint else ""
-    return f"{key}: {message}, got {value!r}{nearest}"
+    return f"{key}: {message}, got {cut(repr(value), VALUE)}{nearest}"

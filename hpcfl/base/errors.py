@@ -5,13 +5,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LINE, VALUE = 1000, 100
+"""Characters of a line that is told, and of a value in it; of a longer one the beginning and the end."""
+
 
 class UserError(Exception):
-    """An error that is told in one line, without a traceback."""
+    """An error that is told in one line, without a traceback, whatever names and values it quotes."""
 
     code: int
     settled = False
     """All ranks know of it, and this is the one that speaks."""
+
+    def __str__(self) -> str:
+        return cut(super().__str__(), LINE)
 
 
 class UsageError(UserError):
@@ -32,6 +38,10 @@ class ErrorOnOtherRank(Exception):  # noqa: N818
     def __init__(self, code: int, line: str = "") -> None:
         super().__init__(code, line)
         self.code, self.line = code, line
+
+
+class LeftOut(Exception):  # noqa: N818
+    """The job has started without this rank, which was not there in time."""
 
 
 class Stopped(Exception):  # noqa: N818
@@ -65,6 +75,15 @@ class Interrupted(Exception):  # noqa: N818
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text in one printable line of at most `most` characters, its middle left out where it is longer."""
+    if len(text) > most:
+        text = f"{text[: most * 2 // 3]} … {text[-(most // 4) :]}"
+    if text.isprintable():
+        return text
+    return cut("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text), most)
 
 
 def listed(numbers: Iterable[object], most: int = 8) -> str:
@@ -108,4 +127,4 @@ def toml(value: object) -> str:
         return {None: "nothing", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
-    return repr(value) if isinstance(value, str) else str(value)
+    return cut(repr(value) if isinstance(value, str) else str(value), VALUE)

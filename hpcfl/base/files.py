@@ -11,6 +11,14 @@ from hpcfl.base.errors import UsageError
 PIECE = 1 << 20
 
 
+def is_file(path: Path) -> bool:
+    """Return whether there is such a file; no name is too long, or too strange, to ask."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def origin(file: Path) -> dict[str, str]:
     """Return what a run records of a file: ``{"file": …, "sha256": …}``."""
     return {"file": str(file), "sha256": _digest(file)}

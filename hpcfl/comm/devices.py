@@ -118,10 +118,13 @@ def described(device: str) -> str:
 
 
 def check_shared(devices: Sequence[str], hosts: Sequence[str], most: int) -> None:
-    """Raise UsageError where more than `most` ranks share a device; `devices` [ranks] as they are described."""
+    """Raise UsageError where more than `most` ranks share a device.
+
+    `devices` [ranks] are as they are described, "" those of ranks that are missing.
+    """
     ranks: dict[tuple[str, str], list[int]] = {}
     for rank, (host, device) in enumerate(zip(hosts, devices)):
-        if device != "cpu":
+        if device not in ("cpu", ""):
             ranks.setdefault((host, device), []).append(rank)
     for (host, device), those in ranks.items():
         if len(those) > most:

@@ -40,14 +40,21 @@ class _Room(local):
 
     def __init__(self) -> None:
         self.total, self.scratch, self.result = torch.empty(3, PIECE, dtype=torch.float64)
+        self._wide = torch.empty(0, dtype=torch.float64)
+
+    def wide(self, size: int) -> Tensor:
+        """Return room for several pieces, which is not that of the others."""
+        if len(self._wide) < size:
+            self._wide = torch.empty(size, dtype=torch.float64)
+        return self._wide[:size]
 
 
 ROOM = _Room()
 
 
-def pieces(size: int) -> list[slice]:
-    """Return slices of at most `PIECE` entries, one after the other."""
-    return [slice(start, min(size, start + PIECE)) for start in range(0, size, PIECE)]
+def pieces(size: int, most: int = PIECE) -> list[slice]:
+    """Return slices of at most so many entries, one after the other."""
+    return [slice(start, min(size, start + most)) for start in range(0, size, most)]
 
 
 def add_to_bins(total: Floats, bins: Floats) -> None:
@@ -100,7 +107,8 @@ class ExactSum(ABC):
     def add_rows(self, rows: Tensor, factors: list[float]) -> None:
         """Add ``Σ factor·row`` of rows [k, n] on the CPU, itself formed in float64.
 
-        Piece by piece, each of which stays in the caches, and mostly by NumPy, whose calls cost less than torch's.
+        A piece for each of torch's threads at a time, which stays in the caches, and what is small by NumPy, whose
+        calls cost less than torch's.
         """
         if not factors:
             return
@@ -113,14 +121,12 @@ class ExactSum(ABC):
         if few and self.scale == 1.0 and factors.count(1.0) == len(factors):
             self.add(np.add.accumulate(rows.numpy())[-1], slice(0, rows.shape[1]))  # row after row, as below
             return
-        for piece in pieces(rows.shape[1]):
-            total = ROOM.total[: piece.stop - piece.start]
-            total.copy_(rows[0, piece])
-            sums = total.numpy()
-            sums *= factors[0] * self.scale
+        for part in pieces(rows.shape[1], PIECE * torch.get_num_threads()):
+            total = ROOM.wide(part.stop - part.start).copy_(rows[0, part]).mul_(factors[0] * self.scale)
             for row, factor in zip(rows[1:], factors[1:]):
-                total.add_(row[piece], alpha=factor * self.scale)  # by torch: it rounds once
-            self.add(sums, piece)
+                total.add_(row[part], alpha=factor * self.scale)  # by torch: it rounds once
+            for piece in pieces(len(total)):
+                self.add(total[piece].numpy(), slice(part.start + piece.start, part.start + piece.stop))
 
     @abstractmethod
     def add(self, total: Floats, piece: slice) -> None:
@@ -129,6 +135,10 @@ class ExactSum(ABC):
     @abstractmethod
     def add_bins(self, bins: Floats) -> None:
         """Add what other sums have on the grids, float64 [2 or 3, n]."""
+
+    @abstractmethod
+    def merge(self, other: ExactSum) -> None:
+        """Add other sums of the same kind."""
 
     @abstractmethod
     def start(self, other: ExactSum | None, piece: slice) -> None:
@@ -155,6 +165,10 @@ class BinnedSum(ExactSum):
 
     def add_bins(self, bins: Floats) -> None:
         self.bins += bins
+
+    def merge(self, other: ExactSum) -> None:
+        assert isinstance(other, BinnedSum)
+        self.bins += other.bins
 
     def start(self, other: ExactSum | None, piece: slice) -> None:
         self.bins[:] = other.bins[:, piece] if isinstance(other, BinnedSum) else 0.0
@@ -201,6 +215,13 @@ class FixedSum(ExactSum):
     def add_bins(self, bins: Floats) -> None:
         for row in bins:
             self.add_rows(torch.from_numpy(row)[None], [1.0])
+
+    def merge(self, other: ExactSum) -> None:
+        assert isinstance(other, FixedSum)
+        self.whole += other.whole
+        self._bounds += other._bounds
+        if other.upper is not None:
+            self.wide()[:] += other.upper
 
     def wide(self) -> Floats:
         """Return `upper`, made where there was none."""

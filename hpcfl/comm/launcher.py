@@ -15,11 +15,16 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
+import signal
 import socket
+import subprocess
 import time
 import warnings
-from collections.abc import Mapping, MutableMapping
-from typing import Any
+from collections.abc import Collection, Mapping, MutableMapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
 
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.comm.devices import bind
@@ -146,6 +151,54 @@ def remedy(environ: Environ, text: str) -> str:
     return "start with the mpiexec of the same installation, or set MPI4PY_LIBMPI to that mpiexec's libmpi"
 
 
+def starter() -> list[str]:
+    """Return the words that start ranks of the MPI that mpi4py loads, in a batch job as many as it has tasks.
+
+    UsageError where MPI cannot be loaded, or comes without a launcher.
+    """
+    try:
+        text = str(_loaded("").Get_library_version())
+    except RunError as error:
+        hint = "MPI4PY_LIBMPI=<prefix>/lib/libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH) says which one to load"
+        raise UsageError(f"{error}; {hint}") from None
+    return starting(text, _mpiexec(), _srun_kinds() if "SLURM_JOB_ID" in os.environ else "")
+
+
+def starting(text: str, mpiexec: str, kinds: str) -> list[str]:
+    """Return what starts ranks of the MPI of this version text: its own `mpiexec`, else srun with one of its `kinds`.
+
+    Its own goes first: PMIx is spoken in versions that both sides have to know, and Slurm 22.05 cuts lines of pmi2 at
+    1024 bytes, which MPICH 5 exceeds where the memory behind an address happens to be full. Open MPI's binds ranks to
+    cores, which within a batch job the scheduler has dealt.
+    """
+    own = family(text)
+    if mpiexec:
+        return [mpiexec, *(["--bind-to", "none"] if own == "Open MPI" else [])]
+    kind = "pmix" if own == "Open MPI" else "pmi2"
+    if kind in kinds.split():
+        return ["srun", f"--mpi={kind}", "--kill-on-bad-exit=1"]
+    raise UsageError(f"mpi4py loads {library(text)}, whose mpiexec is neither beside that library nor on PATH")
+
+
+def _mpiexec() -> str:
+    """The mpiexec of the installation whose library this process has loaded, else the one on PATH, "" for none."""
+    with suppress(OSError):  # no Linux
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            if found := re.search(r"(/.*)/[^/]+/libmpi(?:ch|_cray)?\.so", line):
+                beside = Path(found[1], "bin", "mpiexec")
+                return str(beside) if beside.exists() else shutil.which("mpiexec") or ""
+    return shutil.which("mpiexec") or ""
+
+
+def _srun_kinds() -> str:
+    """What ``srun --mpi=list`` says, to either stream."""
+    try:
+        said = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return said.stdout + said.stderr
+
+
 def launcher(environ: Environ) -> str:
     """Who started this process, empty for nobody. Inside a batch job, mpiexec goes before Slurm."""
     if "OMPI_COMM_WORLD_SIZE" in environ:
@@ -179,6 +232,32 @@ def has_ulfm(comm: Any) -> bool:
     """
     match = None if comm is None else re.match(r"Open MPI v(\d+)", _loaded().Get_library_version())
     return match is not None and int(match[1]) >= 5 and _ulfm_asked(os.environ)
+
+
+def end_job(comm: Any, code: int) -> NoReturn:
+    """End all ranks at once, without MPI's farewell; the launcher's exit code is `code`.
+
+    With ULFM MPI_Abort ends its own rank alone, and leaves the launcher with 0, or waiting for a suspended rank.
+    So this rank ends all others of its host; those of other hosts notice that it is dead.
+    """
+    if has_ulfm(comm):
+        end_ranks()
+        os._exit(code)
+    comm.Abort(code)
+    raise SystemExit(code)
+
+
+def end_ranks(ranks: Collection[int] | None = None) -> None:
+    """Kill these ranks of this job (None: all others) on this host: those that PMIx's environment names."""
+    job = os.environ.get("PMIX_NAMESPACE")
+    for process in Path("/proc").glob("[0-9]*") if job else ():
+        try:
+            settings = dict(each.partition(b"=")[::2] for each in (process / "environ").read_bytes().split(b"\0"))
+            mine = settings.get(b"PMIX_NAMESPACE") == os.fsencode(str(job)) and int(process.name) != os.getpid()
+            if mine and (ranks is None or int(settings[b"PMIX_RANK"]) in ranks):
+                os.kill(int(process.name), signal.SIGKILL)
+        except (OSError, KeyError):  # another user's, or it has ended
+            continue
 
 
 def has_cuda(comm: Any) -> bool | None:
@@ -217,7 +296,7 @@ def _count(environ: Environ, key: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _loaded() -> Any:
+def _loaded(because: str = "started by an MPI launcher, but ") -> Any:
     """MPI, not yet started if nobody has imported it before; RunError where it cannot be loaded."""
     set_defaults(os.environ)
     try:
@@ -227,5 +306,5 @@ def _loaded() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         text = " ".join(str(error).split())
-        raise RunError(f"started by an MPI launcher, but MPI cannot be loaded: {text}") from None
+        raise RunError(f"{because}MPI cannot be loaded: {text}") from None
     return MPI

@@ -131,7 +131,8 @@ class Arrived:
     versions, clients : int64 [n]
         Whose visits they are, and the rounds whose states they began with.
     factors : float64 [n]
-        What each change counts by its staleness, see `[staleness]`; values are multiplied by it already.
+        What each change counts, see `[staleness]` and `participation.every_client`; values are multiplied by it
+        already.
     states : dict of int to State
         The shared states of those rounds.
     """
@@ -334,6 +335,12 @@ class ExactSums(Sums):
         """Add what another sum has on the grids, float64 [2 or 3, n], and its weights."""
         self._weights[name] += weights
         self._sums[name].add_bins(bins)
+
+    def merge(self, other: ExactSums) -> None:
+        """Add what another thread has summed up of the same blocks, on the CPU."""
+        for name, sums in self._sums.items():
+            self._weights[name] += other._weights[name]
+            sums.merge(other._sums[name])
 
     def of(self, name: str) -> ExactSum:
         """Return the sums of one block."""

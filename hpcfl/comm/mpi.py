@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 from statistics import median
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from mpi4py import MPI
 
-from hpcfl.base.errors import ErrorOnOtherRank, UserError
+from hpcfl.base.errors import ErrorOnOtherRank, LeftOut, UserError
 from hpcfl.base.types import Floats
+from hpcfl.comm.placement import lane_ranks
 
 STEPS = 3
 YIELD_SECONDS = 0.0005  # of looking: some 200 looks at a single request
@@ -120,8 +123,10 @@ def doze(request: MPI.Request, rest: Callable[[], None]) -> None:
         nap = min(DOZE_GROWTH * nap, DOZE_SECONDS)
 
 
-def tell(comm: MPI.Intracomm, text: str, root: int = 0) -> str:
+def tell(comm: MPI.Intracomm | Roll, text: str, root: int = 0) -> str:
     """Return the text of rank `root` on every rank."""
+    if isinstance(comm, Roll):
+        return comm.exchange(text)[root]
     data = np.frombuffer(text.encode(errors="surrogateescape"), dtype=np.uint8).copy()
     size = np.array([data.size], dtype=np.int64)
     wait([comm.Ibcast(size, root=root)])
@@ -130,8 +135,10 @@ def tell(comm: MPI.Intracomm, text: str, root: int = 0) -> str:
     return data.tobytes().decode(errors="surrogateescape")
 
 
-def names(comm: MPI.Intracomm, name: str, most: int = 64) -> list[str]:
+def names(comm: MPI.Intracomm | Roll, name: str, most: int = 64) -> list[str]:
     """Return every rank's name, in the order of the ranks; names are cut at so many bytes."""
+    if isinstance(comm, Roll):
+        return comm.exchange(name)
     own = np.frombuffer(name.encode()[:most].ljust(most, b"\0"), dtype=np.uint8).copy()
     table = np.empty((comm.Get_size(), most), dtype=np.uint8)
     wait([comm.Iallgather(own, table)])
@@ -145,12 +152,15 @@ def rows(comm: MPI.Intracomm, own: Floats) -> Floats:
     return table
 
 
-def settle(comm: MPI.Intracomm, error: Exception | None) -> None:
+def settle(comm: MPI.Intracomm | Roll, error: Exception | None) -> None:
     """Raise on every rank if any has an error: its own on the first such rank, `ErrorOnOtherRank` on the others."""
     codes = np.zeros(comm.Get_size(), dtype=np.int64)
     if error is not None:
         codes[comm.Get_rank()] = error.code if isinstance(error, UserError) else 1
-    wait([comm.Iallreduce(MPI.IN_PLACE, codes, MPI.SUM)])
+    if isinstance(comm, Roll):
+        codes[:] = [int(text or 0) for text in comm.exchange(str(codes[comm.Get_rank()]))]
+    else:
+        wait([comm.Iallreduce(MPI.IN_PLACE, codes, MPI.SUM)])
     if not codes.any():
         return
     first = int(np.flatnonzero(codes)[0])
@@ -160,3 +170,128 @@ def settle(comm: MPI.Intracomm, error: Exception | None) -> None:
             error.settled = True
         raise error
     raise ErrorOnOtherRank(int(codes[first]), line)
+
+
+Connected = dict[int, tuple[Any, Any]]
+"""A rank's lanes by number, each of two communicators: for commands, and for everything large."""
+HEAD, BODY = 1, 2  # tags
+LEFT_OUT = -1
+
+
+class Roll:
+    """The ranks of a job that starts, of which some may be dead or hang.
+
+    To the functions above it is a communicator. Rank 0 hears the others one by one, and goes on without those that have
+    not spoken within so many `seconds` after it began to listen.
+
+    Attributes
+    ----------
+    absent : dict of int to str
+        Ranks that the job starts without, and why; the latter at rank 0 only.
+    connected : dict
+        The lanes, which were made while all ranks were there.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, seconds: float, connected: Connected) -> None:
+        self.comm, self.seconds, self.connected = comm, seconds, connected
+        self.absent: dict[int, str] = {}
+        self._kept: list[Any] = []  # what is being sent: who hangs may never take it
+
+    def Get_rank(self) -> int:  # noqa: N802
+        return int(self.comm.Get_rank())
+
+    def Get_size(self) -> int:  # noqa: N802
+        return int(self.comm.Get_size())
+
+    def exchange(self, text: str) -> list[str]:
+        """Return every rank's text, "" of those that are absent; raise LeftOut on a rank that is one of them."""
+        if self.Get_rank():
+            self._send(0, text.encode(errors="surrogateescape"))
+            texts = json.loads(self._reply())
+            self.absent = {rank: "" for rank, each in enumerate(texts) if each is None}
+        else:
+            texts = self._heard(text)
+            told = json.dumps(texts).encode()
+            for rank in self._others():
+                self._send(rank, told)
+        return [each or "" for each in texts]
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(1, self.Get_size()) if rank not in self.absent]
+
+    def _heard(self, own: str) -> list[str | None]:
+        """Hear every other rank, and leave out who is dead or has not spoken in time."""
+        texts: list[str | None] = [own, *(None for _ in range(1, self.Get_size()))]
+        owing = {rank: self._receive(rank, HEAD, np.zeros(1, dtype=np.int64)) for rank in self._others()}
+        patience, deadline = Patience(), time.monotonic() + self.seconds
+        while owing:
+            for rank, (request, room) in list(owing.items()):
+                try:
+                    if not request.Test():
+                        continue
+                    if room.dtype == np.int64:
+                        owing[rank] = self._receive(rank, BODY, np.empty(int(room[0]), dtype=np.uint8))
+                        continue
+                    texts[rank] = room.tobytes().decode(errors="surrogateescape")
+                except MPI.Exception as error:
+                    self._leave_out(rank, " ".join(error.Get_error_string().split()))
+                del owing[rank]
+            if time.monotonic() > deadline:
+                for rank in owing:
+                    self._leave_out(rank, f"not there within {self.seconds:g} s")
+                self._kept += owing.values()
+                return texts
+            patience.pause()
+        return texts
+
+    def _receive(self, rank: int, tag: int, room: Any) -> tuple[MPI.Request, Any]:
+        return self.comm.Irecv(room, rank, tag), room
+
+    def _leave_out(self, rank: int, why: str) -> None:
+        self.absent[rank] = why
+        with suppress(MPI.Exception):  # it is dead
+            head = np.array([LEFT_OUT], dtype=np.int64)
+            self._kept.append((self.comm.Isend(head, rank, HEAD), head))
+
+    def _send(self, rank: int, data: bytes) -> None:
+        head, body = np.array([len(data)], dtype=np.int64), np.frombuffer(data, dtype=np.uint8).copy()
+        with suppress(MPI.Exception):  # it has died since, and will be missed later
+            self._kept += [(self.comm.Isend(head, rank, HEAD), head), (self.comm.Isend(body, rank, BODY), body)]
+
+    def _reply(self) -> bytes:
+        head = np.zeros(1, dtype=np.int64)
+        wait([self.comm.Irecv(head, 0, HEAD)])
+        if head[0] == LEFT_OUT:
+            raise LeftOut(f"rank {self.Get_rank()} came too late, and the job has started without it")
+        body = np.empty(int(head[0]), dtype=np.uint8)
+        wait([self.comm.Irecv(body, 0, BODY)])
+        return body.tobytes()
+
+
+def connect(comm: MPI.Intracomm, width: int | str, hosts: Sequence[str], apart: bool) -> Connected:
+    """Make this rank's lanes, of the server and some client ranks each, as `lane_ranks` cuts them.
+
+    All ranks call it at once. Where lanes may fall `apart`, as MPI tells of dead ranks, each rank of one with several
+    has another one by itself, of the number `single`.
+    """
+    size, rank = comm.Get_size(), comm.Get_rank()
+    rows = dict(enumerate(lane_ranks(width, hosts)))
+    if apart:
+        rows |= {single(each, size): (each,) for row in [*rows.values()] if len(row) > 1 for each in row}
+    made = {number: _connected(comm, row, number) for number, row in rows.items() if rank in (0, *row)}
+    wait([comm.Ibarrier()])  # who dies before the last lane is made keeps the others from making it
+    return made
+
+
+def single(rank: int, size: int) -> int:
+    """Return the number of a rank's lane of its own; those of other lanes are below the number of ranks, `size`."""
+    return size + rank
+
+
+def _connected(comm: MPI.Intracomm, ranks: Sequence[int], number: int) -> tuple[Any, Any]:
+    """Return a lane's two communicators; rank 0 is the server, then come the client ranks in their order."""
+    group = comm.Get_group().Incl([0, *ranks])
+    control = comm.Create_group(group, 2 * number)
+    data = comm.Create_group(group, 2 * number + 1)
+    group.Free()
+    return control, data

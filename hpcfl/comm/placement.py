@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, zip_longest
 
 import numpy as np
 
-from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.errors import RunError, UsageError, listed, refusal
 from hpcfl.base.types import Floats, Ints
 
 CACHE_BYTES = 8_500_000  # a chunk's parameters should stay in the caches: 10 to 13 models of 640 kB, with 1 MB a core
@@ -134,8 +134,18 @@ class Topology:
         """The lane of one of the ranks by itself."""
         return Topology((self.ranks[local_rank],), (self.chunks[local_rank],))
 
+    def with_more(self, chunks: Sequence[Chunk]) -> Topology:
+        """The lane of a rank by itself when it hosts these chunks too, after its own."""
+        (own,) = self.chunks
+        return Topology(self.ranks, ((*own, *(tuple(chunk.clients.tolist()) for chunk in chunks)),))
+
 
 def lane_topologies(width: int | str, hosts: Sequence[str], chunks: Sequence[Chunk]) -> list[Topology]:
+    """Return who is on which lane, with the clients that each rank hosts; as `lane_ranks`."""
+    return [Topology(row, tuple(_hosted(rank, chunks) for rank in row)) for row in lane_ranks(width, hosts)]
+
+
+def lane_ranks(width: int | str, hosts: Sequence[str]) -> list[tuple[int, ...]]:
     """Cut the client ranks into lanes of `width` ranks; ``node``: those of one host, ``auto``: 1 up to 64 ranks.
 
     `hosts` [ranks] is the host of each rank.
@@ -148,7 +158,7 @@ def lane_topologies(width: int | str, hosts: Sequence[str], chunks: Sequence[Chu
     else:
         step = len(ranks) if width == "all" else int(width)
         rows = [list(ranks[start : start + step]) for start in range(0, len(ranks), step)]
-    return [Topology(tuple(row), tuple(_hosted(rank, chunks) for rank in row)) for row in rows if row]
+    return [tuple(row) for row in rows if row]
 
 
 def _hosted(rank: int, chunks: Sequence[Chunk]) -> tuple[tuple[int, ...], ...]:
@@ -165,6 +175,17 @@ def check_width(width: int | str, ranks: int) -> None:
     if isinstance(width, int) and width > ranks - 1:
         room = f"1 … {ranks - 1} (the client ranks of this job), 'node' or 'all'"
         raise refusal("lane_width", room, width, ranks - 1)
+
+
+def check_there(least: int | None, ranks: int, absent: Collection[int], seconds: float) -> None:
+    """Raise RunError where of a job's `ranks` fewer than `least` (None: all) were there after so many `seconds`."""
+    wanted = ranks if least is None else least
+    if ranks - len(absent) < wanted:
+        names = f"rank{'s' * (len(absent) > 1)} {listed(sorted(absent))}"
+        raise RunError(
+            f"min_ranks: expected at least {wanted} of {ranks} ranks within start_within = {seconds:g} s, but {names} "
+            f"{'were' if len(absent) > 1 else 'was'} not there"
+        )
 
 
 def check_single(who: str, width: int | str, lanes: Sequence[Topology] = ()) -> None:

@@ -114,7 +114,10 @@ def _closing(job: Job) -> Facts:
     """When rounds close, and what then becomes of visits that are not complete."""
     rules = job.config.speed.rules(job.config.participation)
     ends = []
-    if rules.buffer is not None:
+    if rules.every_client and rules.buffer is not None:
+        times = rules.buffer / rules.at_work(job.config.clients)
+        ends.append(f"when all have reported, {times:g} times in the harmonic mean")
+    elif rules.buffer is not None:
         ends.append(f"with {rules.buffer} arrivals")
     if rules.enough is not None:
         ends.append(f"{rules.grace:g} s after {rules.enough} visits" if rules.grace else f"with {rules.enough} visits")
@@ -279,8 +282,10 @@ def _memory(job: Job, ranks: int) -> Facts:
     # parameters and gradients of a chunk, sums; personal state, data and kept blocks of the clients of a rank
     each_client = job.personal_bytes + data + _kept(job)
     versions = _versions(job) * job.task.nbytes
-    total = max(job.task.nbytes, _message(job)) * (3 * size + 6) + held * each_client + versions
+    copies = job.task.nbytes + held * job.personal_bytes + versions  # of what a checkpoint is written from
+    total = max(job.task.nbytes, _message(job)) * (3 * size + 6) + held * each_client + versions + copies
     of_these = f", {round(versions / 1e6)} of them for states in clients' hands" if versions else ""
+    of_these += f", {round(copies / 1e6)} of them copies for checkpoints"
     yield "memory", f"about {round(total / 1e6)} MB per client rank beside torch and MPI{of_these}"
 
 
@@ -298,7 +303,8 @@ def bounds(job: Job, ranks: int) -> tuple[int, int]:
 
     The server: one message per lane, or an exact sum (four times the message) where clients are computed in chunks, and
     the shared state, its successor and a copy on its way out; where ranks send several of them, exact running sums too;
-    and what is held of each visit for further sums. A client rank: four times the model, or the message where that is
+    and what is held of each visit for further sums; copies of the shared state and of all personal state while a
+    checkpoint is written. A client rank: four times the model, or the message where that is
     larger (the state served, the gradients or the model being trained, the change, and the buffers on their way out),
     all but the first for each client of a chunk, and two such sums; and twice the personal state of its clients,
     acknowledged and provisional.
@@ -306,7 +312,8 @@ def bounds(job: Job, ranks: int) -> tuple[int, int]:
     message, (size, held) = _message(job), _largest(job)
     several = not job.together and max(len(job.hosted(rank)) for rank in range(1, ranks)) > 1
     each = 4 if size > 1 else 1
-    server = (each * _lanes(job, ranks) + 3 + 4 * several) * message + job.config.clients * _kept(job)
+    copies = job.task.nbytes + job.config.clients * job.personal_bytes
+    server = (each * _lanes(job, ranks) + 3 + 4 * several) * message + job.config.clients * _kept(job) + copies
     return server, (1 + 3 * size + 8 * (size > 1)) * max(job.task.nbytes, message) + 2 * held * job.personal_bytes
 
 

@@ -34,6 +34,7 @@ NOTHING: dict[str, Any] = {
     "oracle": None,  # federated oracle complexity so far, where it was recorded
     "staleness": None,  # mean over the visits that counted, where arrivals ended rounds
     "lost": [],  # clients, and how
+    "rehosted": [],  # clients of lost ranks, and where they went on
     "rejected": 0,  # visits, in whole or part
     "state_sha256": None,  # of the newest whole checkpoint
 }
@@ -67,7 +68,7 @@ def summary(path: Path) -> dict[str, Any]:
     row = {"run": str(folder), "status": store.read_status(folder).state, **NOTHING}
     if "cohort" not in data:
         return row
-    lost = {event["client"]: event["text"] for event in store.events(folder) if event["kind"] == "lost"}
+    lost, rehosted = _lost(folder)
     scores = data["accuracy"].dropna("round").values
     invited = float((data["cohort"] == 1).sum())
     return row | {
@@ -79,16 +80,30 @@ def summary(path: Path) -> dict[str, Any]:
         "arrived": float((data["arrived"] == 1).sum()) / invited if invited else None,
         "void": int((data["void"] == 1).sum()),
         "repeats": int(data["repeats"].clip(min=0).sum()) if "repeats" in data else 0,
-        "sim_seconds": _last(data["sim_seconds"].values, 1),
-        "wall_seconds": _last(data["wall_seconds"].values, 1),
+        "sim_seconds": _last(data["sim_seconds"].dropna("round").values, 1),
+        "wall_seconds": _last(data["wall_seconds"].dropna("round").values, 1),
         "oracle": float(data["oracle"].sum()) if "oracle" in data else None,
         "staleness": float(data["arrival_staleness"].where(data["arrival_client"] >= 0).mean())
         if "arrival_staleness" in data
         else None,
         "lost": sorted(lost.items()),
+        "rehosted": sorted(rehosted.items()),
         "rejected": int((data["rejected"] == 1).sum()) if "rejected" in data else 0,
         "state_sha256": _state(folder),
     }
+
+
+def _lost(folder: Path) -> tuple[dict[int, str], dict[int, str]]:
+    """The clients that were lost for good, and how; those that went on at other ranks, and where."""
+    lost: dict[int, str] = {}
+    rehosted: dict[int, str] = {}
+    for event in store.events(folder):
+        if event["kind"] == "lost":
+            lost[event["client"]] = event["text"]
+        elif event["kind"] == "rehosted":
+            rehosted[event["client"]] = event["text"]
+            lost.pop(event["client"], None)
+    return lost, rehosted
 
 
 def _metrics(data: Any) -> dict[str, float | None]:
@@ -182,6 +197,8 @@ def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
         for client, how in row["lost"]:
             yield f"{Path(row['run']).name}: client {client} was lost {how}"
+        for client, how in row["rehosted"]:
+            yield f"{Path(row['run']).name}: client {client} went on {how}"
         if row["rejected"]:
             yield f"{Path(row['run']).name}: {row['rejected']} visits were rejected, in whole or in part"
 

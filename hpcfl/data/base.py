@@ -28,6 +28,10 @@ MOMENTS = {"centred": (0.5, 0.5), "mnist": (0.1307, 0.3081)}
 """What is taken off pixels of [0, 1], and by what they are then divided; those of MNIST have mean 0 and deviation 1."""
 
 
+CLASSES = 2**18
+"""Classes that any data may have; more where there are more samples."""
+
+
 class Piece(NamedTuple):
     """One tensor of a sample that is a tuple of several."""
 
@@ -217,6 +221,13 @@ def check_clients(clients: int, there: int | None = None, where: str = "the data
         raise refusal("clients", "at least 1", clients)
     if there not in (None, clients):
         raise refusal("clients", f"{there}, which {where} holds", clients, there)
+
+
+def check_largest(where: str, largest: int, samples: int, instead: str = "") -> None:
+    """Refuse a class that no number of classes explains: tables and layers are as long as there are classes."""
+    most = max(CLASSES, samples)
+    if largest >= most:
+        raise UsageError(f"{where} hold {largest} among {samples} samples, expected labels below {most}{instead}")
 
 
 def check_order(key: str, value: float, limit_key: str, limit: float) -> None:

@@ -93,11 +93,12 @@ class Cifar100(Cifar):
 
 
 def _binary(path: Path, label_bytes: int) -> Samples:
-    with reading(path, "whole records"):
-        content = np.fromfile(path, dtype=np.uint8)
     length = label_bytes + PIXELS
-    if not len(content) or len(content) % length:
-        raise UsageError(f"{path}: truncated or damaged, {len(content)} bytes; expected whole records of {length}")
+    with reading(path, "whole records"):
+        size = path.stat().st_size
+        if not size or size % length:
+            raise UsageError(f"{path}: truncated or damaged, {size} bytes; expected whole records of {length}")
+        content = np.fromfile(path, dtype=np.uint8)
     records = content.reshape(-1, length)
     return records[:, label_bytes:], records[:, label_bytes - 1].astype(np.int64)
 

@@ -15,7 +15,7 @@ from pydantic import Field, create_model
 from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.plugins import outside, reason
 from hpcfl.base.rng import key_as_seed, keyed
-from hpcfl.data.base import Labels, Piece, Pixels, packed
+from hpcfl.data.base import Labels, Piece, Pixels, check_largest, packed
 from hpcfl.data.formats.hdf5_file import PEAK
 from hpcfl.data.pooled import Pool, Pooled
 
@@ -45,7 +45,8 @@ class TorchDataset(Pooled):
         parts = self._made(data_dir)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key_as_seed(seed, "dataset"))
-            read = [_read(part, f"data.name = '{self.name}'") for part in parts]
+            where = f"data.name = '{self.name}'"
+            read = [_read(part, where) for part in parts]
         x, y, pieces = read[0]
         if self.augment and (pieces or x.ndim != 4):
             raise refusal("data.augment", f"false, since samples of {self.name} are no images [C, H, W]", True, False)
@@ -56,7 +57,7 @@ class TorchDataset(Pooled):
         else:
             train, test = (x[np.sort(kept)], y[np.sort(kept)]), (x[np.sort(held)], y[np.sort(held)])
         peak = PEAK if x.dtype == np.uint8 else 0
-        return Pool(*train, *test, peak, _classes(y, *(part[1] for part in read[1:])), pieces)
+        return Pool(*train, *test, peak, _classes(where, y, *(part[1] for part in read[1:])), pieces)
 
     def _made(self, data_dir: Path | None) -> list[Any]:
         """Return the training part, and the test part if there is one."""
@@ -127,8 +128,10 @@ def _array(value: Any) -> NDArray[Any]:
     return array
 
 
-def _classes(*labels: Labels) -> int:
+def _classes(where: str, *labels: Labels) -> int:
     """Return `Header.classes`."""
     if labels[0].dtype.kind == "f":
         return labels[0].shape[-1] if labels[0].ndim > 1 else 1
-    return 1 + max(int(part.max(initial=-1)) for part in labels)
+    largest = max(int(part.max(initial=-1)) for part in labels)
+    check_largest(f"{where}: labels", largest, sum(map(len, labels)))
+    return 1 + largest

@@ -12,8 +12,9 @@ from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
 from hpcfl.data.base import Header, Scale, Source, check_clients, check_order
+from hpcfl.data.formats import leaf
 from hpcfl.data.formats.files import folder
-from hpcfl.data.formats.text import User, read_leaf
+from hpcfl.data.formats.leaf import User
 from hpcfl.data.partition import Parts, follow, iid, keep, shards
 from hpcfl.data.pooled import Pool, PooledFederation
 
@@ -76,7 +77,7 @@ class Femnist(Source):
         if self.imbalance and self.samples is None:
             raise refusal("data.samples", f"the least that a client keeps, for data.imbalance = {self.imbalance}", None)
         home = folder(self.name, data_dir, "femnist/data", "femnist")
-        train, test = (read_leaf(home / part, SIDE * SIDE, CLASSES) for part in ("train", "test"))
+        train, test = (leaf.read(home / part, SIDE * SIDE, CLASSES) for part in ("train", "test"))
         if not self.merge and train.keys().isdisjoint(test):
             raise UsageError(f"{home / 'test'}: none of its users is in train/; expected LEAF's split by sample")
         nobody = User(np.zeros((0, SIDE * SIDE), dtype=np.float32), np.zeros(0, dtype=np.int64))
@@ -86,6 +87,8 @@ class Femnist(Source):
 
     def _first(self, user: User) -> User:
         kept = user.labels < self.first_classes
+        if kept.all():
+            return user
         return User(user.features[kept], user.labels[kept])
 
     def _pool(self, users: Users) -> Pool:

@@ -31,6 +31,7 @@ from hpcfl.data.base import (
     Range,
     Scale,
     check_clients,
+    check_largest,
 )
 from hpcfl.data.formats import hdf5_file
 from hpcfl.data.formats.files import found
@@ -77,8 +78,9 @@ class Hdf5(Pooled):
     name: Literal["hdf5"] = "hdf5"
     file: str = Field(min_length=1)
     """The file, in the data folder or the working directory."""
-    labels: int | None = Field(None, ge=1)
-    """Number of classes, which are counted from 0. By default one more than the largest label."""
+    labels: int | None = Field(None, ge=1, le=2**24)
+    """Number of classes, which are counted from 0. By default one more than the largest label, which is then below
+    2^18 or the number of samples."""
     prune: float = Field(0.0, ge=0, lt=1)
     """Up to this share of a client's features, drawn by key, is removed (FLIC: 0.1). Not of a pool's."""
     scale: Scale | None = None
@@ -174,8 +176,7 @@ class Hdf5(Pooled):
         path = found("data.file", self.file, data_dir)
         contents = hdf5_file.survey_pool(path)
         only_defaults(self, ["prune"], f"since {path} is a pool, whose clients have features of equal shapes")
-        if self.labels is not None:
-            self._check_labels(path, contents)
+        self._check_labels(path, contents)
         if self.augment and len(contents.train[0].shape) != 3:
             text = f"false, since {path} holds {contents.train[0].features} and no images [channels, height, width]"
             raise refusal("data.augment", text, True, False)
@@ -187,8 +188,7 @@ class Hdf5(Pooled):
         only_defaults(
             self, ("partition", "partition_file", *CUT, "augment"), f"since {path} is no pool, but has clients"
         )
-        if self.labels is not None:
-            self._check_labels(path, contents)
+        self._check_labels(path, contents)
         if self.prune:
             self._check_prune(path, contents)
         check_clients(clients, len(contents.train), f"data.file = {self.file!r}")
@@ -196,10 +196,15 @@ class Hdf5(Pooled):
 
     def _check_labels(self, path: Path, contents: Survey) -> None:
         first, last = contents.parts[0], max(contents.parts, key=lambda part: part.largest)
+        if self.labels is None:
+            if not first.real:
+                samples = sum(part.size for part in contents.parts)
+                check_largest(f"{path}: {last.group}/labels", last.largest, samples, " or data.labels")
+            return
         if first.real:
             text = f"nothing, since {path}: {first.group}/labels are {first.dtype}, which count no classes"
             raise refusal("data.labels", text, self.labels)
-        if last.largest >= (self.labels or 0):
+        if last.largest >= self.labels:
             text = f"at least {contents.classes}, since {path}: {last.group}/labels hold {last.largest}"
             raise refusal("data.labels", text, self.labels, contents.classes)
 

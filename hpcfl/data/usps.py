@@ -52,7 +52,7 @@ def _read(home: Path, part: str) -> tuple[Features, Ints]:
             f"{where}: sample {wrong[0]} has values from {values.min():g} to {values.max():g}, expected {low} to 1"
         )
     check_labels(where, labels, first, CLASSES)
-    images: Features = pixels.astype(np.float32)
+    images: Features = pixels.astype(np.float32, copy=False)
     images -= low
     images /= 1 - low
     return images.reshape(-1, *SHAPE), labels.astype(np.int64) - first

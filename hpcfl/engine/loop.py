@@ -2,96 +2,45 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-
 import numpy as np
 
 from hpcfl.algorithms import ServerState
 from hpcfl.base.errors import Diverged, Interrupted, Stopped
 from hpcfl.base.types import Floats
 from hpcfl.comm.message import Sums
-from hpcfl.comm.transport import Saved, arrays
 from hpcfl.engine.job import Job, Progress
-from hpcfl.engine.profile import Phases
 from hpcfl.engine.record import Record, Recorder
+from hpcfl.engine.rounds import Rounds
+from hpcfl.engine.saving import Saver
 from hpcfl.engine.stopping import Stop
 from hpcfl.learning.evaluate import server_objective, server_scores
 from hpcfl.learning.task import SERVER
 from hpcfl.schedule.plan import Plan
 
 
-class Rounds(ABC):
-    """How rounds are carried out: in simulated time (`hpcfl.engine.simulated`) or in real time (`hpcfl.engine.wall`).
+def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop: Stop, saver: Saver) -> None:
+    """Run the rounds that are left, or those in which this rank is needed.
 
-    Attributes
-    ----------
-    serves : bool
-        Whether this rank is the server; what is returned elsewhere has no meaning.
-    stale : dict of int to int
-        Clients whose state `personal` had to take from an earlier checkpoint, since it did not come in time, and the
-        rounds after which it was theirs. Known once the iterator is exhausted.
-    phases : Phases
-        Told where this rank's time goes.
-    """
-
-    serves: bool
-    stale: Mapping[int, int] = MappingProxyType({})
-    phases = Phases()
-
-    @abstractmethod
-    def release(self, now: Progress, record: Record) -> bool:
-        """Let the clients' ranks go where clients are needed no more; return whether this rank's rounds are over so.
-
-        Asked before each round. From then on the server runs the rounds by itself.
-        """
-
-    @abstractmethod
-    def exchange(self, now: Progress, record: Record) -> tuple[Plan, Sums]:
-        """Carry out the next round up to its closing; return who counted and how far, and the sums.
-
-        Raises
-        ------
-        Interrupted
-            In real time, if the run is to stop before the round has closed.
-        """
-
-    @abstractmethod
-    def scores(self, now: Progress) -> Floats:
-        """Return the clients' scores, ``[scores, clients]``, see `Job.scores`; NaN: not known."""
-
-    @abstractmethod
-    def together(self, record: Record, reason: str) -> str:
-        """Bring the ranks' figures together in `record`; return why the run is to stop, "" where it is not."""
-
-    @abstractmethod
-    def personal(self, now: Progress) -> Iterator[Saved]:
-        """Yield the clients' personal state at the server; every rank that takes part must exhaust the iterator."""
-
-
-def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop: Stop) -> Progress:
-    """Run the rounds that are left, or those in which this rank is needed. `recorder` is the server's; None elsewhere.
+    `recorder` is the server's; None elsewhere. The last checkpoint may still be under way when this returns or raises.
 
     Raises
     ------
     Stopped
-        On every rank after the same round, once a checkpoint is written, if any rank was asked to `stop`; not on those
-        that were released.
+        On every rank that was not released, after the same round, once a checkpoint is begun.
     Diverged
         On every rank after the same round, which has no checkpoint.
     """
-    config, saved = job.config, now.round
+    config = job.config
     while now.round < config.rounds:
         record = Record.open(rounds.phases)
         if rounds.release(now, record):
-            return now
+            return
         job.task.oracle_calls[:] = 0  # what tests and figures have computed is no part of a round
         try:
             plan, record.sums = rounds.exchange(now, record)
         except Interrupted as early:
-            if now.round > saved:
-                save(job, rounds, recorder, now)
+            if now.round > saver.saved:
+                saver.save(now, {})
             raise Stopped(now.round, early.reason) from None
         if rounds.serves:
             step(job, now, record, record.sums)
@@ -99,16 +48,15 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         if config.evaluate.due(now.round, config.rounds):
             record.scores = evaluate(job, rounds, now)
         reason = close(job, rounds, now, record, plan, stop.requested())
+        record.saving = saver.look()
         if recorder is not None:
             recorder.row(plan, record, record.sums, now.clock)
         if fault := record.broken or job.guard.diverged(plan.arrived(record.rejected), record.rejected):
             raise Diverged(now.round, f"round {plan.round}: {fault}")
         if reason or config.checkpoint.due(now.round, config.rounds):
-            save(job, rounds, recorder, now)
-            saved = now.round
+            saver.save(now, record.scores)
         if reason and now.round < config.rounds:
             raise Stopped(now.round, reason)
-    return now
 
 
 def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
@@ -162,20 +110,3 @@ def objective(job: Job, now: Progress, sums: Floats) -> float:
     server_sum, count = server_objective(job.task, now.shared)
     held = int(job.task.federation.train_sizes[job.planner.members].sum())
     return float(np.append(sums, server_sum).sum()) / (count + held)
-
-
-def save(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress) -> None:
-    """Write a checkpoint: the server writes, every rank hands over the personal state that it hosts."""
-    with rounds.phases.phase("store"):
-        parts = rounds.personal(now) if job.personal_bytes else iter(())
-        if recorder is not None:
-            shared = arrays(now.shared)
-            extras = {
-                name: value.cpu().numpy() if hasattr(value, "cpu") else value for name, value in now.extras.items()
-            }
-            clock, memory = now.clock | now.stage.numbers(), now.norms.saved() | now.flights.saved()
-            served = {version: arrays(state) for version, state in now.served.items()}
-            how = clock, memory, lambda: rounds.stale, extras, served
-            now.saved = recorder.checkpoint(now.round, shared, parts, *how)
-        for _ in parts:
-            pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -17,7 +17,7 @@ from hpcfl.base.errors import listed
 from hpcfl.base.types import Floats, Ints
 from hpcfl.comm.guard import Rejection
 from hpcfl.comm.message import Sums
-from hpcfl.comm.transport import Saved, Transport
+from hpcfl.comm.transport import Transport
 from hpcfl.engine.columns import columns
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.stopping import decode, encode
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 MOST_LOGGED = 1000  # rejections that are events too: the log has room for ten times as many of all kinds
 PER_RANK = ("visits", "compute_seconds", "wait_seconds", "wire_bytes_in", "wire_bytes_out")
-WALL = ("wall_seconds", "server_seconds", "compute_seconds", "wait_seconds")
+SAVING = ("checkpoint_wait_seconds", "checkpoint_seconds", "checkpoint_bytes")
+WALL = ("wall_seconds", "server_seconds", "compute_seconds", "wait_seconds", *SAVING)
 """Columns that differ from run to run."""
 PHASE = {"compute_seconds": "compute", "wait_seconds": "waiting", "server_seconds": "server"}
 
@@ -73,6 +74,8 @@ class Record:
         The largest norms that are accepted, see `RunGuard.limits`; None: they are not measured.
     norms : float64 [clients, units]
         Norms of the messages that were accepted, 0 elsewhere; empty where they are not measured.
+    saving : dict
+        What checkpoints have cost since the row before, by the names of `SAVING`.
     broken : str
         What of the server's state is not finite.
     sums : Sums
@@ -96,6 +99,7 @@ class Record:
     rejected: dict[int, Rejection] = field(default_factory=dict)
     limits: Floats | None = None
     norms: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    saving: Mapping[str, float] = field(default_factory=dict)
     broken: str = ""
     sums: Sums = field(init=False, repr=False, compare=False)
 
@@ -171,7 +175,7 @@ def released(ranks: int) -> tuple[str, int, str]:
 
 
 class Recorder:
-    """Writes metrics and checkpoints to an existing run folder, and tells of rounds that are on file.
+    """Writes metrics to an existing run folder, and tells of rounds that are on file.
 
     `first` is the round that this start begins with.
     """
@@ -197,7 +201,7 @@ class Recorder:
                 depth[np.searchsorted(plan.cohort, client)], rejected[client] = rejection.depth, True
             plan = replace(plan, depth=depth)
             row = self.plan_columns(plan) | self.oracle_columns(plan, record, sums)
-            row |= dict(record.scores) | dict(record.metrics) | dict(clock)
+            row |= dict(record.scores) | dict(record.metrics) | dict(record.saving) | dict(clock)
             row["layer_weight"] = [sums.weight(tensors[0]) for tensors in self.job.layers.tensors]
             if "loss" in sums and sums.weight("loss"):
                 row["loss"] = float(sums.mean("loss"))
@@ -318,26 +322,13 @@ class Recorder:
         whole[plan.cohort] = values
         return whole
 
-    def checkpoint(
-        self,
-        done: int,
-        shared: Mapping[str, Any],
-        personal: Iterable[Saved],
-        clock: Mapping[str, float],
-        memory: Mapping[str, Any],
-        stale: Callable[[], Mapping[int, int]] = dict,
-        extras: Mapping[str, Any] | None = None,
-        served: Mapping[int, Mapping[str, Any]] | None = None,
-    ) -> Path:
-        """Write a checkpoint of the state after `done` rounds, and say whose personal state in it is `stale`."""
-        keep = self.job.config.checkpoint.keep
-        path = store.save(self.run_dir, done, shared, personal, clock, keep, memory, stale, extras, served)
-        for client, round_ in stale().items():
+    def stale(self, done: int, rounds: Mapping[int, int]) -> None:
+        """Say whose personal state in the checkpoint after `done` rounds is older, and of which rounds it is."""
+        for client, round_ in rounds.items():
             text = f"the checkpoint after round {done} holds the client's personal state after round {round_}"
             self.segment.event(done - 1, "stale", client, text)
-        if stale():
-            print(f"hpcfl: checkpoint after round {done}: {_stale_line(stale())}", file=sys.stderr, flush=True)
-        return path
+        if rounds:
+            print(f"hpcfl: checkpoint after round {done}: {_stale_line(rounds)}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         self.segment.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -14,12 +15,12 @@ from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, State
 from hpcfl.comm.message import ExactSums, Message
 from hpcfl.comm.placement import Chunk
-from hpcfl.comm.transport import Alone, Personal, Saved, Transport
-from hpcfl.engine.bundles import Part
+from hpcfl.comm.transport import Alone, Personal, Saved, Transport, arrays
+from hpcfl.engine.bundles import Part, in_threads
 from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
-from hpcfl.engine.loop import Rounds
 from hpcfl.engine.record import Record, released
+from hpcfl.engine.rounds import Rounds
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.statistics import with_statistics
 from hpcfl.schedule.plan import Arrivals, Plan
@@ -37,10 +38,12 @@ class Simulated(Rounds):
     ----------
     released : bool
         Whether this rank has been released.
+    apart : bool
+        Whether each rank writes its own clients' personal state: all see the same run folder.
     """
 
-    def __init__(self, job: Job, transport: Transport, first: int) -> None:
-        self.job, self.transport = job, transport
+    def __init__(self, job: Job, transport: Transport, first: int, apart: bool = True) -> None:
+        self.job, self.transport, self.apart = job, transport, apart
         self.serves, self.released = transport.serves, False
         self.alone = transport.size == 1
         self.plans: Iterator[Plan] | None = None
@@ -67,7 +70,8 @@ class Simulated(Rounds):
         if not self.job.personal_bytes:
             return {chunk.number: {} for chunk in self.job.chunks}
         taken = {}
-        for (clients, state), chunk in zip(self.personal(now), self.job.chunks):
+        collected = self.transport.collect(self.job.chunks, now.personal, self.job.like)
+        for (clients, state), chunk in zip(collected, self.job.chunks):
             like = self.job.like(int(clients[0]))
             taken[chunk.number] = {name: torch.from_numpy(state[name]).to(like[name], copy=True) for name in state}
         return taken
@@ -78,17 +82,14 @@ class Simulated(Rounds):
         plan = next(self.plans)
         self.transport.count()
         now.shared = self.transport.invite(now.shared)
-        told = self.job.layout, plan.invited, plan.miss_probability, self.job.task.device
-        sums = ExactSums(*told, self.transport.size, self.job.sent(plan))
         if plan.arrivals is not None:
             now.served[now.round] = now.shared
-            sums.arrived = now.arrived(plan) if self.serves else None
-        kept: list[Message] = []
         record.measure_norms(self.job.config.clients, self.job.guard.limits(now.norms))
         with record.timed("compute_seconds"):
             self._between(now)
-            for part in plan.parts():
-                record.visits += visit(self.job, part, self.mine, now, sums, kept, record)
+            sums, kept = self._visits(plan, now, record)
+        if plan.arrivals is not None and self.serves:
+            sums.arrived = now.arrived(plan)
         record.gradients = int(self.job.task.oracle_calls.max())
         self.job.task.oracle_calls[:] = 0
         with record.timed("wait_seconds"):
@@ -99,6 +100,20 @@ class Simulated(Rounds):
         if plan.arrivals is not None:
             now.served = {v: now.served[v] for v in self._held(plan.arrivals) if v in now.served}
         return plan, sums if self.serves else ExactSums(())
+
+    def _visits(self, plan: Plan, now: Progress, record: Record) -> tuple[ExactSums, list[Message]]:
+        """Do the visits of this rank's clients; return the sums, and what the algorithm keeps of the messages."""
+        shares = self.job.bundles.shares(self.mine)
+        told = self.job.layout, plan.invited, plan.miss_probability, self.job.task.device
+        sums = [ExactSums(*told, self.transport.size * len(shares), self.job.sent(plan)) for _ in shares]
+        kept: list[list[Message]] = [[] for _ in shares]
+        for part in plan.parts():
+            some = zip(shares, sums, kept)
+            works = [partial(visit, self.job, part, chunks, now, own, held, record) for chunks, own, held in some]
+            record.visits += sum(in_threads(works))
+        for other in sums[1:]:
+            sums[0].merge(other)
+        return sums[0], [*chain(*kept)]
 
     def _held(self, arrivals: Arrivals) -> set[int]:
         """Return the rounds whose states this rank needs: its own clients have them in their hands, or it serves."""
@@ -148,9 +163,15 @@ class Simulated(Rounds):
         """Bring every rank's figures together, and why it is to stop."""
         return record.gather(self.transport, reason, self.job.config.clients)
 
+    @property
+    def writers(self) -> Set[int]:
+        return frozenset({0}) if self.alone or not self.apart else {chunk.rank for chunk in self.job.chunks}
+
     def personal(self, now: Progress) -> Iterator[Saved]:
-        """Let every rank hand over the state that it hosts."""
-        return self.transport.collect(self.job.chunks, now.personal, self.job.like)
+        """Yield what this rank hosts; where ranks see other folders, let all hand over theirs to the server."""
+        if not self.apart:
+            return self.transport.collect(self.job.chunks, now.personal, self.job.like)
+        return ((chunk.clients, arrays(now.personal[chunk.number])) for chunk in self.mine)
 
 
 def visit(

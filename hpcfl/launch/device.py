@@ -42,7 +42,9 @@ def placed(config: Config, comm: Any, hosts: Sequence[str]) -> tuple[str, list[s
 def other_device(recorded: Mapping[str, str], devices: Sequence[str]) -> str:
     """Return in words that clients' computing goes on with another kind of device than it began with, "" if not."""
     began = json.loads(recorded.get("devices", "[]"))
-    then, now = ((each or ["cpu"])[-1].partition(" GPU-")[0].partition(" MIG-")[0] for each in (began, devices))
+    then, now = (
+        ["cpu", *filter(None, each)][-1].partition(" GPU-")[0].partition(" MIG-")[0] for each in (began, devices)
+    )
     return "" if then == now else f"began on {then} and goes on with {now}: last bits will differ from one whole run's"
 
 

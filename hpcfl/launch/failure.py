@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UserError
-from hpcfl.comm.launcher import checked_world, launched
-from hpcfl.store.atomic import keep_open, number_of, numbered
+from hpcfl.comm.launcher import checked_world, end_job, launched
+from hpcfl.store.atomic import keep_open, number_of
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
     Whatever the disk does meanwhile: none of what is written here is needed to end the job, nor may it hold that up.
     """
     if comm is not None:
-        late = threading.Timer(GIVE_UP_SECONDS, comm.Abort, (1,))
+        late = threading.Timer(GIVE_UP_SECONDS, end_job, (comm, 1))
         late.daemon = True
         late.start()
     keep_open(error)
@@ -78,7 +78,7 @@ def fail(comm: Any, folder: Path | None, error: BaseException) -> None:
         _tell(comm, folder, _explained(comm, folder, error))
     finally:
         if comm is not None:
-            comm.Abort(1)
+            end_job(comm, 1)
     raise SystemExit(1)
 
 
@@ -143,11 +143,13 @@ def refused(folder: Path, error: BaseException) -> RunError | None:
     """
     numbers = {getattr(error, "errno", None), *map(int, re.findall(r"errno = (\d+)", str(error)))}
     number = next((number for number in DISK if number in numbers), None)
+    if number is None and isinstance(error, store.WriteError):
+        number = error.errno
     if number is None:
         return None
     file = re.search(r"filename = '([^']+)'", str(error))
     path = re.sub(r"\.tmp-\d+-", "", file[1] if file else str(getattr(error, "filename", None) or folder))
-    saved = numbered(folder / "checkpoints", "round")
+    saved = store.saved(folder)
     safe = f", and the state after {number_of(saved[-1])} of them" if saved else ""
     text = f"'{path}' cannot be written: {os.strerror(number)}; all rounds reported are safe{safe}"
     return RunError(f"{text}: hpcfl resume {folder} goes on").with_traceback(error.__traceback__)

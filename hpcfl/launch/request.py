@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -16,6 +19,7 @@ from hpcfl.base.types import Computing
 from hpcfl.config import Config, ConfigLike, Overlay
 from hpcfl.engine.trained import recorded, recorded_chunk
 from hpcfl.presets import Settings, flat
+from hpcfl.store.atomic import number_of
 
 
 class RunRequest(BaseModel):
@@ -95,9 +99,16 @@ def check_writable(run_dir: Path) -> None:
 
 
 def resume_request(
-    folder: Path, data_dir: Path | None, quiet: bool = False, force: bool = False, profile: bool = False
+    folder: Path,
+    data_dir: Path | None,
+    quiet: bool = False,
+    force: bool = False,
+    profile: bool = False,
+    rounds: int | None = None,
 ) -> RunRequest | None:
     """Judge a resumption; a finished run says so and gives None. `force` passes over an owner on another host.
+
+    `rounds` are those that the run has from now on, finished or not; None: as before.
 
     With a request this process owns the folder, until `hpcfl.store.release`.
     """
@@ -105,16 +116,52 @@ def resume_request(
     store.take(folder, force)
     request = None
     try:
-        request = _resumption(folder, data_dir, quiet, force, profile)
+        request = _resumption(folder, data_dir, quiet, force, profile, rounds)
     finally:
         if request is None:
             store.release(folder)
     return request
 
 
-def _resumption(folder: Path, data_dir: Path | None, quiet: bool, force: bool, profile: bool) -> RunRequest | None:
-    status = store.read_status(folder)
-    if status.state == "done":
+def extended(folder: Path, config: Config, rounds: int, done: int, history: list[dict[str, Any]]) -> Config:
+    """Return a run's config with another number of rounds, `done` of them being in its newest checkpoint.
+
+    `history` has the changes before, oldest first, as `run.h5` has them.
+
+    Nothing that is drawn or decided follows from the number of rounds, but for when a run ends: whether recorded or
+    tabled times cover them is checked with all else, and in which rounds models are evaluated here.
+
+    Raises
+    ------
+    UsageError
+        If so many are done already, or if some of them would have been evaluated and were not.
+    """
+    if rounds <= done:
+        least = f"more than the {done} rounds that are done"
+        raise UsageError(f"--rounds {rounds}: '{folder}': expected {least}; did you mean {done + 1}?")
+    due = config.evaluate.due
+
+    def then(number: int) -> int:
+        """The rounds that the run was to have when this one was done."""
+        found = config.rounds
+        for change in takewhile(lambda change: number <= change["after_round"], reversed(history)):
+            found = change["from"]
+        return found
+
+    if missing := next((r for r in range(1, done + 1) if due(r, rounds) and not due(r, then(r))), 0):
+        raise UsageError(
+            f"--rounds {rounds}: evaluate.last = {config.evaluate.last}: a run of {rounds} rounds is evaluated after "
+            f"round {missing}, this one was not: expected at least {done + config.evaluate.last}"
+        )
+    return config.model_copy(update={"rounds": rounds})
+
+
+def _resumption(
+    folder: Path, data_dir: Path | None, quiet: bool, force: bool, profile: bool, rounds: int | None
+) -> RunRequest | None:
+    store.segment_paths(folder)  # a run whose metrics are gone is not done
+    status, attributes = store.read_status(folder), store.run_attributes(folder)
+    if status.state == "done" and rounds in (None, json.loads(attributes["config"])["rounds"]):
         print(f"'{folder}' is done already")
         return None
     if status.state == "diverged":
@@ -122,10 +169,13 @@ def _resumption(folder: Path, data_dir: Path | None, quiet: bool, force: bool, p
             f"'{folder}' has diverged: {status.reason}; its last finite checkpoint is kept; expected another run, "
             "such as one with a smaller step size"
         )
-    attributes = store.run_attributes(folder)
     data = store.data_folder(attributes, data_dir)
-    config = configs.of_run(attributes, force)
+    config, newest, text = configs.of_run(attributes, force), store.latest(folder), attributes["config"]
+    if rounds not in (None, config.rounds):
+        done, history = 0 if newest is None else number_of(newest), json.loads(attributes.get("history", "[]"))
+        config = extended(folder, config, rounds, done, history)
+        text = config.text()
     config.check(data)
-    known = {"config": attributes["config"], "data_dir": data, "checkpoint": store.latest(folder)}
+    known = {"config": text, "data_dir": data, "checkpoint": newest}
     known |= {"computing": recorded(attributes), "chunk": recorded_chunk(attributes, config)}
     return RunRequest(folder=folder, **known, new=False, quiet=quiet, profile=profile)

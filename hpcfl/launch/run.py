@@ -8,7 +8,9 @@ import platform
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -17,26 +19,27 @@ from typing import TYPE_CHECKING, Any, cast
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
-from hpcfl.base.errors import Diverged, ErrorOnOtherRank, Stopped, UsageError, UserError
+from hpcfl.base.errors import Diverged, ErrorOnOtherRank, LeftOut, Stopped, UsageError, UserError, listed, refusal
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
 from hpcfl.comm.guard import Norms
 from hpcfl.comm.launcher import has_ulfm
-from hpcfl.comm.placement import check_single, cores, lane_topologies, share_of_cores
+from hpcfl.comm.placement import check_single, check_there, cores, lane_topologies, share_of_cores
 from hpcfl.engine import stopping
 from hpcfl.engine.profile import Phases, Profile
 from hpcfl.launch.device import fixed_arithmetic, other_device, placed
-from hpcfl.launch.failure import ERROR_FILE, fail, note, noted, raise_together
+from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, note, noted, raise_together
 from hpcfl.launch.profile import gathered, report
 from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
+from hpcfl.store.atomic import PREFIX, number_of
 
 if TYPE_CHECKING:
     from hpcfl.comm.transport import Transport
     from hpcfl.config import Config
     from hpcfl.engine.job import Job, Progress
-    from hpcfl.engine.loop import Rounds
+    from hpcfl.engine.rounds import Rounds
 
 
 def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False) -> None:
@@ -86,14 +89,17 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     processes = _processes(comm)
     hosts = [host for host, _ in processes]
     threads = _set_threads(config, hosts.count(hosts[rank]))
-    device, devices = placed(config, comm, hosts)
+    ranks = _roll(config, comm, hosts)
+    with _without_absent(request, ranks):
+        device, devices = placed(config, ranks, hosts)
     with fixed_arithmetic(config.reproducible and device != "cpu"):
-        job, now = _prepared(config, request, comm, hosts, device, threads)
-        raise_together(comm, lambda: _open(request, processes, devices, job) if serves else None)
+        with _without_absent(request, ranks):
+            job, now = _prepared(config, request, ranks, hosts, device, threads)
+            raise_together(ranks, lambda: _opened(request, processes, devices, job, ranks) if serves else None)
         run = _in_real_time if config.clock == "wall" else _in_step
         phases = Profile() if request.profile else Phases()
         try:
-            stopped = run(job, request, now, comm, hosts, phases)
+            stopped = run(job, request, now, ranks, processes, phases)
         except UserError as error:
             if comm is None:
                 note(request.folder, str(error))
@@ -101,6 +107,31 @@ def carry_out(request: RunRequest, comm: Any) -> None:
             fail(comm, request.folder, error)  # on this rank only: the others are in the middle of a round
     if stopped is not None:
         raise stopped
+
+
+def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
+    """The communicator with which the job starts, or what stands for it where some ranks may be missing."""
+    if comm is None or config.start_within is None:
+        return comm
+    from hpcfl.comm.mpi import Roll, connect
+
+    return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts, has_ulfm(comm)))
+
+
+@contextmanager
+def _without_absent(request: RunRequest, ranks: Any) -> Iterator[None]:
+    """Let a start fail without waiting for ranks that are missing, and let these go when they come after all."""
+    try:
+        yield
+    except LeftOut as error:
+        print(f"hpcfl: {error}", file=sys.stderr, flush=True)
+        os._exit(0)  # without MPI's farewell, in which the others do not wait for this rank
+    except (UserError, ErrorOnOtherRank) as error:
+        if not getattr(ranks, "absent", None):
+            raise
+        if isinstance(error, ErrorOnOtherRank):
+            time.sleep(GIVE_UP_SECONDS)  # the rank that speaks ends the job
+        fail(ranks.comm, request.folder, error)
 
 
 def _prepared(
@@ -152,33 +183,62 @@ def _set_threads(config: Config, local_size: int) -> int:
 
 
 def _check_mpi(config: Config, comm: Any) -> None:
-    if config.fault_tolerance == "ulfm" and not has_ulfm(comm):
+    keys = {"fault_tolerance": ("ulfm", "auto"), "lost_clients": ("rehost", "drop")}
+    for key, (wanted, instead) in keys.items():
+        if getattr(config, key) == wanted and not has_ulfm(comm):
+            raise UsageError(
+                f"{key} = '{wanted}': this MPI does not tell of dead ranks; expected Open MPI 5 started with "
+                f"'mpiexec --with-ft ulfm'; did you mean {key} = '{instead}'?"
+            )
+    size = 1 if comm is None else comm.Get_size()
+    if config.min_ranks is not None and config.min_ranks > size:
+        raise refusal("min_ranks", f"at most {size}, the ranks of this job", config.min_ranks, size)
+    if config.min_ranks is not None and config.min_ranks < size and not has_ulfm(comm):
         raise UsageError(
-            "fault_tolerance = 'ulfm': this MPI does not tell of dead ranks; expected Open MPI 5 started with "
-            "'mpiexec --with-ft ulfm'; did you mean fault_tolerance = 'auto'?"
+            f"min_ranks = {config.min_ranks}: this MPI ends a job of {size} ranks with the first of them; expected "
+            "Open MPI 5 started with 'mpiexec --with-ft ulfm'; remove it"
         )
 
 
 def _in_step(
-    job: Job, request: RunRequest, now: Progress, comm: Any, hosts: list[str], phases: Phases
+    job: Job, request: RunRequest, now: Progress, comm: Any, processes: list[tuple[str, str]], phases: Phases
 ) -> Stopped | None:
     """Run in simulated time: all ranks in step, until those of the clients are released."""
     from hpcfl.engine.simulated import Simulated
 
     transport = _transport(comm, phases)
     stop = stopping.Stop(request.folder, transport.serves)
-    rounds = Simulated(job, transport, now.round)
+    rounds = Simulated(job, transport, now.round, _see_one_folder(request.folder, comm, processes))
     rounds.phases = phases
 
     def rest() -> None:
         if rounds.released:
             stopping.forward(stop, request.folder)
 
-    stopped = _run_rounds(job, request, rounds, now, transport.size, stop)
+    stopped = _run_rounds(job, request, rounds, now, processes, transport.rank, stop)
     stopped = transport.leave(stopped, rest)
     if request.profile:
         report(gathered(phases, comm))
     return stopped
+
+
+def _see_one_folder(folder: Path, comm: Any, processes: list[tuple[str, str]]) -> bool:
+    """Whether all ranks see the run folder that rank 0 has opened; where one does not, that is said once."""
+    if comm is None:
+        return True
+    from hpcfl.comm.mpi import names
+
+    seen = names(comm, str(_mark(folder, processes).exists()))
+    blind = [f"rank {rank}" for rank, word in enumerate(seen) if word != str(True)]
+    if blind and comm.Get_rank() == 0:
+        line = f"{listed(blind)} cannot see '{folder}': personal state is sent to rank 0 for checkpoints"
+        print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+    return not blind
+
+
+def _mark(folder: Path, processes: list[tuple[str, str]]) -> Path:
+    """A file that rank 0 makes for the others to see; the first segment sweeps it away."""
+    return folder / "checkpoints" / f"{PREFIX}{processes[0][1]}-seen"
 
 
 def _transport(comm: Any, phases: Phases) -> Transport:
@@ -192,13 +252,17 @@ def _transport(comm: Any, phases: Phases) -> Transport:
 
 
 def _in_real_time(
-    job: Job, request: RunRequest, now: Progress, comm: Any, hosts: list[str], phases: Phases
+    job: Job, request: RunRequest, now: Progress, comm: Any, processes: list[tuple[str, str]], phases: Phases
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
+    from hpcfl.comm.mpi import Roll
     from hpcfl.engine.wall import start
     from hpcfl.engine.wall.watchdog import Watchdog
 
-    folder, serves = request.folder, comm.Get_rank() == 0
+    connected, absent = None, dict[int, str]()
+    if isinstance(comm, Roll):
+        comm, connected, absent = comm.comm, comm.connected, comm.absent
+    folder, serves, hosts = request.folder, comm.Get_rank() == 0, [host for host, _ in processes]
     stop, watch = stopping.Stop(folder, serves), Watchdog(folder, job.config.lost_after)
 
     def rest() -> None:
@@ -206,9 +270,9 @@ def _in_real_time(
         watch.look()
 
     if not serves:
-        return start.serve(job, comm, hosts, now, rest, phases)
-    rounds = start.lead(job, comm, hosts, folder, stop, now, phases)
-    stopped = _run_rounds(job, request, rounds, now, comm.Get_size(), stop)
+        return start.serve(job, comm, hosts, now, rest, phases, connected, absent)
+    rounds = start.lead(job, comm, hosts, folder, stop, now, phases, connected, absent)
+    stopped = _run_rounds(job, request, rounds, now, processes, 0, stop)
     if request.profile:
         report(rounds.profiles())
     start.dismiss(rounds, comm, now.round, stopped)
@@ -216,21 +280,33 @@ def _in_real_time(
 
 
 def _run_rounds(
-    job: Job, request: RunRequest, rounds: Rounds, now: Progress, ranks: int, stop: stopping.Stop
+    job: Job,
+    request: RunRequest,
+    rounds: Rounds,
+    now: Progress,
+    processes: list[tuple[str, str]],
+    rank: int,
+    stop: stopping.Stop,
 ) -> Stopped | None:
     """Run the rounds that are left, recorded by the server; return why not all of them, if so."""
     from hpcfl.engine.loop import run
     from hpcfl.engine.progress import Reporter
     from hpcfl.engine.record import Recorder
+    from hpcfl.engine.saving import Saver
 
     recorder = stopped = None
     if rounds.serves:
         reporter = Reporter(job.config.rounds, now.round, job.config.clock, request.quiet)
-        recorder = Recorder(request.folder, job, ranks, now.round, reporter)
+        recorder = Recorder(request.folder, job, len(processes), now.round, reporter)
+    saver = Saver(job, rounds, request.folder, rank, processes[0][1], now.round, recorder)
     try:
-        run(job, rounds, recorder, now, stop)
+        run(job, rounds, recorder, now, stop, saver)
     except Stopped as early:
         stopped = early
+    except Exception:
+        saver.abandon()
+        raise
+    saver.finish()
     rounds.phases.end()
     if recorder is not None:
         recorder.close()
@@ -296,6 +372,13 @@ def _saved(job: Job, path: Path) -> Iterator[tuple[int, State]]:
             yield client, restored(job.like(client), held)
 
 
+def _opened(request: RunRequest, processes: list[tuple[str, str]], devices: list[str], job: Job, ranks: Any) -> None:
+    """Make the run folder, or take it up again, if enough ranks are there."""
+    if absent := getattr(ranks, "absent", None):
+        check_there(job.config.min_ranks, len(processes), absent, ranks.seconds)
+    _open(request, processes, devices, job)
+
+
 def _open(request: RunRequest, processes: list[tuple[str, str]], devices: list[str], job: Job) -> None:
     """Make the run folder, or take it up again."""
     folder, hosts = request.folder, [host for host, _ in processes]
@@ -316,10 +399,25 @@ def _open(request: RunRequest, processes: list[tuple[str, str]], devices: list[s
             store.create(folder, attributes, about_clients(job.task.federation))
         except OSError as error:
             raise UsageError(f"'{folder}' cannot be written: {error.strerror}") from None
-    elif other := other_device(store.run_attributes(folder), devices):
-        print(f"hpcfl: '{folder}' {other}", file=sys.stderr, flush=True)
+    else:
+        held = store.run_attributes(folder)
+        if held["config"] != request.config:
+            store.rebuild(folder, {"config": request.config, "history": _history(held, request)})
+        if other := other_device(held, devices):
+            print(f"hpcfl: '{folder}' {other}", file=sys.stderr, flush=True)
+    mark = _mark(folder, processes)
+    mark.parent.mkdir(exist_ok=True)
+    mark.touch()
     stopping.withdraw(folder)  # before the status: from then on requests are for this start
     store.write_status(folder, "running", ranks=[f"process {number} on {host}" for host, number in processes])
+
+
+def _history(held: dict[str, Any], request: RunRequest) -> str:
+    """The recorded changes of a run's config, JSON, with the one that is made now."""
+    done = 0 if request.checkpoint is None else number_of(request.checkpoint)
+    before, after = (json.loads(text)["rounds"] for text in (held["config"], request.config))
+    change = {"key": "rounds", "from": before, "to": after, "after_round": done, "time": time.time()}
+    return json.dumps([*json.loads(held.get("history", "[]")), change])
 
 
 def _processes(comm: Any) -> list[tuple[str, str]]:

@@ -41,7 +41,7 @@ class InitialFile:
             if not isinstance(groups, dict | h5py.Group):
                 raise UsageError(f"{path}: {OWN} is a dataset, expected groups {OWN}/0 … {OWN}/{clients - 1}")
             for client in groups:
-                if not client.isdecimal() or str(int(client)) != client or int(client) >= clients:
+                if len(client) > 9 or not client.isdecimal() or str(int(client)) != client or int(client) >= clients:
                     raise UsageError(f"{path}: {OWN}/{client}: expected one of {OWN}/0 … {OWN}/{clients - 1}")
             self.own: dict[int, dict[str, Shape]] = {
                 int(client): {name: self._values(file, f"{OWN}/{client}/{name}").shape for name in group}

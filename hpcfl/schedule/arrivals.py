@@ -1,15 +1,15 @@
 """Rounds that arrivals end: who is at work with which state, and who arrives next. In simulated time an event queue.
 
 Clients are sent out with the newest state, in the order in which places become free, and report when they are done; the
-server takes a step with every `buffer` visits, or after a `deadline`, and a round is such a step. All of it is a pure
-function of config and seed, so every rank keeps the same queue without a word. Who arrives at the same time arrives in
-the order of the ids. A step is taken before anybody is sent out in its stead, so that who arrives last begins with what
-it has brought about.
+server takes a step with every `buffer` visits, when all have reported often enough, or after a `deadline`, and a round
+is such a step. All of it is a pure function of config and seed, so every rank keeps the same queue without a word. Who
+arrives at the same time arrives in the order of the ids. A step is taken before anybody is sent out in its stead, so
+that who arrives last begins with what it has brought about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
@@ -115,8 +115,9 @@ class Flights:
     def free(self, rules: Participation, members: Ints, round: int) -> Ints:
         """Return which of the `members` may be sent out with the state of this round, if there is a place."""
         free = members[np.isnan(self.due[members])]
-        if rules.once_per_version:
-            free = free[self.version[free] != round]
+        if rules.most_per_version is not None:
+            begun = np.where(self.version[free] == round, self.number[free] + 1, 0)
+            free = free[begun < rules.most_per_version]
         if rules.dispatch == "reporter" and (self.version >= 0).any():
             free = free[self.version[free] >= 0]  # others have never begun, and do not now
         return free
@@ -167,8 +168,8 @@ class Queue:
             flights.due[flights.waiting[round - flights.version[flights.waiting] > rules.max_staleness]] = np.nan
         self._send(round)
         came: list[Came] = []
-        fruitless = 0
-        while len(came) < (rules.buffer or inf):
+        fruitless, full = 0, False
+        while not full:
             client, due = self._next()
             if due > end * (1 + CLOSE):  # ends are sums of many deadlines
                 flights.now = end
@@ -180,10 +181,11 @@ class Queue:
             depth, steps = int(self.depth[client]), int(self.steps[client])
             if counts(self.run, rules, round - version, depth, steps):
                 came.append((client, version, number, due, float(self.seconds[client]), depth, steps))
+                full = enough(self.run, rules, came)
             else:
                 fruitless += 1
                 check_fruitless(round, fruitless)
-            if len(came) < (rules.buffer or inf) and due < end * (1 - CLOSE):
+            if not full and due < end * (1 - CLOSE):
                 self._send(round)
         return planned(self.run, round, came, flights, start, end - start)
 
@@ -232,6 +234,19 @@ def counts(run: Run, rules: Participation, staleness: int, depth: int, steps: in
     return fresh and depth <= len(run.work_fractions) and (steps > 0 or not rules.by_steps)
 
 
+def enough(run: Run, rules: Participation, came: Sequence[Came]) -> bool:
+    """Return whether the server takes its step with the visits that have come and count.
+
+    Where every client is waited for, with B_i visits of client i of n: when (1/n Σ 1/B_i)⁻¹ ≥ buffer/n.
+    """
+    if rules.buffer is None:
+        return False
+    if not rules.every_client:
+        return len(came) >= rules.buffer
+    visits, clients = np.unique([visit[0] for visit in came], return_counts=True)[1], len(run.members)
+    return len(visits) == clients and bool(rules.buffer * (1 / visits).sum() <= clients**2 * (1 + CLOSE))
+
+
 def check_fruitless(round: int, visits: int) -> None:
     """Raise RunError where so many visits of a round have been in vain that it will never end."""
     if visits > MOST_FRUITLESS:
@@ -250,7 +265,7 @@ def planned(run: Run, round: int, came: list[Came], flights: Flights, start: flo
     table = np.array(sorted(came, key=lambda each: each[0]), dtype=np.float64).reshape(-1, 7).T
     cohort, versions, numbers, depth, steps = (table[row].astype(np.int64) for row in (0, 1, 2, 5, 6))
     times, seconds = table[3], table[4]
-    factors = run.staleness.factors(round - versions)
+    factors = run.staleness.factors(round - versions) * run.participation.evened(cohort)
     return Plan(
         round,
         cohort,

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from math import isnan, nan
+from typing import Any, Literal
+
+import numpy as np
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
+from hpcfl.base.errors import UsageError, did_you_mean, refusal
+
+LOSSES = ("test_loss", "objective")
 
 
 class Evaluate(ConfigBase):
@@ -32,7 +40,59 @@ class Checkpoints(ConfigBase):
     """Rounds from one checkpoint to the next; one more is written at the end."""
     keep: int = Field(2, ge=1)
     """Checkpoints that are kept, the newest ones."""
+    keep_every: int | None = Field(None, ge=1)
+    """Keep for good those after a multiple of so many rounds, itself a multiple of `every`; by default none."""
+    keep_best: str | None = None
+    """Keep the best one too, by this figure of its evaluation: ``test_loss``, a metric (``accuracy``), ``objective``;
+    where there is no global test set, by the mean of the clients' own. Of equals the newest. By default none."""
+    best: Literal["auto", "largest", "smallest"] = "auto"
+    """What is best. ``auto``: the smallest loss or objective, the largest metric."""
 
     def due(self, done: int, rounds: int) -> bool:
         """Return whether the state after `done` of `rounds` rounds is saved."""
         return done % self.every == 0 or done == rounds
+
+    def kept(self, scores: Mapping[int, float]) -> set[int]:
+        """Return which checkpoints stay of those after so many rounds, the last of which is new."""
+        stay = set(sorted(scores)[-self.keep :])
+        stay |= {done for done in scores if self.keep_every and done % self.keep_every == 0}
+        known = [(score, done) for done, score in scores.items() if not isnan(score)]
+        return stay | ({max(known)[1]} if known else set())
+
+    def score(self, scores: Mapping[str, Any]) -> float:
+        """Return how good a state is, more being better, whose evaluation gave these `scores`, if any; NaN: unknown."""
+        if self.keep_best is None:
+            return nan
+        value = scores.get(self.keep_best)
+        if value is None:
+            own = np.asarray(scores.get(f"client_{self.keep_best}", ()), np.float64)
+            known = own[~np.isnan(own)]
+            value = known.mean() if len(known) else nan
+        least = self.best == "smallest" or (self.best == "auto" and self.keep_best in LOSSES)
+        return -float(value) if least else float(value)
+
+    def check(self, evaluate: Evaluate, metrics: Iterable[str]) -> None:
+        """Raise UsageError for keys that do not go together, or not with what is evaluated, and when."""
+        if self.keep_every and self.keep_every % self.every:
+            near = self.every * max(1, round(self.keep_every / self.every))
+            raise refusal(
+                "checkpoint.keep_every", f"a multiple of checkpoint.every = {self.every}", self.keep_every, near
+            )
+        if self.keep_best is None:
+            if self.best != "auto":
+                raise UsageError(
+                    f"checkpoint.best = '{self.best}' has no meaning without checkpoint.keep_best: did you mean 'auto'?"
+                )
+            return
+        names = ["test_loss", *metrics, *(["objective"] if evaluate.objective else [])]
+        if self.keep_best not in names:
+            hint = did_you_mean(self.keep_best, names)
+            raise UsageError(f"checkpoint.keep_best: no test gives '{self.keep_best}'{hint}")
+        if self.every % evaluate.every:
+            raise refusal(
+                "checkpoint.every",
+                f"a multiple of evaluate.every = {evaluate.every}, as checkpoint.keep_best compares states that were "
+                "evaluated",
+                self.every,
+                evaluate.every * -(-self.every // evaluate.every),
+            )

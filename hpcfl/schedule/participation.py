@@ -11,13 +11,14 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import UsageError, check_within, refusal
+from hpcfl.base.errors import UsageError, check_within, refusal, toml
 from hpcfl.base.rng import keyed
-from hpcfl.base.types import Ints
+from hpcfl.base.types import Floats, Ints
 
 ARRIVALS = (
     "concurrency",
     "buffer",
+    "every_client",
     "max_staleness",
     "stop_stale",
     "dispatch",
@@ -60,7 +61,12 @@ class Participation(ConfigBase):
     that take part."""
     buffer: int | None = Field(None, ge=1)
     """Visits that have to arrive for the server to take a step, K (``close = "arrivals"`` only, which needs it or a
-    `deadline`); at most `concurrency`."""
+    `deadline`); at most `concurrency`, without `every_client`."""
+    every_client: bool = False
+    """Wait for every client, and let all count alike, however often each has reported (``close = "arrivals"`` only).
+    The server takes a step when the harmonic mean of their numbers of visits is at least `buffer` over the number of
+    clients; whoever has reported `buffer` times waits for it. It needs ``max_staleness = 0`` and a `buffer` of one
+    visit per client or more: this is Malenia SGD (Tyurin & Richtárik, NeurIPS 2023)."""
     max_staleness: int | None = Field(None, ge=0)
     """Visits that began more versions ago than this do not count (``close = "arrivals"`` only); by default all do."""
     stop_stale: bool = False
@@ -201,9 +207,11 @@ class Participation(ConfigBase):
             return
         members, most = clients - self._held, self.at_work(clients)
         check_within("participation.concurrency", most, 1, members)
-        if self.buffer is None and self.deadline is None:
+        if self.every_client:
+            self._check_every_client(members)
+        elif self.buffer is None and self.deadline is None:
             raise UsageError("participation.buffer: close = 'arrivals' needs it, or a participation.deadline")
-        if self.buffer is not None:
+        elif self.buffer is not None:
             check_within("participation.buffer", self.buffer, 1, most)
         elif not self.once_per_version:
             raise UsageError(
@@ -226,13 +234,53 @@ class Participation(ConfigBase):
                 "cuts visits short, and there is none"
             )
 
+    def _check_every_client(self, members: int) -> None:
+        why = " with participation.every_client = true"
+        if self.buffer is None or self.buffer < members:
+            raise refusal("participation.buffer", f"{members} or more{why}, one visit per client", self.buffer, members)
+        for key, good in (
+            ("max_staleness", 0),
+            ("dispatch", "uniform"),
+            ("once_per_version", False),
+            ("deadline", None),
+            ("max_seconds", None),
+        ):
+            if (value := getattr(self, key)) != good:
+                raise refusal(f"participation.{key}", f"{toml(good)}{why}", value, good)
+        if self.concurrency not in (None, members):
+            raise refusal("participation.concurrency", f"all {members} clients{why}", self.concurrency, members)
+
     @property
     def by_arrivals(self) -> bool:
         return self.close == "arrivals"
 
+    @property
+    def most_per_version(self) -> int | None:
+        """How many visits a client may begin with the same state; None: any number."""
+        if self.once_per_version:
+            return 1
+        return self.buffer if self.every_client else None
+
     def slots(self, clients: int) -> int:
-        """Return how many visits may arrive in a round that arrivals end, 0 for other rounds."""
-        return (self.buffer or clients) if self.by_arrivals else 0
+        """Return how many visits may arrive in a round that arrivals end, 0 for other rounds.
+
+        Where only a deadline ends it, a client may report two: one it began in an earlier round, one in this.
+        """
+        if not self.by_arrivals:
+            return 0
+        return self.buffer * (clients if self.every_client else 1) if self.buffer else 2 * clients
+
+    def evened(self, cohort: Ints) -> Floats:
+        """Return by what the changes of visits by a `cohort` are multiplied, so that clients count alike, float64 [M].
+
+        M/(n B_i) with `every_client`, since the server divides by the number of all M visits, of which B_i are client
+        i's and n clients have reported; else 1.
+        """
+        if not self.every_client:
+            return np.ones(len(cohort))
+        _, client, visits = np.unique(cohort, return_inverse=True, return_counts=True)
+        factors: Floats = len(cohort) / (len(visits) * visits[client])
+        return factors
 
     def at_work(self, clients: int) -> int:
         """Return how many of `clients` are at work at any time, where arrivals end rounds."""

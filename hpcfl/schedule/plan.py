@@ -84,7 +84,7 @@ class Arrivals:
     times : float64
         When each arrived, in seconds since the start of the run.
     factors : float64
-        What each change counts by its staleness.
+        What each change counts, by its staleness or by how often its client reported.
     waiting, served : int64 [m]
         Who was at work when it ended, ascending ids, and the rounds whose states they had in their hands.
     """

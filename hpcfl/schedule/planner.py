@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.base.errors import RunError, UsageError
+from hpcfl.base.errors import RunError, UsageError, listed, refusal
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.arrivals import Flights, Queue
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
@@ -44,6 +44,7 @@ class Method(Protocol):
     def invites_all(self, round: int) -> bool: ...
     def clients_done(self, round: int) -> bool: ...
     def visit_steps(self, samples: int) -> tuple[int, int]: ...
+    def mean_weights(self) -> str: ...
 
 
 @dataclass(eq=False)
@@ -271,12 +272,21 @@ class Planner:
         self._seconds.extend(np.where(seconds <= closes_after, seconds, 2 * closes_after).tolist())
 
     def recall(self, run: Path, rounds: int) -> None:
-        """Take note of the visits that an earlier start has recorded, where a rule follows from them."""
+        """Take note of the visits that an earlier start has recorded, where a rule follows from them.
+
+        RunError where some of these are lost to damage.
+        """
         from hpcfl import store
 
         if not self.participation.adaptive or not rounds:
             return
         data = store.open_run(run)
+        known = {*data["round"].values.tolist()} - {*data.attrs.get("lost", ())}
+        if lost := [round_ for round_ in range(rounds) if round_ not in known]:
+            raise RunError(
+                f"'{run}' has lost what visits took in rounds {listed(lost)}, from which its deadline follows: "
+                "expected a copy of its metrics"
+            )
         columns = (data[name].values[:rounds] for name in ("cohort", "visit_seconds", "deadline"))
         for round_, (invited, seconds, closes_after) in enumerate(zip(*columns)):
             cohort = np.flatnonzero(invited == 1)
@@ -328,6 +338,8 @@ def check(
     _check_snapshot(participation, algorithm)
     if speed.rules(participation).by_arrivals:
         _check_arrivals(algorithm)
+    if speed.rules(participation).every_client:
+        _check_every_client(algorithm)
     if algorithm.invites_all(0) and speed.needs_end:
         raise UsageError(
             f"algorithm.name = '{algorithm.name}' begins with a round that waits for everybody, but the times of "
@@ -372,6 +384,19 @@ def _check_arrivals(algorithm: Method) -> None:
             f"participation.close = 'arrivals': algorithm.name = '{algorithm.name}' needs rounds: {why}; did you mean "
             "participation.close = 'quorum'?"
         )
+
+
+def _check_every_client(algorithm: Method) -> None:
+    """Refuse a method whose clients would not count alike if their changes were scaled."""
+    try:
+        weights = algorithm.mean_weights()
+    except UsageError:
+        raise UsageError(
+            f"participation.every_client = true: algorithm.name = '{algorithm.name}' does more with what clients send "
+            "than to take weighted means of their changes; did you mean algorithm.name = 'fedavg'?"
+        ) from None
+    if weights != "uniform":
+        raise refusal("algorithm.weights", "'uniform' with participation.every_client = true", weights, "'uniform'")
 
 
 def _check_partial(partial: str, algorithm: Method) -> None:

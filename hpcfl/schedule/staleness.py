@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import UsageError, toml
+from hpcfl.base.errors import UsageError, refusal, toml
 from hpcfl.base.types import Floats, Ints
 
 if TYPE_CHECKING:
@@ -37,6 +37,13 @@ class Staleness(ConfigBase):
             raise UsageError(
                 f"staleness.weight = '{self.weight}' is only for participation.close = 'arrivals', got "
                 f"'{participation.close}'; did you mean staleness.weight = 'constant'?"
+            )
+        if self.weight != "constant" and participation.every_client:
+            raise refusal(
+                "staleness.weight",
+                "'constant' with participation.every_client = true, which takes gradients of the newest version only",
+                self.weight,
+                "'constant'",
             )
         if self.weight != "constant" and kept_by:
             raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,9 @@ def number_of(path: Path) -> int:
 
 
 def clean(folder: Path) -> None:
-    """Remove the temporary files that a killed process left in `folder`."""
+    """Remove the temporary files and folders that a killed process left in `folder`."""
     for stale in folder.glob(f"{PREFIX}*"):
-        stale.unlink(missing_ok=True)
+        if stale.is_dir():
+            shutil.rmtree(stale)
+        else:
+            stale.unlink(missing_ok=True)

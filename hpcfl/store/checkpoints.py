@@ -1,14 +1,22 @@
-"""Checkpoints: one immutable file each, written under another name and made visible at one stroke.
+"""Checkpoints: a folder each, written under another name and made visible at one stroke.
 
-The personal state of clients is stored by equal shapes: all clients whose tensors have the same names, shapes and
-dtypes are rows of the same datasets, however they were cut into chunks. So any rank can read any clients.
+``server.h5`` has what the server holds, ``rank-0003.h5`` the personal state of the clients of rank 3, and
+``manifest.json``, written last, sizes and digests of these. All ranks write at once: each leaves a note beside its file
+when that is on disk, rank 0 makes the manifest of the notes, and nothing else needs to be said between them. Earlier
+versions wrote one file, ``round-000100.h5``, with groups of the same names: whatever reads here takes both.
+
+The personal state of clients is stored by equal shapes: all clients of a file whose tensors have the same names, shapes
+and dtypes are rows of the same datasets, however they were cut into chunks. So any rank can read any clients.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +26,11 @@ import h5py
 import numpy as np
 
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.base.types import Shape
-from hpcfl.store.atomic import created, number_of, numbered, replace
+from hpcfl.base.types import Ints, Shape
+from hpcfl.store import manifest
+from hpcfl.store.atomic import PREFIX, created, number_of, sync, sync_folder
 from hpcfl.store.columns import Array
-from hpcfl.store.integrity import USER_BLOCK, damage, one_line, stamp
+from hpcfl.store.integrity import SERVER, damage, one_line
 
 Tensors = Mapping[str, Array]
 Chunk = tuple[Array, dict[str, Array]]
@@ -30,8 +39,13 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 _CHUNK_BYTES = 1 << 20
 _LEAST_BYTES = 1 << 12
+_LEAST_PAUSE, _MOST_PAUSE = 0.002, 0.2  # seconds between looks for what other ranks write
 _EARLIER = "server."  # what began the names of `Checkpoint.extras` among the shared state in files of earlier versions
 _log = logging.getLogger(__name__)
+
+
+class WriteError(OSError):
+    """A file of a checkpoint that the disk does not take, for whatever reason."""
 
 
 @dataclass(frozen=True)
@@ -63,50 +77,147 @@ class Checkpoint:
     served: dict[int, dict[str, Array]] = field(default_factory=dict)
 
 
-def save(
-    run_dir: Path,
-    round: int,
-    shared: Tensors,
-    personal: Iterable[tuple[Any, Tensors]],
-    clock: Mapping[str, float],
-    keep: int,
-    memory: Tensors | None = None,
-    stale: Callable[[], Mapping[int, int]] = dict,
-    extras: Mapping[str, Any] | None = None,
-    served: Mapping[int, Tensors] | None = None,
-) -> Path:
-    """Write the checkpoint after `round` rounds, then delete all but the last `keep` up to this one.
+def saved(run_dir: Path) -> list[Path]:
+    """Return the checkpoints of a run by rising round, whole or not."""
+    found = [path for path in (run_dir / "checkpoints").glob("round-[0-9]*") if path.suffix in ("", ".h5")]
+    return sorted(found, key=lambda path: (number_of(path), path.suffix == ""))
 
-    `shared`, `clock`, `memory`, `extras`, `served` are those of `Checkpoint`; dtypes are kept to the bit. `personal` is
-    taken chunk by chunk, so that memory holds one; then `stale` is asked.
+
+def draft(run_dir: Path, round: int, token: str) -> Path:
+    """Make, if need be, and return the folder in which the checkpoint after `round` rounds is written.
+
+    `token` is the same on all ranks of a start, and another one at each start.
+    """
+    folder = run_dir / "checkpoints" / f"{PREFIX}{token}-round-{round:06d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write_rank(folder: Path, rank: int, personal: Iterable[tuple[Any, Tensors]]) -> None:
+    """Write the personal state of a rank's clients, chunk by chunk, and leave a note when it is on disk.
 
     Raises
     ------
     ValueError
-        For a name with a slash, a client given twice, tensors without the client axis, or `keep` below 1; the
-        checkpoint does not appear then.
+        For a name with a slash, a client given twice, or tensors without the client axis.
+    OSError
+        If the file cannot be written; there is no note then.
     """
-    if keep < 1:
-        raise ValueError(f"at least one checkpoint must be kept, not {keep}")
-    path = run_dir / "checkpoints" / f"round-{round:06d}.h5"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replace(path) as new:
-        with created(new, userblock_size=USER_BLOCK) as file:
-            file.attrs["round"] = round
-            file.create_group("clock").attrs.update({name: float(value) for name, value in clock.items()})
-            _write_shared(file.create_group("shared"), shared)
-            _write_shared(file.create_group("extras"), extras or {})
-            _write_shared(file.create_group("memory"), memory or {})
-            for version, state in (served or {}).items():
-                _write_shared(file.create_group(f"served/{version}"), state)
-            _write_personal(file.create_group("personal"), personal)
-            if rounds := stale():
-                file.create_group("stale").update({"ids": [*rounds], "rounds": [*rounds.values()]})
-        stamp(new)
-    older = [old for old in numbered(path.parent, "round") if number_of(old) < round]
-    for old in older[: 1 - keep or None]:
-        old.unlink(missing_ok=True)
-    return path
+    path = folder / _rank_file(rank)
+    with created(path) as file:
+        _write_personal(file.create_group("personal"), personal)
+    sync(path)
+    note = _note(folder, rank)
+    unfinished = note.with_suffix(".part")
+    unfinished.write_text(json.dumps(manifest.entry(path)), encoding="utf-8")
+    unfinished.replace(note)
+
+
+def write_server(
+    folder: Path,
+    round: int,
+    shared: Tensors,
+    clock: Mapping[str, float],
+    memory: Tensors | None = None,
+    stale: Mapping[int, int] | None = None,
+    extras: Mapping[str, Any] | None = None,
+    served: Mapping[int, Tensors] | None = None,
+    homes: Sequence[int] | Ints = (),
+    score: float = np.nan,
+) -> None:
+    """Write what the server holds after `round` rounds, see `Checkpoint`; dtypes are kept to the bit.
+
+    Parameters
+    ----------
+    homes : int [clients]
+        The rank in whose file each client's personal state is; empty where clients have none.
+    score : float
+        How good the state is, for `publish`; NaN: not known.
+
+    Raises
+    ------
+    ValueError
+        For a name with a slash.
+    OSError
+        If the file cannot be written.
+    """
+    path = folder / SERVER
+    with created(path) as file:
+        file.attrs.update({"round": round, "score": float(score)})
+        file.create_group("clock").attrs.update({name: float(value) for name, value in clock.items()})
+        _write_shared(file.create_group("shared"), shared)
+        _write_shared(file.create_group("extras"), extras or {})
+        _write_shared(file.create_group("memory"), memory or {})
+        for version, state in (served or {}).items():
+            _write_shared(file.create_group(f"served/{version}"), state)
+        file.create_dataset("homes", data=np.asarray(homes, np.int64))
+        if stale:
+            file.create_group("stale").update({"ids": [*stale], "rounds": [*stale.values()]})
+    sync(path)
+
+
+def publish(
+    folder: Path, ranks: Iterable[int] = (), kept: Callable[[Mapping[int, float]], Collection[int]] | None = None
+) -> tuple[Path, int]:
+    """Wait for the files of some `ranks`, then make a checkpoint visible; return where it is, and its bytes.
+
+    `kept` is then asked which checkpoints up to this one stay, given their scores by round (NaN: not known); all do
+    without. OSError if the manifest cannot be written or the folder not be renamed.
+    """
+    entries = {_rank_file(rank): _noted(folder, rank) for rank in ranks}
+    entries[SERVER] = manifest.entry(folder / SERVER)
+    manifest.write_entries(folder, entries)
+    path = folder.with_name(f"round-{number_of(folder):06d}")
+    before = [old for old in saved(folder.parent.parent) if number_of(old) == number_of(path)]
+    for old in before:  # damaged, or of a past that was given up
+        _remove(old)
+    folder.rename(path)
+    sync_folder(path.parent)
+    if kept is not None:
+        known = {number_of(old): old for old in saved(path.parent.parent) if number_of(old) <= number_of(path)}
+        stay = kept({number: _score(old) for number, old in known.items()})
+        for number, old in known.items():
+            if number not in stay:
+                _remove(old)
+    return path, sum(each["bytes"] for each in entries.values())
+
+
+def _rank_file(rank: int) -> str:
+    return f"rank-{rank:04d}.h5"
+
+
+def _note(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:04d}.json"
+
+
+def _noted(folder: Path, rank: int) -> Any:
+    """Wait for the note of a rank, then take it away and return what it says."""
+    note, pause = _note(folder, rank), _LEAST_PAUSE
+    while not note.exists():
+        time.sleep(pause)
+        pause = min(1.5 * pause, _MOST_PAUSE)
+        os.utime(folder)  # a network file system may remember for a minute that a file is not there
+    content = json.loads(note.read_text(encoding="utf-8"))
+    note.unlink()
+    return content
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint, out of sight at one stroke: a reader sees all of it or nothing."""
+    gone = path.with_name(f"{PREFIX}{os.getpid()}-gone-{path.name}")
+    path.rename(gone)
+    if gone.is_dir():
+        shutil.rmtree(gone, ignore_errors=True)
+    gone.unlink(missing_ok=True)
+
+
+def _score(path: Path) -> float:
+    """Return how good the state of a checkpoint is; NaN where that is not known, or cannot be read."""
+    try:
+        with _opened(path / SERVER) as file:
+            return float(file.attrs["score"])
+    except RunError:
+        return float("nan")
 
 
 def latest(run_dir: Path) -> Path | None:
@@ -115,7 +226,7 @@ def latest(run_dir: Path) -> Path | None:
     Every byte of it is read, as long as that may take. RunError if there are checkpoints, and none of them is whole.
     """
     passed: list[tuple[Path, str]] = []
-    for path in reversed(numbered(run_dir / "checkpoints", "round")):
+    for path in reversed(saved(run_dir)):
         reason = damage(path)
         if not reason:
             for other, why in passed:
@@ -135,8 +246,10 @@ def latest(run_dir: Path) -> Path | None:
 
 def load(path: Path, personal: bool = True) -> Checkpoint:
     """Read a checkpoint, with the clients' personal state or without; RunError if it is not there or damaged."""
-    with _opened(path) as file:
-        groups = file["personal"].values() if personal else ()
+    states: list[Chunk] = []
+    for group in _personal(path) if personal else ():
+        states.append((group["ids"][:], {name: item[:] for name, item in group["tensors"].items()}))
+    with _opened(_server_file(path)) as file:
         shared = {name: np.asarray(item[()]) for name, item in file["shared"].items()}
         extras = {name: _read(item) for name, item in file.get("extras", {}).items()}
         for name in [name for name in shared if name.startswith(_EARLIER)]:
@@ -144,7 +257,7 @@ def load(path: Path, personal: bool = True) -> Checkpoint:
         return Checkpoint(
             round=int(file.attrs["round"]),
             shared=shared,
-            personal=[(same["ids"][:], {name: item[:] for name, item in same["tensors"].items()}) for same in groups],
+            personal=states,
             clock={name: float(value) for name, value in file["clock"].attrs.items()},
             memory={name: np.asarray(item[()]) for name, item in file.get("memory", {}).items()},
             stale=_read_stale(file),
@@ -159,23 +272,22 @@ def load(path: Path, personal: bool = True) -> Checkpoint:
 def load_personal(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str, Array]]:
     """Read the personal state of some clients, of those that are there: ``{client: {name: [...]}}``.
 
-    RunError as `load`.
+    Only the files of ranks that had them are opened. RunError as `load`.
     """
     wanted = np.unique(np.fromiter(client_ids, np.int64))
     states: dict[int, dict[str, Array]] = {}
-    with _opened(path) as file:
-        for same in file["personal"].values():
-            clients = same["ids"][:]
-            rows = np.flatnonzero(np.isin(clients, wanted))
-            tensors = {name: _take(item, rows) for name, item in same["tensors"].items()}
-            for place, client in enumerate(clients[rows]):
-                states[int(client)] = {name: np.asarray(values[place]) for name, values in tensors.items()}
+    for same in _personal(path, wanted):
+        clients = same["ids"][:]
+        rows = np.flatnonzero(np.isin(clients, wanted))
+        tensors = {name: _take(item, rows) for name, item in same["tensors"].items()}
+        for place, client in enumerate(clients[rows]):
+            states[int(client)] = {name: np.asarray(values[place]) for name, values in tensors.items()}
     return states
 
 
 def personal_rounds(path: Path, client_ids: Iterable[int]) -> dict[int, int]:
     """Return after how many rounds some clients' personal state was as a checkpoint has it; RunError as `load`."""
-    with _opened(path) as file:
+    with _opened(_server_file(path)) as file:
         stale, done = _read_stale(file), int(file.attrs["round"])
     return {client: stale.get(client, done) for client in client_ids}
 
@@ -184,10 +296,9 @@ def personal_shapes(path: Path, client_ids: Iterable[int]) -> dict[int, Shapes]:
     """Return the shapes of those of some clients that are there: ``{client: {name: shape}}``; RunError as `load`."""
     wanted = np.unique(np.fromiter(client_ids, np.int64))
     by_client: dict[int, Shapes] = {}
-    with _opened(path) as file:
-        for same in file["personal"].values():
-            shapes = {name: item.shape[1:] for name, item in same["tensors"].items()}
-            by_client |= dict.fromkeys(np.intersect1d(same["ids"][:], wanted).tolist(), shapes)
+    for same in _personal(path, wanted):
+        shapes = {name: item.shape[1:] for name, item in same["tensors"].items()}
+        by_client |= dict.fromkeys(np.intersect1d(same["ids"][:], wanted).tolist(), shapes)
     return by_client
 
 
@@ -224,6 +335,24 @@ def _compare(saved: Shapes, wanted: Shapes, whose: str) -> None:
 
 def _shapes(tensors: Mapping[str, Any]) -> Shapes:
     return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
+def _server_file(path: Path) -> Path:
+    """Return the file of a checkpoint that has what the server holds."""
+    return path if path.suffix else path / SERVER
+
+
+def _personal(path: Path, clients: Ints | None = None) -> Iterator[h5py.Group]:
+    """Yield the groups of clients of equal shapes, each while its file is open: all, or of files with some clients."""
+    files = [path]
+    if not path.suffix:
+        with _opened(path / SERVER) as file:
+            homes = file["homes"][:]
+        homes = homes if clients is None else homes[clients[clients < len(homes)]]
+        files = [path / _rank_file(rank) for rank in np.unique(homes).tolist()]
+    for name in files:
+        with _opened(name) as file:
+            yield from file["personal"].values()
 
 
 @contextmanager

@@ -16,8 +16,6 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from hpcfl.base.errors import UsageError
-
 Array = npt.NDArray[Any]
 Coords = Mapping[str, Sequence[int | str] | Array]
 """The labels of each axis: client ids, layer names, ranks."""
@@ -27,9 +25,10 @@ AXES = ("sim_seconds", "wall_seconds", "message_bytes")
 CLIENT = "client"
 LABELS = {"round": "round", "client": "client id", "layer": "layer", "rank": "MPI rank", "arrival": "arrival"}
 ROWS = "rows"
-"""The one dataset of a growing segment's rows, see `row_type`."""
+"""The one dataset of a growing segment's rows."""
 
 _CHUNK_BYTES = 1 << 16  # small, as a flush writes the whole chunk of a row; not smaller, as a reader asks for each
+_SEALED_BYTES = 1 << 20
 _TIME_UNITS = {f"{unit}{s}" for unit in ("day", "hour", "minute", "second", "millisecond") for s in ("", "s")}
 
 
@@ -89,13 +88,10 @@ def shape_of(column: Column, coords: Coords, rows: int) -> tuple[int, ...]:
 
 
 def row_type(columns: Iterable[Column], coords: Coords) -> np.dtype[Any]:
-    """One row of a growing segment: the ``values`` of the columns, and how many rounds are ``done`` with it.
-
-    ``done`` comes last, as it is what says that a row is there: files are written from front to back.
-    """
+    """One row of a growing segment: the ``values`` of the columns; without a field where all of them are empty."""
     shapes = [(column, shape_of(column, coords, 1)[1:]) for column in columns]
     values = [(column.name, column.stored, shape) for column, shape in shapes if 0 not in shape]
-    return np.dtype([*([("values", values)] if values else []), ("done", np.int64)])  # HDF5 takes nothing empty
+    return np.dtype([("values", values)] if values else [])  # HDF5 takes nothing empty
 
 
 def values_of(rows: Array, columns: Iterable[Column], coords: Coords) -> dict[str, Array]:
@@ -105,15 +101,6 @@ def values_of(rows: Array, columns: Iterable[Column], coords: Coords) -> dict[st
         column.name: np.empty(shape, column.stored) if 0 in shape[1:] else rows["values"][column.name]
         for column, shape in shapes
     }
-
-
-def add_rows(file: h5py.File, columns: Sequence[Column], row: np.dtype[Any], rows: int) -> h5py.Dataset:
-    """Create the dataset of a growing segment's rows, all zeros: none is done; UsageError for more than HDF5 takes."""
-    file.attrs["columns"] = json.dumps([asdict(column) for column in columns])
-    try:
-        return file.create_dataset(ROWS, (rows,), row, chunks=chunk_of((rows,), row.itemsize))
-    except ValueError as error:
-        raise UsageError(f"a row of {len(columns)} columns, {row.itemsize} bytes, cannot be stored: {error}") from error
 
 
 def chunk_of(shape: tuple[int, ...], row: int) -> tuple[int, ...] | None:
@@ -143,6 +130,16 @@ def add_column(file: h5py.File, column: Column, shape: tuple[int, ...]) -> h5py.
     dataset = file.create_dataset(column.name, shape, dtype, fillvalue=fill_of(dtype), chunks=chunks)
     label(file, dataset, column)
     return dataset
+
+
+def add_checked(file: h5py.File, name: str, shape: tuple[int, ...], dtype: Any, data: Any = None) -> h5py.Dataset:
+    """Create a dataset that is compressed, where that makes it smaller, and whose checksums every reader verifies."""
+    if 0 in shape:
+        return file.create_dataset(name, shape, dtype)
+    row = math.prod(shape[1:]) * np.dtype(dtype).itemsize
+    chunk = (min(shape[0], max(1, _SEALED_BYTES // row)), *shape[1:])
+    filters = {"shuffle": True, "compression": "gzip", "compression_opts": 1, "fletcher32": True}
+    return file.create_dataset(name, shape, dtype, data=data, chunks=chunk, **filters)
 
 
 def add_facts(file: h5py.File, facts: Iterable[Fact]) -> None:
@@ -177,8 +174,9 @@ def name_axes(file: h5py.File, columns: Iterable[Column]) -> None:
 
 
 def columns_of(file: h5py.File) -> tuple[Column, ...]:
+    """The columns of a segment or of run.h5: what its text says, or else its datasets with the round as first axis."""
     if "columns" in file.attrs:
-        return tuple(Column(**{**each, "dims": tuple(each["dims"])}) for each in json.loads(file.attrs["columns"]))
+        return columns_in({"columns": json.loads(file.attrs["columns"])})
     return tuple(
         Column(
             name=name,
@@ -188,5 +186,24 @@ def columns_of(file: h5py.File) -> tuple[Column, ...]:
             units=str(item.attrs.get("units", "")),
         )
         for name, item in file.items()
-        if isinstance(item, h5py.Dataset) and not item.is_scale
+        if isinstance(item, h5py.Dataset) and not item.is_scale and item.dims[0][0].name == "/round"
     )
+
+
+def described(columns: Iterable[Column], coords: Coords) -> dict[str, Any]:
+    """Columns and labels as JSON takes them."""
+    labels = {name: np.asarray(each).tolist() for name, each in coords.items()}
+    return {"columns": [asdict(column) for column in columns], "coords": labels}
+
+
+def columns_in(description: Mapping[str, Any]) -> tuple[Column, ...]:
+    """The columns of a text of `described`."""
+    return tuple(Column(**{**each, "dims": tuple(each["dims"])}) for each in description["columns"])
+
+
+def coords_in(description: Mapping[str, Any]) -> dict[str, Array]:
+    """The labels of a text of `described`."""
+    return {
+        name: np.asarray(labels, dtype=np.str_ if name == "layer" else np.int64)
+        for name, labels in description["coords"].items()
+    }

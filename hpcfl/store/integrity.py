@@ -1,7 +1,8 @@
-"""Whether a checkpoint is whole: a line in front of the HDF5 file holds the digest of every byte behind it.
+"""Whether a checkpoint is whole.
 
-The line lies in what HDF5 calls the user block, which its readers skip. Files that were written before there was one
-begin with HDF5's own signature: all that is in them is read instead.
+A folder has a manifest with the digest of every file. A single file, as earlier versions wrote it, begins with a line
+that holds the digest of every byte behind it: the line lies in what HDF5 calls the user block, which its readers skip.
+Files that were written before there was one begin with HDF5's own signature: all that is in them is read instead.
 """
 
 from __future__ import annotations
@@ -12,26 +13,28 @@ from typing import Any, BinaryIO
 
 import h5py
 
+from hpcfl.store import manifest
+
+SERVER = "server.h5"  # of a folder: what the server holds
 USER_BLOCK = 512  # bytes; the smallest that HDF5 knows
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _PIECE = 1 << 20
 
 
-def stamp(path: Path) -> None:
-    """Fill the user block of a closed HDF5 file that was made with ``userblock_size=USER_BLOCK``."""
-    with path.open("r+b") as file:
-        block = _block(file)
-        file.seek(0)
-        file.write(block)
-
-
 def damage(path: Path) -> str:
-    """Return why a checkpoint cannot be read whole, "" where it can; memory stays within a few MiB."""
+    """Return why a checkpoint, a folder or a file, cannot be read whole, "" where it can.
+
+    Every byte is read; memory stays within a few MiB.
+    """
     try:
+        if not path.suffix:
+            if SERVER not in manifest.read(path):
+                return f"{path / manifest.NAME} lists no {SERVER}"
+            return "; ".join(f"{name}: {reason}" for name, reason in manifest.damage(path).items())
         with path.open("rb") as file:
             head = file.read(USER_BLOCK)
             if not head.startswith(_SIGNATURE):
-                return "" if head == _block(file) else "its bytes are not those that were written"
+                return "" if head == user_block(file) else "its bytes are not those that were written"
         most = path.stat().st_size
         with h5py.File(path, "r") as old:
             int(old.attrs["round"])
@@ -46,7 +49,7 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _block(file: BinaryIO) -> bytes:
+def user_block(file: BinaryIO) -> bytes:
     """Return the user block that belongs to what lies behind it."""
     sha256, size = hashlib.sha256(), 0
     file.seek(USER_BLOCK)

@@ -2,20 +2,25 @@
 
 A segment that holds rows supersedes the earlier ones from its first round on: what an earlier start recorded
 after the checkpoint that was resumed belongs to a past that was given up.
+
+What is read is checked: files by the manifest, the rows of a growing segment one by one. What is damaged is named, and
+its rounds read as "not recorded".
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import RunError, UsageError, listed
+from hpcfl.store import live, manifest
 from hpcfl.store.atomic import number_of, numbered
 from hpcfl.store.columns import (
     AXES,
@@ -26,9 +31,12 @@ from hpcfl.store.columns import (
     Column,
     Coords,
     Fact,
+    columns_in,
     columns_of,
+    coords_in,
     facts_of,
     fill_of,
+    row_type,
     values_of,
 )
 from hpcfl.store.status import read_status
@@ -36,8 +44,20 @@ from hpcfl.store.status import read_status
 if TYPE_CHECKING:
     import xarray
 
-INTERNAL = ("segments", "sealed", "coordinates")
+INTERNAL = ("segments", "sealed", "coordinates", "parts", "manifest")
 """Attributes of run.h5 that are about the file rather than the run."""
+HEADER = "header"
+"""A sealed segment's description of its columns and labels, as bytes of JSON."""
+HDF5 = b"\x89HDF\r\n\x1a\n"
+_log = logging.getLogger(__name__)
+_told: set[str] = set()
+
+
+def tell(line: str) -> None:
+    """Warn of damage, of each once in a process."""
+    if line not in _told:
+        _told.add(line)
+        _log.warning("hpcfl: %s", line)
 
 
 def open_run(path: Path | str) -> xarray.Dataset:
@@ -53,19 +73,23 @@ def open_run(path: Path | str) -> xarray.Dataset:
     xarray.Dataset
         Dims round, client, layer, rank (those there are); NaN and -1 say "not recorded". What is known of each
         client has no round. Simulated seconds, wall seconds and message bytes are coordinates over the round. The
-        attributes are those of the run (config, versions, ...) and its status and reason.
+        attributes are those of the run (config, versions, ...), its status and reason, and the rounds that are `lost`
+        to damage, if there are any: nothing of them is recorded any more, and a line on stderr names the file.
 
     Raises
     ------
     UsageError
-        If this is no run folder, or a segment that run.h5 names is missing or cannot be read.
+        If this is no run folder.
+    RunError
+        If run.h5 is damaged, or a segment that it names is missing.
     """
     import xarray
 
     run_dir = run_folder(path)
     parts = [read_part(segment, with_data=True) for segment in segment_paths(run_dir)]
-    limits = ends([part.first for part in parts], [part.rounds.size > 0 for part in parts])
-    counted = [(part, int(np.count_nonzero(part.rounds < limit))) for part, limit in zip(parts, limits)]
+    counted = counts(parts)
+    for part, n in counted:
+        tell_of(part, n)
     facts = read_facts(run_dir)
     coords = merged_coords(parts, facts)
     variables: dict[str, Any] = {name: (name, labels) for name, labels in coords.items()}
@@ -80,20 +104,23 @@ def open_run(path: Path | str) -> xarray.Dataset:
     attributes = {name: value for name, value in run_attributes(run_dir).items() if name not in INTERNAL}
     status = read_status(run_dir)
     dataset = xarray.Dataset(variables, attrs={**attributes, "status": status.state, "reason": status.reason})
+    lost = [np.intersect1d(part.lost, part.rounds[:n]) for part, n in counted]
+    if any(map(len, lost)):
+        dataset.attrs["lost"] = np.concatenate(lost)
     return dataset.set_coords([name for name in AXES if name in dataset])
 
 
 def events(path: Path | str) -> list[dict[str, Any]]:
     """Return the log, oldest first: segment, round, time (s since 1970), kind, client (-1: none) and text.
 
-    Events of rounds that a later segment superseded are among them: they did happen. UsageError as `open_run`.
+    Events of rounds that a later segment superseded are among them: they did happen. Of those that are damaged one
+    line tells. Errors as `open_run`.
     """
     rows = []
     for segment in segment_paths(run_folder(path)):
-        with open_segment(segment) as file:
-            records = file["log/events"][: int(file["log/count"][0])]
+        records = read_events(segment)
         for record in records:
-            plain = {name: record[name].item() for name in records.dtype.names}
+            plain = {name: record[name].item() for name in records.dtype.names or ()}
             text = {name: plain[name].decode() for name in ("kind", "text")}
             rows.append({"segment": number_of(segment), **plain, **text})
     return rows
@@ -109,15 +136,36 @@ def run_folder(path: Path | str) -> Path:
 
 
 def run_attributes(run_dir: Path) -> dict[str, Any]:
-    """The attributes of run.h5; UsageError where it cannot be read."""
-    try:
-        with h5py.File(run_dir / "run.h5", "r") as file:
-            attributes = {name: file.attrs[name] for name in file.attrs}
-    except OSError as error:
-        raise UsageError(f"{run_dir / 'run.h5'} cannot be read: {error}") from error
+    """The attributes of run.h5; UsageError where it cannot be read, RunError where it is damaged."""
+    with _table(run_dir) as file:
+        attributes = {name: file.attrs[name] for name in file.attrs}
     if "config" not in attributes or "segments" not in attributes:
         raise UsageError(f"{run_dir / 'run.h5'} cannot be read: it is no run's table")
+    if "manifest" in attributes and not (run_dir / manifest.NAME).exists():
+        tell(f"{run_dir / manifest.NAME} is missing: what is read of this run is not checked")
     return attributes
+
+
+def _table(run_dir: Path) -> h5py.File:
+    """Open run.h5 once its bytes are known to be right."""
+    path = run_dir / "run.h5"
+    if reason := file_damage(run_dir, "run.h5"):
+        raise RunError(f"{path} cannot be read: {reason}; expected a copy of the one that was written")
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def file_damage(run_dir: Path, name: str) -> str:
+    """What is wrong with a file that the manifest lists; "" also where none can be asked, of which a line tells."""
+    if not (run_dir / manifest.NAME).exists():
+        return ""
+    try:
+        return manifest.damage_of(run_dir, name)
+    except RunError as error:
+        tell(f"{error}; what is read of this run is not checked")
+        return ""
 
 
 def data_folder(attributes: Mapping[str, str], data_dir: Path | None) -> Path | None:
@@ -127,23 +175,20 @@ def data_folder(attributes: Mapping[str, str], data_dir: Path | None) -> Path | 
 
 def read_facts(run_dir: Path) -> list[Fact]:
     """What run.h5 knows of each client; nothing where it was written before there was such a thing."""
-    try:
-        with h5py.File(run_dir / "run.h5", "r") as file:
-            return facts_of(file)
-    except OSError as error:
-        raise UsageError(f"{run_dir / 'run.h5'} cannot be read: {error}") from error
+    with _table(run_dir) as file:
+        return facts_of(file)
 
 
 def segment_paths(run_dir: Path) -> list[Path]:
     """Return the segments of a run, oldest first.
 
-    UsageError if run.h5 names one that is not there: its rows would read as "not recorded" in silence.
+    RunError if run.h5 names one that is not there: its rows would read as "not recorded" in silence.
     """
     present = numbered(run_dir / "metrics", "segment")
     names = {path.name for path in present}
     missing = [name for name in json.loads(run_attributes(run_dir)["segments"]) if name not in names]
     if missing:
-        raise UsageError(f"run folder '{run_dir}' lacks metrics/{', metrics/'.join(missing)}")
+        raise RunError(f"run folder '{run_dir}' lacks metrics/{', metrics/'.join(missing)}: expected a copy there")
     return present
 
 
@@ -162,7 +207,11 @@ def open_segment(path: Path) -> h5py.File:
 
 @dataclass(frozen=True)
 class Part:
-    """What a segment holds: `rounds` [n] are its acknowledged rounds, `data` their rows, [n, ...] each."""
+    """What a segment holds: `rounds` [n] are its acknowledged rounds, `data` their rows, [n, ...] each.
+
+    Of these rounds some may be `lost` to damage, and rows of the file, `stored`, fewer than rounds. `reason` is what is
+    wrong with the file as a whole, "" where nothing is.
+    """
 
     path: Path
     first: int
@@ -170,18 +219,78 @@ class Part:
     sealed: bool
     rounds: Array
     columns: tuple[Column, ...]
-    coords: dict[str, Array]
+    coords: Mapping[str, Array]
+    stored: int
     data: dict[str, Array] = field(default_factory=dict)
+    lost: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    reason: str = ""
+    layout: live.Layout | None = None
+
+
+def is_closed(path: Path) -> bool:
+    """True for a segment that begins as HDF5 does: it is sealed, or an earlier version wrote it."""
+    with path.open("rb") as file:
+        return file.read(len(HDF5)) == HDF5
 
 
 def read_part(path: Path, with_data: bool = False) -> Part:
     """Read what a segment holds, and its acknowledged rows if wanted."""
+    try:
+        with path.open("rb", buffering=0) as raw:
+            head = raw.read(len(live.MAGIC))
+            if head == live.MAGIC:
+                return _live_part(path, raw, with_data)
+    except OSError as error:
+        raise UsageError(f"segment {path} cannot be read: {error}") from error
+    run_dir = path.parents[1]
+    reason = file_damage(run_dir, f"metrics/{path.name}")
+    if not reason and not head.startswith(HDF5):
+        reason = "it does not begin as a segment does"
+    return _damaged_part(path, reason) if reason else _closed_part(path, with_data)
+
+
+def _live_part(path: Path, file: Any, with_data: bool) -> Part:
+    try:
+        layout = live.read_layout(file)
+    except RunError as error:
+        return _damaged_part(path, str(error))
+    found = live.survey(file, layout.rows)
+    part = Part(
+        path=path,
+        first=layout.first,
+        total=layout.rounds,
+        sealed=False,
+        rounds=layout.first + np.arange(found.end),
+        columns=layout.columns,
+        coords=layout.coords,
+        stored=found.end,
+        lost=layout.first + found.lost,
+        reason=live.size_damage(file, layout),
+        layout=layout,
+    )
+    return replace(part, data=_live_rows(part, file, 0, found.end)) if with_data else part
+
+
+def _live_rows(part: Part, file: Any, start: int, stop: int) -> dict[str, Array]:
+    """The columns' values in some rows of a growing segment, "not recorded" in those that are lost."""
+    assert part.layout is not None
+    lost = part.lost[(part.lost >= part.first + start) & (part.lost < part.first + stop)] - part.first
+    content = live.read(file, part.layout.rows, start, stop, lost)
+    rows = content.reshape(-1).view(live.checked(row_type(part.columns, part.coords)))
+    values = values_of(rows, part.columns, part.coords)
+    for column in part.columns:
+        values[column.name][lost - start] = fill_of(column.stored)
+    return values
+
+
+def _closed_part(path: Path, with_data: bool) -> Part:
+    """Read a segment that is sealed, or that an earlier version has left."""
     with open_segment(path) as file:
         # The rounds first: a row that is acknowledged now is complete in whatever is opened from now on.
         rounds = _rounds(file)
         rows = np.flatnonzero(rounds >= 0)
-        columns = columns_of(file)
-        coords = {name: _labels(file[name]) for name in LABELS if name in file and name != "round"}
+        about = json.loads(file[HEADER][:].tobytes()) if HEADER in file else {}
+        columns = columns_in(about) if about else columns_of(file)
         return Part(
             path=path,
             first=int(file.attrs["first"]),
@@ -189,15 +298,99 @@ def read_part(path: Path, with_data: bool = False) -> Part:
             sealed=bool(file.attrs["sealed"]),
             rounds=rounds[rows],
             columns=columns,
-            coords=coords,
-            data=read_rows(file, columns, coords, rows) if with_data else {},
+            coords=coords_in(about) if about else _coords_of(file),
+            stored=len(rows),
+            data=read_rows(file, columns, rows) if with_data else {},
+            lost=_unpacked(json.loads(file.attrs.get("lost", "[]"))),
+            reason=str(file.attrs.get("damage", "")),
         )
 
 
-def read_rows(file: h5py.File, columns: Sequence[Column], coords: Coords, rows: Array) -> dict[str, Array]:
+def _damaged_part(path: Path, reason: str) -> Part:
+    """What run.h5 knows of a segment that cannot be read."""
+    run_dir = path.parents[1]
+    with _table(run_dir) as file:
+        columns = columns_of(file)
+        coords = _coords_of(file)
+        known = json.loads(file.attrs.get("parts", "{}")).get(path.name, {"first": 0, "rounds": 0, "rows": []})
+    rounds = _unpacked(known["rows"])
+    about = {"first": known["first"], "total": known["rounds"], "rounds": rounds, "lost": rounds}
+    return Part(path=path, **about, sealed=True, columns=columns, coords=coords, stored=0, reason=reason)
+
+
+def read_block(part: Part, start: int, stop: int) -> dict[str, Array]:
+    """Return some of the acknowledged rows of a segment that is not sealed, ``[n, ...]`` of each column."""
+    if part.layout is not None:
+        with part.path.open("rb", buffering=0) as raw:
+            return _live_rows(part, raw, start, stop)
+    with open_segment(part.path) as file:
+        return read_rows(file, part.columns, part.rounds[start:stop] - part.first, part.coords)
+
+
+def read_events(path: Path) -> Array:
+    """The events of a segment; a line tells of those that are lost."""
+    with path.open("rb", buffering=0) as raw:
+        head = raw.read(len(live.MAGIC))
+        if head == live.MAGIC:
+            return _live_events(path, raw)
+    if file_damage(path.parents[1], f"metrics/{path.name}") or not head.startswith(HDF5):
+        return _no_events(path)
+    with open_segment(path) as file:
+        count = int(file["log/count"][0]) if "log/count" in file else len(file["log/events"])
+        events: Array = file["log/events"][:count]
+        return events
+
+
+def _live_events(path: Path, file: Any) -> Array:
+    try:
+        layout = live.read_layout(file)
+    except RunError:
+        return _no_events(path)
+    found = live.survey(file, layout.events)
+    if len(found.lost):
+        tell(f"{path} is damaged: {len(found.lost)} of its {found.end} events are lost")
+    content = live.read(file, layout.events, 0, found.end, found.lost)
+    records = np.delete(content, found.lost, axis=0)[:, : live.EVENT.itemsize]
+    return np.ascontiguousarray(records).reshape(-1).view(live.EVENT)
+
+
+def _no_events(path: Path) -> Array:
+    if not any(str(path) in line for line in _told):  # else a line has told of the whole file
+        tell(f"{path} is damaged: its events are lost")
+    return np.empty(0, live.EVENT)
+
+
+def tell_of(part: Part, rows: int | None = None) -> None:
+    """Warn of what is lost of a segment, see `loss`."""
+    if what := loss(part, rows):
+        tell(f"{part.path} is damaged: {what}")
+
+
+def loss(part: Part, rows: int | None = None) -> str:
+    """What is lost of a segment; `rows`: among the first so many of its rounds, which are those that count."""
+    lost = part.lost if rows is None else np.intersect1d(part.lost, part.rounds[:rows])
+    said = [f"{first} to {end - 1}" if end - first > 1 else str(first) for first, end in packed(lost)]
+    several = len(lost) > 1
+    gone = [f"round{'s' * several} {listed(said)} read{'s' * (not several)} as not recorded"] if said else []
+    return "; ".join([part.reason, *gone] if part.reason else gone)
+
+
+def packed(rounds: Array) -> list[list[int]]:
+    """Rising numbers as ``[[first, last + 1], ...]``."""
+    runs = np.split(rounds, np.flatnonzero(np.diff(rounds) > 1) + 1)
+    return [[int(run[0]), int(run[-1]) + 1] for run in runs if len(run)]
+
+
+def _unpacked(runs: Sequence[Sequence[int]]) -> Array:
+    return np.concatenate([np.empty(0, np.int64), *(np.arange(first, last) for first, last in runs)])
+
+
+def read_rows(
+    file: h5py.File, columns: Sequence[Column], rows: Array, coords: Coords | None = None
+) -> dict[str, Array]:
     """Return some rows (ascending) of a segment, ``[n, ...]`` of each column."""
     if ROWS in file:
-        return values_of(_rows(file[ROWS], rows), columns, coords)
+        return values_of(_rows(file[ROWS], rows), columns, coords or _coords_of(file))
     return {column.name: _rows(file[column.name], rows) for column in columns}  # sealed, or of an earlier version
 
 
@@ -220,9 +413,31 @@ def _rows(dataset: h5py.Dataset, rows: Array) -> Array:
     return block if len(block) == len(rows) else block[rows - start]
 
 
+def _coords_of(file: h5py.File) -> dict[str, Array]:
+    return {name: _labels(file[name]) for name in LABELS if name in file and name != "round"}
+
+
 def _labels(scale: h5py.Dataset) -> Array:
     is_text = h5py.check_string_dtype(scale.dtype) is not None
     return np.asarray(scale.asstr()[:], dtype=np.str_) if is_text else np.asarray(scale[:])
+
+
+def counts(parts: Sequence[Part]) -> list[tuple[Part, int]]:
+    """Return the parts, each with how many of its first rounds count.
+
+    Where a damaged one holds fewer rounds than it had, those up to the next part are among its lost ones.
+    """
+    limits = ends([part.first for part in parts], [part.rounds.size > 0 for part in parts])
+    parts = [_filled(part, limit) for part, limit in zip(parts, limits)]
+    return [(part, int(np.count_nonzero(part.rounds < limit))) for part, limit in zip(parts, limits)]
+
+
+def _filled(part: Part, limit: float) -> Part:
+    begin = int(part.rounds[-1]) + 1 if len(part.rounds) else part.first
+    if not part.reason or not begin < limit < np.inf:
+        return part
+    more = np.arange(begin, int(limit))
+    return replace(part, rounds=np.append(part.rounds, more), lost=np.append(part.lost, more))
 
 
 def ends(firsts: Sequence[int], holds: Sequence[bool]) -> list[float]:
@@ -267,6 +482,6 @@ def _joined(column: Column, coords: Mapping[str, Array], counted: Sequence[tuple
     for part, n in counted:
         if column.name in part.data:
             rows = part.data[column.name][:n]
-            whole[(slice(start, start + n), *(slice(size) for size in rows.shape[1:]))] = rows
+            whole[(slice(start, start + len(rows)), *(slice(size) for size in rows.shape[1:]))] = rows
         start += n
     return whole

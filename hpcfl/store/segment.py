@@ -1,29 +1,25 @@
 """The writer of a segment: what one start of a run records, one row a round, readable while it grows.
 
-The file is in HDF5's single-writer-multiple-readers mode: after a kill, every acknowledged row is there. A row is one
-record, as a write for each column takes milliseconds; sealing makes columns of them (table.py). Rare things that happen
-to a run are events, rows of fixed width in a group of their own, ``log``, where readers of the rounds do not look.
+A row is one record, written at once and checked by every reader (live.py says how it lies on file); sealing makes
+columns of them (table.py). Rare things that happen to a run are events, records of fixed width in a place of their own.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
-from hpcfl.store.atomic import keep_open, sync_folder, temporary
-from hpcfl.store.columns import Column, Coords, add_rows, add_scales, fill_of, row_type, values_of
+from hpcfl.store.atomic import sync_folder, temporary
+from hpcfl.store.columns import Column, Coords, fill_of, row_type, values_of
+from hpcfl.store.live import CHECK, EVENT, Area, check_of, checked, lay_out
 
 EVENTS = 10_000
 """The most events of one segment."""
-EVENT = np.dtype([("round", "i8"), ("time", "f8"), ("kind", "S16"), ("client", "i8"), ("text", "S200")])
-
-# The oldest format that knows SWMR: "latest" is unreadable for every HDF5 older than the one that wrote it.
-_FORMAT = ("v110", "v110")
 
 
 class Segment:
@@ -37,36 +33,21 @@ class Segment:
         if not 0 <= first <= rounds:
             raise ValueError(f"a segment of rounds {first} to {rounds} cannot be")
         self.path, self.first, self.rounds = path, first, rounds
-        hidden = temporary(path)
-        self._file = h5py.File(hidden, "w", libver=_FORMAT)
-        try:
-            self._lay_out(columns, coords)
-            self._file.swmr_mode = True
-            hidden.replace(path)  # a reader never sees a segment that is half laid out
-        except BaseException as error:
-            hidden.unlink(missing_ok=True)
-            if isinstance(error, (OSError, RuntimeError)):
-                keep_open(self._file)
-            else:
-                self._file.close()
-            raise
-        sync_folder(path.parent)
-
-    def _lay_out(self, columns: Sequence[Column], coords: Coords) -> None:
-        """Create everything the file will ever hold: nothing can be added in SWMR mode."""
-        file, rows = self._file, self.rounds - self.first
-        file.attrs.update({"first": self.first, "rounds": self.rounds, "sealed": 0})
-        add_scales(file, coords)
-        self._row = np.zeros(1, row_type(columns, coords))
+        self._row = np.zeros(1, checked(row_type(columns, coords)))
         self._fields = {name: value[0, ...] for name, value in values_of(self._row, columns, coords).items()}
         for column in columns:
             self._fields[column.name][...] = fill_of(column.stored)
-        self._blank = self._row.copy()
-        self._rows = add_rows(file, columns, self._row.dtype, rows)
-        self._types = h5py.h5s.create_simple((1,)), self._rows.id.get_space(), h5py.h5t.py_create(self._row.dtype)
-        self._events = file.create_dataset("log/events", (EVENTS,), EVENT, chunks=(min(EVENTS, 32),))
-        self._event_count = file.create_dataset("log/count", data=np.zeros(1, np.int64))
-        self._logged = 0
+        self._blank = self._row.tobytes()
+        self._event, self._logged = np.zeros(1, checked(EVENT)), 0
+        hidden = temporary(path)
+        try:
+            self._layout = lay_out(hidden, columns, coords, first, rounds, EVENTS)
+            self._file = hidden.open("r+b", buffering=0)
+            hidden.replace(path)  # a reader never sees a segment that is half laid out
+        except BaseException:
+            hidden.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
 
     def write(self, round: int, row: Mapping[str, Any]) -> None:
         """Record one round; it counts when this returns, and not before.
@@ -82,11 +63,12 @@ class Segment:
         """
         if not self.first <= round < self.rounds:
             raise IndexError(f"round {round} is not one of {self.first} to {self.rounds - 1}")
-        self._row[:] = self._blank
+        self._row.view("u1")[:] = np.frombuffer(self._blank, "u1")
         for name, value in row.items():
             self._fit(name, value)
-        self._row["done"] = round + 1
-        self._put(round - self.first)
+        place = round - self.first
+        self._row[CHECK] = check_of(self._row.view("u1")[:-8], place)
+        self._put(place)
 
     def _fit(self, name: str, value: Any) -> None:
         """Put `value` into the row, in the column's dtype and shape."""
@@ -98,11 +80,18 @@ class Segment:
         field[...] = data
 
     def _put(self, place: int) -> None:
-        """Write the row by HDF5's own call: h5py would describe the columns to it anew each time, for 0.6 ms."""
-        memory, space, dtype = self._types
-        space.select_hyperslab((place,), (1,))
-        self._rows.id.write(memory, space, self._row, dtype)
-        self._file.flush()
+        self._record(self._layout.rows, place, self._row)
+
+    def _record(self, area: Area, place: int, record: Any) -> None:
+        """Write a record from front to back, on file for every reader when this returns."""
+        at, content = area.at + place * area.each, memoryview(record.view("u1"))
+        try:
+            while content:
+                done = os.pwrite(self._file.fileno(), content, at)
+                content, at = content[done:], at + done
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
 
     def event(self, round: int, kind: str, client: int, text: str) -> None:
         """Log something that happened, on file when this returns; `client` is -1 where it concerns none.
@@ -113,12 +102,10 @@ class Segment:
             return
         if self._logged == EVENTS - 1:
             kind, client, text = "log-full", -1, f"events after the first {EVENTS - 1} are not logged"
-        record = (round, time.time(), _bytes(kind, 16), client, _bytes(text, 200))
-        self._events[self._logged] = np.array(record, EVENT)
-        self._file.flush()  # the record before the count: a reader trusts what is counted
+        self._event[0] = (round, time.time(), _bytes(kind, 16), client, _bytes(text, 200), 0)
+        self._event[CHECK] = check_of(self._event.view("u1")[:-8], self._logged)
+        self._record(self._layout.events, self._logged, self._event)
         self._logged += 1
-        self._event_count[0] = self._logged
-        self._file.flush()
 
     def close(self) -> None:
         self._file.close()

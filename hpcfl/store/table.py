@@ -1,8 +1,8 @@
 """run.h5, one table over all segments of a run, and what begins and ends segments.
 
 The table is made of virtual datasets and holds no rows of its own: those are in the segments. One that is being
-written, or was left by a kill, opens only in SWMR mode and is not in the table's datasets yet; a sealed one is a closed
-file of its acknowledged rows, column by column, and opens anywhere.
+written, or was left by a kill, is not in the table's datasets yet; a sealed one has its acknowledged rows column by
+column. The manifest has the digests of run.h5 and of the sealed segments, each before the file gets its name.
 """
 
 from __future__ import annotations
@@ -10,40 +10,50 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import RunError, UsageError
+from hpcfl.store import manifest
 from hpcfl.store.atomic import clean, created, number_of, replace
 from hpcfl.store.columns import (
     Array,
     Column,
     Coords,
     Fact,
+    add_checked,
     add_column,
     add_facts,
     add_scales,
+    described,
     fill_of,
     label,
     make_scale,
     name_axes,
     shape_of,
 )
+from hpcfl.store.live import FORMAT
 from hpcfl.store.owner import owned, running
 from hpcfl.store.reading import (
+    HEADER,
     INTERNAL,
     Part,
-    ends,
+    counts,
+    is_closed,
     merged_columns,
     merged_coords,
-    open_segment,
+    packed,
+    read_block,
+    read_events,
     read_facts,
     read_part,
-    read_rows,
     run_attributes,
     run_folder,
     segment_paths,
+    tell,
+    tell_of,
 )
 from hpcfl.store.segment import Segment
 
@@ -59,7 +69,7 @@ def create(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact] =
         raise UsageError(f"'{run_dir}' already holds a run")
     for folder in ("metrics", "checkpoints"):
         (run_dir / folder).mkdir(parents=True, exist_ok=True)
-    _write(run_dir / "run.h5", attributes, facts, [])
+    _write(run_dir, attributes, facts, [])
 
 
 def begin(run_dir: Path, columns: Sequence[Column], coords: Coords, first: int, rounds: int) -> Segment:
@@ -69,8 +79,10 @@ def begin(run_dir: Path, columns: Sequence[Column], coords: Coords, first: int, 
     """
     run_dir = run_folder(run_dir)
     for folder in (run_dir, run_dir / "metrics", run_dir / "checkpoints"):
+        folder.mkdir(exist_ok=True)
         clean(folder)
     earlier = segment_paths(run_dir)
+    _list(run_dir, earlier)
     for path in earlier:
         _seal_segment(path)
     number = number_of(earlier[-1]) + 1 if earlier else 0
@@ -96,14 +108,22 @@ def seal(run_dir: Path, force: bool = False) -> None:
         raise UsageError(f"'{run_dir}' is still running as process {other.pid} on {other.host}{doubt}")
     with owned(run_dir, force):
         paths = segment_paths(run_dir)
+        _list(run_dir, paths)
         changed = [_seal_segment(path) for path in paths]
         table = run_attributes(run_dir)
-        if any(changed) or not table["sealed"] or json.loads(table["segments"]) != [path.name for path in paths]:
+        if (
+            any(changed)
+            or "manifest" not in table
+            or not table["sealed"]
+            or json.loads(table["segments"]) != [path.name for path in paths]
+        ):
             rebuild(run_dir)
 
 
-def rebuild(run_dir: Path) -> None:
+def rebuild(run_dir: Path, changed: Mapping[str, str] | None = None) -> None:
     """Write run.h5 anew from the segments that are there; its attributes stay, and what it knows of the clients.
+
+    `changed` are attributes that take the place of those that are there.
 
     Sealed segments are mapped with the rows that count; of one that is not, only axes and columns are there. UsageError
     if a segment is missing, or they do not belong together.
@@ -111,44 +131,46 @@ def rebuild(run_dir: Path) -> None:
     run_dir = run_folder(run_dir)
     parts = [read_part(path) for path in segment_paths(run_dir)]
     kept = {name: value for name, value in run_attributes(run_dir).items() if name not in INTERNAL}
-    _write(run_dir / "run.h5", kept, read_facts(run_dir), parts)
+    _write(run_dir, kept | dict(changed or {}), read_facts(run_dir), parts)
 
 
-def _write(path: Path, attributes: Mapping[str, str], facts: Sequence[Fact], parts: Sequence[Part]) -> None:
-    with replace(path) as new, created(new) as file:
-        file.attrs.update(attributes)
-        file.attrs["segments"] = json.dumps([part.path.name for part in parts])
-        file.attrs["sealed"] = int(all(part.sealed for part in parts))
-        columns, coords = merged_columns(parts), merged_coords(parts, facts)
-        counted = _counted(parts)
-        _map_rounds(file, counted)
-        add_scales(file, coords)
-        for column in columns:
-            _map_column(file, column, coords, counted)
-        add_facts(file, facts)
-        name_axes(file, columns)
+def _list(run_dir: Path, segments: Sequence[Path]) -> None:
+    """List what is there and not listed: an earlier version wrote it, or the manifest is damaged or gone."""
+    names = ["run.h5", *(f"metrics/{path.name}" for path in segments if is_closed(path))]
+    try:
+        known = manifest.read(run_dir)
+    except RunError as error:
+        if (run_dir / manifest.NAME).exists():
+            tell(f"{error}; it is made anew from the files as they are")
+        manifest.add(run_dir, names, anew=True)
+        return
+    if new := [name for name in names if name not in known]:
+        manifest.add(run_dir, new)
 
 
-def _counted(parts: Sequence[Part]) -> list[tuple[Part, int]]:
-    """Return the sealed parts that count, with how many of their first rows do."""
-    sealed = [part for part in parts if part.sealed]
-    limits = ends([part.first for part in sealed], [part.rounds.size > 0 for part in sealed])
-    counted = [(part, int(np.count_nonzero(part.rounds < limit))) for part, limit in zip(sealed, limits)]
-    return [(part, rows) for part, rows in counted if rows]
+def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], parts: Sequence[Part]) -> None:
+    with replace(run_dir / "run.h5") as new:
+        with created(new, libver=FORMAT) as file:
+            file.attrs.update(attributes)
+            file.attrs["manifest"] = 1  # there is one
+            file.attrs["segments"] = json.dumps([part.path.name for part in parts])
+            file.attrs["sealed"] = int(all(part.sealed for part in parts))
+            file.attrs["parts"] = json.dumps({part.path.name: _known(part) for part in parts})
+            columns, coords = merged_columns(parts), merged_coords(parts, facts)
+            counted = [(part, rows) for part, rows in counts([part for part in parts if part.sealed]) if rows]
+            rounds = np.concatenate([np.empty(0, np.int64), *(part.rounds[:rows] for part, rows in counted)])
+            make_scale(file.create_dataset("round", data=rounds), "round")
+            add_scales(file, coords)
+            for column in columns:
+                _map_column(file, column, coords, counted)
+            add_facts(file, facts)
+            name_axes(file, columns)
+        manifest.announce(run_dir, "run.h5", new)
 
 
-def _map_rounds(file: h5py.File, counted: Sequence[tuple[Part, int]]) -> None:
-    """Create the dimension scale of the rounds, itself virtual."""
-    rows = sum(n for _, n in counted)
-    if rows:
-        layout, start = h5py.VirtualLayout((rows,), np.int64), 0
-        for part, n in counted:
-            layout[start : start + n] = _source(part, "round", (), np.dtype(np.int64))[:n]
-            start += n
-        dataset = file.create_virtual_dataset("round", layout, fillvalue=-1)
-    else:
-        dataset = file.create_dataset("round", (0,), np.int64)
-    make_scale(dataset, "round")
+def _known(part: Part) -> dict[str, Any]:
+    """What is to be known of a segment if it cannot be read one day."""
+    return {"first": part.first, "rounds": part.total, "rows": packed(part.rounds) if part.sealed else []}
 
 
 def _map_column(
@@ -161,45 +183,46 @@ def _map_column(
         return
     layout, start = h5py.VirtualLayout(shape, column.stored), 0
     for part, n in counted:
-        if column.name in {known.name for known in part.columns}:
+        rows = min(n, part.stored)
+        if rows and column.name in {known.name for known in part.columns}:
             inner = tuple(len(part.coords[dim]) for dim in column.dims)
-            source = _source(part, column.name, inner, column.stored)
-            layout[(slice(start, start + n), *(slice(size) for size in inner))] = source[:n]
+            name = f"metrics/{part.path.name}"  # relative to run.h5, so that the folder can be moved
+            source = h5py.VirtualSource(name, column.name, (part.stored, *inner), column.stored)
+            layout[(slice(start, start + rows), *(slice(size) for size in inner))] = source[:rows]
         start += n
     dataset = file.create_virtual_dataset(column.name, layout, fillvalue=fill_of(column.stored))
     label(file, dataset, column)
 
 
-def _source(part: Part, name: str, inner: tuple[int, ...], dtype: np.dtype[np.generic]) -> h5py.VirtualSource:
-    """Return a dataset of a segment; its path is relative to run.h5, so that the folder can be moved."""
-    return h5py.VirtualSource(f"metrics/{part.path.name}", name, (len(part.rounds), *inner), dtype)
-
-
 def _seal_segment(path: Path) -> bool:
-    """Rewrite one segment as a closed file of its acknowledged rows; return False where it is one already."""
+    """Rewrite one segment as a closed file of its acknowledged rows; return False where it is one, or is damaged."""
     part = read_part(path)
+    tell_of(part)
     if part.sealed:
         return False
-    with open_segment(path) as source, replace(path) as new, created(new) as target:
-        target.attrs.update({"first": part.first, "rounds": part.total, "sealed": 1})
-        make_scale(target.create_dataset("round", data=part.rounds), "round")
-        add_scales(target, part.coords)
-        for column in part.columns:
-            add_column(target, column, shape_of(column, part.coords, len(part.rounds)))
-        _copy_rows(source, target, part)
-        name_axes(target, part.columns)
-        count = source["log/count"][:]
-        target.create_dataset("log/events", data=source["log/events"][: int(count[0])])
-        target.create_dataset("log/count", data=count)
+    with replace(path) as new:
+        with created(new, libver=FORMAT) as file:
+            file.attrs.update({"first": part.first, "rounds": part.total, "sealed": 1})
+            if len(part.lost):
+                file.attrs["lost"] = json.dumps(packed(part.lost))
+            if part.reason:
+                file.attrs["damage"] = part.reason
+            text = np.frombuffer(json.dumps(described(part.columns, part.coords)).encode(), np.uint8)
+            events = read_events(path)
+            for name, data in ((HEADER, text), ("round", part.rounds), ("log/events", events)):
+                add_checked(file, name, data.shape, data.dtype, data)
+            for column in part.columns:
+                add_checked(file, column.name, shape_of(column, part.coords, len(part.rounds)), column.stored)
+            _copy_rows(part, file)
+        manifest.announce(path.parents[1], f"metrics/{path.name}", new)
     return True
 
 
-def _copy_rows(source: h5py.File, target: h5py.File, part: Part) -> None:
+def _copy_rows(part: Part, target: h5py.File) -> None:
     """Copy the acknowledged rows, a block at a time so that memory stays small."""
-    rows = part.rounds - part.first
-    step = max(1, _BLOCK_BYTES * len(rows) // max(1, sum(target[column.name].nbytes for column in part.columns)))
-    for start in range(0, len(rows), step):
-        block = rows[start : start + step]
-        for name, values in read_rows(source, part.columns, part.coords, block).items():
+    rows = len(part.rounds)
+    step = max(1, _BLOCK_BYTES * rows // max(1, sum(target[column.name].nbytes for column in part.columns)))
+    for start in range(0, rows, step):
+        for name, values in read_block(part, start, min(start + step, rows)).items():
             if values.size:
-                target[name][start : start + len(block)] = values
+                target[name][start : start + len(values)] = values

@@ -17,6 +17,7 @@ from hpcfl.commands.show import summary
 from hpcfl.engine.record import PER_RANK, WALL
 from hpcfl.launch.request import resume_request, run_request
 from hpcfl.launch.run import launch
+from hpcfl.store.atomic import number_of
 
 SINGLES = "HPCFL_TEST_SINGLES"  # folder where launches leave runs of one rank for each other
 
@@ -118,7 +119,7 @@ def resume(world: Any, folder: Path, done: int, comm: Any) -> None:
 
 def cut_back(folder: Path, done: int) -> None:
     """Make a finished run look as if it had been stopped after the checkpoint of round `done`."""
-    for path in (folder / "checkpoints").iterdir():
-        if int(path.stem.removeprefix("round-")) > done:
-            path.unlink()
+    for path in store.saved(folder):
+        if number_of(path) > done:
+            shutil.rmtree(path)
     store.write_status(folder, "stopped")

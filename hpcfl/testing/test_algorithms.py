@@ -175,7 +175,7 @@ def test_a_round_without_visits_changes_nothing(solo: Any, tmp_path: Path, name:
     data = store.open_run(run)
     first = int(algorithm_class(name)(name=name).invites_all(0))  # such a round waits for everybody
     assert (data["void"].values[first:] == 1).all()
-    saved = [store.load(path).shared for path in sorted((run / "checkpoints").iterdir())]
+    saved = [store.load(path).shared for path in store.saved(run)]
     for key in saved[0]:
         np.testing.assert_array_equal(saved[0][key], saved[-1][key])
 

@@ -19,6 +19,7 @@ from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optim
 from hpcfl.algorithms.weighting import Weighting
 from hpcfl.base.errors import UsageError
 from hpcfl.config import from_table
+from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.staleness import Staleness
 from hpcfl.testing.runs import play, resume, same, table
 
@@ -145,6 +146,46 @@ def test_the_optimal_time_leaves_out_workers_that_do_not_help() -> None:
     assert optimal_time([1.0] * 4, 1.0, 1.0, 10.0, 0.1) == pytest.approx(10 * (1 + 100 / 4))
     slow = optimal_time([1.0] * 4 + [1000.0], 1.0, 1.0, 10.0, 0.1)
     assert slow == pytest.approx(min(10 * (1 + 100 / 4), 5 / 4.001 * 10 * (1 + 100 / 5)))
+
+
+# ---- Malenia
+
+
+@pytest.mark.parametrize(("rules", "after"), [({"buffer": 2, "every_client": True}, 2.5), ({"buffer": 3}, 2.0)])
+def test_malenia_lets_clients_count_alike(rules: dict[str, Any], after: float) -> None:
+    """Gradients (1, 1 | 4) by 2.5 s: ½(1 + 4), where Rennala has the mean of three."""
+    changes = {(0, 0, 0): 1.0, (0, 0, 1): 1.0, (1, 0, 0): 4.0}
+    toy = Arriving(Told(changes=changes), quadratics([0.0, 0.0]), [1.0, 2.5], max_staleness=0, **rules)
+    reached(toy.path(1), (2.5, after))
+
+
+def test_of_malenias_clients_those_who_report_otherwise_have_no_more_weight() -> None:
+    """Ten visits by three clients, whose changes have means 2, 5 and 8, in whichever order they come."""
+    cohort = np.array([0, 0, 0, 0, 1, 2, 2, 2, 2, 2])
+    changes = np.array([1.0, 1.0, 3.0, 3.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0])
+    order = np.array([3, 9, 4, 0, 8, 1, 5, 2, 7, 6])
+    rules = Participation(close="arrivals", buffer=3, every_client=True, max_staleness=0)
+    factors = rules.evened(cohort[order])
+    assert (factors * changes[order]).mean() == pytest.approx((2 + 5 + 8) / 3)
+    assert factors.mean() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_malenia_uses_gradients_of_the_newest_version(stops: bool) -> None:
+    """f_i = ½(w − b_i)², b = (0, 3): from w = 0 half-way to 1.5 by 1.5 s, and again by 3 s.
+
+    The fast one's visit that ends at 2 s is too old, so it has reported at 3 s, or with stops at 2.5 s.
+    """
+    method = FedAvg(**FIRST, lr=0.5)
+    rules = {"buffer": 2, "max_staleness": 0, "every_client": True, "stop_stale": stops}
+    toy = Arriving(method, quadratics([0.0, 3.0]), [1.0, 1.5], **rules)
+    plans, found = [], []
+    for _ in range(2):
+        plans.append(toy.step())
+        found.append(float(toy.state[W]))
+    times = [plan.arrivals.times.tolist() for plan in plans if plan.arrivals is not None]
+    assert times == [[1.0, 1.5], [2.5 if stops else 3.0, 3.0]]
+    assert found == pytest.approx([0.75, 1.125])
 
 
 # ---- DiLoCo

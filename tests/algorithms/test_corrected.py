@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.checkpoints import save
 from helpers.toys import Rounds, full_batch, mlp_task, plain_gradients, planned, same_bits
 from hpcfl import store
 from hpcfl.algorithms import Algorithm, algorithm_class
@@ -324,13 +325,12 @@ def test_resumed_equals_uninterrupted(solo: Any, tmp_path: Path, correct: str, m
 
 def forgotten(run: Path, client: int) -> None:
     """Let the checkpoint of round 2 have a client's state of before its first visit, as where its rank was late."""
-    saved = store.load(path := run / "checkpoints" / "round-000002.h5")
+    saved = store.load(run / "checkpoints" / "round-000002")
     for ids, state in saved.personal:
         for value in state.values():
             value[ids == client] = 0
-    path.unlink()
-    parts = saved.shared, saved.personal, saved.clock, 5, saved.memory, lambda: {client: 0}, saved.extras
-    store.save(run, 2, *parts)
+    more = {"memory": saved.memory, "stale": {client: 0}, "extras": saved.extras}
+    save(run, 2, saved.shared, saved.personal, saved.clock, 5, **more)
 
 
 def test_the_mean_is_that_of_what_clients_remember_and_is_formed_anew(solo: Any, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_it_is_the_algorithm_as_printed(solo: Any, tmp_path: Path) -> None:
     job = Job.of(from_table(table()), None, 1)
     data: Any = job.task.federation
     assert len(set(data.shapes)) == 3
-    own = [store.load(path).shared[B].T for path in sorted((run / "checkpoints").iterdir())]
+    own = [store.load(path).shared[B].T for path in store.saved(run)]
     wanted = in_numpy(job, 6, 0.1, np.ones(2))
     wanted = in_numpy(job, 6, 0.1, np.sign((wanted[0] * own[0]).sum(0)))
     target = np.diag(data.signs) @ data.truth

@@ -65,7 +65,7 @@ def job(values: dict[str, Any], ranks: int = 1) -> Job:
 
 def states(folder: Path) -> list[tuple[dict[str, Any], dict[int, dict[str, Any]]]]:
     """Shared and personal state after each round that was saved."""
-    paths = sorted((folder / "checkpoints").iterdir())
+    paths = store.saved(folder)
     return [(store.load(path, personal=False).shared, store.load_personal(path, range(CLIENTS))) for path in paths]
 
 

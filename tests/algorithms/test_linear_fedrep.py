@@ -86,7 +86,7 @@ def test_it_is_the_algorithm_as_printed(solo: Any, tmp_path: Path) -> None:
     assert data["stage"].values.tolist() == [0, 0, 0, 1, 1, 2, 2, 3]
     np.testing.assert_allclose(data["sim_seconds"], elapsed, rtol=1e-12)
     truth = job.task.federation.truth  # type: ignore[attr-defined]
-    saved = sorted((run / "checkpoints").iterdir())
+    saved = store.saved(run)
     for path, basis, measured in zip(saved, found, data["distance"].values, strict=True):
         own = store.load(path).shared[B].T
         assert measured == pytest.approx(distance(basis, truth), abs=1e-6)

@@ -153,7 +153,7 @@ def test_a_poisoned_client_counts_for_nothing(world: Any, shared_dir: Path, meth
     saved = store.load(newest)
     assert all(np.isfinite(value).all() for value in saved.shared.values())
     states = store.load_personal(newest, range(CLIENTS))
-    before = store.load_personal(run / "checkpoints" / "round-000002.h5", [POISONED])
+    before = store.load_personal(run / "checkpoints" / "round-000002", [POISONED])
     for name, value in states[POISONED].items():  # it has never advanced, the others have
         np.testing.assert_array_equal(value, before[POISONED][name])
         assert np.abs(states[0][name] - value).max() > 1e-3

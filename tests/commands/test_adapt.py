@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from algorithms.test_personal import Plain, assert_close
+from helpers.checkpoints import save
 from helpers.launcher import alone
 from helpers.toys import load, mlp_task, plain, same_bits, visits_of
 from hpcfl import store
@@ -62,7 +63,7 @@ def made(folder: Path, algorithm: dict[str, Any], dropout: float = 0.0, **more: 
     rng = np.random.default_rng(1)
     start = config.algorithm.init_server(task)
     shared = {name: value.numpy() + rng.normal(0, 0.2, value.shape).astype("f4") for name, value in start.items()}
-    store.save(folder, ROUNDS, shared, [], {"sim_seconds": 1.0}, 1)
+    save(folder, ROUNDS, shared, [], {"sim_seconds": 1.0}, 1)
     return task
 
 
@@ -346,7 +347,7 @@ def test_newcomers_of_other_shapes_align_to_the_anchors_that_are_served_last(tmp
     task = Task(config.model, config.data.federate(config.clients, config.seed, None), config.seed)
     first = config.algorithm.init_server(task)["anchor.means"].numpy()
     served = first + np.array([6.0, -6.0], dtype=np.float32)
-    store.save(tmp_path / "run", ROUNDS, {"anchor.means": served}, [], {"sim_seconds": 1.0}, 1)
+    save(tmp_path / "run", ROUNDS, {"anchor.means": served}, [], {"sim_seconds": 1.0}, 1)
     with h5py.File(tmp_path / "new.h5", "w") as file:
         for name, shape in {"wide": (60,), "image": (2, 5)}.items():
             y = np.arange(30) % 3

@@ -23,6 +23,8 @@ from hpcfl.testing.runs import play, resume, same, table
 L = 4
 SHARES = np.arange(L, 0, -1) / L
 DYNAMIC = {"model": "exponential", "kind": "dynamic"}
+MALENIA = {"close": "arrivals", "buffer": 7, "max_staleness": 0, "every_client": True}
+UNIFORM = {"name": "fedavg", "batch": 32, "weights": "uniform"}
 
 
 class Written(Speed):
@@ -85,6 +87,27 @@ def test_a_buffer_takes_several_visits_of_one_client_to_one_state() -> None:
     assert (first.round, first.number, second.round, second.number) == (0, 0, 0, 1)
     once = planned(2, buffer=2, once_per_version=True)
     assert [visits(plan) for plan in once] == [[(0, 0, 1.0), (1, 0, 2.5)], [(0, 1, 3.5), (1, 1, 5.0)]]
+
+
+@pytest.mark.parametrize(
+    ("buffer", "seconds", "numbers"),
+    [
+        (2, 2.5, [2, 1]),  # every client once
+        (3, 3.0, [3, 1]),  # 1/3 + 1/1 ≤ 4/3
+        (4, 5.0, [4, 2]),  # 1/4 + 1/2 ≤ 1: who has reported four times waits
+        (5, 5.0, [5, 2]),  # 1/5 + 1/2 ≤ 4/5
+    ],
+)
+def test_every_client_is_waited_for_until_the_harmonic_mean_is_reached(
+    buffer: int, seconds: float, numbers: list[int]
+) -> None:
+    """Malenia SGD: the server's step is due when Σ 1/B_i ≤ n²/S, here 4/S."""
+    plans = planned(2, buffer=buffer, max_staleness=0, every_client=True, stop_stale=True)
+    for plan in plans:
+        assert plan.duration == seconds
+        assert np.bincount(plan.cohort).tolist() == numbers
+        assert plan.arrivals is not None
+        assert plan.arrivals.factors.tolist() == [sum(numbers) / (2 * numbers[client]) for client in plan.cohort]
 
 
 def test_places_are_filled_with_clients_that_are_idle() -> None:
@@ -156,9 +179,20 @@ def test_a_queue_goes_on_where_it_was_saved() -> None:
         ({"buffer": 1, "deadline": "adaptive"}, "adaptive"),
         ({"close": "all", "buffer": 1}, "only for close = 'arrivals'"),
         ({"close": "all", "dispatch": "reporter"}, "only for close = 'arrivals'"),
+        ({"close": "all", "every_client": True}, "every_client is only for close = 'arrivals'"),
+        ({**MALENIA, "buffer": None}, r"participation.buffer: expected 7 or more .*, got nothing; did you mean 7\?"),
+        ({**MALENIA, "buffer": 6}, r"participation.buffer: expected 7 or more .*; did you mean 7\?"),
+        ({**MALENIA, "max_staleness": None}, r"participation.max_staleness: expected 0 .*; did you mean 0\?"),
+        ({**MALENIA, "max_staleness": 1}, r"participation.max_staleness: expected 0 .*; did you mean 0\?"),
+        ({**MALENIA, "concurrency": 5}, r"participation.concurrency: expected all 7 .*; did you mean 7\?"),
+        ({**MALENIA, "once_per_version": True}, r"participation.once_per_version: .*; did you mean false\?"),
+        ({**MALENIA, "dispatch": "reporter"}, r"participation.dispatch: expected 'uniform' with .*every_client"),
+        ({**MALENIA, "deadline": 2.0}, r"participation.deadline: expected nothing with .*every_client"),
+        ({**MALENIA, "max_seconds": 2.0}, r"participation.max_seconds: expected nothing with .*every_client"),
     ],
 )
 def test_participation_refuses(rules: dict[str, Any], match: str) -> None:
+    rules = {key: value for key, value in rules.items() if value is not None}
     values = table("fedavg", "mlp", True, participation={"close": "arrivals", **rules})
     with pytest.raises(UsageError, match=match):
         from_table(values).check_values()
@@ -184,6 +218,25 @@ def test_methods_that_need_rounds_are_refused(more: dict[str, Any], match: str) 
         from_table(values).check_values()
 
 
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"algorithm": {"name": "fedavg"}}, r"algorithm.weights: expected 'uniform' with .*every_client"),
+        (
+            {"algorithm": {"name": "fednova"}},
+            r"participation.every_client = true: algorithm.name = 'fednova'",
+        ),
+        ({"algorithm": {"name": "scaffold"}}, r"participation.every_client = true: algorithm.name = 'scaffold'"),
+        ({"weighting": {"correct": "remembered"}}, r"weighting.correct = 'remembered': .*every_client"),
+        ({"staleness": {"weight": "hinge"}}, r"staleness.weight: expected 'constant' with .*every_client"),
+    ],
+)
+def test_what_does_not_let_clients_count_alike_is_refused(more: dict[str, Any], match: str) -> None:
+    values = table("fedavg", "mlp", True, **{"algorithm": UNIFORM, "participation": MALENIA, **more})
+    with pytest.raises(UsageError, match=match):
+        from_table(values).check_values()
+
+
 # ---- runs
 
 
@@ -192,12 +245,22 @@ def small(**more: Any) -> dict[str, Any]:
     return table("fedavg", "mlp", True, **{"rounds": 6, "speed": DYNAMIC, "participation": rules, **more})
 
 
-def test_all_of_equal_pace_are_fedavg(solo: Any, tmp_path: Path) -> None:
-    """To the bit: K = concurrency = all clients, at most once per version."""
-    equal = {"speed": {"model": "none"}, "staleness": {"weight": "polynomial"}}
-    rules = {"close": "arrivals", "buffer": 7, "once_per_version": True}
-    one = play(solo, small(participation=rules, **equal), tmp_path / "arrivals", None)
-    other = play(solo, small(participation={"close": "all"}, speed={"model": "none"}), tmp_path / "all", None)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {
+            "participation": {"close": "arrivals", "buffer": 7, "once_per_version": True},
+            "staleness": {"weight": "polynomial"},
+        },
+        {"participation": {**MALENIA, "stop_stale": True}, "algorithm": UNIFORM},
+    ],
+)
+def test_all_of_equal_pace_are_fedavg(solo: Any, tmp_path: Path, more: dict[str, Any]) -> None:
+    """To the bit: K = concurrency = all clients, at most once per version, or S = n."""
+    equal = {"speed": {"model": "none"}}
+    one = play(solo, small(**equal, **more), tmp_path / "arrivals", None)
+    twin = {**more, "participation": {"close": "all"}, "staleness": {}}
+    other = play(solo, small(**equal, **twin), tmp_path / "all", None)
     columns = ("loss", "accuracy", "sim_seconds", "message_bytes")
     left, right = store.open_run(one), store.open_run(other)
     for name in columns:
@@ -229,7 +292,36 @@ def test_ranks_and_resumption_in_the_middle_of_a_flight_do_not_matter(
         assert (store.open_run(single)["arrival_staleness"].values > 0).any()
 
 
+@pytest.mark.mpi
+def test_where_clients_count_alike_ranks_resumption_and_replay_do_not_matter(world: Any, shared_dir: Path) -> None:
+    """Clients with labels of their own, who report unequally often; checkpoints are in the middle of visits."""
+    data = {"name": "digits", "partition": "shards", "classes": 2}
+    values = small(participation={**MALENIA, "buffer": 9}, algorithm=UNIFORM, data=data, rounds=4)
+    together = play(world, values, shared_dir / "ranks", world.comm)
+    single = play(world, values, shared_dir / "single", None)
+    resume(world, single, 2, world.comm)
+    again = play(world, values | {"speed": {"model": "trace", "run": str(single)}}, shared_dir / "again", None)
+    if world.rank == 0:
+        same(together, single)
+        same(again, single)
+        for row in store.open_run(single)["arrival_client"].values:
+            times = np.bincount(row[row >= 0], minlength=7)
+            assert times.min() > 0
+            assert times.max() > times.min()
+            assert (1 / times).sum() <= 49 / 9 * (1 + 1e-12)
+
+
 def test_a_replay_has_the_same_bits(solo: Any, tmp_path: Path) -> None:
     run = play(solo, small(staleness={"weight": "hinge", "b": 1}), tmp_path / "run", None)
     replay = small(staleness={"weight": "hinge", "b": 1}, speed={"model": "trace", "run": str(run)})
+    same(play(solo, replay, tmp_path / "again", None), run)
+
+
+def test_a_client_may_report_twice_between_two_deadlines(solo: Any, tmp_path: Path) -> None:
+    """Once the visit that it had begun before, once another one; on file, and replayed."""
+    rules = {"close": "arrivals", "deadline": 1.5, "once_per_version": True}
+    run = play(solo, small(participation=rules), tmp_path / "run", None)
+    came = store.open_run(run)["arrival_client"].values
+    assert any(len(set(row[row >= 0])) < np.count_nonzero(row >= 0) for row in came)
+    replay = small(participation=rules, speed={"model": "trace", "run": str(run)})
     same(play(solo, replay, tmp_path / "again", None), run)

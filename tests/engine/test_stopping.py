@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from helpers import faults
+from helpers.checkpoints import save
 from helpers.runs import after_each_round
 from hpcfl import store
 from hpcfl.base.errors import Stopped, UsageError
 from hpcfl.cli import carry_out, main
 from hpcfl.engine import stopping
-from hpcfl.engine.record import Recorder
+from hpcfl.engine.saving import Saver
 from hpcfl.launch.request import resume_request, run_request
 from hpcfl.launch.run import launch
 from hpcfl.store import atomic
@@ -72,7 +73,7 @@ def whole(folder: Path) -> Path:
 
 
 def checkpoints(folder: Path) -> list[int]:
-    return [store.load(path).round for path in sorted((folder / "checkpoints").glob("round-*.h5"))]
+    return [store.load(path).round for path in store.saved(folder)]
 
 
 # ---- one process
@@ -97,7 +98,13 @@ def test_a_signal_stops_a_run_when_its_round_is_over(
     with h5py.File("one/run.h5") as file:  # any reader: the segment is sealed
         assert file["round"][:].tolist() == [0, 1, 2]
         assert np.isfinite(file["test_loss"][:]).all()
-    assert sorted(path.name for path in (here / "one").iterdir()) == ["checkpoints", "metrics", "run.h5", "status"]
+    assert sorted(path.name for path in (here / "one").iterdir()) == [
+        "checkpoints",
+        "manifest.json",
+        "metrics",
+        "run.h5",
+        "status",
+    ]
     assert main(["resume", "one"]) == 0
     same(here / "one", whole(here))
 
@@ -127,8 +134,8 @@ def test_stopped_again_and_again(here: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_checkpoint_that_is_due_anyway_is_written_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
-    write = Recorder.checkpoint
-    monkeypatch.setattr(Recorder, "checkpoint", lambda self, done, *a: [written.append(done), write(self, done, *a)])
+    write = Saver.save
+    monkeypatch.setattr(Saver, "save", lambda self, now, *a: [written.append(now.round), write(self, now, *a)])
     once_told(monkeypatch, EVERY - 1, lambda: signal.raise_signal(signal.SIGUSR1))
     assert run() == 85
     assert written == [EVERY]
@@ -337,7 +344,7 @@ def test_a_slow_checkpoint_is_not_visible_while_it_is_written(tmp_path: Path, mo
     monkeypatch.setattr("helpers.faults.time.sleep", lambda seconds: slept.append((seconds, checkpoints(tmp_path))))
     personal = [([0], {"m": np.ones((1, 2))})]
     for round_ in (1, 2):
-        store.save(tmp_path, round_, {"w": np.ones(2)}, personal, {}, keep=5)
+        save(tmp_path, round_, {"w": np.ones(2)}, personal, {}, keep=5)
     store.write_status(tmp_path, "running")
     assert slept == [(0.25, []), (0.25, [1])]
     assert checkpoints(tmp_path) == [1, 2]

@@ -77,7 +77,7 @@ def test_embeddings_are_what_the_layers_below_the_latent_space_make(tmp_path: Pa
 def test_what_is_stored_and_what_is_shared(tmp_path: Path) -> None:
     folder = made(tmp_path / "run", "flic, learns before a test")
     models = hpcfl.open_models(folder, stored=True)
-    saved = store.load(folder / "checkpoints" / "round-000003.h5")
+    saved = store.load(folder / "checkpoints" / "round-000003")
     personal = {int(c): {n: v[i] for n, v in own.items()} for ids, own in saved.personal for i, c in enumerate(ids)}
     for model in models:
         for name, value in model.params.items():

@@ -108,15 +108,19 @@ def play(name: str, folder: Path) -> Path:
 
 def record(run: Path) -> dict[str, Any]:
     """Return what is frozen of a run; of a tensor in personal state, the norm is the sum of the clients' norms."""
-    with h5py.File(max((run / "checkpoints").iterdir())) as file:
+    newest = max((run / "checkpoints").iterdir())
+    with h5py.File(newest / "server.h5") as file:
         shared = {name: item[()] for name, item in file["shared"].items()}
         shared |= {f"server.{name}": item[()] for name, item in file["extras"].items()}
-        personal = [
-            (int(client), name, item[row])
-            for group in file["personal"].values()
-            for row, client in enumerate(group["ids"][:])
-            for name, item in group["tensors"].items()
-        ]
+    personal = []
+    for path in newest.glob("rank-*.h5"):
+        with h5py.File(path) as file:
+            personal += [
+                (int(client), name, item[row])
+                for group in file["personal"].values()
+                for row, client in enumerate(group["ids"][:])
+                for name, item in group["tensors"].items()
+            ]
     personal.sort(key=lambda entry: entry[:2])
     own: dict[str, float] = {}
     for _, name, value in personal:

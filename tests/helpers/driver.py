@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import absent
 import faults
 
 from hpcfl.__main__ import main
@@ -12,4 +13,5 @@ from hpcfl.base.plugins import look_in
 
 look_in(Path(__file__).parents[1])
 faults.install(os.environ.get(faults.VARIABLE, ""))
+absent.install(os.environ.get(absent.VARIABLE, ""))
 main()

@@ -278,7 +278,8 @@ CASES = {
     "rule": salf("algorithm.rule=papr", "algorithm.rule", "'paper'"),
     "0-rounds": salf("rounds=0", "rounds", "1", "got 0"),
     "0-clients": salf("clients=0", "clients", "1", "got 0"),
-    "1e8-clients": salf("clients=100000000", "clients", "100000000", "1437"),
+    "1e7-clients": salf("clients=10000000", "clients", "10000000", "1437"),
+    "1e8-clients": salf("clients=100000000", "clients", "100000000", "16777216"),
     "evaluate-never": salf("evaluate.every=0", "evaluate.every", "1", "got 0"),
     "keep-none": salf("checkpoint.keep=0", "checkpoint.keep", "1", "got 0"),
     "batch-clients": salf("batch_clients=0", "batch_clients", "1", "got 0"),
@@ -352,6 +353,18 @@ CASES = {
     "lane-width-0": fedavg("clock=wall lane_width=0", "lane_width", "at least 1"),
     "lane-width-word": fedavg("clock=wall lane_width=al", "lane_width", "'al'"),
     "lost-after-0": fedavg("clock=wall lost_after=0.0", "lost_after", "0"),
+    "rehost-in-simulated-time": fedavg(
+        "lost_clients=rehost", "lost_clients", "clock = 'wall'", "did you mean", "'drop'"
+    ),
+    "rehost-of-what-the-server-remembers": fedavg(
+        "clock=wall lost_clients=rehost weighting.correct=remembered", "lost_clients", "'remembered'", "'drop'"
+    ),
+    "rehost-without-ulfm": real("lost_clients=rehost", "lost_clients", "does not tell", "--with-ft ulfm", ranks=2),
+    "start-within-in-simulated-time": fedavg("start_within=9.0", "start_within", "clock = 'wall'", "'simulated'"),
+    "min-ranks-without-a-limit": fedavg("clock=wall min_ranks=3", "min_ranks = 3", "start_within"),
+    "min-ranks-1": fedavg("clock=wall start_within=9.0 min_ranks=1", "min_ranks", "2"),
+    "min-ranks-beyond-the-ranks": real("start_within=99.0 min_ranks=99", "min_ranks", "at most", "got 99", ranks=2),
+    "min-ranks-without-ulfm": real("start_within=99.0 min_ranks=2", "min_ranks = 2", "--with-ft ulfm", ranks=3),
     "fault-tolerance": fedavg("clock=wall fault_tolerance=ulf", "fault_tolerance", "'ulfm'", "'ulf'"),
     "clock": fedavg("clock=wal", "clock", "'wall'", "'wal'"),
     "trace-of-nothing": fedavg("speed.model=trace", "speed.run", "missing"),

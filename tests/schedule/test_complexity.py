@@ -56,9 +56,6 @@ class Notes(Recorder):
     def row(self, plan: Plan, record: Record, sums: Sums, clock: Mapping[str, float]) -> None:
         self.rows.append(self.plan_columns(plan) | self.oracle_columns(plan, record, sums))
 
-    def checkpoint(self, *given: Any) -> None:
-        pass
-
 
 def run(values: dict[str, Any]) -> tuple[dict[str, Any], Federation]:
     """Return what a run of one rank records, ``{column: [rounds, …]}``, and who holds which samples."""

@@ -8,12 +8,13 @@ import pytest
 
 from helpers.toys import planner
 from hpcfl import store
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import RunError, UsageError
 from hpcfl.config import from_table, load
 from hpcfl.engine.job import Job
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.base import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
+from hpcfl.schedule.speeds.trace import Tape
 from hpcfl.schedule.speeds.uniform_depth import UniformDepth
 from hpcfl.testing.runs import play, resume, same, table
 
@@ -149,6 +150,12 @@ def test_what_an_earlier_start_has_recorded_is_recalled(solo, tmp_path):
         rule.recall(run, done)
         assert seconds(rule, done) == closes_after
     deadlines(deadline=0.3).recall(tmp_path / "no run", 3)  # nothing follows from it
+    segment = run / "metrics" / "segment-000.h5"
+    segment.write_bytes(segment.read_bytes()[:-1])
+    with pytest.raises(RunError, match=r"has lost what visits took in rounds 0, 1, from which its deadline follows"):
+        deadlines(**keys).recall(run, 2)
+    with pytest.raises(UsageError, match=r"^speed\.run: .* has lost rounds 0, 1, 2, 3, 4, 5 to damage: run it again"):
+        Tape.read(str(run))
 
 
 def test_a_setting_may_be_a_rule():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import hpcfl
+from helpers.checkpoints import as_one_file, save
 from helpers.launcher import alone
 from hpcfl import store
 from hpcfl.base.errors import RunError
@@ -26,7 +28,8 @@ from hpcfl.store.integrity import USER_BLOCK, damage
 from hpcfl.testing.runs import cut_back, play, table
 
 KINDS = ("flipped", "truncated", "zeroed")
-BEFORE, NEWEST, ROUNDS = "round-000002.h5", "round-000004.h5", 6
+BEFORE, NEWEST, ROUNDS = "round-000002", "round-000004", 6
+FILES = ("server.h5", "rank-0000.h5", "manifest.json")
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +55,12 @@ def stopped(run: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def older(stopped: Path) -> Path:
+    """The newest checkpoint as the one file of an earlier version."""
+    return as_one_file(stopped / "checkpoints" / NEWEST)
+
+
 def damaged(content: bytes, seed: int) -> bytes:
     """Flip some bits, cut the end off, or write zeros over a piece; something is always another."""
     draw, found = np.random.default_rng(seed), bytearray(content)
@@ -70,21 +79,40 @@ def damaged(content: bytes, seed: int) -> bytes:
 
 def test_a_damaged_newest_checkpoint_is_passed_over(stopped: Path, caplog: pytest.LogCaptureFixture) -> None:
     newest = stopped / "checkpoints" / NEWEST
-    content = newest.read_bytes()
+    contents = {name: (newest / name).read_bytes() for name in FILES}
     assert store.latest(stopped) == newest
     assert not caplog.messages
     for seed in range(120):
-        newest.write_bytes(damaged(content, seed))
-        assert store.latest(stopped) == newest.with_name(BEFORE), seed
-        (line,) = caplog.messages
-        assert line.startswith(f"hpcfl: checkpoint {newest} cannot be read whole and is passed over: ")
-        assert "\n" not in line
-        caplog.clear()
+        name = FILES[seed % 7 % 3]
+        (newest / name).write_bytes(damaged(contents[name], seed))
+        check_passed_over(stopped, newest, caplog)
+        (newest / name).write_bytes(contents[name])
+    for name in FILES:
+        (newest / name).unlink()
+        check_passed_over(stopped, newest, caplog)
+        (newest / name).write_bytes(contents[name])
+    assert store.latest(stopped) == newest
 
 
-def test_every_bit_of_the_first_line_counts(stopped: Path) -> None:
-    newest = stopped / "checkpoints" / NEWEST
-    content = newest.read_bytes()
+def test_a_damaged_file_of_an_earlier_version_is_passed_over(older: Path, caplog: pytest.LogCaptureFixture) -> None:
+    content, folder = older.read_bytes(), older.parents[1]
+    assert store.latest(folder) == older
+    for seed in range(60):
+        older.write_bytes(damaged(content, seed))
+        check_passed_over(folder, older, caplog)
+
+
+def check_passed_over(folder: Path, newest: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.clear()
+    assert store.latest(folder) == newest.with_name(BEFORE)
+    (line,) = caplog.messages
+    assert line.startswith(f"hpcfl: checkpoint {newest} cannot be read whole and is passed over: ")
+    assert "\n" not in line
+    caplog.clear()
+
+
+def test_every_bit_of_the_first_line_counts(older: Path) -> None:
+    newest, content = older, older.read_bytes()
     for place in range(0, 8 * USER_BLOCK, 7):  # every byte
         found = bytearray(content)
         found[place // 8] ^= 1 << place % 8
@@ -95,7 +123,8 @@ def test_every_bit_of_the_first_line_counts(stopped: Path) -> None:
 @pytest.mark.parametrize("seed", range(6), ids=lambda seed: f"{KINDS[seed % 3]}-{seed}")
 def test_a_resumed_run_ends_as_if_nothing_had_happened(run: Path, stopped: Path, seed: int) -> None:
     newest = stopped / "checkpoints" / NEWEST
-    newest.write_bytes(damaged(newest.read_bytes(), seed))
+    file = newest / FILES[seed % 3]
+    file.write_bytes(damaged(file.read_bytes(), seed))
     assert main(["resume", str(stopped), "--quiet"]) == 0
     found = summary(stopped)
     assert (found["status"], found["rounds"]) == ("done", ROUNDS)
@@ -106,13 +135,20 @@ def test_a_resumed_run_ends_as_if_nothing_had_happened(run: Path, stopped: Path,
 @pytest.mark.launch
 def test_the_damaged_one_is_named_in_one_line(stopped: Path) -> None:
     newest = stopped / "checkpoints" / NEWEST
-    newest.write_bytes(newest.read_bytes()[:-1])
-    line = (
-        f"hpcfl: checkpoint {newest} cannot be read whole and is passed over: its bytes are not those that were written"
-    )
+    file = newest / "server.h5"
+    size = cut(file)
+    why = f"server.h5: it has {size - 1} bytes instead of {size}"
+    line = f"hpcfl: checkpoint {newest} cannot be read whole and is passed over: {why}"
     for words in (["show", str(stopped)], ["resume", str(stopped), "--quiet"]):
         ended = alone([sys.executable, "-m", "hpcfl", *words])
         assert (ended.code, ended.err) == (0, line + "\n")
+
+
+def cut(file: Path) -> int:
+    """Cut the last byte off; return how many there were."""
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
+    return len(content)
 
 
 def files(folder: Path) -> dict[Path, bytes]:
@@ -121,7 +157,7 @@ def files(folder: Path) -> dict[Path, bytes]:
 
 def test_where_no_checkpoint_is_whole_nothing_is_done(stopped: Path, capsys: Any, caplog: Any) -> None:
     for path in (stopped / "checkpoints").iterdir():
-        path.write_bytes(path.read_bytes()[:1000])
+        cut(path / "server.h5")
     before = files(stopped)
     capsys.readouterr()
     assert main(["resume", str(stopped)]) == 1
@@ -147,7 +183,7 @@ def test_without_any_checkpoint_a_run_begins_anew(run: Path, stopped: Path) -> N
 
 def test_models_are_those_of_the_newest_whole_one(stopped: Path, caplog: Any) -> None:
     newest = stopped / "checkpoints" / NEWEST
-    newest.write_bytes(newest.read_bytes()[:-1])
+    cut(newest / "rank-0000.h5")
     assert hpcfl.open_models(stopped).round == 2
     assert caplog.messages[0].startswith(f"hpcfl: checkpoint {newest} cannot be read whole")
 
@@ -158,13 +194,13 @@ def test_one_that_goes_while_it_is_read_is_no_damage(
     """The run goes on, writes another and deletes the old ones."""
     checkpoints = stopped / "checkpoints"
     for path in checkpoints.iterdir():
-        path.rename(path.with_suffix(".kept"))
-    (checkpoints / BEFORE).write_bytes(b"")
+        path.rename(path.with_name(f"kept-{path.name}"))
+    (checkpoints / BEFORE).mkdir()
 
     def gone(path: Path) -> str:
         if path.name == BEFORE:
-            path.unlink()
-            (checkpoints / "round-000004.kept").rename(checkpoints / NEWEST)
+            path.rmdir()
+            (checkpoints / f"kept-{NEWEST}").rename(checkpoints / NEWEST)
         return damage(path)
 
     monkeypatch.setattr("hpcfl.store.checkpoints.damage", gone)
@@ -184,10 +220,10 @@ def test_of_clients_that_do_not_answer_the_last_checkpoint_is_repeated(
 
     real = {"clock": "wall", "speed": {"model": "none"}, "participation": {"close": "all"}}
     folder = play(world, table("salf", "mlp", False, rounds=ROUNDS, **real), shared_dir / "run", world.comm)
-    two, four, six = (folder / "checkpoints" / name for name in (BEFORE, NEWEST, "round-000006.h5"))
+    two, four, six = (folder / "checkpoints" / name for name in (BEFORE, NEWEST, "round-000006"))
     if world.rank == 0:
-        four.write_bytes(four.read_bytes()[:-1])
-        six.unlink()
+        cut(four / "server.h5")
+        shutil.rmtree(six)
         store.write_status(folder, "stopped")
     asked, personal = [2], Server.personal
 
@@ -212,23 +248,28 @@ def test_of_clients_that_do_not_answer_the_last_checkpoint_is_repeated(
 # ---- the file
 
 
-def test_any_reader_opens_it_and_the_line_is_that_of_its_bytes(tmp_path: Path) -> None:
-    path = store.save(tmp_path, 7, {"w": np.arange(2.0)}, [([1, 4], {"v": np.ones((2, 3))})], {"s": 1.5}, keep=1)
-    with h5py.File(path) as file:
-        assert file.userblock_size == USER_BLOCK
+def test_any_reader_opens_its_files_and_the_manifest_is_that_of_their_bytes(tmp_path: Path) -> None:
+    path = save(tmp_path, 7, {"w": np.arange(2.0)}, [([1, 4], {"v": np.ones((2, 3))})], {"s": 1.5}, keep=1)
+    with h5py.File(path / "server.h5") as file:
         assert file["shared/w"][:].tolist() == [0.0, 1.0]
+    with h5py.File(path / "rank-0000.h5") as file:
         assert file["personal/000/ids"][:].tolist() == [1, 4]
-    head, rest = path.read_bytes()[:USER_BLOCK], path.read_bytes()[USER_BLOCK:]
-    line, _, empty = head.partition(b"\n")
-    assert f"{len(rest)} bytes of HDF5 with sha256 {hashlib.sha256(rest).hexdigest()}" in line.decode()
-    assert not empty.strip(b"\0")
+    assert sorted(each.name for each in path.iterdir()) == sorted(FILES)
+    listed = json.loads((path / "manifest.json").read_text())["files"]
+    for name, entry in listed.items():
+        content = (path / name).read_bytes()
+        assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert sorted(listed) == sorted(FILES[:2])
+
+
+FIRST = f"{BEFORE}.h5"
 
 
 @pytest.fixture
-def older(tmp_path: Path) -> Iterator[h5py.File]:
-    """A checkpoint without a user block, open."""
+def oldest(tmp_path: Path) -> Iterator[h5py.File]:
+    """A checkpoint that is one file without a user block, open."""
     (tmp_path / "checkpoints").mkdir()
-    with h5py.File(tmp_path / "checkpoints" / BEFORE, "w") as file:
+    with h5py.File(tmp_path / "checkpoints" / FIRST, "w") as file:
         file.attrs["round"] = 2
         file.create_group("clock").attrs["s"] = 1.5
         file["shared/w"], file["shared/none"] = np.float32(3), np.zeros((0, 4))
@@ -237,9 +278,9 @@ def older(tmp_path: Path) -> Iterator[h5py.File]:
         yield file
 
 
-def test_one_without_a_digest_is_read_whole(older: h5py.File, tmp_path: Path) -> None:
-    older.close()
-    path = tmp_path / "checkpoints" / BEFORE
+def test_one_without_a_digest_is_read_whole(oldest: h5py.File, tmp_path: Path) -> None:
+    oldest.close()
+    path = tmp_path / "checkpoints" / FIRST
     assert store.latest(tmp_path) == path
     content = path.read_bytes()
     place = content.index(np.arange(290_000.0, 290_004.0).tobytes())
@@ -250,18 +291,18 @@ def test_one_without_a_digest_is_read_whole(older: h5py.File, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("shape", [(2**40,), (2**60, 3)])
-def test_a_size_beyond_the_file_is_not_read(older: h5py.File, tmp_path: Path, shape: tuple[int, ...]) -> None:
-    older.create_dataset("shared/huge", shape, "f4", chunks=(3,) * len(shape))
-    older.close()
-    assert "claims" in damage(tmp_path / "checkpoints" / BEFORE)
+def test_a_size_beyond_the_file_is_not_read(oldest: h5py.File, tmp_path: Path, shape: tuple[int, ...]) -> None:
+    oldest.create_dataset("shared/huge", shape, "f4", chunks=(3,) * len(shape))
+    oldest.close()
+    assert "claims" in damage(tmp_path / "checkpoints" / FIRST)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, TypeError, MemoryError, KeyError, OSError])
 def test_whatever_the_reader_raises_it_is_damage(
-    older: h5py.File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+    oldest: h5py.File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    older.close()
-    path = tmp_path / "checkpoints" / BEFORE
+    oldest.close()
+    path = tmp_path / "checkpoints" / FIRST
 
     def fails(*_: Any) -> None:
         raise error("no\nluck")

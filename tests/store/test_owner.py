@@ -276,7 +276,7 @@ def same_end(folder: Path, undisturbed: Path) -> None:
     found, whole = summary(folder), summary(undisturbed)
     assert (found["status"], found["rounds"]) == ("done", ROUNDS)
     assert found["state_sha256"] == whole["state_sha256"]
-    assert {path.name for path in folder.iterdir()} == {"run.h5", "metrics", "checkpoints", "status"}
+    assert {path.name for path in folder.iterdir()} == {"run.h5", "manifest.json", "metrics", "checkpoints", "status"}
 
 
 @pytest.mark.launch

@@ -19,7 +19,7 @@ from hpcfl import store
 from hpcfl.base.errors import UsageError
 from hpcfl.store import Column, Segment, reading
 from hpcfl.store.columns import add_column, add_scales, make_scale, row_type, shape_of
-from hpcfl.store.segment import EVENT
+from hpcfl.store.live import EVENT, checked
 
 COLUMNS = [
     Column("sim_seconds", (), "f8", "simulated seconds since the start", "s"),
@@ -57,44 +57,38 @@ def check(data: xarray.Dataset, rounds: int) -> None:
 
 def test_the_bytes_of_a_row() -> None:
     found = row_type(COLUMNS, COORDS)
-    assert found.itemsize == 8 + 6 * 2 + 3 + 8 + 8
-    assert found.fields is not None
-    assert found.fields["values"][0].names == ("sim_seconds", "depth", "arrived", "visits")
-    assert found.fields["done"][1] == 31  # the last 8 bytes
+    assert found.itemsize == 8 + 6 * 2 + 3 + 8
+    whole = checked(found)
+    assert whole.fields is not None
+    assert whole.fields["values"][0].names == ("sim_seconds", "depth", "arrived", "visits")
+    assert (whole.fields["check"][1], whole.itemsize) == (32, 40)  # the last 8 bytes, within one page
 
 
-@pytest.mark.parametrize("round_", [0, 299])
-def test_a_row_that_is_cut_anywhere_is_not_there(tmp_path: Path, monkeypatch: Any, round_: int) -> None:
-    """299 is 1 + 42 + 256: cut inside ``done``, its row would be that of another round."""
+def test_a_row_that_is_cut_anywhere_is_not_there(tmp_path: Path, monkeypatch: Any) -> None:
+    """A kill cuts a write between two pages, which is between two records of 8 bytes."""
     segment, put = begun(tmp_path / "run"), Segment._put
-    path = segment.path
-    for cut in range(39):
+    for cut in range(0, 41, 8):
 
         def part(self: Segment, place: int, cut: int = cut) -> None:
             self._row.view("u1")[cut:] = 0
             put(self, place)
 
         monkeypatch.setattr(Segment, "_put", part)
-        segment.write(round_, row(round_))
-        whole = cut > (31 if round_ == 0 else 32)  # the bytes behind are zeros anyhow
-        assert reading.read_part(path).rounds.tolist() == ([round_] if whole else []), cut
+        segment.write(0, row(0))
+        found = reading.read_part(segment.path)
+        assert (found.rounds.tolist(), found.lost.tolist()) == ([0] if cut == 40 else [], []), cut
     segment.close()
 
 
-def test_a_row_that_comes_while_one_reads_is_left_for_the_next_time(tmp_path: Path, monkeypatch: Any) -> None:
-    folder, rounds = tmp_path / "run", reading._rounds
-    segment = begun(folder)
+def test_the_file_is_any_hdf5_readers_while_it_grows_and_after_a_kill(tmp_path: Path) -> None:
+    segment = begun(tmp_path / "run", rounds=10**6)
     segment.write(0, row(0))
-
-    def late(file: h5py.File) -> Any:
-        found = rounds(file)
+    with h5py.File(segment.path) as file:
         segment.write(1, row(1))
-        return found
-
-    monkeypatch.setattr(reading, "_rounds", late)
-    check(store.open_run(folder), 1)
-    monkeypatch.undo()
-    check(store.open_run(folder), 2)
+        assert file["rows"]["values"]["sim_seconds"][:3].tolist() == [0.0, 0.5, 0.0]
+        assert file["rows"]["check"][:3].astype(bool).tolist() == [True, True, False]
+        assert file["layer"].asstr()[:].tolist() == ["a", "b"]
+    assert 512 * segment.path.stat().st_blocks < 1e5  # 40 MB of rounds to come are a hole
     segment.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import textwrap
@@ -15,6 +16,7 @@ import pytest
 import xarray
 
 from helpers import faults
+from helpers.checkpoints import as_one_file, save
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.store import Segment, atomic
@@ -49,7 +51,10 @@ for r in range(first, rounds):
     print("row", r, flush=True)
     if (r + 1) % every == 0:
         personal = (([c], {"head": np.full((1, 2000), r)}) for c in range(5))
-        store.save(run_dir, r + 1, {"w": np.full(3, r)}, personal, {"seconds": r}, keep=2)
+        new = store.draft(run_dir, r + 1, "1")
+        store.write_server(new, r + 1, {"w": np.full(3, r)}, {"seconds": r}, homes=[0] * 5)
+        store.write_rank(new, 0, personal)
+        store.publish(new, [0], lambda scores: sorted(scores)[-2:])
         print("checkpoint", r + 1, flush=True)
 """
 
@@ -96,10 +101,12 @@ def check_rows(dataset: xarray.Dataset, expected):
 
 
 def check_all_readers(run_dir, expected):
-    """open_run before sealing, and plain readers after it."""
+    """open_run before sealing, and plain readers after it; nothing is damaged."""
     before = store.open_run(run_dir)
     check_rows(before, expected)
+    assert store.verify(run_dir).damaged == {}
     store.seal(run_dir)
+    assert store.verify(run_dir).damaged == {}
     with xarray.open_dataset(run_dir / "run.h5", engine="h5netcdf") as plain:
         check_rows(plain, expected)
         assert plain.sizes["round"] == before.sizes["round"]
@@ -283,7 +290,7 @@ def test_a_missing_segment_is_named(tmp_path):
     segment.close()
     (run_dir / "metrics" / "segment-000.h5").unlink()
     for read in (store.open_run, store.events, store.seal):
-        with pytest.raises(UsageError, match=r"lacks metrics/segment-000\.h5"):
+        with pytest.raises(RunError, match=r"lacks metrics/segment-000\.h5"):
             read(run_dir)
 
 
@@ -463,7 +470,7 @@ def test_a_checkpoint_comes_back_to_the_bit(tmp_path):
         (np.array([1, 9]), {"head.w": rng.random((2, 6, 3)).astype("f4")}),
         (np.array([4]), {}),
     ]
-    path = store.save(tmp_path, 12, shared, iter(chunks), {"seconds": 0.1, "inf": np.inf}, keep=1)
+    path = save(tmp_path, 12, shared, iter(chunks), {"seconds": 0.1, "inf": np.inf}, keep=1)
     found = store.load(path)
     assert (found.round, found.clock) == (12, {"seconds": 0.1, "inf": np.inf})
     assert found.shared.keys() == shared.keys()
@@ -480,17 +487,17 @@ def test_a_checkpoint_comes_back_to_the_bit(tmp_path):
 def test_extras_come_back_with_their_types(tmp_path):
     extras = {"weights": np.arange(6.0).reshape(2, 3), "taken": 30.0, "least": np.inf, "phase": "descent", "": 0.0}
     with pytest.raises(ValueError, match="no tensor can be named"):
-        store.save(tmp_path, 1, {}, [], {}, keep=1, extras=extras)
+        save(tmp_path, 1, {}, [], {}, keep=1, extras=extras)
     del extras[""]
-    found = store.load(store.save(tmp_path, 1, {"taken": np.ones(2)}, [], {}, keep=1, extras=extras))
+    found = store.load(save(tmp_path, 1, {"taken": np.ones(2)}, [], {}, keep=1, extras=extras))
     assert found.shared.keys() == {"taken"}
     assert same(found.extras.pop("weights"), extras.pop("weights"))
     assert {name: value if isinstance(value, str) else float(value) for name, value in found.extras.items()} == extras
 
 
 def test_extras_of_earlier_versions_are_among_the_shared_state(tmp_path):
-    path = store.save(tmp_path, 1, {"w": np.ones(2), "server.weights": np.arange(3.0)}, [], {}, keep=1)
-    with h5py.File(path, "r+") as file:
+    path = save(tmp_path, 1, {"w": np.ones(2), "server.weights": np.arange(3.0)}, [], {}, keep=1)
+    with h5py.File(path / "server.h5", "r+") as file:
         del file["extras"]
     found = store.load(path)
     assert found.shared.keys() == {"w"}
@@ -501,10 +508,10 @@ def test_a_run_of_an_earlier_version_goes_on(solo, tmp_path):
     values = runs.table("salf", "mlp", True)
     whole = runs.play(solo, values, tmp_path / "whole", None)
     half = runs.play(solo, values, tmp_path / "half", None)
-    saved = store.load(half / "checkpoints" / "round-000002.h5")
+    saved = store.load(half / "checkpoints" / "round-000002")
     assert float(saved.extras["rounds"]) == 2.0
     earlier = {f"server.{name}": np.atleast_1d(value) for name, value in saved.extras.items()}  # numbers had one axis
-    store.save(half, 2, saved.shared | earlier, saved.personal, saved.clock, 5, saved.memory)
+    as_one_file(save(half, 2, saved.shared | earlier, saved.personal, saved.clock, 5, memory=saved.memory))
     runs.resume(solo, half, 2, None)
     runs.same(half, whole)
 
@@ -517,7 +524,7 @@ def test_chunks_are_taken_one_at_a_time(tmp_path, width):
             buffer[:] = client
             yield [client], {"w": buffer, "b": np.zeros((1, 1 + client // 3))}
 
-    personal = store.load(store.save(tmp_path, 1, {}, chunks(), {}, keep=1)).personal
+    personal = store.load(save(tmp_path, 1, {}, chunks(), {}, keep=1)).personal
     assert [ids.tolist() for ids, _ in personal] == [[0, 1, 2], [3, 4]]
     for ids, tensors in personal:
         np.testing.assert_array_equal(tensors["w"], np.repeat(ids[:, None], width, axis=1))
@@ -533,15 +540,15 @@ def test_chunks_are_taken_one_at_a_time(tmp_path, width):
 )
 def test_a_bad_checkpoint_does_not_appear(tmp_path, shared, personal, match):
     with pytest.raises(ValueError, match=match):
-        store.save(tmp_path, 1, shared, personal, {}, keep=1)
-    assert list((tmp_path / "checkpoints").iterdir()) == []
+        save(tmp_path, 1, shared, personal, {}, keep=1)
+    assert store.saved(tmp_path) == []
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_the_last_ones_are_kept(tmp_path, keep):
     due = [10, 20, 999_999, 1_000_000]
     for r in due:
-        newest = store.save(tmp_path, r, {}, [], {}, keep=keep)
+        newest = save(tmp_path, r, {}, [], {}, keep=keep)
     assert store.latest(tmp_path) == newest
     rounds = sorted(int(path.stem.removeprefix("round-")) for path in (tmp_path / "checkpoints").iterdir())
     assert rounds == due[-keep:]
@@ -549,22 +556,23 @@ def test_the_last_ones_are_kept(tmp_path, keep):
 
 def test_an_unreadable_newest_checkpoint_is_passed_over(tmp_path, caplog):
     assert store.latest(tmp_path) is None
-    good = store.save(tmp_path, 10, {"w": np.arange(3)}, [], {}, keep=1)
-    bad = good.with_name("round-000020.h5")
-    bad.write_bytes(good.read_bytes()[:100])
+    good = save(tmp_path, 10, {"w": np.arange(3)}, [], {}, keep=1)
+    bad = good.with_name("round-000020")
+    shutil.copytree(good, bad)
+    (bad / "server.h5").write_bytes((good / "server.h5").read_bytes()[:100])
     assert store.latest(tmp_path) == good
-    assert "round-000020.h5" in caplog.text
+    assert "round-000020" in caplog.text
     with pytest.raises(RunError, match="cannot be read"):
         store.load(bad)
-    assert store.save(tmp_path, 15, {}, [], {}, keep=1).exists()
+    assert save(tmp_path, 15, {}, [], {}, keep=1).exists()
 
 
 def test_a_damaged_tensor_is_noticed(tmp_path):
-    path = store.save(tmp_path, 1, {"w": np.arange(1000)}, [], {}, keep=1)
-    content = bytearray(path.read_bytes())
+    path = save(tmp_path, 1, {"w": np.arange(1000)}, [], {}, keep=1)
+    content = bytearray((path / "server.h5").read_bytes())
     place = content.index(np.arange(500, 510).tobytes())
     content[place] ^= 1
-    path.write_bytes(content)
+    (path / "server.h5").write_bytes(content)
     with pytest.raises(RunError, match="cannot be read"):
         store.load(path)
 

@@ -100,6 +100,20 @@ def test_a_resumed_run_goes_on_with_who_was_at_work(world: Any, shared_dir: Path
     replays(world, values, run, shared_dir)
 
 
+def test_where_clients_count_alike_a_replay_has_the_same_bits(world: Any, shared_dir: Path) -> None:
+    """Malenia SGD, resumed after two of its steps, in the middle of visits."""
+    rules = {"buffer": CLIENTS + 1, "max_staleness": 0, "every_client": True}
+    algorithm = {**FEDAVG, "weights": "uniform"}
+    values = arriving(rules, algorithm=algorithm, staleness={}, speed=FAST, rounds=ROUNDS)
+    run = play(world, values, shared_dir / "run", world.comm)
+    resume(world, run, 2, world.comm)
+    replays(world, values, run, shared_dir)
+    if world.rank == 0:
+        for row in store.open_run(run)["arrival_client"].values:
+            times = np.bincount(row[row >= 0], minlength=CLIENTS)
+            assert (1 / times).sum() <= CLIENTS**2 / (CLIENTS + 1)
+
+
 @pytest.mark.parametrize("stop", [False, True])
 def test_what_is_too_old_is_dropped_or_stopped(world: Any, shared_dir: Path, stop: bool) -> None:
     values = arriving({"buffer": 1, "max_staleness": 0, "stop_stale": stop})

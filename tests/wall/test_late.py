@@ -152,7 +152,7 @@ def test_older_personal_state_is_told_of(
     said = capfd.readouterr().err.splitlines()
     events = [event for event in store.events(folder) if event["kind"] == "stale"]
     for done in (1, 2, 3):
-        saved = store.load(folder / "checkpoints" / f"round-{done:06d}.h5")
+        saved = store.load(folder / "checkpoints" / f"round-{done:06d}")
         assert saved.stale == {1: 0}  # the second repeats what the first one has, and is no newer for that
         text = f"the checkpoint after round {done} holds the client's personal state after round 0"
         assert [(e["client"], e["text"]) for e in events if e["round"] == done - 1] == [(1, text)]
@@ -163,5 +163,5 @@ def test_older_personal_state_is_told_of(
     saved = store.load(newest)
     assert saved.round == caught.value.round
     assert 1 not in saved.stale  # another may be late by now: on a busy machine any visit may be
-    with store.checkpoints.h5py.File(newest) as file:
+    with store.checkpoints.h5py.File(newest / "server.h5") as file:
         assert ("stale" in file) == bool(saved.stale)  # without, it is as in checkpoints of before

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import faults
+from helpers import absent, faults
 from helpers.launcher import ROOT, Ended, alive, job, mpis
 from hpcfl import store
 from hpcfl.commands.show import summary
+from hpcfl.presets import read
+from hpcfl.testing.runs import play
 
 pytestmark = pytest.mark.launch
 
@@ -112,15 +114,54 @@ def goes_on_without(here: Path, ended: Ended) -> None:
     assert "Traceback" not in ended.err
 
 
-def test_a_run_goes_on_without_two_dead_ranks(tmp_path: Path) -> None:
-    ended = run("openmpi", tmp_path, [(1, 3), (7, 6)], "lane_width=1", options=ULFM)
-    goes_on_without(tmp_path, ended)
-    assert died(tmp_path) == {1, 7}
-    data = store.open_run(tmp_path / "run")
-    cohort, arrived = data["cohort"].values, data["arrived"].values
-    assert cohort.sum(1).tolist() == [8] * 4 + [6] * 3 + [4] * 5
+def test_a_job_starts_without_a_rank_loses_another_and_all_clients_go_on(solo: Any, tmp_path: Path) -> None:
+    """Rank 4 dies while it starts, rank 2 in the round after a checkpoint, which has what its clients had.
+
+    So a replay gives the same bits.
+    """
+    settings = "lane_width=1", "lost_clients=rehost", "start_within=300.0", "min_ranks=4"
+    how: dict[str, Any] = {"options": ULFM, "env": {absent.VARIABLE: "kill:4"}}
+    ended = run("openmpi", tmp_path, [(1, 3)], *settings, **how)
+    assert ended.code == 0, ended.err
+    assert died(tmp_path) == {1}
+    folder = tmp_path / "run"
+    data = store.open_run(folder)
+    assert data.attrs["status"] == "done"
+    assert (data["cohort"].values == 1).all()
+    arrived = data["arrived"].values
     assert arrived[3].tolist()[1] == 0
-    assert arrived.sum(1)[[2, 5, 11]].tolist() == [8, 6, 4]
+    assert arrived.sum(1)[[0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11]].tolist() == [8] * 11
+    first, later = "the state before the first visit", "the state after round 3"
+    moved = [  # in which round who went from where to where, and with what
+        *((0, client, 4, to, first) for client, to in ((3, 1), (7, 2))),
+        *((4, client, 2, to, later) for client, to in ((1, 3), (5, 1), (7, 3))),
+    ]
+    texts = [(round_, c, f"at rank {to} in place of rank {old}, with {what}") for round_, c, old, to, what in moved]
+    events = [event for event in store.events(folder) if event["kind"] == "rehosted"]
+    assert sorted((event["round"], event["client"], event["text"]) for event in events) == sorted(texts)
+    assert dict(summary(folder)["rehosted"]) == {client: text for _, client, text in texts}
+    assert summary(folder)["lost"] == []
+    said = "\n".join(ended.said)
+    for rank in (2, 4):
+        assert said.count(f"hpcfl: rank {rank} is lost (") == 1
+    assert f"clients 1, 7 of rank 2 go on at rank 3, with {later}" in said
+    assert f"client 5 of rank 2 goes on at rank 1, with {later}" in said
+    again = play(solo, replay(folder), tmp_path / "again", None)
+    saved = [store.load(store.latest(each)) for each in (folder, again)]
+    for name, value in saved[0].shared.items():
+        np.testing.assert_array_equal(value, saved[1].shared[name], err_msg=name)
+    kept = [store.load_personal(store.latest(each), range(CLIENTS)) for each in (folder, again)]
+    for client, state in kept[0].items():
+        for name, value in state.items():
+            np.testing.assert_array_equal(value, kept[1][client][name], err_msg=f"{client} {name}")
+
+
+def replay(folder: Path) -> dict[str, Any]:
+    """The run in simulated time, as it was recorded."""
+    values = read(str(folder.parent / "my.toml"))
+    plain = {key: value for key, value in values.items() if key not in ("clock", "threads")}
+    trace = {"model": "trace", "run": str(folder)}
+    return {**plain, "algorithm": {**values["algorithm"], "name": "salf"}, "speed": trace}
 
 
 # ---- studies
@@ -163,6 +204,52 @@ def test_two_ranks_die_at_any_time(number: int, tmp_path: Path) -> None:
     ended = run("openmpi", tmp_path, deaths, f"lane_width={width}", rule=rule, options=ULFM)
     goes_on_without(tmp_path, ended)
     assert rule == "deadline" or len(died(tmp_path)) == 2
+    nobody_is_left(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1, 2, "all"])
+@pytest.mark.parametrize("kind", ["kill", "stop"])
+@pytest.mark.parametrize("lost", ["drop", "rehost"])
+def test_a_job_starts_without_a_rank(kind: str, width: Any, lost: str, tmp_path: Path) -> None:
+    settings = f"lane_width={width}", f"lost_clients={lost}", "start_within=60.0", "min_ranks=4"
+    ended = run("openmpi", tmp_path, [], *settings, options=ULFM, env={absent.VARIABLE: f"{kind}:3"})
+    assert ended.code == 0, ended.err
+    assert any(line.startswith("hpcfl: rank 3 is lost (") for line in ended.said)
+    data = store.open_run(tmp_path / "run")
+    assert data.attrs["status"] == "done"
+    there = np.array([lost == "rehost" or client not in HOSTED[3] for client in range(CLIENTS)])
+    assert ((data["cohort"].values == 1) == there).all()
+    nobody_is_left(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["kill", "stop"])
+def test_a_job_without_enough_ranks_ends(kind: str, tmp_path: Path) -> None:
+    settings = "start_within=60.0", "min_ranks=5"
+    ended = run("openmpi", tmp_path, [], *settings, options=ULFM, env={absent.VARIABLE: f"{kind}:3"})
+    assert ended.code == 1
+    few = "expected at least 5 of 5 ranks within start_within = 60 s, but rank 3 was not there"
+    assert ended.said == [f"hpcfl: rank 0 of 5: min_ranks: {few}"]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(6))
+def test_clients_of_ranks_that_die_at_any_time_go_on(number: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(number)
+    ranks = rng.choice(np.arange(1, RANKS), 2, replace=False)
+    deaths = [(int(rng.choice(sorted(HOSTED[int(rank)]))), int(rng.integers(ROUNDS - 3))) for rank in ranks]
+    width = (1, 2, "all")[number % 3]
+    ended = run("openmpi", tmp_path, deaths, f"lane_width={width}", "lost_clients=rehost", options=ULFM)
+    assert ended.code == 0, ended.err
+    folder, dead = tmp_path / "run", died(tmp_path)
+    data = store.open_run(folder)
+    assert data["round"].values.tolist() == list(range(ROUNDS))
+    assert (data["arrived"].values[-1] == 1).all()
+    assert dead == {client for client, _ in deaths}
+    assert {client for client, _ in summary(folder)["rehosted"]} >= with_ranks(dead)
+    assert summary(folder)["lost"] == []
     nobody_is_left(tmp_path)
 
 

@@ -18,7 +18,7 @@ from hpcfl.base.errors import RunError
 from hpcfl.comm.placement import Topology
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.wall.framing import frame_formats
-from hpcfl.engine.wall.protocol import Command, Op, TableReply
+from hpcfl.engine.wall.protocol import Command, Handover, Op, TableReply
 
 pytestmark = pytest.mark.mpi
 
@@ -69,8 +69,16 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
             reply(self.answer)
             self.state = "active"
 
+        def adopt(self, chunks: Any, state: Any) -> None:
+            handover = Handover(chunks, job.like)
+            for room, part in zip(handover.received(), state, strict=True):
+                room[:] = part
+            self.adopted = handover.states()
+            self.topology = self.topology.with_more(chunks)
+            self.hosted = self.topology.clients
+
         def give_up(self) -> None:
-            self.state = "late"
+            self.state = "late" if self.state == "active" else self.state
 
         def poll(self) -> bool:
             if self.state == "late" and self.due >= 0:
@@ -282,6 +290,43 @@ def test_scores_and_state_of_who_does_not_answer(monkeypatch: pytest.MonkeyPatch
             assert found[client].keys() == like.keys()
             assert all((each == value).all() for each in found[client].values())
             assert all(each.shape == like[name].shape for name, each in found[client].items())
+
+
+def test_clients_of_lost_ranks_go_on_where_the_fewest_are(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also where that rank is not free yet, or is lost in its turn, and from a checkpoint where there is one."""
+    job = job_in_real_time(5, clients=4, algorithm=EMPIRICAL, lost_clients="rehost")
+    lanes = lanes_of(job, [[], [], [], []])
+    server, like = server_of(job, lanes.copy()), job.algorithm.init_client(job.task, 0)
+    found = {client: {name: np.full(value.shape, client) for name, value in like.items()} for client in range(4)}
+    monkeypatch.setattr(store, "load_personal", lambda path, clients: {each: found[each] for each in clients})
+    monkeypatch.setattr(store, "personal_rounds", lambda path, clients: {each: 6 - each for each in clients})
+    lanes[0].state, lanes[0].due, lanes[1].state = "late", -1, "dead"
+    server._rehost()
+    assert server.orphans.clients.tolist() == server.orphans.hopeful.tolist() == [1]  # rank 1 is first, but not free
+    assert server.orphans.hosted.tolist() == [0]
+    lanes[2].state = "dead"
+    server._rehost()
+    assert lanes[3].hosted.tolist() == [3, 2]  # rank 1 is to have two
+    assert [value.abs().max().item() for value in lanes[3].adopted[2].values()] == [0.0] * len(like)
+    assert server.orphans.clients.tolist() == [1]
+    lanes[0].state, server.saved = "dead", Path("saved")
+    server._rehost()
+    assert lanes[3].hosted.tolist() == [3, 2, 0, 1]
+    for client, state in lanes[3].adopted.items():
+        assert all((value == client).all() and value.shape == like[name].shape for name, value in state.items())
+    assert server.orphans.clients.tolist() == []
+    lanes[3].state = "dead"
+    server._rehost()
+    assert server.orphans.clients.tolist() == [0, 1, 2, 3]
+    assert server.orphans.hopeful.tolist() == []
+    since = {2: "the state before the first visit", 0: "the state after round 6", 1: "the state after round 5"}
+    lost = {2: 3, 0: 1, 1: 2}
+    events = [("rehosted", c, f"at rank 4 in place of rank {lost[c]}, with {since[c]}") for c in since]
+    assert server.orphans.events == events
+    lines = [f"hpcfl: client {c} of rank {lost[c]} goes on at rank 4, with {since[c]}" for c in since]
+    assert capfd.readouterr().err.splitlines() == lines
 
 
 class Slow:

@@ -1,17 +1,30 @@
-"""What readers have in common: where files lie, and a line that names one that is missing, damaged or wrong."""
+"""What readers have in common: where files lie, and a line that names one that is missing, damaged or wrong.
+
+A file is data, and nothing that it says of itself is believed: sizes are held against the bytes that are there before
+anything is allocated, and what is packed may unpack to a bounded multiple of these.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hpcfl.base.errors import UsageError
-from hpcfl.base.types import Ints
+from hpcfl.base.errors import UsageError, cut
+from hpcfl.base.files import is_file
+
+SMALL, RATIO = 64 << 20, 100
+"""Packed bytes may unpack to so many, or to so many times as many as they are."""
+LINE = 1 << 20
+"""Characters, or bytes, that a line of a text file may have."""
+SAID = 100
+"""Characters of what a library says of a file."""
 
 
 def folder(source: str, data_dir: Path | None, *names: str) -> Path:
@@ -28,7 +41,7 @@ def folder(source: str, data_dir: Path | None, *names: str) -> Path:
 def found(key: str, name: str, data_dir: Path | None) -> Path:
     """Return the file that a key names, in the data folder or the working directory; UsageError where there is none."""
     places = [Path(name)] if data_dir is None else [data_dir / name, Path(name)]
-    path = next((path.resolve() for path in places if path.is_file()), None)
+    path = next((path.resolve() for path in places if is_file(path)), None)
     if path is None:
         tried = " or ".join(str(place.parent) for place in dict.fromkeys(places))
         raise UsageError(f"{key} = {name!r}: no such file in {tried}")
@@ -42,16 +55,33 @@ def reading(path: Path, kind: str, *errors: type[Exception]) -> Iterator[None]:
     `kind` is what the file should be; `errors` are raised where it is not, beside OSError and EOFError.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe may take forever
+            raise UsageError(f"{path}: is a {'folder' if path.is_dir() else 'device or pipe'}, expected {kind}")
         yield
     except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
+        lost = f", to which {path} is a link" if path.is_symlink() else ""
+        raise UsageError(f"{path.resolve() if lost else path}: no such file{lost}") from None
+    except MemoryError:
+        raise UsageError(f"{path}: expected {kind} that fits into memory") from None
     except (OSError, EOFError, *errors) as error:  # type: ignore[misc]
         said = (str(error) or type(error).__name__).splitlines()[0]
-        raise UsageError(f"{path}: truncated or damaged, expected {kind} ({said})") from None
+        raise UsageError(f"{path}: truncated or damaged, expected {kind} ({cut(said, SAID)})") from None
+
+
+def check_unpacked(where: str, unpacked: int, packed: int) -> None:
+    """Refuse what says that it unpacks to more bytes than its packed ones may."""
+    most = max(SMALL, RATIO * packed)
+    if unpacked > most:
+        raise UsageError(
+            f"{where} unpacks to {unpacked} bytes from {packed}, expected at most {most}: "
+            f"{SMALL >> 20} MiB, or {RATIO} times as many"
+        )
 
 
 @contextmanager
-def opened_lines(path: Path, kind: str, encoding: str, newline: str, *errors: type[Exception]) -> Iterator[TextIO]:
+def opened_lines(
+    path: Path, kind: str, encoding: str, newline: str, *errors: type[Exception]
+) -> Iterator[Iterator[str]]:
     """Open a file of lines, of which the last must be complete, as `reading`."""
     with reading(path, kind, UnicodeDecodeError, *errors):
         with path.open("rb") as file:
@@ -60,10 +90,18 @@ def opened_lines(path: Path, kind: str, encoding: str, newline: str, *errors: ty
             if size and file.read(1) != b"\n":
                 raise UsageError(f"{path}: truncated: its last line is not complete; expected a line break at its end")
         with path.open(encoding=encoding, newline=newline) as text:
-            yield text
+            yield lines(path, text)
 
 
-def check_labels(place: str, labels: Ints, first: int, classes: int) -> None:
+def lines(path: Path, text: IO[str]) -> Iterator[str]:
+    """Yield the lines of a text; UsageError where one is no line's length, as in a file of something else."""
+    for number, line in enumerate(iter(lambda: text.readline(LINE), ""), start=1):
+        if len(line) == LINE:
+            raise UsageError(f"{path}: line {number} has {LINE} characters or more, expected fewer")
+        yield line
+
+
+def check_labels(place: str, labels: NDArray[np.integer[Any]], first: int, classes: int) -> None:
     """Refuse labels other than `first` … ``first + classes - 1``, naming the place and the sample."""
     wrong = np.flatnonzero((labels < first) | (labels >= first + classes))
     if wrong.size:

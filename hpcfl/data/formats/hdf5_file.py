@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, zip_longest
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,12 +17,20 @@ from numpy.typing import NDArray
 from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Ints, Shape
 from hpcfl.data.base import Inputs, Labels, Range, Scale, scaled
-from hpcfl.data.formats.files import reading
+from hpcfl.data.formats.files import check_unpacked, reading
 
 PIECE = 16 << 20  # bytes of features that are read at a time
 PEAK = 255  # largest pixel
 Reading = Scale | Literal["tokens"]
 """What features become: pixels of some range, or integers."""
+LARGEST = 2**31 - 1
+"""Largest label or token."""
+NAME = 255
+"""Characters of a client's id."""
+NESTED = 3
+"""Virtual data sets that may be maps of one another."""
+DAMAGED = (RuntimeError, KeyError, ValueError, TypeError, OverflowError)
+"""What h5py raises where a file is damaged, or of types that NumPy lacks, beside OSError."""
 LINKS = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "an external link"}
 
 
@@ -39,6 +48,11 @@ class Part(NamedTuple):
     def real(self) -> bool:
         """True where labels are targets."""
         return self.dtype.kind == "f"
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of features and labels as they are read."""
+        return 4 * self.size * prod(self.shape) + self.dtype.itemsize * self.size * prod(self.label_shape)
 
     @property
     def features(self) -> str:
@@ -73,25 +87,33 @@ class Survey(NamedTuple):
     @property
     def features(self) -> int:
         """Number of features in the whole file."""
-        return sum(part.size * int(np.prod(part.shape)) for part in self.parts)
+        return sum(part.size * prod(part.shape) for part in self.parts)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
     """Open a file for reading; what goes wrong inside, the file being damaged, becomes a UsageError."""
     # parallel file systems may offer no locks; for reading, none are needed
-    with reading(path, "an HDF5 file", RuntimeError), h5py.File(path, "r", locking="best-effort") as file:
+    with reading(path, "an HDF5 file", *DAMAGED), h5py.File(path, "r", locking="best-effort") as file:
         yield file
 
 
 def dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    """Return the data set of that name; UsageError where there is none, or not all its numbers are in this file."""
+    """Return the data set of that name; UsageError where there is none, or not all its numbers are in this file.
+
+    It can be read: its size, and that of the pieces in which it is packed, are held against the bytes that it has.
+    """
     data = linked(file, name)
     if not isinstance(data, h5py.Dataset):
         raise UsageError(f"{file.filename}: {name} is missing")
     if data.shape is None:  # HDF5's null data space
         raise UsageError(f"{file.filename}: {name} is empty, expected numbers")
     _check_place(file, data)
+    size = file.id.get_filesize()
+    packed, where = size if data.is_virtual else min(data.id.get_storage_size(), size), f"{file.filename}: {name}"
+    check_unpacked(where, prod(data.shape) * data.dtype.itemsize, packed)
+    if data.chunks is not None:
+        check_unpacked(f"{where}: a chunk", prod(data.chunks) * data.dtype.itemsize, packed)
     return data
 
 
@@ -120,15 +142,20 @@ def _check_place(file: h5py.File, data: h5py.Dataset, above: tuple[h5py.Dataset,
         raise UsageError(f"{where} keeps its numbers in {data.external[0][0]!r}, expected them in the file itself")
     if not data.is_virtual:
         return
+    if len(above) >= NESTED:
+        raise UsageError(f"{where} is virtual, as are {NESTED} that lead to it; expected fewer within one another")
     covered = data.id.get_space()
     covered.select_none()
+    known = set[h5py.Dataset]()
     for target, path, name, taken in data.virtual_sources():
         if path != ".":
             raise UsageError(f"{where} is virtual and maps {name!r} of {path!r}, expected sources in the file itself")
         source = linked(file, name.replace("%%", "%"))  # HDF5's escape
         if not isinstance(source, h5py.Dataset) or source in (*above, data):
             raise UsageError(f"{where} is virtual, but its source {name!r} is missing or the data set itself")
-        _check_place(file, source, (*above, data))
+        if source not in known:
+            _check_place(file, source, (*above, data))
+            known.add(source)
         _check_mapping(where, source, target, taken)
         _cover(covered, target)
     if missing := data.size - covered.get_select_npoints():
@@ -164,7 +191,7 @@ def survey(path: Path) -> Survey:
     """Return what is in a file after looking at all of it but the features; UsageError if anything is wrong."""
     with opened(path) as file:
         ids = client_ids(file)
-        train, test = ([_part(file, f"clients/{name}/{part}") for name in ids] for part in ("train", "test"))
+        train, test = (_parts(file, [f"clients/{name}/{part}" for name in ids]) for part in ("train", "test"))
         contents = Survey(train, test, _part(file, "test") if "test" in file else None)
     _check_kinds(path, contents)
     for name, train_part, test_part in zip(ids, train, test):
@@ -177,7 +204,10 @@ def client_ids(file: h5py.File) -> list[str]:
     clients = linked(file, "clients")
     if not isinstance(clients, h5py.Group) or len(clients) == 0:
         raise UsageError(f"{file.filename}: no clients, expected groups clients/<id>/train and clients/<id>/test")
-    return sorted(clients, key=_natural)
+    names = list(clients)
+    if long := next((name for name in names if len(name) > NAME), None):
+        raise UsageError(f"{file.filename}: clients/{long[:40]}…: expected ids of at most {NAME} characters")
+    return sorted(names, key=_natural)
 
 
 def is_pool(path: Path) -> bool:
@@ -268,7 +298,7 @@ def pieces(features: h5py.Dataset, scale: Reading | None = None) -> Iterator[tup
     Given a `scale`, they are pixels of 0 to `PEAK`, and are scaled. UsageError if a number is not finite, or no pixel,
     or if tokens are no integers from 0.
     """
-    rows = max(1, PIECE // max(1, 4 * int(np.prod(features.shape[1:]))))
+    rows = max(1, PIECE // max(1, 4 * prod(features.shape[1:])))
     if scale == "tokens" and features.dtype.kind not in "iu":
         where = f"{features.file.filename}: {features.name[1:]}"
         raise UsageError(f"{where}: data.tokens = true: expected integers, got {features.dtype}")
@@ -290,7 +320,7 @@ def _right(piece: Inputs, scale: Reading | None) -> tuple[NDArray[np.bool_], str
     if scale is None:
         return np.isfinite(piece), "finite 32-bit numbers"
     if scale == "tokens":
-        return piece >= 0, "integers from 0 as data.tokens = true"
+        return (piece >= 0) & (piece <= LARGEST), f"integers from 0 to {LARGEST} as data.tokens = true"
     return (piece >= 0) & (piece <= PEAK), f"0 to {PEAK} as data.scale = '{scale}'"
 
 
@@ -306,6 +336,16 @@ def verify(path: Path, contents: Survey, scale: Reading | None = None) -> tuple[
             least, most = min((low for low, _ in ends), default=0.0), max((high for _, high in ends), default=0.0)
             ranges[part.group] = float(least), float(most)
     return tuple(ranges[part.group] for part in contents.train)
+
+
+def _parts(file: h5py.File, groups: list[str]) -> list[Part]:
+    """Return the parts, which together are no more than the file may unpack to."""
+    parts, unpacked = list[Part](), 0
+    for group in groups:
+        parts.append(_part(file, group))
+        unpacked += parts[-1].bytes
+        check_unpacked(f"{file.filename}, up to {group}", unpacked, file.id.get_filesize())
+    return parts
 
 
 def _part(file: h5py.File, group: str) -> Part:
@@ -338,8 +378,9 @@ def _largest(where: str, values: NDArray[Any]) -> int:
             got = values[tuple(wrong[0])]
             raise UsageError(f"{where}: sample {wrong[0][0]} has {got}, expected finite 32-bit numbers")
         return values.shape[-1] - 1 if values.ndim > 1 else 0
-    if values.min(initial=0) < 0:
-        raise UsageError(f"{where} hold {values.min()}, expected labels from 0")
+    if values.min(initial=0) < 0 or values.max(initial=0) > LARGEST:
+        odd = values.min() if values.min() < 0 else values.max()
+        raise UsageError(f"{where} hold {odd}, expected labels from 0 to {LARGEST}")
     return int(values.max()) if values.size else -1
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
+from io import BufferedIOBase
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Ints
-from hpcfl.data.formats.files import check_labels, reading
+from hpcfl.data.formats.files import check_labels, check_unpacked, reading
 
 
 def read_pair(folder: Path, part: str, side: int, classes: int, first: int = 0) -> tuple[NDArray[np.uint8], Ints]:
@@ -25,13 +26,13 @@ def read_pair(folder: Path, part: str, side: int, classes: int, first: int = 0) 
     not fit together.
     """
     image_file, label_file = (_existing(folder / f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
-    pixels, labels = read(image_file, 3), read(label_file, 1).astype(np.int64)
+    pixels, labels = read(image_file, 3), read(label_file, 1)
     if len(labels) != len(pixels):
         raise UsageError(f"{label_file}: {len(labels)} labels, but {image_file.name} holds {len(pixels)} images")
     if pixels.shape[1:] != (side, side):
         raise UsageError(f"{image_file}: {pixels.shape[1]} x {pixels.shape[2]} pixels, expected {side} x {side}")
     check_labels(str(label_file), labels, first, classes)
-    return pixels, labels - first
+    return pixels, labels.astype(np.int64) - first
 
 
 def _existing(plain: Path) -> Path:
@@ -44,19 +45,42 @@ def _existing(plain: Path) -> Path:
 
 def read(path: Path, ndim: int) -> NDArray[np.uint8]:
     """Return the bytes, in as many dimensions as there should be; UsageError if the file is not sound."""
-    with reading(path, "a whole IDX file", zlib.error):
-        content = path.read_bytes()
-        if content[:2] == b"\x1f\x8b":  # not by suffix: browsers unpack downloads and leave the name
-            content = gzip.decompress(content)
+    with reading(path, "a whole IDX file", zlib.error, ValueError), path.open("rb") as file:
+        zipped = file.peek(2)[:2] == b"\x1f\x8b"  # not by suffix: browsers unpack downloads and leave the name
+        size = path.stat().st_size
+        return _read(path, gzip.GzipFile(fileobj=file) if zipped else file, ndim, size, zipped)
+
+
+def _read(path: Path, file: BufferedIOBase, ndim: int, size: int, zipped: bool) -> NDArray[np.uint8]:
+    """Return the bytes of an open file that has `size` bytes, packed if `zipped`."""
     start = 4 + 4 * ndim
-    if len(content) < start:
-        raise UsageError(f"{path}: truncated, {len(content)} bytes; the header alone takes {start}")
-    if content[:4] != bytes((0, 0, 8, ndim)):
+    header = file.read(start)
+    if len(header) < start:
+        raise UsageError(f"{path}: truncated, {len(header)} bytes; the header alone takes {start}")
+    if header[:4] != bytes((0, 0, 8, ndim)):
         kind = {1: "labels", 3: "images"}[ndim]
-        raise UsageError(f"{path}: magic number 0x{content[:4].hex()}, expected 0x000008{ndim:02x} (IDX {kind})")
-    sizes = np.frombuffer(content, dtype=">u4", count=ndim, offset=4).tolist()
+        raise UsageError(f"{path}: magic number 0x{header[:4].hex()}, expected 0x000008{ndim:02x} (IDX {kind})")
+    sizes = np.frombuffer(header, dtype=">u4", offset=4).tolist()
     expected = start + math.prod(sizes)
-    if len(content) != expected:
-        wrong = "truncated" if len(content) < expected else "too long"
-        raise UsageError(f"{path}: {wrong}, {len(content)} bytes; its header says {expected}")
-    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(sizes)
+    if zipped:
+        check_unpacked(str(path), expected, size)
+    elif size != expected:
+        raise UsageError(f"{path}: {_wrong(size, expected)}, {size} bytes; its header says {expected}")
+    values = np.empty(expected - start, dtype=np.uint8)
+    there = start + _fill(file, values)
+    there += len(file.read(1))
+    if there != expected:
+        raise UsageError(f"{path}: {_wrong(there, expected)}, at least {there} bytes; its header says {expected}")
+    return values.reshape(sizes)
+
+
+def _wrong(size: int, expected: int) -> str:
+    return "truncated" if size < expected else "too long"
+
+
+def _fill(file: BufferedIOBase, values: NDArray[np.uint8]) -> int:
+    """Read until the values are full or the file ends; return how many were read."""
+    count = 0
+    while count < len(values) and (got := file.readinto(values[count:].data)):
+        count += got
+    return count

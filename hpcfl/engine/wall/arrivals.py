@@ -22,12 +22,12 @@ from hpcfl.comm.message import ExactSums, Sums
 from hpcfl.comm.transport import idle
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record
-from hpcfl.engine.wall.lane import Lane
+from hpcfl.engine.wall.lane import Lane, PendingReceive
 from hpcfl.engine.wall.lanes import Lanes
 from hpcfl.engine.wall.outcome import add_all
 from hpcfl.engine.wall.protocol import Command, Op, StateReply
 from hpcfl.engine.wall.server import SAVE_SECONDS, Server
-from hpcfl.schedule.arrivals import Came, check_fruitless, counts, planned
+from hpcfl.schedule.arrivals import Came, check_fruitless, counts, enough, planned
 from hpcfl.schedule.plan import Plan
 
 
@@ -42,17 +42,17 @@ class Flight:
 
 @dataclass
 class Step:
-    """What has come since the server's last step; it is over when it is full, or at a second of the monotonic clock."""
+    """What has come since the server's last step; it is over when it is full, or at a second of the monotonic clock.
+
+    Where clients count alike, however often each has reported, visits are `held` until it is known how often.
+    """
 
     sums: ExactSums
-    most: float
     ends: float
     came: list[Came] = field(default_factory=list)
+    held: list[PendingReceive] = field(default_factory=list)
     fruitless: int = 0
-
-    @property
-    def full(self) -> bool:
-        return len(self.came) >= self.most
+    full: bool = False
 
 
 class ArrivalsServer(Server):
@@ -77,13 +77,17 @@ class ArrivalsServer(Server):
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Sums]:
         if self.owed is None:
             self.owed, self.origin = now.flights.waiting.tolist(), time.monotonic() - now.flights.now
+        self.saved = now.saved
         flights, start, began = now.flights, now.flights.now, time.monotonic()
         lasts = self.rules.closes_after(now.round, ())
         now.served[now.round] = now.shared
-        step = Step(ExactSums(self.job.layout), self.rules.buffer or inf, began + lasts)
+        step = Step(ExactSums(self.job.layout), began + lasts)
         with record.timed("wait_seconds"):
             self._stop_stale(now)
             self._fill(step, now, record)
+        clients = np.array([visit[0] for visit in step.came], dtype=np.int64)
+        for one, factor in zip(step.held, self.rules.evened(clients).tolist()):
+            add_all(one, step.sums, factors=dict.fromkeys(self.job.layers.of, factor))
         last = step.came[-1][3] if step.came else start
         flights.now = last if step.full or time.monotonic() < step.ends else step.ends - self.origin
         plan = planned(self.job.planner, now.round, step.came, flights, start, lasts)
@@ -119,8 +123,9 @@ class ArrivalsServer(Server):
                     self._send(now)
             else:
                 lost = ", ".join(str(loss.rank) for loss in self.lanes.lost) or "none"
+                some = ", some of every client" if self.rules.every_client else ""
                 raise RunError(
-                    f"round {now.round}: expected participation.buffer = {self.rules.buffer} visits, but only "
+                    f"round {now.round}: expected participation.buffer = {self.rules.buffer} visits{some}, but only "
                     f"{len(step.came)} have come, and nobody is left to be sent out; lost ranks: {lost}"
                 )
         except Interrupted:
@@ -167,11 +172,16 @@ class ArrivalsServer(Server):
             record.rejected[client] = Rejection(depth, bad, NOT_FINITE)
         else:
             record.gradients = max(record.gradients, one.gradients(0, 0, groups))
-        factor = float(job.planner.staleness.factors(np.array([now.round - version]))[0])
-        add_all(one, step.sums, groups, dict.fromkeys(job.layers.of, factor))
+        if self.rules.every_client:
+            lane.keep_pending()
+            step.held.append(one)
+        else:
+            factor = float(job.planner.staleness.factors(np.array([now.round - version]))[0])
+            add_all(one, step.sums, groups, dict.fromkeys(job.layers.of, factor))
         ended = whole and (not self.rules.by_steps or steps == job.planner.visit_steps[0][client])
         seconds = when - flight.sent if ended else inf
         step.came.append((client, version, int(flights.number[client]), when - self.origin, seconds, depth, steps))
+        step.full = enough(job.planner, self.rules, step.came)
 
     def _in_vain(self, lane: Lane, client: int, step: Step, round: int) -> None:
         self._acknowledge(lane, client, len(self.job.layers.tensors) + 1)
@@ -202,6 +212,7 @@ class ArrivalsServer(Server):
     def _send(self, now: Progress) -> None:
         """Send out clients of lanes that are idle: first those who were at work when the run was stopped."""
         assert self.owed is not None
+        self._rehost()
         flights, free = now.flights, [lane for lane in self.lanes.those("idle") if lane not in self.at_work]
         for client in self.owed.copy():
             lane = self.lane[client]
@@ -240,6 +251,15 @@ class ArrivalsServer(Server):
         self.at_work[lane] = Flight(client, sent, sent + (self.rules.max_seconds or inf))
 
     # everything else
+
+    def _rehost(self) -> None:
+        before = len(self.orphans.events)
+        super()._rehost()
+        if len(self.orphans.events) > before:
+            self.lane |= {client: lane for lane in self.lanes.all for client in lane.hosted.tolist()}
+
+    def _is_free(self, lane: Lane) -> bool:
+        return super()._is_free(lane) and lane not in self.at_work
 
     def _close(self, lane: Lane) -> None:
         """Stop the visit that a lane is at, if it is at one."""

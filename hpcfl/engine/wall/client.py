@@ -20,7 +20,7 @@ from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.wall.executor import Executor, Worker
 from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, frame_formats, narrow_formats
-from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply
+from hpcfl.engine.wall.protocol import Command, Handover, Op, StateReply, TableReply
 
 Connected = tuple[Any, Any]
 PHASE = {Op.VISIT: "compute", Op.CLOSE: "reduction", Op.SCORE: "evaluation", Op.SAVE: "store"}
@@ -67,13 +67,17 @@ class ClientRank:
         self._arrive()
 
     def _join(self, topology: Topology, local_rank: int, connected: Connected) -> None:
-        self.topology, self.local_rank = topology, local_rank
+        self.local_rank = local_rank
         self.control, self.data = connected
+        self._sends: list[tuple[list[Any], StagedFrame | None]] = []
+        self._host(topology)
+
+    def _host(self, topology: Topology) -> None:
+        self.topology = topology
         self.formats = frame_formats(self.job.layout, len(topology.ranks), topology.most(self.job.together))
         self.narrow = narrow_formats(self.job.layout, topology, self.job.together, self.job.parts)
         self._turns: list[Turn] = []
         self._command = Command.empty(len(topology.clients), self.job.config.clients)
-        self._sends: list[tuple[list[Any], StagedFrame | None]] = []
 
     def _arrive(self) -> None:
         """Tell the server that this rank is here and free."""
@@ -97,7 +101,7 @@ class ClientRank:
 
     def _served(self) -> Command:
         done = {Op.VISIT: self._visit, Op.CLOSE: self._close, Op.SCORE: self._score, Op.SAVE: self._save}
-        done[Op.RELEASE], done[Op.PROFILE] = self._release, self._profile
+        done |= {Op.RELEASE: self._release, Op.PROFILE: self._profile, Op.ADOPT: self._adopt}
         self._listen()
         while True:
             with self.phases.phase("waiting"):
@@ -108,7 +112,7 @@ class ClientRank:
             if command.op is Op.LEAVE:
                 self._wait([self.data.Ibarrier()])
                 return command
-            if command.op not in (Op.CLOSE, Op.SAVE):
+            if command.op not in (Op.CLOSE, Op.SAVE, Op.ADOPT):
                 self._listen()  # these have collectives of their own before the next word
             with self.phases.phase(PHASE.get(command.op, "other")):
                 done[command.op](command)
@@ -234,6 +238,18 @@ class ClientRank:
         """Hand over the acknowledged personal state."""
         reply = StateReply(self.topology, self.job.like)
         self._wait([reply.send(self.control, self.local_rank, self.executor.personal())])
+        self._listen()
+
+    def _adopt(self, command: Command) -> None:
+        """Take over the clients of a lost rank, with the personal state that the server has of them."""
+        invited = set(command.cohort.tolist())
+        chunks = [chunk for chunk in self.job.chunks if not invited.isdisjoint(chunk.clients.tolist())]
+        handover = Handover(chunks, self.job.like)
+        self._wait([self.data.Ibcast(part, root=0) for part in handover.received()])
+        self.worker.start(lambda put: self.executor.adopt(chunks, handover.states()))
+        self._rested()
+        self._wait([self.data.Ibarrier()])
+        self._host(self.topology.with_more(chunks))
         self._listen()
 
     def _release(self, command: Command) -> None:

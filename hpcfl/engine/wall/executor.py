@@ -22,7 +22,7 @@ from hpcfl.base.types import Floats, State
 from hpcfl.comm.placement import Chunk, Turn
 from hpcfl.comm.transport import Personal
 from hpcfl.engine.bundles import Part
-from hpcfl.engine.job import Job
+from hpcfl.engine.job import Job, stacked
 from hpcfl.engine.simulated import drained
 from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, Staging
 from hpcfl.engine.wall.sending import LayerSender, Pace, Put, StepClock, SumSender, WholeSender
@@ -132,9 +132,9 @@ class Executor:
         plan = self.job.planner.plan(self.job.planner.attempt(0, cohort=cohort))
         self.job.task.warm_up(self.job.visits(plan, np.arange(len(cohort)), Event()))
 
-    def placed(self, shared: State) -> State:
-        """Return the shared state on the device that computes."""
-        return {name: on_device(value, self.job.task.device) for name, value in shared.items()}
+    def placed(self, state: State) -> State:
+        """Return a state on the device that computes."""
+        return {name: on_device(value, self.job.task.device) for name, value in state.items()}
 
     def visits(
         self,
@@ -311,6 +311,15 @@ class Executor:
         """Return the clients' scores, ``[scores, h]``, see `Job.scores`."""
         scored = [self.job.scored(round_, shared, self.states[each.number], each.clients) for each in self.chunks]
         return np.concatenate(scored, axis=1)
+
+    def adopt(self, chunks: Sequence[Chunk], states: Mapping[int, State]) -> None:
+        """Take over clients of another rank with their personal state, and read their samples."""
+        for chunk in chunks:
+            together = stacked([states[client] for client in chunk.clients.tolist()])
+            self.states[chunk.number] = self.placed(together)
+            self._chunk |= dict.fromkeys(chunk.clients.tolist(), chunk)
+            self.job.task.hold(chunk.clients)
+        self.chunks = [*self.chunks, *chunks]
 
     def forget(self) -> None:
         """Let go of the clients, their state and their samples."""

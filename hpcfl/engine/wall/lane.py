@@ -20,7 +20,7 @@ from hpcfl.comm.guard import NO_GROUP
 from hpcfl.comm.message import Layout
 from hpcfl.comm.mpi import Bandwidth
 from hpcfl.comm.packing import Bytes
-from hpcfl.comm.placement import Topology
+from hpcfl.comm.placement import Chunk, Topology
 from hpcfl.engine.wall.framing import REJECTED, Frame, FrameFormat, frame_formats, narrow_formats, zero_frames
 from hpcfl.engine.wall.protocol import Command, Op
 
@@ -102,30 +102,35 @@ class Lane:
         together: bool = False,
         parts: Ints | None = None,
     ) -> None:
-        self.topology, self.control, self.data, self.run_clients = topology, control, data, clients
+        self.control, self.data, self.run_clients = control, data, clients
         self.shared, self.together = len(topology.ranks) > 1, together
-        self.bandwidth = bandwidth
-        self.formats = frame_formats(layout, len(topology.ranks), topology.most(together))
+        self.bandwidth, self.layout = bandwidth, layout
         self.parts = np.zeros(clients, dtype=np.int64) if parts is None else parts
-        self.narrow = narrow_formats(layout, topology, together, self.parts)
-        self.hosted = topology.clients
+        self.host(topology)
         self.state, self.reason = "idle", ""
         self.since, self.heard = 0.0, inf  # a rank that has never been heard of may take its time to start
-        self.counted: Ints = np.zeros(len(self.hosted), dtype=np.int64)
         self.sent = self.received = 0
         self.worked: Floats = np.zeros((2, len(topology.ranks)))
         self._sends: list[tuple[Any, Any]] = []
         self._leaving: tuple[int, float] | None = None  # bytes of the state, and since when
         self._draining: tuple[int, float] | None = None  # bytes that come after a closing, and since when
         self._turns: list[list[list[int]]] = []  # whose visits are asked for
-        self._begun = self._ahead = self._cleared = 0
-        self._frames: list[Frame] = []
+        self._begun = self._ahead = 0
         self.pending: PendingReceive | None = None
         self._closing: list[Any] = []
         self._target: Ints = np.zeros(1, dtype=np.int64)
         self._drained: list[tuple[list[Any], Frame]] = []
         self._reply: tuple[Any, Any] | None = None
         self._state: tuple[Any, Any] | None = None  # a reply that comes beside a visit
+
+    def host(self, topology: Topology) -> None:
+        """Have these clients on the lane's ranks, while nothing is under way."""
+        self.topology, self.hosted = topology, topology.clients
+        self.formats = frame_formats(self.layout, len(topology.ranks), topology.most(self.together))
+        self.narrow = narrow_formats(self.layout, topology, self.together, self.parts)
+        self.counted: Ints = np.zeros(len(self.hosted), dtype=np.int64)
+        self._frames: list[Frame] = []
+        self._cleared = 0
 
     # what the server asks
 
@@ -168,6 +173,12 @@ class Lane:
     def ask_ready(self, op: Op, **more: Any) -> None:
         """Ask for something that has no reply: the lane is idle again when all its ranks have done it."""
         self.ask(Command(op, counted=self.counted, **more), [], lambda data: data.Ibarrier())
+
+    def adopt(self, chunks: Sequence[Chunk], state: Sequence[Bytes]) -> None:
+        """Have the rank that is alone on this lane take over chunks of clients, whose personal state this is."""
+        cohort = np.sort(np.concatenate([chunk.clients for chunk in chunks]))
+        self.ask(Command(Op.ADOPT, counted=self.counted, cohort=cohort), state, lambda data: data.Ibarrier())
+        self.host(self.topology.with_more(chunks))
 
     def give_up(self) -> None:
         """Do not wait for a reply any longer; it is dropped when it comes."""
@@ -269,6 +280,10 @@ class Lane:
         self.pending = PendingReceive(self, self._turns[self._begun], frames, formats)
         self._begun += 1
         self._ahead = sum(map(_visits, self._turns[self._begun :]))
+
+    def keep_pending(self) -> None:
+        """Leave what has come to those who hold it: the next visits are received into other memory."""
+        self._frames = []
 
     def formats_in(self, turn: int) -> list[FrameFormat]:
         """Return the formats of a turn's frames."""

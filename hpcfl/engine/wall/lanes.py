@@ -91,18 +91,33 @@ class Lanes:
                 self._report_lost(lane)
         return moved
 
-    def reform(self) -> None:
-        """Let lanes that have lost a rank fall apart into lanes of one rank each: the dead are found there."""
-        for lane in [lane for lane in self.those("dead") if self._divisible(lane)]:
-            lane.control.Revoke()  # those who were not waiting for the dead one hear of it too
-            lane.data.Revoke()
-            for local_rank, rank in enumerate(lane.topology.ranks):
-                self.spare[rank].expect(lane.counted[lane.topology.places(local_rank)])
-            self.all.remove(lane)
-            self.all += [self.spare[rank] for rank in lane.topology.ranks]
+    def reform(self) -> list[Lane]:
+        """Let lanes that have lost a rank fall apart: the dead are found there; return the new lanes."""
+        broken = [lane for lane in self.those("dead") if self._divisible(lane)]
+        return [new for lane in broken for new in self.split(lane)]
+
+    def split(self, lane: Lane) -> list[Lane]:
+        """Let a lane fall apart into lanes of one rank each, and return these; their ranks are still to come."""
+        lane.control.Revoke()  # ranks that were not waiting for a dead one hear of it too
+        lane.data.Revoke()
+        new = [self.spare[rank] for rank in lane.topology.ranks]
+        for local_rank, single in enumerate(new):
+            single.host(lane.topology.single(local_rank))
+            single.expect(lane.counted[lane.topology.places(local_rank)])
+            if lane.heard < inf:
+                single.heard = time.monotonic()  # this rank has been here: it may not take its time again
+        self.all.remove(lane)
+        self.all += new
+        return new
 
     def _divisible(self, lane: Lane) -> bool:
         return len(lane.topology.ranks) > 1 and lane.topology.ranks[0] in self.spare
+
+    def lose(self, lane: Lane, reason: str) -> None:
+        """Give up a lane for good, and tell of the ranks on it, unless they are lost already."""
+        if {loss.rank for loss in self.lost}.isdisjoint(lane.topology.ranks):
+            lane.die(reason)
+            self._report_lost(lane)
 
     def _report_lost(self, lane: Lane) -> None:
         for rank, clients in zip(lane.topology.ranks, lane.topology.hosted):

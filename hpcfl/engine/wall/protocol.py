@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.comm.packing import Packing, as_bytes
-from hpcfl.comm.placement import Topology
+from hpcfl.comm.packing import Bytes, Packing, as_bytes
+from hpcfl.comm.placement import Chunk, Topology
 from hpcfl.comm.transport import Arrays, Like, Saved, arrays
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
@@ -29,6 +29,7 @@ class Op(IntEnum):
     RELEASE = 5
     LEAVE = 6
     PROFILE = 7
+    ADOPT = 8
 
 
 @dataclass(frozen=True)
@@ -112,16 +113,44 @@ class StateReply:
         """Yield what has been received, client by client."""
         parts = torch.split(self.buffer, self.counts)[1:]
         for packing, clients, part in zip(self.packings, self.topology.hosted, parts):
-            states: dict[int, Arrays] = {client: {} for client in clients}
-            for name, value in arrays(packing.views(part.clone())).items():
-                client, _, short = name.partition("/")
-                states[int(client)][short] = value
-            yield from (as_chunk(client, state) for client, state in states.items())
+            states = _by_client(clients, packing.views(part.clone()))
+            yield from (as_chunk(client, arrays(state)) for client, state in states.items())
+
+
+class Handover:
+    """The personal state of some chunks' clients, as it goes from the server to the rank that takes them over."""
+
+    def __init__(self, chunks: Sequence[Chunk], like: Like) -> None:
+        self.clients = [client for chunk in chunks for client in chunk.clients.tolist()]
+        self.packing = Packing(_named({client: like(client) for client in self.clients}))
+        self.buffer = torch.empty(0, dtype=torch.uint8)
+
+    def sent(self, states: Mapping[int, State]) -> list[Bytes]:
+        """Return what is sent, in parts; `states` are ``{client: {name: […]}}``."""
+        return self.packing.sent(_named(states))
+
+    def received(self) -> list[Bytes]:
+        """Return the room into which the parts are received."""
+        self.buffer = self.packing.zeros()
+        return self.packing.received(self.buffer)
+
+    def states(self) -> dict[int, State]:
+        """Return what has been received, client by client."""
+        return _by_client(self.clients, self.packing.views(self.buffer))
 
 
 def _named(states: Mapping[int, State]) -> State:
     """Return the tensors of several clients under names of their own."""
     return {f"{client}/{name}": value for client, state in states.items() for name, value in state.items()}
+
+
+def _by_client(clients: Sequence[int], named: State) -> dict[int, State]:
+    """Return the tensors of each of some clients under their own names."""
+    states: dict[int, State] = {client: {} for client in clients}
+    for name, value in named.items():
+        client, _, short = name.partition("/")
+        states[int(client)][short] = value
+    return states
 
 
 def as_chunk(client: int, state: Arrays) -> Saved:

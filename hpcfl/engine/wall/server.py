@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -16,13 +16,15 @@ from hpcfl.base.memory import freeze
 from hpcfl.base.types import Floats, State
 from hpcfl.comm.message import Sums
 from hpcfl.comm.packing import Packing
+from hpcfl.comm.placement import check_there
 from hpcfl.comm.transport import Saved, arrays, idle
 from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
-from hpcfl.engine.loop import Rounds
 from hpcfl.engine.record import Record, released
+from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Lanes
+from hpcfl.engine.wall.orphans import Orphans
 from hpcfl.engine.wall.outcome import ReceivedSums, RoundOutcome
 from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply, as_chunk
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
@@ -48,13 +50,32 @@ class Server(Rounds):
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
         self.reported = 0
+        self.orphans = Orphans(job, lanes)
+        self.saved: Path | None = None  # the checkpoint whose personal state clients of lost ranks go on with
         self.kept: list[Saved] | None = None
 
-    def gather(self) -> None:
-        """Wait until every rank is there, unless the run is to stop: they start at different speeds."""
+    def gather(self, absent: Mapping[int, str]) -> None:
+        """Wait until every rank is there, unless the run is to stop: they start at different speeds.
+
+        Those that are `absent`, for the reason that is given, are lost; where the config says how long to wait, also
+        those that are not there by then.
+        """
         for lane in self.lanes.all:
-            lane.expect(lane.counted)
-        self.lanes.wait_for_all(inf, "ranks to start", self.rest)
+            if why := absent.get(lane.topology.ranks[0]):
+                self.lanes.lose(lane, why)
+            else:
+                lane.expect(lane.counted)
+        config, what = self.job.config, "ranks to start"
+        limit = config.start_within or inf
+        self.lanes.wait_for_all(limit, what, self.rest)
+        if limit < inf:
+            for lane in self.lanes.those("late"):
+                lane.die(f"not there within {limit:g} s")
+            self.lanes.reform()
+            self.lanes.wait_for_all(limit, what, self.rest)
+            for lane in self.lanes.those("late", "dead"):
+                self.lanes.lose(lane, lane.reason or f"not there within {limit:g} s")
+            check_there(config.min_ranks, self.size, [loss.rank for loss in self.lanes.lost], limit)
         freeze()
 
     # rounds
@@ -71,6 +92,7 @@ class Server(Rounds):
         return plan, sums
 
     def _closed(self, now: Progress, record: Record) -> tuple[Plan, ReceivedSums]:
+        self.saved = now.saved
         if not self.job.algorithm.invites(now.round):
             plan = Plan.nobody(now.round, len(self.job.layers.tensors))
             return plan, ReceivedSums(self.job.layout, 0, plan.miss_probability, [])
@@ -125,12 +147,17 @@ class Server(Rounds):
         need = max(1, self.job.planner.participation.min_clients)
         self.lanes.wait_for_late()
         what = f"{need} free client{'s' * (need > 1)} for round {round}"
-        for _ in self.lanes.waiting(what, lambda: self.lanes.hosting(drawn.cohort, "active", "late"), self.rest):
-            self.lanes.reform()
+
+        def owing() -> list[Lane]:
+            return self.lanes.hosting(np.union1d(drawn.cohort, self.orphans.hosted), "active", "late")
+
+        for _ in self.lanes.waiting(what, owing, self.rest):
+            self._rehost()
             free = self.lanes.members(drawn.cohort, "idle")
             if len(free) >= need:
                 break
             left = self.lanes.members(drawn.cohort, "idle", "active", "late")
+            left = np.union1d(left, np.intersect1d(drawn.cohort, self.orphans.hopeful))
             if len(left) < need:
                 ranks = ", ".join(str(loss.rank) for loss in self.lanes.lost)
                 raise RunError(
@@ -138,6 +165,28 @@ class Server(Rounds):
                     f"but only {len(left)} are left; lost ranks: {ranks}"
                 )
         return self.job.planner.attempt(round, number, stage, free)
+
+    def _rehost(self) -> None:
+        """Let lanes that have lost a rank fall apart, and clients of lost ranks go on at others where they may."""
+        busy = self.lanes.reform()
+        if self.job.config.lost_clients == "drop":
+            return
+
+        def owing() -> list[Lane]:
+            return [lane for lane in busy if lane.state in ("active", "late")]
+
+        for seconds in self.lanes.waiting("clients to go on at other ranks", owing):
+            if self.orphans.waiting or self.lanes.those("dead"):
+                self.settle()
+            busy += self.lanes.reform() + self.orphans.place(self._is_free, self.saved)
+            if seconds > SAVE_SECONDS:
+                break
+        for lane in busy:
+            lane.give_up()
+
+    def _is_free(self, lane: Lane) -> bool:
+        """Whether a lane can be asked, with nothing left to be taken from it."""
+        return lane.state == "idle"
 
     def _command(self, op: Op, lane: Lane, attempt: Attempt, stage: int) -> Command:
         head = op, attempt.round, attempt.number, attempt.closes_after, stage
@@ -195,6 +244,7 @@ class Server(Rounds):
         if self.kept is not None:
             yield from self.kept
             return
+        self.settle()
         self.lanes.wait_for_late()
         missed: list[int] = []
         for lane in self.lanes.all:
@@ -204,6 +254,9 @@ class Server(Rounds):
                 continue
             missed += lane.hosted.tolist()
             yield from self._last_saved(lane.hosted.tolist(), now.saved)
+        between = self.orphans.clients.tolist()
+        missed += between
+        yield from self._last_saved(between, now.saved)
         self.stale = store.personal_rounds(now.saved, missed) if now.saved else dict.fromkeys(missed, 0)
 
     def _has_sent(self, lane: Lane, reply: StateReply) -> bool:
@@ -278,6 +331,8 @@ class Server(Rounds):
         for loss in self.lanes.lost[self.reported :]:
             record.events += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
         self.reported = len(self.lanes.lost)
+        record.events += self.orphans.events
+        self.orphans.events = []
         return reason
 
     def figures(self) -> Floats:

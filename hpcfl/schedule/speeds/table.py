@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from array import array
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,7 +14,7 @@ from pydantic import Field
 
 from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.types import Floats, Ints
-from hpcfl.data.formats.files import reading
+from hpcfl.data.formats.files import lines, reading
 from hpcfl.data.formats.hdf5_file import dataset, opened
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.speeds.base import Speed
@@ -155,26 +156,29 @@ def _read_csv(path: Path) -> Columns:
         reading(path, "a CSV file", csv.Error, UnicodeDecodeError),
         path.open(encoding="utf-8-sig", newline="") as text,
     ):
-        names, *rows = [*csv.reader(text, skipinitialspace=True)] or [[]]
-    while rows and not rows[-1]:
-        rows.pop()
-    if len({*names}) < len(names):
-        raise UsageError(f"speed.file: {path}: {','.join(names)}: expected each column once")
-    for line, row in enumerate(rows, start=2):
-        if len(row) != len(names):
-            raise UsageError(f"speed.file: {path}: line {line} has {len(row)} values, expected {len(names)}")
-    cells = list(zip(*rows)) or [()] * len(names)
-    return {
-        name: np.array([_number(path, *cell, name) for cell in enumerate(column, 2)])
-        for name, column in zip(names, cells)
-    }
+        rows = csv.reader(lines(path, text), skipinitialspace=True)
+        names = next(rows, [])
+        if len({*names}) < len(names):
+            raise UsageError(f"speed.file: {path}: {','.join(names)}: expected each column once")
+        columns = [array("d") for _ in names]
+        empty = 0
+        for line, row in enumerate(rows, start=2):
+            if not row:  # at the end, there may be any number of them
+                empty = empty or line
+                continue
+            if empty or len(row) != len(names):
+                where, count = (empty, 0) if empty else (line, len(row))
+                raise UsageError(f"speed.file: {path}: line {where} has {count} values, expected {len(names)}")
+            for name, column, cell in zip(names, columns, row):
+                column.append(_number(path, line, cell, name))
+    return {name: np.array(column) for name, column in zip(names, columns)}
 
 
 def _number(path: Path, line: int, cell: str, name: str) -> float:
     try:
         return float(cell)
     except ValueError:
-        raise UsageError(f"speed.file: {path}: line {line}: {name} is {cell!r}, expected a number") from None
+        raise UsageError(f"speed.file: {path}: line {line}: {name} is {cell[:40]!r}, expected a number") from None
 
 
 def _read_hdf5(path: Path) -> Columns:

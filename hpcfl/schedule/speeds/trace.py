@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import SerializeAsAny, field_validator
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import RunError, UsageError, refusal
+from hpcfl.base.errors import RunError, UsageError, UserError, listed, refusal
 from hpcfl.base.registry import lookup
 from hpcfl.base.types import Computing, Floats, Ints
 from hpcfl.schedule.participation import Participation
@@ -72,13 +72,15 @@ class Tape:
 
     @classmethod
     def read(cls, run: str) -> Tape:
-        """Read a run folder; UsageError where there is none, or nothing in it that could be replayed."""
+        """Read a run folder; UsageError where there is none, or it cannot be replayed, or not whole."""
         from hpcfl import store
 
         try:
             data = store.open_run(run)
-        except UsageError as error:
+        except UserError as error:
             raise UsageError(f"speed.run: {error}") from None
+        if "lost" in data.attrs:
+            raise UsageError(f"speed.run: '{run}' has lost rounds {listed(data.attrs['lost'])} to damage: run it again")
         try:
             config = Recorded.of(data.attrs["config"])
         except (UsageError, ValueError, KeyError) as error:
@@ -215,6 +217,7 @@ class Trace(Speed):
         order = there[np.argsort(tape.arrivals["client"][round][there], kind="stable")]
         now = {name: values[round][order] for name, values in tape.arrivals.items()}
         cohort, depth, steps = now["client"], now["depth"], now.get("steps")
+        rules = tape.config.speed.rules(tape.config.participation)
         if whole and steps is None:
             depth = np.where(depth > 1, tape.layers + 1, depth)
         later, version = (tape.arrivals[name][round + 1 :].ravel() for name in ("client", "version"))
@@ -237,7 +240,7 @@ class Trace(Speed):
                 now["version"],
                 now["number"],
                 now["seconds"],
-                staleness.factors(round - now["version"]),
+                staleness.factors(round - now["version"]) * rules.evened(cohort),
                 whom[by_id],
                 served[by_id],
             ),

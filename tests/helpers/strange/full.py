@@ -1,7 +1,11 @@
-"""SALF whose server may write no more than small files from round 3 on, as on a disk that is nearly full."""
+"""SALF whose server may write no more than small files from round 3 on, as on a disk that is nearly full.
+
+In real time a client is suspended before, and stays so.
+"""
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 
@@ -9,6 +13,11 @@ from hpcfl.algorithms.salf import Salf
 
 
 class Full(Salf):
+    def client(self, task, shared, personal, visits):
+        if visits.closed is not None and visits.round == 1 and 0 in visits.clients:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return (yield from super().client(task, shared, personal, visits))
+
     def server(self, task, shared, sums):
         shared = super().server(task, shared, sums)
         self.rounds.append(1)

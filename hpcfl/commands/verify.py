@@ -1,0 +1,39 @@
+"""Whether run folders are as they were written: a line for each, and one for each file that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcfl import store
+from hpcfl.commands.groups import run_folders
+from hpcfl.store import Findings, manifest
+
+
+def verified(folders: Iterable[Path]) -> list[tuple[Path, Findings]]:
+    """Look at runs, and at those in folders of runs; UsageError for a folder that is neither."""
+    return [(folder, store.verify(folder)) for given in folders for folder in _runs(given)]
+
+
+def _runs(folder: Path) -> Iterable[Path]:
+    """A run folder may have lost its run.h5."""
+    return [folder] if (folder / manifest.NAME).is_file() else run_folders([folder])
+
+
+def lines(folder: Path, found: Findings) -> Iterator[str]:
+    """Yield what there is to say of a run."""
+    if found.damaged:
+        yield f"{folder}: {len(found.damaged)} of {found.files} files are damaged"
+    else:
+        yield f"{folder}: {found.files} files, none is damaged"
+    for name, reason in found.damaged.items():
+        yield f"{folder / name}: damaged: {reason}"
+    for name, reason in found.unchecked.items():
+        yield f"{folder / name}: not checked: {reason}"
+
+
+def as_object(folder: Path, found: Findings) -> Mapping[str, Any]:
+    """The same for scripts."""
+    state = {"whole": not found.damaged, "files": found.files}
+    return {"run": str(folder), **state, "damaged": found.damaged, "unchecked": found.unchecked}

@@ -1,0 +1,289 @@
+"""The file of a segment that grows: every row and every event is checked, and HDF5 is asked for nothing.
+
+It begins with a header, one line and JSON, in what HDF5 calls the user block: columns, labels of the axes, and where
+rows and events lie. An HDF5 file follows that is complete from its first moment (fixed extents, space that is reserved
+and still a hole), so that any reader opens it at any time, and a kill leaves nothing open. Rows and events are written
+in place. Each ends with 8 bytes that depend on all others of it and on its place; zeros say that it is not there. They
+lie within one page, and files are written from front to back: what a kill has cut is not there.
+
+HDF5 may crash on a damaged file, so this module reads bytes at the places that the header names; the header has a
+digest.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import h5py
+import numpy as np
+
+from hpcfl.base.errors import RunError, UsageError, listed
+from hpcfl.store.atomic import created, sync
+from hpcfl.store.columns import ROWS, Array, Column, Coords, add_scales, columns_in, coords_in, described, row_type
+
+MAGIC = b"hpcfl segment: "
+CHECK = "check"
+EVENT = np.dtype([("round", "i8"), ("time", "f8"), ("kind", "S16"), ("client", "i8"), ("text", "S200")])
+FORMAT = ("v110", "v110")  # HDF5's; "latest" is unreadable for every HDF5 older than the one that wrote it
+
+_WRITTEN = 1 << 32  # set in every check: none is zero
+_PIECE = 1 << 24
+_LINE = 128
+_MOST = 1 << 30  # bytes of a header, so that a damaged number asks for no more
+
+
+class Area(NamedTuple):
+    """Where so many `records` of `each` bytes lie: from byte `at` of the file on."""
+
+    at: int
+    records: int
+    each: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the header of a file says; `sha256` is the digest of all its bytes behind the header but rows and events."""
+
+    first: int
+    rounds: int
+    columns: tuple[Column, ...]
+    coords: Mapping[str, Array]
+    rows: Area
+    events: Area
+    block: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Records:
+    """Which records of an area are there: `end` of them, damaged ones included, which are in `lost`.
+
+    `stray` are places behind them where something was changed that is no record.
+    """
+
+    end: int
+    lost: Array
+    stray: Array
+
+
+def checked(record: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of a record with its check behind it, 8 bytes on a multiple of 8."""
+    names = list(record.names or ())
+    fields = [(name, *record.fields[name][:2]) for name in names] if record.fields else []
+    at = -(-record.itemsize // 8) * 8
+    return np.dtype(
+        {
+            "names": [*names, CHECK],
+            "formats": [*(kind for _, kind, _ in fields), np.dtype("u8")],
+            "offsets": [*(offset for _, _, offset in fields), at],
+            "itemsize": at + 8,
+        }
+    )
+
+
+def check_of(record: Any, place: int) -> int:
+    """The check of a record (its bytes before the check) at a place; never 0."""
+    return zlib.crc32(record, place) | _WRITTEN
+
+
+# ---- writing
+
+
+def lay_out(path: Path, columns: Sequence[Column], coords: Coords, first: int, rounds: int, events: int) -> Layout:
+    """Write a file in which no row and no event is there yet; UsageError for more columns than HDF5 takes."""
+    row, event = checked(row_type(columns, coords)), checked(EVENT)
+    about = {"first": first, "rounds": rounds, **described(columns, coords)}
+    room = len(json.dumps(about)) + 1024  # numbers and a digest are to come
+    block = 1 << max(9, (room - 1).bit_length())
+    with created(path, libver=FORMAT, userblock_size=block) as file:
+        file.attrs.update({"first": first, "rounds": rounds, "sealed": 0})
+        add_scales(file, coords)
+        try:
+            rows = _reserve(file, ROWS, rounds - first, row)
+        except ValueError as error:
+            line = f"a row of {len(columns)} columns, {row.itemsize} bytes, cannot be stored: {error}"
+            raise UsageError(line) from error
+        areas = {"rows": rows, "events": _reserve(file, "log/events", events, event)}
+    with path.open("r+b") as raw:
+        size = raw.seek(0, os.SEEK_END)
+        about |= {**areas, "block": block, "size": size}
+        about["sha256"] = _rest(raw, block, size, areas.values())
+        text = json.dumps(about).encode().ljust(block - _LINE)
+        raw.seek(0)
+        raw.write(_line(text) + text)
+    sync(path)
+    return _layout(about)
+
+
+def _reserve(file: h5py.File, name: str, count: int, record: np.dtype[Any]) -> Area:
+    """Create a dataset whose bytes are all there, and never touched by HDF5."""
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_layout(h5py.h5d.CONTIGUOUS)
+    plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    group, _, leaf = name.rpartition("/")
+    where = file.require_group(group) if group else file
+    space, kind = h5py.h5s.create_simple((count,)), h5py.h5t.py_create(record, logical=True)
+    dataset = h5py.h5d.create(where.id, leaf.encode(), kind, space, plist)
+    return Area(dataset.get_offset() or 0, count, record.itemsize)
+
+
+def _line(text: bytes) -> bytes:
+    """The first line of the file, for the JSON behind it."""
+    digest = hashlib.sha256(text).hexdigest()
+    return MAGIC + f"{len(text)} bytes of JSON with sha256 {digest}".encode().ljust(_LINE - len(MAGIC) - 1) + b"\n"
+
+
+# ---- reading
+
+
+def read_layout(file: BinaryIO) -> Layout:
+    """Return what the header says; RunError where it is not whole."""
+    file.seek(0)
+    line = file.read(_LINE)
+    digits = line[len(MAGIC) :].split(b" ")[0]
+    text = file.read(min(int(digits), _MOST)) if digits.isdigit() else b""
+    if _line(text) != line:
+        raise RunError("its header is not what was written")
+    return _layout(json.loads(text))
+
+
+def size_damage(file: BinaryIO, layout: Layout) -> str:
+    """Return that a file has another size than when it was made, "" where it has not."""
+    size = os.fstat(file.fileno()).st_size
+    return "" if size == layout.size else f"it has {size} bytes instead of {layout.size}"
+
+
+def _layout(about: Mapping[str, Any]) -> Layout:
+    return Layout(
+        first=about["first"],
+        rounds=about["rounds"],
+        columns=columns_in(about),
+        coords=coords_in(about),
+        rows=Area(*about["rows"]),
+        events=Area(*about["events"]),
+        block=about["block"],
+        size=about["size"],
+        sha256=about["sha256"],
+    )
+
+
+def survey(file: BinaryIO, area: Area) -> Records:
+    """Find out which records are there; what seems damaged is read again, as it may have been written meanwhile."""
+    there = (os.fstat(file.fileno()).st_size - area.at) // area.each
+    area = area._replace(records=max(0, min(area.records, there)))
+    marked, good = [], []
+    for start, records in _pieces(file, area):
+        places = np.flatnonzero(records[:, -8:].any(axis=1))
+        marked += (places + start).tolist()
+        good += [start + place for place in places.tolist() if _is_whole(records[place], start + place)]
+    whole = np.zeros(area.records, bool)
+    whole[good] = True
+    written = np.zeros(area.records + 1, bool)
+    written[marked] = True
+    last = good[-1] + 1 if good else 0
+    end = last + int(np.argmin(written[last:]))
+    doubtful = np.flatnonzero(~whole[:end])
+    again = [_is_whole(_bytes(file, area, place, 1)[0], place) for place in doubtful.tolist()]
+    stray = np.flatnonzero(written[end:]) + end
+    return Records(end, doubtful[~np.array(again, bool)], stray)
+
+
+def read(file: BinaryIO, area: Area, start: int, stop: int, lost: Array) -> Array:
+    """Return the bytes of some records, uint8 [n, each]; zeros for those that are `lost`.
+
+    RunError where another one is damaged.
+    """
+    records = _bytes(file, area, start, stop - start)
+    gone = set(lost.tolist())
+    for place in range(start, stop):
+        if place in gone:
+            records[place - start] = 0
+        elif not _is_whole(records[place - start], place):
+            raise RunError(f"record {place} has changed while it was read")
+    return records
+
+
+def damage(file: BinaryIO) -> str:
+    """Return what is wrong with a file, "" where nothing is: every byte counts but those of records yet to come."""
+    try:
+        layout = read_layout(file)
+    except RunError as error:
+        return str(error)
+    reasons = [size_damage(file, layout), rest_damage(file, layout)]
+    for what, area, first in (("round", layout.rows, layout.first), ("event", layout.events, 0)):
+        found = survey(file, area)
+        if bad := [first + place for place in (*found.lost.tolist(), *found.stray.tolist())]:
+            reasons.append(f"{what}{'s' * (len(bad) > 1)} {listed(bad)}: not as written")
+    return "; ".join(filter(None, reasons))
+
+
+def rest_damage(file: BinaryIO, layout: Layout) -> str:
+    """Return what is wrong with the bytes that are neither header nor records; "" where nothing is."""
+    try:
+        found = _rest(file, layout.block, layout.size, (layout.rows, layout.events))
+    except RunError as error:
+        return str(error)
+    return "" if found == layout.sha256 else "what it has for other HDF5 readers is not what was written"
+
+
+def _rest(file: BinaryIO, start: int, size: int, areas: Any) -> str:
+    """The digest of all bytes from `start` on that are in no area."""
+    sha256 = hashlib.sha256()
+    for area in sorted(area for area in areas if area.records):
+        _feed(sha256, file, start, area.at)
+        start = area.at + area.records * area.each
+    _feed(sha256, file, start, size)
+    return sha256.hexdigest()
+
+
+def _feed(sha256: Any, file: BinaryIO, start: int, stop: int) -> None:
+    for at in range(start, stop, _PIECE):
+        sha256.update(_pread(file, at, min(_PIECE, stop - at)))
+
+
+def _pieces(file: BinaryIO, area: Area) -> Iterator[tuple[int, Array]]:
+    """Yield ``(place of the first, uint8 [n, each])`` of all records, but for those that are holes in the file."""
+    step, place = max(1, _PIECE // area.each), 0
+    while place < area.records:
+        try:
+            data = os.lseek(file.fileno(), area.at + place * area.each, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole from here on
+                return
+            data = 0  # this file system does not tell
+        place = max(place, (data - area.at) // area.each)
+        if place < area.records:
+            count = min(step, area.records - place)
+            yield place, _bytes(file, area, place, count)
+            place += count
+
+
+def _bytes(file: BinaryIO, area: Area, place: int, count: int) -> Array:
+    content = _pread(file, area.at + place * area.each, count * area.each)
+    return np.frombuffer(content, np.uint8).reshape(count, area.each)
+
+
+def _pread(file: BinaryIO, at: int, count: int) -> bytearray:
+    """Return `count` bytes as they are on file now; RunError if it ends before."""
+    content = bytearray(count)
+    view = memoryview(content)
+    while view:
+        done = os.preadv(file.fileno(), [view], at)
+        if not done:
+            raise RunError(f"it ends at byte {at}")
+        view, at = view[done:], at + done
+    return content
+
+
+def _is_whole(record: Array, place: int) -> bool:
+    return int.from_bytes(record[-8:].tobytes(), "little") == check_of(record[:-8], place)

@@ -1,0 +1,121 @@
+"""What a folder holds: size and SHA-256 of each of its files in ``manifest.json``, which is written last.
+
+A manifest has a digest of itself too, so that damage to it is told from damage to the files that it lists. Files that
+are replaced one by one are listed before they get their name, beside what they replace: a kill may come at any moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcfl.base.errors import RunError
+from hpcfl.store.atomic import write_text
+
+NAME = "manifest.json"
+_PIECE = 1 << 20
+
+
+def write(folder: Path, files: Iterable[str]) -> None:
+    """Write the manifest of a folder over `files`, paths relative to it, as they are now; OSError if one is missing."""
+    write_entries(folder, {name: entry(folder / name) for name in files})
+
+
+def write_entries(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the manifest of a folder over files of which the entries are known, see `entry`."""
+    write_text(folder / NAME, _text(dict(sorted(entries.items()))))
+
+
+def add(folder: Path, files: Iterable[str], anew: bool = False) -> None:
+    """List more files of a folder as they are now; `anew`: and no others. RunError as `read`."""
+    write_entries(folder, ({} if anew else read(folder)) | {name: entry(folder / name) for name in files})
+
+
+def announce(folder: Path, name: str, new: Path) -> None:
+    """List the file that is about to become `name`; the one that it replaces stays good. RunError as `read`.
+
+    It begins the manifest where there is none.
+    """
+    listed = read(folder) if (folder / NAME).exists() else {}
+    earlier = listed.pop(name, None)
+    listed[name] = entry(new)
+    if earlier is not None and (folder / name).exists():
+        present = entry(folder / name)
+        if present in _versions(earlier):
+            listed[name]["before"] = present
+    write_entries(folder, listed)
+
+
+def entry(path: Path) -> dict[str, Any]:
+    """Return what a manifest has of a file: its bytes and their sha256; OSError if it cannot be read."""
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return ``{file: {"bytes": size, "sha256": digest}}``; RunError if the manifest is not there or not whole."""
+    path = folder / NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+        listed: dict[str, dict[str, Any]] = json.loads(text)["files"]
+        whole = text == _text(listed)
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        whole = False
+    if not whole:
+        raise RunError(f"{path} is damaged: its digest is not that of its content")
+    return listed
+
+
+def damage(folder: Path) -> dict[str, str]:
+    """Return what is wrong with each file that is not as the manifest has it, by name; empty where all is whole.
+
+    Every byte is read. RunError as `read`.
+    """
+    return {name: reason for name, known in read(folder).items() if (reason := _reason(folder / name, known))}
+
+
+def damage_of(folder: Path, name: str) -> str:
+    """Return what is wrong with one file, "" where nothing is, or it is not listed; RunError as `read`."""
+    for _ in range(2):  # it may be replaced while it is read
+        known = read(folder).get(name)
+        reason = "" if known is None else _reason(folder / name, known)
+        if not reason:
+            break
+    return reason
+
+
+def _reason(path: Path, known: Mapping[str, Any]) -> str:
+    try:
+        size = path.stat().st_size
+        sizes = [version["bytes"] for version in _versions(known)]
+        if size not in sizes:
+            return f"it has {size} bytes instead of {sizes[0]}"
+        return "" if entry(path) in _versions(known) else "its bytes are not those that were written"
+    except FileNotFoundError:
+        return "it is missing"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+
+
+def _versions(known: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a file may be: as it is listed, or as it was before it was replaced."""
+    versions = [known, known["before"]] if "before" in known else [known]
+    return [{key: version[key] for key in ("bytes", "sha256")} for version in versions]
+
+
+def _sha256(path: Path) -> str:
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            sha256.update(piece)
+    return sha256.hexdigest()
+
+
+def _text(listed: Mapping[str, Any]) -> str:
+    """What stands in the file, to the letter."""
+    sha256 = hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
+    return json.dumps({"files": listed, "sha256": sha256}, indent=1) + "\n"

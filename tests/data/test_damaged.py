@@ -1,0 +1,387 @@
+"""Files are data: whatever they say of their sizes, types and numbers, a reader answers in one line and soon."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from test_sources import idx_bytes, refused, sound, store
+
+from hpcfl.data.cifar import Cifar100
+from hpcfl.data.formats import files, hdf5_file, idx, leaf, pickles, split_file, text
+from hpcfl.data.hdf5 import Hdf5
+from hpcfl.data.sent140 import Sent140
+from hpcfl.learning.initial import InitialFile
+from hpcfl.schedule.speeds.table import Table
+
+MINE = Hdf5(file="mine.h5")
+GROUP = "clients/a10/train"
+VAST = 2**40
+
+
+@pytest.mark.launch
+def test_damaged_files_are_refused_or_read() -> None:
+    """Some of the trials of `damage`, in a process of their own, which a library could end."""
+    script = Path(__file__).with_name("damage.py")
+    ended = subprocess.run([sys.executable, script, "--trials", "105"], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    kinds = json.loads(ended.stdout)["kinds"]
+    assert len(kinds) == 15
+    assert all(sum(outcomes.values()) == 7 for outcomes in kinds.values())
+
+
+# --- what is no file
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "idx": lambda path: idx.read(path, 1),
+    "pickle": pickles.read,
+    "leaf": lambda path: leaf.read(path.parent, 784, 62),
+    "libsvm": lambda path: text.read_libsvm(path, 256),
+    "glove": lambda path: text.read_glove(path, {"good"}),
+    "hdf5": hdf5_file.survey,
+    "split": lambda path: split_file.read(path, 2, (20, 10)),
+    "initial": lambda path: InitialFile(path, 2, "single"),
+    "speeds.csv": lambda path: Table(file=str(path)).columns,
+    "speeds.h5": lambda path: Table(file=str(path)).columns,
+}
+PLACES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "folder": (Path.mkdir, "is a folder, expected"),
+    "pipe": (os.mkfifo, "is a device or pipe, expected"),
+    "dangling link": (lambda path: path.symlink_to("none"), "none: no such file, to which"),
+    "link to itself": (lambda path: path.symlink_to(path.name), "truncated or damaged, expected"),
+    "empty": (Path.touch, ""),
+    "noise": (lambda path: path.write_bytes(np.random.default_rng(0).bytes(5000)), ""),
+    "zeros": (lambda path: path.write_bytes(bytes(5000)), ""),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_file_of_the_kind_is_refused(reader: str, place: str, tmp_path: Path) -> None:
+    make, said = PLACES[place]
+    path = tmp_path / {"leaf": "users.json"}.get(reader, reader)
+    make(path)
+    line = refused(READERS[reader], path)
+    assert str(tmp_path) in line
+    assert said in line
+    assert line.isprintable()
+
+
+# --- sizes
+
+
+@pytest.mark.parametrize("packed", [bytes, gzip.compress], ids=["plain", "gz"])
+@pytest.mark.parametrize("count", [2**31, 2**32 - 1, 100_000_000])
+def test_idx_sizes_beyond_the_file_take_no_memory(count: int, packed: Any, tmp_path: Path) -> None:
+    head = bytes((0, 0, 8, 3)) + np.array([count, 28, 28], ">u4").tobytes()
+    (tmp_path / "x").write_bytes(packed(head + bytes(100)))
+    line = refused(lambda: peak(lambda: idx.read(tmp_path / "x", 3), 1 << 20))
+    assert ("its header says" if packed is bytes else f"unpacks to {16 + 784 * count} bytes from") in line
+
+
+def test_packed_files_unpack_to_a_bounded_multiple(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "SMALL", 50_000)
+    (tmp_path / "x").write_bytes(gzip.compress(idx_bytes(np.zeros(100_000))))
+    assert "x unpacks to 100008 bytes from" in refused(idx.read, tmp_path / "x", 1)
+    (tmp_path / "y").write_bytes(bz2.compress(b"1\n" * 1000))
+    assert "y unpacks to 50176 bytes from" in refused(text.read_libsvm, tmp_path / "y", 256)
+    with h5py.File(tmp_path / "z", "w") as file:
+        file.create_dataset("x", data=np.zeros(100_000, np.uint8), chunks=(100_000,), compression="gzip")
+    assert "z: x unpacks to 100000 bytes from" in refused(opened, tmp_path / "z", "x")
+
+
+def opened(path: Path, name: str) -> Any:
+    with hdf5_file.opened(path) as file:
+        return hdf5_file.dataset(file, name)[()]
+
+
+def vast(name: str, shape: tuple[int, ...], **how: Any) -> Callable[[h5py.File], None]:
+    """A data set of a shape that was never written."""
+
+    def change(file: h5py.File) -> None:
+        del file[name]
+        file.create_dataset(name, shape, **{"dtype": "f4", **how})
+
+    return change
+
+
+def typed(name: str, values: Any, dtype: Any = None) -> Callable[[h5py.File], None]:
+    def change(file: h5py.File) -> None:
+        del file[name]
+        file.create_dataset(name, data=values, dtype=dtype)
+
+    return change
+
+
+def clock(file: h5py.File) -> None:
+    """A type that NumPy lacks."""
+    del file[f"{GROUP}/labels"]
+    space = h5py.h5s.create_simple((4,))
+    h5py.h5d.create(file[GROUP].id, b"labels", h5py.h5t.UNIX_D32LE, space)
+
+
+def maps(file: h5py.File) -> None:
+    """Virtual data sets, each of two halves that are the one before."""
+    file["level0"] = np.zeros((1, 5))
+    for level in range(1, 30):
+        layout = h5py.VirtualLayout((2, 5), "f8")
+        for row in range(2):
+            layout[row : row + 1] = h5py.VirtualSource(".", f"level{level - 1}", (min(level, 2), 5))[:1]
+        file.create_virtual_dataset(f"level{level}", layout)
+    file.move(f"{GROUP}/features", "moved")
+    layout = h5py.VirtualLayout((4, 5), "f8")
+    for row in range(4):
+        layout[row : row + 1] = h5py.VirtualSource(".", "level29", (2, 5))[:1]
+    file.create_virtual_dataset(f"{GROUP}/features", layout)
+
+
+X, Y = f"{GROUP}/features", f"{GROUP}/labels"
+HOSTILE: dict[str, tuple[Callable[[h5py.File], None], str]] = {
+    "vast rows": (vast(X, (VAST, 5)), f"{X} unpacks to {20 * VAST} bytes from 0, expected at most"),
+    "2^33 features": (vast(X, (4, 2**33)), f"{X} unpacks to {2**37} bytes"),
+    "a product that wraps": (vast(X, (2**32, 2**29), chunks=(4, 4)), f"{X} unpacks to {2**63} bytes"),
+    "vast labels": (vast(Y, (VAST,), dtype="i8"), f"{Y} unpacks to {8 * VAST} bytes"),
+    "vast chunks": (vast(X, (4, 5), chunks=(2**10, 2**20), maxshape=(None, None)), f"{X}: a chunk unpacks to {2**32}"),
+    "no rows of 2^62": (vast(X, (0, 2**62), chunks=(1, 1), maxshape=(None, None)), X.removesuffix("/features")),
+    "compound": (
+        typed(X, np.zeros(4, [("x", "f4"), ("y", "f4")])),
+        f"{X} are [('x', '<f4'), ('y', '<f4')], expected num",
+    ),
+    "vlen": (vast(X, (4,), dtype=h5py.vlen_dtype("f4")), f"{X} are object, expected numbers"),
+    "text": (typed(X, ["a"] * 4, h5py.string_dtype()), f"{X} are object, expected numbers"),
+    "references": (vast(Y, (4,), dtype=h5py.ref_dtype), f"{Y} are object, expected integers"),
+    "complex": (typed(X, np.zeros((4, 5), "c8")), f"{X} are complex64, expected numbers"),
+    "truths": (typed(Y, np.zeros(4, bool)), f"{Y} are bool, expected integers or real targets"),
+    "seconds since 1970": (clock, "mine.h5: truncated or damaged, expected an HDF5 file"),
+    "label 10^9": (typed(Y, [0, 10**9, 0, 0]), f"{Y} hold 1000000000 among 18 samples, expected labels below 262144"),
+    "label 2^62": (typed(Y, [0, 2**62, 0, 0]), f"{Y} hold {2**62}, expected labels from 0 to 2147483647"),
+    "label 2^64 - 1": (
+        typed(Y, np.array([0, 2**64 - 1, 0, 0], "u8")),
+        f"{Y} hold {2**64 - 1}, expected labels from 0 to",
+    ),
+    "maps of maps": (maps, "is virtual, as are 3 that lead to it"),
+    "a name of digits": (lambda file: file.move("clients/a10", f"clients/{'9' * 5000}"), "expected ids of at most 255"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hdf5_sizes_and_types_are_judged_before_anything_is_read(case: str, tmp_path: Path) -> None:
+    change, said = HOSTILE[case]
+    store(tmp_path, sound())
+    with h5py.File(tmp_path / "mine.h5", "r+") as file:
+        change(file)
+    for call in (lambda: MINE.check(3, tmp_path), lambda: MINE.federate(3, 0, tmp_path)):
+        line = refused(peak, call, 32 << 20)
+        assert said in line
+        assert "mine.h5" in line
+
+
+def test_half_precision_and_stated_classes_are_taken(tmp_path: Path) -> None:
+    store(tmp_path, sound())
+    with h5py.File(tmp_path / "mine.h5", "r+") as file:
+        typed(X, np.full((4, 5), 0.5, "f2"))(file)
+        typed(Y, [0, 10**6, 0, 0])(file)
+    assert "mine.h5: clients/a10/train/labels hold 1000000" in refused(MINE.check, 3, tmp_path)
+    stated = Hdf5(file="mine.h5", labels=2_000_000)
+    assert stated.check(3, tmp_path).classes == 2_000_000
+    assert stated.federate(3, 0, tmp_path).client(2).train_features[0, 0] == 0.5
+
+
+def test_tokens_beyond_any_table_are_refused(tmp_path: Path) -> None:
+    rows = {name: v.astype("u8") for name, v in sound().items()}
+    rows[X][3, 1] = 2**63 + 5
+    store(tmp_path, rows)
+    said = f"{X}: sample 3 holds {2**63 - 1}, expected integers from 0 to 2147483647 as data.tokens = true"
+    assert said in refused(Hdf5(file="mine.h5", tokens=True).check, 3, tmp_path)
+
+
+# --- pickles
+
+
+def laughs(depth: int, twice: bytes) -> bytes:
+    """What is made of itself twice, again and again."""
+    return b"".join(b"q%bh%b%b" % (bytes([n]), bytes([n]), twice) for n in range(depth))
+
+
+PICKLES = {
+    "lists of lists": (b"\x80\x02]" + laughs(60, b"\x86") + b".", "holds a tuple, expected a dictionary"),
+    "a key of tuples": (b"\x80\x02})" + laughs(60, b"\x86") + b"Ns.", "keys are no names"),
+    "a type of tuples": (b"\x80\x02cnumpy\ndtype\n)" + laughs(60, b"\x86") + b"\x85R.", "names something by a tuple"),
+    "a shape of lists": (
+        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n)R(K\x01]" + laughs(60, b"\x86")
+        + b"cnumpy\ndtype\nU\x02u1\x85R\x89U\x01atb.",
+        "whose shape is no tuple of up to 64 integers",
+    ),
+    "an endless integer": (b"\x80\x02\x8b\xff\xff\xff\x7f" + bytes(100), "uses the opcode 0x8b, expected nothing but"),
+    "digits": (b"\x80\x02L" + b"9" * 5000 + b"L\n.", "holds a line of 5001 bytes, expected at most 1000"),
+    "bytes without end": (b"\x80\x05\x8e" + (2**60).to_bytes(8, "little") + b"x.", "truncated or damaged"),
+    "a frame without end": (b"\x80\x04\x95" + b"\xff" * 8 + b"N.", "holds a NoneType"),
+    "a memo without end": (b"\x80\x02]r\xff\xff\xff\xff.", "holds a list, expected a dictionary"),
+    "a set": (b"\x80\x04\x8f.", "uses the opcode 0x8f"),
+    "text again and again": (
+        b"\x80\x02X\x60\xea\0\0" + b"a" * 60_000 + b"q\x01X\x06\0\0\0latin1q\x02"
+        + b"c_codecs\nencode\nh\x01h\x02\x86R" * 9,
+        "encodes more text than it has",
+    ),
+    "lists without end": (b"\x80\x02" + b"]" * 20_000, "has more than 20000 opcodes"),
+    "deep lists": (b"\x80\x02" + b"]" * 8000 + b"a" * 7999 + b".", "holds a list, expected a dictionary"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PICKLES)
+def test_pickles_take_no_more_than_they_are(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickles, "STEPS", 20_000)
+    content, said = PICKLES[case]
+    (tmp_path / "cifar-100-python").mkdir()
+    (tmp_path / "cifar-100-python/train").write_bytes(content)
+    line = refused(peak, lambda: Cifar100().check(2, tmp_path), 32 << 20)
+    assert line.startswith(str(tmp_path / "cifar-100-python/train"))
+    assert said in line
+
+
+# --- text
+
+
+def users(x: str, y: str = "[3]") -> bytes:
+    return f'{{"users": ["f"], "num_samples": [1], "user_data": {{"f": {{"x": {x}, "y": {y}}}}}}}'.encode()
+
+
+ROW = f"[[{'0, ' * 783}0]]"
+TEXTS: dict[str, tuple[str, bytes, str]] = {
+    "deep lists": ("leaf", users("[" * 100_000), "truncated or damaged, expected JSON (more than 100 values"),
+    "deep objects": ("leaf", b'{"users":' * 100_000, "truncated or damaged, expected JSON (more than 100 values"),
+    "digits": ("leaf", users(ROW, f"[{'9' * 5000}]"), "truncated or damaged, expected JSON (Exceeds the limit"),
+    "many labels": ("leaf", users(ROW, f"[{'1,' * 2**21}1]"), "JSON (a value of 4194307 bytes, expected at most"),
+    "a comma more": ("leaf", users(ROW, "[3,]"), "truncated or damaged, expected JSON"),
+    "two texts": ("leaf", users(ROW) * 2, "truncated or damaged, expected JSON (it goes on after its end"),
+    "a long name": ("leaf", users(ROW).replace(b'"f"', b'"%b"' % (b"f" * 5000)).replace(b"[3]", b"3"), "user 'ffff"),
+    "index 2^33": ("libsvm", b"1 8589934592:0.5\n", "line 1: expected a label and index:value pairs"),
+    "index 257": ("libsvm", b"1 1:0 257:0.5\n", "line 1 has indices 1 to 257, expected 1 to 256 ascending"),
+    "index 0": ("libsvm", b"1 0:0.5\n", "line 1 has indices 0 to 0"),
+    "label 2^62": ("libsvm", b"4611686018427387904 1:0\n", "line 1: expected a label and index:value pairs"),
+    "a line without end": ("libsvm", b"1 1:" + b"0" * 2**20, "line 1 has 1048576 bytes or more"),
+    "a word without end": ("glove", b"good " + b"0" * 2**20 + b"\n", "line 1 has 1048576 characters or more"),
+    "no UTF-8": ("glove", b"good 1.0\n\xff\xfe 2\n", "truncated or damaged, expected text in UTF-8"),
+    "a number of 5000": ("speeds.csv", b"client,seconds\n0,%b\n" % (b"9" * 5000), "line 2: seconds is inf, expected"),
+    "a word of 5000": ("speeds.csv", b"client,seconds\n0,%b\n" % (b"x" * 5000), "line 2: seconds is 'xxxxx"),
+    "a column of 5000": ("speeds.csv", b"client,%b\n0,1\n" % (b"x" * 5000), "unknown column 'xxxxx"),
+    "a client beyond": ("speeds.csv", b"client,seconds\n9223372036854775807,1\n", "client is 9.22337e+18, expected"),
+    "a line in between": ("speeds.csv", b"client,seconds\n0,1\n\n1,1\n", "line 3 has 0 values, expected 2"),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_text_is_judged_before_it_is_kept(case: str, tmp_path: Path) -> None:
+    reader, content, said = TEXTS[case]
+    path = tmp_path / {"leaf": "users.json"}.get(reader, reader)
+    path.write_bytes(bz2.compress(content) if reader == "libsvm" else content)
+    line = refused(peak, lambda: READERS[reader](path), 64 << 20)
+    assert said in line
+    assert line.isprintable()
+    assert len(line) <= 1000
+
+
+# --- memory: about twice the file, unpacked, or what is made of it, whichever is larger
+
+RNG = np.random.default_rng(0)
+
+
+def of_images(folder: Path, packed: Callable[[bytes], bytes]) -> int:
+    (folder / "x").write_bytes(packed(idx_bytes(RNG.integers(0, 256, (2000, 28, 28)))))
+    return 2000 * 28 * 28
+
+
+def of_records(folder: Path) -> int:
+    (folder / "cifar-100-binary").mkdir()
+    records = RNG.integers(0, 100, (500, 3074)).astype(np.uint8).tobytes()
+    return sum((folder / f"cifar-100-binary/{name}.bin").write_bytes(records) for name in ("train", "test"))
+
+
+def of_pickles(folder: Path) -> int:
+    (folder / "cifar-100-python").mkdir()
+    content = {b"data": RNG.integers(0, 256, (500, 3072)).astype(np.uint8), b"fine_labels": [7] * 500}
+    files = [folder / f"cifar-100-python/{name}" for name in ("train", "test")]
+    return sum(file.write_bytes(pickle.dumps(content, 4)) for file in files)
+
+
+def of_users(folder: Path) -> int:
+    names = [f"f{number}" for number in range(10)]
+    data = {name: {"x": RNG.random((10, 784)).round(2).tolist(), "y": [3] * 10} for name in names}
+    content = json.dumps({"users": names, "num_samples": [10] * 10, "user_data": data})
+    return (folder / "x.json").write_text(content)
+
+
+def of_lines(folder: Path) -> int:
+    rows = ["".join(f" {i}:{v:.5f}" for i, v in enumerate(row, start=1)) for row in RNG.random((100, 256))]
+    content = "".join(f"1{row}\n" for row in rows).encode()
+    (folder / "x").write_bytes(bz2.compress(content))
+    return len(content)
+
+
+def of_vectors(folder: Path) -> int:
+    words = [f"w{number} {' '.join(f'{v:.4f}' for v in RNG.random(100))}\n" for number in range(500)]
+    return (folder / "x").write_text("".join(words))
+
+
+def of_speeds(folder: Path) -> int:
+    rows = [f"{number // 100},{number % 100},{RNG.random() + 0.1:.6f}\n" for number in range(10_000)]
+    (folder / "x.csv").write_text("".join(["round,client,seconds\n", *rows]))
+    return 3 * 8 * len(rows)
+
+
+def of_clients(folder: Path) -> int:
+    store(folder, {name: value.astype("f4") for name, value in sound({"a": 40_000}).items()})
+    return (folder / "mine.h5").stat().st_size
+
+
+def of_tweets(folder: Path) -> int:
+    (folder / "sent140").mkdir()
+    row = '"4","{}","Mon Apr 06 22:19:45 PDT 2009","NO_QUERY","user{}","' + "day " * 20 + '{}"\n'
+    rows = [row.format(number, number // 20, number) for number in range(1000)]
+    (folder / "sent140" / Sent140().glove).write_text("day 1.0\n")
+    return (folder / "sent140" / Sent140().file).write_text("".join(rows))
+
+
+MEMORY: dict[str, tuple[Callable[[Path], int], Callable[[Path], Any]]] = {
+    "idx": (lambda folder: of_images(folder, bytes), lambda folder: idx.read(folder / "x", 3)),
+    "idx.gz": (lambda folder: of_images(folder, gzip.compress), lambda folder: idx.read(folder / "x", 3)),
+    "cifar": (of_records, lambda folder: Cifar100().load(0, folder)),
+    "cifar-pickled": (of_pickles, lambda folder: Cifar100().load(0, folder)),
+    "leaf": (of_users, lambda folder: leaf.read(folder, 784, 62)),
+    "libsvm": (of_lines, lambda folder: text.read_libsvm(folder / "x", 256)),
+    "glove": (of_vectors, lambda folder: text.read_glove(folder / "x", {f"w{number}" for number in range(500)})),
+    "speeds": (of_speeds, lambda folder: Table(file=str(folder / "x.csv")).columns),
+    "hdf5": (of_clients, lambda folder: MINE.federate(1, 0, folder).client(0)),
+    "sent140": (of_tweets, lambda folder: Sent140().check(50, folder)),
+}
+
+
+@pytest.mark.parametrize("kind", MEMORY)
+def test_readers_take_about_twice_the_file(kind: str, tmp_path: Path) -> None:
+    make, read = MEMORY[kind]
+    size = make(tmp_path)
+    read(tmp_path)  # modules, too, take memory when they are first asked for
+    peak(lambda: read(tmp_path), 2.2 * size)
+
+
+def peak(call: Callable[[], Any], most: float) -> Any:
+    """Return what a call gives, or raise what it raises; it takes at most so many bytes meanwhile."""
+    tracemalloc.start()
+    try:
+        return call()
+    finally:
+        taken = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert taken <= most, f"{taken} bytes, expected at most {most}"
