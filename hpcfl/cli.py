@@ -6,6 +6,7 @@ Each command imports what it needs: options are judged, and signals noted, befor
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -151,9 +152,20 @@ def stop(folders: tuple[Path, ...], wait: bool) -> None:
 
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def doctor(as_json: bool) -> None:
+@click.option(
+    "--launcher",
+    is_flag=True,
+    help="Print only what starts ranks of the MPI that mpi4py loads: mpiexec, or srun within a job of Slurm.",
+)
+def doctor(as_json: bool, launcher: bool) -> None:
     """Print what a launch looks like from the inside, and the traps in it; alone, under mpirun and under srun."""
-    from hpcfl.comm.launcher import world
+    from hpcfl.comm.launcher import starter, world
+
+    if launcher:
+        _check_alone("doctor --launcher", "but says what to start one with: expected it without mpirun")
+        words = starter()
+        _echo([json.dumps(words) if as_json else shlex.join(words)])
+        return
     from hpcfl.commands import doctor as doctors
 
     facts = doctors.examine(world())

@@ -15,11 +15,14 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
 import time
 import warnings
 from collections.abc import Collection, Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -148,6 +151,54 @@ def remedy(environ: Environ, text: str) -> str:
     return "start with the mpiexec of the same installation, or set MPI4PY_LIBMPI to that mpiexec's libmpi"
 
 
+def starter() -> list[str]:
+    """Return the words that start ranks of the MPI that mpi4py loads, in a batch job as many as it has tasks.
+
+    UsageError where MPI cannot be loaded, or comes without a launcher.
+    """
+    try:
+        text = str(_loaded("").Get_library_version())
+    except RunError as error:
+        hint = "MPI4PY_LIBMPI=<prefix>/lib/libmpi.so.40 (Open MPI) or libmpi.so.12 (MPICH) says which one to load"
+        raise UsageError(f"{error}; {hint}") from None
+    return starting(text, _mpiexec(), _srun_kinds() if "SLURM_JOB_ID" in os.environ else "")
+
+
+def starting(text: str, mpiexec: str, kinds: str) -> list[str]:
+    """Return what starts ranks of the MPI of this version text: its own `mpiexec`, else srun with one of its `kinds`.
+
+    Its own goes first: PMIx is spoken in versions that both sides have to know, and Slurm 22.05 cuts lines of pmi2 at
+    1024 bytes, which MPICH 5 exceeds where the memory behind an address happens to be full. Open MPI's binds ranks to
+    cores, which within a batch job the scheduler has dealt.
+    """
+    own = family(text)
+    if mpiexec:
+        return [mpiexec, *(["--bind-to", "none"] if own == "Open MPI" else [])]
+    kind = "pmix" if own == "Open MPI" else "pmi2"
+    if kind in kinds.split():
+        return ["srun", f"--mpi={kind}", "--kill-on-bad-exit=1"]
+    raise UsageError(f"mpi4py loads {library(text)}, whose mpiexec is neither beside that library nor on PATH")
+
+
+def _mpiexec() -> str:
+    """The mpiexec of the installation whose library this process has loaded, else the one on PATH, "" for none."""
+    with suppress(OSError):  # no Linux
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            if found := re.search(r"(/.*)/[^/]+/libmpi(?:ch|_cray)?\.so", line):
+                beside = Path(found[1], "bin", "mpiexec")
+                return str(beside) if beside.exists() else shutil.which("mpiexec") or ""
+    return shutil.which("mpiexec") or ""
+
+
+def _srun_kinds() -> str:
+    """What ``srun --mpi=list`` says, to either stream."""
+    try:
+        said = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return said.stdout + said.stderr
+
+
 def launcher(environ: Environ) -> str:
     """Who started this process, empty for nobody. Inside a batch job, mpiexec goes before Slurm."""
     if "OMPI_COMM_WORLD_SIZE" in environ:
@@ -245,7 +296,7 @@ def _count(environ: Environ, key: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _loaded() -> Any:
+def _loaded(because: str = "started by an MPI launcher, but ") -> Any:
     """MPI, not yet started if nobody has imported it before; RunError where it cannot be loaded."""
     set_defaults(os.environ)
     try:
@@ -255,5 +306,5 @@ def _loaded() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         text = " ".join(str(error).split())
-        raise RunError(f"started by an MPI launcher, but MPI cannot be loaded: {text}") from None
+        raise RunError(f"{because}MPI cannot be loaded: {text}") from None
     return MPI

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -121,8 +123,10 @@ def resume_request(
     return request
 
 
-def extended(folder: Path, config: Config, rounds: int, done: int) -> Config:
+def extended(folder: Path, config: Config, rounds: int, done: int, history: list[dict[str, Any]]) -> Config:
     """Return a run's config with another number of rounds, `done` of them being in its newest checkpoint.
+
+    `history` has the changes before, oldest first, as `run.h5` has them.
 
     Nothing that is drawn or decided follows from the number of rounds, but for when a run ends: whether recorded or
     tabled times cover them is checked with all else, and in which rounds models are evaluated here.
@@ -135,8 +139,16 @@ def extended(folder: Path, config: Config, rounds: int, done: int) -> Config:
     if rounds <= done:
         least = f"more than the {done} rounds that are done"
         raise UsageError(f"--rounds {rounds}: '{folder}': expected {least}; did you mean {done + 1}?")
-    due, was = config.evaluate.due, config.rounds
-    if missing := next((r for r in range(1, done + 1) if due(r, rounds) and not due(r, was)), 0):
+    due = config.evaluate.due
+
+    def then(number: int) -> int:
+        """The rounds that the run was to have when this one was done."""
+        found = config.rounds
+        for change in takewhile(lambda change: number <= change["after_round"], reversed(history)):
+            found = change["from"]
+        return found
+
+    if missing := next((r for r in range(1, done + 1) if due(r, rounds) and not due(r, then(r))), 0):
         raise UsageError(
             f"--rounds {rounds}: evaluate.last = {config.evaluate.last}: a run of {rounds} rounds is evaluated after "
             f"round {missing}, this one was not: expected at least {done + config.evaluate.last}"
@@ -160,7 +172,8 @@ def _resumption(
     data = store.data_folder(attributes, data_dir)
     config, newest, text = configs.of_run(attributes, force), store.latest(folder), attributes["config"]
     if rounds not in (None, config.rounds):
-        config = extended(folder, config, rounds, 0 if newest is None else number_of(newest))
+        done, history = 0 if newest is None else number_of(newest), json.loads(attributes.get("history", "[]"))
+        config = extended(folder, config, rounds, done, history)
         text = config.text()
     config.check(data)
     known = {"config": text, "data_dir": data, "checkpoint": newest}

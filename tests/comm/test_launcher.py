@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.launcher import LIBRARIES, PREFIXES, alone, mpis
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.cli import main
 from hpcfl.comm import launcher as worlds
@@ -242,6 +243,45 @@ def test_mpi_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, start: Any) 
     start(HYDRA)
     with pytest.raises(RunError, match="MPI cannot be loaded"):
         worlds.world()
+
+
+KINDS = "MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix\nspecific pmix plugin versions available: pmix_v4"
+
+
+@pytest.mark.parametrize(
+    ("text", "mpiexec", "kinds", "expected"),
+    [
+        (MPICH, "/m/bin/mpiexec", KINDS, "/m/bin/mpiexec"),
+        (MPICH, "", KINDS, "srun --mpi=pmi2 --kill-on-bad-exit=1"),
+        (OPENMPI, "/o/bin/mpiexec", KINDS, "/o/bin/mpiexec --bind-to none"),
+        (OPENMPI, "", KINDS, "srun --mpi=pmix --kill-on-bad-exit=1"),
+        (OPENMPI, "", "none pmi2", ""),
+        (OPENMPI, "", "", ""),
+        (CRAY, "/c/bin/mpiexec", KINDS, "/c/bin/mpiexec"),
+    ],
+)
+def test_what_starts_ranks(text: str, mpiexec: str, kinds: str, expected: str) -> None:
+    if expected:
+        assert worlds.starting(text, mpiexec, kinds) == expected.split()
+        return
+    with pytest.raises(UsageError, match=r"^mpi4py loads Open MPI 5.0.11, whose mpiexec is neither .* nor on PATH$"):
+        worlds.starting(text, mpiexec, kinds)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("mpi", mpis())
+def test_the_mpiexec_is_that_of_the_library(mpi: str) -> None:
+    words = [sys.executable, "-m", "hpcfl", "doctor", "--launcher"]
+    found = alone(words, env={"MPI4PY_LIBMPI": str(PREFIXES / mpi / "lib" / LIBRARIES[mpi])})
+    assert found.code == 0, found.err
+    assert found.out.split()[0] == str(PREFIXES / mpi / "bin" / "mpiexec")
+
+
+def test_without_an_mpi_nothing_starts_ranks(monkeypatch: pytest.MonkeyPatch, start: Any) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    start({})
+    with pytest.raises(UsageError, match=r"^MPI cannot be loaded: .*; MPI4PY_LIBMPI=<prefix>/lib/libmpi.so.40 "):
+        worlds.starter()
 
 
 @pytest.mark.parametrize(

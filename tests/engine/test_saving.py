@@ -325,4 +325,9 @@ def test_rounds_that_cannot_be(solo: Any, tmp_path: Path, capsys: pytest.Capture
     )
     assert main(["resume", str(run), "--rounds", "6", "--quiet"]) == 0
     assert store.open_run(run).sizes["round"] == 6
+    cut_back(run, 4)
+    assert main(["resume", str(run), "--rounds", "9", "--quiet"]) == 0
+    cut_back(run, 6)  # the fifth and the sixth were done in a run of 9 rounds
+    assert "is evaluated after round 6, this one was not" in said(7)
+    assert main(["resume", str(run), "--rounds", "8", "--quiet"]) == 0
     assert store.run_attributes(tmp_path / "run") == before
