@@ -1,6 +1,6 @@
 """What a checkpoint after every round adds to rounds of about a second: a model of 10 MB, 1,000 personal heads.
 
-    python benchmarks/checkpointing.py [--rounds 60] [--visits 40] [--width 100] [--folder DIR]
+    python benchmarks/checkpointing.py [--rounds 60] [--visits 80] [--width 100] [--folder DIR]
     mpiexec -n 3 python -m mpi4py benchmarks/checkpointing.py
 
 One run of FedRep, in which blocks of five rounds with a checkpoint after each take turns with blocks without: both see
@@ -51,7 +51,7 @@ def main() -> None:
     """Print what was measured, on the rank that serves."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60, help="a multiple of 10")
-    parser.add_argument("--visits", type=int, default=40, help="of a round")
+    parser.add_argument("--visits", type=int, default=80, help="of a round")
     parser.add_argument("--width", type=int, default=100)
     parser.add_argument("--folder", type=Path, help="where the run folder is made; default: the system's temporary one")
     options = parser.parse_args()
