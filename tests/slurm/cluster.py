@@ -73,6 +73,7 @@ PreemptMode=REQUEUE
 ReturnToService=2
 MpiDefault=none
 KillWait=5
+MinJobAge=3600
 SlurmctldTimeout=10
 SlurmdTimeout=10
 MessageTimeout=10
