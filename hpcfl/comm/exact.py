@@ -137,10 +137,6 @@ class ExactSum(ABC):
         """Add what other sums have on the grids, float64 [2 or 3, n]."""
 
     @abstractmethod
-    def merge(self, other: ExactSum) -> None:
-        """Add other sums of the same kind."""
-
-    @abstractmethod
     def start(self, other: ExactSum | None, piece: slice) -> None:
         """Begin with what another has at a piece, None: with nothing."""
 
@@ -165,10 +161,6 @@ class BinnedSum(ExactSum):
 
     def add_bins(self, bins: Floats) -> None:
         self.bins += bins
-
-    def merge(self, other: ExactSum) -> None:
-        assert isinstance(other, BinnedSum)
-        self.bins += other.bins
 
     def start(self, other: ExactSum | None, piece: slice) -> None:
         self.bins[:] = other.bins[:, piece] if isinstance(other, BinnedSum) else 0.0
@@ -215,13 +207,6 @@ class FixedSum(ExactSum):
     def add_bins(self, bins: Floats) -> None:
         for row in bins:
             self.add_rows(torch.from_numpy(row)[None], [1.0])
-
-    def merge(self, other: ExactSum) -> None:
-        assert isinstance(other, FixedSum)
-        self.whole += other.whole
-        self._bounds += other._bounds
-        if other.upper is not None:
-            self.wide()[:] += other.upper
 
     def wide(self) -> Floats:
         """Return `upper`, made where there was none."""

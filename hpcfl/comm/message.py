@@ -336,12 +336,6 @@ class ExactSums(Sums):
         self._weights[name] += weights
         self._sums[name].add_bins(bins)
 
-    def merge(self, other: ExactSums) -> None:
-        """Add what another thread has summed up of the same blocks, on the CPU."""
-        for name, sums in self._sums.items():
-            self._weights[name] += other._weights[name]
-            sums.merge(other._sums[name])
-
     def of(self, name: str) -> ExactSum:
         """Return the sums of one block."""
         return self._sums[name]

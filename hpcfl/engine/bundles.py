@@ -6,11 +6,9 @@ computed with it, how many visits are is a matter of time only: as many as suit 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,11 +23,8 @@ if TYPE_CHECKING:
     from hpcfl.comm.message import Message
     from hpcfl.learning.task import Task
 
-R = TypeVar("R")
-
 CACHE_SHARE = 4  # a bundle's models take at most this part of the last-level cache, which others use too
 MOST = 1024  # clients: more of a small model gain nothing
-SHARE_BYTES = 2**23  # smaller models keep Python busier than the threads
 FEWEST = 2  # a product for one client alone takes another way through the BLAS, and has other last bits
 
 
@@ -60,17 +55,6 @@ class Bundles:
         able = wanted and task.device.type == "cpu" and algorithm.samples_per_step(1) > 0
         able = able and task.fused is not None and task.fused.rowwise
         self.bytes = min(LARGEST_BYTES, last_level_cache() // CACHE_SHARE) if able else 0
-
-    def shares(self, chunks: list[Chunk]) -> list[list[Chunk]]:
-        """Return the chunks of each of torch's threads: all in one share where they are better at dividing them.
-
-        A thread that has chunks of its own waits for no other after each operation.
-        """
-        threads, clients = torch.get_num_threads(), sum(len(chunk.clients) for chunk in chunks)
-        if threads == 1 or not self.bytes or clients * self.task.nbytes < threads * SHARE_BYTES:
-            return [chunks]
-        parts = np.array_split(np.arange(len(chunks)), min(threads, len(chunks)))
-        return [[chunks[number] for number in part] for part in parts]
 
     def work(self, shared: State, parts: Iterable[Part]) -> Iterator[tuple[Part, Client]]:
         """Yield each part with what does its visits, a generator as `Algorithm.client` is; to be exhausted in turn."""
@@ -122,11 +106,10 @@ class Bundles:
 
     def _at_once(self, shared: State, bundle: Sequence[Part], kind: Kind) -> list[Client]:
         """Do all visits; return what hands them over part by part, nothing where that would change a bit."""
-        whole = self._joined(bundle)
-        calls, own = self.task.oracle_calls, whole.visits.clients  # other threads count those of other clients
-        before = calls[own]
+        calls = self.task.oracle_calls
+        before, whole = calls.copy(), self._joined(bundle)
         sent = collected(self._client(shared, whole))
-        done, start, parts = calls[own], 0, []
+        done, start, parts = calls.copy(), 0, []
         for part in bundle:
             count = len(part.visits.clients)
             parts.append(rows_of(sent, slice(start, start + count)))
@@ -136,8 +119,8 @@ class Bundles:
                 alone = collected(self._client(shared, part._replace(personal=begun)))
                 self._same[count, kind] = same(alone, parts[-1])
         good = all(self._same[len(part.visits.clients), kind] for part in bundle)
-        calls[own] = done if good else before
-        return [told(each) for each in parts] if good else []
+        calls[:] = done if good else before
+        return [told(own) for own in parts] if good else []
 
     def _joined(self, bundle: Sequence[Part]) -> Part:
         """Return all visits of a bundle as if they were those of one chunk; what they begin with is copied."""
@@ -153,30 +136,6 @@ class Bundles:
         )
         personal = {name: torch.cat([part.personal[name] for part in bundle]) for name in bundle[0].personal}
         return Part(bundle[0].chunk, personal, visits)
-
-
-def in_threads(works: Sequence[Callable[[], R]]) -> list[R]:
-    """Call all of them at once, each in a thread that torch does not divide; one alone is called as it is."""
-    if len(works) == 1:
-        return [works[0]()]
-    threads = torch.get_num_threads()
-
-    def undivided(work: Callable[[], R]) -> R:
-        torch.set_num_threads(1)  # of this thread
-        return work()
-
-    others = [_workers(len(works) - 1).submit(undivided, work) for work in works[1:]]
-    try:
-        first = undivided(works[0])
-    finally:
-        wait(others)
-        torch.set_num_threads(threads)
-    return [first, *(other.result() for other in others)]
-
-
-@cache
-def _workers(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, "visits")
 
 
 def collected(work: Client) -> Sent:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from functools import partial
-from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -16,7 +15,7 @@ from hpcfl.base.types import Floats, State
 from hpcfl.comm.message import ExactSums, Message
 from hpcfl.comm.placement import Chunk
 from hpcfl.comm.transport import Alone, Personal, Saved, Transport, arrays
-from hpcfl.engine.bundles import Part, in_threads
+from hpcfl.engine.bundles import Part
 from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, released
@@ -82,14 +81,17 @@ class Simulated(Rounds):
         plan = next(self.plans)
         self.transport.count()
         now.shared = self.transport.invite(now.shared)
+        told = self.job.layout, plan.invited, plan.miss_probability, self.job.task.device
+        sums = ExactSums(*told, self.transport.size, self.job.sent(plan))
         if plan.arrivals is not None:
             now.served[now.round] = now.shared
+            sums.arrived = now.arrived(plan) if self.serves else None
+        kept: list[Message] = []
         record.measure_norms(self.job.config.clients, self.job.guard.limits(now.norms))
         with record.timed("compute_seconds"):
             self._between(now)
-            sums, kept = self._visits(plan, now, record)
-        if plan.arrivals is not None and self.serves:
-            sums.arrived = now.arrived(plan)
+            for part in plan.parts():
+                record.visits += visit(self.job, part, self.mine, now, sums, kept, record)
         record.gradients = int(self.job.task.oracle_calls.max())
         self.job.task.oracle_calls[:] = 0
         with record.timed("wait_seconds"):
@@ -100,20 +102,6 @@ class Simulated(Rounds):
         if plan.arrivals is not None:
             now.served = {v: now.served[v] for v in self._held(plan.arrivals) if v in now.served}
         return plan, sums if self.serves else ExactSums(())
-
-    def _visits(self, plan: Plan, now: Progress, record: Record) -> tuple[ExactSums, list[Message]]:
-        """Do the visits of this rank's clients; return the sums, and what the algorithm keeps of the messages."""
-        shares = self.job.bundles.shares(self.mine)
-        told = self.job.layout, plan.invited, plan.miss_probability, self.job.task.device
-        sums = [ExactSums(*told, self.transport.size * len(shares), self.job.sent(plan)) for _ in shares]
-        kept: list[list[Message]] = [[] for _ in shares]
-        for part in plan.parts():
-            some = zip(shares, sums, kept)
-            works = [partial(visit, self.job, part, chunks, now, own, held, record) for chunks, own, held in some]
-            record.visits += sum(in_threads(works))
-        for other in sums[1:]:
-            sums[0].merge(other)
-        return sums[0], [*chain(*kept)]
 
     def _held(self, arrivals: Arrivals) -> set[int]:
         """Return the rounds whose states this rank needs: its own clients have them in their hands, or it serves."""

@@ -99,32 +99,6 @@ def test_so_it_is_with_the_size_of_models_that_are_common(threads: Callable[[int
         assert both(FedAvg(lr=0.1, batch=4), task, 100)[1] == [22]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_no_bit_depends_on_threads(
-    threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    """Two of them have two chunks each; a visit is computed by one, as by all."""
-    threads(2)
-    monkeypatch.setattr(bundles, "SHARE_BYTES", 0)
-    first, last = both(METHODS[method](), lambda: mlp_task(EQUAL, hidden=(33, 7)), 16)
-    assert sorted(last) == [10, 12]
-    assert set(first) == {4, 6, 10, 12}  # who comes first tries chunks of six; both may
-    assert torch.get_num_threads() == 2
-
-
-def test_what_fails_in_a_thread_fails_when_all_are_done(threads: Callable[[int], None]) -> None:
-    done = []
-
-    def fail() -> None:
-        raise ValueError("here")
-
-    threads(3)
-    with pytest.raises(ValueError, match="here"):
-        bundles.in_threads([lambda: None, fail, lambda: done.append(torch.get_num_threads())])
-    assert done == [1]
-    assert torch.get_num_threads() == 3
-
-
 def test_a_method_whose_visits_look_at_others_is_computed_chunk_by_chunk() -> None:
     class Company(FedAvg):
         """Its gradients are counted too, though all the visits are done twice."""
