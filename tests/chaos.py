@@ -617,13 +617,13 @@ def failed(fault: Fault, place: Place, reference: Reference, ranks: int) -> dict
     took = time.monotonic() - float(hit.split()[0]) if hit else 0.0
     code = scene.ended(job)
     found, outcome = judged(scene, job, code, took if hit else None)
-    resumed = None
+    said, resumed = job.said, None
     with scene.noting():
         resumed = None if scene.problems else scene.finish("", 1)
     scene.close()
     return {
         **{"name": fault.name, "commit": place.commit, "hit": " ".join(hit.split()[3:]), "code": code},
-        **{"outcome": outcome, "said": job.said, "ended_after": round(took, 2), "found": found, "resumed": resumed},
+        **{"outcome": outcome, "said": said, "ended_after": round(took, 2), "found": found, "resumed": resumed},
         **{"problems": scene.problems, "seconds": round(time.monotonic() - began, 2)},
     }
 
@@ -704,13 +704,13 @@ def suspended_and_full(number: int, given: argparse.Namespace, place: Place) -> 
     code = scene.ended(job)
     found, outcome = judged(scene, job, code, max(0.0, took - (3.0 if "lost" in rule else 0.0)))
     full.unlink()
-    resumed = None
+    said, resumed = job.said, None
     with scene.noting():
         resumed = None if scene.problems else scene.finish(mpi, 3)
     scene.close()
     return {
         **{"number": number, "commit": place.commit, "mpi": mpi, "rule": rule, "at": at, "later": later, "code": code},
-        **{"outcome": outcome, "said": job.said, "ended_after": round(took, 2), "found": found, "resumed": resumed},
+        **{"outcome": outcome, "said": said, "ended_after": round(took, 2), "found": found, "resumed": resumed},
         **{"problems": scene.problems, "seconds": round(time.monotonic() - began, 2)},
     }
 
