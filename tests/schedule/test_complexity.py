@@ -63,7 +63,8 @@ def run(values: dict[str, Any]) -> tuple[dict[str, Any], Federation]:
     config.check(None)
     job = Job.of(config, None, 1)
     notes, rounds = Notes(job), Simulated(job, Alone(), 0)
-    engine.run(job, rounds, notes, job.begin(0), SimpleNamespace(requested=str))  # type: ignore[arg-type]
+    nothing = SimpleNamespace(requested=str, look=dict, save=lambda now, scores: None)  # no signals, no checkpoints
+    engine.run(job, rounds, notes, job.begin(0), nothing, nothing)  # type: ignore[arg-type]
     columns = {name: np.array([row[name] for row in notes.rows]) for name in notes.rows[0]}
     return columns, job.task.federation
 
