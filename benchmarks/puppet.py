@@ -20,7 +20,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpcfl.comm.mpi import Patience, connect, doze, rows, tell
-from hpcfl.comm.placement import cores, lane_ranks
+from hpcfl.comm.placement import lane_ranks
+from hpcfl.comm.processors import cores
 
 Frame = list[NDArray[Any]]
 COUNTED = ("visits", "control", "down", "up")
