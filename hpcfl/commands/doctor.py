@@ -67,11 +67,11 @@ def gathered(comm: Any, text: str) -> list[str]:
     return [part.tobytes().decode() for part in np.split(whole, np.cumsum(sizes)[:-1])]
 
 
-def as_json(facts: Facts) -> str:
-    """All facts, each rank's share of the cores and the diagnoses as one JSON object."""
+def as_object(facts: Facts) -> dict[str, Any]:
+    """All facts, each rank's share of the cores and the diagnoses, as JSON has them."""
     whole = asdict(facts) | {"world": len(facts.ranks), "traps": diagnose(facts)}
     whole["ranks"] = [each | {"share": share} for each, share in zip(whole["ranks"], facts.share())]
-    return json.dumps(whole)
+    return whole
 
 
 def report(facts: Facts) -> list[str]:
