@@ -21,7 +21,8 @@ from hpcfl.base.memory import LEAN_BYTES, give_back
 from hpcfl.base.types import State
 from hpcfl.comm.message import Block, Layout
 from hpcfl.comm.mpi import Patience, connect
-from hpcfl.comm.placement import cores, lane_topologies
+from hpcfl.comm.placement import lane_topologies
+from hpcfl.comm.processors import cores
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.stopping import Stop

@@ -26,7 +26,8 @@ import numpy as np
 
 from hpcfl.base.errors import UsageError, cut
 from hpcfl.comm.costs import Costs, Link, Rates, levels, look_seconds
-from hpcfl.comm.placement import cores, lane_ranks
+from hpcfl.comm.placement import lane_ranks
+from hpcfl.comm.processors import cores
 
 if TYPE_CHECKING:
     from hpcfl.base.types import Floats
