@@ -10,16 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from statistics import median
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from mpi4py import MPI
 
 from hpcfl.base.errors import ErrorOnOtherRank, LeftOut, UserError
 from hpcfl.base.types import Floats
-
-if TYPE_CHECKING:
-    from hpcfl.comm.channel import Connected
 
 STEPS = 3
 YIELD_SECONDS = 0.0005  # of looking: some 200 looks at a single request
@@ -188,11 +185,11 @@ class Roll:
     ----------
     absent : dict of int to str
         Ranks that the job starts without, and why; the latter at rank 0 only.
-    connected : Connected
+    connected : hpcfl.comm.channel.Connected
         The lanes, which were made while all ranks were there.
     """
 
-    def __init__(self, comm: MPI.Intracomm, seconds: float, connected: Connected) -> None:
+    def __init__(self, comm: MPI.Intracomm, seconds: float, connected: Any) -> None:
         self.comm, self.seconds, self.connected = comm, seconds, connected
         self.absent: dict[int, str] = {}
         self._kept: list[Any] = []  # what is being sent: who hangs may never take it
