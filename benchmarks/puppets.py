@@ -99,7 +99,7 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
     """Be the server of one job; return what was measured."""
     import wall_rounds
 
-    from hpcfl.comm.mpi import connect
+    from hpcfl.comm.channel import connect
     from hpcfl.engine.stopping import Stop
     from hpcfl.engine.wall import start
 
