@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from helpers.networks import COSTS, FOUND, written
 from hpcfl.cli import main
 from hpcfl.comm import costs as module
-from hpcfl.comm.costs import Costs, Link, Rates
 from hpcfl.commands.network import Network, document
 
-LINK = Link(1e-5, Rates(4e9, 2e9), Rates(5e9, 3e9), Rates(5e9, 3e9), Rates(2e9, 1e9))
-COSTS = Costs(LINK, replace(LINK, latency=1e-3), sent=1e-6, received=2e-6, look=1e-5, request=1e-7, sums=1e9)
-FOUND = Network("MPICH 5.0.2", "srun", "2026-11-24", 12.5, {"n1": 3, "n2": 3}, COSTS, {})
 WALL = ["--set", "clock=wall"]
 Checked = Callable[..., dict[str, str]]
 
@@ -33,8 +29,7 @@ def checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Checked:
     """Checks salf-digits, eight clients, with these words; returns what each line says, or the error under "error"."""
 
     def check(*words: str, network: Network = FOUND) -> dict[str, str]:
-        file = tmp_path / "network.json"
-        file.write_text(json.dumps(document(network)), encoding="utf-8")
+        file = written(tmp_path, document(network))
         code = main(["check", "salf-digits", "--like", str(file), *words])
         told = capsys.readouterr()
         if code:
