@@ -19,7 +19,8 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from hpcfl.comm.mpi import Patience, connect, doze, rows, tell
+from hpcfl.comm.channel import Channel, connect
+from hpcfl.comm.mpi import Patience, doze, rows, tell
 from hpcfl.comm.placement import lane_ranks
 from hpcfl.comm.processors import cores
 
@@ -70,46 +71,23 @@ class Facts:
 
     def tell(self, comm: MPI.Intracomm) -> NDArray[np.float64]:
         """Tell all puppets; return the process ids of all ranks, [ranks]."""
-        doze(comm.Ibarrier(), lambda: None)
+        doze([comm.Ibarrier()], lambda: None)
         tell(comm, json.dumps(asdict(self)))
         return rows(comm, np.array([os.getpid()], dtype=np.float64))[:, 0]
 
     @classmethod
     def heard(cls, comm: MPI.Intracomm) -> Facts:
         """Return what the server tells."""
-        doze(comm.Ibarrier(), lambda: None)  # the server needs long to import all that it needs
+        doze([comm.Ibarrier()], lambda: None)  # the server needs long to import all that it needs
         facts = cls(**json.loads(tell(comm, "")))
         rows(comm, np.array([os.getpid()], dtype=np.float64))
         return facts
 
 
-class Wire:
-    """One end of a lane's communicator: all that a puppet says over MPI."""
-
-    def __init__(self, comm: Any, alone: bool) -> None:
-        self.comm, self.alone = comm, alone
-
-    def down(self, room: Any) -> list[Any]:
-        return [self.comm.Ibcast(room, root=0)]
-
-    def up(self, data: Any) -> list[Any]:
-        begin = self.comm.Igatherv if self.alone else self.comm.Ireduce
-        return [begin(data, None, root=0)]
-
-    def summed(self, data: Any) -> list[Any]:
-        return [self.comm.Ireduce(data, None, root=0)]
-
-    def agree(self, own: Any, found: Any) -> list[Any]:
-        return [self.comm.Iallreduce(own, found, MPI.MAX)]
-
-    def meet(self) -> list[Any]:
-        return [self.comm.Ibarrier()]
-
-
 class Puppet:
     """One client rank on its lane, number `place` of those there."""
 
-    def __init__(self, facts: Facts, rank: int, place: int, ranks: int, control: Wire, data: Wire) -> None:
+    def __init__(self, facts: Facts, rank: int, place: int, ranks: int, control: Channel, data: Channel) -> None:
         self.facts, self.rank, self.place, self.ranks = facts, rank, place, ranks
         self.control, self.data = control, data
         self.ops = {number: name for name, number in facts.ops.items()}
@@ -161,7 +139,7 @@ class Puppet:
         """Catch up with the rank of the lane that has sent most, by empty frames, and say when this one is free."""
         own, found = np.array([self._posted], dtype=np.int64), np.zeros(1, dtype=np.int64)
         self._until_done(self.control.agree(own, found))
-        while self._posted < found[0]:
+        while self._posted < max(own[0], found[0]):
             self._post(0.0, 0.0, 0.0)
         self._until_done(self.control.meet())
         self._listen()
@@ -180,7 +158,7 @@ class Puppet:
         head[facts["weight"] + self.place] = flag
         frame = [head, *large]
         self.counts["up"] += sum(part.nbytes for part in frame)
-        self._sends.append(([request for part in frame for request in self.data.up(part)], frame))
+        self._sends.append(([request for part in frame for request in self.data.summed(part)], frame))
         self._posted += 1
 
     def _until_done(self, requests: list[Any]) -> None:
@@ -203,6 +181,5 @@ def serve(comm: MPI.Intracomm) -> None:
     facts, rank = Facts.heard(comm), comm.Get_rank()
     Patience.crowd = comm.Get_size() / len(cores())
     number, lane = next((number, row) for number, row in enumerate(lane_ranks(facts.width, facts.hosts)) if rank in row)
-    control, data = connect(comm, facts.width, facts.hosts, facts.apart)[number]
-    alone = len(lane) == 1
-    Puppet(facts, rank, lane.index(rank), len(lane), Wire(control, alone), Wire(data, alone)).serve()
+    control, data = connect(comm, facts.width, facts.hosts, facts.apart).lanes[number]
+    Puppet(facts, rank, lane.index(rank), len(lane), control, data).serve()

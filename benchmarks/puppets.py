@@ -102,7 +102,7 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
     import wall_rounds
     from mpi4py import MPI
 
-    from hpcfl.comm.mpi import connect
+    from hpcfl.comm.channel import connect
     from hpcfl.engine.stopping import Stop
     from hpcfl.engine.wall import start
 

@@ -67,12 +67,12 @@ def gathered(comm: Any, text: str) -> list[str]:
     return [part.tobytes().decode() for part in np.split(whole, np.cumsum(sizes)[:-1])]
 
 
-def as_json(facts: Facts) -> str:
-    """All facts, each rank's share of the cores and the diagnoses as one JSON object."""
+def as_object(facts: Facts) -> dict[str, Any]:
+    """All facts, each rank's share of the cores and the diagnoses, as JSON has them."""
     whole = asdict(facts) | {"world": len(facts.ranks), "traps": diagnose(facts)}
     threads = zip(whole["ranks"], facts.share(), facts.run_threads())
     whole["ranks"] = [each | {"share": share, "run_threads": count} for each, share, count in threads]
-    return json.dumps(whole)
+    return whole
 
 
 def report(facts: Facts) -> list[str]:

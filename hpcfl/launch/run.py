@@ -115,7 +115,8 @@ def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
     """The communicator with which the job starts, or what stands for it where some ranks may be missing."""
     if comm is None or config.start_within is None:
         return comm
-    from hpcfl.comm.mpi import Roll, connect
+    from hpcfl.comm.channel import connect
+    from hpcfl.comm.mpi import Roll
 
     return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts, has_ulfm(comm)))
 

@@ -15,7 +15,7 @@ from hpcfl.comm import launcher as worlds
 from hpcfl.comm.processors import cores
 from hpcfl.commands import doctor
 from hpcfl.commands.diagnostics import Facts, Rank, diagnose
-from hpcfl.commands.doctor import as_json, examine, gathered, report
+from hpcfl.commands.doctor import as_object, examine, gathered, report
 
 ONE = Rank("n1", "cpu", "", [0, 1, 2, 3], 4, 1, settings={"OMP_NUM_THREADS": "1"})
 
@@ -133,7 +133,7 @@ def test_the_report() -> None:
 
 def test_json_holds_all_facts_and_the_diagnose() -> None:
     found = facts(*[replace(ONE, threads=2)] * 3, ulfm=False)
-    read = json.loads(as_json(found))
+    read = json.loads(json.dumps(as_object(found)))
     assert (read["world"], read["mpi"], read["ulfm"], read["cuda"]) == (3, "Open MPI 5.0.11", False, None)
     assert [rank["share"] for rank in read["ranks"]] == pytest.approx([4 / 3] * 3)
     assert [rank["run_threads"] for rank in read["ranks"]] == [1, 1, 1]
@@ -155,7 +155,7 @@ def test_the_ranks_of_these_tests(world: Any) -> None:
 
     found = examine(world.comm)
     assert (found is None) == (world.rank > 0)
-    shown = json.loads(world.told(as_json(found) if found else ""))
+    shown = json.loads(world.told(json.dumps(as_object(found)) if found else ""))
     assert shown["world"] == world.size
     assert shown["ranks"][world.rank]["host"] == socket.gethostname()
     assert shown["ranks"][world.rank]["cores"] == cores()
