@@ -31,6 +31,7 @@ from hpcfl.engine.profile import Phases, Profile
 from hpcfl.launch.device import fixed_arithmetic, other_device, placed
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, note, noted, raise_together
 from hpcfl.launch.profile import gathered, report
+from hpcfl.launch.reading import read_once
 from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
@@ -152,9 +153,12 @@ def _prepared(
 
         Patience.crowd = 1 / share
 
-    def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
+    def check() -> None:
         _check_mpi(config, comm)
-        job = Job.of(config, request.data_dir, size, device, count, computing, request.chunk)
+        torch.set_num_threads(count)
+
+    def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
+        job = Job.of(config, request.data_dir, size, device, count, computing, request.chunk, federation)
         columns(job)  # refused before there is a folder
         if config.clock == "wall" and config.singles:
             check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
@@ -163,7 +167,8 @@ def _prepared(
             print(f"hpcfl: {line}", file=sys.stderr, flush=True)
         return job, _begun(job, request, rank)
 
-    job, now = raise_together(comm, make)
+    with read_once(config, request.data_dir, comm, hosts, check) as federation:
+        job, now = raise_together(comm, make)
     if comm is None:
         return job, now
     from hpcfl.comm.mpi import tell
