@@ -16,6 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcfl.base.types import Floats, Ints
+from hpcfl.comm.channel import Channel, Pair, Requests
 from hpcfl.comm.guard import NO_GROUP
 from hpcfl.comm.message import Layout
 from hpcfl.comm.mpi import Bandwidth
@@ -86,23 +87,22 @@ class PendingReceive:
 class Lane:
     """One lane, as the server sees it.
 
-    Its communicators are those of the server (rank 0) and the client ranks: `control` for commands, `data` for
-    everything large. The run has so many `clients`, which hold these `parts` of the blocks; `together`: a rank sends
-    one sum over all its chunks. What the lane measures it adds to the `bandwidth` of all.
+    It leads its client ranks over two `channels`: `control` for commands, `data` for everything large. The run has so
+    many `clients`, which hold these `parts` of the blocks; `together`: a rank sends one sum over all its chunks. What
+    the lane measures it adds to the `bandwidth` of all.
     """
 
     def __init__(
         self,
         topology: Topology,
-        control: Any,
-        data: Any,
+        channels: Pair,
         layout: Layout,
         clients: int,
         bandwidth: Bandwidth,
         together: bool = False,
         parts: Ints | None = None,
     ) -> None:
-        self.control, self.data, self.run_clients = control, data, clients
+        (self.control, self.data), self.run_clients = channels, clients
         self.shared, self.together = len(topology.ranks) > 1, together
         self.bandwidth, self.layout = bandwidth, layout
         self.parts = np.zeros(clients, dtype=np.int64) if parts is None else parts
@@ -111,17 +111,17 @@ class Lane:
         self.since, self.heard = 0.0, inf  # a rank that has never been heard of may take its time to start
         self.sent = self.received = 0
         self.worked: Floats = np.zeros((2, len(topology.ranks)))
-        self._sends: list[tuple[Any, Any]] = []
+        self._sends: list[tuple[Requests, Any]] = []
         self._leaving: tuple[int, float] | None = None  # bytes of the state, and since when
         self._draining: tuple[int, float] | None = None  # bytes that come after a closing, and since when
         self._turns: list[list[list[int]]] = []  # whose visits are asked for
         self._begun = self._ahead = 0
         self.pending: PendingReceive | None = None
-        self._closing: list[Any] = []
+        self._closing: list[Requests] = []
         self._target: Ints = np.zeros(1, dtype=np.int64)
-        self._drained: list[tuple[list[Any], Frame]] = []
-        self._reply: tuple[Any, Any] | None = None
-        self._state: tuple[Any, Any] | None = None  # a reply that comes beside a visit
+        self._drained: list[tuple[Requests, Frame]] = []
+        self._reply: tuple[Requests, Any] | None = None
+        self._state: tuple[Requests, Any] | None = None  # a reply that comes beside a visit
 
     def host(self, topology: Topology) -> None:
         """Have these clients on the lane's ranks, while nothing is under way."""
@@ -148,13 +148,13 @@ class Lane:
         """Tell a lane that is not complete that the round is over, and let it catch up."""
         self._command(command)
         begun = np.array([self._begun * len(self.formats)], dtype=np.int64)
-        self._closing = [self.control.Iallreduce(begun, self._target, MPI.MAX), None]
+        self._closing = [self.control.agree(begun, self._target)]
         self._sends.append((self._closing[0], begun))
         self._drained, self._late_from, self._leaving = [], int(begun[0]), None
         self._fall_behind(self.sending + self.coming)
 
-    def ask(self, command: Command, state: Sequence[Bytes], reply: Callable[[Any], Any]) -> None:
-        """Ask for scores or personal state: `reply` starts to receive them on a communicator.
+    def ask(self, command: Command, state: Sequence[Bytes], reply: Callable[[Channel], Requests]) -> None:
+        """Ask for scores or personal state: `reply` starts to receive them on a channel.
 
         Personal state comes on that for commands: it may be asked for while the other one waits for a visit.
         """
@@ -165,19 +165,19 @@ class Lane:
         self._reply = reply(self.control if command.op is Op.SAVE else self.data), reply
         self.state = "active"
 
-    def ask_meanwhile(self, command: Command, reply: Callable[[Any], Any]) -> None:
+    def ask_meanwhile(self, command: Command, reply: Callable[[Channel], Requests]) -> None:
         """Ask for personal state while a visit goes on, see `owes_state`: only where no such reply is still to come."""
         self._command(command)
         self._state = reply(self.control), reply
 
     def ask_ready(self, op: Op, **more: Any) -> None:
         """Ask for something that has no reply: the lane is idle again when all its ranks have done it."""
-        self.ask(Command(op, counted=self.counted, **more), [], lambda data: data.Ibarrier())
+        self.ask(Command(op, counted=self.counted, **more), [], lambda data: data.meet())
 
     def adopt(self, chunks: Sequence[Chunk], state: Sequence[Bytes]) -> None:
         """Have the rank that is alone on this lane take over chunks of clients, whose personal state this is."""
         cohort = np.sort(np.concatenate([chunk.clients for chunk in chunks]))
-        self.ask(Command(Op.ADOPT, counted=self.counted, cohort=cohort), state, lambda data: data.Ibarrier())
+        self.ask(Command(Op.ADOPT, counted=self.counted, cohort=cohort), state, lambda data: data.meet())
         self.host(self.topology.with_more(chunks))
 
     def give_up(self) -> None:
@@ -188,7 +188,7 @@ class Lane:
     def expect(self, counted: Ints) -> None:
         """Wait until the ranks are there; some come from a lane that has fallen apart, `counted` being known of it."""
         self.counted = counted
-        self._reply = self.control.Ibarrier(), None
+        self._reply = self.control.meet(), None
         self._fall_behind()
 
     # what goes on by itself
@@ -196,7 +196,7 @@ class Lane:
     def poll(self) -> bool:
         """Move on as far as possible without waiting; True if anything has happened.
 
-        A lane whose communicator fails is dead.
+        A lane whose channel fails is dead.
         """
         if self.state == "dead":
             return False
@@ -255,17 +255,10 @@ class Lane:
         """Bytes of the current visits that have not arrived."""
         return 0 if self.pending is None else sum(map(_nbytes, self.pending.frames[len(self.pending.times) :]))
 
-    def receive(self, frame: Frame) -> list[Any]:
+    def receive(self, frame: Frame) -> Requests:
         """Start to receive one frame: from one rank as it is, from several added on the way to what is there."""
-        requests = []
-        for view in (data.numpy() for data in frame):
-            self.received += view.nbytes
-            if self.shared:
-                requests.append(self.data.Ireduce(MPI.IN_PLACE, view, MPI.SUM, root=0))
-            else:
-                kind = MPI.Datatype.fromcode(view.dtype.char)
-                requests.append(self.data.Igatherv([view[:0], kind], [view, ([0, view.size], [0, 0]), kind], root=0))
-        return requests
+        self.received += _nbytes(frame)
+        return [request for data in frame for request in self.data.summed(data.numpy())]
 
     def receive_next(self) -> None:
         """Begin to receive the next visits, into the frames of those before, which must have been summed up."""
@@ -291,14 +284,14 @@ class Lane:
         return self.formats if client is None else self.narrow.get(int(self.parts[client]), self.formats)
 
     def _advance(self) -> None:
-        self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
+        self._sends = [(request, kept) for request, kept in self._sends if not MPI.Request.Testall(request)]
         if self._leaving and not self._sends:
             self.bandwidth.went(*self._leaving)
             self._leaving = None
-        if self._state is not None and self._state[0].Test():
+        if self._state is not None and MPI.Request.Testall(self._state[0]):
             self._state = None
         if self._reply is not None:
-            if self._reply[0].Test():
+            if MPI.Request.Testall(self._reply[0]):
                 self._reply, self.state = None, "idle"
         elif self._closing:
             self._catch_up()
@@ -326,23 +319,21 @@ class Lane:
 
     def _catch_up(self) -> None:
         """Receive what the ranks had begun to send when they heard of the closing, then wait until they are free."""
-        agreed, free = self._closing
         if self.pending is not None:
             self.pending.poll()
-        if not agreed.Test():
-            return
-        if free is None:
-            self._drain()
-        elif self._all_there() and free.Test():
+        if len(self._closing) == 1:
+            if MPI.Request.Testall(self._closing[0]):
+                self._drain()
+        elif self._all_there() and MPI.Request.Testall(self._closing[1]):
             self._closing, self._drained, self.state = [], [], "idle"
 
     def _drain(self) -> None:
         """Begin to receive what goes beyond the current visits, and to wait until the ranks are free."""
-        for index in range(self._late_from, int(self._target[0])):
+        for index in range(self._late_from, max(self._late_from, int(self._target[0]))):
             turn, group = divmod(index, len(self.formats))
             frame = self.formats_in(turn)[group].zeros()
             self._drained.append((self.receive(frame), frame))
-        self._closing[1] = self.control.Ibarrier()
+        self._closing.append(self.control.meet())
         self._draining = self.coming + sum(_nbytes(frame) for _, frame in self._drained), time.monotonic()
 
     def _all_there(self) -> bool:
@@ -359,14 +350,14 @@ class Lane:
         if self.state == "idle":
             self.heard = time.monotonic()
         packed = command.packed(len(self.hosted), self.run_clients)
-        self._sends.append((self.control.Ibcast(packed, root=0), packed))
+        self._sends.append((self.control.down(packed), packed))
         self.sent += packed.nbytes
         self.counted = np.zeros_like(self.counted)
 
     def _broadcast(self, state: Sequence[Bytes]) -> None:
         nbytes = sum(part.nbytes for part in state)
         self._leaving = nbytes, time.monotonic()
-        self._sends += [(self.data.Ibcast(part, root=0), part) for part in state]
+        self._sends += [(self.data.down(part), part) for part in state]
         self.sent += nbytes
 
     def _fall_behind(self, under_way: int = 0) -> None:

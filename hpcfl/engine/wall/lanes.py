@@ -98,8 +98,8 @@ class Lanes:
 
     def split(self, lane: Lane) -> list[Lane]:
         """Let a lane fall apart into lanes of one rank each, and return these; their ranks are still to come."""
-        lane.control.Revoke()  # ranks that were not waiting for a dead one hear of it too
-        lane.data.Revoke()
+        lane.control.revoke()  # ranks that were not waiting for a dead one hear of it too
+        lane.data.revoke()
         new = [self.spare[rank] for rank in lane.topology.ranks]
         for local_rank, single in enumerate(new):
             single.host(lane.topology.single(local_rank))
