@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from hpcfl.comm.message import Block, ExactSums
-from hpcfl.comm.placement import cores
+from hpcfl.comm.processors import cores
 from hpcfl.engine.wall.framing import FrameFormat, frame_formats
 from hpcfl.engine.wall.outcome import ReceivedSums, add_all
 
