@@ -22,7 +22,8 @@ from hpcfl.base.types import State
 from hpcfl.comm.channel import connect
 from hpcfl.comm.message import Block, Layout
 from hpcfl.comm.mpi import Patience
-from hpcfl.comm.placement import cores, lane_topologies
+from hpcfl.comm.placement import lane_topologies
+from hpcfl.comm.processors import cores
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.stopping import Stop

@@ -13,10 +13,9 @@ sealed, or at a random time. Each time the job must end by itself, leave no proc
 columns of a run that nobody disturbed (all but `WALL` and those per rank).
 
 With ``--faults`` a first run counts the calls (open, write, truncate, fsync, rename) of each rank on its run folder;
-then one of them fails in each trial, once (``fail``) or with all that need room after it (``full``). The run must bear
-it or end within `FAULT_SECONDS` with one line and an exit code other than 0, and go on later. With ``--alone`` that is
-each call of a single process without MPI, forked; else, on ranks, of equal calls on one file the first, the middle and
-the last.
+then one of them fails in each trial, once (``fail``) or with all that need room after it (``full``; on ranks only the
+first, the middle and the last of equal calls on one file). The run must bear it or end within `FAULT_SECONDS` with one
+line and an exit code other than 0, and go on later. With ``--alone`` that is a single process without MPI, forked.
 
 Trials that are in ``FOLDER/trials.jsonl`` (``faults.jsonl``, ``both.jsonl``) already are not repeated. Prints a line
 per trial and one JSON line last; ends with 1 if there was any problem. Needs a C compiler for whatever happens on the
@@ -81,7 +80,7 @@ ONCE = ("import", "table", "status", "sealing", "leaving")  # as often in any st
 LIMIT = 120.0  # seconds after which a job that was struck hangs
 START_SECONDS = 300.0  # in which one that is not struck ends, on a busy machine too
 FAULT_SECONDS = 10.0
-FAULTY = ("fedavg-digits", "rounds=3", *KEPT)
+FAULTY = ("fedavg-digits", "rounds=2", "checkpoint.keep=1", *KEPT)
 REAL = (
     *("salf-wall-digits", "rounds=40", "clients=6", "speed.model=none", "participation.close=deadline"),
     *("participation.deadline=0.05", "algorithm.persist_optimizer=true", "algorithm.momentum=0.5"),
@@ -532,7 +531,30 @@ def in_parallel(act: Callable[[Any], None], over: Sequence[Any], jobs: int) -> N
             pass
 
 
+def kills_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Moments × outcomes, as Markdown: how many kills by MPI, how many rounds had to be done again, what went wrong."""
+    rows: dict[str, list[tuple[Mapping[str, Any], bool]]] = {}
+    for each in results:
+        hits = [kill for kill in each["kills"] if kill["hit"]]
+        for kill in hits:
+            wrong = bool(each["problems"]) and kill is hits[-1]
+            rows.setdefault(f"{kill['who']}, {kill['when']}", []).append((kill, wrong))
+    lines = [
+        "| who, when | Open MPI | MPICH | ended by itself, s | rounds to redo | lost, hung, left behind, other bits |"
+    ]
+    lines.append("|---|---|---|---|---|---|")
+    for moment, kills in sorted(rows.items()):
+        by = Counter(kill["mpi"] for kill, _ in kills)
+        waits = [kill["ended_after"] for kill, _ in kills if kill["who"] != "job"]
+        slowest = f"{np.median(waits):.2f}, {max(waits):.2f}" if waits else "–"
+        redo = max(kill["found"]["recorded"] - kill["found"]["saved"] for kill, _ in kills)
+        problems = sum(wrong for _, wrong in kills)
+        lines.append(f"| {moment} | {by['openmpi']} | {by['mpich']} | {slowest} | {redo} | {problems} |")
+    return "\n".join(lines)
+
+
 def kills_summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    print(kills_table(results))
     every = [kill for each in results for kill in each["kills"]]
     hits = [kill for kill in every if kill["hit"]]
     waits = [kill["ended_after"] for kill in hits if kill["who"] != "job"]
@@ -586,9 +608,11 @@ def faults(given: argparse.Namespace, place: Place) -> list[dict[str, Any]]:
     every = []
     for rank, lines in enumerate(references[names[0]].calls):
         calls = [line for line in lines if not line.startswith("phase ")]
-        for place_, number in enumerate(range(1, len(calls) + 1) if given.alone else telling(calls)):
-            for turn, action in enumerate(("fail", "full")):
-                every.append(Fault(action, rank, number, names[(place_ + turn) % len(names)]))
+        each = range(1, len(calls) + 1)
+        for turn, (action, numbers) in enumerate(
+            {"fail": each, "full": each if given.alone else telling(calls)}.items()
+        ):
+            every += [Fault(action, rank, number, names[(at + turn) % len(names)]) for at, number in enumerate(numbers)]
     order = np.random.default_rng(given.seed).permutation(len(every))[: given.trials]
     chosen, done = [every[each] for each in order], {each["name"] for each in place.done()}
 

@@ -24,7 +24,8 @@ from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
 from hpcfl.comm.guard import Norms
 from hpcfl.comm.launcher import has_ulfm
-from hpcfl.comm.placement import check_single, check_there, cores, lane_topologies, share_of_cores
+from hpcfl.comm.placement import check_single, check_there, lane_topologies
+from hpcfl.comm.processors import Processors, processors, shares, threads
 from hpcfl.engine import stopping
 from hpcfl.engine.profile import Phases, Profile
 from hpcfl.launch.device import fixed_arithmetic, other_device, placed
@@ -85,17 +86,18 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     serves = comm is None or comm.Get_rank() == 0
     if serves:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
-    rank = 0 if comm is None else comm.Get_rank()
     processes = _processes(comm)
     hosts = [host for host, _ in processes]
-    threads = _set_threads(config, hosts.count(hosts[rank]))
+    share = _share(comm, hosts)
+    count = _set_threads(config, share)
+    counts = _told(comm, str(count))
     ranks = _roll(config, comm, hosts)
     with _without_absent(request, ranks):
         device, devices = placed(config, ranks, hosts)
     with fixed_arithmetic(config.reproducible and device != "cpu"):
         with _without_absent(request, ranks):
-            job, now = _prepared(config, request, ranks, hosts, device, threads)
-            raise_together(ranks, lambda: _opened(request, processes, devices, job, ranks) if serves else None)
+            job, now = _prepared(config, request, ranks, hosts, device, count, share)
+            raise_together(ranks, lambda: _opened(request, processes, devices, counts, job, ranks) if serves else None)
         run = _in_real_time if config.clock == "wall" else _in_step
         phases = Profile() if request.profile else Phases()
         try:
@@ -136,9 +138,9 @@ def _without_absent(request: RunRequest, ranks: Any) -> Iterator[None]:
 
 
 def _prepared(
-    config: Config, request: RunRequest, comm: Any, hosts: list[str], device: str, threads: int
+    config: Config, request: RunRequest, comm: Any, hosts: list[str], device: str, count: int, share: float
 ) -> tuple[Job, Progress]:
-    """The job, and where this rank begins."""
+    """The job, and where this rank begins; it has `count` threads, and a `share` of its host's cores."""
     import torch
 
     from hpcfl.engine.columns import columns
@@ -148,16 +150,16 @@ def _prepared(
     if comm is not None:
         from hpcfl.comm.mpi import Patience
 
-        Patience.crowd = hosts.count(hosts[rank]) / len(cores())
+        Patience.crowd = 1 / share
 
     def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
         _check_mpi(config, comm)
-        job = Job.of(config, request.data_dir, size, device, threads, computing, request.chunk)
+        job = Job.of(config, request.data_dir, size, device, count, computing, request.chunk)
         columns(job)  # refused before there is a folder
         if config.clock == "wall" and config.singles:
             check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
-        if rank == 0 and torch.get_num_threads() != threads:
-            line = f"threads = {threads}: torch was loaded before, and keeps {torch.get_num_threads()}"
+        if rank == 0 and torch.get_num_threads() != count:
+            line = f"threads = {count}: torch was loaded before, and keeps {torch.get_num_threads()}"
             print(f"hpcfl: {line}", file=sys.stderr, flush=True)
         return job, _begun(job, request, rank)
 
@@ -170,17 +172,24 @@ def _prepared(
     return (job, now) if decided == job.task.computing else make(decided)
 
 
-def _set_threads(config: Config, local_size: int) -> int:
+def _share(comm: Any, hosts: list[str]) -> float:
+    """How many cores' worth of its host this rank has; `hosts` [ranks] are those of all ranks."""
+    own = processors()
+    if comm is None:
+        return shares([own])[0]
+    rank, texts = comm.Get_rank(), _told(comm, json.dumps([list(own.cores), dict(own.quotas)]))
+    here = [each for each, host in enumerate(hosts) if host == hosts[rank]]
+    return shares([Processors(*json.loads(texts[each])) for each in here])[here.index(rank)]
+
+
+def _set_threads(config: Config, share: float) -> int:
     """Set and return the threads per operation; torch reads the environment once, when it is loaded."""
-    threads = config.threads
-    if threads == "auto" and config.clock == "wall":
-        asked = os.environ.get("OMP_NUM_THREADS", "")
-        threads = int(asked) if asked.isdecimal() and int(asked) else share_of_cores(local_size)
-    elif threads == "auto":
-        threads = 1
-    os.environ["OMP_NUM_THREADS"] = str(threads)
+    count = config.threads
+    if count == "auto":
+        count = threads(share, os.environ.get("OMP_NUM_THREADS", "")) if config.clock == "wall" else 1
+    os.environ["OMP_NUM_THREADS"] = str(count)
     prefer_large_pages(os.environ)
-    return threads
+    return count
 
 
 def _check_mpi(config: Config, comm: Any) -> None:
@@ -373,14 +382,18 @@ def _saved(job: Job, path: Path) -> Iterator[tuple[int, State]]:
             yield client, restored(job.like(client), held)
 
 
-def _opened(request: RunRequest, processes: list[tuple[str, str]], devices: list[str], job: Job, ranks: Any) -> None:
+def _opened(
+    request: RunRequest, processes: list[tuple[str, str]], devices: list[str], counts: list[str], job: Job, ranks: Any
+) -> None:
     """Make the run folder, or take it up again, if enough ranks are there."""
     if absent := getattr(ranks, "absent", None):
         check_there(job.config.min_ranks, len(processes), absent, ranks.seconds)
-    _open(request, processes, devices, job)
+    _open(request, processes, devices, counts, job)
 
 
-def _open(request: RunRequest, processes: list[tuple[str, str]], devices: list[str], job: Job) -> None:
+def _open(
+    request: RunRequest, processes: list[tuple[str, str]], devices: list[str], counts: list[str], job: Job
+) -> None:
     """Make the run folder, or take it up again."""
     folder, hosts = request.folder, [host for host, _ in processes]
     if request.new:
@@ -388,6 +401,7 @@ def _open(request: RunRequest, processes: list[tuple[str, str]], devices: list[s
 
         attributes = {"config": request.config, "data_dir": str(request.data_dir or ""), "hosts": json.dumps(hosts)}
         attributes |= {"devices": json.dumps(devices), "chunk": str(job.chunk)}
+        attributes["threads"] = json.dumps([int(count) for count in counts])
         if code := job.config.code:
             attributes["code"] = json.dumps(code)
         attributes["computing"] = json.dumps({"how": job.task.computing, "why": job.task.why})
@@ -423,13 +437,19 @@ def _history(held: dict[str, Any], request: RunRequest) -> str:
 
 def _processes(comm: Any) -> list[tuple[str, str]]:
     """Host and process id of each rank."""
-    process = f"{os.getpid()} {socket.gethostname()}"
-    processes = [process]
-    if comm is not None:
-        from hpcfl.comm.mpi import names
-
-        processes = names(comm, process)
+    processes = _told(comm, f"{os.getpid()} {socket.gethostname()}")
     return [(host, number) for number, _, host in (text.partition(" ") for text in processes)]
+
+
+def _told(comm: Any, text: str) -> list[str]:
+    """Every rank's text, whole, in the order of the ranks."""
+    if comm is None:
+        return [text]
+    import numpy as np
+
+    from hpcfl.comm.mpi import names, rows
+
+    return names(comm, text, int(rows(comm, np.array([float(len(text.encode()))])).max()))
 
 
 def versions() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 import h5py
 
 PREFIX = ".tmp-"
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # what some network file systems answer where a folder is meant
 _kept_open: list[object] = []
 
 
@@ -101,9 +103,13 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in `folder` are on the disk."""
-    with contextlib.suppress(OSError):  # some network file systems know no fsync of a folder
+    """Wait until the names in `folder` are on the disk, where the file system can say so of a folder."""
+    try:
         sync(folder)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            error.filename = str(folder)
+            raise
 
 
 def numbered(folder: Path, stem: str) -> list[Path]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import random
 import shutil
@@ -448,6 +450,21 @@ def test_a_failed_replacement_leaves_the_old_file(tmp_path):
         fail()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_text() == "old"
+
+
+@pytest.mark.parametrize(("code", "borne"), [(errno.EINVAL, True), (errno.ENOTSUP, True), (errno.EIO, False)])
+def test_a_folder_that_is_not_on_the_disk_is_told_of(tmp_path, monkeypatch, code, borne):
+    sync = atomic.sync
+
+    def refused(path):
+        if path == tmp_path:
+            raise OSError(code, os.strerror(code))
+        sync(path)
+
+    monkeypatch.setattr(atomic, "sync", refused)
+    with contextlib.nullcontext() if borne else pytest.raises(OSError, match=str(tmp_path)):
+        atomic.write_text(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "new"
 
 
 # ---- checkpoints
