@@ -15,6 +15,7 @@ Prints a table and one JSON line last.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import tempfile
@@ -93,7 +94,8 @@ def on_a_rank(asked: argparse.Namespace) -> None:
     if comm.Get_rank():
         wall_rounds.serve(job, comm)
     else:
-        state, seconds = after_rounds(job, comm)
+        state, seconds = after_rounds(job, comm, entries)
+        gc.collect()  # what lanes held
         check(state, 2**ROUNDS, "the state")
         found = {"bytes": state.nbytes, "rounds_s": seconds, **saved(state, asked.out)}
     gib = rows(comm, np.array([before, peak()]) / GIB).round(2)
@@ -101,9 +103,9 @@ def on_a_rank(asked: argparse.Namespace) -> None:
         print(json.dumps({**found, "before_gib": gib[:, 0].tolist(), "peak_gib": gib[:, 1].tolist()}), flush=True)
 
 
-def after_rounds(job: Job, comm: MPI.Intracomm) -> tuple[Tensor, list[float]]:
-    """Return the server's state after the rounds, and the seconds of each; what lanes held is free then."""
-    server, state, seconds = wall_rounds.server(job, comm), filled(job.algorithm.entries), []
+def after_rounds(job: Job, comm: MPI.Intracomm, entries: int) -> tuple[Tensor, list[float]]:
+    """Return the server's state after the rounds, and the seconds of each."""
+    server, state, seconds = wall_rounds.server(job, comm), filled(entries), []
     for number in range(ROUNDS):
         start = time.perf_counter()
         _, sums = server.run_round(number, {NAME: state})
