@@ -48,7 +48,9 @@ class Facts:
         By the number of ranks on a lane, for each frame of a visit: entries and type of its parts; where in its head
         the first rank's weight is, and where the values begin.
     seconds : list of float
-        How long each rank's visits take in the first `rounds` rounds; no time at all afterwards.
+        How long each rank's visits take in the first `rounds` rounds.
+    asleep : float
+        How long everybody's take in the next one; no time at all afterwards.
     figures : int
         Rows of the table in which ranks tell where their time went.
     apart : bool
@@ -63,6 +65,7 @@ class Facts:
     frames: dict[str, list[dict[str, Any]]]
     seconds: list[float]
     rounds: int
+    asleep: float
     figures: int
     apart: bool
 
@@ -122,7 +125,8 @@ class Puppet:
         self.counts["visits"] += 1
         self.counts["down"] += sum(part.nbytes for part in self.state)
         number = float(self.state[0][:4].view(np.float32)[0]) + self.rank
-        seconds = self.facts.seconds[self.rank] if int(command[1]) < self.facts.rounds else 0.0
+        later = int(command[1]) - self.facts.rounds
+        seconds = self.facts.seconds[self.rank] if later < 0 else self.facts.asleep if later == 0 else 0.0
         for each in range(1, len(self.frames) + 1):
             ready = begun + seconds * each / len(self.frames)
             self._until(lambda: _done(self._heard), ready)

@@ -12,7 +12,7 @@ For each number of ranks, width of lanes and size of the model a job is started,
   killed then (Open MPI, lanes of one rank). `late_ms`: from the deadline to when the server has decided what counts;
   for how much of the worst, at most, it was ready to run but had no core. The server's share of a core, and the
   puppets' while nobody asks them anything; bytes per round of commands, state and frames, counted by the puppets.
-- one round more of them: what a look at all lanes takes of a core while all their ranks sleep.
+- a round in which all sleep for longer than it lasts: what a look at all lanes takes of a core.
 - `--swift` rounds in which nobody sleeps, and everybody is waited for: milliseconds until all lanes have the state
   (`down`), from then until all frames are there (`up`), and for the sums.
 
@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 import launching
 import numpy as np
 
-from hpcfl.comm.launcher import FAREWELL, has_ulfm
+from hpcfl.comm.launcher import FAREWELL, has_ulfm, library
 
 if TYPE_CHECKING:
     from puppet import Facts
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 LAYERS = 4
 VISIT, SLOW = 0.5, 1.5  # parts of the deadline that a visit takes
 IDLE_SECONDS = 3.0
+LOOKING_SECONDS = 1.0
+LOOKS = 5  # in a row: by the second one, what has come is known
 BACK_SECONDS = 30.0  # for ranks that were suspended or slow
 LIMIT = 900.0
 FAULTS = ("slow", "stopped", "killed")
@@ -98,6 +100,7 @@ def parsed(args: Sequence[str] | None = None) -> argparse.Namespace:
 def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
     """Be the server of one job; return what was measured."""
     import wall_rounds
+    from mpi4py import MPI
 
     from hpcfl.comm.channel import connect
     from hpcfl.engine.stopping import Stop
@@ -113,7 +116,7 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
         job,
         [f"host{rank // asked.per_host}" for rank in range(ranks)],
         [asked.deadline * visit.get(rank, VISIT) for rank in range(ranks)],
-        asked.rounds + 1,
+        asked.rounds,
         has_ulfm(comm),
     )
     pids = facts.tell(comm).astype(int).tolist()
@@ -123,7 +126,7 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
     stop = Stop(wall_rounds.NOWHERE, True)
     lanes = start.lead(job, comm, facts.hosts, wall_rounds.NOWHERE, stop, job.begin(0), connected=connected).lanes
     found: dict[str, Any] = {
-        "mpi": asked.mpi,
+        "mpi": library(MPI.Get_library_version()),
         "ranks": ranks,
         "width": given[2],
         "lanes": len(lanes.all),
@@ -138,13 +141,14 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
     used = seconds_of(pids[1:])
     time.sleep(IDLE_SECONDS)
     found["idle_puppet_cpu"] = round((seconds_of(pids[1:]) - used) / IDLE_SECONDS / (ranks - 1), 5)
-    found["look"] = look(series)
+    looking = wall_rounds.job_of(*given, {"close": "deadline", "deadline": LOOKING_SECONDS})
+    found["look"] = look(Series(wall_rounds.Timed(looking, lanes), series.number))
     closing = wall_rounds.job_of(*given, {"close": "all"})
-    last = Series(wall_rounds.Timed(closing, lanes), series.number)
+    last = Series(wall_rounds.Timed(closing, lanes), series.number + 1)
     found["swift_ms"] = swift(last, asked.swift)
     found["layers_counted"]["swift"] = round(sum(last.layers.values()) / (ranks - 1) / asked.swift, 2)
     found |= {"memory_mb": [empty, memory()], "load": launching.load()}
-    series.server.leave(series.number, 0, without_dead=True)
+    last.server.leave(last.number, 0, without_dead=True)
     return found
 
 
@@ -234,14 +238,15 @@ def with_deadline(
 
 
 def look(series: Series) -> dict[str, Any]:
-    """Run a round more with a deadline; return what a look takes at lanes whose ranks sleep."""
+    """Run a round in which nobody ends in time; return what a look takes at lanes whose ranks sleep."""
     server, seconds = series.server, []
 
     def rest() -> None:
-        if not any(lane.sending for lane in server.lanes.all):
-            began = time.thread_time()
-            if not server.lanes.poll():
-                seconds.append(time.thread_time() - began)
+        if not any(lane.sending for lane in server.lanes.those("active")):
+            for _ in range(LOOKS):
+                began = time.thread_time()
+                if not server.lanes.poll():
+                    seconds.append(time.thread_time() - began)
 
     server.rest = rest
     series.next()
@@ -256,7 +261,7 @@ def swift(series: Series, rounds: int) -> dict[str, list[float]]:
 
     def rest() -> None:
         nonlocal sent
-        if not sent and not any(lane.sending for lane in server.lanes.all):
+        if not sent and not any(lane.sending for lane in server.lanes.those("active")):
             sent = time.monotonic()
 
     server.rest = rest
@@ -290,6 +295,7 @@ def facts_of(job: Job, hosts: list[str], seconds: list[float], rounds: int, apar
         frames={str(size): [frame_facts(group) for group in frame_formats(job.layout, size)] for size in sizes},
         seconds=seconds,
         rounds=rounds,
+        asleep=10 * LOOKING_SECONDS,
         figures=len(Phases().figures()),
         apart=apart,
     )

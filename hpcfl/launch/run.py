@@ -31,6 +31,7 @@ from hpcfl.engine.profile import Phases, Profile
 from hpcfl.launch.device import fixed_arithmetic, other_device, placed
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, note, noted, raise_together
 from hpcfl.launch.profile import gathered, report
+from hpcfl.launch.reading import read_once
 from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from hpcfl.config import Config
     from hpcfl.engine.job import Job, Progress
     from hpcfl.engine.rounds import Rounds
+    from hpcfl.engine.wall.watchdog import Noticeboard
 
 
 def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False) -> None:
@@ -93,12 +95,13 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     counts = _told(comm, str(count))
     ranks = _roll(config, comm, hosts)
     with _without_absent(request, ranks):
+        board = _board(ranks, hosts) if config.clock == "wall" else None
         device, devices = placed(config, ranks, hosts)
     with fixed_arithmetic(config.reproducible and device != "cpu"):
         with _without_absent(request, ranks):
             job, now = _prepared(config, request, ranks, hosts, device, count, share)
             raise_together(ranks, lambda: _opened(request, processes, devices, counts, job, ranks) if serves else None)
-        run = _in_real_time if config.clock == "wall" else _in_step
+        run = _in_step if board is None else partial(_in_real_time, board=board)
         phases = Profile() if request.profile else Phases()
         try:
             stopped = run(job, request, now, ranks, processes, phases)
@@ -119,6 +122,20 @@ def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
     from hpcfl.comm.mpi import Roll
 
     return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts, has_ulfm(comm)))
+
+
+def _board(comm: Any, hosts: list[str]) -> Noticeboard:
+    """What this rank shares with the others of its host, of which the first offers it."""
+    from hpcfl.engine.wall.watchdog import Noticeboard
+
+    if comm is None:
+        return Noticeboard()
+    from hpcfl.comm.mpi import names
+
+    first = hosts.index(hosts[comm.Get_rank()])
+    own = Noticeboard.offered() if comm.Get_rank() == first else None
+    words = names(comm, own.words if own else "")[first]
+    return own or Noticeboard.found(words)
 
 
 @contextmanager
@@ -152,9 +169,12 @@ def _prepared(
 
         Patience.crowd = 1 / share
 
-    def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
+    def check() -> None:
         _check_mpi(config, comm)
-        job = Job.of(config, request.data_dir, size, device, count, computing, request.chunk)
+        torch.set_num_threads(count)
+
+    def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
+        job = Job.of(config, request.data_dir, size, device, count, computing, request.chunk, federation)
         columns(job)  # refused before there is a folder
         if config.clock == "wall" and config.singles:
             check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
@@ -163,7 +183,8 @@ def _prepared(
             print(f"hpcfl: {line}", file=sys.stderr, flush=True)
         return job, _begun(job, request, rank)
 
-    job, now = raise_together(comm, make)
+    with read_once(config, request.data_dir, comm, hosts, check) as federation:
+        job, now = raise_together(comm, make)
     if comm is None:
         return job, now
     from hpcfl.comm.mpi import tell
@@ -262,7 +283,13 @@ def _transport(comm: Any, phases: Phases) -> Transport:
 
 
 def _in_real_time(
-    job: Job, request: RunRequest, now: Progress, comm: Any, processes: list[tuple[str, str]], phases: Phases
+    job: Job,
+    request: RunRequest,
+    now: Progress,
+    comm: Any,
+    processes: list[tuple[str, str]],
+    phases: Phases,
+    board: Noticeboard,
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
     from hpcfl.comm.mpi import Roll
@@ -273,7 +300,9 @@ def _in_real_time(
     if isinstance(comm, Roll):
         comm, connected, absent = comm.comm, comm.connected, comm.absent
     folder, serves, hosts = request.folder, comm.Get_rank() == 0, [host for host, _ in processes]
-    stop, watch = stopping.Stop(folder, serves), Watchdog(folder, job.config.lost_after)
+    names = [*dict.fromkeys(hosts)]
+    place = names.index(hosts[comm.Get_rank()]), len(names)
+    stop, watch = stopping.Stop(folder, serves), Watchdog(folder, job.config.lost_after, board, *place)
 
     def rest() -> None:
         stopping.forward(stop, folder)

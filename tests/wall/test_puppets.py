@@ -29,7 +29,7 @@ def test_puppets_among_ranks(world: Any, width: str, monkeypatch: pytest.MonkeyP
     import puppet
     import puppets
 
-    for name, value in {"VISIT": 0.0, "SLOW": 1e6, "IDLE_SECONDS": 0.01}.items():
+    for name, value in {"VISIT": 0.0, "SLOW": 1e6, "IDLE_SECONDS": 0.01, "LOOKING_SECONDS": 0.1}.items():
         monkeypatch.setattr(puppets, name, value)
     if world.rank:
         puppet.serve(world.comm)
