@@ -38,7 +38,7 @@ if launching.inside():
     from hpcfl.base.rng import keyed
     from hpcfl.comm.collective import Collective
     from hpcfl.comm.mpi import Patience
-    from hpcfl.comm.placement import cores
+    from hpcfl.comm.processors import cores
     from hpcfl.engine.iterated import iterate
 
 ITERATIONS = 10

@@ -33,7 +33,7 @@ import hpcfl
 from hpcfl import store
 from hpcfl.algorithms import algorithms
 from hpcfl.comm.devices import described
-from hpcfl.comm.placement import cores
+from hpcfl.comm.processors import cores
 from hpcfl.commands.show import summary
 from hpcfl.testing.runs import table, toml
 

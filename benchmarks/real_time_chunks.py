@@ -37,7 +37,8 @@ if launching.inside():
 
     from hpcfl.base.memory import keep_freed
     from hpcfl.comm.mpi import Patience, wait
-    from hpcfl.comm.placement import chunk_size, cores, cut
+    from hpcfl.comm.placement import chunk_size, cut
+    from hpcfl.comm.processors import cores
     from hpcfl.config import from_table
     from hpcfl.engine.job import Job
     from hpcfl.learning.task import Task

@@ -102,16 +102,17 @@ class Bare:
 
     def server(self, lanes: list[Lane], state: list[Bytes]) -> None:
         """Send the state down, receive the layers."""
-        wait([lane.control.Ibcast(self.call, root=0) for lane in lanes])
-        wait([lane.data.Ibcast(part, root=0) for lane in lanes for part in state])
+        wait([request for lane in lanes for request in lane.control.down(self.call)])
+        wait([request for lane in lanes for part in state for request in lane.data.down(part)])
         for part in [part for own in self.summed for frame in own for part in frame]:
             part.zero_()  # the server's own part of the sums
-        wait([request for lane, own in zip(lanes, self.buffers) for frame in own for request in lane.receive(frame)])
+        parts = [(lane, part.numpy()) for lane, own in zip(lanes, self.buffers) for frame in own for part in frame]
+        wait([request for lane, part in parts for request in lane.data.summed(part)])
 
     def client(self, client_rank: ClientRank, staged: list[StagedFrame]) -> None:
         """Receive the state, send the layers."""
-        wait([client_rank.control.Ibcast(self.call, root=0)])
-        wait([client_rank.data.Ibcast(part, root=0) for part in client_rank.parts])
+        wait(client_rank.control.down(self.call))
+        wait([request for part in client_rank.parts for request in client_rank.data.down(part)])
         wait([request for each in staged for request in client_rank.send(each)])
 
 

@@ -19,9 +19,11 @@ from torch import Tensor
 from hpcfl.algorithms import Algorithm
 from hpcfl.base.memory import LEAN_BYTES, give_back
 from hpcfl.base.types import State
+from hpcfl.comm.channel import connect
 from hpcfl.comm.message import Block, Layout
-from hpcfl.comm.mpi import Patience, connect
-from hpcfl.comm.placement import cores, lane_topologies
+from hpcfl.comm.mpi import Patience
+from hpcfl.comm.placement import lane_topologies
+from hpcfl.comm.processors import cores
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.stopping import Stop
@@ -149,7 +151,7 @@ def client_rank(job: Job, comm: MPI.Intracomm) -> ClientRank:
     rows = lane_topologies(job.config.lane_width, _here(comm), job.chunks)
     number, topology = next((number, topology) for number, topology in enumerate(rows) if rank in topology.ranks)
     executor = Executor(job, job.hosted(rank), job.begin(rank).personal)
-    connected = connect(comm, job.config.lane_width, _here(comm), False)[number]
+    connected = connect(comm, job.config.lane_width, _here(comm), False).lanes[number]
     return ClientRank(job, executor, topology, topology.ranks.index(rank), connected, lambda: None)
 
 

@@ -151,26 +151,64 @@ def stop(folders: tuple[Path, ...], wait: bool) -> None:
 
 
 @cli.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option(
+    "--json",
+    "json_to",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    help="One JSON object: as the last line, or written to FILE.",
+)
 @click.option(
     "--launcher",
     is_flag=True,
     help="Print only what starts ranks of the MPI that mpi4py loads: mpiexec, or srun within a job of Slurm.",
 )
-def doctor(as_json: bool, launcher: bool) -> None:
+@click.option(
+    "--network",
+    is_flag=True,
+    help="Measure, in about 20 seconds, what messages between the server and the other ranks cost.",
+)
+def doctor(json_to: str | None, launcher: bool, network: bool) -> None:
     """Print what a launch looks like from the inside, and the traps in it; alone, under mpirun and under srun."""
     from hpcfl.comm.launcher import starter, world
 
+    if launcher and network:
+        raise UsageError("hpcfl doctor: --launcher starts no ranks, --network measures between them: expected one")
     if launcher:
         _check_alone("doctor --launcher", "but says what to start one with: expected it without mpirun")
         words = starter()
-        _echo([json.dumps(words) if as_json else shlex.join(words)])
+        _echo(_told(json_to, words, [shlex.join(words)]))
+        return
+    if network:
+        from hpcfl.base.tables import print_table
+        from hpcfl.commands import network as networks
+
+        measured = networks.measured(world(), Path(json_to or "-"))
+        if measured is not None:
+            print_table(networks.table(measured))
+            _echo(_told(json_to, networks.document(measured), []))
         return
     from hpcfl.commands import doctor as doctors
 
     facts = doctors.examine(world())
     if facts is not None:
-        _echo([doctors.as_json(facts)] if as_json else doctors.report(facts))
+        _echo(_told(json_to, doctors.as_object(facts), doctors.report(facts)))
+
+
+def _told(json_to: str | None, found: object, lines: list[str]) -> list[str]:
+    """Return the lines to print: those, or what was `found` as JSON, which may also go to a file."""
+    if json_to == "-":
+        return [json.dumps(found)]
+    if json_to is not None:
+        from hpcfl.store.atomic import replace
+
+        try:
+            with replace(Path(json_to)) as new:
+                new.write_text(json.dumps(found) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"--json '{json_to}': {error.strerror}") from None
+    return lines
 
 
 @cli.command()
@@ -183,16 +221,37 @@ def doctor(as_json: bool, launcher: bool) -> None:
     type=click.IntRange(min=1),
     help="State placement and memory for so many MPI ranks (default: 1, in wall clock one per client).",
 )
+@click.option(
+    "--like",
+    type=PATH,
+    metavar="FILE",
+    help="Also predict a round's messages on --ranks, by what hpcfl doctor --network --json FILE has measured.",
+)
+@click.option(
+    "--per-host", type=click.IntRange(min=1), help="Ranks on each host, with --like (default: as many as measured)."
+)
 def check(
-    config: str, overlays: list[str], settings: tuple[str, ...], data_dir: Path | None, ranks: int | None
+    config: str,
+    overlays: list[str],
+    settings: tuple[str, ...],
+    data_dir: Path | None,
+    ranks: int | None,
+    like: Path | None,
+    per_host: int | None,
 ) -> None:
     """Validate CONFIG and print what it would do; nothing runs."""
     from hpcfl.commands.check import report
+    from hpcfl.commands.prediction import Like
     from hpcfl.config import load
 
+    if per_host is not None and like is None:
+        raise UsageError("--per-host says where the ranks of a prediction are: expected --like FILE with it")
+    measured = None if like is None else Like.of(like, ranks, per_host)
     loaded = load(config, settings, overlays, tell=True, data_dir=data_dir)
     header = loaded.check(data_dir)
-    _echo(report(loaded, header, data_dir, ranks or (1 + loaded.clients if loaded.clock == "wall" else 1)))
+    if measured is not None:
+        measured.check(loaded)
+    _echo(report(loaded, header, data_dir, ranks or (1 + loaded.clients if loaded.clock == "wall" else 1), measured))
 
 
 @cli.command()

@@ -79,7 +79,8 @@ class Config(ConfigBase):
     the server looks at single messages."""
     threads: Literal["auto"] | Count = "auto"
     """Threads per rank within one operation; like the chunk size part of what decides about the last bits. ``auto``: 1
-    in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of its host's cores."""
+    in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of the cores of its host, hyper-threads of one
+    counted once, at most of what its control groups allow."""
     device: Device = "auto"
     """What computes: ``cuda`` is a GPU by the rank's number on its host, ``auto`` one where torch sees any."""
     server_device: Device = "cpu"

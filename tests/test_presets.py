@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -16,7 +18,9 @@ from hpcfl.algorithms import ServerState
 from hpcfl.comm.transport import Alone
 from hpcfl.commands import check
 from hpcfl.commands.check import report
-from hpcfl.config import load
+from hpcfl.config import Config, load
+from hpcfl.data import Federation
+from hpcfl.data.shared import attach, shared
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
@@ -155,11 +159,37 @@ def test_every_preset_is_valid(name: str, folder: Path) -> None:
     assert lines[0].startswith(f"config        valid: {config.algorithm.name}, ")
 
 
-def test_no_preset_has_features_that_a_check_warns_of(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def federations(folder: Path) -> list[tuple[Config, Federation]]:
+    """A config and its data, of all kinds that presets have."""
     configs = {(config.data, config.clients): config for config in (load(name, fewer(name)) for name in NAMES)}
-    for config in configs.values():
-        header, federation = config.data.check(config.clients, folder), config.data.federate(config.clients, 0, folder)
+    return [(config, config.data.federate(config.clients, 0, folder)) for config in configs.values()]
+
+
+def test_no_preset_has_features_that_a_check_warns_of(
+    folder: Path, federations: list[tuple[Config, Federation]]
+) -> None:
+    for config, federation in federations:
+        header = config.data.check(config.clients, folder)
         assert header.tokens or list(check.features(config, header.ranges, federation)) == []
+
+
+def test_the_ranks_of_a_host_can_share_the_data_of_all_presets(federations: list[tuple[Config, Federation]]) -> None:
+    for config, federation in federations:
+        with shared(federation, config.data) as text:
+            mapped = attach(text, config.data)
+        assert [*mapped.shapes] == [*federation.shapes]
+        assert bits((mapped.train_sizes, mapped.test_sizes)) == bits((federation.train_sizes, federation.test_sizes))
+        for client in (0, config.clients - 1):
+            found, given = (vars(each.client(client)).values() for each in (mapped, federation))
+            assert bits(found) == bits(given)
+        assert bits(mapped.server_test()) == bits(federation.server_test())
+        assert bits(mapped.server_train()) == bits(federation.server_train())
+
+
+def bits(arrays: Iterable[np.ndarray] | None) -> list[Any]:
+    """Return what is in arrays and in which order; gaps between rows, as those of overlapping windows, say nothing."""
+    return [(array.dtype, array.shape, array.flags.f_contiguous, array.tobytes()) for array in arrays or ()]
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * slow(n)) for n in PAPER])

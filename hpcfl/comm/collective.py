@@ -16,9 +16,10 @@ from mpi4py import MPI
 from hpcfl.base.errors import Stopped, ended
 from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, Ints, State
+from hpcfl.comm.channel import in_pieces
 from hpcfl.comm.message import ExactSums
 from hpcfl.comm.mpi import doze, wait
-from hpcfl.comm.packing import Packing, as_bytes
+from hpcfl.comm.packing import Bytes, Packing, as_bytes
 from hpcfl.comm.placement import Chunk
 from hpcfl.comm.transport import Like, Personal, Saved, Transport, arrays, idle
 
@@ -35,8 +36,7 @@ class Collective(Transport):
         packing = Packing(shared)
         buffer = torch.empty(0) if self.serves else packing.zeros()
         parts = packing.sent(shared) if self.serves else packing.received(buffer)
-        wait([self.comm.Ibcast(part, root=0) for part in parts])
-        self._count(sum(part.nbytes for part in parts), up=False)
+        self._tell(parts)
         if self.serves:
             return shared
         return {name: on_device(value, shared[name].device) for name, value in packing.views(buffer).items()}
@@ -49,14 +49,19 @@ class Collective(Transport):
         """
         self._sum(sums.settled().buffers)
         if len(sums.wide):
-            wait([self.comm.Ibcast(sums.wide, root=0)])
-            self._count(sums.wide.nbytes, up=False)
+            self._tell([sums.wide])
             self._sum(sums.uppers())
         return sums
 
+    def _tell(self, buffers: Sequence[Bytes | Floats]) -> None:
+        """Give every rank the server's, in the place of its own."""
+        wait([self.comm.Ibcast(piece, root=0) for buffer in buffers for piece in in_pieces(buffer)])
+        self._count(sum(buffer.nbytes for buffer in buffers), up=False)
+
     def _sum(self, buffers: Sequence[Floats | Ints]) -> None:
-        """Sum each buffer over ranks, for the server."""
-        ends = [(MPI.IN_PLACE, buffer) if self.serves else (buffer, None) for buffer in buffers]
+        """Sum each buffer over ranks, for the server, in its place."""
+        pieces = [piece for buffer in buffers for piece in in_pieces(buffer)]
+        ends = [(MPI.IN_PLACE, piece) if self.serves else (piece, None) for piece in pieces]
         wait([self.comm.Ireduce(send, receive, MPI.SUM, root=0) for send, receive in ends])
         self._count(sum(buffer.nbytes for buffer in buffers), up=True)
 
@@ -71,15 +76,15 @@ class Collective(Transport):
         return sums
 
     def _share(self, buffers: Sequence[Floats | Ints]) -> None:
-        wait([self.comm.Iallreduce(MPI.IN_PLACE, buffer, MPI.SUM) for buffer in buffers])
+        pieces = [piece for buffer in buffers for piece in in_pieces(buffer)]
+        wait([self.comm.Iallreduce(MPI.IN_PLACE, piece, MPI.SUM) for piece in pieces])
         for up in (True, False):
             self._count(sum(buffer.nbytes for buffer in buffers), up)
 
     def reduce(self, values: Floats) -> Floats:
         """Sum over ranks; exact where each element is non-zero on one rank only, or a whole number."""
-        total = np.empty_like(values)
-        wait([self.comm.Ireduce(values, total if self.serves else None, MPI.SUM, root=0)])
-        self._count(values.nbytes, up=True)
+        total = np.array(values, order="C")
+        self._sum([total])
         return total
 
     def agree(self, values: Floats) -> Floats:
@@ -89,8 +94,7 @@ class Collective(Transport):
         and goes on, and the others hear of it where they would wait for its next state anyway.
         """
         total = self.reduce(values)
-        wait([self.comm.Ibcast(total, root=0)])
-        self._count(values.nbytes, up=False)
+        self._tell([total])
         return total
 
     def collect(self, chunks: Sequence[Chunk], personal: Personal, like: Like) -> Iterator[Saved]:
@@ -98,7 +102,8 @@ class Collective(Transport):
         for chunk in chunks:
             if chunk.rank == self.rank and not self.serves:
                 state = personal[chunk.number]
-                wait([self.comm.Isend(as_bytes(Packing(state).packed(state)), dest=0)])
+                packed = as_bytes(Packing(state).packed(state))
+                wait([self.comm.Isend(piece, dest=0) for piece in in_pieces(packed)])
             if self.serves:
                 state = personal[chunk.number] if chunk.rank == 0 else self._taken(chunk, like(int(chunk.clients[0])))
                 yield chunk.clients, arrays(state)
@@ -106,13 +111,13 @@ class Collective(Transport):
     def _taken(self, chunk: Chunk, like: State) -> State:
         packing = Packing({name: value.expand(len(chunk.clients), *value.shape) for name, value in like.items()})
         buffer = packing.zeros()
-        wait([self.comm.Irecv(as_bytes(buffer), source=chunk.rank)])
+        wait([self.comm.Irecv(piece, source=chunk.rank) for piece in in_pieces(as_bytes(buffer))])
         return packing.views(buffer)
 
     def leave(self, stopped: Stopped | None = None, rest: Callable[[], None] = idle) -> Stopped | None:
         """Hear the server's last word, asleep, and meet at a polled barrier: MPI_Finalize spins while it waits."""
         word = np.array([0, 0] if stopped is None else [stopped.round, stopped.code], dtype=np.int64)
-        doze(self.comm.Ibcast(word, root=0), rest)
+        doze([self.comm.Ibcast(word, root=0)], rest)
         wait([self.comm.Ibarrier()])
         self.comm.Free()
         return stopped or ended(*word.tolist())

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from statistics import median
@@ -17,7 +17,6 @@ from mpi4py import MPI
 
 from hpcfl.base.errors import ErrorOnOtherRank, LeftOut, UserError
 from hpcfl.base.types import Floats
-from hpcfl.comm.placement import lane_ranks
 
 STEPS = 3
 YIELD_SECONDS = 0.0005  # of looking: some 200 looks at a single request
@@ -114,10 +113,10 @@ def wait(requests: list[MPI.Request]) -> None:
         patience.pause()
 
 
-def doze(request: MPI.Request, rest: Callable[[], None]) -> None:
-    """Complete a request that may take hours and is in no hurry: sleep ever longer, call `rest` in between."""
+def doze(requests: list[MPI.Request], rest: Callable[[], None]) -> None:
+    """Complete requests that may take hours and are in no hurry: sleep ever longer, call `rest` in between."""
     nap = LONG_SECONDS
-    while not any(request.Test() for _ in range(STEPS)):
+    while not any(MPI.Request.Testall(requests) for _ in range(STEPS)):
         rest()
         time.sleep(nap)
         nap = min(DOZE_GROWTH * nap, DOZE_SECONDS)
@@ -172,8 +171,6 @@ def settle(comm: MPI.Intracomm | Roll, error: Exception | None) -> None:
     raise ErrorOnOtherRank(int(codes[first]), line)
 
 
-Connected = dict[int, tuple[Any, Any]]
-"""A rank's lanes by number, each of two communicators: for commands, and for everything large."""
 HEAD, BODY = 1, 2  # tags
 LEFT_OUT = -1
 
@@ -188,11 +185,11 @@ class Roll:
     ----------
     absent : dict of int to str
         Ranks that the job starts without, and why; the latter at rank 0 only.
-    connected : dict
+    connected : hpcfl.comm.channel.Connected
         The lanes, which were made while all ranks were there.
     """
 
-    def __init__(self, comm: MPI.Intracomm, seconds: float, connected: Connected) -> None:
+    def __init__(self, comm: MPI.Intracomm, seconds: float, connected: Any) -> None:
         self.comm, self.seconds, self.connected = comm, seconds, connected
         self.absent: dict[int, str] = {}
         self._kept: list[Any] = []  # what is being sent: who hangs may never take it
@@ -266,32 +263,3 @@ class Roll:
         body = np.empty(int(head[0]), dtype=np.uint8)
         wait([self.comm.Irecv(body, 0, BODY)])
         return body.tobytes()
-
-
-def connect(comm: MPI.Intracomm, width: int | str, hosts: Sequence[str], apart: bool) -> Connected:
-    """Make this rank's lanes, of the server and some client ranks each, as `lane_ranks` cuts them.
-
-    All ranks call it at once. Where lanes may fall `apart`, as MPI tells of dead ranks, each rank of one with several
-    has another one by itself, of the number `single`.
-    """
-    size, rank = comm.Get_size(), comm.Get_rank()
-    rows = dict(enumerate(lane_ranks(width, hosts)))
-    if apart:
-        rows |= {single(each, size): (each,) for row in [*rows.values()] if len(row) > 1 for each in row}
-    made = {number: _connected(comm, row, number) for number, row in rows.items() if rank in (0, *row)}
-    wait([comm.Ibarrier()])  # who dies before the last lane is made keeps the others from making it
-    return made
-
-
-def single(rank: int, size: int) -> int:
-    """Return the number of a rank's lane of its own; those of other lanes are below the number of ranks, `size`."""
-    return size + rank
-
-
-def _connected(comm: MPI.Intracomm, ranks: Sequence[int], number: int) -> tuple[Any, Any]:
-    """Return a lane's two communicators; rank 0 is the server, then come the client ranks in their order."""
-    group = comm.Get_group().Incl([0, *ranks])
-    control = comm.Create_group(group, 2 * number)
-    data = comm.Create_group(group, 2 * number + 1)
-    group.Free()
-    return control, data

@@ -1,9 +1,7 @@
-"""Who is where: chunks of clients on ranks, ranks on lanes and on the cores of their hosts."""
+"""Who is where: chunks of clients on ranks, ranks on lanes."""
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -195,21 +193,3 @@ def check_single(who: str, width: int | str, lanes: Sequence[Topology] = ()) -> 
             f"lane_width: {who} single messages, which ranks that share a lane add up on the way: "
             f"expected 1, got {width!r}; did you mean 1?"
         )
-
-
-def cores() -> list[int]:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
-def share_of_cores(local_size: int) -> int:
-    """Cores per rank where `local_size` ranks see the same ones; where they are bound, `shares` tells."""
-    return shares([cores()] * local_size)[0]
-
-
-def shares(visible: Sequence[Sequence[int]]) -> list[int]:
-    """Each rank's part of the cores of one host, at least 1: a core is divided among all ranks that see it."""
-    users = Counter(core for each in visible for core in each)
-    return [max(1, int(sum(1 / users[core] for core in each) + 1e-6)) for each in visible]

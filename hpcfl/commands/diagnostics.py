@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hpcfl.comm.launcher import OPENMPI
-from hpcfl.comm.placement import shares
+from hpcfl.comm.processors import Processors, shares, threads
 
 LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
@@ -24,6 +24,7 @@ class Rank:
     threads: int  # that torch uses on this rank as it was started
     polling: list[float] = field(default_factory=list)  # median seconds of polled broadcasts; empty without MPI
     settings: dict[str, str] = field(default_factory=dict)  # environment variables that diagnoses depend on, if set
+    quotas: dict[str, float] = field(default_factory=dict)  # as in `Processors`
 
 
 @dataclass(frozen=True)
@@ -52,20 +53,28 @@ class Facts:
         return [rank for rank in self.ranks if rank.host == host]
 
     def cores(self, host: str) -> int:
-        """How many cores the ranks of a host may use together."""
-        return len({core for rank in self.on(host) for core in rank.cores})
+        """How many cores the ranks of a host may use together, by number or by time."""
+        share = self.share()
+        return max(1, int(sum(share[rank] for rank in self.hosts()[host]) + 1e-6))
 
-    def share(self) -> list[int]:
+    def share(self) -> list[float]:
         """Each rank's share of the cores of its host."""
-        by_rank = [1] * len(self.ranks)
+        by_rank = [1.0] * len(self.ranks)
         for members in self.hosts().values():
-            for rank, share in zip(members, shares([self.ranks[rank].cores for rank in members])):
+            here = [self.ranks[rank] for rank in members]
+            for rank, share in zip(members, shares([Processors(each.cores, each.quotas) for each in here])):
                 by_rank[rank] = share
         return by_rank
 
+    def run_threads(self) -> list[int]:
+        """The threads that each rank of a run in real time takes unless its config says."""
+        asked = [rank.settings.get("OMP_NUM_THREADS", "") for rank in self.ranks]
+        return [threads(share, each) for share, each in zip(self.share(), asked)]
+
     def fit(self, host: str) -> int:
         """Threads per rank that a host has cores for."""
-        return min(self.share()[rank] for rank in self.hosts()[host])
+        share = self.share()
+        return min(threads(share[rank]) for rank in self.hosts()[host])
 
 
 def diagnose(facts: Facts) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcfl.comm import launcher as world
 from hpcfl.comm.devices import chosen, described
-from hpcfl.comm.placement import cores
+from hpcfl.comm.processors import host_cores, processors
 from hpcfl.commands.diagnostics import LEVELS, Facts, Rank, diagnose
 from hpcfl.launch.failure import raise_together
 from hpcfl.launch.run import versions
@@ -67,11 +67,12 @@ def gathered(comm: Any, text: str) -> list[str]:
     return [part.tobytes().decode() for part in np.split(whole, np.cumsum(sizes)[:-1])]
 
 
-def as_json(facts: Facts) -> str:
-    """All facts, each rank's share of the cores and the diagnoses as one JSON object."""
+def as_object(facts: Facts) -> dict[str, Any]:
+    """All facts, each rank's share of the cores and the diagnoses, as JSON has them."""
     whole = asdict(facts) | {"world": len(facts.ranks), "traps": diagnose(facts)}
-    whole["ranks"] = [each | {"share": share} for each, share in zip(whole["ranks"], facts.share())]
-    return json.dumps(whole)
+    threads = zip(whole["ranks"], facts.share(), facts.run_threads())
+    whole["ranks"] = [each | {"share": share, "run_threads": count} for each, share, count in threads]
+    return whole
 
 
 def report(facts: Facts) -> list[str]:
@@ -103,13 +104,13 @@ def _mpi(facts: Facts) -> str:
 
 def _host(facts: Facts, members: Sequence[int]) -> str:
     here = [facts.ranks[rank] for rank in members]
-    share = facts.share()
+    count = facts.run_threads()
     settings = sorted({rank.settings.get("OMP_NUM_THREADS", "unset") for rank in here})
     devices = [f"{rank.device} ({rank.gpu})" if rank.gpu else rank.device for rank in here]
     return (
         f"ranks {_runs(members)} · devices {devices[0] if len(set(devices)) == 1 else ' '.join(devices)} · "
         f"cores per rank {_span(sorted({len(rank.cores) for rank in here}))} of {here[0].host_cores}, "
-        f"shared out {_span(sorted({share[rank] for rank in members}))} · "
+        f"threads of a run in real time {_span(sorted({count[rank] for rank in members}))} · "
         f"torch threads per rank {_span(sorted({rank.threads for rank in here}))} "
         f"(OMP_NUM_THREADS {' '.join(settings)})"
     )
@@ -138,16 +139,17 @@ def _runs(numbers: Sequence[int]) -> str:
 def _rank(comm: Any) -> Rank:
     import torch
 
-    own = chosen("auto", "device", world.local(comm)[0])
+    own, seen = chosen("auto", "device", world.local(comm)[0]), processors()
     return Rank(
         socket.gethostname(),
         own,
         "" if own == "cpu" else described(own),
-        cores(),
-        os.cpu_count() or 1,
+        list(seen.cores),
+        host_cores(),
         torch.get_num_threads(),
         _polling(comm),
         {key: os.environ[key] for key in SETTINGS if key in os.environ},
+        dict(seen.quotas),
     )
 
 

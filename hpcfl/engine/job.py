@@ -21,6 +21,7 @@ from hpcfl.comm.message import Arrived, Block, Layout
 from hpcfl.comm.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.comm.transport import Personal
 from hpcfl.config import Config
+from hpcfl.data import Federation
 from hpcfl.engine.bundles import Bundles
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_objectives, client_scores
@@ -87,10 +88,12 @@ class Job:
         threads: int = 1,
         computing: Computing | None = None,
         chunk: int | None = None,
+        federation: Federation | None = None,
     ) -> Job:
         """Read the data, build the model and deal the clients.
 
-        `computing` is how the run has computed chunks before, `chunk` the size that they began with.
+        `computing` is how the run has computed chunks before, `chunk` the size that they began with. A `federation`
+        that is given has been read already.
 
         Raises
         ------
@@ -101,7 +104,7 @@ class Job:
         if config.clock == "wall":
             check_width(config.lane_width, ranks)
         torch.set_num_threads(threads)
-        federation = config.data.federate(config.clients, config.seed, data_dir)
+        federation = federation or config.data.federate(config.clients, config.seed, data_dir)
         if computing is None and config.model.chain:
             computing = config.speed.computing
         how = config.precision, None, config.task, computing

@@ -17,7 +17,7 @@ from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.base.memory import LARGE_PAGES
 from hpcfl.comm.devices import VISIBLE
 from hpcfl.comm.launcher import world
-from hpcfl.comm.placement import cores
+from hpcfl.comm.processors import cores
 from hpcfl.engine import stopping
 from hpcfl.engine.trained import Models, open_models
 from hpcfl.launch.request import default_folder, run_request

@@ -24,12 +24,14 @@ from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
 from hpcfl.comm.guard import Norms
 from hpcfl.comm.launcher import has_ulfm
-from hpcfl.comm.placement import check_single, check_there, cores, lane_topologies, share_of_cores
+from hpcfl.comm.placement import check_single, check_there, lane_topologies
+from hpcfl.comm.processors import Processors, processors, shares, threads
 from hpcfl.engine import stopping
 from hpcfl.engine.profile import Phases, Profile
 from hpcfl.launch.device import fixed_arithmetic, other_device, placed
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, note, noted, raise_together
 from hpcfl.launch.profile import gathered, report
+from hpcfl.launch.reading import read_once
 from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from hpcfl.config import Config
     from hpcfl.engine.job import Job, Progress
     from hpcfl.engine.rounds import Rounds
+    from hpcfl.engine.wall.watchdog import Noticeboard
 
 
 def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False) -> None:
@@ -85,18 +88,20 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     serves = comm is None or comm.Get_rank() == 0
     if serves:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
-    rank = 0 if comm is None else comm.Get_rank()
     processes = _processes(comm)
     hosts = [host for host, _ in processes]
-    threads = _set_threads(config, hosts.count(hosts[rank]))
+    share = _share(comm, hosts)
+    count = _set_threads(config, share)
+    counts = _told(comm, str(count))
     ranks = _roll(config, comm, hosts)
     with _without_absent(request, ranks):
+        board = _board(ranks, hosts) if config.clock == "wall" else None
         device, devices = placed(config, ranks, hosts)
     with fixed_arithmetic(config.reproducible and device != "cpu"):
         with _without_absent(request, ranks):
-            job, now = _prepared(config, request, ranks, hosts, device, threads)
-            raise_together(ranks, lambda: _opened(request, processes, devices, job, ranks) if serves else None)
-        run = _in_real_time if config.clock == "wall" else _in_step
+            job, now = _prepared(config, request, ranks, hosts, device, count, share)
+            raise_together(ranks, lambda: _opened(request, processes, devices, counts, job, ranks) if serves else None)
+        run = _in_step if board is None else partial(_in_real_time, board=board)
         phases = Profile() if request.profile else Phases()
         try:
             stopped = run(job, request, now, ranks, processes, phases)
@@ -113,9 +118,24 @@ def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
     """The communicator with which the job starts, or what stands for it where some ranks may be missing."""
     if comm is None or config.start_within is None:
         return comm
-    from hpcfl.comm.mpi import Roll, connect
+    from hpcfl.comm.channel import connect
+    from hpcfl.comm.mpi import Roll
 
     return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts, has_ulfm(comm)))
+
+
+def _board(comm: Any, hosts: list[str]) -> Noticeboard:
+    """What this rank shares with the others of its host, of which the first offers it."""
+    from hpcfl.engine.wall.watchdog import Noticeboard
+
+    if comm is None:
+        return Noticeboard()
+    from hpcfl.comm.mpi import names
+
+    first = hosts.index(hosts[comm.Get_rank()])
+    own = Noticeboard.offered() if comm.Get_rank() == first else None
+    words = names(comm, own.words if own else "")[first]
+    return own or Noticeboard.found(words)
 
 
 @contextmanager
@@ -135,9 +155,9 @@ def _without_absent(request: RunRequest, ranks: Any) -> Iterator[None]:
 
 
 def _prepared(
-    config: Config, request: RunRequest, comm: Any, hosts: list[str], device: str, threads: int
+    config: Config, request: RunRequest, comm: Any, hosts: list[str], device: str, count: int, share: float
 ) -> tuple[Job, Progress]:
-    """The job, and where this rank begins."""
+    """The job, and where this rank begins; it has `count` threads, and a `share` of its host's cores."""
     import torch
 
     from hpcfl.engine.columns import columns
@@ -147,20 +167,24 @@ def _prepared(
     if comm is not None:
         from hpcfl.comm.mpi import Patience
 
-        Patience.crowd = hosts.count(hosts[rank]) / len(cores())
+        Patience.crowd = 1 / share
+
+    def check() -> None:
+        _check_mpi(config, comm)
+        torch.set_num_threads(count)
 
     def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
-        _check_mpi(config, comm)
-        job = Job.of(config, request.data_dir, size, device, threads, computing, request.chunk)
+        job = Job.of(config, request.data_dir, size, device, count, computing, request.chunk, federation)
         columns(job)  # refused before there is a folder
         if config.clock == "wall" and config.singles:
             check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
-        if rank == 0 and torch.get_num_threads() != threads:
-            line = f"threads = {threads}: torch was loaded before, and keeps {torch.get_num_threads()}"
+        if rank == 0 and torch.get_num_threads() != count:
+            line = f"threads = {count}: torch was loaded before, and keeps {torch.get_num_threads()}"
             print(f"hpcfl: {line}", file=sys.stderr, flush=True)
         return job, _begun(job, request, rank)
 
-    job, now = raise_together(comm, make)
+    with read_once(config, request.data_dir, comm, hosts, check) as federation:
+        job, now = raise_together(comm, make)
     if comm is None:
         return job, now
     from hpcfl.comm.mpi import tell
@@ -169,17 +193,24 @@ def _prepared(
     return (job, now) if decided == job.task.computing else make(decided)
 
 
-def _set_threads(config: Config, local_size: int) -> int:
+def _share(comm: Any, hosts: list[str]) -> float:
+    """How many cores' worth of its host this rank has; `hosts` [ranks] are those of all ranks."""
+    own = processors()
+    if comm is None:
+        return shares([own])[0]
+    rank, texts = comm.Get_rank(), _told(comm, json.dumps([list(own.cores), dict(own.quotas)]))
+    here = [each for each, host in enumerate(hosts) if host == hosts[rank]]
+    return shares([Processors(*json.loads(texts[each])) for each in here])[here.index(rank)]
+
+
+def _set_threads(config: Config, share: float) -> int:
     """Set and return the threads per operation; torch reads the environment once, when it is loaded."""
-    threads = config.threads
-    if threads == "auto" and config.clock == "wall":
-        asked = os.environ.get("OMP_NUM_THREADS", "")
-        threads = int(asked) if asked.isdecimal() and int(asked) else share_of_cores(local_size)
-    elif threads == "auto":
-        threads = 1
-    os.environ["OMP_NUM_THREADS"] = str(threads)
+    count = config.threads
+    if count == "auto":
+        count = threads(share, os.environ.get("OMP_NUM_THREADS", "")) if config.clock == "wall" else 1
+    os.environ["OMP_NUM_THREADS"] = str(count)
     prefer_large_pages(os.environ)
-    return threads
+    return count
 
 
 def _check_mpi(config: Config, comm: Any) -> None:
@@ -252,7 +283,13 @@ def _transport(comm: Any, phases: Phases) -> Transport:
 
 
 def _in_real_time(
-    job: Job, request: RunRequest, now: Progress, comm: Any, processes: list[tuple[str, str]], phases: Phases
+    job: Job,
+    request: RunRequest,
+    now: Progress,
+    comm: Any,
+    processes: list[tuple[str, str]],
+    phases: Phases,
+    board: Noticeboard,
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
     from hpcfl.comm.mpi import Roll
@@ -265,7 +302,9 @@ def _in_real_time(
     if isinstance(comm, Roll):
         comm, connected, absent = comm.comm, comm.connected, comm.absent
     folder, serves, hosts = request.folder, comm.Get_rank() == 0, [host for host, _ in processes]
-    stop, watch = stopping.Stop(folder, serves), Watchdog(folder, job.config.lost_after)
+    names = [*dict.fromkeys(hosts)]
+    place = names.index(hosts[comm.Get_rank()]), len(names)
+    stop, watch = stopping.Stop(folder, serves), Watchdog(folder, job.config.lost_after, board, *place)
 
     def rest() -> None:
         stopping.forward(stop, folder)
@@ -375,14 +414,18 @@ def _saved(job: Job, path: Path) -> Iterator[tuple[int, State]]:
             yield client, restored(job.like(client), held)
 
 
-def _opened(request: RunRequest, processes: list[tuple[str, str]], devices: list[str], job: Job, ranks: Any) -> None:
+def _opened(
+    request: RunRequest, processes: list[tuple[str, str]], devices: list[str], counts: list[str], job: Job, ranks: Any
+) -> None:
     """Make the run folder, or take it up again, if enough ranks are there."""
     if absent := getattr(ranks, "absent", None):
         check_there(job.config.min_ranks, len(processes), absent, ranks.seconds)
-    _open(request, processes, devices, job)
+    _open(request, processes, devices, counts, job)
 
 
-def _open(request: RunRequest, processes: list[tuple[str, str]], devices: list[str], job: Job) -> None:
+def _open(
+    request: RunRequest, processes: list[tuple[str, str]], devices: list[str], counts: list[str], job: Job
+) -> None:
     """Make the run folder, or take it up again."""
     folder, hosts = request.folder, [host for host, _ in processes]
     if request.new:
@@ -390,6 +433,7 @@ def _open(request: RunRequest, processes: list[tuple[str, str]], devices: list[s
 
         attributes = {"config": request.config, "data_dir": str(request.data_dir or ""), "hosts": json.dumps(hosts)}
         attributes |= {"devices": json.dumps(devices), "chunk": str(job.chunk)}
+        attributes["threads"] = json.dumps([int(count) for count in counts])
         if code := job.config.code:
             attributes["code"] = json.dumps(code)
         attributes["computing"] = json.dumps({"how": job.task.computing, "why": job.task.why})
@@ -425,13 +469,19 @@ def _history(held: dict[str, Any], request: RunRequest) -> str:
 
 def _processes(comm: Any) -> list[tuple[str, str]]:
     """Host and process id of each rank."""
-    process = f"{os.getpid()} {socket.gethostname()}"
-    processes = [process]
-    if comm is not None:
-        from hpcfl.comm.mpi import names
-
-        processes = names(comm, process)
+    processes = _told(comm, f"{os.getpid()} {socket.gethostname()}")
     return [(host, number) for number, _, host in (text.partition(" ") for text in processes)]
+
+
+def _told(comm: Any, text: str) -> list[str]:
+    """Every rank's text, whole, in the order of the ranks."""
+    if comm is None:
+        return [text]
+    import numpy as np
+
+    from hpcfl.comm.mpi import names, rows
+
+    return names(comm, text, int(rows(comm, np.array([float(len(text.encode()))])).max()))
 
 
 def versions() -> dict[str, str]:

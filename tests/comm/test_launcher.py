@@ -16,7 +16,6 @@ from helpers.launcher import LIBRARIES, PREFIXES, alone, mpis
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.cli import main
 from hpcfl.comm import launcher as worlds
-from hpcfl.comm import placement
 
 OPENMPI = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11"
 MPICH = "MPICH Version:      5.0.2\nMPICH configure:    --with-device=ch4:ucx,ofi --with-pm=hydra:gforker\n"
@@ -323,17 +322,6 @@ def test_cuda_is_unknown_where_it_cannot_be_asked(monkeypatch: pytest.MonkeyPatc
     assert worlds.has_cuda(None) is False
 
 
-def test_shares_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert placement.shares([[0, 1, 2, 3]] * 2) == [2, 2]
-    assert placement.shares([[0, 1, 2, 3]] * 3) == [1, 1, 1]
-    assert placement.shares([[0, 1, 2]] * 3) == [1, 1, 1]  # three thirds are one
-    assert placement.shares([[0, 1]] * 5) == [1] * 5  # never none
-    assert placement.shares([[0, 1], [2, 3]]) == [2, 2]  # bound: each has its own
-    assert placement.shares([[0, 1, 2, 3], [2, 3]]) == [3, 1]
-    monkeypatch.setattr(placement, "cores", lambda: list(range(8)))
-    assert [placement.share_of_cores(size) for size in (1, 3, 8, 9)] == [8, 2, 1, 1]
-
-
 @pytest.mark.mpi
 def test_numbers_on_the_host(world: Any) -> None:
     from hpcfl.comm.mpi import names, wait
@@ -357,4 +345,3 @@ def test_the_launch_of_these_tests_is_right(world: Any) -> None:
 
 def test_one_process_needs_no_world() -> None:
     assert worlds.local(None) == (0, 1)
-    assert 1 <= placement.share_of_cores(1) == len(placement.cores())

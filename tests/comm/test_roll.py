@@ -13,12 +13,13 @@ from hpcfl.base.errors import ErrorOnOtherRank, LeftOut, RunError
 pytestmark = pytest.mark.mpi
 
 FAR = 1e6  # seconds
+NOBODY: Any = None  # no lanes
 
 
 def test_where_all_are_there_it_is_as_without(world: Any) -> None:
     from hpcfl.comm.mpi import Roll, names, settle, tell
 
-    roll = Roll(world.comm, FAR, {})
+    roll = Roll(world.comm, FAR, NOBODY)
     for comm in (roll, world.comm):
         assert names(comm, f"rank {world.rank}") == [f"rank {rank}" for rank in range(world.size)]
         assert tell(comm, f"from {world.rank}: \udcff") == "from 0: \udcff"
@@ -32,7 +33,10 @@ def test_where_all_are_there_it_is_as_without(world: Any) -> None:
 def test_who_comes_too_late_is_left_out(world: Any, shared_dir: Path) -> None:
     from hpcfl.comm.mpi import Roll
 
-    roll, begun = Roll(world.comm.Dup(), 0.01, {}), shared_dir / "begun"  # not freed: what the late send is not taken
+    roll, begun = (
+        Roll(world.comm.Dup(), 0.01, NOBODY),
+        shared_dir / "begun",
+    )  # not freed: what the late send is not taken
     if world.rank == 0:
         assert roll.exchange("here") == ["here"] + [""] * (world.size - 1)
         assert roll.absent == dict.fromkeys(range(1, world.size), "not there within 0.01 s")

@@ -12,10 +12,10 @@ import pytest
 
 from hpcfl.cli import main
 from hpcfl.comm import launcher as worlds
-from hpcfl.comm.placement import cores
+from hpcfl.comm.processors import cores
 from hpcfl.commands import doctor
 from hpcfl.commands.diagnostics import Facts, Rank, diagnose
-from hpcfl.commands.doctor import as_json, examine, gathered, report
+from hpcfl.commands.doctor import as_object, examine, gathered, report
 
 ONE = Rank("n1", "cpu", "", [0, 1, 2, 3], 4, 1, settings={"OMP_NUM_THREADS": "1"})
 
@@ -105,7 +105,7 @@ def test_shares_are_of_each_host() -> None:
     ranks = [ONE, replace(ONE, host="n2"), replace(ONE, host="n2"), replace(ONE, host="n1", cores=[3])]
     found = facts(*ranks)
     assert found.hosts() == {"n1": [0, 3], "n2": [1, 2]}
-    assert found.share() == [3, 2, 2, 1]
+    assert found.share() == [3.5, 2, 2, 0.5]
     assert found.cores("n1") == 4
 
 
@@ -119,7 +119,7 @@ def test_the_report() -> None:
     assert said["MPI"] == "Open MPI 5.0.11 · standard 3.1 · thread level MULTIPLE · started by Open MPI's mpiexec"
     assert said["world"] == "5 ranks on 2 hosts, 1-4 per host"
     assert said["host n1"] == (
-        "ranks 0 2-4 · devices cpu cpu cpu cuda:0 (GPU-1) · cores per rank 4 of 4, shared out 1 · "
+        "ranks 0 2-4 · devices cpu cpu cpu cuda:0 (GPU-1) · cores per rank 4 of 4, threads of a run in real time 1 · "
         "torch threads per rank 1 (OMP_NUM_THREADS 1)"
     )
     assert "8 bytes 0.030 ms, of 1 MB 1.000 ms" in said["waiting"]
@@ -133,9 +133,10 @@ def test_the_report() -> None:
 
 def test_json_holds_all_facts_and_the_diagnose() -> None:
     found = facts(*[replace(ONE, threads=2)] * 3, ulfm=False)
-    read = json.loads(as_json(found))
+    read = json.loads(json.dumps(as_object(found)))
     assert (read["world"], read["mpi"], read["ulfm"], read["cuda"]) == (3, "Open MPI 5.0.11", False, None)
-    assert [rank["share"] for rank in read["ranks"]] == [1, 1, 1]
+    assert [rank["share"] for rank in read["ranks"]] == pytest.approx([4 / 3] * 3)
+    assert [rank["run_threads"] for rank in read["ranks"]] == [1, 1, 1]
     assert read["ranks"][2]["cores"] == [0, 1, 2, 3]
     assert read["traps"] == diagnose(found)
     assert len(read["traps"]) == 2
@@ -154,13 +155,13 @@ def test_the_ranks_of_these_tests(world: Any) -> None:
 
     found = examine(world.comm)
     assert (found is None) == (world.rank > 0)
-    shown = json.loads(world.told(as_json(found) if found else ""))
+    shown = json.loads(world.told(json.dumps(as_object(found)) if found else ""))
     assert shown["world"] == world.size
     assert shown["ranks"][world.rank]["host"] == socket.gethostname()
     assert shown["ranks"][world.rank]["cores"] == cores()
     here = [rank for rank in shown["ranks"] if rank["host"] == socket.gethostname()]
     assert len(here) == worlds.local(world.comm)[1]
-    assert all(rank["share"] >= 1 for rank in here)
+    assert sum(rank["share"] for rank in here) <= shown["ranks"][world.rank]["host_cores"] + 1e-9
     assert shown["launcher"] == worlds.launcher(os.environ) != ""
     assert shown["mpi"] == worlds.library(MPI.Get_library_version())
     assert shown["ulfm"] is worlds.has_ulfm(world.comm)
@@ -190,10 +191,22 @@ def test_the_command_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     read = json.loads(capsys.readouterr().out)
     assert (read["world"], read["standard"], read["launcher"], read["cuda"]) == (1, "", "", None)
     assert read["ranks"][0]["polling"] == []
-    assert read["ranks"][0]["share"] == len(cores())
+    assert read["ranks"][0]["share"] <= len(cores())
 
 
 def test_no_mpi_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.sys, "executable", os.devnull)
     assert doctor._unstarted() == ""
     assert report(facts(ONE, mpi="", standard="", launcher=""))[0].endswith("no launcher; mpi4py finds none to load")
+
+
+def test_a_run_takes_the_threads_that_doctor_names() -> None:
+    """Four ranks of 2 cores each, bound; two more in a group whose quota gives each 1.5; and one that was told."""
+    bound = [replace(on(), cores=[2 * rank, 2 * rank + 1], host_cores=8) for rank in range(4)]
+    assert facts(*bound).run_threads() == [2] * 4
+    limited = [replace(on(), host="n2", quotas={"17": 3.0}) for _ in range(2)]
+    found = facts(*limited, replace(ONE, host="n3"))
+    assert found.share() == [1.5, 1.5, 4.0]
+    assert found.run_threads() == [1, 1, 1]
+    assert found.cores("n2") == 3
+    assert found.fit("n2") == 1

@@ -34,6 +34,7 @@ def test_it_is_the_same_run(tmp_path: Path, solo: Any) -> None:
     same(told, run.folder)
     assert run.data.sizes["round"] == VALUES["rounds"]
     assert json.loads(run.data.attrs["devices"]) == ["cpu"]
+    assert json.loads(run.data.attrs["threads"]) == [1]
 
 
 @pytest.mark.parametrize("kind", ["path", "file", "table", "config"])

@@ -156,6 +156,23 @@ def test_without_a_deadline_it_is_the_simulated_run(
         assert sorted(path.name for path in newest.iterdir()) == ["manifest.json", *written, "server.h5"]
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_is_sent_in_pieces_arrives_whole(
+    world: Any, shared_dir: Path, width: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """State, messages, sums, scores and personal state, where a message has a thousand bytes at most."""
+    from hpcfl.comm import channel
+
+    values = real(width, algorithm=SALF, rounds=2)
+    twin = play(world, simulated(values), shared_dir / "twin", None)
+    monkeypatch.setattr(channel, "PIECE_BYTES", 1000)
+    run = play(world, values, shared_dir / "run", world.comm)
+    tree = play(world, simulated(values), shared_dir / "tree", world.comm)
+    if world.rank == 0:
+        agree(run, twin, is_exact(world, width), seconds=False)
+        agree(tree, twin, True)
+
+
 @pytest.mark.parametrize(
     ("name", "width"),
     [*zip(["two", "resnet18", "Attention", "Tied", "Branch", "Recurrent"], repeat(1)), ("Counter", "all")],

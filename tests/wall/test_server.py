@@ -49,8 +49,8 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
             self.worked, self.sent, self.received = np.zeros((2, 1)), 0, 0
             self.has_next, self.answer, self.sending = False, None, 0
 
-        def receive(self, frame: Any) -> list[Any]:
-            return []
+        def receive(self, frame: Any) -> None:
+            return None
 
         def _noted(self, command: Command) -> None:
             self.commands.append(command)
@@ -111,10 +111,17 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
 
 
 def server_of(job: Job, lanes: list[Any]) -> Any:
+    """A server that moves on all of these lanes at each look."""
+    from hpcfl.comm.transfers import Transfers
     from hpcfl.engine.wall.lanes import Lanes
     from hpcfl.engine.wall.server import Server
 
-    return Server(job, Lanes(lanes))
+    class All(Transfers):
+        def look(self) -> dict[Any, str]:
+            return dict.fromkeys(server.lanes.all, "")
+
+    server = Server(job, Lanes(lanes, transfers=All()))
+    return server
 
 
 SOON = {"close": "deadline", "deadline": 1e-6, "min_clients": 2}
@@ -257,11 +264,11 @@ def test_scores_and_state_of_who_does_not_answer(monkeypatch: pytest.MonkeyPatch
         def __init__(self, client: int) -> None:
             self.client = client
 
-        def Ireduce(self, mine: Any, data: Any, *rest: Any, root: int) -> None:  # noqa: N802
+        def summed(self, data: Any) -> None:
             data[:] = self.client
 
-        def Igatherv(self, mine: Any, into: Any, root: int) -> None:  # noqa: N802
-            into[0].view(np.float32)[:] = self.client
+        def up(self, data: Any, sizes: Any) -> None:
+            data.view(np.float32)[:] = self.client
 
     job = soon()
     lanes = lanes_of(job, [[], [], []])
@@ -354,37 +361,32 @@ def test_clients_of_lost_ranks_go_on_where_the_fewest_are(
     assert capfd.readouterr().err.splitlines() == lines
 
 
-class Slow:
-    """A communicator, and all its requests: complete when told so. They hold no buffers, as real ones may not."""
-
-    def __init__(self) -> None:
-        self.complete = False
-
-    def _begun(self, *buffers: Any, **how: Any) -> Slow:
-        return self
-
-    Ibcast = Ireduce = _begun
-
-    def Test(self) -> bool:  # noqa: N802
-        return self.complete
-
-
 def test_a_reply_that_was_given_up_has_room_until_it_has_come() -> None:
     """MPI goes on writing it: were the room free, it would write into what is there by then."""
+    from mpi4py import MPI
+
+    from hpcfl.comm.channel import direct
     from hpcfl.comm.mpi import Bandwidth
+    from hpcfl.comm.transfers import Transfers
     from hpcfl.engine.wall.lane import Lane
 
-    job, slow = soon(), Slow()
-    lane = Lane(Topology((1,), (((0,),),)), slow, slow, job.layout, 3, Bandwidth())
-    reply = TableReply(2, 1)
+    job = soon()
+    transfers = Transfers()
+    lane = Lane(Topology((1,), (((0,),),)), direct(MPI.COMM_SELF, 0, True), job.layout, 3, Bandwidth(), transfers)
+    _, data = direct(MPI.COMM_SELF, 0, False)
+    reply, sent = TableReply(2, 1), TableReply(2, 1)
     room = weakref.ref(reply.data)
-    lane.ask(Command(Op.SCORE, counted=lane.counted), [], reply.receive)
+    lane.ask(Command(Op.SCORE, counted=lane.counted), [], reply.carried)
     del reply
     lane.give_up()
     assert not lane.poll()
     assert lane.state == "late"
     assert room() is not None
-    slow.complete = True
-    assert lane.poll()
+    heard = np.zeros_like(Command(Op.SCORE).packed(1, 3))
+    requests = [*direct(MPI.COMM_SELF, 0, False)[0].down(heard), *sent.carried(data)]
+    while lane.state == "late":
+        transfers.look()
+        lane.poll()
+    MPI.Request.Waitall(requests)
     assert lane.state == "idle"
     assert room() is None

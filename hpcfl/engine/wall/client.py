@@ -15,6 +15,7 @@ from mpi4py import MPI
 from hpcfl.base.errors import RunError
 from hpcfl.base.memory import freeze
 from hpcfl.base.types import State
+from hpcfl.comm.channel import Pair, Requests
 from hpcfl.comm.mpi import Patience, doze
 from hpcfl.comm.packing import Packing
 from hpcfl.comm.placement import Topology, Turn
@@ -25,7 +26,6 @@ from hpcfl.engine.wall.executor import Executor, Worker
 from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, frame_formats, narrow_formats
 from hpcfl.engine.wall.protocol import Command, Handover, Op, StateReply, TableReply
 
-Connected = tuple[Any, Any]
 PHASE = {Op.VISIT: "compute", Op.CLOSE: "reduction", Op.SCORE: "evaluation", Op.SAVE: "store", Op.WRITE: "store"}
 LOOK_SECONDS = 0.002  # how often a rank that computes looks for the server's word
 SENDING_SECONDS = 0.0002  # and how often while something is being sent
@@ -36,9 +36,9 @@ class ClientRank:
 
     Parameters
     ----------
-    connected : (MPI.Intracomm, MPI.Intracomm)
-        The lane's communicators: for commands, and for everything large.
-    spare : (MPI.Intracomm, MPI.Intracomm), optional
+    channels : (Channel, Channel)
+        The lane's: for commands, and for everything large.
+    spare : (Channel, Channel), optional
         Those of a lane for this rank alone, if the lane should lose another rank.
     """
 
@@ -48,9 +48,9 @@ class ClientRank:
         executor: Executor,
         topology: Topology,
         local_rank: int,
-        connected: Connected,
+        channels: Pair,
         rest: Callable[[], None],
-        spare: Connected | None = None,
+        spare: Pair | None = None,
         phases: Phases | None = None,
         store: Callable[[int, Mapping[int, State]], None] | None = None,
     ) -> None:
@@ -65,15 +65,15 @@ class ClientRank:
         self._last = 0.0  # when it has posted its last frame
         self.released = False
         self._over = threading.Event()
-        self._join(topology, local_rank, connected)
+        self._join(topology, local_rank, channels)
         self._rested()
         freeze()
         self._arrive()
 
-    def _join(self, topology: Topology, local_rank: int, connected: Connected) -> None:
+    def _join(self, topology: Topology, local_rank: int, channels: Pair) -> None:
         self.local_rank = local_rank
-        self.control, self.data = connected
-        self._sends: list[tuple[list[Any], StagedFrame | None]] = []
+        self.control, self.data = channels
+        self._sends: list[tuple[Requests, StagedFrame | None]] = []
         self._host(topology)
 
     def _host(self, topology: Topology) -> None:
@@ -86,7 +86,7 @@ class ClientRank:
     def _arrive(self) -> None:
         """Tell the server that this rank is here and free."""
         self._rested()
-        self._sends.append(([self.control.Ibarrier()], None))
+        self._sends.append((self.control.meet(), None))
 
     def serve(self) -> Command:
         """Do what the server asks; return its last word, which is that the run is over."""
@@ -109,15 +109,15 @@ class ClientRank:
         self._listen()
         while True:
             with self.phases.phase("waiting"):
-                doze(self._heard, self._progress) if self.released else self._wait([self._heard])
+                doze(self._heard, self._progress) if self.released else self._wait(self._heard)
             command = Command.unpacked(self._command.copy(), len(self.topology.clients))
             self._begin(command)
             self.executor.acknowledge(dict(zip(self.topology.clients.tolist(), command.counted.tolist())))
             if command.op is Op.LEAVE:
-                self._wait([self.data.Ibarrier()])
+                self._wait(self.data.meet())
                 return command
             if command.op not in (Op.CLOSE, Op.SAVE, Op.WRITE, Op.ADOPT):
-                self._listen()  # these have collectives of their own before the next word
+                self._listen()  # these have operations of their own there before the next word
             with self.phases.phase(PHASE.get(command.op, "other")):
                 done[command.op](command)
 
@@ -129,7 +129,7 @@ class ClientRank:
 
     def _listen(self) -> None:
         """Be ready for the server's next word."""
-        self._heard = self.control.Ibcast(self._command, root=0)
+        self._heard = self.control.down(self._command)
 
     # visits
 
@@ -160,13 +160,13 @@ class ClientRank:
         if self._posted == self._total:
             self._rested()  # the state that was served is in use until then
         with self.phases.phase("reduction"):
-            self._until(lambda: not self._sends or self._heard.Test())
+            self._until(lambda: not self._sends or MPI.Request.Testall(self._heard))
         if self._posted == self._total and not self._sends and not over.is_set():
             self.executor.delivery = time.monotonic() - self._last
 
     def _interrupted(self) -> bool:
         """Whether the server has said something that ends the visits; hand over personal state if that is all."""
-        if not self._heard.Test():
+        if not MPI.Request.Testall(self._heard):
             return False
         command = Command.unpacked(self._command.copy(), len(self.topology.clients))
         beside = {Op.SAVE: self._save, Op.WRITE: self._write}.get(command.op)
@@ -193,28 +193,27 @@ class ClientRank:
         self._posted += 1
         self._last = time.monotonic()
 
-    def send(self, staged: StagedFrame) -> list[Any]:
+    def send(self, staged: StagedFrame) -> Requests:
         """Begin to send a frame: from a rank alone on its lane as it is, else to be summed up on the way."""
-        begin = self.data.Igatherv if len(self.topology.ranks) == 1 else self.data.Ireduce
-        return [begin(buffer, None, root=0) for buffer in staged.buffers()]
+        return [request for buffer in staged.buffers() for request in self.data.summed(buffer)]
 
     def _close(self, command: Command) -> None:
         """Catch up: send as many frames as any rank of the lane has begun to, then say when this one is free."""
         self._over.set()
         begun = -self._posted % len(self.formats) if self.job.planner.whole else 0  # what was begun is finished
         posted, target = np.array([self._posted + begun], dtype=np.int64), np.zeros(1, dtype=np.int64)
-        self._wait([self.control.Iallreduce(posted, target, MPI.MAX)])
+        self._wait(self.control.agree(posted, target))
         for _ in range(begun):
             while (staged := self.worker.take(LOOK_SECONDS)) is None:
                 self._progress()
             self._wait([staged])
             self._post(staged)
-        while self._posted < int(target[0]):
+        while self._posted < max(int(posted[0]), int(target[0])):
             turn, group = divmod(self._posted, len(self.formats))
             self._post(self.executor.staging.nothing(self._formats(self._turns[turn])[group]))
             self._progress()
         self._rested()
-        self._wait([self.control.Ibarrier()])
+        self._wait(self.control.meet())
         self._listen()
 
     def _rested(self) -> Any:
@@ -237,12 +236,12 @@ class ClientRank:
         reply = TableReply(self.job.scores, len(self.topology.clients))
         self.worker.start(lambda put: put(self.executor.scores(command.round, shared)))
         reply.data[:, self.topology.places(self.local_rank)] = self._rested()
-        self._wait([reply.send(self.data)])
+        self._wait(reply.carried(self.data))
 
     def _save(self, command: Command) -> None:
         """Hand over the acknowledged personal state."""
         reply = StateReply(self.topology, self.job.like)
-        self._wait([reply.send(self.control, self.local_rank, self.executor.personal())])
+        self._wait(reply.send(self.control, self.local_rank, self.executor.personal()))
         self._listen()
 
     def _write(self, command: Command) -> None:
@@ -251,7 +250,7 @@ class ClientRank:
         under_way = begun(partial(self.store, command.round, self.executor.personal()))
         self._until(under_way.done)
         under_way.result()
-        self._wait([self.control.Ibarrier()])
+        self._wait(self.control.meet())
         self._listen()
 
     def _adopt(self, command: Command) -> None:
@@ -259,10 +258,10 @@ class ClientRank:
         invited = set(command.cohort.tolist())
         chunks = [chunk for chunk in self.job.chunks if not invited.isdisjoint(chunk.clients.tolist())]
         handover = Handover(chunks, self.job.like)
-        self._wait([self.data.Ibcast(part, root=0) for part in handover.received()])
+        self._wait([request for part in handover.received() for request in self.data.down(part)])
         self.worker.start(lambda put: self.executor.adopt(chunks, handover.states()))
         self._rested()
-        self._wait([self.data.Ibarrier()])
+        self._wait(self.data.meet())
         self._host(self.topology.with_more(chunks))
         self._listen()
 
@@ -271,7 +270,7 @@ class ClientRank:
         self._rested()
         self.executor.forget()
         self.parts, self.views, self.released = [], {}, True
-        self._wait([self.data.Ibarrier()])
+        self._wait(self.data.meet())
 
     def _profile(self, command: Command) -> None:
         """Tell where this rank's time went, the rounds being over."""
@@ -279,13 +278,14 @@ class ClientRank:
         figures = self.phases.figures()
         reply = TableReply(len(figures), len(self.topology.ranks))
         reply.data[:, self.local_rank] = figures
-        self._wait([reply.send(self.data)])
+        self._wait(reply.carried(self.data))
 
     # waiting
 
-    def _expect_state(self) -> tuple[list[Any], int]:
+    def _expect_state(self) -> tuple[Requests, int]:
         """Begin to receive the shared state; return the requests, and how many bytes come."""
-        return [self.data.Ibcast(part, root=0) for part in self.parts], sum(part.nbytes for part in self.parts)
+        requests = [request for part in self.parts for request in self.data.down(part)]
+        return requests, sum(part.nbytes for part in self.parts)
 
     def _wait(self, requests: list[Any], coming: int = 0) -> None:
         """Wait until all are complete, without spinning; `coming` bytes are known to be on their way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from hpcfl.base.types import Floats, Ints, State
 from hpcfl.comm.packing import Bytes, Packing, as_bytes
 from hpcfl.comm.placement import Chunk, Topology
 from hpcfl.comm.transport import Like, Saved, arrays, as_chunk
+
+if TYPE_CHECKING:
+    from hpcfl.comm.channel import Channel, Requests
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
 HEAD = 7  # op, round, attempt, closes_after, stage, stopped, hard
@@ -81,13 +84,9 @@ class TableReply:
     def __init__(self, numbers: int, columns: int) -> None:
         self.data: Floats = np.zeros((numbers, columns))
 
-    def receive(self, comm: Any) -> Any:
-        from mpi4py import MPI
-
-        return comm.Ireduce(MPI.IN_PLACE, self.data, MPI.SUM, root=0)
-
-    def send(self, comm: Any) -> Any:
-        return comm.Ireduce(self.data, None, root=0)  # to be summed up
+    def carried(self, channel: Channel) -> Requests:
+        """Begin to receive it, or to send a rank's own part."""
+        return channel.summed(self.data)
 
 
 class StateReply:
@@ -96,23 +95,21 @@ class StateReply:
     def __init__(self, topology: Topology, like: Like) -> None:
         self.topology = topology
         self.packings = [Packing(_named({client: like(client) for client in clients})) for clients in topology.hosted]
-        self.counts = [0, *(packing.nbytes for packing in self.packings)]
+        self.counts = [packing.nbytes for packing in self.packings]
         self.buffer = torch.empty(0, dtype=torch.uint8)
 
-    def receive(self, comm: Any) -> Any:
+    def receive(self, channel: Channel) -> Requests:
         self.buffer = torch.empty(sum(self.counts), dtype=torch.uint8)
-        starts = np.cumsum([0, *self.counts[:-1]]).tolist()
-        data = as_bytes(self.buffer)
-        return comm.Igatherv(data[:0], [data, (self.counts, starts)], root=0)
+        return channel.up(as_bytes(self.buffer), self.counts)
 
-    def send(self, comm: Any, local_rank: int, states: Mapping[int, State]) -> Any:
+    def send(self, channel: Channel, local_rank: int, states: Mapping[int, State]) -> Requests:
         """Begin to send a rank's own part, ``{client: {name: […]}}``."""
         self.buffer = self.packings[local_rank].packed(_named(states))
-        return comm.Igatherv(as_bytes(self.buffer), None, root=0)
+        return channel.up(as_bytes(self.buffer))
 
     def saved(self) -> Iterator[Saved]:
         """Yield what has been received, client by client."""
-        parts = torch.split(self.buffer, self.counts)[1:]
+        parts = torch.split(self.buffer, self.counts)
         for packing, clients, part in zip(self.packings, self.topology.hosted, parts):
             states = _by_client(clients, packing.views(part.clone()))
             yield from (as_chunk(client, arrays(state)) for client, state in states.items())

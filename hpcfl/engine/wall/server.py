@@ -14,6 +14,7 @@ from hpcfl import store
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.memory import freeze
 from hpcfl.base.types import Floats, Ints, State
+from hpcfl.comm.channel import Connected
 from hpcfl.comm.message import Sums
 from hpcfl.comm.packing import Packing
 from hpcfl.comm.placement import check_there
@@ -44,6 +45,7 @@ class Server(Rounds):
     """
 
     serves = True
+    connected: Connected
     apart = False  # whether each rank writes its own clients' personal state: all see the same run folder
 
     def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
@@ -232,7 +234,7 @@ class Server(Rounds):
         state, asked = self.packing.sent(now.shared), self.lanes.those("idle")
         replies = {lane: TableReply(self.job.scores, len(lane.hosted)) for lane in asked}
         for lane, reply in replies.items():
-            lane.ask(Command(Op.SCORE, now.round, counted=lane.counted), state, reply.receive)
+            lane.ask(Command(Op.SCORE, now.round, counted=lane.counted), state, reply.carried)
         start = time.monotonic()
         self.lanes.wait_for_replies(asked, what="scores", rest=self.rest, most=self.scoring)
         if asked and all(lane.state == "idle" for lane in asked):
@@ -330,7 +332,7 @@ class Server(Rounds):
         own, asked = self.phases.figures(), self.lanes.those("idle")
         replies = {lane: TableReply(len(own), len(lane.topology.ranks)) for lane in asked}
         for lane, reply in replies.items():
-            lane.ask(Command(Op.PROFILE, counted=lane.counted), [], reply.receive)
+            lane.ask(Command(Op.PROFILE, counted=lane.counted), [], reply.carried)
         self.lanes.wait_for_replies(asked, SAVE_SECONDS, "ranks to tell where their time went")
         told = [(lane, reply) for lane, reply in replies.items() if lane.state == "idle"]
         return {0: own} | {rank: row for lane, reply in told for rank, row in zip(lane.topology.ranks, reply.data.T)}

@@ -8,15 +8,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from mpi4py import MPI
 
 from hpcfl.base.errors import Diverged, Interrupted, Stopped, ended
 from hpcfl.base.types import State
+from hpcfl.comm.channel import Connected, connect, single
 from hpcfl.comm.launcher import end_job, end_ranks, has_cuda, has_ulfm
-from hpcfl.comm.mpi import Bandwidth, Connected, connect, single
+from hpcfl.comm.mpi import Bandwidth
 from hpcfl.comm.placement import Topology, lane_topologies
+from hpcfl.comm.transfers import Transfers
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.stopping import Stop
@@ -46,11 +48,13 @@ def lead(
     The lanes are those that were `connected` earlier, if any were. Ranks that are `absent` are lost from the start, for
     the reason that is given. Where ranks write `apart`, each has the `store` that `serve` is given.
     """
-    bandwidth, there = Bandwidth(), connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
+    transfers, bandwidth = Transfers(), Bandwidth()
+    there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
 
     def lane(topology: Topology, number: int) -> Lane:
-        control, data = there[number]
-        return Lane(topology, control, data, job.layout, job.config.clients, bandwidth, job.together, job.parts)
+        return Lane(
+            topology, there.lanes[number], job.layout, job.config.clients, bandwidth, transfers, job.together, job.parts
+        )
 
     def rest() -> None:
         if reason := stop.requested():
@@ -62,14 +66,17 @@ def lead(
         rank: lane(topology.single(local_rank), single(rank, size))
         for topology in topologies
         for local_rank, rank in enumerate(topology.ranks)
-        if single(rank, size) in there
+        if single(rank, size) in there.lanes
     }
     all_lanes = []
     for number, topology in enumerate(topologies):
         whole = absent.keys().isdisjoint(topology.ranks) or len(topology.ranks) == 1
         all_lanes += [lane(topology, number)] if whole else [spare[rank] for rank in topology.ranks]
     kind = ArrivalsServer if job.config.participation.by_arrivals else Server
-    server = kind(job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth, phases), rest)
+    server = kind(
+        job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth, phases, transfers), rest
+    )
+    server.connected = there
     server.apart = apart
     with suppress(Interrupted):  # the request lasts: the first round hears of it
         server.gather(absent)
@@ -98,7 +105,7 @@ def serve(
     number, topology = next((number, each) for number, each in enumerate(topologies) if rank in each.ranks)
     local_rank = topology.ranks.index(rank)
     there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
-    own, spare = there[number], there.get(single(rank, comm.Get_size()))
+    own, spare = there.lanes[number], there.lanes.get(single(rank, comm.Get_size()))
     if spare is not None and not {*absent}.isdisjoint(topology.ranks):
         topology, local_rank, own, spare = topology.single(local_rank), 0, spare, None
     now.shared = {}  # it comes with each invitation
@@ -114,7 +121,7 @@ def serve(
     stopped = ended(last.round, last.stopped)
     if last.hard:
         _drop(stopped)
-    _free(comm, own)
+    _free(comm, there)
     return stopped
 
 
@@ -129,15 +136,13 @@ def dismiss(server: Server, comm: MPI.Intracomm, done: int, stopped: Stopped | N
         end_job(comm, 1 if stopped is None else stopped.code)
     if hard:
         _drop(stopped)
-    for lane in server.lanes.all:
-        _free(comm, (lane.control, lane.data))
+    _free(comm, server.connected)
 
 
-def _free(comm: MPI.Intracomm, connected: tuple[Any, Any]) -> None:
-    """Free a lane's communicators: MPI has few, and a process may run many runs. Not where one may have lost ranks."""
+def _free(comm: MPI.Intracomm, connected: Connected) -> None:
+    """Let go of the lanes, unless MPI may have lost ranks."""
     if not has_ulfm(comm):
-        for each in connected:
-            each.Free()
+        connected.free()
 
 
 def _drop(stopped: Stopped | None) -> NoReturn:

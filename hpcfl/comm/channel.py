@@ -1,0 +1,190 @@
+"""Channels: what a lane speaks over. Everything is nonblocking, and in the same order at both ends."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcfl.base.types import Ints
+from hpcfl.comm.mpi import wait
+from hpcfl.comm.placement import lane_ranks
+
+PIECE_BYTES = 2**30  # Open MPI refuses 2^31 bytes and more in one message
+CONTROL, DATA = 0, 1
+NOTHING = np.zeros(0, dtype=np.uint8)
+
+Requests = list[MPI.Request]
+
+
+def in_pieces(data: Any) -> list[Any]:
+    """Return a contiguous array or tensor in flat pieces that one message can carry: views, and at least one."""
+    data, entries = data.reshape(-1), max(1, PIECE_BYTES // data.itemsize)
+    return [data[start : start + entries] for start in range(0, max(1, len(data)), entries)]
+
+
+class Channel(ABC):
+    """One end of a way between a rank that leads and the ranks that it leads.
+
+    All of them begin the same operations in the same order. Each returns the requests that it has begun; what it is
+    given, contiguous in memory, has to live and to stay as it is until these are complete. Data may be of any size.
+    """
+
+    @abstractmethod
+    def down(self, data: Any) -> Requests:
+        """Carry the leader's data to the others."""
+
+    @abstractmethod
+    def up(self, data: Any, sizes: Sequence[int] = ()) -> Requests:
+        """Carry everybody's data to the leader, which receives them one after the other.
+
+        The leader says how many entries come from each of the others.
+        """
+
+    @abstractmethod
+    def summed(self, data: Any) -> Requests:
+        """Carry the sum of everybody's data to the leader, whose own part, in the place of the sum, has to be zero.
+
+        A sum over one rank are its data, to the bit.
+        """
+
+    @abstractmethod
+    def agree(self, own: Ints, found: Ints) -> Requests:
+        """Find everybody's largest number: the larger one of `own` [1] and what is `found` [1] in the end."""
+
+    @abstractmethod
+    def meet(self) -> Requests:
+        """Meet: complete once all have come here."""
+
+    @abstractmethod
+    def revoke(self) -> None:
+        """Let whatever is under way fail at every rank. Not where one leads one: others share their communicator."""
+
+
+class Group(Channel):
+    """A channel to several ranks, over a communicator of its own of which rank 0 leads."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm, self.leads = comm, comm.Get_rank() == 0
+
+    def down(self, data: Any) -> Requests:
+        return [self.comm.Ibcast(piece, root=0) for piece in in_pieces(data)]
+
+    def up(self, data: Any, sizes: Sequence[int] = ()) -> Requests:
+        if not self.leads:
+            return [self.comm.Isend(piece, 0) for piece in in_pieces(data)]
+        parts = np.split(data, np.cumsum(sizes)[:-1])
+        return [self.comm.Irecv(piece, rank) for rank, part in enumerate(parts, 1) for piece in in_pieces(part)]
+
+    def summed(self, data: Any) -> Requests:
+        ends = [(MPI.IN_PLACE, piece) if self.leads else (piece, None) for piece in in_pieces(data)]
+        return [self.comm.Ireduce(own, total, MPI.SUM, root=0) for own, total in ends]
+
+    def agree(self, own: Ints, found: Ints) -> Requests:
+        return [self.comm.Iallreduce(own, found, MPI.MAX)]
+
+    def meet(self) -> Requests:
+        return [self.comm.Ibarrier()]
+
+    def revoke(self) -> None:
+        self.comm.Revoke()
+
+
+class Direct(Channel):
+    """A channel to one rank: messages of one tag on a communicator that many channels share, so it costs nothing.
+
+    Between two ranks, messages of one tag keep their order.
+
+    Parameters
+    ----------
+    peer : int
+        The rank at the other end.
+    leads : bool
+        Whether this end leads.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, peer: int, tag: int, leads: bool) -> None:
+        self.comm, self.peer, self.tag, self.leads = comm, peer, tag, leads
+
+    def down(self, data: Any) -> Requests:
+        return self._carried(data, self.leads)
+
+    def up(self, data: Any, sizes: Sequence[int] = ()) -> Requests:
+        return self._carried(data, not self.leads)
+
+    def summed(self, data: Any) -> Requests:
+        return self._carried(data, not self.leads)
+
+    def agree(self, own: Ints, found: Ints) -> Requests:
+        return [*self._carried(own, True), *self._carried(found, False)]
+
+    def meet(self) -> Requests:
+        return [*self._carried(NOTHING, True), *self._carried(NOTHING, False)]
+
+    def revoke(self) -> None:
+        pass
+
+    def _carried(self, data: Any, sends: bool) -> Requests:
+        begin = self.comm.Isend if sends else self.comm.Irecv
+        return [begin(piece, self.peer, self.tag) for piece in in_pieces(data)]
+
+
+Pair = tuple[Channel, Channel]
+"""A lane's channels: for commands, and for everything large."""
+
+
+@dataclass
+class Connected:
+    """A rank's `lanes` by number, and the communicators that were made for them."""
+
+    lanes: dict[int, Pair]
+    comms: list[MPI.Intracomm]
+
+    def free(self) -> None:
+        """Free the communicators: MPI has few, and a process may run many runs."""
+        for comm in self.comms:
+            comm.Free()
+
+
+def connect(comm: MPI.Intracomm, width: int | str, hosts: Sequence[str], apart: bool) -> Connected:
+    """Make this rank's lanes, of the server and some client ranks each, as `lane_ranks` cuts them.
+
+    All ranks call it at once. Where lanes may fall `apart`, as MPI tells of dead ranks, each rank of one with several
+    has another one by itself, of the number `single`.
+    """
+    size, rank = comm.Get_size(), comm.Get_rank()
+    rows = dict(enumerate(lane_ranks(width, hosts)))
+    if apart:
+        rows |= {single(each, size): (each,) for row in [*rows.values()] if len(row) > 1 for each in row}
+    made = Connected({}, [])
+    if any(len(row) == 1 for row in rows.values()):
+        shared, request = comm.Idup()
+        wait([request])
+        made.comms.append(shared)
+    for number, row in rows.items():
+        if rank not in (0, *row):
+            continue
+        if len(row) == 1:
+            made.lanes[number] = direct(shared, 0 if rank else row[0], leads=rank == 0)
+            continue
+        group = comm.Get_group().Incl([0, *row])
+        own = [comm.Create_group(group, 2 * number + kind) for kind in (CONTROL, DATA)]
+        group.Free()
+        made.comms += own
+        made.lanes[number] = Group(own[CONTROL]), Group(own[DATA])
+    wait([comm.Ibarrier()])  # who dies before the last lane is made keeps the others from making it
+    return made
+
+
+def direct(comm: MPI.Intracomm, peer: int, leads: bool, number: int = 0) -> Pair:
+    """Return a lane to one rank; `number` tells lanes between the same two ranks apart."""
+    return Direct(comm, peer, 2 * number + CONTROL, leads), Direct(comm, peer, 2 * number + DATA, leads)
+
+
+def single(rank: int, size: int) -> int:
+    """Return the number of a rank's lane of its own; those of other lanes are below the number of ranks, `size`."""
+    return size + rank
