@@ -221,16 +221,37 @@ def _told(json_to: str | None, found: object, lines: list[str]) -> list[str]:
     type=click.IntRange(min=1),
     help="State placement and memory for so many MPI ranks (default: 1, in wall clock one per client).",
 )
+@click.option(
+    "--like",
+    type=PATH,
+    metavar="FILE",
+    help="Also predict a round's messages on --ranks, by what hpcfl doctor --network --json FILE has measured.",
+)
+@click.option(
+    "--per-host", type=click.IntRange(min=1), help="Ranks on each host, with --like (default: as many as measured)."
+)
 def check(
-    config: str, overlays: list[str], settings: tuple[str, ...], data_dir: Path | None, ranks: int | None
+    config: str,
+    overlays: list[str],
+    settings: tuple[str, ...],
+    data_dir: Path | None,
+    ranks: int | None,
+    like: Path | None,
+    per_host: int | None,
 ) -> None:
     """Validate CONFIG and print what it would do; nothing runs."""
     from hpcfl.commands.check import report
+    from hpcfl.commands.prediction import Like
     from hpcfl.config import load
 
+    if per_host is not None and like is None:
+        raise UsageError("--per-host says where the ranks of a prediction are: expected --like FILE with it")
+    measured = None if like is None else Like.of(like, ranks, per_host)
     loaded = load(config, settings, overlays, tell=True, data_dir=data_dir)
     header = loaded.check(data_dir)
-    _echo(report(loaded, header, data_dir, ranks or (1 + loaded.clients if loaded.clock == "wall" else 1)))
+    if measured is not None:
+        measured.check(loaded)
+    _echo(report(loaded, header, data_dir, ranks or (1 + loaded.clients if loaded.clock == "wall" else 1), measured))
 
 
 @cli.command()

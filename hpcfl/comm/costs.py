@@ -33,9 +33,7 @@ from math import inf
 LOOKS = 3
 """Looks after each sleep; `hpcfl.comm.mpi.STEPS`, which is not imported here because it loads MPI."""
 PER_LANE = 2
-"""Communicators of a lane of several ranks: for commands and for data."""
-PER_SINGLE = 2
-"""Communicators of a lane of one rank."""
+"""Communicators of a lane of several ranks: for commands and for data. Lanes of one rank share one for all of them."""
 COMMUNICATORS: Mapping[str, int] = {"MPICH": 2046}
 """How many communicators a process can make, by the family of the MPI; others have no limit that matters here."""
 FAN_OUT = 32
@@ -156,8 +154,8 @@ class Layout:
 
     @property
     def communicators(self) -> int:
-        """How many the server needs."""
-        return self.lanes * (PER_LANE if self.ranks > 1 else PER_SINGLE)
+        """How many the server needs for these lanes alone."""
+        return self.lanes * PER_LANE if self.ranks > 1 else 0
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 from hpcfl.algorithms import ServerState
 from hpcfl.base.errors import listed
 from hpcfl.comm.placement import lane_topologies
+from hpcfl.commands.prediction import facts as prediction
 from hpcfl.config import Config
 from hpcfl.data import Federation, Header
 from hpcfl.data.base import Range
@@ -20,6 +21,7 @@ from hpcfl.learning.config import METRICS
 
 if TYPE_CHECKING:
     from hpcfl.comm.message import Block
+    from hpcfl.commands.prediction import Like
     from hpcfl.engine.job import Job
     from hpcfl.schedule.plan import Plan
 
@@ -37,8 +39,13 @@ standardised feature is in fewer than 10⁴ samples: it is at most √n in n of 
 """
 
 
-def report(config: Config, header: Header, data_dir: Path | None, ranks: int) -> Iterator[str]:
-    """Yield one fact per line about a config that is valid; memory and placement are stated for `ranks` MPI ranks."""
+def report(
+    config: Config, header: Header, data_dir: Path | None, ranks: int, like: Like | None = None
+) -> Iterator[str]:
+    """Yield one fact per line about a config that is valid; memory and placement are stated for `ranks` MPI ranks.
+
+    With `like` also what a round's messages would take.
+    """
     from hpcfl.engine.job import Job
 
     job = Job.of(config, data_dir, ranks)
@@ -64,7 +71,8 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int) ->
         _chunks(job, ranks),
         _warnings(job),
         () if header.tokens else features(config, header.ranges, federation),
-        _memory(job, ranks),
+        _memory(job, ranks, like.per_host if like else ranks),
+        () if like is None else prediction(job, like),
     )
     yield from (f"{name:<14}{text}" for name, text in facts)
 
@@ -270,10 +278,11 @@ def _ranges(federation: Federation) -> Iterator[Range]:
         yield float(np.min(values, initial=0)), float(np.max(values, initial=0))
 
 
-def _memory(job: Job, ranks: int) -> Facts:
+def _memory(job: Job, ranks: int, per_host: int) -> Facts:
     if job.config.clock == "wall":
-        server, client = bounds(job, ranks)
-        yield "lanes", f"{_lanes(job, ranks)} on {ranks} ranks of one host"
+        server, client = bounds(job, ranks, per_host)
+        where = "of one host" if per_host >= ranks else f"with {per_host} on each host"
+        yield "lanes", f"{_lanes(job, ranks, per_host)} on {ranks} ranks {where}"
         each = f"{server / 1e6:.3g} MB at the server, {client / 1e6:.3g} MB per client rank"
         yield "memory", f"at most {each}, beside data, torch and MPI"
         return
@@ -298,8 +307,8 @@ def _versions(job: Job) -> int:
     return int(min(rules.at_work(job.config.clients), old))
 
 
-def bounds(job: Job, ranks: int) -> tuple[int, int]:
-    """Most bytes that rounds in real time take at the server and on a client rank.
+def bounds(job: Job, ranks: int, per_host: int | None = None) -> tuple[int, int]:
+    """Most bytes that rounds in real time take at the server and on a client rank; all on one host, or `per_host`.
 
     The server: one message per lane, or an exact sum (four times the message) where clients are computed in chunks, and
     the shared state, its successor and a copy on its way out; where ranks send several of them, exact running sums too;
@@ -313,7 +322,11 @@ def bounds(job: Job, ranks: int) -> tuple[int, int]:
     several = not job.together and max(len(job.hosted(rank)) for rank in range(1, ranks)) > 1
     each = 4 if size > 1 else 1
     copies = job.task.nbytes + job.config.clients * job.personal_bytes
-    server = (each * _lanes(job, ranks) + 3 + 4 * several) * message + job.config.clients * _kept(job) + copies
+    server = (
+        (each * _lanes(job, ranks, per_host or ranks) + 3 + 4 * several) * message
+        + job.config.clients * _kept(job)
+        + copies
+    )
     return server, (1 + 3 * size + 8 * (size > 1)) * max(job.task.nbytes, message) + 2 * held * job.personal_bytes
 
 
@@ -325,5 +338,6 @@ def _message(job: Job) -> int:
     return sum(block.bytes for group in job.layout for block in group.values())
 
 
-def _lanes(job: Job, ranks: int) -> int:
-    return len(lane_topologies(job.config.lane_width, ["here"] * ranks, job.chunks))
+def _lanes(job: Job, ranks: int, per_host: int) -> int:
+    hosts = [str(rank // per_host) for rank in range(ranks)]
+    return len(lane_topologies(job.config.lane_width, hosts, job.chunks))

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from hpcfl.comm import costs as module
 from hpcfl.comm.costs import (
     Costs,
     Layout,
@@ -85,8 +84,7 @@ def test_fastest_is_of_what_there_is() -> None:
     assert (slow.bottleneck, fast.bottleneck) == ("frames up", "state down")
 
 
-def test_communicators_bound_what_mpich_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PER_SINGLE", 0)
+def test_communicators_bound_what_mpich_can_do() -> None:
     assert fits("MPICH 5.0.2", layout(10_000, 10, 1))
     assert fits("MPICH 5.0.2", layout(10_230, 10, "node"))
     assert not fits("MPICH 5.0.2", layout(10_231, 10, "node"))  # 1024 hosts, two for each

@@ -49,8 +49,8 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
             self.worked, self.sent, self.received = np.zeros((2, 1)), 0, 0
             self.has_next, self.answer, self.sending = False, None, 0
 
-        def receive(self, frame: Any) -> list[Any]:
-            return []
+        def receive(self, frame: Any) -> None:
+            return None
 
         def _noted(self, command: Command) -> None:
             self.commands.append(command)
@@ -111,10 +111,17 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
 
 
 def server_of(job: Job, lanes: list[Any]) -> Any:
+    """A server that moves on all of these lanes at each look."""
+    from hpcfl.comm.transfers import Transfers
     from hpcfl.engine.wall.lanes import Lanes
     from hpcfl.engine.wall.server import Server
 
-    return Server(job, Lanes(lanes))
+    class All(Transfers):
+        def look(self) -> dict[Any, str]:
+            return dict.fromkeys(server.lanes.all, "")
+
+    server = Server(job, Lanes(lanes, transfers=All()))
+    return server
 
 
 SOON = {"close": "deadline", "deadline": 1e-6, "min_clients": 2}
@@ -335,10 +342,12 @@ def test_a_reply_that_was_given_up_has_room_until_it_has_come() -> None:
 
     from hpcfl.comm.channel import direct
     from hpcfl.comm.mpi import Bandwidth
+    from hpcfl.comm.transfers import Transfers
     from hpcfl.engine.wall.lane import Lane
 
     job = soon()
-    lane = Lane(Topology((1,), (((0,),),)), direct(MPI.COMM_SELF, 0, True), job.layout, 3, Bandwidth())
+    transfers = Transfers()
+    lane = Lane(Topology((1,), (((0,),),)), direct(MPI.COMM_SELF, 0, True), job.layout, 3, Bandwidth(), transfers)
     _, data = direct(MPI.COMM_SELF, 0, False)
     reply, sent = TableReply(2, 1), TableReply(2, 1)
     room = weakref.ref(reply.data)
@@ -351,6 +360,7 @@ def test_a_reply_that_was_given_up_has_room_until_it_has_come() -> None:
     heard = np.zeros_like(Command(Op.SCORE).packed(1, 3))
     requests = [*direct(MPI.COMM_SELF, 0, False)[0].down(heard), *sent.carried(data)]
     while lane.state == "late":
+        transfers.look()
         lane.poll()
     MPI.Request.Waitall(requests)
     assert lane.state == "idle"

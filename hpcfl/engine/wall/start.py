@@ -17,6 +17,7 @@ from hpcfl.comm.channel import Connected, connect, single
 from hpcfl.comm.launcher import end_job, end_ranks, has_cuda, has_ulfm
 from hpcfl.comm.mpi import Bandwidth
 from hpcfl.comm.placement import Topology, lane_topologies
+from hpcfl.comm.transfers import Transfers
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.stopping import Stop
@@ -45,10 +46,13 @@ def lead(
     The lanes are those that were `connected` earlier, if any were. Ranks that are `absent` are lost from the start, for
     the reason that is given.
     """
-    bandwidth, there = Bandwidth(), connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
+    transfers, bandwidth = Transfers(), Bandwidth()
+    there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
 
     def lane(topology: Topology, number: int) -> Lane:
-        return Lane(topology, there.lanes[number], job.layout, job.config.clients, bandwidth, job.together, job.parts)
+        return Lane(
+            topology, there.lanes[number], job.layout, job.config.clients, bandwidth, transfers, job.together, job.parts
+        )
 
     def rest() -> None:
         if reason := stop.requested():
@@ -67,7 +71,9 @@ def lead(
         whole = absent.keys().isdisjoint(topology.ranks) or len(topology.ranks) == 1
         all_lanes += [lane(topology, number)] if whole else [spare[rank] for rank in topology.ranks]
     kind = ArrivalsServer if job.config.participation.by_arrivals else Server
-    server = kind(job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth, phases), rest)
+    server = kind(
+        job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth, phases, transfers), rest
+    )
     server.connected = there
     with suppress(Interrupted):  # the request lasts: the first round hears of it
         server.gather(absent)
