@@ -150,6 +150,8 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
     found["layers_counted"]["swift"] = round(sum(last.layers.values()) / (ranks - 1) / asked.swift, 2)
     found |= {"memory_mb": [empty, memory()], "load": launching.load()}
     last.server.leave(last.number, 0, without_dead=True)
+    if not facts.apart:
+        connected.free()
     return found
 
 
