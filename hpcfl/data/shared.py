@@ -1,8 +1,6 @@
 """A federation that one process has read and others of its host map: the same pages, which are there once.
 
-They lie in memory that has no name (``memfd_create``): nothing is left behind however processes end, and no limit of
-``/dev/shm`` counts. Others of the same user find it among the open files of the process that made it. Where one of them
-writes to an array, it gets a copy of these pages of its own.
+Where one of them writes to an array, it gets a copy of these pages of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -21,11 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfl.base import nameless
 from hpcfl.base.errors import RunError
+from hpcfl.base.nameless import START
 from hpcfl.data.base import Federation, Source
 
 ALIGNED = 64  # bytes: where arrays begin
-NONCE = 32  # characters: another process may have the number of one that has ended
 
 
 @contextmanager
@@ -35,30 +33,25 @@ def shared(federation: Federation, source: Source) -> Iterator[str]:
     The text is empty where that cannot be: the system has no such memory, or too little, or the federation has parts
     other than arrays, plain values and data classes of this package.
     """
-    writer = Writer(source)
+    writer, file, words = Writer(source), None, ""
     try:
-        parts, nonce = writer.parts(federation), secrets.token_hex(NONCE // 2)
-        file = os.memfd_create("hpcfl-data")
-    except (TypeError, AttributeError, OSError):  # AttributeError: no Linux
-        yield ""
-        return
+        text = json.dumps([writer.parts(federation), writer.places]).encode()
+        start = _aligned(START + 8 + len(text))
+        file, words = nameless.created(start + writer.size)
+        with os.fdopen(file, "wb", closefd=False) as room:
+            room.seek(START)
+            room.write(len(text).to_bytes(8, "little") + text)
+            for array, (offset, *_) in zip(writer.arrays, writer.places):
+                room.seek(start + offset)
+                room.write(np.ascontiguousarray(array.transpose(_axes(array))).reshape(-1).view(np.uint8).data)
+    except (TypeError, AttributeError, OSError):
+        words = ""
+    writer.arrays.clear()
     try:
-        text = json.dumps([parts, writer.places]).encode()
-        start = _aligned(NONCE + 8 + len(text))
-        try:
-            os.posix_fallocate(file, 0, start + writer.size)
-            with os.fdopen(file, "wb", closefd=False) as room:
-                room.write(nonce.encode() + len(text).to_bytes(8, "little") + text)
-                for array, (offset, *_) in zip(writer.arrays, writer.places):
-                    room.seek(start + offset)
-                    room.write(np.ascontiguousarray(array.transpose(_axes(array))).reshape(-1).view(np.uint8).data)
-            words = f"{os.getpid()} {file} {nonce}"
-        except OSError:
-            words = ""
-        writer.arrays.clear()
         yield words
     finally:
-        os.close(file)
+        if file is not None:
+            os.close(file)
 
 
 def attach(text: str, source: Source) -> Federation:
@@ -67,24 +60,18 @@ def attach(text: str, source: Source) -> Federation:
     Raises
     ------
     RunError
-        If it cannot be reached: the process has ended, or runs in a container of its own, or as another user.
+        If it cannot be reached, see `hpcfl.base.nameless.opened`.
     """
-    process, number, nonce = text.split()
+    file = nameless.opened(text)
     try:
-        file = os.open(f"/proc/{process}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as error:
-        raise RunError(f"memory of process {process} cannot be opened: {error.strerror}") from None
-    try:
-        if os.pread(file, NONCE, 0) != nonce.encode():
-            raise RunError(f"memory of process {process} is not what it was said to be")
         memory = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
     except OSError as error:
-        raise RunError(f"memory of process {process} cannot be mapped: {error.strerror}") from None
+        raise RunError(f"memory of process {text.split()[0]} cannot be mapped: {error.strerror}") from None
     finally:
         os.close(file)
-    length = int.from_bytes(memory[NONCE : NONCE + 8], "little")
-    parts, places = json.loads(memory[NONCE + 8 : NONCE + 8 + length])
-    start = _aligned(NONCE + 8 + length)
+    length = int.from_bytes(memory[START : START + 8], "little")
+    parts, places = json.loads(memory[START + 8 : START + 8 + length])
+    start = _aligned(START + 8 + length)
     arrays = [
         np.ndarray(shape, kind, memory, start + offset, strides) if 0 not in shape else np.empty(shape, kind)
         for offset, kind, shape, strides in places

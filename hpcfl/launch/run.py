@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from hpcfl.config import Config
     from hpcfl.engine.job import Job, Progress
     from hpcfl.engine.rounds import Rounds
+    from hpcfl.engine.wall.watchdog import Noticeboard
 
 
 def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False) -> None:
@@ -94,12 +95,13 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     counts = _told(comm, str(count))
     ranks = _roll(config, comm, hosts)
     with _without_absent(request, ranks):
+        board = _board(ranks, hosts) if config.clock == "wall" else None
         device, devices = placed(config, ranks, hosts)
     with fixed_arithmetic(config.reproducible and device != "cpu"):
         with _without_absent(request, ranks):
             job, now = _prepared(config, request, ranks, hosts, device, count, share)
             raise_together(ranks, lambda: _opened(request, processes, devices, counts, job, ranks) if serves else None)
-        run = _in_real_time if config.clock == "wall" else _in_step
+        run = _in_step if board is None else partial(_in_real_time, board=board)
         phases = Profile() if request.profile else Phases()
         try:
             stopped = run(job, request, now, ranks, processes, phases)
@@ -120,6 +122,20 @@ def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
     from hpcfl.comm.mpi import Roll
 
     return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts, has_ulfm(comm)))
+
+
+def _board(comm: Any, hosts: list[str]) -> Noticeboard:
+    """What this rank shares with the others of its host, of which the first offers it."""
+    from hpcfl.engine.wall.watchdog import Noticeboard
+
+    if comm is None:
+        return Noticeboard()
+    from hpcfl.comm.mpi import names
+
+    first = hosts.index(hosts[comm.Get_rank()])
+    own = Noticeboard.offered() if comm.Get_rank() == first else None
+    words = names(comm, own.words if own else "")[first]
+    return own or Noticeboard.found(words)
 
 
 @contextmanager
@@ -267,26 +283,37 @@ def _transport(comm: Any, phases: Phases) -> Transport:
 
 
 def _in_real_time(
-    job: Job, request: RunRequest, now: Progress, comm: Any, processes: list[tuple[str, str]], phases: Phases
+    job: Job,
+    request: RunRequest,
+    now: Progress,
+    comm: Any,
+    processes: list[tuple[str, str]],
+    phases: Phases,
+    board: Noticeboard,
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
     from hpcfl.comm.mpi import Roll
+    from hpcfl.engine.saving import write_part
     from hpcfl.engine.wall import start
     from hpcfl.engine.wall.watchdog import Watchdog
 
+    apart = _see_one_folder(request.folder, comm, processes)
     connected, absent = None, dict[int, str]()
     if isinstance(comm, Roll):
         comm, connected, absent = comm.comm, comm.connected, comm.absent
     folder, serves, hosts = request.folder, comm.Get_rank() == 0, [host for host, _ in processes]
-    stop, watch = stopping.Stop(folder, serves), Watchdog(folder, job.config.lost_after)
+    names = [*dict.fromkeys(hosts)]
+    place = names.index(hosts[comm.Get_rank()]), len(names)
+    stop, watch = stopping.Stop(folder, serves), Watchdog(folder, job.config.lost_after, board, *place)
 
     def rest() -> None:
         stopping.forward(stop, folder)
         watch.look()
 
     if not serves:
-        return start.serve(job, comm, hosts, now, rest, phases, connected, absent)
-    rounds = start.lead(job, comm, hosts, folder, stop, now, phases, connected, absent)
+        write = partial(write_part, folder, processes[0][1], comm.Get_rank())
+        return start.serve(job, comm, hosts, now, rest, phases, connected, absent, write)
+    rounds = start.lead(job, comm, hosts, folder, stop, now, phases, connected, absent, apart)
     stopped = _run_rounds(job, request, rounds, now, processes, 0, stop)
     if request.profile:
         report(rounds.profiles())

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from hpcfl import store
 from hpcfl.base.errors import RunError
 from hpcfl.engine.wall import watchdog as watch
-from hpcfl.engine.wall.watchdog import LeftBehind, Watchdog
+from hpcfl.engine.wall.watchdog import LeftBehind, Noticeboard, Watchdog
+from hpcfl.store.status import signed
 
 
 @pytest.fixture
@@ -51,3 +55,93 @@ def test_a_failed_run_ends_at_once(clock: list[float], tmp_path: Path) -> None:
     clock[0] = 10.0
     with pytest.raises(RunError, match="failed"):
         watching.look()
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> list[float]:
+    """When somebody has looked at a file."""
+    times, read = list[float](), store.read_status
+
+    def counted(folder: Path) -> store.Status:
+        times.append(clock[0])
+        return read(folder)
+
+    monkeypatch.setattr(watch.store, "read_status", counted)
+    return times
+
+
+def boards(count: int) -> list[Noticeboard]:
+    first = Noticeboard.offered()
+    return [first, *(Noticeboard.found(first.words) for _ in range(count - 1))]
+
+
+def watched(watching: list[Watchdog], clock: list[float], seconds: float) -> list[str]:
+    """Let everybody look ten times a second; return what ends it for each, "" for nothing."""
+    ends = [""] * len(watching)
+    for _ in range(round(10 * seconds)):
+        clock[0] += 0.1
+        for each, watchdog in enumerate(watching):
+            try:
+                if not ends[each]:
+                    watchdog.look()
+            except (RunError, LeftBehind) as end:
+                ends[each] = str(end)
+    return ends
+
+
+def test_one_rank_of_a_host_looks(clock: list[float], looks: list[float], tmp_path: Path) -> None:
+    store.write_status(tmp_path, "running")
+    watching = [Watchdog(tmp_path, None, board) for board in boards(5)]
+    assert watched(watching, clock, 100.0) == [""] * 5
+    assert 40 <= len(looks) <= 50
+    assert np.diff(looks).min() >= 2.0
+
+
+def test_when_the_one_that_looks_is_gone_others_do(clock: list[float], looks: list[float], tmp_path: Path) -> None:
+    store.write_status(tmp_path, "running")
+    watching = [Watchdog(tmp_path, 0.5, board) for board in boards(3)]
+    watched(watching, clock, 10.0)
+    store.write_status(tmp_path, "done")
+    there = len(looks)
+    ends = watched(watching[2:], clock, 10.0)
+    assert ends == ["the run is done, and this rank was taken for dead"]
+    assert len(looks) > there
+
+
+def test_all_of_a_host_learn_that_the_server_was_killed(clock: list[float], looks: list[float], tmp_path: Path) -> None:
+    (tmp_path / "status").write_text(signed("running", "").replace(f"pid: {os.getpid()}", "pid: 999999999"))
+    watching = [Watchdog(tmp_path, None, board) for board in boards(4)]
+    assert watched(watching, clock, 5.0) == ["the server (rank 0) is no more"] * 4
+    assert len(looks) == 1
+
+
+def test_many_hosts_look_rarely(clock: list[float], looks: list[float], tmp_path: Path) -> None:
+    """The server's every 2 s, the others' together about as often, but each at least once in a minute."""
+    store.write_status(tmp_path, "running")
+    clock[0] = 1000.0
+    watched([Watchdog(tmp_path, None, Noticeboard(), host, 20) for host in range(20)], clock, 400.0)
+    assert 400 / 2 + 19 * (400 / 42 - 2) <= len(looks) <= 400 / 2 + 19 * (400 / 40 + 1)
+    looks.clear()
+    far = Watchdog(tmp_path, None, Noticeboard(), 9_999, 10_000)
+    watched([far], clock, 600.0)
+    assert 9 <= len(looks) <= 10
+
+
+def test_who_cannot_reach_the_others_looks_by_itself(clock: list[float], looks: list[float], tmp_path: Path) -> None:
+    store.write_status(tmp_path, "failed", "no reason")
+    found = [Noticeboard.found(words) for words in ("", f"{os.getpid()} 999 {'0' * 32}")]
+    ends = watched([Watchdog(tmp_path, None, board) for board in found], clock, 5.0)
+    assert ends == ["the run has failed"] * 2
+    assert len(looks) == 2
+
+
+@pytest.mark.mpi
+def test_ranks_share_a_board(world: Any) -> None:
+    from hpcfl.launch.run import _board
+
+    board = _board(world.comm, ["ab"[rank % 2] for rank in range(world.size)])
+    if world.rank < 2:
+        board.state = f"from {world.rank}"
+    world.meet()
+    assert board.state == f"from {world.rank % 2}"
+    world.meet()
