@@ -389,6 +389,7 @@ class _Server:
         from hpcfl.comm.message import Block
         from hpcfl.comm.mpi import Bandwidth
         from hpcfl.comm.placement import Topology
+        from hpcfl.comm.transfers import Transfers
         from hpcfl.engine.wall.framing import frame_formats
         from hpcfl.engine.wall.lane import Lane
         from hpcfl.engine.wall.lanes import Lanes
@@ -397,7 +398,9 @@ class _Server:
         layout, cohort, bandwidth = ({"block": Block((8,))},), np.arange(LANES), Bandwidth()
         state, frame = np.zeros(64, dtype=np.uint8), frame_formats(layout, 1)[0].zeros()[0].numpy()
         led, ranks = ([direct(MPI.COMM_SELF, 0, leads, n) for n in range(LANES)] for leads in (True, False))
-        lanes = Lanes([Lane(Topology((1,), (((n,),),)), pair, layout, LANES, bandwidth) for n, pair in enumerate(led)])
+        topologies, transfers = [Topology((1,), (((n,),),)) for n in range(LANES)], Transfers()
+        made = [Lane(each, pair, layout, LANES, bandwidth, transfers) for each, pair in zip(topologies, led)]
+        lanes = Lanes(made, transfers=transfers)
 
         def once() -> float:
             start = time.thread_time()
