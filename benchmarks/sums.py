@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--megabytes", nargs="+", type=int, default=[1, 10, 100])
     parser.add_argument("--repeats", type=int, default=9)
     asked = parser.parse_args()
+    torch.set_num_threads(1)
     sizes = []
     for megabytes in asked.megabytes:
         sizes.append(

@@ -13,13 +13,15 @@ numbers). A `FixedSum` has the first two grids in one whole number of 64 bits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from math import sqrt
-from threading import local
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from threading import Lock, local
 from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.base.types import Floats, Ints
@@ -28,6 +30,8 @@ GRIDS = (2.0**12, 2.0**46, 2.0**80)
 ROUNDER = 1.5 * 2.0**52  # adding and subtracting it rounds float64 numbers below 2^51 to whole numbers
 ROUNDER_BITS = np.float64(ROUNDER).view(np.int64)
 STEPS = 2.0**46  # of a `FixedSum`, in 1
+BIAS = ROUNDER / STEPS  # rounds to multiples of these steps
+BIASES = torch.tensor([[BIAS], [-BIAS]], dtype=torch.float64)
 COARSE_BITS = 34
 COARSE = 2.0**COARSE_BITS  # steps in one of the first grid
 RANGE = 2.0**62  # steps: no sum over all ranks may become larger, which leaves one bit of 64 for what is rounded up
@@ -39,7 +43,8 @@ class _Room(local):
     """What a thread works in, a piece each: fresh memory for every message cost more than the arithmetic."""
 
     def __init__(self) -> None:
-        self.total, self.scratch, self.result = torch.empty(3, PIECE, dtype=torch.float64)
+        self.total, self.scratch, self.result, whole = torch.empty(4, PIECE, dtype=torch.float64)
+        self.whole: Ints = whole.view(torch.int64).numpy()
         self._wide = torch.empty(0, dtype=torch.float64)
 
     def wide(self, size: int) -> Tensor:
@@ -49,12 +54,34 @@ class _Room(local):
         return self._wide[:size]
 
 
-ROOM = _Room()
+ROOM, MAKING = _Room(), Lock()
 
 
 def pieces(size: int, most: int = PIECE) -> list[slice]:
     """Return slices of at most so many entries, one after the other."""
     return [slice(start, min(size, start + most)) for start in range(0, size, most)]
+
+
+def each_piece(size: int, work: Callable[[slice], None]) -> None:
+    """Let `work` see to each of the `pieces`, on as many threads as torch has: NumPy and torch let others compute."""
+    rest = iter(pieces(size))  # gives each piece once, whichever thread asks
+
+    def share() -> None:
+        for piece in rest:
+            work(piece)
+
+    others = min(torch.get_num_threads(), size // PIECE) - 1
+    helpers = [_pool(others).submit(share) for _ in range(others)]
+    try:
+        share()
+    finally:
+        for helper in helpers:
+            helper.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "sums")
 
 
 def add_to_bins(total: Floats, bins: Floats) -> None:
@@ -68,29 +95,34 @@ def add_to_bins(total: Floats, bins: Floats) -> None:
             total -= part
 
 
-def sum_small(values: Sequence[tuple[Tensor, float]], out: Floats) -> bool:
-    """Write ``Σ factor·value`` to `out` [n ≤ PIECE] and return True, where all is so small that one grid suffices."""
-    arrays = [(value.numpy(), factor) for value, factor in values]
-    if not sum(abs(factor) * _most(each) for each, factor in arrays) < 2.0**5:
-        return False
-    step, scratch = ROUNDER / STEPS, ROOM.scratch.numpy()[: len(out)]
-    for number, (each, factor) in enumerate(arrays):
-        term = scratch if number else out
-        np.copyto(term, each)
-        if factor != 1.0:
-            term *= factor
-        term += -step if number % 2 else step  # each is rounded; of two in turn the steps themselves cancel
-        if number:
-            out += term
-    if len(arrays) % 2:
-        out -= step
-    return bool(arrays)
+def sum_small(values: Sequence[tuple[Tensor, float]], out: Floats) -> int:
+    """Write ``Σ factor·value`` over the first float32 values [n ≤ PIECE] to `out`, rounded to one grid each.
+
+    Returns how many of them are together so small that one grid suffices, and are added up.
+    """
+    ends, bound, count = (torch.from_numpy(out), ROOM.scratch[: len(out)]), 0.0, 0
+    for value, factor in values:
+        term, turn = ends[count > 0], count % 2  # of two terms in turn what rounds them cancels
+        array = term.copy_(value).numpy()
+        bound += abs(factor) * _most(value.numpy())  # which is in the caches by now
+        if not bound < 2.0**5:  # NaN is not smaller either
+            break
+        if factor == float(np.float32(factor)):  # products are exact: nothing is rounded before the addition
+            torch.add(BIASES[turn], term, alpha=factor, out=term)
+        else:
+            array *= factor
+            array += -BIAS if turn else BIAS
+        if count:
+            out += array
+        count += 1
+    if count % 2:
+        out -= BIAS
+    return count
 
 
-def _most(values: Floats) -> float:
-    """Return a number that no value [n ≤ PIECE] exceeds in size, below 2^5 where that can be; NaN among NaN."""
-    bound = 1.01 * sqrt(float(np.dot(values, values)))  # one pass, and mostly small enough
-    return bound if bound < 1.0 else max(float(values.max()), -float(values.min()))
+def _most(values: NDArray[np.floating]) -> float:
+    """Return the size of the largest value; NaN among NaN."""
+    return max(float(np.maximum.reduce(values)), -float(np.minimum.reduce(values)))
 
 
 class ExactSum(ABC):
@@ -107,8 +139,8 @@ class ExactSum(ABC):
     def add_rows(self, rows: Tensor, factors: list[float]) -> None:
         """Add ``Σ factor·row`` of rows [k, n] on the CPU, itself formed in float64.
 
-        A piece for each of torch's threads at a time, which stays in the caches, and what is small by NumPy, whose
-        calls cost less than torch's.
+        A piece for each of torch's threads at a time, which stays in the caches; a single row by `each_piece`, since
+        torch would do all but one pass in one thread; and what is small by NumPy, whose calls cost less than torch's.
         """
         if not factors:
             return
@@ -121,12 +153,19 @@ class ExactSum(ABC):
         if few and self.scale == 1.0 and factors.count(1.0) == len(factors):
             self.add(np.add.accumulate(rows.numpy())[-1], slice(0, rows.shape[1]))  # row after row, as below
             return
+        if len(factors) == 1:
+            each_piece(rows.shape[1], partial(self._add_row, rows[0], factors[0]))
+            return
         for part in pieces(rows.shape[1], PIECE * torch.get_num_threads()):
             total = ROOM.wide(part.stop - part.start).copy_(rows[0, part]).mul_(factors[0] * self.scale)
             for row, factor in zip(rows[1:], factors[1:]):
                 total.add_(row[part], alpha=factor * self.scale)  # by torch: it rounds once
             for piece in pieces(len(total)):
                 self.add(total[piece].numpy(), slice(part.start + piece.start, part.start + piece.stop))
+
+    def _add_row(self, row: Tensor, factor: float, piece: slice) -> None:
+        total = ROOM.total[: piece.stop - piece.start].copy_(row[piece])
+        self.add(total.mul_(factor * self.scale).numpy(), piece)
 
     @abstractmethod
     def add(self, total: Floats, piece: slice) -> None:
@@ -146,8 +185,7 @@ class ExactSum(ABC):
 
     def total(self, out: Floats) -> None:
         """Write the sums to float64 `out` [n]."""
-        for piece in pieces(len(out)):
-            self.part(piece, out[piece])
+        each_piece(len(out), lambda piece: self.part(piece, out[piece]))
 
 
 class BinnedSum(ExactSum):
@@ -208,11 +246,26 @@ class FixedSum(ExactSum):
         for row in bins:
             self.add_rows(torch.from_numpy(row)[None], [1.0])
 
+    def add_values(self, values: Sequence[tuple[Tensor, float]], total: Floats, added: int) -> None:
+        """Add ``Σ factor·value`` of float32 values of the sums' size n ≤ PIECE: as many at once as `sum_small` takes.
+
+        The first `added` of them are in `total` [n] already, which is used up.
+        """
+        while values:
+            if added:
+                total *= STEPS
+                self.add(total, slice(0, len(total)))
+            else:
+                self._add_row(*values[0], slice(0, len(total)))
+            values = values[max(1, added) :]
+            added = sum_small(values, total)
+
     def wide(self) -> Floats:
         """Return `upper`, made where there was none."""
-        if self.upper is None:
-            self.upper = np.zeros(len(self.whole))
-        return self.upper
+        with MAKING:  # pieces are added in several threads
+            if self.upper is None:
+                self.upper = np.zeros(len(self.whole))
+            return self.upper
 
     def start(self, other: ExactSum | None, piece: slice) -> None:
         self.whole[:], self.upper, self._bounds[:] = 0, None, 0.0

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hpcfl.base.transfer import on_device, on_host
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.comm.exact import GRIDS, PIECE, ROOM, ROUNDER, BinnedSum, ExactSum, FixedSum, pieces
+from hpcfl.comm.exact import GRIDS, PIECE, ROOM, ROUNDER, BinnedSum, ExactSum, FixedSum, each_piece
 from hpcfl.comm.packing import Packing
 from hpcfl.comm.pool import POOL, SPARE
 
@@ -96,12 +96,12 @@ class Block:
         """Size of its sum on the wire, in bytes, where no second bin is needed beside whole numbers."""
         return 8 * self.size * (1 if self.fixed else self.bins)
 
-    def sums(self, out: Floats) -> ExactSum:
-        """Return sums on one rank of some of its numbers, whose totals will be written to `out`, maybe in its memory.
+    def sums(self, size: int) -> ExactSum:
+        """Return sums on one rank of so many ≤ PIECE of its numbers, the thread's only ones where they are `fixed`.
 
         What they begin with is to be said.
         """
-        return FixedSum(out.view(np.int64)) if self.fixed else BinnedSum(np.empty((self.bins, len(out))))
+        return FixedSum(ROOM.whole[:size]) if self.fixed else BinnedSum(np.empty((self.bins, size)))
 
     @property
     def size(self) -> int:
@@ -222,10 +222,13 @@ class Sums(ABC):
         after = POOL.empty(value.shape, value.dtype)
         new, old = after.view(-1), value.reshape(-1)
         over = torch.tensor(denominator, dtype=torch.float64)
-        for piece in pieces(value.numel()):  # whole sums in float64 would cost more than the arithmetic
+
+        def move(piece: slice) -> None:  # whole sums in float64 would cost more than the arithmetic
             size = piece.stop - piece.start
             fill(piece, ROOM.result[:size].numpy())
             new[piece].copy_(ROOM.total[:size].copy_(old[piece]).addcdiv_(ROOM.result[:size], over))
+
+        each_piece(value.numel(), move)
         return after
 
     def fill(self, name: str) -> Fill | None:
@@ -420,7 +423,10 @@ def moved(value: Tensor, update: Tensor) -> Tensor:
     if value.device.type != "cpu" or value.numel() <= PIECE:
         return (value.double() + update).to(value.dtype)
     after = POOL.empty(value.shape, value.dtype)
-    parts = (torch.split(part.reshape(-1), PIECE) for part in (after, value, update))
-    for new, old, change in zip(*parts):
-        new.copy_(ROOM.total[: len(new)].copy_(old).add_(change))
+    new, old, change = after.view(-1), value.reshape(-1), update.reshape(-1)
+
+    def move(piece: slice) -> None:
+        new[piece].copy_(ROOM.total[: piece.stop - piece.start].copy_(old[piece]).add_(change[piece]))
+
+    each_piece(len(new), move)
     return after

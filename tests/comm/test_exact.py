@@ -138,18 +138,45 @@ def test_small_sums_are_formed_in_one_grid_to_the_same_bits() -> None:
     out, sums = np.full(64, np.nan), FixedSum(np.zeros(64, dtype=np.int64))
     for value, factor in values:
         sums.add_rows(value[None], [factor])
-    assert sum_small(values, out)
+    assert sum_small(values, out) == 4
     assert out.tolist() == total(sums, 64)
     half = torch.tensor([HALF, 3 * HALF])
-    assert sum_small([(half, 1.0), (half, 1.0)], out[:2])
+    assert sum_small([(half, 1.0), (half, 1.0)], out[:2]) == 2
     assert out[:2].tolist() == [0, 4 * TINY]
 
 
-@pytest.mark.parametrize("values", [[32.0], [-32.0], [31.0, 1.0], [8.0, -24.0], [math.nan], [math.inf]])
-def test_what_is_not_small_is_refused(values: list[float]) -> None:
-    parts = [(torch.tensor([value / 2]), 2.0) for value in values]
-    assert not sum_small(parts, np.zeros(1))
-    assert not sum_small([], np.zeros(1))
+@pytest.mark.parametrize(
+    ("values", "count"),
+    [
+        ([], 0),
+        ([32.0], 0),
+        ([-32.0], 0),
+        ([31.0, 1.0], 1),
+        ([8.0, -24.0], 1),
+        ([8.0, -4.0, 0.5, 64.0, 1.0], 3),
+        ([math.nan], 0),
+        ([3.0, math.inf], 1),
+    ],
+)
+def test_one_grid_takes_the_first_that_are_small_together(values: list[float], count: int) -> None:
+    out = np.zeros(2)
+    assert sum_small([(torch.tensor([value / 2, 0.0]), 2.0) for value in values], out) == count
+    if count:
+        assert out.tolist() == [sum(values[:count]), 0.0]
+
+
+@pytest.mark.parametrize("factors", [[1.0, 3.0, 700.0, 0.1], [2.0**17, -5.0, 2.0**30 + 1.0, 1e-3]])
+def test_values_of_any_size_are_added_in_any_order_as_one_by_one(factors: list[float]) -> None:
+    """Among them a factor by which products are not exact, and sums that need a bin beside whole numbers."""
+    values = [(torch.as_tensor(chunk).float(), factors[number % 4]) for number, chunk in enumerate(drawn(1, 5000))]
+    apart = FixedSum(np.zeros(5000, dtype=np.int64))
+    for value, factor in values:
+        apart.add_rows(value[None], [factor])
+    assert (apart.upper is not None) == (factors[0] > 1)
+    for order in (slice(None), slice(None, None, -1)):
+        out, together = np.empty(5000), FixedSum(np.zeros(5000, dtype=np.int64))
+        together.add_values(values[order], out, sum_small(values[order], out))
+        assert total(together, 5000) == total(apart, 5000)
 
 
 @pytest.mark.parametrize("most", [1, 6])

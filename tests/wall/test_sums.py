@@ -93,6 +93,34 @@ def test_what_was_summed_up_early_counts_too() -> None:
     assert_same(ReceivedSums(LAYOUT, 3, np.zeros(2), [], early), deposited([VISITS[0], VISITS[2]]))
 
 
+@pytest.mark.parametrize("largest", [0.01, 1e4])
+def test_several_threads_find_the_bits_of_one(largest: float) -> None:
+    """Of sums that are held, of sums formed early, and of the new state; also of what whole numbers cannot hold."""
+    size = 5 * PIECE + 7
+    layout, rng = ({"weight": Block((size,))},), np.random.default_rng(3)
+    (group,), visits = frame_formats(layout, 1), []  # type: ignore[var-annotated]
+    for number in range(5):
+        frame = group.zeros()
+        group.weigh(frame, 0, "weight", 7.0 * number + 1)
+        group.value(frame, "weight").copy_(torch.from_numpy(rng.normal(0, largest, size)))
+        visits.append(Messages([group], [frame]))
+    found = []
+    try:
+        before = torch.get_num_threads()
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            early = ExactSums(layout)
+            add_all(visits[0], early)  # type: ignore[arg-type]
+            for sums in (early, ReceivedSums(layout, 5, np.zeros(1), [(one, 1) for one in visits[1:]], early)):  # type: ignore[misc]
+                found += [sums.total("weight").clone(), sums.moved("weight", torch.ones(size))]
+    finally:
+        torch.set_num_threads(before)
+    values = [group.value(one.frames[0], "weight").double() * (7.0 * n + 1) for n, one in enumerate(visits)]
+    for each, expected in zip(found, 3 * [values[0], values[0] + 1, sum(values), 1 + sum(values) / 75]):
+        assert torch.allclose(each.double(), expected, rtol=1e-6, atol=1e-6 * largest)  # type: ignore[arg-type]
+    assert all(torch.equal(one, other) for one, other in zip(found[:4] + found[:4], found[4:]))
+
+
 def chunked(visits: list[tuple[dict[str, torch.Tensor], float]]) -> tuple[Any, list[Any]]:
     """What one lane receives of two chunks of visits, and the messages that the chunks have sent."""
     groups, put = frame_formats(LAYOUT, 1, len(visits)), []  # type: ignore[var-annotated]

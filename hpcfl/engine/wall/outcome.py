@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.exact import pieces, sum_small
+from hpcfl.comm.exact import FixedSum, each_piece, sum_small
 from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, Rejection
 from hpcfl.comm.message import Block, ExactSums, Fill, Layout, Message, Sums
 from hpcfl.comm.pool import SPARE
@@ -72,8 +72,7 @@ class ReceivedSums(Sums):
             block, fill = self._block(name), self.fill(name)
             total = SPARE.empty(block.shape, torch.float64)
             out = total.view(-1).numpy()
-            for piece in pieces(block.size):
-                fill(piece, out[piece])
+            each_piece(block.size, lambda piece: fill(piece, out[piece]))
             return total
 
     def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
@@ -92,14 +91,20 @@ class ReceivedSums(Sums):
             some = [(value[piece], 1.0 if weight is None else weight) for value, weight in parts]
             if alone:
                 np.copyto(out, some[0][0].numpy())
-            elif early is not None or summed or not block.fixed or not sum_small(some, out):
-                sums = block.sums(out)
-                sums.start(early, piece)
+                return
+            small = sum_small(some, out) if block.fixed else 0
+            if 0 < small == len(some) and early is None and not summed:
+                return
+            sums = block.sums(len(out))
+            sums.start(early, piece)
+            if isinstance(sums, FixedSum):
+                sums.add_values(some, out, small)
+            else:
                 for value, weight in some:
                     sums.add_rows(value[None], [weight])
-                for bins in summed:
-                    sums.add_bins(bins[:, piece])
-                sums.total(out)
+            for bins in summed:
+                sums.add_bins(bins[:, piece])
+            sums.total(out)
 
         return fill
 
