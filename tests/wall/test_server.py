@@ -299,6 +299,31 @@ def test_scores_and_state_of_who_does_not_answer(monkeypatch: pytest.MonkeyPatch
             assert all(each.shape == like[name].shape for name, each in found[client].items())
 
 
+def test_who_has_not_written_its_state_in_time_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpcfl.engine.wall import server as module
+
+    def write(lane: Any, command: Command) -> bool:
+        """Be asked: lane 1 writes at once, 2 never, 3 is late."""
+        lane.commands.append(command)
+        lane.is_writing = lane.topology.ranks == (2,)
+        return bool(lane.state == "idle")
+
+    job = soon()
+    lanes = lanes_of(job, [[], [], []])
+    monkeypatch.setattr(type(lanes[0]), "write", write, raising=False)
+    monkeypatch.setattr(type(lanes[0]), "stop_writing", lambda lane: lane.commands.append("stop"), raising=False)
+    monkeypatch.setattr(module, "SAVE_SECONDS", 0.01)
+    lanes[2].state, lanes[2].due = "late", -1
+    server, now = server_of(job, lanes), Progress(3, job.algorithm.init_server(job.task), {})
+    server.apart = True
+    assert [int(client) for clients, _ in server.personal(now) for client in clients] == [1, 2]
+    assert (server.homes.tolist(), server.stale) == ([1, 0, 0], {1: 0, 2: 0})
+    assert [(lane.commands[0].op, lane.commands[0].round, lane.commands[1:]) for lane in lanes] == [
+        *[(Op.WRITE, 3, ["stop"])] * 2,
+        (Op.WRITE, 3, []),
+    ]
+
+
 def test_clients_of_lost_ranks_go_on_where_the_fewest_are(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

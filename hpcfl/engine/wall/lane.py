@@ -164,13 +164,33 @@ class Lane:
         self._broadcast(state)
         # A reply that nobody waits for any longer is still received: its buffer must live until then, and mpi4py's
         # requests do not hold the buffers of reductions.
-        self._reply = self._begin(reply(self.control if command.op is Op.SAVE else self.data), reply)
+        self._reply = self._begin(reply(self.control if command.op in (Op.SAVE, Op.WRITE) else self.data), reply)
         self.state = "active"
 
     def ask_meanwhile(self, command: Command, reply: Callable[[Channel], Requests]) -> None:
         """Ask for personal state while a visit goes on, see `owes_state`: only where no such reply is still to come."""
         self._command(command)
         self._state = self._begin(reply(self.control), reply)
+
+    def write(self, command: Command) -> bool:
+        """Have the ranks write personal state, beside a visit too; False where that cannot be asked for now."""
+        if self.state == "idle":
+            self.ask(command, [], lambda control: control.meet())
+        elif self.state == "active" and not self.owes_state:
+            self.ask_meanwhile(command, lambda control: control.meet())
+        else:
+            return False
+        return True
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether state that is to be written, or sent, is not there yet."""
+        return self.owes_state or (self.state == "active" and self._reply is not None)
+
+    def stop_writing(self) -> None:
+        """Wait no longer for a lane to write: it is late, unless it is at a visit."""
+        if self._reply is not None:
+            self.give_up()
 
     def ask_ready(self, op: Op, **more: Any) -> None:
         """Ask for something that has no reply: the lane is idle again when all its ranks have done it."""
