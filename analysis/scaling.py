@@ -14,7 +14,8 @@ a deadline, fitted as a straight line over lanes.
 
 Measured ranks share one machine: its cores do the work of all of them, so what is fitted is slower than a server whose
 ranks have cores of their own, while a network is slower than its memory. Hosts apart are taken to be reached as ranks
-of this one, but for `--latency` and `--bandwidth`. Costs a second. Prints one JSON line last.
+of this one, but for `--latency` and `--bandwidth`. Left out: that ranks that share a lane wait for the slowest of them.
+Costs a second. Prints one JSON line last.
 """
 
 from __future__ import annotations

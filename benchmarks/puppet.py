@@ -181,5 +181,7 @@ def serve(comm: MPI.Intracomm) -> None:
     facts, rank = Facts.heard(comm), comm.Get_rank()
     Patience.crowd = comm.Get_size() / len(cores())
     number, lane = next((number, row) for number, row in enumerate(lane_ranks(facts.width, facts.hosts)) if rank in row)
-    control, data = connect(comm, facts.width, facts.hosts, facts.apart).lanes[number]
-    Puppet(facts, rank, lane.index(rank), len(lane), control, data).serve()
+    connected = connect(comm, facts.width, facts.hosts, facts.apart)
+    Puppet(facts, rank, lane.index(rank), len(lane), *connected.lanes[number]).serve()
+    if not facts.apart:
+        connected.free()

@@ -16,8 +16,9 @@ For each number of ranks, width of lanes and size of the model a job is started,
 - `--swift` rounds in which nobody sleeps, and everybody is waited for: milliseconds until all lanes have the state
   (`down`), from then until all frames are there (`up`), and for the sums.
 
-What a sum should be is known, see `puppet.py`: a wrong one ends the benchmark. All ranks share this machine's cores.
-Prints a line per job, and one JSON line last, from which `analysis/scaling.py` predicts larger jobs.
+What a sum should be is known, see `puppet.py`: a wrong one ends the benchmark. All ranks share this machine's cores, so
+puppets run when nobody else wants to (SCHED_IDLE): the server of a cluster has cores of its own. Needs Linux. Prints a
+line per job, and one JSON line last, from which `analysis/scaling.py` predicts larger jobs.
 """
 
 from __future__ import annotations
@@ -149,6 +150,8 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
     found["layers_counted"]["swift"] = round(sum(last.layers.values()) / (ranks - 1) / asked.swift, 2)
     found |= {"memory_mb": [empty, memory()], "load": launching.load()}
     last.server.leave(last.number, 0, without_dead=True)
+    if not facts.apart:
+        connected.free()
     return found
 
 
@@ -197,7 +200,7 @@ def with_deadline(
     """Run the rounds with a deadline, blows included; return how late they closed, and what it took."""
     from puppet import COUNTED
 
-    server, late, looked = series.server, [], 0.0
+    server, late, looked = series.server, [], queued()
 
     def rest() -> None:
         nonlocal looked
@@ -209,6 +212,7 @@ def with_deadline(
         if number == asked.rounds // 4:
             blows(pids["stopped"], signal.SIGSTOP, asked.deadline)
             blows(pids["killed"], signal.SIGKILL, asked.deadline)
+        looked = queued()
         took = series.next()
         late.append((1000 * (took - asked.deadline), 1000 * (series.queued - looked)))
     used, took = time.process_time() - used, time.monotonic() - began
@@ -356,6 +360,7 @@ if __name__ == "__main__":
         if MPI.COMM_WORLD.Get_rank():
             from puppet import serve as be_puppet
 
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             be_puppet(MPI.COMM_WORLD)
         else:
             print(json.dumps(serve(MPI.COMM_WORLD, parsed())), flush=True)

@@ -106,7 +106,8 @@ class Bare:
         wait([request for lane in lanes for part in state for request in lane.data.down(part)])
         for part in [part for own in self.summed for frame in own for part in frame]:
             part.zero_()  # the server's own part of the sums
-        wait([request for lane, own in zip(lanes, self.buffers) for frame in own for request in lane.receive(frame)])
+        parts = [(lane, part.numpy()) for lane, own in zip(lanes, self.buffers) for frame in own for part in frame]
+        wait([request for lane, part in parts for request in lane.data.summed(part)])
 
     def client(self, client_rank: ClientRank, staged: list[StagedFrame]) -> None:
         """Receive the state, send the layers."""

@@ -26,7 +26,6 @@ MOVED_SECONDS = 2e-5  # of computing: what copying some bytes takes
 COMING = 1e10  # bytes per second that come or leave on one host: where so many are on their way, nobody sleeps
 DOZE_SECONDS = 0.1  # longest nap of a rank that has nothing more to do
 DOZE_GROWTH = 1.05  # from nap to nap
-COLD_SECONDS = 5e-6  # more of it for a first look after a sleep, times ranks per core: others have used the caches
 UNKNOWN = 1e8  # bytes per second that are counted on before anything is known: those of gigabit Ethernet
 SLACK = 3.0  # how many times as long as expected bytes may take before nobody waits for them any longer
 TELLING = 2**20  # bytes of a transfer that says something: less takes no longer than the pause between two looks
@@ -39,40 +38,45 @@ class Patience:
     without the first regime costs 14 times at 1 MB. One look moves MPI on by one step, and what has come while this
     rank slept needs up to three: so many looks follow every sleep. A look that takes much longer than others has
     moved bytes, but in looks that do much else this is hard to see: a caller that knows how many bytes are on their way
-    says so, and does not sleep for as long as copying them may take. Where looks take long, as they do at many lanes or
-    among many ranks of MPICH, they are rarer.
+    says so, and does not sleep for as long as copying them may take. The first look after a sleep is compared with
+    other first ones: by then others have used the caches, and with many lanes it takes much longer whatever has moved.
+    Where looks take long, as they do at many lanes or among many ranks of MPICH, they are rarer.
     """
 
     crowd: ClassVar[float] = 1.0  # ranks per core: all that wait together are to take a quarter of the cores at most
 
     def __init__(self) -> None:
-        self.least, self.looked = inf, 0.0
+        self.least, self.least_cold, self.looked = inf, inf, 0.0
         self.moved()
 
     def moved(self) -> None:
         """Begin anew: something has just happened."""
         self.looks, self.start, self.used = 0, time.monotonic(), time.thread_time()
-        self.cold = 0.0
+        self.cold = False
 
     def has_moved(self, look: float) -> bool:
         """Whether a look that took so many seconds has moved bytes."""
-        return look > 5 * self.least + MOVED_SECONDS + self.cold
+        return look > 5 * (self.least_cold if self.cold else self.least) + MOVED_SECONDS
 
     def pause(self, most: float = 1.0, coming: int = 0) -> None:
         """Give way or sleep, at most `most` seconds; `coming` bytes are known to be on their way."""
         look = time.thread_time() - self.used
         if self.has_moved(look):
             self.moved()
-        self.looks, self.cold = self.looks + 1, 0.0
-        self.least = min(self.least, max(look, 1e-6))
+        if self.cold:
+            self.least_cold = min(self.least_cold, look)
+        else:
+            self.least = min(self.least, max(look, 1e-6))
+        self.looks, self.cold = self.looks + 1, False
         self.looked += self.least
         awake = self.looks * self.least < YIELD_SECONDS or self.looked * COMING < coming
         if awake or self.looks % STEPS:
             os.sched_yield()
         else:
             nap = min(LONG_SECONDS, self.crowd * (time.monotonic() - self.start) / NAPS)
-            time.sleep(max(0.0, min(most, max(nap, 4 * STEPS * self.least * self.crowd))))
-            self.cold = COLD_SECONDS * self.crowd
+            looks = (STEPS - 1) * self.least + (self.least_cold if self.least_cold < inf else self.least)
+            time.sleep(max(0.0, min(most, max(nap, 4 * looks * self.crowd))))
+            self.cold = True
         self.used = time.thread_time()
 
 

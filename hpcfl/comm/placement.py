@@ -115,13 +115,14 @@ class Topology:
         return max(map(len, parts))
 
     def turns(self, cohort: Ints, together: bool) -> list[list[Turn]]:
-        """What is visited in which turn, ``[turn][local rank]``.
+        """What is visited in which turn, ``[turn][local rank]``, of a cohort in ascending ids.
 
         Each rank serves its chunks in the order in which it hosts them, if anybody of them is invited: one after the
         other, or all of them in one turn. The ranks with fewer of them send nothing in the last turns, but take part in
         the sums.
         """
-        invited = set(cohort.tolist())
+        first, last = (np.searchsorted(cohort, self.clients, side) for side in ("left", "right"))
+        invited = set(self.clients[first < last].tolist())  # by bisection: a lane is small beside the cohort
         rows = [[sorted(invited.intersection(chunk)) for chunk in chunks] for chunks in self.chunks]
         chunks = [[chunk for chunk in row if chunk] for row in rows]
         if together:

@@ -38,6 +38,11 @@ def arrays(state: Mapping[str, Tensor]) -> Arrays:
     return {name: value.cpu().numpy() for name, value in state.items()}
 
 
+def as_chunk(client: int, state: Arrays) -> Saved:
+    """Return one client's state as a chunk's."""
+    return np.array([client], dtype=np.int64), {name: value[None] for name, value in state.items()}
+
+
 class Transport(ABC):
     """How state reaches the clients and sums reach the server; rank 0 serves."""
 

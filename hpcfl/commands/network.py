@@ -45,6 +45,7 @@ SAMPLE = 4  # ranks that are measured one by one, and hosts, of each place
 MANY = 1024  # ranks whose small messages are counted, and about as many messages
 REQUESTS = 256  # least requests in one look
 FRAMES, NUMBERS = 4, 2**21  # that are summed: how many, and float32 numbers in each
+LANES = 64  # that lead to the server itself
 ORDER, ACK, DATA, LATER = 11, 12, 13, 14  # tags
 
 
@@ -71,6 +72,8 @@ class Network:
         Name and number of the library.
     hosts : dict of str to int
         Ranks of each host, the server's first.
+    load : float
+        Processes of the server's host that wanted a core when it began, for each core.
     trees : dict of str to Rates
         Bytes per second that lanes of several ranks carry to or from each rank of theirs, by what they are.
     """
@@ -79,6 +82,7 @@ class Network:
     launcher: str
     date: str
     seconds: float
+    load: float
     hosts: dict[str, int]
     costs: Costs
     trees: dict[str, Rates]
@@ -135,14 +139,14 @@ def measure(comm: Any, hosts: Sequence[str], seconds: float) -> Network | None:
     """
     from hpcfl.comm import mpi
 
-    began = time.monotonic()
+    began, load = time.monotonic(), os.getloadavg()[0] / len(cores())
     mpi.Patience.crowd = hosts.count(hosts[comm.Get_rank()]) / len(cores())
     lanes = _lanes(hosts)
     own = [_made(comm, members) for _, members in lanes]
     if comm.Get_rank() > 0:
         _answer(comm, own)
     else:
-        found = _Server(comm, hosts, lanes, own, began + seconds).network(began)
+        found = _Server(comm, hosts, lanes, own, began + seconds).network(began, load)
     for lane in own:
         if lane is not None:
             lane.Free()
@@ -205,7 +209,7 @@ class _Server:
         self.room = _Room()
         self.until = 0.0  # when the part that is being measured should be over
 
-    def network(self, began: float) -> Network:
+    def network(self, began: float, load: float) -> Network:
         """Measure part after part, each with its share of the time that is left."""
         from mpi4py import MPI
 
@@ -218,22 +222,32 @@ class _Server:
         for name, ranks in places.items():
             parts |= self._link(name, ranks)
         parts |= {f"lane {number}": self._tree(number) for number in range(len(self.lanes))}
-        parts |= {"sent": self._sent, "received": self._received, "look": self._look, "sums": self._sums}
+        parts |= {
+            "sent": self._sent,
+            "received": self._received,
+            "look": self._look,
+            "sums": self._sums,
+            "lane": self._lane,
+        }
         found = {}
         for left, (name, part) in zip(range(len(parts), 0, -1), parts.items()):
             now = time.monotonic()
             self.until = now + (self.end - now) / left
             found[name] = part()
         self._ask(Op.END, self.clients)
-        trees = {name: [found[f"lane {n}"] for n, (each, _) in enumerate(self.lanes) if each == name] for name in LANES}
+        trees = {
+            name: [found[f"lane {n}"] for n, (each, _) in enumerate(self.lanes) if each == name] for name in PLACES
+        }
         links = {name: self._linked(name, found) for name in places}
         look, request = found["look"]
-        server = found["sent"], found["received"], look, request, found["sums"]
+        lane = max(0.0, found["lane"] - 2 * found["sent"] - found["received"])  # a command, a state, and a frame
+        server = found["sent"], found["received"], look, request, found["sums"], lane
         return Network(
             launcher.library(MPI.Get_library_version()),
             launcher.launcher(os.environ),
             datetime.now(timezone.utc).isoformat(timespec="seconds"),
             time.monotonic() - began,
+            load,
             {host: self.hosts.count(host) for host in dict.fromkeys(self.hosts)},
             Costs(links.get("within"), links.get("between"), *server),
             {name: _middle(rates) for name, rates in trees.items() if rates},
@@ -367,6 +381,47 @@ class _Server:
         once()  # memory is touched
         return FRAMES * NUMBERS * 4 / self._best(once, REPEATS)
 
+    def _lane(self) -> float:
+        """Seconds of this thread for a lane of one rank in a round, its messages included: it leads to this process."""
+        from mpi4py import MPI
+
+        from hpcfl.comm.channel import direct
+        from hpcfl.comm.message import Block
+        from hpcfl.comm.mpi import Bandwidth
+        from hpcfl.comm.placement import Topology
+        from hpcfl.comm.transfers import Transfers
+        from hpcfl.engine.wall.framing import frame_formats
+        from hpcfl.engine.wall.lane import Lane
+        from hpcfl.engine.wall.lanes import Lanes
+        from hpcfl.engine.wall.protocol import Command, Op
+
+        layout, cohort, bandwidth = ({"block": Block((8,))},), np.arange(LANES), Bandwidth()
+        state, frame = np.zeros(64, dtype=np.uint8), frame_formats(layout, 1)[0].zeros()[0].numpy()
+        led, ranks = ([direct(MPI.COMM_SELF, 0, leads, n) for n in range(LANES)] for leads in (True, False))
+        topologies, transfers = [Topology((1,), (((n,),),)) for n in range(LANES)], Transfers()
+        made = [Lane(each, pair, layout, LANES, bandwidth, transfers) for each, pair in zip(topologies, led)]
+        lanes = Lanes(made, transfers=transfers)
+
+        def once() -> float:
+            start = time.thread_time()
+            for lane in lanes.all:
+                lane.invite(Command(Op.VISIT, counted=lane.counted, cohort=cohort), [state])
+            used = time.thread_time() - start
+            rooms = [(Command.empty(1, LANES), np.empty_like(state)) for _ in ranks]
+            requests = [
+                request
+                for (control, data), room in zip(ranks, rooms)
+                for request in (*control.down(room[0]), *data.down(room[1]), *data.summed(frame))
+            ]
+            start = time.thread_time()
+            while lanes.those("active"):
+                lanes.poll()
+            used += time.thread_time() - start
+            self._wait(requests)
+            return used / LANES
+
+        return self._best(once, REPEATS)
+
     # how
 
     def _few(self) -> tuple[list[int], int]:
@@ -460,7 +515,7 @@ class _Server:
             os.sched_yield()
 
 
-LANES = ("within", "between", "all")
+PLACES = ("within", "between", "all")
 
 
 def _spread(values: Sequence[Any], most: int) -> list[Any]:
@@ -484,7 +539,7 @@ def table(network: Network) -> Any:
     costs, hosts = network.costs, len(network.hosts)
     title = (
         f"{network.mpi} · {network.ranks} ranks on {hosts} host{'s' * (hosts > 1)} · {network.date} · "
-        f"measured in {network.seconds:.1f} s"
+        f"measured in {network.seconds:.1f} s at load {network.load:.1f} per core"
     )
     links = {"within the server's host": costs.within, "between hosts": costs.between}
     shown = {name: link for name, link in links.items() if link is not None}
@@ -505,6 +560,7 @@ def table(network: Network) -> Any:
     clients = network.ranks - 1
     server = {
         "the server, per message sent · received, µs": f"{costs.sent * 1e6:.3g} · {costs.received * 1e6:.3g}",
+        "the server, per lane beside messages, µs": f"{costs.lane * 1e6:.3g}",
         f"a look at {clients} requests · at 1000, µs": " · ".join(
             f"{look_seconds(costs, count) * 1e6:.3g}" for count in (clients, 1000)
         ),
@@ -539,7 +595,13 @@ def read(file: Path) -> Network:
     try:
         hosts = {str(host): _whole(count) for host, count in found["hosts"].items()}
         trees = {str(name): _rates(each) for name, each in found["trees"].items()}
-        told = str(found["mpi"]), str(found["launcher"]), str(found["date"]), _number(found["seconds"])
+        told = (
+            str(found["mpi"]),
+            str(found["launcher"]),
+            str(found["date"]),
+            _number(found["seconds"]),
+            _number(found["load"]),
+        )
         network = Network(*told, hosts, _costs(found["costs"]), trees)
         if network.ranks < 2 or (network.costs.within, network.costs.between) == (None, None):
             raise ValueError

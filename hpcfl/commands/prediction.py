@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.types import Ints
 from hpcfl.comm.costs import Layout, Load, Prediction, fits, layouts, limit, predict, two_levels
-from hpcfl.comm.packing import Packing
 from hpcfl.comm.placement import Topology, lane_topologies
 from hpcfl.commands.network import Network, read
 
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from hpcfl.engine.job import Job
 
 SHORT: dict[int | str, str] = {1: "per rank", "node": "per node", "all": "one lane"}
+BUSY = 1.0
+"""Load per core beyond which a measurement is doubted."""
 NEAR = 1.1
 """Times as long as the fastest layout that a narrower one may take: lanes of fewer ranks wait for fewer others."""
 
@@ -75,6 +76,11 @@ def facts(job: Job, like: Like) -> Iterator[tuple[str, str]]:
         f"{network.mpi}, measured {network.date} on {_count(network.ranks, 'rank')}, {_count(measured, 'host')}; for "
         f"{_count(like.ranks, 'rank')}, {_count(hosts, 'host')} of {like.per_host}",
     )
+    if network.load > BUSY:
+        yield (
+            "warning",
+            f"busy: load {network.load:.1f} per core when it was measured, so figures tell of other work too",
+        )
     if rules.by_arrivals:
         yield "a round", "not predicted: arrivals end rounds, whose visits overlap"
         return
@@ -103,6 +109,7 @@ def facts(job: Job, like: Like) -> Iterator[tuple[str, str]]:
 
 def loaded(job: Job, lanes: Sequence[Topology], cohort: Ints) -> Load:
     """Return what a round with this cohort carries on the lanes that take part, at most."""
+    from hpcfl.comm.packing import Packing  # these load torch
     from hpcfl.engine.wall.framing import frame_formats
     from hpcfl.engine.wall.protocol import Command
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from hpcfl.base.types import Floats
+import numpy as np
+
+from hpcfl.base.types import Floats, Ints
 from hpcfl.comm.message import Sums
 from hpcfl.comm.transport import Saved, idle
-from hpcfl.engine.job import Progress
+from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.record import Record
 from hpcfl.schedule.plan import Plan
@@ -31,6 +33,7 @@ class Rounds(ABC):
         Waits until ``now.saved`` is visible, for it may still be written.
     """
 
+    job: Job
     serves: bool
     stale: Mapping[int, int] = MappingProxyType({})
     phases = Phases()
@@ -61,11 +64,14 @@ class Rounds(ABC):
     def together(self, record: Record, reason: str) -> str:
         """Bring the ranks' figures together in `record`; return why the run is to stop, "" where it is not."""
 
-    @property
-    def writers(self) -> Set[int]:
-        """The ranks that write personal state to checkpoints, each that of its clients; the server alone: all of it."""
-        return frozenset({0})
-
     @abstractmethod
     def personal(self, now: Progress) -> Iterator[Saved]:
         """Yield the personal state that this rank writes; every rank that takes part must exhaust the iterator."""
+
+    @property
+    def homes(self) -> Ints:
+        """The ranks that write personal state to the checkpoint that is begun, each client's, int64 [clients].
+
+        Known once what `personal` yields is exhausted.
+        """
+        return np.zeros(self.job.config.clients, dtype=np.int64)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcfl import store
+from hpcfl.base.types import Ints
+from hpcfl.comm.transport import arrays, as_chunk
 
 if TYPE_CHECKING:
     from hpcfl.comm.transport import Saved
@@ -69,27 +72,28 @@ class Saver:
     def save(self, now: Progress, scores: Mapping[str, Any]) -> None:
         """Begin to write the state as it is now; `scores` are those of its evaluation, if there was one."""
         self.finish()
-        begun, self.saved = time.perf_counter(), now.round
+        start, self.saved = time.perf_counter(), now.round
         with self.rounds.phases.phase("store"):
-            writers = self.rounds.writers if self.job.personal_bytes else set()
-            parts = self.rounds.personal(now) if writers else ()
+            if self.recorder is not None:
+                with _named(self.folder):
+                    store.draft(self.folder, now.round, self.token)  # ranks may write to it from now on
+            parts = self.rounds.personal(now) if self.job.personal_bytes else ()
             personal = [(clients.copy(), _copied(state)) for clients, state in parts]
+            homes = self.rounds.homes if self.job.personal_bytes else np.zeros(0, dtype=np.int64)
+            writers = set(homes.tolist())
             self.path = self.folder / "checkpoints" / f"round-{now.round:06d}"
-            work = partial(self._write, now.round, personal, writers, self._server(now, writers, scores))
+            work = partial(self._write, now.round, personal, writers, self._server(now, homes, scores))
             if self.recorder is not None:
                 now.saved = self.path
                 self.recorder.stale(now.round, self.rounds.stale)
             if self.recorder is not None or self.rank in writers:
-                self.under_way = _begun(work)
-        self.waited += time.perf_counter() - begun
+                self.under_way = begun(work)
+        self.waited += time.perf_counter() - start
 
-    def _server(self, now: Progress, writers: Collection[int], scores: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _server(self, now: Progress, homes: Ints, scores: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return copies of what the server holds, for `store.write_server`; None on other ranks."""
         if self.recorder is None:
             return None
-        homes = np.zeros(self.job.config.clients if writers else 0, dtype=np.int64)
-        for chunk in self.job.chunks if writers else ():
-            homes[chunk.clients] = chunk.rank if chunk.rank in writers else 0
         return {
             "shared": _copied(now.shared),
             "clock": now.clock | now.stage.numbers(),
@@ -105,8 +109,8 @@ class Saver:
         self, round: int, personal: list[Saved], writers: Collection[int], server: Mapping[str, Any] | None
     ) -> Written | None:
         """Write this rank's part; the server waits for the others' and makes all of it visible."""
-        begun = time.perf_counter()
-        try:
+        start = time.perf_counter()
+        with _named(self.folder):
             draft = store.draft(self.folder, round, self.token)
             if server is not None:
                 store.write_server(draft, round, **server)
@@ -115,11 +119,7 @@ class Saver:
             if server is None:
                 return None
             _, size = store.publish(draft, sorted(writers), self.job.config.checkpoint.kept)
-            return Written(time.perf_counter() - begun, size)
-        except OSError as error:
-            if not error.errno:
-                raise
-            raise store.WriteError(error.errno, os.strerror(error.errno), str(error.filename or self.path)) from error
+            return Written(time.perf_counter() - start, size)
 
     def look(self) -> dict[str, float]:
         """Return the columns of a row: what checkpoints have cost since the row before."""
@@ -137,10 +137,10 @@ class Saver:
         """Wait for the checkpoint under way, if there is one: on the server, until it is visible."""
         if self.under_way is None:
             return
-        begun, under_way, self.under_way = time.perf_counter(), self.under_way, None
+        start, under_way, self.under_way = time.perf_counter(), self.under_way, None
         with self.rounds.phases.phase("store"):
             written = under_way.result()
-        self.waited += time.perf_counter() - begun
+        self.waited += time.perf_counter() - start
         self.written = written or self.written
 
     def abandon(self) -> None:
@@ -154,7 +154,32 @@ class Saver:
             time.sleep(0.01)
 
 
-def _begun(work: Callable[[], Written | None]) -> Future[Written | None]:
+def write_part(folder: Path, token: str, rank: int, round: int, states: Mapping[int, Mapping[str, Any]]) -> None:
+    """Write a rank's personal state, ``{client: {name: […]}}``, to the checkpoint that the server has begun.
+
+    Nothing is written where that is not there any more: the server has gone on without this rank.
+    """
+    draft = store.drafted(folder, round, token)
+    with _named(folder):
+        try:
+            store.write_rank(draft, rank, (as_chunk(client, arrays(state)) for client, state in states.items()))
+        except FileNotFoundError:
+            if draft.exists():
+                raise
+
+
+@contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """Name the file, or this folder, where the disk refuses anything."""
+    try:
+        yield
+    except OSError as error:
+        if not error.errno:
+            raise
+        raise store.WriteError(error.errno, os.strerror(error.errno), str(error.filename or folder)) from error
+
+
+def begun(work: Callable[[], Written | None]) -> Future[Written | None]:
     """Do some work in a thread that does not keep the process from ending."""
     future: Future[Written | None] = Future()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Set
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ import torch
 
 from hpcfl.algorithms import IteratedReduction
 from hpcfl.base.transfer import on_device
-from hpcfl.base.types import Floats, State
+from hpcfl.base.types import Floats, Ints, State
 from hpcfl.comm.message import ExactSums, Message
 from hpcfl.comm.placement import Chunk
 from hpcfl.comm.transport import Alone, Personal, Saved, Transport, arrays
@@ -151,15 +151,18 @@ class Simulated(Rounds):
         """Bring every rank's figures together, and why it is to stop."""
         return record.gather(self.transport, reason, self.job.config.clients)
 
-    @property
-    def writers(self) -> Set[int]:
-        return frozenset({0}) if self.alone or not self.apart else {chunk.rank for chunk in self.job.chunks}
-
     def personal(self, now: Progress) -> Iterator[Saved]:
         """Yield what this rank hosts; where ranks see other folders, let all hand over theirs to the server."""
         if not self.apart:
             return self.transport.collect(self.job.chunks, now.personal, self.job.like)
         return ((chunk.clients, arrays(now.personal[chunk.number])) for chunk in self.mine)
+
+    @property
+    def homes(self) -> Ints:
+        homes = super().homes
+        for chunk in () if self.alone or not self.apart else self.job.chunks:
+            homes[chunk.clients] = chunk.rank
+        return homes
 
 
 def visit(

@@ -293,9 +293,11 @@ def _in_real_time(
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
     from hpcfl.comm.mpi import Roll
+    from hpcfl.engine.saving import write_part
     from hpcfl.engine.wall import start
     from hpcfl.engine.wall.watchdog import Watchdog
 
+    apart = _see_one_folder(request.folder, comm, processes)
     connected, absent = None, dict[int, str]()
     if isinstance(comm, Roll):
         comm, connected, absent = comm.comm, comm.connected, comm.absent
@@ -309,8 +311,9 @@ def _in_real_time(
         watch.look()
 
     if not serves:
-        return start.serve(job, comm, hosts, now, rest, phases, connected, absent)
-    rounds = start.lead(job, comm, hosts, folder, stop, now, phases, connected, absent)
+        write = partial(write_part, folder, processes[0][1], comm.Get_rank())
+        return start.serve(job, comm, hosts, now, rest, phases, connected, absent, write)
+    rounds = start.lead(job, comm, hosts, folder, stop, now, phases, connected, absent, apart)
     stopped = _run_rounds(job, request, rounds, now, processes, 0, stop)
     if request.profile:
         report(rounds.profiles())

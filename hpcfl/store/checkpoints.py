@@ -88,9 +88,14 @@ def draft(run_dir: Path, round: int, token: str) -> Path:
 
     `token` is the same on all ranks of a start, and another one at each start.
     """
-    folder = run_dir / "checkpoints" / f"{PREFIX}{token}-round-{round:06d}"
+    folder = drafted(run_dir, round, token)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def drafted(run_dir: Path, round: int, token: str) -> Path:
+    """Return the same folder, made or not."""
+    return run_dir / "checkpoints" / f"{PREFIX}{token}-round-{round:06d}"
 
 
 def write_rank(folder: Path, rank: int, personal: Iterable[tuple[Any, Tensors]]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -345,3 +347,25 @@ def test_the_launch_of_these_tests_is_right(world: Any) -> None:
 
 def test_one_process_needs_no_world() -> None:
     assert worlds.local(None) == (0, 1)
+
+
+def test_what_a_rank_says_is_read_before_it_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    said, heard = os.fdopen(write, "w"), []
+
+    def reader() -> None:
+        time.sleep(0.05)
+        heard.append(os.read(read, 100))
+
+    monkeypatch.setattr("sys.stderr", said)
+    print("a line", file=said)
+    thread = threading.Thread(target=reader)
+    thread.start()
+    worlds.wait_until_read(seconds=60.0)
+    thread.join()
+    print("nobody reads this", file=said)
+    worlds.wait_until_read(seconds=0.0)
+    said.close()
+    os.close(read)
+    assert heard == [b"a line\n"]
+    worlds.wait_until_read()  # closed

@@ -106,6 +106,12 @@ def test_a_deadline_that_messages_alone_outlast(checked: Checked) -> None:
     assert told["warning"].startswith("deadline: messages alone take ")
 
 
+def test_a_measurement_on_a_busy_machine_is_doubted(checked: Checked) -> None:
+    told = checked("--ranks", "9", *WALL, network=replace(FOUND, load=1.5))
+    assert told["warning"].startswith("busy: load 1.5 per core")
+    assert "warning" not in checked("--ranks", "9", *WALL)
+
+
 def test_rounds_that_arrivals_end_are_not_predicted(checked: Checked) -> None:
     words = ["--set", "participation.close=arrivals", "--set", "participation.buffer=2"]
     told = checked("--ranks", "9", *WALL, "--set", "algorithm.name=fedavg", *words)

@@ -11,7 +11,7 @@ from hpcfl.commands.network import Network
 
 LINK = Link(1e-5, Rates(4e9, 2e9), Rates(5e9, 3e9), Rates(5e9, 3e9), Rates(2e9, 1e9))
 COSTS = Costs(LINK, replace(LINK, latency=1e-3), sent=1e-6, received=2e-6, look=1e-5, request=1e-7, sums=1e9)
-FOUND = Network("MPICH 5.0.2", "srun", "2026-11-24", 12.5, {"n1": 3, "n2": 3}, COSTS, {"all": Rates(1e9, 5e8)})
+FOUND = Network("MPICH 5.0.2", "srun", "2026-11-24", 12.5, 0.25, {"n1": 3, "n2": 3}, COSTS, {"all": Rates(1e9, 5e8)})
 
 
 def written(folder: Path, found: object, name: str = "network.json") -> Path:

@@ -150,6 +150,10 @@ def test_without_a_deadline_it_is_the_simulated_run(
         assert (data["arrived"].values == 1).all()
         assert data["visits"].values[:, 0].tolist() == [0] * ROUNDS
         assert data["visits"].values.sum(1).tolist() == [CLIENTS] * ROUNDS
+        newest = store.latest(run)
+        assert newest is not None
+        written = [f"rank-{rank:04d}.h5" for rank in range(1, world.size)]  # each its own clients' state
+        assert sorted(path.name for path in newest.iterdir()) == ["manifest.json", *written, "server.h5"]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

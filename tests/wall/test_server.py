@@ -49,8 +49,8 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
             self.worked, self.sent, self.received = np.zeros((2, 1)), 0, 0
             self.has_next, self.answer, self.sending = False, None, 0
 
-        def receive(self, frame: Any) -> list[Any]:
-            return []
+        def receive(self, frame: Any) -> None:
+            return None
 
         def _noted(self, command: Command) -> None:
             self.commands.append(command)
@@ -111,10 +111,17 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
 
 
 def server_of(job: Job, lanes: list[Any]) -> Any:
+    """A server that moves on all of these lanes at each look."""
+    from hpcfl.comm.transfers import Transfers
     from hpcfl.engine.wall.lanes import Lanes
     from hpcfl.engine.wall.server import Server
 
-    return Server(job, Lanes(lanes))
+    class All(Transfers):
+        def look(self) -> dict[Any, str]:
+            return dict.fromkeys(server.lanes.all, "")
+
+    server = Server(job, Lanes(lanes, transfers=All()))
+    return server
 
 
 SOON = {"close": "deadline", "deadline": 1e-6, "min_clients": 2}
@@ -292,6 +299,31 @@ def test_scores_and_state_of_who_does_not_answer(monkeypatch: pytest.MonkeyPatch
             assert all(each.shape == like[name].shape for name, each in found[client].items())
 
 
+def test_who_has_not_written_its_state_in_time_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpcfl.engine.wall import server as module
+
+    def write(lane: Any, command: Command) -> bool:
+        """Be asked: lane 1 writes at once, 2 never, 3 is late."""
+        lane.commands.append(command)
+        lane.is_writing = lane.topology.ranks == (2,)
+        return bool(lane.state == "idle")
+
+    job = soon()
+    lanes = lanes_of(job, [[], [], []])
+    monkeypatch.setattr(type(lanes[0]), "write", write, raising=False)
+    monkeypatch.setattr(type(lanes[0]), "stop_writing", lambda lane: lane.commands.append("stop"), raising=False)
+    monkeypatch.setattr(module, "SAVE_SECONDS", 0.01)
+    lanes[2].state, lanes[2].due = "late", -1
+    server, now = server_of(job, lanes), Progress(3, job.algorithm.init_server(job.task), {})
+    server.apart = True
+    assert [int(client) for clients, _ in server.personal(now) for client in clients] == [1, 2]
+    assert (server.homes.tolist(), server.stale) == ([1, 0, 0], {1: 0, 2: 0})
+    assert [(lane.commands[0].op, lane.commands[0].round, lane.commands[1:]) for lane in lanes] == [
+        *[(Op.WRITE, 3, ["stop"])] * 2,
+        (Op.WRITE, 3, []),
+    ]
+
+
 def test_clients_of_lost_ranks_go_on_where_the_fewest_are(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,10 +367,12 @@ def test_a_reply_that_was_given_up_has_room_until_it_has_come() -> None:
 
     from hpcfl.comm.channel import direct
     from hpcfl.comm.mpi import Bandwidth
+    from hpcfl.comm.transfers import Transfers
     from hpcfl.engine.wall.lane import Lane
 
     job = soon()
-    lane = Lane(Topology((1,), (((0,),),)), direct(MPI.COMM_SELF, 0, True), job.layout, 3, Bandwidth())
+    transfers = Transfers()
+    lane = Lane(Topology((1,), (((0,),),)), direct(MPI.COMM_SELF, 0, True), job.layout, 3, Bandwidth(), transfers)
     _, data = direct(MPI.COMM_SELF, 0, False)
     reply, sent = TableReply(2, 1), TableReply(2, 1)
     room = weakref.ref(reply.data)
@@ -351,6 +385,7 @@ def test_a_reply_that_was_given_up_has_room_until_it_has_come() -> None:
     heard = np.zeros_like(Command(Op.SCORE).packed(1, 3))
     requests = [*direct(MPI.COMM_SELF, 0, False)[0].down(heard), *sent.carried(data)]
     while lane.state == "late":
+        transfers.look()
         lane.poll()
     MPI.Request.Waitall(requests)
     assert lane.state == "idle"

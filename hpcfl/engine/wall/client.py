@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,17 +14,19 @@ from mpi4py import MPI
 
 from hpcfl.base.errors import RunError
 from hpcfl.base.memory import freeze
+from hpcfl.base.types import State
 from hpcfl.comm.channel import Pair, Requests
 from hpcfl.comm.mpi import Patience, doze
 from hpcfl.comm.packing import Packing
 from hpcfl.comm.placement import Topology, Turn
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
+from hpcfl.engine.saving import begun
 from hpcfl.engine.wall.executor import Executor, Worker
 from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, frame_formats, narrow_formats
 from hpcfl.engine.wall.protocol import Command, Handover, Op, StateReply, TableReply
 
-PHASE = {Op.VISIT: "compute", Op.CLOSE: "reduction", Op.SCORE: "evaluation", Op.SAVE: "store"}
+PHASE = {Op.VISIT: "compute", Op.CLOSE: "reduction", Op.SCORE: "evaluation", Op.SAVE: "store", Op.WRITE: "store"}
 LOOK_SECONDS = 0.002  # how often a rank that computes looks for the server's word
 SENDING_SECONDS = 0.0002  # and how often while something is being sent
 
@@ -49,8 +52,9 @@ class ClientRank:
         rest: Callable[[], None],
         spare: Pair | None = None,
         phases: Phases | None = None,
+        store: Callable[[int, Mapping[int, State]], None] | None = None,
     ) -> None:
-        self.job, self.executor, self.rest, self.spare = job, executor, rest, spare
+        self.job, self.executor, self.rest, self.spare, self.store = job, executor, rest, spare, store
         self.phases, self._round = phases or Phases(), -1
         self.worker = Worker()
         self.worker.start(lambda put: executor.warm())
@@ -101,7 +105,7 @@ class ClientRank:
 
     def _served(self) -> Command:
         done = {Op.VISIT: self._visit, Op.CLOSE: self._close, Op.SCORE: self._score, Op.SAVE: self._save}
-        done |= {Op.RELEASE: self._release, Op.PROFILE: self._profile, Op.ADOPT: self._adopt}
+        done |= {Op.RELEASE: self._release, Op.PROFILE: self._profile, Op.ADOPT: self._adopt, Op.WRITE: self._write}
         self._listen()
         while True:
             with self.phases.phase("waiting"):
@@ -112,7 +116,7 @@ class ClientRank:
             if command.op is Op.LEAVE:
                 self._wait(self.data.meet())
                 return command
-            if command.op not in (Op.CLOSE, Op.SAVE, Op.ADOPT):
+            if command.op not in (Op.CLOSE, Op.SAVE, Op.WRITE, Op.ADOPT):
                 self._listen()  # these have operations of their own there before the next word
             with self.phases.phase(PHASE.get(command.op, "other")):
                 done[command.op](command)
@@ -165,10 +169,11 @@ class ClientRank:
         if not MPI.Request.Testall(self._heard):
             return False
         command = Command.unpacked(self._command.copy(), len(self.topology.clients))
-        if command.op is Op.SAVE:
-            with self.phases.phase(PHASE[Op.SAVE]):
-                self._save(command)
-        return command.op is not Op.SAVE
+        beside = {Op.SAVE: self._save, Op.WRITE: self._write}.get(command.op)
+        if beside is not None:
+            with self.phases.phase("store"):
+                beside(command)
+        return beside is None
 
     def _send_snapshot(self, over: threading.Event) -> None:
         """Send the last snapshot of a visit that has not ended in time, if there is one; the visit ends then."""
@@ -237,6 +242,15 @@ class ClientRank:
         """Hand over the acknowledged personal state."""
         reply = StateReply(self.topology, self.job.like)
         self._wait(reply.send(self.control, self.local_rank, self.executor.personal()))
+        self._listen()
+
+    def _write(self, command: Command) -> None:
+        """Write the acknowledged personal state, which does not change meanwhile, to the checkpoint of a round."""
+        assert self.store is not None
+        under_way = begun(partial(self.store, command.round, self.executor.personal()))
+        self._until(under_way.done)
+        under_way.result()
+        self._wait(self.control.meet())
         self._listen()
 
     def _adopt(self, command: Command) -> None:

@@ -22,6 +22,7 @@ from hpcfl.comm.message import Layout
 from hpcfl.comm.mpi import Bandwidth
 from hpcfl.comm.packing import Bytes
 from hpcfl.comm.placement import Chunk, Topology
+from hpcfl.comm.transfers import Transfer, Transfers
 from hpcfl.engine.wall.framing import REJECTED, Frame, FrameFormat, frame_formats, narrow_formats, zero_frames
 from hpcfl.engine.wall.protocol import Command, Op
 
@@ -41,19 +42,19 @@ class PendingReceive:
     ) -> None:
         self.clients, self.visits = clients, _visits(clients)
         self.formats, self.frames = formats or lane.formats, frames
-        self.requests = [lane.receive(frame) for frame in frames]
+        self.transfers = [lane.receive(frame) for frame in frames]
         self.signs = [group.signs(frame) for group, frame in zip(self.formats, frames)]
         self.times: list[float] = []
 
     def poll(self) -> bool:
         """Note what has arrived since; True once everything has."""
-        while not self.complete and MPI.Request.Testall(self.requests[len(self.times)]):
+        while not self.complete and self.transfers[len(self.times)].done:
             self.times.append(time.monotonic())
         return self.complete
 
     @property
     def complete(self) -> bool:
-        return len(self.times) == len(self.requests)
+        return len(self.times) == len(self.transfers)
 
     def sent(self, groups: int) -> Ints:
         """Return how many of the first `groups` groups were really sent of each visit, int64 [ranks, places]."""
@@ -89,7 +90,8 @@ class Lane:
 
     It leads its client ranks over two `channels`: `control` for commands, `data` for everything large. The run has so
     many `clients`, which hold these `parts` of the blocks; `together`: a rank sends one sum over all its chunks. What
-    the lane measures it adds to the `bandwidth` of all.
+    the lane measures it adds to the `bandwidth` of all, and what it has under way to the `transfers` of all: they tell
+    when it is to be polled.
     """
 
     def __init__(
@@ -99,29 +101,30 @@ class Lane:
         layout: Layout,
         clients: int,
         bandwidth: Bandwidth,
+        transfers: Transfers,
         together: bool = False,
         parts: Ints | None = None,
     ) -> None:
         (self.control, self.data), self.run_clients = channels, clients
         self.shared, self.together = len(topology.ranks) > 1, together
-        self.bandwidth, self.layout = bandwidth, layout
+        self.bandwidth, self.transfers, self.layout = bandwidth, transfers, layout
         self.parts = np.zeros(clients, dtype=np.int64) if parts is None else parts
         self.host(topology)
         self.state, self.reason = "idle", ""
         self.since, self.heard = 0.0, inf  # a rank that has never been heard of may take its time to start
         self.sent = self.received = 0
         self.worked: Floats = np.zeros((2, len(topology.ranks)))
-        self._sends: list[tuple[Requests, Any]] = []
+        self._sends: list[Transfer] = []
         self._leaving: tuple[int, float] | None = None  # bytes of the state, and since when
         self._draining: tuple[int, float] | None = None  # bytes that come after a closing, and since when
         self._turns: list[list[list[int]]] = []  # whose visits are asked for
         self._begun = self._ahead = 0
         self.pending: PendingReceive | None = None
-        self._closing: list[Requests] = []
+        self._closing: list[Transfer] = []
         self._target: Ints = np.zeros(1, dtype=np.int64)
-        self._drained: list[tuple[Requests, Frame]] = []
-        self._reply: tuple[Requests, Any] | None = None
-        self._state: tuple[Requests, Any] | None = None  # a reply that comes beside a visit
+        self._drained: list[Transfer] = []
+        self._reply: Transfer | None = None
+        self._state: Transfer | None = None  # a reply that comes beside a visit
 
     def host(self, topology: Topology) -> None:
         """Have these clients on the lane's ranks, while nothing is under way."""
@@ -148,8 +151,7 @@ class Lane:
         """Tell a lane that is not complete that the round is over, and let it catch up."""
         self._command(command)
         begun = np.array([self._begun * len(self.formats)], dtype=np.int64)
-        self._closing = [self.control.agree(begun, self._target)]
-        self._sends.append((self._closing[0], begun))
+        self._closing = [self._begin(self.control.agree(begun, self._target), (begun, self._target))]
         self._drained, self._late_from, self._leaving = [], int(begun[0]), None
         self._fall_behind(self.sending + self.coming)
 
@@ -162,13 +164,33 @@ class Lane:
         self._broadcast(state)
         # A reply that nobody waits for any longer is still received: its buffer must live until then, and mpi4py's
         # requests do not hold the buffers of reductions.
-        self._reply = reply(self.control if command.op is Op.SAVE else self.data), reply
+        self._reply = self._begin(reply(self.control if command.op in (Op.SAVE, Op.WRITE) else self.data), reply)
         self.state = "active"
 
     def ask_meanwhile(self, command: Command, reply: Callable[[Channel], Requests]) -> None:
         """Ask for personal state while a visit goes on, see `owes_state`: only where no such reply is still to come."""
         self._command(command)
-        self._state = reply(self.control), reply
+        self._state = self._begin(reply(self.control), reply)
+
+    def write(self, command: Command) -> bool:
+        """Have the ranks write personal state, beside a visit too; False where that cannot be asked for now."""
+        if self.state == "idle":
+            self.ask(command, [], lambda control: control.meet())
+        elif self.state == "active" and not self.owes_state:
+            self.ask_meanwhile(command, lambda control: control.meet())
+        else:
+            return False
+        return True
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether state that is to be written, or sent, is not there yet."""
+        return self.owes_state or (self.state == "active" and self._reply is not None)
+
+    def stop_writing(self) -> None:
+        """Wait no longer for a lane to write: it is late, unless it is at a visit."""
+        if self._reply is not None:
+            self.give_up()
 
     def ask_ready(self, op: Op, **more: Any) -> None:
         """Ask for something that has no reply: the lane is idle again when all its ranks have done it."""
@@ -188,7 +210,7 @@ class Lane:
     def expect(self, counted: Ints) -> None:
         """Wait until the ranks are there; some come from a lane that has fallen apart, `counted` being known of it."""
         self.counted = counted
-        self._reply = self.control.meet(), None
+        self._reply = self._begin(self.control.meet())
         self._fall_behind()
 
     # what goes on by itself
@@ -221,6 +243,7 @@ class Lane:
     def die(self, reason: str) -> None:
         """Give the lane up for good; what has arrived stays."""
         self.state, self.reason = "dead", reason
+        self.transfers.abandon(self)
 
     @property
     def owes_state(self) -> bool:
@@ -248,17 +271,17 @@ class Lane:
     @property
     def sending(self) -> int:
         """Bytes that are being sent to the lane."""
-        return sum(kept.nbytes for _, kept in self._sends)
+        return sum(each.outgoing for each in self._sends)
 
     @property
     def coming(self) -> int:
         """Bytes of the current visits that have not arrived."""
         return 0 if self.pending is None else sum(map(_nbytes, self.pending.frames[len(self.pending.times) :]))
 
-    def receive(self, frame: Frame) -> Requests:
+    def receive(self, frame: Frame) -> Transfer:
         """Start to receive one frame: from one rank as it is, from several added on the way to what is there."""
         self.received += _nbytes(frame)
-        return [request for data in frame for request in self.data.summed(data.numpy())]
+        return self._begin([request for data in frame for request in self.data.summed(data.numpy())], frame)
 
     def receive_next(self) -> None:
         """Begin to receive the next visits, into the frames of those before, which must have been summed up."""
@@ -284,14 +307,14 @@ class Lane:
         return self.formats if client is None else self.narrow.get(int(self.parts[client]), self.formats)
 
     def _advance(self) -> None:
-        self._sends = [(request, kept) for request, kept in self._sends if not MPI.Request.Testall(request)]
+        self._sends = [each for each in self._sends if not each.done]
         if self._leaving and not self._sends:
             self.bandwidth.went(*self._leaving)
             self._leaving = None
-        if self._state is not None and MPI.Request.Testall(self._state[0]):
+        if self._state is not None and self._state.done:
             self._state = None
         if self._reply is not None:
-            if MPI.Request.Testall(self._reply[0]):
+            if self._reply.done:
                 self._reply, self.state = None, "idle"
         elif self._closing:
             self._catch_up()
@@ -301,7 +324,8 @@ class Lane:
     def _visit(self) -> None:
         """Receive visits, but not before the state has been sent: both at once take a third longer."""
         if self.pending is None and self._sends:
-            self._clear_next()
+            if self._clear_next():
+                self.transfers.stir(self)  # with the next frame
         elif self.pending is None:
             self.receive_next()
         if self.pending is not None and self.pending.poll() and self._begun == len(self._turns):
@@ -322,24 +346,25 @@ class Lane:
         if self.pending is not None:
             self.pending.poll()
         if len(self._closing) == 1:
-            if MPI.Request.Testall(self._closing[0]):
+            if self._closing[0].done:
                 self._drain()
-        elif self._all_there() and MPI.Request.Testall(self._closing[1]):
+        elif self._all_there() and self._closing[1].done:
             self._closing, self._drained, self.state = [], [], "idle"
 
     def _drain(self) -> None:
         """Begin to receive what goes beyond the current visits, and to wait until the ranks are free."""
+        frames = []
         for index in range(self._late_from, max(self._late_from, int(self._target[0]))):
             turn, group = divmod(index, len(self.formats))
-            frame = self.formats_in(turn)[group].zeros()
-            self._drained.append((self.receive(frame), frame))
-        self._closing.append(self.control.meet())
-        self._draining = self.coming + sum(_nbytes(frame) for _, frame in self._drained), time.monotonic()
+            frames.append(self.formats_in(turn)[group].zeros())
+        self._drained = [self.receive(frame) for frame in frames]
+        self._closing.append(self._begin(self.control.meet()))
+        self._draining = self.coming + sum(map(_nbytes, frames)), time.monotonic()
 
     def _all_there(self) -> bool:
         """True once all that was under way has come; from the closing's agreement on nobody computes for it."""
         whole = self.pending is None or self.pending.complete
-        if not whole or not all(MPI.Request.Testall(requests) for requests, _ in self._drained):
+        if not whole or not all(each.done for each in self._drained):
             return False
         if self._draining:
             self.bandwidth.came(*self._draining)
@@ -350,15 +375,18 @@ class Lane:
         if self.state == "idle":
             self.heard = time.monotonic()
         packed = command.packed(len(self.hosted), self.run_clients)
-        self._sends.append((self.control.down(packed), packed))
+        self._sends.append(self._begin(self.control.down(packed), packed, packed.nbytes))
         self.sent += packed.nbytes
         self.counted = np.zeros_like(self.counted)
 
     def _broadcast(self, state: Sequence[Bytes]) -> None:
         nbytes = sum(part.nbytes for part in state)
         self._leaving = nbytes, time.monotonic()
-        self._sends += [(self.data.down(part), part) for part in state]
+        self._sends += [self._begin(self.data.down(part), part, part.nbytes) for part in state]
         self.sent += nbytes
+
+    def _begin(self, requests: Requests, kept: Any = None, outgoing: int = 0) -> Transfer:
+        return self.transfers.begin(self, requests, kept, outgoing)
 
     def _fall_behind(self, under_way: int = 0) -> None:
         """Be late, from when bytes that are under way should be there at the latest."""

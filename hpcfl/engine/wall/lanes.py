@@ -14,12 +14,14 @@ import numpy as np
 from hpcfl.base.errors import Interrupted, listed
 from hpcfl.base.types import Ints
 from hpcfl.comm.mpi import Bandwidth, Patience
+from hpcfl.comm.transfers import Transfers
 from hpcfl.comm.transport import idle
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.wall.lane import Lane
 
 GRACE_SECONDS = 0.05  # for lanes to become free after a closing, beyond what the bytes under way may take
 ANSWER_SECONDS = 1.0  # least time for replies
+LISTEN_SHARE = 0.02  # how often silence is noticed, in parts of what is allowed
 REPEAT_SECONDS = 300.0  # from one line about a wait to the next
 
 
@@ -58,9 +60,11 @@ class Lanes:
         patience: float = inf,
         bandwidth: Bandwidth | None = None,
         phases: Phases | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
         self.all, self.spare, self.lost_after, self.patience = lanes, spare or {}, lost_after, patience
         self.bandwidth, self.phases = bandwidth or Bandwidth(), phases or Phases()
+        self.transfers, self._listened = transfers or Transfers(), 0.0
         self.lost: list[Loss] = []
 
     def those(self, *states: str) -> list[Lane]:
@@ -80,16 +84,32 @@ class Lanes:
     # moving on
 
     def poll(self) -> bool:
-        """Move every lane on; True if anything has happened."""
+        """Move on every lane where something is complete or has been begun; True if anything has happened."""
         moved = False
-        for lane in self.all:
+        for lane, error in self.transfers.look().items():
             before = lane.state
             moved |= lane.poll()
-            if self.lost_after is not None and lane.silent() > self.lost_after:
-                lane.die(f"not heard of for {self.lost_after:g} s")
-            if lane.state == "dead" and before != "dead" and not self._divisible(lane):
-                self._report_lost(lane)
+            if error and before != "dead":
+                lane.die(error)
+            self._notice(lane, before)
+        self._listen()
         return moved
+
+    def _listen(self) -> None:
+        """Give up lanes that have been silent for too long; often enough, since it takes time with many lanes."""
+        if self.lost_after is None or time.monotonic() < self._listened + self.lost_after * LISTEN_SHARE:
+            return
+        self._listened = time.monotonic()
+        for lane in self.all:
+            before = lane.state
+            if lane.silent() > self.lost_after:
+                lane.die(f"not heard of for {self.lost_after:g} s")
+            self._notice(lane, before)
+
+    def _notice(self, lane: Lane, before: str) -> None:
+        """Tell of a lane that is dead and was not `before`, unless it falls apart."""
+        if lane.state == "dead" and before != "dead" and not self._divisible(lane):
+            self._report_lost(lane)
 
     def reform(self) -> list[Lane]:
         """Let lanes that have lost a rank fall apart: the dead are found there; return the new lanes."""
@@ -100,6 +120,7 @@ class Lanes:
         """Let a lane fall apart into lanes of one rank each, and return these; their ranks are still to come."""
         lane.control.revoke()  # ranks that were not waiting for a dead one hear of it too
         lane.data.revoke()
+        self.transfers.abandon(lane)
         new = [self.spare[rank] for rank in lane.topology.ranks]
         for local_rank, single in enumerate(new):
             single.host(lane.topology.single(local_rank))
@@ -151,13 +172,13 @@ class Lanes:
                 _say(f"still waiting ({seconds:.1f} s) for {what}: {_named(owing())}")
             rest()
             with self.phases.phase("waiting"):
-                sending, looked = sum(lane.sending for lane in self.all), time.perf_counter()
+                sending, looked = self.transfers.outgoing, time.perf_counter()
                 moved = self.poll()
                 if moved or pause.has_moved(time.perf_counter() - looked):
                     self.phases.was("broadcast" if sending else "reduction")
                 if moved:
                     pause.moved()
-                pause.pause(left(), sum(lane.sending for lane in self.all))
+                pause.pause(left(), self.transfers.outgoing)
 
     def wait_for_frames(self, lanes: Sequence[Lane]) -> None:
         """Wait for what was under way on lanes that have just been closed, for as long as that may take."""

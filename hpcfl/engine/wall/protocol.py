@@ -13,7 +13,7 @@ import torch
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.comm.packing import Bytes, Packing, as_bytes
 from hpcfl.comm.placement import Chunk, Topology
-from hpcfl.comm.transport import Arrays, Like, Saved, arrays
+from hpcfl.comm.transport import Like, Saved, arrays, as_chunk
 
 if TYPE_CHECKING:
     from hpcfl.comm.channel import Channel, Requests
@@ -33,6 +33,7 @@ class Op(IntEnum):
     LEAVE = 6
     PROFILE = 7
     ADOPT = 8
+    WRITE = 9
 
 
 @dataclass(frozen=True)
@@ -148,8 +149,3 @@ def _by_client(clients: Sequence[int], named: State) -> dict[int, State]:
         client, _, short = name.partition("/")
         states[int(client)][short] = value
     return states
-
-
-def as_chunk(client: int, state: Arrays) -> Saved:
-    """Return one client's state as a chunk's."""
-    return np.array([client], dtype=np.int64), {name: value[None] for name, value in state.items()}

@@ -13,12 +13,12 @@ import numpy as np
 from hpcfl import store
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.memory import freeze
-from hpcfl.base.types import Floats, State
+from hpcfl.base.types import Floats, Ints, State
 from hpcfl.comm.channel import Connected
 from hpcfl.comm.message import Sums
 from hpcfl.comm.packing import Packing
 from hpcfl.comm.placement import check_there
-from hpcfl.comm.transport import Saved, arrays, idle
+from hpcfl.comm.transport import Saved, arrays, as_chunk, idle
 from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, released
@@ -27,12 +27,13 @@ from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Lanes
 from hpcfl.engine.wall.orphans import Orphans
 from hpcfl.engine.wall.outcome import ReceivedSums, RoundOutcome
-from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply, as_chunk
+from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
 from hpcfl.learning.statistics import with_statistics
 from hpcfl.schedule.plan import Attempt, Plan
 
 SAVE_SECONDS = 5.0  # for personal state to begin to come, beyond what its bytes may take
+DISK = 2e7  # bytes per second that a rank writes at least
 
 
 class Server(Rounds):
@@ -45,9 +46,11 @@ class Server(Rounds):
 
     serves = True
     connected: Connected
+    apart = False  # whether each rank writes its own clients' personal state: all see the same run folder
 
     def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
         self.job, self.lanes, self.rest, self.phases = job, lanes, rest, lanes.phases
+        self.wrote: list[Lane] = []  # who has written personal state to the checkpoint that is begun
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
@@ -242,16 +245,23 @@ class Server(Rounds):
         return scores
 
     def personal(self, now: Progress) -> Iterator[Saved]:
-        """Ask lane by lane for the acknowledged state; of a lane that does not reply, repeat what was saved last."""
+        """Have the ranks write the acknowledged state, or ask lane by lane for it where they do not see the run folder.
+
+        Of a lane that does not reply, repeat what was saved last.
+        """
+        self.wrote = []
         if self.kept is not None:
             yield from self.kept
             return
         self.settle()
         self.lanes.wait_for_late()
+        self.wrote = self._written(now.round) if self.apart else []
         missed: list[int] = []
         for lane in self.lanes.all:
+            if lane in self.wrote:
+                continue
             reply = StateReply(lane.topology, self.job.like)
-            if self._has_sent(lane, reply):
+            if not self.apart and self._has_sent(lane, reply):
                 yield from reply.saved()
                 continue
             missed += lane.hosted.tolist()
@@ -260,6 +270,27 @@ class Server(Rounds):
         missed += between
         yield from self._last_saved(between, now.saved)
         self.stale = store.personal_rounds(now.saved, missed) if now.saved else dict.fromkeys(missed, 0)
+
+    @property
+    def homes(self) -> Ints:
+        homes = super().homes
+        for lane in self.wrote:
+            for rank, clients in zip(lane.topology.ranks, lane.topology.hosted):
+                homes[list(clients)] = rank
+        return homes
+
+    def _written(self, round: int) -> list[Lane]:
+        """Ask all lanes at once to write the acknowledged state to a round's checkpoint; return those that have."""
+        asked = [lane for lane in self.lanes.all if lane.write(Command(Op.WRITE, round, counted=lane.counted))]
+        most = max((len(clients) for lane in asked for clients in lane.topology.hosted), default=0)
+        limit = SAVE_SECONDS + most * self.job.personal_bytes / DISK
+        for seconds in self.lanes.waiting("personal state", lambda: [lane for lane in asked if lane.is_writing]):
+            if seconds > limit:
+                break
+        found = [lane for lane in asked if not lane.is_writing and lane.state != "dead"]
+        for lane in asked:
+            lane.stop_writing()
+        return found
 
     def _has_sent(self, lane: Lane, reply: StateReply) -> bool:
         """Ask a lane for its acknowledged state; False where it does not come in time."""

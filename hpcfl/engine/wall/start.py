@@ -13,10 +13,12 @@ from typing import NoReturn
 from mpi4py import MPI
 
 from hpcfl.base.errors import Diverged, Interrupted, Stopped, ended
+from hpcfl.base.types import State
 from hpcfl.comm.channel import Connected, connect, single
 from hpcfl.comm.launcher import end_job, end_ranks, has_cuda, has_ulfm
 from hpcfl.comm.mpi import Bandwidth
 from hpcfl.comm.placement import Topology, lane_topologies
+from hpcfl.comm.transfers import Transfers
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.stopping import Stop
@@ -39,16 +41,20 @@ def lead(
     phases: Phases | None = None,
     connected: Connected | None = None,
     absent: Mapping[int, str] = MappingProxyType({}),
+    apart: bool = False,
 ) -> Server:
     """Return the server's rounds over lanes, from `now` on; the client ranks call `serve` meanwhile.
 
     The lanes are those that were `connected` earlier, if any were. Ranks that are `absent` are lost from the start, for
-    the reason that is given.
+    the reason that is given. Where ranks write `apart`, each has the `store` that `serve` is given.
     """
-    bandwidth, there = Bandwidth(), connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
+    transfers, bandwidth = Transfers(), Bandwidth()
+    there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
 
     def lane(topology: Topology, number: int) -> Lane:
-        return Lane(topology, there.lanes[number], job.layout, job.config.clients, bandwidth, job.together, job.parts)
+        return Lane(
+            topology, there.lanes[number], job.layout, job.config.clients, bandwidth, transfers, job.together, job.parts
+        )
 
     def rest() -> None:
         if reason := stop.requested():
@@ -67,8 +73,11 @@ def lead(
         whole = absent.keys().isdisjoint(topology.ranks) or len(topology.ranks) == 1
         all_lanes += [lane(topology, number)] if whole else [spare[rank] for rank in topology.ranks]
     kind = ArrivalsServer if job.config.participation.by_arrivals else Server
-    server = kind(job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth, phases), rest)
+    server = kind(
+        job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth, phases, transfers), rest
+    )
     server.connected = there
+    server.apart = apart
     with suppress(Interrupted):  # the request lasts: the first round hears of it
         server.gather(absent)
     job.planner.recall(folder, now.round)
@@ -84,10 +93,12 @@ def serve(
     phases: Phases | None = None,
     connected: Connected | None = None,
     absent: Collection[int] = (),
+    store: Callable[[int, Mapping[int, State]], None] | None = None,
 ) -> Stopped | None:
     """Serve as a client rank until the server says that the run is over; return why it was stopped, if it was.
 
-    `connected` and `absent` as for `lead`.
+    `connected` and `absent` as for `lead`; `store` writes personal state, ``{client: {name: […]}}``, to the checkpoint
+    after so many rounds.
     """
     rank = comm.Get_rank()
     topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
@@ -100,7 +111,7 @@ def serve(
     now.shared = {}  # it comes with each invitation
     direct = job.task.device.type == "cuda" and bool(has_cuda(comm))
     executor = Executor(job, job.hosted(rank), now.personal, direct)
-    client = ClientRank(job, executor, topology, local_rank, own, rest, spare, phases)
+    client = ClientRank(job, executor, topology, local_rank, own, rest, spare, phases, store)
     try:
         last = client.serve()
     except LeftBehind as left:
