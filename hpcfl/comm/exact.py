@@ -32,6 +32,8 @@ ROUNDER_BITS = np.float64(ROUNDER).view(np.int64)
 STEPS = 2.0**46  # of a `FixedSum`, in 1
 BIAS = ROUNDER / STEPS  # rounds to multiples of these steps
 BIASES = torch.tensor([[BIAS], [-BIAS]], dtype=torch.float64)
+BIAS_BITS = np.float64(BIAS).view(np.int64)
+SMALL = 2.0**5  # what that is done for must be smaller
 COARSE_BITS = 34
 COARSE = 2.0**COARSE_BITS  # steps in one of the first grid
 RANGE = 2.0**62  # steps: no sum over all ranks may become larger, which leaves one bit of 64 for what is rounded up
@@ -102,22 +104,28 @@ def sum_small(values: Sequence[tuple[Tensor, float]], out: Floats) -> int:
     """
     ends, bound, count = (torch.from_numpy(out), ROOM.scratch[: len(out)]), 0.0, 0
     for value, factor in values:
-        term, turn = ends[count > 0], count % 2  # of two terms in turn what rounds them cancels
-        array = term.copy_(value).numpy()
+        term = ends[count > 0].copy_(value)
         bound += abs(factor) * _most(value.numpy())  # which is in the caches by now
-        if not bound < 2.0**5:  # NaN is not smaller either
+        if not bound < SMALL:  # NaN is not smaller either
             break
-        if factor == float(np.float32(factor)):  # products are exact: nothing is rounded before the addition
-            torch.add(BIASES[turn], term, alpha=factor, out=term)
-        else:
-            array *= factor
-            array += -BIAS if turn else BIAS
+        _weigh(term, factor, count % 2)  # of two terms in turn what rounds them cancels
         if count:
-            out += array
+            out += term.numpy()
         count += 1
     if count % 2:
         out -= BIAS
     return count
+
+
+def _weigh(term: Tensor, factor: float, turn: int) -> None:
+    """Multiply float32 numbers, in a float64 tensor, and round them to multiples of the steps: ``± BIAS`` is left."""
+    if factor != 1.0 and factor == float(np.float32(factor)):  # products are exact: only the sum is rounded
+        torch.add(BIASES[turn], term, alpha=factor, out=term)
+        return
+    array = term.numpy()
+    if factor != 1.0:
+        array *= factor
+    array += -BIAS if turn else BIAS
 
 
 def _most(values: NDArray[np.floating]) -> float:
@@ -246,19 +254,46 @@ class FixedSum(ExactSum):
         for row in bins:
             self.add_rows(torch.from_numpy(row)[None], [1.0])
 
-    def add_values(self, values: Sequence[tuple[Tensor, float]], total: Floats, added: int) -> None:
-        """Add ``Σ factor·value`` of float32 values of the sums' size n ≤ PIECE: as many at once as `sum_small` takes.
+    def _add_row(self, row: Tensor, factor: float, piece: slice) -> None:
+        steps = self._steps(row[piece], factor, piece.start // PIECE)
+        if steps is None:
+            super()._add_row(row, factor, piece)
+        else:
+            steps -= BIAS_BITS
+            self.whole[piece] += steps
 
-        The first `added` of them are in `total` [n] already, which is used up.
+    def add_values(self, values: Sequence[tuple[Tensor, float]], begun: Floats | None = None) -> None:
+        """Add ``Σ factor·value`` of float32 values of the sums' size n ≤ PIECE, after what `sum_small` has `begun`.
+
+        That is used up. Of two values in turn one is added and the other one's opposite subtracted, and so are their
+        ``BIAS_BITS``.
         """
-        while values:
-            if added:
-                total *= STEPS
-                self.add(total, slice(0, len(total)))
-            else:
-                self._add_row(*values[0], slice(0, len(total)))
-            values = values[max(1, added) :]
-            added = sum_small(values, total)
+        biased = begun is not None
+        if begun is not None:
+            begun += BIAS
+            self.whole += begun.view(np.int64)
+            self._bounds[0] += SMALL * STEPS
+        for value, factor in values:
+            steps = self._steps(value, -factor if biased else factor, 0)
+            if steps is None:
+                super()._add_row(value, factor, slice(0, len(value)))
+                continue
+            (np.subtract if biased else np.add)(self.whole, steps, out=self.whole)
+            biased = not biased
+        if biased:
+            self.whole -= BIAS_BITS
+
+    def _steps(self, value: Tensor, factor: float, number: int) -> Ints | None:
+        """Return ``factor·value`` in steps, ``BIAS_BITS`` added to each; None where that is too large for a piece."""
+        term = ROOM.scratch[: len(value)].copy_(value)
+        most = abs(factor) * _most(value.numpy())
+        fits = most < SMALL and self._bounds[number] + most * STEPS < self.limit
+        if not fits or (factor != 1.0 and value.dtype != torch.float32):
+            return None
+        self._bounds[number] += most * STEPS
+        _weigh(term, factor, 0)
+        steps: Ints = term.numpy().view(np.int64)
+        return steps
 
     def wide(self) -> Floats:
         """Return `upper`, made where there was none."""

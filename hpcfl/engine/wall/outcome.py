@@ -98,7 +98,7 @@ class ReceivedSums(Sums):
             sums = block.sums(len(out))
             sums.start(early, piece)
             if isinstance(sums, FixedSum):
-                sums.add_values(some, out, small)
+                sums.add_values(some[small:], out if small else None)
             else:
                 for value, weight in some:
                     sums.add_rows(value[None], [weight])
