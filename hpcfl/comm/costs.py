@@ -18,10 +18,11 @@ lanes, of which each carries B bytes in m messages, one way takes
 
 Sums: the server adds up L frames of B bytes of each turn, ``turns·L·B/σ``. Looks: while it waits, the server asks after
 all requests at once; a look over r requests takes ``a + b·r``. It looks at least three times after each sleep
-(`hpcfl.comm.mpi.STEPS`), and sleeps at least once for the state and for each turn: ``3·(1 + turns)·(a + b·r)``.
+(`hpcfl.comm.mpi.STEPS`), and sleeps at least once for the state and for each turn: ``3·(1 + turns)·(a + b·r)``. What
+the server's Python takes for each lane and turn beside all this, `lane`, is counted with the way down.
 
-Left out: computing, the server's step, and that frames come while others still compute; nothing overlaps here. The
-tree's inner ranks are taken to answer at once.
+Left out: computing, the server's step, what a sum costs however small it is, and that frames come while others still
+compute; nothing overlaps here. The tree's inner ranks are taken to answer at once.
 """
 
 from __future__ import annotations

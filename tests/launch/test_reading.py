@@ -88,3 +88,14 @@ def test_who_cannot_reach_the_data_reads_them(
     said = capsys.readouterr().err
     line = "hpcfl: each rank of this host reads the data by itself: memory of process "
     assert said.startswith(line) == (world.rank == 1)
+
+
+def test_where_the_first_rank_is_missing_the_others_read(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a job starts without it: of a rank that is absent there is no word."""
+    from hpcfl.comm import mpi
+
+    config = configs.from_table(table("fedavg", "mlp", False))
+    monkeypatch.setattr(mpi, "names", lambda comm, text: [""] * world.size)
+    with read_once(config, None, world.comm, ["a"] * world.size, lambda: None) as federation:
+        world.meet()
+    assert federation is None
