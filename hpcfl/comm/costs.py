@@ -19,7 +19,8 @@ lanes, of which each carries B bytes in m messages, one way takes
 Sums: the server adds up L frames of B bytes of each turn, ``turns·L·B/σ``. Looks: while it waits, the server asks after
 all requests at once; a look over r requests takes ``a + b·r``. It looks at least three times after each sleep
 (`hpcfl.comm.mpi.STEPS`), and sleeps at least once for the state and for each turn: ``3·(1 + turns)·(a + b·r)``. What
-the server's Python takes for each lane and turn beside all this, `lane`, is counted with the way down.
+the server's Python takes for each lane and turn beside all this, `lane`, is counted with the way down. So is `wake`:
+ranks that wait for a round sleep between two looks, and the last of them to look holds it up.
 
 Left out: computing, the server's step, what a sum costs however small it is, and that frames come while others still
 compute; nothing overlaps here. The tree's inner ranks are taken to answer at once.
@@ -89,6 +90,8 @@ class Costs:
         Bytes per second at which the server adds up frames.
     lane : float
         Seconds of the server per lane and turn, beside messages; 0 where this was not measured.
+    wake : float
+        Seconds beside the latency until the last of all ranks, which sleep, has noticed a message; 0 likewise.
     """
 
     within: Link | None
@@ -99,6 +102,7 @@ class Costs:
     request: float
     sums: float
     lane: float = 0.0
+    wake: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ def predict(costs: Costs, layout: Layout, load: Load) -> Prediction:
     frames = load.turns * one_way(costs, layout, load.frame, load.up, up=True)
     return Prediction(
         layout.name,
-        one_way(costs, layout, load.state, load.down, up=False) + layout.lanes * load.turns * costs.lane,
+        one_way(costs, layout, load.state, load.down, up=False) + layout.lanes * load.turns * costs.lane + costs.wake,
         frames,
         load.turns * layout.lanes * load.frame / costs.sums,
         LOOKS * (1 + load.turns) * look_seconds(costs, layout.lanes * load.up),
@@ -279,7 +283,7 @@ def two_levels(costs: Costs, ranks: int, per_host: int, load: Load, fan_out: int
         reached += fan_out**depth
     inside = layout(min(per_host, ranks), ranks, 1)
     above = Layout("leaders", 1, 1, 0, children, 1)
-    down = one_way(costs, inside, load.state, load.down, up=False)
+    down = one_way(costs, inside, load.state, load.down, up=False) + (1 + depth) * costs.wake  # leaders sleep too
     up = one_way(costs, inside, load.frame, load.up, up=True) * load.turns
     sums = load.turns * (inside.lanes + (depth > 0)) * load.frame / costs.sums  # a leader's own frame too
     if depth:

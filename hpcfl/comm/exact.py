@@ -31,7 +31,7 @@ ROUNDER = 1.5 * 2.0**52  # adding and subtracting it rounds float64 numbers belo
 ROUNDER_BITS = np.float64(ROUNDER).view(np.int64)
 STEPS = 2.0**46  # of a `FixedSum`, in 1
 BIAS = ROUNDER / STEPS  # rounds to multiples of these steps
-BIASES = torch.tensor([[BIAS], [-BIAS]], dtype=torch.float64)
+BIASES = torch.tensor([[BIAS], [-BIAS]], dtype=torch.float64).unbind()
 BIAS_BITS = np.float64(BIAS).view(np.int64)
 SMALL = 2.0**5  # what that is done for must be smaller
 COARSE_BITS = 34
@@ -97,35 +97,40 @@ def add_to_bins(total: Floats, bins: Floats) -> None:
             total -= part
 
 
-def sum_small(values: Sequence[tuple[Tensor, float]], out: Floats) -> int:
+def sum_small(values: Sequence[tuple[NDArray[np.floating], float]], out: Floats) -> int:
     """Write ``Σ factor·value`` over the first float32 values [n ≤ PIECE] to `out`, rounded to one grid each.
 
     Returns how many of them are together so small that one grid suffices, and are added up.
     """
-    ends, bound, count = (torch.from_numpy(out), ROOM.scratch[: len(out)]), 0.0, 0
+    term, tensor, bound, count = out, torch.from_numpy(out), 0.0, 0
+    scratch = ROOM.scratch[: len(out)]
     for value, factor in values:
-        term = ends[count > 0].copy_(value)
-        bound += abs(factor) * _most(value.numpy())  # which is in the caches by now
+        np.copyto(term, value)
+        bound += abs(factor) * _most(value)  # which is in the caches by now
         if not bound < SMALL:  # NaN is not smaller either
             break
-        _weigh(term, factor, count % 2)  # of two terms in turn what rounds them cancels
+        _weigh(term, tensor, factor, count % 2)  # of two terms in turn what rounds them cancels
         if count:
-            out += term.numpy()
+            out += term
+        else:
+            term, tensor = scratch.numpy(), scratch
         count += 1
     if count % 2:
         out -= BIAS
     return count
 
 
-def _weigh(term: Tensor, factor: float, turn: int) -> None:
-    """Multiply float32 numbers, in a float64 tensor, and round them to multiples of the steps: ``± BIAS`` is left."""
+def _weigh(term: Floats, tensor: Tensor, factor: float, turn: int) -> None:
+    """Multiply float32 numbers, in a float64 `tensor`, and round them to multiples of the steps: ``± BIAS`` is left.
+
+    `term` is the same memory.
+    """
     if factor != 1.0 and factor == float(np.float32(factor)):  # products are exact: only the sum is rounded
-        torch.add(BIASES[turn], term, alpha=factor, out=term)
+        torch.add(BIASES[turn], tensor, alpha=factor, out=tensor)
         return
-    array = term.numpy()
     if factor != 1.0:
-        array *= factor
-    array += -BIAS if turn else BIAS
+        term *= factor
+    term += -BIAS if turn else BIAS
 
 
 def _most(values: NDArray[np.floating]) -> float:
@@ -255,14 +260,14 @@ class FixedSum(ExactSum):
             self.add_rows(torch.from_numpy(row)[None], [1.0])
 
     def _add_row(self, row: Tensor, factor: float, piece: slice) -> None:
-        steps = self._steps(row[piece], factor, piece.start // PIECE)
+        steps = self._steps(row[piece].numpy(), factor, piece.start // PIECE)
         if steps is None:
             super()._add_row(row, factor, piece)
         else:
             steps -= BIAS_BITS
             self.whole[piece] += steps
 
-    def add_values(self, values: Sequence[tuple[Tensor, float]], begun: Floats | None = None) -> None:
+    def add_values(self, values: Sequence[tuple[NDArray[np.floating], float]], begun: Floats | None = None) -> None:
         """Add ``Σ factor·value`` of float32 values of the sums' size n ≤ PIECE, after what `sum_small` has `begun`.
 
         That is used up. Of two values in turn one is added and the other one's opposite subtracted, and so are their
@@ -276,23 +281,25 @@ class FixedSum(ExactSum):
         for value, factor in values:
             steps = self._steps(value, -factor if biased else factor, 0)
             if steps is None:
-                super()._add_row(value, factor, slice(0, len(value)))
+                super()._add_row(torch.from_numpy(value), factor, slice(0, len(value)))
                 continue
             (np.subtract if biased else np.add)(self.whole, steps, out=self.whole)
             biased = not biased
         if biased:
             self.whole -= BIAS_BITS
 
-    def _steps(self, value: Tensor, factor: float, number: int) -> Ints | None:
+    def _steps(self, value: NDArray[np.floating], factor: float, number: int) -> Ints | None:
         """Return ``factor·value`` in steps, ``BIAS_BITS`` added to each; None where that is too large for a piece."""
-        term = ROOM.scratch[: len(value)].copy_(value)
-        most = abs(factor) * _most(value.numpy())
+        tensor = ROOM.scratch[: len(value)]
+        term = tensor.numpy()
+        np.copyto(term, value)
+        most = abs(factor) * _most(value)
         fits = most < SMALL and self._bounds[number] + most * STEPS < self.limit
-        if not fits or (factor != 1.0 and value.dtype != torch.float32):
+        if not fits or (factor != 1.0 and value.dtype != np.float32):
             return None
         self._bounds[number] += most * STEPS
-        _weigh(term, factor, 0)
-        steps: Ints = term.numpy().view(np.int64)
+        _weigh(term, tensor, factor, 0)
+        steps: Ints = term.view(np.int64)
         return steps
 
     def wide(self) -> Floats:

@@ -46,6 +46,7 @@ SAMPLE = 4  # ranks that are measured one by one, and hosts, of each place
 MANY = 1024  # ranks whose small messages are counted, and about as many messages
 REQUESTS = 256  # least requests in one look
 FRAMES, NUMBERS = 4, 2**21  # that are summed: how many, and float32 numbers in each
+IDLE = 0.15  # seconds after which a rank that waits sleeps as long as it ever does
 LANES = 64  # that lead to the server itself
 ORDER, ACK, DATA, LATER = 11, 12, 13, 14  # tags
 
@@ -231,6 +232,7 @@ class _Server:
             "look": self._look,
             "sums": self._sums,
             "lane": self._lane,
+            "wake": self._wake,
         }
         found = {}
         for left, (name, part) in zip(range(len(parts), 0, -1), parts.items()):
@@ -244,7 +246,7 @@ class _Server:
         links = {name: self._linked(name, found) for name in places}
         look, request = found["look"]
         lane = max(0.0, found["lane"] - 2 * found["sent"] - found["received"])  # a command, a state, and a frame
-        server = found["sent"], found["received"], look, request, found["sums"], lane
+        server = found["sent"], found["received"], look, request, found["sums"], lane, found["wake"]
         return Network(
             launcher.library(MPI.Get_library_version()),
             launcher.launcher(os.environ),
@@ -307,6 +309,14 @@ class _Server:
             self._rate(Op.BROADCAST, members, 2, number) / len(members),
             self._rate(Op.SUM, members, 1, number) / len(members),
         )
+
+    def _wake(self) -> float:
+        """Seconds beside its way until the last of all ranks, which sleep, has noticed a message: the typical ones."""
+        awake, seconds = self._best(lambda: self._ask(Op.PING, self.clients), REPEATS, 2), list[float]()
+        while not seconds or (len(seconds) < REPEATS and time.monotonic() < self.until):
+            time.sleep(IDLE)
+            seconds.append(self._ask(Op.PING, self.clients))
+        return max(0.0, median(seconds) - awake)
 
     def _sent(self) -> float:
         """Seconds of this thread for each small message that is sent."""
@@ -462,7 +472,7 @@ class _Server:
             best = self._transfer(op, ranks, size, lane, FEW, parts)
         if time.monotonic() < end:
             best = min(best, self._transfer(op, ranks, size, lane, REPEATS, parts))
-        return len(ranks) * size / max(best - empty, best / 10)
+        return len(ranks) * size / max(best - empty, best / 2)
 
     def _transfer(self, op: Op, ranks: Sequence[int], size: int, lane: int, repeats: int, parts: int) -> float:
         return self._best(lambda: self._ask(op, ranks, size, lane), repeats, parts)
@@ -565,6 +575,7 @@ def table(network: Network) -> Any:
     server = {
         "the server, per message sent · received, µs": f"{costs.sent * 1e6:.3g} · {costs.received * 1e6:.3g}",
         "the server, per lane beside messages, µs": f"{costs.lane * 1e6:.3g}",
+        "until the last rank that sleeps looks, µs": f"{costs.wake * 1e6:.3g}",
         f"a look at {clients} requests · at 1000, µs": " · ".join(
             f"{look_seconds(costs, count) * 1e6:.3g}" for count in (clients, 1000)
         ),
@@ -641,11 +652,11 @@ def _rates(found: Mapping[str, Any]) -> Rates:
 
 
 def _costs(found: Mapping[str, Any]) -> Costs:
-    sent, received, look, request, lane = (
-        _number(found[name]) for name in ("sent", "received", "look", "request", "lane")
+    sent, received, look, request, lane, wake = (
+        _number(found[name]) for name in ("sent", "received", "look", "request", "lane", "wake")
     )
     links = _link(found["within"]), _link(found["between"])
-    return Costs(*links, sent, received, look, request, _positive(found["sums"]), lane)
+    return Costs(*links, sent, received, look, request, _positive(found["sums"]), lane, wake)
 
 
 def _link(found: Mapping[str, Any] | None) -> Link | None:

@@ -68,8 +68,8 @@ def test_one_way_to_lanes_of_several_ranks() -> None:
 
 def test_a_round() -> None:
     load = Load(state=8_000_000, frame=4_000_000, down=3, up=2, turns=5)
-    found = predict(replace(COSTS, lane=1e-5), layout(3, 3, 1), load)
-    assert found.down == pytest.approx(1e-5 + 6e-6 + 3.2e-3 + 2 * 5 * 1e-5)
+    found = predict(replace(COSTS, lane=1e-5, wake=2e-3), layout(3, 3, 1), load)
+    assert found.down == pytest.approx(1e-5 + 6e-6 + 3.2e-3 + 2 * 5 * 1e-5 + 2e-3)
     assert found.up == pytest.approx(5 * (1e-5 + 2 * 2 * 2e-6 + 8e6 / 3e9))
     assert found.sums == pytest.approx(5 * 2 * 4e-3)
     assert found.looks == pytest.approx(3 * 6 * (1e-5 + 4e-7))

@@ -86,11 +86,12 @@ class ReceivedSums(Sums):
         summed = [one.formats[number].bins(one.frames[number], name) for one in counted if one.formats[number].sums]
         early = self.early.of(name) if self.early else None
         alone = len(parts) == 1 and parts[0][1] is None and not summed and early is None
+        weighed = [(value.numpy(), 1.0 if weight is None else weight) for value, weight in parts]
 
         def fill(piece: slice, out: Floats) -> None:
-            some = [(value[piece], 1.0 if weight is None else weight) for value, weight in parts]
+            some = [(value[piece], weight) for value, weight in weighed]
             if alone:
-                np.copyto(out, some[0][0].numpy())
+                np.copyto(out, some[0][0])
                 return
             small = sum_small(some, out) if block.fixed else 0
             if 0 < small == len(some) and early is None and not summed:
@@ -101,7 +102,7 @@ class ReceivedSums(Sums):
                 sums.add_values(some[small:], out if small else None)
             else:
                 for value, weight in some:
-                    sums.add_rows(value[None], [weight])
+                    sums.add_rows(torch.from_numpy(value)[None], [weight])
             for bins in summed:
                 sums.add_bins(bins[:, piece])
             sums.total(out)
