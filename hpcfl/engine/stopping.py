@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -132,12 +133,19 @@ def request(folder: Path, reason: str = ASKED) -> None:
 def forward(stop: Stop, folder: Path) -> None:
     """Ask the server to stop because this rank was asked to.
 
-    In real time, and where the rank was released, ranks do not agree round by round.
+    In real time, and where the rank was released, ranks do not agree round by round. Where the disk refuses, a warning
+    says so, and it is tried again: the server may be about to end the job for the same reason.
     """
-    reason = stop.requested()
-    if reason and not stop.forwarded:
+    reason, now = stop.requested(), time.monotonic()
+    if not reason or stop.forwarded or now < stop.due:
+        return
+    try:
         request(folder, reason)
         stop.forwarded = True
+    except UsageError as error:
+        if stop.due == -math.inf:
+            print(f"hpcfl: warning: {error}; trying again", file=sys.stderr, flush=True)
+        stop.due = now + LOOK_SECONDS
 
 
 def withdraw(folder: Path) -> None:

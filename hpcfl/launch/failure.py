@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import sys
@@ -162,6 +163,20 @@ def _claimed(folder: Path | None, text: str) -> bool:
     try:
         with (folder / ERROR_FILE).open("x") as file:
             file.write(text)
-    except OSError as error:
-        return not isinstance(error, FileExistsError)
+    except FileExistsError:
+        return False
+    except OSError:  # a full disk takes no file, but a lock
+        return _is_locked(folder)
+    return True
+
+
+def _is_locked(folder: Path) -> bool:
+    """True where this process is the first to lock the folder, until it ends, or locks are not known there."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
     return True

@@ -285,6 +285,21 @@ def test_a_rank_hands_its_signal_on_once(tmp_path: Path) -> None:
     assert not (tmp_path / "stop").exists()
 
 
+def test_a_signal_is_handed_on_when_the_disk_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    stop, path = stopping.Stop(tmp_path / "run", False), tmp_path / "run" / "stop"
+    monkeypatch.setattr(stopping, "_signal", "USR1")
+    monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
+    for _ in range(3):
+        stopping.forward(stop, tmp_path / "run")
+    line = f"'{path.parent}' cannot be asked to stop: stop cannot be written: No such file or directory; trying again"
+    assert capsys.readouterr().err == f"hpcfl: warning: {line}\n"
+    path.parent.mkdir()
+    stopping.forward(stop, tmp_path / "run")
+    assert (path.read_text(), stop.forwarded) == ("signal USR1\n", True)
+
+
 def test_wishes_as_numbers_and_back() -> None:
     assert [stopping.encode(wish) for wish in ("", "signal USR1", "hpcfl stop", "whatever")] == [0, 10, -1, -1]
     assert stopping.decode(np.zeros(3)) == ""

@@ -89,9 +89,9 @@ class Struck:
 
     @property
     def said(self) -> list[str]:
-        """Lines of hpcfl's own on stderr but warnings; a launcher may put a stray byte before one."""
+        """Lines of hpcfl's own on stderr but warnings and losses; a launcher may put a stray byte before one."""
         lines = re.findall(r"^\W?(hpcfl: .*)$", self.err, re.MULTILINE)
-        return [line for line in lines if not line.startswith("hpcfl: warning: ")]
+        return [line for line in lines if not re.match(r"hpcfl: (warning: |rank \d+ is lost )", line)]
 
     @property
     def hit(self) -> str:

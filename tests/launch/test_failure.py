@@ -13,6 +13,7 @@ import pytest
 from helpers.launcher import alone, job, mpis
 from hpcfl import store
 from hpcfl.base.errors import RunError
+from hpcfl.launch import failure
 from hpcfl.launch.failure import noted, refused
 from hpcfl.testing.runs import table, toml
 
@@ -82,3 +83,11 @@ def test_an_operation_that_is_not_deterministic_is_told_in_one_line() -> None:
     error = noted(None, RuntimeError(f"{text}'torch.use_deterministic_algorithms(True)'. You can turn it off"))
     why = "since cumsum_cuda_kernel does not have a deterministic implementation; did you mean deterministic = false?"
     assert (type(error), str(error)) == (RunError, f"deterministic: expected false, {why}")
+
+
+def test_one_rank_speaks_where_the_disk_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "open", full)
+    assert [failure._claimed(tmp_path, "a line") for _ in range(3)] == [True, False, False]
