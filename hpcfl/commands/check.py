@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import accumulate, chain
 from math import inf, isnan, prod
 from pathlib import Path
@@ -63,11 +64,11 @@ def report(
         _device(config),
         _held_out(job),
         _closing(job, ranks),
-        _rounds(job),
+        _rounds(job, ranks),
         _theory(job),
         _stages(job),
         _messages(job),
-        _costs(job),
+        _costs(job, ranks),
         _chunks(job, ranks),
         _warnings(job),
         () if header.tokens else features(config, header.ranges, federation),
@@ -144,21 +145,22 @@ def _closing(job: Job, ranks: int) -> Facts:
     yield "closes", f"{' or '.join(ends)}; of visits under way {under_way}" if ends else "with the last visit"
 
 
-def _rounds(job: Job) -> Facts:
+def _rounds(job: Job, ranks: int) -> Facts:
     """What the plans of the first rounds say; how fast real hardware is, nobody knows before."""
     speed, clock = job.config.speed, job.config.clock
+    at_work = f"{_at_work(job, ranks)} at work" if speed.rules(job.config.participation).by_arrivals else ""
     if clock == "wall" and not speed.known(clock):
         first = job.planner.plan(job.planner.attempt(0))
-        yield "cohort", f"{len(first.cohort)} invited"
-        yield "layers", f"{first.layers}; chances to reach them by a deadline are not known"
+        yield "cohort", at_work or f"{len(first.cohort)} invited"
+        yield "layers", f"{first.layers}" + ("" if at_work else "; chances to reach them by a deadline are not known")
         yield "time", "real" + ("" if isnan(end := first.closes_after) else f", a first deadline of {end:.3g} s")
         return
-    plans = _planned(job, min(PREVIEW, job.config.rounds))
+    plans = _planned(job, min(PREVIEW, job.config.rounds), ranks)
     counted = sum(int(plan.counted.sum()) for plan in plans) / len(plans)
     layers = ", ".join(f"{chance:.3g}" for chance in plans[0].miss_probability)
     rounds = f"{len(plans)} rounds {'recorded' if speed.replays else 'drawn'}"
-    yield "cohort", f"{len(plans[0].cohort)} invited, {counted:.1f} counted on average ({rounds})"
-    yield "layers", f"{plans[0].layers}; chance that nobody reaches layer 1 … L: {layers}"
+    yield "cohort", f"{at_work or f'{len(plans[0].cohort)} invited'}, {counted:.1f} counted on average ({rounds})"
+    yield "layers", f"{plans[0].layers}" + ("" if at_work else f"; chance that nobody reaches layer 1 … L: {layers}")
     seconds, repeats = (sum(each) / len(plans) for each in zip(*((plan.duration, plan.repeats) for plan in plans)))
     attempts = f", {repeats:.3g} void attempts included" if repeats else ""
     yield "time", f"{seconds:.3g} simulated seconds per round{attempts}"
@@ -178,10 +180,13 @@ def _theory(job: Job) -> Facts:
         yield from theory(job)
 
 
-def _planned(job: Job, rounds: int) -> list[Plan]:
+def _planned(job: Job, rounds: int, ranks: int) -> list[Plan]:
     """The plans of the first rounds; stages of doubling participant sets end only where that is known before."""
-    stage, planned = job.planner.first_stage, []
-    plans = job.planner.plans(0, lambda: stage.number)
+    planner, stage, planned = job.planner, job.planner.first_stage, []
+    if planner.participation.by_arrivals:
+        fewer = planner.participation.model_copy(update={"concurrency": _at_work(job, ranks)})
+        planner = replace(planner, participation=fewer)
+    plans = planner.plans(0, lambda: stage.number)
     for round_ in range(rounds):
         planned.append(next(plans))
         stage = job.planner.next_stage(round_, stage, -1.0)
@@ -209,7 +214,7 @@ def _messages(job: Job) -> Facts:
         yield "further sums", f"{summed} bytes each; {_kept(job)} bytes of each visit are held for them"
 
 
-def _costs(job: Job) -> Facts:
+def _costs(job: Job, ranks: int) -> Facts:
     config, count = job.config, job.task.parameter_count
     if config.oracle.phi is None:
         return
@@ -220,7 +225,7 @@ def _costs(job: Job) -> Facts:
     vectors = f"p = {count}, φ = {config.oracle.phi:g}; {share:.4g} vectors of p numbers per whole visit"
     yield "oracle", f"{vectors}{recorded}"
     known = config.clock == "simulated" or config.speed.known(config.clock)
-    if found := gamma(job, _planned(job, min(PREVIEW, config.rounds))) if known else "":
+    if found := gamma(job, _planned(job, min(PREVIEW, config.rounds), ranks)) if known else "":
         yield "", found
 
 

@@ -380,5 +380,6 @@ def test_a_check_states_the_memory_of_states_in_clients_hands(
     size = Job.of(config, None, ranks).task.nbytes
     lines = dict(line.split(maxsplit=1) for line in report(config, config.check(None), None, ranks))
     assert f" {at_work}" in lines["closes"]
+    assert lines["cohort"].startswith(f"{at_work[0]} at work, 3.0 counted on average")
     for words, times in states.items():
         assert f"{times * size / 1e6:.3g} {words}" in lines["memory"]
