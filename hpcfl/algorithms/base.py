@@ -196,7 +196,7 @@ class Algorithm(ConfigBase):
         """
         return {name: sums.moved(name, value) if name in sums else value for name, value in shared.items()}
 
-    def buffer(self, name: str, value: Tensor, sums: Sums) -> Tensor:
+    def buffer_after(self, name: str, value: Tensor, sums: Sums) -> Tensor:
         """Return a buffer of the model after the round, of which the shared model has `value`: by default as `server`.
 
         `hpcfl.algorithms.buffered` asks for those that are no integers; `server` is told nothing of them.

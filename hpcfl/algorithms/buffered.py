@@ -173,7 +173,7 @@ def _after(method: Algorithm, task: Task, value: Tensor, name: str, sums: Sums) 
 
     if _whole(task).integer(name):  # who told nothing has 0 at its place: such a buffer never falls
         return moved(value, sums.total(name).amax(0).clamp(min=0))
-    return method.buffer(name, value, sums)
+    return method.buffer_after(name, value, sums)
 
 
 def _whole(task: Task) -> Whole:

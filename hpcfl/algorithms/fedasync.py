@@ -40,7 +40,7 @@ class FedAsync(FedProx):
     def server(self, task: Task, shared: State, sums: Sums) -> State:
         return {name: _mixed(self.alpha, name, value, sums) for name, value in shared.items()}
 
-    def buffer(self, name: str, value: Tensor, sums: Sums) -> Tensor:
+    def buffer_after(self, name: str, value: Tensor, sums: Sums) -> Tensor:
         return _mixed(self.alpha, name, value, sums, aged=False)
 
 
