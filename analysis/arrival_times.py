@@ -19,7 +19,7 @@ The last two stop workers whose points are too old.
 Printed are the seconds until the mean of |∇f|² over the seeds is at most ε, and their quotients by the optimal law
 ``min_m (1/m Σ_(i≤m) 1/τ_i)⁻¹ (LΔ/ε + σ²LΔ/(mε²))`` (`hpcfl.algorithms.ringmaster.optimal_time`): of optimal methods
 those change little with the slow worker. The law is of the worst objective, up to a constant, so that below 1 is no
-wonder. Costs 3 minutes. Prints one JSON line last (null: not within --gradients).
+wonder. Costs 2 minutes. Prints one JSON line last (null: not within --gradients).
 """
 
 from __future__ import annotations
