@@ -206,14 +206,15 @@ def survey(file: BinaryIO, area: Area) -> Records:
     end = last + int(np.argmin(written[last:]))
     doubtful = np.flatnonzero(~whole[:end])
     again = [_is_whole(_bytes(file, area, place, 1)[0], place) for place in doubtful.tolist()]
-    stray = [place for place in touched if place >= end and not _may_come(file, area, place, place == end)]
+    stray = [place for place in touched if place >= end and not _may_come(file, area, place, end)]
     return Records(end, doubtful[~np.array(again, bool)], np.array(stray, np.int64))
 
 
-def _may_come(file: BinaryIO, area: Area, place: int, is_next: bool) -> bool:
+def _may_come(file: BinaryIO, area: Area, place: int, end: int) -> bool:
     """Whether what lies behind the last record is written just now, or is what a kill has cut of the next one."""
     record = _bytes(file, area, place, 1)[0]
     begun = not area.lead or int.from_bytes(record[: area.lead].tobytes(), "little") == _begun(place)
+    is_next = place == end or _is_whole(_bytes(file, area, place - 1, 1)[0], place - 1)
     return _is_whole(record, place) or (is_next and begun and not record[-8:].any())
 
 
