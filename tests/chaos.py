@@ -8,9 +8,9 @@
 A trial of the first kind is a small run (one of `PRESETS`, simulated clock, a checkpoint after each round) on 2 to
 4 ranks that is killed one to three times by SIGKILL: the server, a client, or the whole job; while modules are
 imported, a visit is computed, a sum is under way, a row, a checkpoint, run.h5 or the status is written, a segment is
-sealed, or at a random time. Each time the job must end by itself, leave no process, and be read by `open_run` and
-``hpcfl show``. It is resumed on another number of ranks, of either MPI or alone, and must end with the state and the
-columns of a run that nobody disturbed (all but `WALL` and those per rank).
+sealed, or at a random time. Each time the job must end by itself, leave no process and a folder that is whole by
+`verify`, and be read by `open_run` and ``hpcfl show``. It is resumed on another number of ranks, of either MPI or
+alone, and must end with the state and the columns of a run that nobody disturbed (all but `WALL` and those per rank).
 
 With ``--faults`` a first run counts the calls (open, write, truncate, fsync, rename) of each rank on its run folder;
 then one of them fails in each trial, once (``fail``) or with all that need room after it (``full``; on ranks only the
@@ -341,6 +341,8 @@ class Scene:
         except Exception as error:  # whatever it is: a reader must not fail
             self.wrong("reader", f"{type(error).__name__}: {error}")
             return found
+        if damaged := store.verify(self.folder).damaged:
+            self.wrong("damage", damaged)
         if rounds != list(range(len(rounds))) or not self.told <= set(rounds):
             self.wrong("loss", f"told of {sorted(self.told)}, recorded are {rounds}")
         if found["saved"] < len(rounds) - 2:

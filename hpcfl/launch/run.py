@@ -19,11 +19,21 @@ from typing import TYPE_CHECKING, Any, cast
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
-from hpcfl.base.errors import Diverged, ErrorOnOtherRank, LeftOut, Stopped, UsageError, UserError, listed, refusal
+from hpcfl.base.errors import (
+    Diverged,
+    ErrorOnOtherRank,
+    LeftOut,
+    RunError,
+    Stopped,
+    UsageError,
+    UserError,
+    listed,
+    refusal,
+)
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
 from hpcfl.comm.guard import Norms
-from hpcfl.comm.launcher import has_ulfm
+from hpcfl.comm.launcher import end_job, has_ulfm
 from hpcfl.comm.placement import check_single, check_there, lane_topologies
 from hpcfl.comm.processors import Processors, processors, shares, threads
 from hpcfl.engine import stopping
@@ -42,7 +52,7 @@ if TYPE_CHECKING:
     from hpcfl.config import Config
     from hpcfl.engine.job import Job, Progress
     from hpcfl.engine.rounds import Rounds
-    from hpcfl.engine.wall.watchdog import Noticeboard
+    from hpcfl.engine.wall.watchdog import Noticeboard, Watchdog
 
 
 def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False) -> None:
@@ -308,7 +318,7 @@ def _in_real_time(
 
     def rest() -> None:
         stopping.forward(stop, folder)
-        watch.look()
+        _look_for_server(watch, stop, comm)
 
     if not serves:
         write = partial(write_part, folder, processes[0][1], comm.Get_rank())
@@ -319,6 +329,19 @@ def _in_real_time(
         report(rounds.profiles())
     start.dismiss(rounds, comm, now.round, stopped)
     return stopped
+
+
+def _look_for_server(watch: Watchdog, stop: stopping.Stop, comm: Any) -> None:
+    """Raise RunError if the server is gone; where the launcher is ending this rank meanwhile, end without a word.
+
+    Whoever has made the launcher do so has spoken. Where no file can be written, nothing else tells that.
+    """
+    try:
+        watch.look()
+    except RunError:
+        if stop.requested() != "signal TERM":
+            raise
+        end_job(comm, 1)
 
 
 def _run_rounds(

@@ -274,14 +274,15 @@ def load(path: Path, personal: bool = True) -> Checkpoint:
         )
 
 
-def load_personal(path: Path, client_ids: Iterable[int]) -> dict[int, dict[str, Array]]:
+def load_personal(path: Path, client_ids: Iterable[int], check: bool = False) -> dict[int, dict[str, Array]]:
     """Read the personal state of some clients, of those that are there: ``{client: {name: [...]}}``.
 
-    Only the files of ranks that had them are opened. RunError as `load`.
+    Only the files of ranks that had them are opened, and with `check` only if their digests are right: for a checkpoint
+    that is not known to be whole, see `latest`. RunError as `load`.
     """
     wanted = np.unique(np.fromiter(client_ids, np.int64))
     states: dict[int, dict[str, Array]] = {}
-    for same in _personal(path, wanted):
+    for same in _personal(path, wanted, check):
         clients = same["ids"][:]
         rows = np.flatnonzero(np.isin(clients, wanted))
         tensors = {name: _take(item, rows) for name, item in same["tensors"].items()}
@@ -347,21 +348,24 @@ def _server_file(path: Path) -> Path:
     return path if path.suffix else path / SERVER
 
 
-def _personal(path: Path, clients: Ints | None = None) -> Iterator[h5py.Group]:
+def _personal(path: Path, clients: Ints | None = None, check: bool = False) -> Iterator[h5py.Group]:
     """Yield the groups of clients of equal shapes, each while its file is open: all, or of files with some clients."""
-    files = [path]
+    files, check = [path], check and not path.suffix
     if not path.suffix:
-        with _opened(path / SERVER) as file:
+        with _opened(path / SERVER, check) as file:
             homes = file["homes"][:]
         homes = homes if clients is None else homes[clients[clients < len(homes)]]
         files = [path / _rank_file(rank) for rank in np.unique(homes).tolist()]
     for name in files:
-        with _opened(name) as file:
+        with _opened(name, check) as file:
             yield from file["personal"].values()
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[h5py.File]:
+def _opened(path: Path, check: bool = False) -> Iterator[h5py.File]:
+    """Open a file of a checkpoint; with `check`, of a folder, only if its digest is right."""
+    if check and (reason := manifest.damage_of(path.parent, path.name)):
+        raise RunError(f"checkpoint {path} is damaged: {reason}")
     try:
         with h5py.File(path, "r") as file:
             yield file

@@ -4,7 +4,8 @@ It begins with a header, one line and JSON, in what HDF5 calls the user block: c
 rows and events lie. An HDF5 file follows that is complete from its first moment (fixed extents, space that is reserved
 and still a hole), so that any reader opens it at any time, and a kill leaves nothing open. Rows and events are written
 in place. Each ends with 8 bytes that depend on all others of it and on its place; zeros say that it is not there. They
-lie within one page, and files are written from front to back: what a kill has cut is not there.
+lie within one page, and files are written from front to back: what a kill has cut is not there. Each begins with 8
+bytes that follow from its place: they tell what a kill has cut from damage to space that is still empty.
 
 HDF5 may crash on a damaged file, so this module reads bytes at the places that the header names; the header has a
 digest.
@@ -30,22 +31,27 @@ from hpcfl.store.atomic import created, sync
 from hpcfl.store.columns import ROWS, Array, Column, Coords, add_scales, columns_in, coords_in, described, row_type
 
 MAGIC = b"hpcfl segment: "
-CHECK = "check"
+BEGUN, CHECK = "begun", "check"
 EVENT = np.dtype([("round", "i8"), ("time", "f8"), ("kind", "S16"), ("client", "i8"), ("text", "S200")])
 FORMAT = ("v110", "v110")  # HDF5's; "latest" is unreadable for every HDF5 older than the one that wrote it
 
-_WRITTEN = 1 << 32  # set in every check: none is zero
+_WRITTEN = 1 << 32  # set in what every record begins and ends with: neither is zero
+_LEAD = 8  # bytes with which a record begins
 _PIECE = 1 << 24
 _LINE = 128
 _MOST = 1 << 30  # bytes of a header, so that a damaged number asks for no more
 
 
 class Area(NamedTuple):
-    """Where so many `records` of `each` bytes lie: from byte `at` of the file on."""
+    """Where so many `records` of `each` bytes lie: from byte `at` of the file on.
+
+    Each begins with `lead` bytes that say so; there are none in files of earlier versions.
+    """
 
     at: int
     records: int
     each: int
+    lead: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Layout:
 class Records:
     """Which records of an area are there: `end` of them, damaged ones included, which are in `lost`.
 
-    `stray` are places behind them where something was changed that is no record.
+    `stray` are places behind them where something is that is neither a record nor what a kill has cut of the next one.
     """
 
     end: int
@@ -75,23 +81,28 @@ class Records:
     stray: Array
 
 
-def checked(record: np.dtype[Any]) -> np.dtype[Any]:
-    """The type of a record with its check behind it, 8 bytes on a multiple of 8."""
-    names = list(record.names or ())
-    fields = [(name, *record.fields[name][:2]) for name in names] if record.fields else []
-    at = -(-record.itemsize // 8) * 8
-    return np.dtype(
-        {
-            "names": [*names, CHECK],
-            "formats": [*(kind for _, kind, _ in fields), np.dtype("u8")],
-            "offsets": [*(offset for _, _, offset in fields), at],
-            "itemsize": at + 8,
-        }
-    )
+def checked(record: np.dtype[Any], lead: int = _LEAD) -> np.dtype[Any]:
+    """The type of a record with what it begins with and its check, each 8 bytes on a multiple of 8."""
+    fields = [(name, *record.fields[name][:2]) for name in record.names or ()] if record.fields else []
+    at = lead + -(-record.itemsize // 8) * 8
+    before = [(BEGUN, np.dtype("u8"), 0)] if lead else []
+    whole = [*before, *((name, kind, lead + offset) for name, kind, offset in fields), (CHECK, np.dtype("u8"), at)]
+    names, formats, offsets = zip(*whole)
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": at + 8})
 
 
-def check_of(record: Any, place: int) -> int:
-    """The check of a record (its bytes before the check) at a place; never 0."""
+def sign(record: Array, place: int) -> None:
+    """Complete the only record of an array, of a type of `checked`, for a place."""
+    record[BEGUN] = _begun(place)
+    record[CHECK] = _check(record.view("u1")[:-8], place)
+
+
+def _begun(place: int) -> int:
+    return (place + 1) | _WRITTEN
+
+
+def _check(record: Any, place: int) -> int:
+    """The check of a record, its bytes before the check; never 0."""
     return zlib.crc32(record, place) | _WRITTEN
 
 
@@ -134,7 +145,7 @@ def _reserve(file: h5py.File, name: str, count: int, record: np.dtype[Any]) -> A
     where = file.require_group(group) if group else file
     space, kind = h5py.h5s.create_simple((count,)), h5py.h5t.py_create(record, logical=True)
     dataset = h5py.h5d.create(where.id, leaf.encode(), kind, space, plist)
-    return Area(dataset.get_offset() or 0, count, record.itemsize)
+    return Area(dataset.get_offset() or 0, count, record.itemsize, _LEAD)
 
 
 def _line(text: bytes) -> bytes:
@@ -181,10 +192,11 @@ def survey(file: BinaryIO, area: Area) -> Records:
     """Find out which records are there; what seems damaged is read again, as it may have been written meanwhile."""
     there = (os.fstat(file.fileno()).st_size - area.at) // area.each
     area = area._replace(records=max(0, min(area.records, there)))
-    marked, good = [], []
+    marked, good, touched = [], [], []
     for start, records in _pieces(file, area):
         places = np.flatnonzero(records[:, -8:].any(axis=1))
         marked += (places + start).tolist()
+        touched += (np.flatnonzero(records.view("u8").any(axis=1)) + start).tolist()
         good += [start + place for place in places.tolist() if _is_whole(records[place], start + place)]
     whole = np.zeros(area.records, bool)
     whole[good] = True
@@ -194,8 +206,16 @@ def survey(file: BinaryIO, area: Area) -> Records:
     end = last + int(np.argmin(written[last:]))
     doubtful = np.flatnonzero(~whole[:end])
     again = [_is_whole(_bytes(file, area, place, 1)[0], place) for place in doubtful.tolist()]
-    stray = np.flatnonzero(written[end:]) + end
-    return Records(end, doubtful[~np.array(again, bool)], stray)
+    stray = [place for place in touched if place >= end and not _may_come(file, area, place, end)]
+    return Records(end, doubtful[~np.array(again, bool)], np.array(stray, np.int64))
+
+
+def _may_come(file: BinaryIO, area: Area, place: int, end: int) -> bool:
+    """Whether what lies behind the last record is written just now, or is what a kill has cut of the next one."""
+    record = _bytes(file, area, place, 1)[0]
+    begun = not area.lead or int.from_bytes(record[: area.lead].tobytes(), "little") == _begun(place)
+    is_next = place == end or _is_whole(_bytes(file, area, place - 1, 1)[0], place - 1)
+    return _is_whole(record, place) or (is_next and begun and not record[-8:].any())
 
 
 def read(file: BinaryIO, area: Area, start: int, stop: int, lost: Array) -> Array:
@@ -214,7 +234,7 @@ def read(file: BinaryIO, area: Area, start: int, stop: int, lost: Array) -> Arra
 
 
 def damage(file: BinaryIO) -> str:
-    """Return what is wrong with a file, "" where nothing is: every byte counts but those of records yet to come."""
+    """Return what is wrong with a file, "" where nothing is: every byte counts, of records yet to come too."""
     try:
         layout = read_layout(file)
     except RunError as error:
@@ -286,4 +306,4 @@ def _pread(file: BinaryIO, at: int, count: int) -> bytearray:
 
 
 def _is_whole(record: Array, place: int) -> bool:
-    return int.from_bytes(record[-8:].tobytes(), "little") == check_of(record[:-8], place)
+    return int.from_bytes(record[-8:].tobytes(), "little") == _check(record[:-8], place)

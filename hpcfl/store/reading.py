@@ -276,7 +276,7 @@ def _live_rows(part: Part, file: Any, start: int, stop: int) -> dict[str, Array]
     assert part.layout is not None
     lost = part.lost[(part.lost >= part.first + start) & (part.lost < part.first + stop)] - part.first
     content = live.read(file, part.layout.rows, start, stop, lost)
-    rows = content.reshape(-1).view(live.checked(row_type(part.columns, part.coords)))
+    rows = content.reshape(-1).view(live.checked(row_type(part.columns, part.coords), part.layout.rows.lead))
     values = values_of(rows, part.columns, part.coords)
     for column in part.columns:
         values[column.name][lost - start] = fill_of(column.stored)
@@ -350,7 +350,7 @@ def _live_events(path: Path, file: Any) -> Array:
     if len(found.lost):
         tell(f"{path} is damaged: {len(found.lost)} of its {found.end} events are lost")
     content = live.read(file, layout.events, 0, found.end, found.lost)
-    records = np.delete(content, found.lost, axis=0)[:, : live.EVENT.itemsize]
+    records = np.delete(content, found.lost, axis=0)[:, layout.events.lead :][:, : live.EVENT.itemsize]
     return np.ascontiguousarray(records).reshape(-1).view(live.EVENT)
 
 

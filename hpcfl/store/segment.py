@@ -16,7 +16,7 @@ import numpy as np
 
 from hpcfl.store.atomic import sync_folder, temporary
 from hpcfl.store.columns import Column, Coords, fill_of, row_type, values_of
-from hpcfl.store.live import CHECK, EVENT, Area, check_of, checked, lay_out
+from hpcfl.store.live import EVENT, Area, checked, lay_out, sign
 
 EVENTS = 10_000
 """The most events of one segment."""
@@ -67,7 +67,7 @@ class Segment:
         for name, value in row.items():
             self._fit(name, value)
         place = round - self.first
-        self._row[CHECK] = check_of(self._row.view("u1")[:-8], place)
+        sign(self._row, place)
         self._put(place)
 
     def _fit(self, name: str, value: Any) -> None:
@@ -102,8 +102,8 @@ class Segment:
             return
         if self._logged == EVENTS - 1:
             kind, client, text = "log-full", -1, f"events after the first {EVENTS - 1} are not logged"
-        self._event[0] = (round, time.time(), _bytes(kind, 16), client, _bytes(text, 200), 0)
-        self._event[CHECK] = check_of(self._event.view("u1")[:-8], self._logged)
+        self._event[0] = (0, round, time.time(), _bytes(kind, 16), client, _bytes(text, 200), 0)
+        sign(self._event, self._logged)
         self._record(self._layout.events, self._logged, self._event)
         self._logged += 1
 

@@ -89,9 +89,10 @@ class Struck:
 
     @property
     def said(self) -> list[str]:
-        """Lines of hpcfl's own on stderr but warnings and losses; a launcher may put a stray byte before one."""
+        """Lines of hpcfl's own on stderr but warnings, losses and older state; a launcher may put a byte before one."""
         lines = re.findall(r"^\W?(hpcfl: .*)$", self.err, re.MULTILINE)
-        return [line for line in lines if not re.match(r"hpcfl: (warning: |rank \d+ is lost )", line)]
+        no_errors = r"hpcfl: (warning: |rank \d+ is lost |checkpoint after round )"
+        return [line for line in lines if not re.match(no_errors, line)]
 
     @property
     def hit(self) -> str:

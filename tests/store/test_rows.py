@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import xarray
 
+from helpers.launcher import ROOT
 from hpcfl import store
 from hpcfl.base.errors import UsageError
 from hpcfl.store import Column, Segment, reading
@@ -61,13 +63,14 @@ def test_the_bytes_of_a_row() -> None:
     whole = checked(found)
     assert whole.fields is not None
     assert whole.fields["values"][0].names == ("sim_seconds", "depth", "arrived", "visits")
-    assert (whole.fields["check"][1], whole.itemsize) == (32, 40)  # the last 8 bytes, within one page
+    assert [whole.fields[name][1] for name in ("begun", "values", "check")] == [0, 8, 40]
+    assert whole.itemsize == 48  # the check are the last 8 bytes, within one page
 
 
 def test_a_row_that_is_cut_anywhere_is_not_there(tmp_path: Path, monkeypatch: Any) -> None:
     """A kill cuts a write between two pages, which is between two records of 8 bytes."""
     segment, put = begun(tmp_path / "run"), Segment._put
-    for cut in range(0, 41, 8):
+    for cut in range(0, 49, 8):
 
         def part(self: Segment, place: int, cut: int = cut) -> None:
             self._row.view("u1")[cut:] = 0
@@ -76,7 +79,8 @@ def test_a_row_that_is_cut_anywhere_is_not_there(tmp_path: Path, monkeypatch: An
         monkeypatch.setattr(Segment, "_put", part)
         segment.write(0, row(0))
         found = reading.read_part(segment.path)
-        assert (found.rounds.tolist(), found.lost.tolist()) == ([0] if cut == 40 else [], []), cut
+        assert (found.rounds.tolist(), found.lost.tolist()) == ([0] if cut == 48 else [], []), cut
+        assert store.verify(tmp_path / "run").damaged == {}, cut
     segment.close()
 
 
@@ -140,7 +144,7 @@ def test_an_axis_without_labels(tmp_path: Path) -> None:
 
 def test_more_columns_than_hdf5_takes_are_refused_in_one_line(tmp_path: Path) -> None:
     many = [Column(f"column_{number}", ("client",), "f8", "") for number in range(2000)]
-    with pytest.raises(UsageError, match=r"a row of 2000 columns, 48008 bytes, cannot be stored: .*too large"):
+    with pytest.raises(UsageError, match=r"a row of 2000 columns, 48016 bytes, cannot be stored: .*too large"):
         Segment(tmp_path / "segment-000.h5", many, COORDS, 0, 3)
     assert list(tmp_path.iterdir()) == []
 
@@ -183,6 +187,23 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path, sealed: bool) -> No
     store.seal(folder)
     check(plain(folder), 8)
     assert [event["segment"] for event in store.events(folder)] == [1]
+
+
+def test_a_growing_segment_whose_records_begin_with_nothing(tmp_path: Path) -> None:
+    """Earlier versions wrote such: rows 0 and 1 of 4, and two events."""
+    folder = tmp_path / "run"
+    store.create(folder, {"config": "{}"})
+    shutil.copy(ROOT / "tests" / "golden" / "growing-segment.h5", folder / "metrics" / "segment-000.h5")
+    assert store.verify(folder).damaged == {}
+    check(store.open_run(folder), 2)
+    assert [(event["round"], event["text"]) for event in store.events(folder)] == [(0, "slow"), (1, "slow")]
+    segment = begun(folder, 2, 4)
+    for number in (2, 3):
+        segment.write(number, row(number))
+    segment.close()
+    store.seal(folder)
+    check(plain(folder), 4)
+    assert len(store.events(folder)) == 2
 
 
 # ---- rows so wide that a kill often strikes inside one

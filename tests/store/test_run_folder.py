@@ -501,6 +501,17 @@ def test_a_checkpoint_comes_back_to_the_bit(tmp_path):
                 assert client not in some or same(some[client][name], values[place])
 
 
+def test_personal_state_of_a_checkpoint_that_may_be_damaged(tmp_path):
+    path = save(tmp_path, 12, {"w": np.zeros(3)}, [([1, 2], {"v": np.ones((2, 9))})], {}, keep=1)
+    assert sorted(store.load_personal(path, [2], check=True)) == [2]
+    for name in ("rank-0000.h5", "server.h5"):
+        content = (path / name).read_bytes()
+        (path / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(RunError, match=f"checkpoint .*/round-000012/{name} is damaged: its bytes are not those"):
+            store.load_personal(path, [2], check=True)
+        (path / name).write_bytes(content)
+
+
 def test_extras_come_back_with_their_types(tmp_path):
     extras = {"weights": np.arange(6.0).reshape(2, 3), "taken": 30.0, "least": np.inf, "phase": "descent", "": 0.0}
     with pytest.raises(ValueError, match="no tensor can be named"):

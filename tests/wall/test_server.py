@@ -332,7 +332,7 @@ def test_clients_of_lost_ranks_go_on_where_the_fewest_are(
     lanes = lanes_of(job, [[], [], [], []])
     server, like = server_of(job, lanes.copy()), job.algorithm.init_client(job.task, 0)
     found = {client: {name: np.full(value.shape, client) for name, value in like.items()} for client in range(4)}
-    monkeypatch.setattr(store, "load_personal", lambda path, clients: {each: found[each] for each in clients})
+    monkeypatch.setattr(store, "load_personal", lambda path, clients, check: {each: found[each] for each in clients})
     monkeypatch.setattr(store, "personal_rounds", lambda path, clients: {each: 6 - each for each in clients})
     lanes[0].state, lanes[0].due, lanes[1].state = "late", -1, "dead"
     server._rehost()

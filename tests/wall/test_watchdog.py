@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 from hpcfl import store
 from hpcfl.base.errors import RunError
+from hpcfl.engine.stopping import Stop
 from hpcfl.engine.wall import watchdog as watch
 from hpcfl.engine.wall.watchdog import LeftBehind, Noticeboard, Watchdog
+from hpcfl.launch import run
 from hpcfl.store.status import signed
 
 
@@ -47,6 +50,20 @@ def test_a_rank_that_nobody_dismisses_parts(
     with pytest.raises(LeftBehind) as found:
         watching.look()
     assert found.value.state == state
+
+
+@pytest.mark.parametrize("told", ["", "signal USR1", "signal TERM"])
+def test_who_is_ended_by_the_launcher_has_no_line_of_its_own(
+    told: str, clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching, stop, ended = Watchdog(tmp_path), Stop(tmp_path, False), list[int]()
+    monkeypatch.setattr(stop, "requested", lambda: told)
+    monkeypatch.setattr(run, "end_job", lambda comm, code: ended.append(code))
+    store.write_status(tmp_path, "failed")
+    clock[0] = 10.0
+    with nullcontext() if told == "signal TERM" else pytest.raises(RunError, match="failed"):
+        run._look_for_server(watching, stop, None)
+    assert ended == [1] * (told == "signal TERM")
 
 
 def test_a_failed_run_ends_at_once(clock: list[float], tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class Orphans:
         return [lane]
 
     def _states(self, clients: list[int], saved: Path | None) -> dict[int, State]:
-        known = store.load_personal(saved, clients) if saved and self.job.personal_bytes else {}
+        known = store.load_personal(saved, clients, check=True) if saved and self.job.personal_bytes else {}
         return {client: self._state(client, known.get(client)) for client in clients}
 
     def _state(self, client: int, saved: Arrays | None) -> State:

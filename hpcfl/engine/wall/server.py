@@ -305,7 +305,7 @@ class Server(Rounds):
 
     def _last_saved(self, clients: list[int], saved: Path | None) -> Iterator[Saved]:
         """Yield what a checkpoint has of some clients, else their state before the first visit."""
-        known = store.load_personal(saved, clients) if saved else {}
+        known = store.load_personal(saved, clients, check=True) if saved and clients else {}
         for client in clients:
             yield as_chunk(client, known.get(client) or arrays(self.job.algorithm.init_client(self.job.task, client)))
 
