@@ -180,9 +180,24 @@ def connect(comm: MPI.Intracomm, width: int | str, hosts: Sequence[str], apart: 
     return made
 
 
+def connect_tree(comm: MPI.Intracomm) -> Connected:
+    """Make what lanes of two levels speak over: all are between two ranks, and share one communicator; see `direct`.
+
+    All ranks call it at once.
+    """
+    shared, request = comm.Idup()
+    wait([request])
+    return Connected({}, [shared])
+
+
 def direct(comm: MPI.Intracomm, peer: int, leads: bool, number: int = 0) -> Pair:
     """Return a lane to one rank; `number` tells lanes between the same two ranks apart."""
     return Direct(comm, peer, 2 * number + CONTROL, leads), Direct(comm, peer, 2 * number + DATA, leads)
+
+
+def node_channels(comm: MPI.Intracomm, peer: int, leads: bool) -> tuple[Channel, Channel, Channel]:
+    """Return a lane to a rank that leads others, and a channel on which that one tells what it has to tell."""
+    return *direct(comm, peer, leads), direct(comm, peer, leads, 1)[CONTROL]
 
 
 def single(rank: int, size: int) -> int:
