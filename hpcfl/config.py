@@ -254,8 +254,8 @@ class Config(ConfigBase):
             for key, wanted in other.items():
                 if wanted:
                     raise UsageError(
-                        f"{key} = {getattr(self, key)!r} does not go with lane_width = '{TWO_LEVEL}': remove it, or set "
-                        "lane_width = 1"
+                        f"{key} = {getattr(self, key)!r} does not go with lane_width = '{TWO_LEVEL}': "
+                        "remove it, or set lane_width = 1"
                     )
 
     def _check_rehost(self) -> None:

@@ -73,6 +73,7 @@ class OwnLane(Lane):
         self.worker = Worker()
         self._over = threading.Event()
         self._queue: deque[StagedFrame] = deque()
+        self._work: Callable[[], None] | None = None
         self._doing: Callable[[], bool] | None = None
         self._closed = False
         self._last, self._total = float("inf"), 0
@@ -80,8 +81,7 @@ class OwnLane(Lane):
     def expect(self, counted: Ints) -> None:
         self.counted = counted
         self.worker.start(lambda put: self.executor.warm())
-        self._do(self._rested)
-        self.state = "late"
+        self._doing, self.state = self._rested, "late"
 
     def invite(self, command: Command, state: Sequence[Bytes]) -> None:
         began = time.monotonic()
@@ -89,15 +89,13 @@ class OwnLane(Lane):
         attempt = self.job.planner.attempt(*facts)
         turns = [turn[0] for turn in self.topology.turns(command.cohort, self.together)]
         self._turns = [[list(chain(*turn))] for turn in turns]
-        self._acknowledge(command)
         over = self._over = threading.Event()
         self._queue, self._begun, self._closed = deque(), 0, False
         self._total = len(turns) * len(self.formats)
         self._last = began + attempt.closes_after - self.executor.spare(attempt.closes_after) / 2
         given = attempt, self.views, turns, self.formats, 0, over
-        self.worker.start(lambda put: self.executor.visits(*given, put, began, self.narrow))
         self.receive_next()
-        self.state = "active"
+        self._ask(command, lambda: self.worker.start(lambda put: self.executor.visits(*given, put, began, self.narrow)))
 
     def receive_next(self) -> None:
         self.pending = PendingOwn(self._turns[self._begun], self.formats_in(self._begun))
@@ -108,51 +106,69 @@ class OwnLane(Lane):
         """Frames have memory of their own."""
 
     def close(self, command: Command) -> None:
-        self._acknowledge(command)
+        self.counted = self.counted * 0
         self._over.set()
         self._closed = True
         self._fall_behind()
 
     def ask_table(self, command: Command, state: Sequence[Bytes], reply: TableReply) -> None:
-        self._acknowledge(command)
-        if command.op is Op.PROFILE:
-            self.phases.end()
-            reply.data[:, 0] = self.phases.figures()
-        else:
-            shared = self.executor.placed(self.views)
-            self.worker.start(lambda put: put(self.executor.scores(command.round, shared)))
-        self._do(lambda: self._rested(reply))
+        views = self.views
+
+        def begin() -> None:
+            if command.op is Op.PROFILE:
+                self.phases.end()
+                reply.data[:, 0] = self.phases.figures()
+            else:
+                shared = self.executor.placed(views)
+                self.worker.start(lambda put: put(self.executor.scores(command.round, shared)))
+            self._doing = partial(self._rested, reply)
+
+        self._ask(command, begin)
 
     def ask_ready(self, op: Op, **more: Any) -> None:
-        self._acknowledge(Command(op, counted=self.counted))
-        if op is Op.RELEASE:
-            self.executor.forget()
-            self.views = {}
-        self._do(lambda: True)
+        def begin() -> None:
+            if op is Op.RELEASE:
+                self.executor.forget()
+                self.views = {}
+            self._doing = self._rested
+
+        self._ask(Command(op, counted=self.counted), begin)
 
     def ask_state(self, reply: StateReply) -> None:
-        self._acknowledge(Command(Op.SAVE, counted=self.counted))
-        reply.fill(self.executor.personal())
-        self._do(lambda: True)
+        def begin() -> None:
+            reply.fill(self.executor.personal())
+            self._doing = self._rested
+
+        self._ask(Command(Op.SAVE, counted=self.counted), begin)
 
     def write(self, command: Command) -> bool:
         if self.state != "idle":
             return False
         assert self.store is not None
-        self._acknowledge(command)
-        under_way = begun(partial(self.store, command.round, self.executor.personal()))
+        store = self.store
 
-        def written() -> bool:
-            if under_way.done():
-                under_way.result()
-            return under_way.done()
+        def begin() -> None:
+            under_way = begun(partial(store, command.round, self.executor.personal()))
 
-        self._do(written)
+            def written() -> bool:
+                if under_way.done():
+                    under_way.result()
+                return under_way.done()
+
+            self._doing = written
+
+        self._ask(command, begin)
         return True
 
-    def _do(self, done: Callable[[], bool]) -> None:
-        """Be active until something is done."""
-        self._doing, self.state = done, "active"
+    def _ask(self, command: Command, begin: Callable[[], None]) -> None:
+        """Acknowledge, and begin something, as soon as the computing thread is free: it may be about to be."""
+
+        def work() -> None:
+            self._acknowledge(command)
+            begin()
+
+        self._work, self.state = work, "active"
+        self.counted = self.counted * 0
 
     def _rested(self, reply: TableReply | None = None) -> bool:
         """Whether the computing thread is free; fill a reply with what it has put."""
@@ -164,10 +180,13 @@ class OwnLane(Lane):
     def _acknowledge(self, command: Command) -> None:
         counted = zip(self.hosted.tolist(), command.counted.tolist())
         self.executor.acknowledge(dict(counted))
-        self.counted = self.counted * 0
 
     def _advance(self) -> None:
-        if self._doing is not None:
+        if self._work is not None:
+            if self._rested():
+                work, self._work = self._work, None
+                work()
+        elif self._doing is not None:
             if self._doing():
                 self._doing, self.state = None, "idle"
         elif self.state in ("active", "late"):
@@ -186,7 +205,7 @@ class OwnLane(Lane):
                 self._over.set()
         while self._queue and not one.complete and self._queue[0].Test():
             one.take(self._queue.popleft())
-        if not self.worker.busy and (self._closed or (one.complete and self._begun == len(self._turns))):
+        if (one.complete and self._begun == len(self._turns)) if not self._closed else not self.worker.busy:
             self.state = "idle"
 
     def _progress(self) -> tuple[str, int, int]:

@@ -143,7 +143,7 @@ class Server(Rounds):
         unfinished, counting = self.lanes.those("active"), outcome.counting()
         for lane in unfinished:
             lane.close(self._command(Op.CLOSE, lane, attempt, stage, counting if lane.leads else None))
-        self.lanes.wait_for_frames([lane for lane in unfinished if len(lane.topology.ranks) > 1])
+        self.lanes.wait_for_frames([lane for lane in unfinished if lane.leads or len(lane.topology.ranks) > 1])
         outcome.finish(closed)
         return outcome
 
