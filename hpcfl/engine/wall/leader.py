@@ -84,6 +84,8 @@ class PartialSums:
         self.whole = job.planner.whole
         self.by_name = names_who_counts(attempt, self.whole)
         self.sums = ExactSums(job.layout)
+        reached = np.array(job.layers.reached) <= attempt.layers
+        self.least = len(formats) if self.whole else int(reached.argmax())  # groups: a loss without a layer is nothing
         self.signs: list[Floats] = [np.zeros((SIGNS + 1, group.ranks, group.most)) for group in formats]
         self.place = {client: (row, place) for row, clients in enumerate(asked) for place, client in enumerate(clients)}
         self.sent = 0  # groups that have left
@@ -144,7 +146,7 @@ class PartialSums:
                     if any(not named.isdisjoint(clients) for clients in one.clients)
                 ]
             elif (one := lane.pending) is not None:
-                groups = len(one.times) if one.complete or leaders or not self.whole else 0
+                groups = len(one.times) if leaders or len(one.times) >= self.least else 0
                 self.closed.append((lane, row, one, groups))
 
     def last(self) -> None:
@@ -160,7 +162,9 @@ class PartialSums:
         return group.filled(signs, self.sums)
 
     def _has_come(self, one: PendingReceive, number: int) -> bool:
-        return one.complete if self.whole else number < len(one.times)
+        if isinstance(one, PendingSums):
+            return number < len(one.times)
+        return len(one.times) >= max(self.least, number + 1)
 
     def _turn(self, lane: Lane) -> int:
         return 0 if lane.leads else lane.turn
@@ -308,7 +312,7 @@ class Leader:
                 self.round.take()
                 while self.round.ready():
                     self._send_frame(self.round)
-            if self.round.all_sent:
+            if self.round.all_sent and not any(lane.leads and lane.state == "active" for lane, _ in self.round.lanes):
                 self._end()
         self._tell()
         self.watch()
