@@ -8,7 +8,7 @@ A server and 4 faked nodes of 8 ranks each: in one lane, in lanes of one rank, a
 that lead and the one at fault are ranks as in any run; the others are puppets (`puppet.py`), which speak the same
 protocol. Nobody computes: a visit sleeps, and sends 8 layers one after the other. The deadline is one and a half times
 what a round without a fault takes here, since 2 cores copy all the bytes. One client, which does not lead, is slow (its
-visit takes twice the deadline), stuck in one long operation, suspended (SIGSTOP) in the middle of a visit, for about two
+visit takes twice the deadline), stuck in one long operation, suspended (SIGSTOP) in the middle of a visit for about 2
 rounds, or killed there (Open MPI with ULFM). What each sum should be is known: a wrong one ends the benchmark.
 
 Per layout and case, of the rounds that the deadline ended while the fault lasted, the one that was latest: by how many
@@ -56,6 +56,7 @@ BEFORE = 3  # rounds without a fault, from whose median the deadline follows
 SLEEP = 0.16  # seconds of a visit, in parts of 8 layers
 DELIVERED = 3  # layers that the victim still sends, where it is not slow only
 BACK_SECONDS, LIMIT = 60.0, 1800.0
+SUFFERED: list[str] = []
 UP = 77  # tag of the messages that measure the bandwidth
 
 
@@ -105,13 +106,14 @@ def job_of(asked: argparse.Namespace, rules: dict[str, Any]) -> Job:
 
         def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
             rank, number = ranks[int(visits.clients[0])], float(shared["layer 1"][0])
-            struck = rank == VICTIM and (Path(asked.folder) / "fault").exists()
+            fault = Path(asked.folder) / "fault"
+            struck = float(fault.read_text()) if rank == VICTIM and fault.exists() else 0.0
             for sent, (name,) in enumerate(reversed(self.layers(task))):
                 time.sleep(SLEEP / LAYERS)
                 if struck and case == "slow" and sent >= DELIVERED:
-                    time.sleep(float((Path(asked.folder) / "fault").read_text()) / (LAYERS - DELIVERED))
-                if struck and case == "stuck" and sent == DELIVERED:
-                    stick(float((Path(asked.folder) / "fault").read_text()))
+                    time.sleep(struck / (LAYERS - DELIVERED))
+                if struck and case != "slow" and sent == DELIVERED:
+                    suffer(case, struck)
                 yield {name: (torch.full((1, self.entries), number + rank), visits.ones(1))}
             return {}
 
@@ -124,14 +126,22 @@ def job_of(asked: argparse.Namespace, rules: dict[str, Any]) -> Job:
     return job
 
 
-def stick(seconds: float) -> None:
-    """Spend about so many seconds in one operation."""
-    import torch
+def suffer(case: str, seconds: float) -> None:
+    """Be stuck for so many seconds in one operation; or be suspended, or killed, once.
 
-    start = time.perf_counter()
-    torch.linalg.svd(torch.rand(300, 300))
-    size = int(300 * (seconds / (time.perf_counter() - start)) ** (1 / 3))
-    torch.linalg.svd(torch.rand(size, size))
+    The operation takes a core only where nobody else wants it: the other ranks of a cluster have theirs.
+    """
+    if case == "stuck":
+        import torch
+
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # this thread's alone
+        start = time.perf_counter()
+        torch.linalg.svd(torch.rand(300, 300))
+        size = int(300 * (seconds / (time.perf_counter() - start)) ** (1 / 3))
+        torch.linalg.svd(torch.rand(size, size))
+    elif case not in SUFFERED:
+        SUFFERED.append(case)
+        os.kill(os.getpid(), {"stopped": signal.SIGSTOP, "killed": signal.SIGKILL}[case])
 
 
 def hosts() -> list[str]:
@@ -162,12 +172,12 @@ def puppet(comm: Any) -> None:
     comm.Dup()  # the bandwidth's
     if facts.width == TWO_LEVEL:
         shared, nodes = connect_tree(comm).comms[0], tree(NODES, NODES, facts.hosts)
-        lane, place, channels = (rank,), 0, direct(shared, nodes.above(rank), leads=False)
-    else:
-        rows = enumerate(lane_ranks(facts.width, facts.hosts))
-        number, lane = next((number, row) for number, row in rows if rank in row)
-        place, channels = lane.index(rank), connect(comm, facts.width, facts.hosts, facts.apart).lanes[number]
-    Puppet(facts, rank, place, len(lane), *channels).serve()
+        Puppet(facts, rank, 0, 1, *direct(shared, nodes.above(rank), leads=False)).serve()
+        return
+    rows = enumerate(lane_ranks(facts.width, facts.hosts))
+    number, lane = next((number, row) for number, row in rows if rank in row)
+    channels = connect(comm, facts.width, facts.hosts, facts.apart).lanes[number]
+    Puppet(facts, rank, lane.index(rank), len(lane), *channels).serve()
 
 
 def real(comm: Any, asked: argparse.Namespace) -> None:
@@ -247,7 +257,9 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
     for number in range(rounds):
         if number == 0:
             fault.write_text(str(2 * deadline))
-            strike(case, pids[VICTIM], usual, deadline)
+            wake = threading.Timer(2.2 * deadline, os.kill, (pids[VICTIM], signal.SIGCONT))
+            wake.daemon = True
+            wake.start() if case == "stopped" else None
         flush.clear()
         before, first = sum(series.layers.values()), series.number
         took = series.next()
@@ -255,7 +267,7 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
         row = {"round": first, "late": took - deadline, "counted": sum(series.layers.values()) - before}
         row |= {"victim": struck, "flush": flush.seconds, "bytes": flush.bytes}
         late.append(row)
-    fault.unlink()
+    fault.write_text("0")
     lanes.wait_for_all(BACK_SECONDS)
     lost = [loss.rank for loss in lanes.lost]
     timed.leave(series.number, 0, without_dead=True)
@@ -267,16 +279,6 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
         "lost": lost,
         "rows": [[round(1000 * each["late"], 1), each["counted"], int(each["victim"])] for each in late],
     }
-
-
-def strike(case: str, pid: int, usual: float, deadline: float) -> None:
-    """Let a blow fall on the victim in the middle of the visit that begins now."""
-    blows = {"stopped": [(0.7 * usual, signal.SIGSTOP), (2.2 * deadline, signal.SIGCONT)]}
-    blows["killed"] = [(0.7 * usual, signal.SIGKILL)]
-    for seconds, number in blows.get(case, []):
-        timer = threading.Timer(seconds, os.kill, (pid, number))
-        timer.daemon = True
-        timer.start()
 
 
 class Flush:

@@ -10,7 +10,7 @@ visits the exact sums travel that are formed in simulated time (`hpcfl.comm.mess
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -216,15 +216,22 @@ class SumFormat:
                 frame += [torch.from_numpy(part).flatten() for part in parts]
         return frame
 
-    def rest(self, frame: Frame) -> Frame:
-        """Return room for what comes after a head that is there."""
+    @property
+    def large(self) -> list[str]:
+        """The blocks whose sums come by themselves."""
+        return [name for name in self.blocks if self.is_large(name)]
+
+    def parts(self, frame: Frame) -> list[int]:
+        """Return in how many parts each large block comes, as a head that is there says."""
+        return [int(self._kind(frame, name)[0]) for name in self.large]
+
+    def room(self, parts: Sequence[int]) -> Frame:
+        """Return room for what comes after a head, for each large block in so many parts."""
         room = []
-        for name, block in self.blocks.items():
-            if self.is_large(name):
-                kind = torch.int64 if block.fixed else torch.float64
-                size = block.size * (1 if block.fixed else block.bins)
-                parts = int(self._kind(frame, name)[0])
-                room += [POOL.empty((size,), each) for each in (kind, torch.float64)[:parts]]
+        for name, count in zip(self.large, parts):
+            block = self.blocks[name]
+            size, kind = (block.size, torch.int64) if block.fixed else (block.size * block.bins, torch.float64)
+            room += [POOL.empty((size,), each) for each in (kind, torch.float64)[:count]]
         return room
 
     def sum(self, frame: Frame, name: str) -> ExactSum | None:

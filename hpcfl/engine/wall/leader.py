@@ -89,6 +89,7 @@ class PartialSums:
         self.signs: list[Floats] = [np.zeros((SIGNS + 1, group.ranks, group.most)) for group in formats]
         self.place = {client: (row, place) for row, clients in enumerate(asked) for place, client in enumerate(clients)}
         self.sent = 0  # groups that have left
+        self.parts: list[int] = []  # in how many parts their large blocks come
         self.added = {lane: np.zeros(len(formats), dtype=np.int64) for lane, _ in lanes}  # turns, by group
         self.held: dict[Lane, list[PendingReceive]] = {lane: [] for lane, _ in lanes}
         self.closed: list[tuple[Lane, int, PendingReceive, int]] = []  # and how many of their groups count
@@ -159,7 +160,9 @@ class PartialSums:
         """Return the frame of the next group, which has to leave as it is."""
         group, signs = self.formats[self.sent], self.signs[self.sent]
         self.sent += 1
-        return group.filled(signs, self.sums)
+        frame = group.filled(signs, self.sums)
+        self.parts += group.parts(frame)
+        return frame
 
     def _has_come(self, one: PendingReceive, number: int) -> bool:
         if isinstance(one, PendingSums):
@@ -252,7 +255,7 @@ class Leader:
         self.formats = [SumFormat(blocks, len(topology.ranks), topology.most(True)) for blocks in job.layout]
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.round: PartialSums | None = None
-        self.notice, self._said = Notice(len(topology.ranks), len(self.hosted)), np.zeros(1, dtype=np.int64)
+        self.notice, self._said = self._blank(), np.zeros(1, dtype=np.int64)
         self.notice.data[0] = -1
         self._telling: Transfer | None = None
         self._sends: list[Transfer] = []
@@ -281,6 +284,10 @@ class Leader:
             done[command.op](command)
             if command.op is Op.LEAVE:
                 return command
+
+    def _blank(self) -> Notice:
+        large = sum(len(group.large) for group in self.formats)
+        return Notice(len(self.topology.ranks), len(self.hosted), large)
 
     # rounds
 
@@ -311,7 +318,7 @@ class Leader:
             with self.phases.phase("reduction"):
                 self.round.take()
                 while self.round.ready():
-                    self._send_frame(self.round)
+                    self._send_frame(self.round.frame())
             if self.round.all_sent and not any(lane.leads and lane.state == "active" for lane, _ in self.round.lanes):
                 self._end()
         self._tell()
@@ -331,9 +338,15 @@ class Leader:
         with self.phases.phase("reduction"):
             self.lanes.wait_for_frames([lane for lane in open_lanes if lane.leads])
             closing.close(command.cohort, leaders=True)
+            frames = []
             while not closing.all_sent:
                 closing.last()
-                self._send_frame(closing)
+                frames.append(closing.frame())
+        self.notice.parts[:] = closing.parts
+        self.notice.data[2 : Notice.HEAD] = 2, 0, sum(data.nbytes for frame in frames for data in frame)
+        self._tell()
+        for frame in frames:
+            self._send_frame(frame)
         self._end()
 
     def _end(self) -> None:
@@ -342,8 +355,7 @@ class Leader:
         self.notice.data[3] = 1
         self._tell()
 
-    def _send_frame(self, round: PartialSums) -> None:
-        frame = round.frame()
+    def _send_frame(self, frame: list[Any]) -> None:
         for data in frame:
             self._send(self.data.summed(data.numpy()), frame, data.nbytes)
 

@@ -34,24 +34,42 @@ class PendingSums(PendingReceive):
         self.signs = [group.signs(frame) for group, frame in zip(self.formats, self.frames)]
         self.times: list[float] = []
         self.start = time.monotonic()
-        self._coming = lane.receive(self.frames[0])
+        self._begun = [[lane.receive(self.frames[0])]]  # of each group what is being received: its head, then the rest
 
     @property
     def complete(self) -> bool:
         return len(self.times) == len(self.formats)
 
     def poll(self) -> bool:
-        while not self.complete and self._coming.done:
+        while not self.complete and all(each.done for each in self._begun[len(self.times)]):
             number = len(self.times)
-            frame = self.frames[number]
-            if len(frame) == 1 and (rest := self.formats[number].rest(frame)):
-                frame += rest
-                self._coming = self.lane.receive(rest)
+            group, frame = self.formats[number], self.frames[number]
+            if len(self._begun[number]) == 1 and self._receive_rest(number, group.parts(frame)):
                 continue
             self.times.append(time.monotonic())
-            if not self.complete:
-                self._coming = self.lane.receive(self.frames[number + 1])
+            if len(self._begun) == len(self.times) < len(self.formats):
+                self._receive_head()
         return self.complete
+
+    def announce(self, parts: Ints) -> None:
+        """Begin to receive all that is to come, in how many `parts` each large block comes being known."""
+        each = np.split(parts, np.cumsum([len(group.large) for group in self.formats])[:-1])
+        for number in range(len(self.times), len(self.formats)):
+            if number == len(self._begun):
+                self._receive_head()
+            if len(self._begun[number]) == 1:
+                self._receive_rest(number, each[number].tolist())
+
+    def _receive_head(self) -> None:
+        self._begun.append([self.lane.receive(self.frames[len(self._begun)])])
+
+    def _receive_rest(self, number: int, parts: list[int]) -> bool:
+        if not any(parts):
+            return False
+        rest = self.formats[number].room(parts)
+        self.frames[number] += rest
+        self._begun[number].append(self.lane.receive(rest))
+        return True
 
     @property
     def coming(self) -> int:
@@ -87,11 +105,11 @@ class NodeLane(Lane):
     def __init__(self, topology: Topology, channels: tuple[Channel, Channel, Channel], *given: Any) -> None:
         control, data, self.notices = channels
         super().__init__(topology, (control, data), *given)
-        self.noticed = Notice(len(topology.ranks), len(self.hosted))
+        self.noticed = self._blank()
         self._since = 0.0  # when a rank below was first noticed to be late
         self._done: dict[int, float] = {}  # whose visits have come to the leader, and when that was heard
         self._attempt = -1, -1
-        self._told = Notice(len(topology.ranks), len(self.hosted))
+        self._told = self._blank()
         self._hearing: Transfer | None = None
         self._left: tuple[int, float] | None = None  # bytes that come after a closing, and since when
         self.table: TableReply | None = None
@@ -218,8 +236,11 @@ class NodeLane(Lane):
                     self.bandwidth.came(*self._left)
                     self._left = None
 
+    def _blank(self) -> Notice:
+        return Notice(len(self.topology.ranks), len(self.hosted), sum(len(each.large) for each in self.sum_formats))
+
     def _listen(self) -> None:
-        self._told = Notice(len(self.topology.ranks), len(self.hosted))
+        self._told = self._blank()
         data = self._told.data
         self._hearing = self._begin(self.notices.up(data), data)
 
@@ -238,7 +259,9 @@ class NodeLane(Lane):
                 self._done.setdefault(client, now)
         if new.closing and self.state == "late":
             self.since = now + self.bandwidth.allows(new.left)
+        if new.closing == 2 and isinstance(self.pending, PendingSums) and self._left is None:
             self._left = new.left, now
+            self.pending.announce(new.parts)
 
     def _progress(self) -> tuple[Any, ...]:
         return *super()._progress(), len(self._done), self.noticed

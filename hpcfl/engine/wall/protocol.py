@@ -88,23 +88,26 @@ class Notice:
 
     It is all in `data`, int64: ``[round, attempt, closing, over, left]``, then for each rank its state (of
     `RANK_STATES`) and how many bytes it has received and sent so far, then how many groups of each client's visits have
-    come.
+    come, then in how many parts each large block comes (`SumFormat.parts`).
 
     Attributes
     ----------
-    closing, over : int
-        Whether it has heard that the round is closed; whether it has sent all that counts of it.
+    closing : int
+        1: it has heard that the round is closed; 2: and has added up what counts, so that all `parts` are known.
+    over : bool
+        Whether it has sent all that counts.
     left : int
-        Bytes that are still to come then, at most.
+        Bytes that are still to come after the closing, at most.
     """
 
     HEAD = 5
     LAST = -2  # as a round: nothing comes after it
 
-    def __init__(self, ranks: int, clients: int) -> None:
-        self.data: Ints = np.zeros(self.HEAD + 3 * ranks + clients, dtype=np.int64)
-        self.ranks: Ints = self.data[self.HEAD : self.HEAD + 3 * ranks].reshape(ranks, 3)
-        self.came: Ints = self.data[self.HEAD + 3 * ranks :]
+    def __init__(self, ranks: int, clients: int, large: int) -> None:
+        sizes = self.HEAD, 3 * ranks, clients, large
+        self.data: Ints = np.zeros(sum(sizes), dtype=np.int64)
+        _, states, self.came, self.parts = np.split(self.data, np.cumsum(sizes)[:-1])
+        self.ranks: Ints = states.reshape(ranks, 3)
 
     @property
     def attempt(self) -> tuple[int, int]:
@@ -112,8 +115,8 @@ class Notice:
         return int(self.data[0]), int(self.data[1])
 
     @property
-    def closing(self) -> bool:
-        return bool(self.data[2])
+    def closing(self) -> int:
+        return int(self.data[2])
 
     @property
     def over(self) -> bool:
@@ -127,7 +130,7 @@ class Notice:
         """Whether it tells more than what was `said` last: of rounds, of ranks, or of visits that are complete."""
         if len(said) != len(self.data):
             return True
-        last = Notice(len(self.ranks), len(self.came))
+        last = Notice(len(self.ranks), len(self.came), len(self.parts))
         last.data[:] = said
         if (self.data[: self.HEAD] != last.data[: self.HEAD]).any() or (self.ranks[:, 0] != last.ranks[:, 0]).any():
             return True
