@@ -151,7 +151,7 @@ def hosts() -> list[str]:
 
 def leaders() -> list[int]:
     """Return the ranks that lead where there are two levels."""
-    return [row[0] for row in tree(NODES, NODES, hosts()).nodes]
+    return list(tree(NODES, NODES, hosts()).leaders)
 
 
 # ---- the ranks of a job
@@ -172,7 +172,7 @@ def puppet(comm: Any) -> None:
     comm.Dup()  # the bandwidth's
     if facts.width == TWO_LEVEL:
         shared, nodes = connect_tree(comm).comms[0], tree(NODES, NODES, facts.hosts)
-        Puppet(facts, rank, 0, 1, *direct(shared, nodes.above(rank), leads=False)).serve()
+        Puppet(facts, rank, 0, 1, *direct(shared, nodes.above(rank)[0], leads=False)).serve()
         return
     rows = enumerate(lane_ranks(facts.width, facts.hosts))
     number, lane = next((number, row) for number, row in rows if rank in row)

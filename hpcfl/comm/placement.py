@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, zip_longest
 
@@ -152,48 +152,83 @@ def topology(ranks: Sequence[int], chunks: Sequence[Chunk]) -> Topology:
 
 
 @dataclass(frozen=True)
+class Under:
+    """Those whom one rank reaches over one lane: `ranks`, by way of the one that is its `peer` there.
+
+    `epoch` tells lanes between the same two ranks apart that are made one after the other; `leads`: whether the peer
+    leads the others.
+    """
+
+    peer: int
+    epoch: int
+    leads: bool
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Tree:
     """Two levels: who leads whom, the server being rank 0.
+
+    Leaders and server are a tree: the first `fan_out` nodes' leaders are led by the server, the next ones by these, as
+    many by each.
 
     Attributes
     ----------
     nodes : tuple of tuple of int
-        The client ranks of each node; the first one of each leads the others. Leaders and server are a tree: the first
-        `fan_out` leaders are led by the server, the next ones by these, as many by each.
+        The client ranks of each node.
+    leaders, epochs : tuple of int
+        The rank that leads each of them, and how many have done so before.
     """
 
     nodes: tuple[tuple[int, ...], ...]
     fan_out: int
+    leaders: tuple[int, ...]
+    epochs: tuple[int, ...]
 
-    def below(self, rank: int) -> list[tuple[int, ...]]:
-        """Return whom a rank leads, by lane: a rank of its node each, or all ranks below another leader.
-
-        A leader's own clients are on none of them.
-        """
+    def below(self, rank: int) -> list[Under]:
+        """Return whom a rank leads, lane by lane, a leader itself among them; nobody where it does not lead."""
         if rank == 0:
-            return [self._under(child) for child in range(min(self.fan_out, len(self.nodes)))]
-        for number, row in enumerate(self.nodes):
-            if row[0] == rank:
-                return [*((other,) for other in row[1:]), *map(self._under, self._children(number))]
-        return []
+            return [self._under(child, 0) for child in range(min(self.fan_out, len(self.nodes)))]
+        if rank not in self.leaders:
+            return []
+        number = self.leaders.index(rank)
+        epoch = self.epochs[number]
+        return [
+            *(Under(other, epoch, False, (other,)) for other in self.nodes[number]),
+            *(self._under(child, epoch) for child in self._children(number)),
+        ]
 
-    def above(self, rank: int) -> int:
-        """Return who leads a client rank."""
-        number = next(number for number, row in enumerate(self.nodes) if rank in row)
-        if self.nodes[number][0] != rank:
-            return self.nodes[number][0]
-        return 0 if number < self.fan_out else self.nodes[number // self.fan_out - 1][0]
+    def above(self, rank: int) -> tuple[int, int]:
+        """Return who leads a client rank, and the epoch of the lane between the two."""
+        number = self.node(rank)
+        epoch = self.epochs[number]
+        if self.leaders[number] != rank:
+            return self.leaders[number], epoch
+        if number < self.fan_out:
+            return 0, epoch
+        parent = number // self.fan_out - 1
+        return self.leaders[parent], epoch + self.epochs[parent]
 
-    def leads(self, rank: int) -> bool:
-        """Whether a client rank leads a node."""
-        return any(row[0] == rank for row in self.nodes)
+    def node(self, rank: int) -> int:
+        """Return the number of a client rank's node."""
+        return next(number for number, row in enumerate(self.nodes) if rank in row)
+
+    def led_by(self, node: int, leader: int, epoch: int) -> Tree:
+        """Return the same with another leader of a node."""
+        leaders, epochs = list(self.leaders), list(self.epochs)
+        leaders[node], epochs[node] = leader, epoch
+        return replace(self, leaders=tuple(leaders), epochs=tuple(epochs))
+
+    def ranks_under(self, number: int) -> tuple[int, ...]:
+        """Return all ranks of a node and below its leader, in an order that does not depend on who leads."""
+        return (*self.nodes[number], *chain(*map(self.ranks_under, self._children(number))))
+
+    def _under(self, number: int, epoch: int) -> Under:
+        return Under(self.leaders[number], epoch + self.epochs[number], True, self.ranks_under(number))
 
     def _children(self, number: int) -> range:
         first = self.fan_out * (number + 1)
         return range(min(first, len(self.nodes)), min(first + self.fan_out, len(self.nodes)))
-
-    def _under(self, number: int) -> tuple[int, ...]:
-        return (*self.nodes[number], *chain(*map(self._under, self._children(number))))
 
 
 def tree(leaders: int | str, fan_out: int, hosts: Sequence[str]) -> Tree:
@@ -201,10 +236,9 @@ def tree(leaders: int | str, fan_out: int, hosts: Sequence[str]) -> Tree:
 
     Each of those leads as many ranks as the others, neighbours by their numbers.
     """
-    if leaders == "node":
-        return Tree(tuple(lane_ranks("node", hosts)), fan_out)
-    parts = np.array_split(np.arange(1, len(hosts)), int(leaders))
-    return Tree(tuple(tuple(part.tolist()) for part in parts), fan_out)
+    parts = np.array_split(np.arange(1, len(hosts)), int(leaders)) if leaders != "node" else []
+    rows = [tuple(part.tolist()) for part in parts] or lane_ranks("node", hosts)
+    return Tree(tuple(rows), fan_out, tuple(row[0] for row in rows), (0,) * len(rows))
 
 
 def lane_ranks(width: int | str, hosts: Sequence[str]) -> list[tuple[int, ...]]:

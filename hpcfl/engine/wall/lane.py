@@ -104,7 +104,7 @@ class Lane:
     Attributes
     ----------
     leads : bool
-        Whether a rank at its other end leads others.
+        Whether a rank at its other end, the `leader`, leads others.
     by_name : bool
         Whether that one holds visits until it hears who counts.
     gone : list of (int, str)
@@ -112,6 +112,7 @@ class Lane:
     """
 
     leads = by_name = False
+    leader = 0
 
     def __init__(
         self,

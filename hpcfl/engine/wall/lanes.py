@@ -148,6 +148,10 @@ class Lanes:
             self._report_lost(lane)
 
     def _report_lost(self, lane: Lane) -> None:
+        """Tell of the ranks that are lost with a lane: of those below a leader itself alone, for another may lead."""
+        if lane.leads and lane.leader in lane.topology.ranks:
+            self._report(lane.leader, lane.topology.hosted[lane.topology.ranks.index(lane.leader)], lane.reason)
+            return
         for rank, clients in zip(lane.topology.ranks, lane.topology.hosted):
             self._report(rank, clients, lane.reason)
 

@@ -214,12 +214,12 @@ class Leader:
     Parameters
     ----------
     topology : Topology
-        All ranks below it, itself first.
+        All ranks below it, and itself.
     above : (Channel, Channel, Channel)
         To the rank above it: commands, what is large, and notices.
     own : OwnLane
-    below : sequence of Lane
-        To the ranks below it, in the topology's order.
+    lanes : sequence of Lane
+        To the ranks below it, in the topology's order, its own among them.
     """
 
     def __init__(
@@ -229,16 +229,15 @@ class Leader:
         above: tuple[Channel, Channel, Channel],
         parent: int,
         own: OwnLane,
-        below: Sequence[Lane],
+        lanes: Sequence[Lane],
         rest: Callable[[], None],
         phases: Phases,
     ) -> None:
         self.job, self.topology, self.own, self.phases = job, topology, own, phases
         self.control, self.data, self.notices = above
         self.above, self.watch = Above(parent), rest
-        lanes = [own, *below]
         self.lanes = Below(
-            lanes,
+            list(lanes),
             own,
             self._beside,
             lost_after=job.config.lost_after,
@@ -515,7 +514,7 @@ class Leader:
             if self.round is not None and lane in self.round.added:
                 self._note_visits(lane)
         received, sent = (sum(getattr(lane, way) for lane in self.lanes.all) for way in ("received", "sent"))
-        self.notice.ranks[0, 1:] = self.received + received, self.sent + sent
+        self.notice.ranks[self.row[self.own], 1:] = self.received + received, self.sent + sent
 
     def _note_visits(self, lane: Lane) -> None:
         groups, places = len(self.formats), {c: p for p, c in enumerate(lane.hosted.tolist())}

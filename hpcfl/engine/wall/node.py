@@ -94,7 +94,7 @@ class PendingSums(PendingReceive):
 
 
 class NodeLane(Lane):
-    """The end of a lane to a leader, see `Lane`; the topology is of all ranks below it, itself first.
+    """The end of a lane to a leader, see `Lane`; the topology is of all ranks below the `leader`, and itself.
 
     Its `notices` tell which ranks are free, and whose visits have come there. A round is over on it once all sums have
     come, and the leader's word that these were all; it needs no agreement on that, since it knows what it sends.
@@ -102,7 +102,10 @@ class NodeLane(Lane):
 
     leads = True
 
-    def __init__(self, topology: Topology, channels: tuple[Channel, Channel, Channel], *given: Any) -> None:
+    def __init__(
+        self, topology: Topology, channels: tuple[Channel, Channel, Channel], leader: int, *given: Any
+    ) -> None:
+        self.leader = leader
         control, data, self.notices = channels
         super().__init__(topology, (control, data), *given)
         self.noticed = self._blank()
@@ -113,7 +116,8 @@ class NodeLane(Lane):
         self._hearing: Transfer | None = None
         self._left: tuple[int, float] | None = None  # bytes that come after a closing, and since when
         self.table: TableReply | None = None
-        self._leaves = False
+        self._told_of = self.counted
+        self._leaves = self._silent = False
         self._moved: Floats = np.zeros((2, len(topology.ranks)))  # bytes, when that was last asked
 
     def host(self, topology: Topology) -> None:
@@ -131,6 +135,7 @@ class NodeLane(Lane):
     def invite(self, command: Command, state: Sequence[Bytes]) -> None:
         invited = set(command.cohort.tolist())
         self._attempt, self._done, self._left = (command.round, command.attempt), {}, None
+        self._told_of = self.counted
         self._command(command)
         self._broadcast(state)
         self.pending = PendingSums(self, [[c for c in clients if c in invited] for clients in self.topology.hosted])
@@ -138,7 +143,7 @@ class NodeLane(Lane):
 
     def close(self, command: Command) -> None:
         self._command(command)
-        self._leaving = None
+        self._leaving, self._silent = None, True
         self.state, self.since = "late", time.monotonic()  # until the leader says what is under way
 
     def ask_ready(self, op: Op, **more: Any) -> None:
@@ -152,6 +157,16 @@ class NodeLane(Lane):
         self.table = TableReply(1, len(self.topology.ranks))
         self.ask_table(command, [], self.table)
         return True
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the leader has not said that it knows of a round's closing."""
+        return self.state == "late" and self._reply is None and self._silent
+
+    def unacknowledged(self) -> Ints:
+        """Return how much of each visit has counted, as far as the ranks may not have heard of it."""
+        heard = self.noticed.attempt == self._attempt
+        return self.counted if heard else np.where(self._told_of, self._told_of, self.counted)
 
     def give_up(self) -> None:
         if self.state == "active":
@@ -250,13 +265,14 @@ class NodeLane(Lane):
             self._since = now
         for rank, state, was in zip(self.topology.ranks, states, before):
             if state == "dead" != was:
-                self.gone.append((rank, f"rank {self.topology.ranks[0]}, which leads it, has lost it"))
+                self.gone.append((rank, f"rank {self.leader}, which leads it, has lost it"))
         self.noticed, self.heard = new, now
         if new.attempt != self._attempt:
             return
         for client, groups in zip(self.hosted.tolist(), new.came.tolist()):
             if groups == len(self.sum_formats):
                 self._done.setdefault(client, now)
+        self._silent &= not new.closing
         if new.closing and self.state == "late":
             self.since = now + self.bandwidth.allows(new.left)
         if new.closing == 2 and isinstance(self.pending, PendingSums) and self._left is None:

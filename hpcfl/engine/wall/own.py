@@ -58,6 +58,7 @@ class OwnLane(Lane):
         self,
         job: Job,
         executor: Executor,
+        worker: Worker,
         topology: Topology,
         bandwidth: Bandwidth,
         transfers: Transfers,
@@ -70,7 +71,7 @@ class OwnLane(Lane):
             topology, nowhere, job.layout, job.config.clients, bandwidth, transfers, job.together, job.parts
         )
         self.views: State = {}
-        self.worker = Worker()
+        self.worker = worker
         self._over = threading.Event()
         self._queue: deque[StagedFrame] = deque()
         self._work: Callable[[], None] | None = None
@@ -80,7 +81,6 @@ class OwnLane(Lane):
 
     def expect(self, counted: Ints) -> None:
         self.counted = counted
-        self.worker.start(lambda put: self.executor.warm())
         self._doing, self.state = self._rested, "late"
 
     def invite(self, command: Command, state: Sequence[Bytes]) -> None:

@@ -28,6 +28,7 @@ from hpcfl.engine.wall.lanes import Lanes
 from hpcfl.engine.wall.orphans import Orphans
 from hpcfl.engine.wall.outcome import ReceivedSums, RoundOutcome, names_who_counts
 from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply
+from hpcfl.engine.wall.succession import Succession
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
 from hpcfl.learning.statistics import with_statistics
 from hpcfl.schedule.plan import Attempt, Plan
@@ -46,6 +47,7 @@ class Server(Rounds):
 
     serves = True
     connected: Connected
+    succession: Succession | None = None
     apart = False  # whether each rank writes its own clients' personal state: all see the same run folder
 
     def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
@@ -145,6 +147,8 @@ class Server(Rounds):
             lane.close(self._command(Op.CLOSE, lane, attempt, stage, counting if lane.leads else None))
         self.lanes.wait_for_frames([lane for lane in unfinished if lane.leads or len(lane.topology.ranks) > 1])
         outcome.finish(closed)
+        if self.succession is not None:
+            self.succession.round_over(self.lanes)
         return outcome
 
     def _invited(self, round: int, number: int, stage: int) -> Attempt:
@@ -174,6 +178,8 @@ class Server(Rounds):
 
     def _rehost(self) -> None:
         """Let lanes that have lost a rank fall apart, and clients of lost ranks go on at others where they may."""
+        if self.succession is not None:
+            self.succession.look(self.lanes)
         busy = self.lanes.reform()
         if self.job.config.lost_clients == "drop":
             return
@@ -377,8 +383,10 @@ class Server(Rounds):
         for loss in self.lanes.lost[self.reported :]:
             record.events += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
         self.reported = len(self.lanes.lost)
-        record.events += self.orphans.events
-        self.orphans.events = []
+        for told in (self.orphans, self.succession):
+            if told is not None:
+                record.events += told.events
+                told.events = []
         return reason
 
     def figures(self) -> Floats:

@@ -8,16 +8,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from mpi4py import MPI
 
 from hpcfl.base.errors import Diverged, Interrupted, Stopped, ended
 from hpcfl.base.types import State
-from hpcfl.comm.channel import Connected, connect, connect_tree, direct, node_channels, single
+from hpcfl.comm.channel import Connected, connect, connect_tree, single
 from hpcfl.comm.launcher import end_job, end_ranks, has_cuda, has_ulfm
 from hpcfl.comm.mpi import Bandwidth
-from hpcfl.comm.placement import TWO_LEVEL, Topology, Tree, lane_topologies, topology, tree
+from hpcfl.comm.placement import TWO_LEVEL, Topology, lane_topologies, tree
 from hpcfl.comm.transfers import Transfers
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
@@ -27,10 +27,9 @@ from hpcfl.engine.wall.client import ClientRank
 from hpcfl.engine.wall.executor import Executor
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Lanes
-from hpcfl.engine.wall.leader import Leader
-from hpcfl.engine.wall.node import NodeLane
-from hpcfl.engine.wall.own import OwnLane
+from hpcfl.engine.wall.roles import Roles
 from hpcfl.engine.wall.server import Server
+from hpcfl.engine.wall.succession import Succession
 from hpcfl.engine.wall.watchdog import LeftBehind
 
 
@@ -58,10 +57,16 @@ def lead(
         if reason := stop.requested():
             raise Interrupted(reason)
 
-    def server(kind: type[Server], there: Connected, lanes: list[Lane], spare: Mapping[int, Lane]) -> Server:
+    def server(
+        kind: type[Server],
+        there: Connected,
+        lanes: list[Lane],
+        spare: Mapping[int, Lane] = MappingProxyType({}),
+        succession: Succession | None = None,
+    ) -> Server:
         limits = job.config.lost_after, job.config.patience
         made = kind(job, Lanes(lanes, spare, *limits, bandwidth, phases, transfers), rest)
-        made.connected, made.apart = there, apart
+        made.connected, made.apart, made.succession = there, apart, succession
         with suppress(Interrupted):  # the request lasts: the first round hears of it
             made.gather(absent)
         job.planner.recall(folder, now.round)
@@ -70,7 +75,8 @@ def lead(
     if job.config.lane_width == TWO_LEVEL:
         there = connect_tree(comm)
         nodes = tree(job.config.leaders, job.config.fan_out, hosts)
-        return server(Server, there, led(job, nodes, 0, there.comms[0], facts), {})
+        succession = Succession(job, there.comms[0], nodes, facts)
+        return server(Server, there, succession.lanes(), succession=succession)
     there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
 
     def lane(topology: Topology, number: int) -> Lane:
@@ -89,18 +95,6 @@ def lead(
         whole = absent.keys().isdisjoint(each.ranks) or len(each.ranks) == 1
         all_lanes += [lane(each, number)] if whole else [spare[rank] for rank in each.ranks]
     return server(ArrivalsServer if job.config.participation.by_arrivals else Server, there, all_lanes, spare)
-
-
-def led(job: Job, nodes: Tree, rank: int, comm: MPI.Intracomm, facts: tuple[Any, ...]) -> list[Lane]:
-    """Return the lanes of two levels to those whom a rank leads; `facts` are what `Lane` is given about the run."""
-    found: list[Lane] = []
-    for ranks in nodes.below(rank):
-        under = topology(ranks, job.chunks)
-        if nodes.leads(ranks[0]):
-            found.append(NodeLane(under, node_channels(comm, ranks[0], leads=True), *facts))
-        else:
-            found.append(Lane(under, direct(comm, ranks[0], leads=True), *facts))
-    return found
 
 
 def serve(
@@ -123,10 +117,11 @@ def serve(
     now.shared = {}  # it comes with each invitation
     from_device = job.task.device.type == "cuda" and bool(has_cuda(comm))
     executor = Executor(job, job.hosted(rank), now.personal, from_device)
-    client: ClientRank | Leader
+    client: ClientRank | Roles
     if job.config.lane_width == TWO_LEVEL:
         there = connect_tree(comm)
-        client = in_tree(job, there.comms[0], hosts, executor, rest, phases or Phases(), store)
+        nodes = tree(job.config.leaders, job.config.fan_out, hosts)
+        client = Roles(job, there.comms[0], nodes, executor, rest, phases, store)
     else:
         topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
         number, lane = next((number, each) for number, each in enumerate(topologies) if rank in each.ranks)
@@ -147,29 +142,6 @@ def serve(
         _drop(stopped)
     _free(comm, there)
     return stopped
-
-
-def in_tree(
-    job: Job,
-    comm: MPI.Intracomm,
-    hosts: Sequence[str],
-    executor: Executor,
-    rest: Callable[[], None],
-    phases: Phases,
-    store: Callable[[int, Mapping[int, State]], None] | None,
-) -> ClientRank | Leader:
-    """Return a client rank of two levels, which leads others or does not."""
-    rank, nodes = comm.Get_rank(), tree(job.config.leaders, job.config.fan_out, hosts)
-    alone, parent = topology([rank], job.chunks), nodes.above(rank)
-    if not nodes.leads(rank):
-        return ClientRank(job, executor, alone, 0, direct(comm, parent, leads=False), rest, None, phases, store)
-    transfers, bandwidth = Transfers(), Bandwidth()
-    facts = job.layout, job.config.clients, bandwidth, transfers, job.together, job.parts
-    own = OwnLane(job, executor, alone, bandwidth, transfers, phases, store)
-    below = led(job, nodes, rank, comm, facts)
-    ranks = [rank, *(each for lane in below for each in lane.topology.ranks)]
-    above = node_channels(comm, parent, leads=False)
-    return Leader(job, topology(ranks, job.chunks), above, parent, own, below, rest, phases)
 
 
 def dismiss(server: Server, comm: MPI.Intracomm, done: int, stopped: Stopped | None) -> None:
