@@ -85,7 +85,7 @@ class Succession:
         successor.expect(old.unacknowledged())
         lanes.all[lanes.all.index(old)] = successor
         why = "is lost" if dead else f"has not replied for {MISSED} rounds"
-        print(f"hpcfl: rank {old.leader} {why}: rank {new} leads its node", file=sys.stderr, flush=True)
+        print(f"hpcfl: rank {new} leads the node of rank {old.leader}, which {why}", file=sys.stderr, flush=True)
         for client in self._clients(old):
             self.events.append(("succeeded", client, f"rank {new} leads in place of rank {old.leader}, which {why}"))
 
