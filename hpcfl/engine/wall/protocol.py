@@ -165,8 +165,9 @@ class StateReply:
     def receive(self, channel: Channel) -> Requests:
         """Begin to receive it; what a leader sends is behind a table of whose it has."""
         self.buffer = torch.empty(sum(self.counts), dtype=torch.uint8)
-        head = [] if self.there is None else self.there.carried(channel)
-        return [*head, *channel.up(as_bytes(self.buffer), self.counts)]
+        if self.there is None:
+            return channel.up(as_bytes(self.buffer), self.counts)
+        return [*self.there.carried(channel), *channel.up(as_bytes(self.buffer), self.counts)]
 
     def send_on(self, channel: Channel, there: TableReply, buffer: Tensor) -> Requests:
         """Begin to send what a leader has received, rank after rank."""
