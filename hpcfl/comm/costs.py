@@ -32,7 +32,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from hpcfl.comm.placement import FAN_OUT
+from hpcfl.base.errors import UsageError
+from hpcfl.comm.placement import FAN_OUT, TWO_LEVEL, lane_ranks
 
 LOOKS = 3
 """Looks after each sleep; `hpcfl.comm.mpi.STEPS`, which is not imported here because it loads MPI."""
@@ -253,6 +254,20 @@ def fits(mpi: str, layout: Layout) -> bool:
 def limit(mpi: str) -> float:
     """How many communicators a process has with the MPI of this name, such as ``MPICH 5.0.2``."""
     return next((most for family, most in COMMUNICATORS.items() if mpi.startswith(family)), inf)
+
+
+def check_communicators(mpi: str, width: int | str, hosts: Sequence[str]) -> None:
+    """Raise UsageError where lanes take more communicators than a process of this MPI has; `hosts` [ranks] as ever."""
+    shared = sum(len(row) > 1 for row in lane_ranks(width, hosts)) if width != TWO_LEVEL else 0
+    if PER_LANE * shared <= limit(mpi):
+        return
+    most = int(limit(mpi)) // PER_LANE
+    narrowest = -(-(len(hosts) - 1) // most)
+    raise UsageError(
+        f"lane_width = {width!r}: {shared} lanes of several ranks take {PER_LANE * shared} communicators, and {mpi} "
+        f"has {limit(mpi):g} for a process, for {most} such lanes: expected 1, 'two-level' or at least {narrowest}; "
+        f"did you mean {narrowest}?"
+    )
 
 
 def layouts(ranks: int, per_host: int, mpi: str = "") -> list[Layout]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.networks import COSTS, FOUND, written
+from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
 from hpcfl.comm import costs as module
 from hpcfl.commands.network import Network, document
@@ -93,6 +94,16 @@ def test_what_the_mpi_forbids_is_named(checked: Checked, monkeypatch: pytest.Mon
     assert checked("--ranks", "9", *WALL, network=replace(FOUND, mpi="Open MPI 5.0.11")).keys() == told.keys() - {
         "lanes of 4"
     }
+
+
+def test_lanes_that_the_mpi_forbids_are_refused() -> None:
+    hosts = [str(rank // 2) for rank in range(2201)]
+    line = r"^lane_width = 2: 1100 lanes .* 2200 communicators, and MPICH 5.0.2 has 2046 .* did you mean 3\?$"
+    with pytest.raises(UsageError, match=line):
+        module.check_communicators("MPICH 5.0.2", 2, hosts)
+    module.check_communicators("MPICH 5.0.2", 3, hosts)
+    module.check_communicators("MPICH 5.0.2", "two-level", hosts)
+    module.check_communicators("Open MPI 5.0.11", "node", hosts)
 
 
 def test_methods_that_look_at_single_messages_share_no_lane(checked: Checked) -> None:
