@@ -244,8 +244,11 @@ class NodeLane(Lane):
             if self._reply.done and (self._hearing is None or not self._leaves):
                 self._reply, self.state = None, "idle"
         elif self.pending is not None and self.state in ("active", "late"):
-            over = self.noticed.over and self.noticed.attempt == self._attempt
-            if self.pending.poll() and over:
+            over, before = self.noticed.over and self.noticed.attempt == self._attempt, len(self.pending.times)
+            whole = self.pending.poll()
+            if self._left and len(self.pending.times) > before:  # it does come: the rest has as long as it takes
+                self.since = time.monotonic() + self.bandwidth.allows(self.coming)
+            if whole and over:
                 self.state = "idle"
                 if self._left:
                     self.bandwidth.came(*self._left)
