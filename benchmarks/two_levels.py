@@ -14,10 +14,10 @@ rounds, or killed there (Open MPI with ULFM). What each sum should be is known: 
 Per layout and case, of the rounds that the deadline ended while the fault lasted, the one that was latest: by how many
 milliseconds (`late_ms`), how long of that it waited for what was under way (`flush_ms`), how many bytes those were, and
 how many bytes a second come from one leader to the server in the same job, by a plain message of that size. Over all
-such rounds: how many layers had arrived at the leaders, by their own record when they heard of the closing, and how many
-counted. All ranks share this machine's cores, where the server and the leaders of a cluster have theirs: so puppets
-are nice (10), leaders and server are not (-10, where that is permitted), and how long ranks sleep between two looks
-follows from how many others there are per core, puppets not counted. Prints one JSON line last.
+such rounds: how many layers had arrived at the leaders, by their own record when they heard of the closing, and how
+many counted. All ranks share this machine's cores, where the server and the leaders of a cluster have theirs: so puppets
+are nice (10), and how long ranks sleep between two looks follows from how many others there are per core, puppets not
+counted. Prints one JSON line last.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -328,9 +327,6 @@ if __name__ == "__main__":
         from mpi4py import MPI
 
         rank = MPI.COMM_WORLD.Get_rank()
-        if rank in {0, *leaders()}:
-            with suppress(PermissionError):
-                os.nice(-10)
         if rank == 0:
             print(json.dumps(serve(MPI.COMM_WORLD, parsed())), flush=True)
         elif rank in {*leaders(), VICTIM}:
