@@ -14,7 +14,7 @@ rounds, or killed there (Open MPI with ULFM). What each sum should be is known: 
 Per layout and case, of the rounds that the deadline ended while the fault lasted, the one that was latest: by how many
 milliseconds (`late_ms`), how long of that it waited for what was under way (`flush_ms`), how many bytes those were, and
 how many bytes a second come from one leader to the server in the same job, by a plain message of that size. Over all
-such rounds: how many layers had arrived at the leaders, by their own record when they heard of the closing, and how
+such rounds: how many layers had arrived at the leaders, by their own record as they heard of the closing, and how
 many counted. All ranks share this machine's cores, where the server and the leaders of a cluster have theirs: so puppets
 are nice (10), and how long ranks sleep between two looks follows from how many others there are per core, puppets not
 counted. Prints one JSON line last.

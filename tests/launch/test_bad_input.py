@@ -385,7 +385,7 @@ CASES = {
     "more-ranks-than-chunks": salf("batch_clients=8", "ranks", "chunks", "batch_clients = ", ranks=3),
     # what does not go with the launch
     "real-time-alone": real("", "clock = 'wall'", "at least 2 ranks", "got 1", "mpirun -n 2", most=1),
-    "fan-out-1": fedavg("clock=wall lane_width=two-level fan_out=1", "fan_out", "at least 2"),
+    "fan-out-1": fedavg("clock=wall lane_width=two-level fan_out=1", "fan_out", "got 1; did you mean 2?"),
     "fan-out-alone": fedavg("clock=wall fan_out=4", "fan_out = 4 has no meaning", "lane_width = 'two-level'"),
     "leaders-alone": fedavg("clock=wall leaders=2", "leaders = 2 has no meaning", "lane_width = 'two-level'"),
     "two-levels-of-arrivals": fedavg(
