@@ -15,7 +15,7 @@ Per layout and case, of the rounds that the deadline ended while the fault laste
 milliseconds (`late_ms`), how long of that it waited for what was under way (`flush_ms`), how many bytes those were, and
 how many bytes a second come from one leader to the server in the same job, by a plain message of that size. Over all
 such rounds: how many layers had arrived at the leaders, by their own record as they heard of the closing, and how
-many counted. All ranks share this machine's cores, where the server and the leaders of a cluster have theirs: so puppets
+many counted. All ranks share this machine's cores, where the server and the leaders of a cluster have theirs: puppets
 are nice (10), and how long ranks sleep between two looks follows from how many others there are per core, puppets not
 counted. Prints one JSON line last.
 """
@@ -294,11 +294,11 @@ class Flush:
         """Begin with a round."""
         self.seconds, self.bytes = 0.0, 0
 
-    def measured(self, lanes: list[Any]) -> None:
+    def measured(self, lanes: list[Any], by_name: bool) -> None:
         """Wait, and measure it."""
         there = {lane: len(lane.pending.times) for lane in lanes if lane.pending is not None}
         began = time.monotonic()
-        self.wait(lanes)
+        self.wait(lanes, by_name)
         self.seconds = time.monotonic() - began
         for lane, first in there.items():
             frames = lane.pending.frames[first : len(lane.pending.times)]

@@ -196,11 +196,15 @@ class Lanes:
                     pause.moved()
                 pause.pause(left(), self.transfers.outgoing)
 
-    def wait_for_frames(self, lanes: Sequence[Lane]) -> None:
-        """Wait for what was under way on lanes that have just been closed, for as long as that may take."""
+    def wait_for_frames(self, lanes: Sequence[Lane], by_name: bool = False) -> None:
+        """Wait for what was under way on lanes that have just been closed, for as long as that may take.
+
+        Where it is known `by_name` whose visits have come, no deadline presses, and it takes long before some are lost.
+        """
+        grace = ANSWER_SECONDS if by_name else GRACE_SECONDS
 
         def owing() -> list[Lane]:
-            return [lane for lane in lanes if lane.coming and lane.late_for() < GRACE_SECONDS]
+            return [lane for lane in lanes if lane.coming and lane.late_for() < grace]
 
         for _ in self.waiting("what was under way", owing):
             pass

@@ -335,7 +335,7 @@ class Leader:
         for lane in open_lanes:
             lane.close(self._passed_on(command, lane))
         with self.phases.phase("reduction"):
-            self.lanes.wait_for_frames([lane for lane in open_lanes if lane.leads])
+            self.lanes.wait_for_frames([lane for lane in open_lanes if lane.leads], closing.by_name)
             closing.close(command.cohort, leaders=True)
             frames = []
             while not closing.all_sent:

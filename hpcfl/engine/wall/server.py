@@ -145,7 +145,8 @@ class Server(Rounds):
         unfinished, counting = self.lanes.those("active"), outcome.counting()
         for lane in unfinished:
             lane.close(self._command(Op.CLOSE, lane, attempt, stage, counting if lane.leads else None))
-        self.lanes.wait_for_frames([lane for lane in unfinished if lane.leads or len(lane.topology.ranks) > 1])
+        several = [lane for lane in unfinished if lane.leads or len(lane.topology.ranks) > 1]
+        self.lanes.wait_for_frames(several, any(lane.leads and lane.by_name for lane in several))
         outcome.finish(closed)
         if self.succession is not None:
             self.succession.round_over(self.lanes)
