@@ -242,7 +242,7 @@ def tables(measured: Sequence[Run], costs: Costs, off: float, rows: Sequence[dic
 
 
 def draw(measured: Sequence[Run], rows: Sequence[dict[str, Any]], kilobytes: float, picture: Path) -> None:
-    """Draw a round's seconds over ranks: predictions as lines, what is planned dashed, what was measured as points."""
+    """Draw a round's seconds over ranks: predictions as lines, what was measured as points."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -251,7 +251,7 @@ def draw(measured: Sequence[Run], rows: Sequence[dict[str, Any]], kilobytes: flo
     image, panel = plt.subplots(figsize=(6.5, 4.5), layout="constrained")
     for name in dict.fromkeys(each["layout"] for each in rows):
         points = [(each["ranks"], each["total"]) for each in rows if each["layout"] == name]
-        panel.plot(*zip(*points), "--" if "planned" in name else "-", linewidth=1, label=f"{name}, predicted")
+        panel.plot(*zip(*points), "-", linewidth=1, label=f"{name}, predicted")
     for width in dict.fromkeys(run.width for run in measured):
         some = [run for run in measured if run.width == width and run.kilobytes == kilobytes]
         if some:

@@ -283,16 +283,17 @@ def facts_of(job: Job, hosts: list[str], seconds: list[float], rounds: int, apar
     from puppet import Facts
 
     from hpcfl.comm.packing import Packing
-    from hpcfl.comm.placement import lane_ranks
+    from hpcfl.comm.placement import TWO_LEVEL, lane_ranks
     from hpcfl.engine.profile import Phases
     from hpcfl.engine.wall.framing import frame_formats
     from hpcfl.engine.wall.protocol import Command, Op
 
-    sizes = {len(row) for row in lane_ranks(job.config.lane_width, hosts)}
+    width = job.config.lane_width
+    sizes = {1} if width == TWO_LEVEL else {len(row) for row in lane_ranks(width, hosts)}
     packing = Packing(job.begin(0).shared)
     return Facts(
         hosts=hosts,
-        width=job.config.lane_width,
+        width=width,
         ops={op.name: int(op) for op in Op},
         words={str(size): len(Command.empty(size, job.config.clients)) for size in sizes},
         state=[len(part) for part in packing.received(packing.zeros())],

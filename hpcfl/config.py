@@ -24,7 +24,7 @@ from hpcfl.base.errors import UsageError, toml
 from hpcfl.base.files import check_unchanged, origin
 from hpcfl.comm.devices import Device
 from hpcfl.comm.guard import Guard
-from hpcfl.comm.placement import check_single
+from hpcfl.comm.placement import FAN_OUT, TWO_LEVEL, check_single
 from hpcfl.data import Header, Source
 from hpcfl.data.formats.files import found
 from hpcfl.learning.config import TaskConfig
@@ -90,9 +90,17 @@ class Config(ConfigBase):
     deterministic: Literal["auto"] | bool = "auto"
     """On a GPU: only algorithms that give the same bits each time, and no TF32, so that a run has one result on any
     number of ranks on one kind of GPU. ``auto``: in simulated time."""
-    lane_width: Literal["auto", "node", "all"] | Count = "auto"
+    lane_width: Literal["auto", "node", "all", "two-level"] | Count = "auto"
     """Wall clock: client ranks that share a lane. A lane can be held up by its own ranks only; 1 is safest, and wider
-    lanes save bytes. ``node``: the ranks of one host. ``all``: all ranks. ``auto``: 1 up to 64 ranks, then ``node``."""
+    lanes save bytes. ``node``: the ranks of one host. ``all``: all ranks. ``auto``: 1 up to 64 ranks, then ``node``.
+    ``two-level``: one rank of each host leads it, over lanes of one rank; it passes the state on and sends the server
+    sums of what has come in time, so that a rank can hold up nobody and the server hears of hosts only."""
+    leaders: Literal["node"] | Count = "node"
+    """With lane_width = 'two-level': ranks that lead others. ``node``: one on each host. A number: so many in all, of
+    which each leads as many neighbours as the others."""
+    fan_out: int = Field(FAN_OUT, ge=2)
+    """With lane_width = 'two-level': leaders that the server leads, and that each leader may lead: more of them are a
+    tree."""
     lost_after: float | None = Field(None, gt=0)
     """Wall clock: seconds of silence after which a rank that owes an answer counts as dead; for MPIs that do not tell.
     By default never."""
@@ -129,7 +137,7 @@ class Config(ConfigBase):
     model: SerializeAsAny[Model]
     """The model that is trained: a chain of layers, or ``package.module:factory``, any ``torch.nn.Module``."""
 
-    @field_validator("batch_clients", "threads", "lane_width", mode="before")
+    @field_validator("batch_clients", "threads", "lane_width", "leaders", mode="before")
     @classmethod
     def _no_zero(cls, value: Any) -> Any:
         """Refuse 0, which Python takes for False."""
@@ -199,6 +207,7 @@ class Config(ConfigBase):
         if self.clock == "wall" and self.algorithm.between_rounds:
             key = self.algorithm.between_rounds
             raise UsageError(f"clock: {key} lets all clients learn after each round: expected 'simulated', got 'wall'")
+        self._check_two_levels()
         if self.lost_clients == "rehost":
             self._check_rehost()
         if self.start_within is not None and self.clock != "wall":
@@ -231,6 +240,23 @@ class Config(ConfigBase):
         self.staleness.check(how[0], kept_by)
         self.algorithm.check(*how)
         self.weighting.check(self.algorithm, *how)
+
+    def _check_two_levels(self) -> None:
+        if self.lane_width != TWO_LEVEL:
+            for key, plain in (("leaders", "node"), ("fan_out", FAN_OUT)):
+                if (value := getattr(self, key)) != plain:
+                    raise UsageError(
+                        f"{key} = {value} has no meaning with lane_width = {self.lane_width!r}: remove it, or set "
+                        f"lane_width = '{TWO_LEVEL}'"
+                    )
+        elif self.clock == "wall":
+            other = {"lost_clients": self.lost_clients == "rehost", "start_within": self.start_within is not None}
+            for key, wanted in other.items():
+                if wanted:
+                    raise UsageError(
+                        f"{key} = {getattr(self, key)!r} does not go with lane_width = '{TWO_LEVEL}': "
+                        "remove it, or set lane_width = 1"
+                    )
 
     def _check_rehost(self) -> None:
         why = ""

@@ -15,7 +15,8 @@ from hpcfl.comm.mpi import wait
 from hpcfl.comm.placement import lane_ranks
 
 PIECE_BYTES = 2**30  # Open MPI refuses 2^31 bytes and more in one message
-CONTROL, DATA = 0, 1
+CONTROL, DATA, NOTICES, WORDS = range(4)
+TAGS = 4
 NOTHING = np.zeros(0, dtype=np.uint8)
 
 Requests = list[MPI.Request]
@@ -180,9 +181,30 @@ def connect(comm: MPI.Intracomm, width: int | str, hosts: Sequence[str], apart: 
     return made
 
 
+def connect_tree(comm: MPI.Intracomm) -> Connected:
+    """Make what lanes of two levels speak over: all are between two ranks, and share one communicator; see `direct`.
+
+    All ranks call it at once.
+    """
+    shared, request = comm.Idup()
+    wait([request])
+    return Connected({}, [shared])
+
+
 def direct(comm: MPI.Intracomm, peer: int, leads: bool, number: int = 0) -> Pair:
     """Return a lane to one rank; `number` tells lanes between the same two ranks apart."""
-    return Direct(comm, peer, 2 * number + CONTROL, leads), Direct(comm, peer, 2 * number + DATA, leads)
+    tag = TAGS * number
+    return Direct(comm, peer, tag + CONTROL, leads), Direct(comm, peer, tag + DATA, leads)
+
+
+def notices(comm: MPI.Intracomm, peer: int, leads: bool, number: int = 0) -> Channel:
+    """Return the channel beside such a lane on which a rank that leads others tells what it has to tell."""
+    return Direct(comm, peer, TAGS * number + NOTICES, leads)
+
+
+def words(comm: MPI.Intracomm, peer: int, leads: bool) -> Channel:
+    """Return a channel between the server and any rank, whoever leads that one."""
+    return Direct(comm, peer, WORDS, leads)
 
 
 def single(rank: int, size: int) -> int:

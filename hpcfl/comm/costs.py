@@ -32,13 +32,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from hpcfl.base.errors import UsageError
+from hpcfl.comm.placement import FAN_OUT, TWO_LEVEL, lane_ranks
+
 LOOKS = 3
 """Looks after each sleep; `hpcfl.comm.mpi.STEPS`, which is not imported here because it loads MPI."""
 PER_LANE = 2
 """Communicators of a lane of several ranks: for commands and for data. Lanes of one rank share one for all of them."""
 COMMUNICATORS: Mapping[str, int] = {"MPICH": 2046}
 """How many communicators a process can make, by the family of the MPI; others have no limit that matters here."""
-FAN_OUT = 32
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,6 @@ class Prediction:
     up: float
     sums: float
     looks: float
-    planned: bool = False
-    """Whether it is one that hpcfl does not have yet."""
 
     @property
     def parts(self) -> dict[str, float]:
@@ -256,6 +256,20 @@ def limit(mpi: str) -> float:
     return next((most for family, most in COMMUNICATORS.items() if mpi.startswith(family)), inf)
 
 
+def check_communicators(mpi: str, width: int | str, hosts: Sequence[str]) -> None:
+    """Raise UsageError where lanes take more communicators than a process of this MPI has; `hosts` [ranks] as ever."""
+    shared = sum(len(row) > 1 for row in lane_ranks(width, hosts)) if width != TWO_LEVEL else 0
+    if PER_LANE * shared <= limit(mpi):
+        return
+    most = int(limit(mpi)) // PER_LANE
+    narrowest = -(-(len(hosts) - 1) // most)
+    raise UsageError(
+        f"lane_width = {width!r}: {shared} lanes of several ranks take {PER_LANE * shared} communicators, and {mpi} "
+        f"has {limit(mpi):g} for a process, for {most} such lanes: expected 1, 'two-level' or at least {narrowest}; "
+        f"did you mean {narrowest}?"
+    )
+
+
 def layouts(ranks: int, per_host: int, mpi: str = "") -> list[Layout]:
     """Return the layouts to choose from: a lane per rank, lanes per node, all in one lane.
 
@@ -269,7 +283,7 @@ def layouts(ranks: int, per_host: int, mpi: str = "") -> list[Layout]:
 
 
 def two_levels(costs: Costs, ranks: int, per_host: int, load: Load, fan_out: int = FAN_OUT) -> Prediction:
-    """Predict what hpcfl cannot do yet: a leader per host sums its ranks' frames, and leaders are a tree to the server.
+    """Predict one round over two levels: a leader per host sums its ranks' frames, leaders are a tree to the server.
 
     Every leader is taken to be as fast as the server: it has a lane per rank of its host, adds up their frames, and
     sends one exact sum on, to the leader above it, which adds up those of at most `fan_out` leaders. State and sums are
@@ -292,7 +306,7 @@ def two_levels(costs: Costs, ranks: int, per_host: int, load: Load, fan_out: int
         sums += depth * children * load.summed / costs.sums
     requests = max(inside.lanes, children) * load.up
     looks = LOOKS * (1 + load.turns + 2 * depth) * look_seconds(costs, requests)
-    return Prediction("two levels (planned)", down, up, sums, looks, planned=True)
+    return Prediction("two levels", down, up, sums, looks)
 
 
 def _known(link: Link | None) -> Link:
@@ -306,5 +320,5 @@ def _rate(rates: Rates, up: bool) -> float:
 
 
 def fastest(predictions: Sequence[Prediction]) -> Prediction:
-    """Return what takes least time of what hpcfl can do."""
-    return min((each for each in predictions if not each.planned), key=lambda each: each.total)
+    """Return what takes least time."""
+    return min(predictions, key=lambda each: each.total)

@@ -189,6 +189,10 @@ class ExactSum(ABC):
         """Add what other sums have on the grids, float64 [2 or 3, n]."""
 
     @abstractmethod
+    def add_sums(self, other: ExactSum, piece: slice, at: slice) -> None:
+        """Add a piece of other sums to these sums' entries `at`, a piece of theirs; both begin with one of `pieces`."""
+
+    @abstractmethod
     def start(self, other: ExactSum | None, piece: slice) -> None:
         """Begin with what another has at a piece, None: with nothing."""
 
@@ -212,6 +216,10 @@ class BinnedSum(ExactSum):
 
     def add_bins(self, bins: Floats) -> None:
         self.bins += bins
+
+    def add_sums(self, other: ExactSum, piece: slice, at: slice) -> None:
+        assert isinstance(other, BinnedSum)
+        self.bins[:, at] += other.bins[:, piece]
 
     def start(self, other: ExactSum | None, piece: slice) -> None:
         self.bins[:] = other.bins[:, piece] if isinstance(other, BinnedSum) else 0.0
@@ -258,6 +266,34 @@ class FixedSum(ExactSum):
     def add_bins(self, bins: Floats) -> None:
         for row in bins:
             self.add_rows(torch.from_numpy(row)[None], [1.0])
+
+    def add_sums(self, other: ExactSum, piece: slice, at: slice) -> None:
+        if isinstance(other, BinnedSum):
+            for row in other.bins[:, piece]:
+                self.add(np.multiply(row, STEPS, out=ROOM.total.numpy()[: len(row)]), at)
+            return
+        assert isinstance(other, FixedSum)
+        whole, most, number = other.whole[piece], other._bounds[piece.start // PIECE], at.start // PIECE
+        if not self._bounds[number] + most < self.limit:
+            self.wide()[at] += (whole >> COARSE_BITS) * COARSE
+            whole, most = whole & (2**COARSE_BITS - 1), COARSE
+        self._bounds[number] += most
+        self.whole[at] += whole
+        if other.upper is not None:
+            self.wide()[at] += other.upper[piece]
+
+    @property
+    def bound(self) -> float:
+        """No whole number is larger."""
+        return float(self._bounds.max(initial=0.0))
+
+    @classmethod
+    def received(cls, whole: Ints, upper: Floats | None, bound: float) -> FixedSum:
+        """Return sums that were formed elsewhere, see `bound`."""
+        sums = cls(whole)
+        sums.upper = upper
+        sums._bounds[:] = bound
+        return sums
 
     def _add_row(self, row: Tensor, factor: float, piece: slice) -> None:
         steps = self._steps(row[piece].numpy(), factor, piece.start // PIECE)

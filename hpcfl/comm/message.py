@@ -334,10 +334,11 @@ class ExactSums(Sums):
         """Return the bins beside whole numbers that any rank needs, as `wide` says, for ranks to add them up too."""
         return [fixed.wide() for fixed, ranks in zip(self._fixed.values(), self.wide) if ranks]
 
-    def add_bins(self, name: str, bins: Floats, weights: Floats) -> None:
-        """Add what another sum has on the grids, float64 [2 or 3, n], and its weights."""
+    def add_sums(self, name: str, other: ExactSum, weights: Floats) -> None:
+        """Add other sums of a block, with their weights."""
+        own = self._sums[name]
         self._weights[name] += weights
-        self._sums[name].add_bins(bins)
+        each_piece(self._blocks[name].size, lambda piece: own.add_sums(other, piece, piece))
 
     def of(self, name: str) -> ExactSum:
         """Return the sums of one block."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, zip_longest
 
@@ -15,6 +15,8 @@ from hpcfl.base.types import Floats, Ints
 CACHE_BYTES = 8_500_000  # a chunk's parameters should stay in the caches: 10 to 13 models of 640 kB, with 1 MB a core
 MOST_PER_CHUNK = 256
 CHUNKS_WANTED = 8  # "auto" leaves at least so many chunks, so that some ranks can share them
+TWO_LEVEL = "two-level"  # of `lane_width`
+FAN_OUT = 32  # leaders whom one rank leads
 SINGLE_RANKS = 64  # up to so many ranks every client rank has a lane of its own
 
 
@@ -141,7 +143,102 @@ class Topology:
 
 def lane_topologies(width: int | str, hosts: Sequence[str], chunks: Sequence[Chunk]) -> list[Topology]:
     """Return who is on which lane, with the clients that each rank hosts; as `lane_ranks`."""
-    return [Topology(row, tuple(_hosted(rank, chunks) for rank in row)) for row in lane_ranks(width, hosts)]
+    return [topology(row, chunks) for row in lane_ranks(width, hosts)]
+
+
+def topology(ranks: Sequence[int], chunks: Sequence[Chunk]) -> Topology:
+    """Return a lane of these ranks, with the clients that each of them hosts."""
+    return Topology(tuple(ranks), tuple(_hosted(rank, chunks) for rank in ranks))
+
+
+@dataclass(frozen=True)
+class Under:
+    """Those whom one rank reaches over one lane: `ranks`, by way of the one that is its `peer` there.
+
+    `epoch` tells lanes between the same two ranks apart that are made one after the other; `leads`: whether the peer
+    leads the others.
+    """
+
+    peer: int
+    epoch: int
+    leads: bool
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Two levels: who leads whom, the server being rank 0.
+
+    Leaders and server are a tree: the first `fan_out` nodes' leaders are led by the server, the next ones by these, as
+    many by each.
+
+    Attributes
+    ----------
+    nodes : tuple of tuple of int
+        The client ranks of each node.
+    leaders, epochs : tuple of int
+        The rank that leads each of them, and how many have done so before.
+    """
+
+    nodes: tuple[tuple[int, ...], ...]
+    fan_out: int
+    leaders: tuple[int, ...]
+    epochs: tuple[int, ...]
+
+    def below(self, rank: int) -> list[Under]:
+        """Return whom a rank leads, lane by lane, a leader itself among them; nobody where it does not lead."""
+        if rank == 0:
+            return [self._under(child, 0) for child in range(min(self.fan_out, len(self.nodes)))]
+        if rank not in self.leaders:
+            return []
+        number = self.leaders.index(rank)
+        epoch = self.epochs[number]
+        return [
+            *(Under(other, epoch, False, (other,)) for other in self.nodes[number]),
+            *(self._under(child, epoch) for child in self._children(number)),
+        ]
+
+    def above(self, rank: int) -> tuple[int, int]:
+        """Return who leads a client rank, and the epoch of the lane between the two."""
+        number = self.node(rank)
+        epoch = self.epochs[number]
+        if self.leaders[number] != rank:
+            return self.leaders[number], epoch
+        if number < self.fan_out:
+            return 0, epoch
+        parent = number // self.fan_out - 1
+        return self.leaders[parent], epoch + self.epochs[parent]
+
+    def node(self, rank: int) -> int:
+        """Return the number of a client rank's node."""
+        return next(number for number, row in enumerate(self.nodes) if rank in row)
+
+    def led_by(self, node: int, leader: int, epoch: int) -> Tree:
+        """Return the same with another leader of a node."""
+        leaders, epochs = list(self.leaders), list(self.epochs)
+        leaders[node], epochs[node] = leader, epoch
+        return replace(self, leaders=tuple(leaders), epochs=tuple(epochs))
+
+    def ranks_under(self, number: int) -> tuple[int, ...]:
+        """Return all ranks of a node and below its leader, in an order that does not depend on who leads."""
+        return (*self.nodes[number], *chain(*map(self.ranks_under, self._children(number))))
+
+    def _under(self, number: int, epoch: int) -> Under:
+        return Under(self.leaders[number], epoch + self.epochs[number], True, self.ranks_under(number))
+
+    def _children(self, number: int) -> range:
+        first = self.fan_out * (number + 1)
+        return range(min(first, len(self.nodes)), min(first + self.fan_out, len(self.nodes)))
+
+
+def tree(leaders: int | str, fan_out: int, hosts: Sequence[str]) -> Tree:
+    """Return the two levels of a job: ``node`` is one leader per host, a number so many in all.
+
+    Each of those leads as many ranks as the others, neighbours by their numbers.
+    """
+    parts = np.array_split(np.arange(1, len(hosts)), int(leaders)) if leaders != "node" else []
+    rows = [tuple(part.tolist()) for part in parts] or lane_ranks("node", hosts)
+    return Tree(tuple(rows), fan_out, tuple(row[0] for row in rows), (0,) * len(rows))
 
 
 def lane_ranks(width: int | str, hosts: Sequence[str]) -> list[tuple[int, ...]]:
@@ -152,7 +249,7 @@ def lane_ranks(width: int | str, hosts: Sequence[str]) -> list[tuple[int, ...]]:
     ranks = range(1, len(hosts))
     if width == "auto":
         width = 1 if len(hosts) <= SINGLE_RANKS else "node"
-    if width == "node":
+    if width in ("node", TWO_LEVEL):
         rows = [[rank for rank in ranks if hosts[rank] == host] for host in dict.fromkeys(hosts)]
     else:
         step = len(ranks) if width == "all" else int(width)
@@ -164,16 +261,18 @@ def _hosted(rank: int, chunks: Sequence[Chunk]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(chunk.clients.tolist()) for chunk in chunks if chunk.rank == rank)
 
 
-def check_width(width: int | str, ranks: int) -> None:
-    """Raise UsageError where there is nobody to be on a lane, or a lane would be wider than the world."""
+def check_width(width: int | str, ranks: int, leaders: int | str = "node") -> None:
+    """Raise UsageError where there is nobody to be on a lane, or to lead, or a lane would be wider than the world."""
     if ranks < 2:
         raise UsageError(
             "clock = 'wall' needs a server and client ranks: expected at least 2 ranks, got 1; "
             "did you mean mpirun -n 2 …?"
         )
     if isinstance(width, int) and width > ranks - 1:
-        room = f"1 … {ranks - 1} (the client ranks of this job), 'node' or 'all'"
+        room = f"1 … {ranks - 1} (the client ranks of this job), 'node', 'all' or '{TWO_LEVEL}'"
         raise refusal("lane_width", room, width, ranks - 1)
+    if isinstance(leaders, int) and leaders > ranks - 1:
+        raise refusal("leaders", f"1 … {ranks - 1} (the client ranks of this job) or 'node'", leaders, ranks - 1)
 
 
 def check_there(least: int | None, ranks: int, absent: Collection[int], seconds: float) -> None:
@@ -189,7 +288,11 @@ def check_there(least: int | None, ranks: int, absent: Collection[int], seconds:
 
 def check_single(who: str, width: int | str, lanes: Sequence[Topology] = ()) -> None:
     """Raise UsageError where ranks would share a lane although single messages are looked at: `who` says by what."""
-    if width == "all" or (isinstance(width, int) and width > 1) or any(len(lane.ranks) > 1 for lane in lanes):
+    if (
+        width in ("all", TWO_LEVEL)
+        or (isinstance(width, int) and width > 1)
+        or any(len(lane.ranks) > 1 for lane in lanes)
+    ):
         raise UsageError(
             f"lane_width: {who} single messages, which ranks that share a lane add up on the way: "
             f"expected 1, got {width!r}; did you mean 1?"

@@ -13,7 +13,7 @@ import numpy as np
 
 from hpcfl.algorithms import ServerState
 from hpcfl.base.errors import listed
-from hpcfl.comm.placement import lane_topologies
+from hpcfl.comm.placement import TWO_LEVEL, Tree, lane_topologies, tree
 from hpcfl.commands.prediction import facts as prediction
 from hpcfl.config import Config
 from hpcfl.data import Federation, Header
@@ -288,10 +288,15 @@ def _memory(job: Job, ranks: int, per_host: int) -> Facts:
     if job.config.clock == "wall":
         server, client = bounds(job, ranks, per_host)
         where = "of one host" if per_host >= ranks else f"with {per_host} on each host"
-        yield "lanes", f"{_lanes(job, ranks, per_host)} on {ranks} ranks {where}"
+        lanes = f"{_lanes(job, ranks, per_host)} on {ranks} ranks {where}"
+        if job.config.lane_width == TWO_LEVEL:
+            lanes += f", to leaders, of whom there are {len(_tree(job, ranks, per_host).nodes)}"
+        yield "lanes", lanes
         states = 2 * _versions(job, ranks) * job.task.nbytes
         of_these = f" ({states / 1e6:.3g} of them for states in clients' hands, and copies)" if states else ""
         each = f"{server / 1e6:.3g} MB at the server{of_these}, {client / 1e6:.3g} MB per client rank"
+        if job.config.lane_width == TWO_LEVEL:
+            each += f", {(client + _leading(job, ranks, per_host)) / 1e6:.3g} MB on one that leads others"
         yield "memory", f"at most {each}, beside data, torch and MPI"
         return
     federation, (size, held) = job.task.federation, _largest(job)
@@ -332,7 +337,8 @@ def bounds(job: Job, ranks: int, per_host: int | None = None) -> tuple[int, int]
     copies of these, of the shared state and of all personal state while a checkpoint is written. A client rank: four
     times the model, or the message where that is larger (the state served, the gradients or the model being trained,
     the change, and the buffers on their way out), all but the first for each client of a chunk, and two such sums; and
-    twice the personal state of its clients, acknowledged and provisional.
+    twice the personal state of its clients, acknowledged and provisional. Over two levels the server has a sum per
+    lane, twice a message as a rule.
     """
     message, (size, held) = _message(job), _largest(job)
     several = not job.together and max(len(job.hosted(rank)) for rank in range(1, ranks)) > 1
@@ -340,13 +346,31 @@ def bounds(job: Job, ranks: int, per_host: int | None = None) -> tuple[int, int]
     copies = job.task.nbytes + job.config.clients * job.personal_bytes
     rules = job.config.participation
     alike = rules.slots(job.config.clients) if rules.every_client else 0
-    server = (
-        (each * _lanes(job, ranks, per_host or ranks) + 3 + 4 * several + alike) * message
-        + job.config.clients * _kept(job)
-        + 2 * _versions(job, ranks) * job.task.nbytes
-        + copies
-    )
+    held_there = (each * _lanes(job, ranks, per_host or ranks) + 3 + 4 * several + alike) * message
+    if job.config.lane_width == TWO_LEVEL:
+        held_there = 3 * message + len(_tree(job, ranks, per_host or ranks).below(0)) * _summed(job)
+    states = 2 * _versions(job, ranks) * job.task.nbytes
+    server = held_there + job.config.clients * _kept(job) + states + copies
     return server, (1 + 3 * size + 8 * (size > 1)) * max(job.task.nbytes, message) + 2 * held * job.personal_bytes
+
+
+def _leading(job: Job, ranks: int, per_host: int) -> int:
+    """Most bytes that a rank takes for those that it leads.
+
+    A message of each, or a sum of each leader below it, its own sum, and another state on its way down.
+    """
+    nodes, each = _tree(job, ranks, per_host), 4 if _largest(job)[0] > 1 else 1
+    lanes = [[each * _message(job), _summed(job)][one.leads] for rank in nodes.leaders for one in nodes.below(rank)]
+    most = max(len(nodes.below(rank)) for rank in nodes.leaders)
+    return max(lanes) * most + _summed(job) + job.task.nbytes
+
+
+def _summed(job: Job) -> int:
+    return sum(block.sum_bytes for group in job.layout for block in group.values())
+
+
+def _tree(job: Job, ranks: int, per_host: int) -> Tree:
+    return tree(job.config.leaders, job.config.fan_out, [str(rank // per_host) for rank in range(ranks)])
 
 
 def _kept(job: Job) -> int:
@@ -358,5 +382,7 @@ def _message(job: Job) -> int:
 
 
 def _lanes(job: Job, ranks: int, per_host: int) -> int:
+    if job.config.lane_width == TWO_LEVEL:
+        return len(_tree(job, ranks, per_host).below(0))
     hosts = [str(rank // per_host) for rank in range(ranks)]
     return len(lane_topologies(job.config.lane_width, hosts, job.chunks))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.types import Ints
 from hpcfl.comm.costs import Layout, Load, Prediction, fits, layouts, limit, predict, two_levels
-from hpcfl.comm.placement import Topology, lane_topologies
+from hpcfl.comm.placement import TWO_LEVEL, Topology, lane_topologies
 from hpcfl.commands.network import Network, read
 
 if TYPE_CHECKING:
@@ -96,14 +96,17 @@ def facts(job: Job, like: Like) -> Iterator[tuple[str, str]]:
                 "computing left out; no two parts overlap",
             )
         if layout.width == 1:
-            planned = two_levels(network.costs, like.ranks, like.per_host, load)
+            levels = two_levels(network.costs, like.ranks, like.per_host, load, job.config.fan_out)
         if refused := _refused(job, layout, network.mpi):
             yield _name(layout), refused
             continue
         predicted.append((layout, predict(network.costs, active, load)))
         yield _name(layout), _told(predicted[-1][1])
     if hosts > 1:
-        yield "two levels", f"{_told(planned)}; planned: hpcfl does not have them yet"
+        layout = Layout("two levels", TWO_LEVEL, 1, 0, hosts, 1)
+        refused = _refused(job, layout, network.mpi)
+        yield "two levels", refused or _told(levels)
+        predicted += [] if refused else [(layout, levels)]
     yield from _choice(job, predicted)
 
 
@@ -141,7 +144,7 @@ def taking_part(layout: Layout, lanes: Sequence[Topology], cohort: Ints, hosts: 
 
 def _refused(job: Job, layout: Layout, mpi: str) -> str:
     """Return why a run could not have these lanes, and what it could have; "" where it could."""
-    if layout.ranks > 1 and job.config.singles:
+    if job.config.singles and (layout.ranks > 1 or layout.width == TWO_LEVEL):
         return f"refused: {job.config.singles} single messages, which ranks that share a lane add up on the way"
     if fits(mpi, layout):
         return ""
@@ -160,7 +163,7 @@ def _choice(job: Job, predicted: Sequence[tuple[Layout, Prediction]]) -> Iterato
     rules, fastest = job.config.speed.rules(job.config.participation), min(each.total for _, each in predicted)
     early = rules.enough is not None or rules.bound is not None
     near = [pair for pair in predicted if early or pair[1].total <= NEAR * fastest]
-    layout, best = min(near, key=lambda pair: pair[0].ranks)
+    layout, best = min(near, key=lambda pair: (pair[0].ranks, pair[1].total))
     why = (
         "rounds close before the last visit, and ranks that share a lane wait for each other"
         if early

@@ -102,7 +102,7 @@ class Job:
             lanes than ranks.
         """
         if config.clock == "wall":
-            check_width(config.lane_width, ranks)
+            check_width(config.lane_width, ranks, config.leaders)
         torch.set_num_threads(threads)
         federation = federation or config.data.federate(config.clients, config.seed, data_dir)
         if computing is None and config.model.chain:

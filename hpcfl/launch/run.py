@@ -32,8 +32,9 @@ from hpcfl.base.errors import (
 )
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
+from hpcfl.comm.costs import check_communicators
 from hpcfl.comm.guard import Norms
-from hpcfl.comm.launcher import end_job, has_ulfm
+from hpcfl.comm.launcher import end_job, has_ulfm, library
 from hpcfl.comm.placement import check_single, check_there, lane_topologies
 from hpcfl.comm.processors import Processors, processors, shares, threads
 from hpcfl.engine import stopping
@@ -180,7 +181,7 @@ def _prepared(
         Patience.crowd = 1 / share
 
     def check() -> None:
-        _check_mpi(config, comm)
+        _check_mpi(config, comm, hosts)
         torch.set_num_threads(count)
 
     def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
@@ -223,7 +224,11 @@ def _set_threads(config: Config, share: float) -> int:
     return count
 
 
-def _check_mpi(config: Config, comm: Any) -> None:
+def _check_mpi(config: Config, comm: Any, hosts: list[str]) -> None:
+    if config.clock == "wall" and comm is not None:
+        from mpi4py import MPI
+
+        check_communicators(library(MPI.Get_library_version()), config.lane_width, hosts)
     keys = {"fault_tolerance": ("ulfm", "auto"), "lost_clients": ("rehost", "drop")}
     for key, (wanted, instead) in keys.items():
         if getattr(config, key) == wanted and not has_ulfm(comm):

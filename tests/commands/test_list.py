@@ -102,7 +102,7 @@ def test_what_is_listed_as_default_is_what_it_may_be(cls: type[ConfigBase]) -> N
     [
         ("rounds", ["    rounds = required (integer ≥ 1 and ≤ 2147483647)  Rounds of the whole run."]),
         ("guard.most", ["    most = 0.5 (number ≥ 0 and ≤ 1)  A round in which more"]),
-        ("lane_width", ["    lane_width = 'auto' ('auto', 'node', 'all' or integer ≥ 1)  Wall clock: client ranks"]),
+        ("lane_width", ["    lane_width = 'auto' ('auto', 'node', 'all', 'two-level' or integer ≥ 1)  Wall clock: "]),
         ("batch_clients", ["    batch_clients = 'auto' ('auto', false or integer ≥ 1)  Clients per chunk"]),
         ("participation.first", ["    first = nothing (integer ≥ 1)  Visits that a round waits for"]),
         (

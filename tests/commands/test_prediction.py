@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.networks import COSTS, FOUND, written
+from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
 from hpcfl.comm import costs as module
 from hpcfl.commands.network import Network, document
@@ -51,15 +52,15 @@ def test_a_round_is_predicted_for_each_layout(checked: Checked) -> None:
     told = checked("--ranks", "9", *WALL)
     assert told["like"].endswith("measured 2026-11-24 on 6 ranks, 2 hosts; for 9 ranks, 3 hosts of 3")
     frame = int(re.search(r"and (\d+) up", told["a round"])[1])
-    by_rank, by_node, one, planned = (parts(told[name]) for name in ("per rank", "per node", "one lane", "two levels"))
-    for each in (by_rank, by_node, one, planned):
+    by_rank, by_node, one, levels = (parts(told[name]) for name in ("per rank", "per node", "one lane", "two levels"))
+    for each in (by_rank, by_node, one, levels):
         assert each["total"] == pytest.approx(sum(each.values()) - each["total"], rel=0.01)
     assert by_rank["sums"] == pytest.approx(8 * frame / 1e9, rel=0.01)
     assert by_node["sums"] == pytest.approx(3 * frame / 1e9, rel=0.05)  # each rank signs frames that all share
     assert one["sums"] == pytest.approx(frame / 1e9, rel=0.1)
     assert 1e-3 < by_rank["state down"] < 2e-3 < by_node["state down"] < 4e-3 < one["state down"]  # 1, 2 and 4 levels
-    assert "planned" in told["two levels"]
-    assert told["choose"].startswith("lane_width = 1: rounds close before the last visit")
+    best = min((by_rank, "1"), (levels, "'two-level'"), key=lambda pair: pair[0]["total"])[1]
+    assert told["choose"].startswith(f"lane_width = {best}: rounds close before the last visit")
     assert told["lanes"] == "8 on 9 ranks with 3 on each host"
 
 
@@ -93,6 +94,16 @@ def test_what_the_mpi_forbids_is_named(checked: Checked, monkeypatch: pytest.Mon
     assert checked("--ranks", "9", *WALL, network=replace(FOUND, mpi="Open MPI 5.0.11")).keys() == told.keys() - {
         "lanes of 4"
     }
+
+
+def test_lanes_that_the_mpi_forbids_are_refused() -> None:
+    hosts = [str(rank // 2) for rank in range(2201)]
+    line = r"^lane_width = 2: 1100 lanes .* 2200 communicators, and MPICH 5.0.2 has 2046 .* did you mean 3\?$"
+    with pytest.raises(UsageError, match=line):
+        module.check_communicators("MPICH 5.0.2", 2, hosts)
+    module.check_communicators("MPICH 5.0.2", 3, hosts)
+    module.check_communicators("MPICH 5.0.2", "two-level", hosts)
+    module.check_communicators("Open MPI 5.0.11", "node", hosts)
 
 
 def test_methods_that_look_at_single_messages_share_no_lane(checked: Checked) -> None:

@@ -385,6 +385,18 @@ CASES = {
     "more-ranks-than-chunks": salf("batch_clients=8", "ranks", "chunks", "batch_clients = ", ranks=3),
     # what does not go with the launch
     "real-time-alone": real("", "clock = 'wall'", "at least 2 ranks", "got 1", "mpirun -n 2", most=1),
+    "fan-out-1": fedavg("clock=wall lane_width=two-level fan_out=1", "fan_out", "got 1; did you mean 2?"),
+    "fan-out-alone": fedavg("clock=wall fan_out=4", "fan_out = 4 has no meaning", "lane_width = 'two-level'"),
+    "leaders-alone": fedavg("clock=wall leaders=2", "leaders = 2 has no meaning", "lane_width = 'two-level'"),
+    "two-levels-of-arrivals": fedavg(
+        "clock=wall lane_width=two-level participation.close=arrivals participation.buffer=2",
+        "lane_width: participation.close = 'arrivals' waits for single messages",
+        "did you mean 1?",
+    ),
+    "two-levels-rehost": fedavg(
+        "clock=wall lane_width=two-level lost_clients=rehost", "lost_clients = 'rehost' does not go with", "two-level"
+    ),
+    "leaders-beyond-the-ranks": real("lane_width=two-level leaders=9", "leaders", "got 9", "did you mean ", ranks=2),
     "lane-width-beyond-the-ranks": real("lane_width=9", "lane_width", "got 9", "did you mean ", "'all'", ranks=2),
     "no-ulfm": real("fault_tolerance=ulfm", "fault_tolerance = 'ulfm'", "--with-ft ulfm", "did you mean ", "'auto'"),
     # files

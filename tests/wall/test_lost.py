@@ -208,6 +208,19 @@ def test_two_ranks_die_at_any_time(number: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("ranks", [(1, 4), (2, 3), (1, 2)], ids=["leader", "led and leader", "node"])
+def test_ranks_of_two_levels_die(ranks: tuple[int, int], rule: str, tmp_path: Path) -> None:
+    """Ranks 1 and 3 lead two ranks each: dead, they are followed by the other one, where that is left."""
+    deaths = [(ranks[0] - 1, 3), (ranks[1] - 1, 6)]
+    ended = run("openmpi", tmp_path, deaths, "lane_width=two-level", "leaders=2", rule=rule, options=ULFM)
+    goes_on_without(tmp_path, ended)
+    follow = [line for line in ended.said if line.endswith(", which is lost")]
+    assert len(follow) == sum(rank in (1, 3) for rank in ranks if with_ranks({rank - 1}) & died(tmp_path)) or 2 in ranks
+    nobody_is_left(tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 2, "all"])
 @pytest.mark.parametrize("kind", ["kill", "stop"])
 @pytest.mark.parametrize("lost", ["drop", "rehost"])

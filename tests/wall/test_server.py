@@ -25,7 +25,7 @@ pytestmark = pytest.mark.mpi
 
 def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
     """Lanes of one client each; per invitation so many groups arrive at the next look, and no more later."""
-    from hpcfl.engine.wall.lane import PendingReceive
+    from hpcfl.engine.wall.lane import Lane, PendingReceive
 
     class Seen(PendingReceive):
         def __init__(self, lane: Any, clients: list[list[int]]) -> None:
@@ -41,6 +41,10 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
     class Stub:
         """A lane as the server uses it."""
 
+        leads = by_name = False
+        clients_in, busy, completed, did = Lane.clients_in, Lane.busy, Lane.completed, Lane.did
+        ask_table, ask_state, traffic = Lane.ask_table, Lane.ask_state, Lane.traffic
+
         def __init__(self, rank: int, script: list[int]) -> None:
             self.topology = Topology((rank,), (((rank - 1,),),))
             self.hosted, self.formats, self.script = self.topology.clients, frame_formats(job.layout, 1), list(script)
@@ -48,6 +52,7 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
             self.counted, self.pending, self.due = np.zeros(1, np.int64), None, 0
             self.worked, self.sent, self.received = np.zeros((2, 1)), 0, 0
             self.has_next, self.answer, self.sending = False, None, 0
+            self.gone: list[tuple[int, str]] = []
 
         def receive(self, frame: Any) -> None:
             return None

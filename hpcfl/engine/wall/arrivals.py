@@ -281,7 +281,7 @@ class ArrivalsServer(Server):
         self._halt()
         return super().profiles()
 
-    def leave(self, round: int, stopped: int, without_dead: bool) -> tuple[list[Lane], bool]:
+    def leave(self, round: int, stopped: int, without_dead: bool) -> tuple[list[int], bool]:
         self._halt()
         return super().leave(round, stopped, without_dead)
 

@@ -40,6 +40,8 @@ class ClientRank:
         The lane's: for commands, and for everything large.
     spare : (Channel, Channel), optional
         Those of a lane for this rank alone, if the lane should lose another rank.
+    worker : Worker, optional
+        What computes, where it has begun to already; the rank is then not here before it has `arrived`.
     """
 
     def __init__(
@@ -53,11 +55,13 @@ class ClientRank:
         spare: Pair | None = None,
         phases: Phases | None = None,
         store: Callable[[int, Mapping[int, State]], None] | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self.job, self.executor, self.rest, self.spare, self.store = job, executor, rest, spare, store
         self.phases, self._round = phases or Phases(), -1
-        self.worker = Worker()
-        self.worker.start(lambda put: executor.warm())
+        self.worker = worker or Worker()
+        if worker is None:
+            self.worker.start(lambda put: executor.warm())
         packing = Packing(job.algorithm.init_server(job.task))
         state = packing.zeros(pinned=job.task.device.type == "cuda")
         self.parts, self.views = packing.received(state), packing.views(state)
@@ -66,9 +70,15 @@ class ClientRank:
         self.released = False
         self._over = threading.Event()
         self._join(topology, local_rank, channels)
+        if worker is None:
+            self.arrived()
+
+    def arrived(self) -> ClientRank:
+        """Tell whoever leads this rank that it is here; return itself."""
         self._rested()
         freeze()
         self._arrive()
+        return self
 
     def _join(self, topology: Topology, local_rank: int, channels: Pair) -> None:
         self.local_rank = local_rank

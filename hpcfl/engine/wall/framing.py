@@ -10,7 +10,7 @@ visits the exact sums travel that are formed in simulated time (`hpcfl.comm.mess
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -22,9 +22,11 @@ from torch import Tensor
 
 from hpcfl.base.transfer import backend, behind
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.message import Block, Layout
+from hpcfl.comm.exact import BinnedSum, ExactSum, FixedSum
+from hpcfl.comm.message import Block, ExactSums, Layout
 from hpcfl.comm.packing import APART_BYTES, Packing
 from hpcfl.comm.placement import Topology
+from hpcfl.comm.pool import POOL
 
 Frame = list[Tensor]
 """One group of blocks as it travels: its head, then its large blocks, all of them flat."""
@@ -139,11 +141,124 @@ class FrameFormat:
         bins: Floats = self.value(frame, name).numpy().reshape(self.blocks[name].bins, self.blocks[name].size)
         return bins
 
+    def sum(self, frame: Frame, name: str) -> ExactSum | None:
+        """Return a block's sum, where values are such; None where there is nothing."""
+        return BinnedSum(self.bins(frame, name))
+
     def _places(self, frame: Frame, name: str) -> NDArray[np.floating]:
         start, parts = self._weights[name]
         end = start + 2 * parts * self.ranks
         weights: NDArray[np.floating] = frame[0].numpy()[start:end].reshape(2, parts, self.ranks)
         return weights
+
+
+class SumFormat:
+    """The format of one group's sums as a leader sends them on: over the visits of so many `ranks`, `most` of each.
+
+    A head comes first, ``[signs, then for each block its weights, how its sum comes, and the sum if it is small]``;
+    then what the head says of each large block: nothing where nobody has sent any, its whole numbers, and what is
+    beside them only where that is needed (`hpcfl.comm.exact`). Visits sign as in a `FrameFormat`, and with the seconds
+    from the round's start until the leader had the group.
+    """
+
+    sums = True
+
+    def __init__(self, blocks: dict[str, Block], ranks: int, most: int) -> None:
+        self.blocks, self.ranks, self.most = blocks, ranks, most
+        self._signed = (SIGNS + 1) * ranks * most
+        self._starts: dict[str, int] = {}
+        self.size = self._signed
+        for name, block in blocks.items():
+            self._starts[name] = self.size
+            self.size += len(block.held) + 2 + (0 if self.is_large(name) else block.bins * block.size)
+
+    def is_large(self, name: str) -> bool:
+        """Whether a block's sum comes by itself."""
+        return self.blocks[name].fixed or self.blocks[name].bytes >= APART_BYTES
+
+    @property
+    def most_bytes(self) -> int:
+        """Size of a frame in bytes, as a rule at most."""
+        return 8 * self.size + sum(block.sum_bytes for name, block in self.blocks.items() if self.is_large(name))
+
+    def head(self) -> Tensor:
+        return torch.zeros(self.size, dtype=torch.float64)
+
+    def signs(self, frame: Frame) -> NDArray[np.floating]:
+        """Return where visits sign, [6, ranks, most], see `FrameFormat.signs`; the last row is the leader's."""
+        signs: NDArray[np.floating] = frame[0].numpy()[: self._signed].reshape(SIGNS + 1, self.ranks, self.most)
+        return signs
+
+    def gradients(self, frame: Frame, local_rank: int, place: int = 0) -> int:
+        return sum(int(part) for part in self.signs(frame)[2:4, local_rank, place])
+
+    def part_weights(self, frame: Frame, name: str) -> Floats:
+        """Return the weight of each of a block's parts over all ranks, float64 [parts]."""
+        start = self._starts[name]
+        return frame[0].numpy()[start : start + len(self.blocks[name].held)]
+
+    def filled(self, signs: Floats, sums: ExactSums) -> Frame:
+        """Return the frame of these sums, whose memory it shares: they must not change until it has left."""
+        frame = [self.head()]
+        self.signs(frame)[:] = signs
+        for name in self.blocks:
+            own = sums.of(name)
+            self.part_weights(frame, name)[:] = sums.weights(name)
+            if not self.is_large(name):
+                assert isinstance(own, BinnedSum)
+                self._bins(frame, name)[:] = own.bins
+            elif sums.weights(name).any():
+                parts: list[Floats | Ints] = [own.bins] if isinstance(own, BinnedSum) else []
+                if isinstance(own, FixedSum):
+                    parts = [own.whole] if own.upper is None else [own.whole, own.upper]
+                    self._kind(frame, name)[1] = own.bound
+                self._kind(frame, name)[0] = len(parts)
+                frame += [torch.from_numpy(part).flatten() for part in parts]
+        return frame
+
+    @property
+    def large(self) -> list[str]:
+        """The blocks whose sums come by themselves."""
+        return [name for name in self.blocks if self.is_large(name)]
+
+    def parts(self, frame: Frame) -> list[int]:
+        """Return in how many parts each large block comes, as a head that is there says."""
+        return [int(self._kind(frame, name)[0]) for name in self.large]
+
+    def room(self, parts: Sequence[int]) -> Frame:
+        """Return room for what comes after a head, for each large block in so many parts."""
+        room = []
+        for name, count in zip(self.large, parts):
+            block = self.blocks[name]
+            size, kind = (block.size, torch.int64) if block.fixed else (block.size * block.bins, torch.float64)
+            room += [POOL.empty((size,), each) for each in (kind, torch.float64)[:count]]
+        return room
+
+    def sum(self, frame: Frame, name: str) -> ExactSum | None:
+        """Return a block's sum; None where there is nothing."""
+        block, place = self.blocks[name], 1
+        if not self.is_large(name):
+            return BinnedSum(self._bins(frame, name))
+        for each in self.blocks:
+            if each == name:
+                break
+            place += int(self._kind(frame, each)[0]) if self.is_large(each) else 0
+        parts, bound = self._kind(frame, name).tolist()
+        if not parts:
+            return None
+        if not block.fixed:
+            return BinnedSum(frame[place].numpy().reshape(block.bins, block.size))
+        return FixedSum.received(frame[place].numpy(), frame[place + 1].numpy() if parts > 1 else None, bound)
+
+    def _kind(self, frame: Frame, name: str) -> Floats:
+        """Return where it stands in how many parts a large block's sum comes, and its `bound`."""
+        start = self._starts[name] + len(self.blocks[name].held)
+        return frame[0].numpy()[start : start + 2]
+
+    def _bins(self, frame: Frame, name: str) -> Floats:
+        block, start = self.blocks[name], self._starts[name] + len(self.blocks[name].held) + 2
+        bins: Floats = frame[0].numpy()[start : start + block.bins * block.size].reshape(block.bins, block.size)
+        return bins
 
 
 def _parts(number: float) -> tuple[float, float]:

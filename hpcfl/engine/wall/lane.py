@@ -24,7 +24,7 @@ from hpcfl.comm.packing import Bytes
 from hpcfl.comm.placement import Chunk, Topology
 from hpcfl.comm.transfers import Transfer, Transfers
 from hpcfl.engine.wall.framing import REJECTED, Frame, FrameFormat, frame_formats, narrow_formats, zero_frames
-from hpcfl.engine.wall.protocol import Command, Op
+from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply
 
 
 class PendingReceive:
@@ -75,6 +75,14 @@ class PendingReceive:
         """Return the seconds that a rank's visits had taken when it sent the last group that arrived."""
         return max((float(signs[1, local_rank].max()) for signs in self.signs[: len(self.times)]), default=0.0)
 
+    def count(self, local_rank: int) -> int:
+        """Return how many visits of a rank these are."""
+        return len(self.clients[local_rank])
+
+    def came(self, local_rank: int, place: int) -> float:
+        """Return when the last group of a visit was there, in seconds of the monotonic clock."""
+        return self.times[-1]
+
     def steps(self, local_rank: int, place: int) -> int:
         """Return the local steps that a visit has taken, where they may differ; 0 where it was not sent."""
         return int(self.signs[-1][4, local_rank, place])
@@ -92,7 +100,19 @@ class Lane:
     many `clients`, which hold these `parts` of the blocks; `together`: a rank sends one sum over all its chunks. What
     the lane measures it adds to the `bandwidth` of all, and what it has under way to the `transfers` of all: they tell
     when it is to be polled.
+
+    Attributes
+    ----------
+    leads : bool
+        Whether a rank at its other end, the `leader`, leads others.
+    by_name : bool
+        Whether that one holds visits until it hears who counts.
+    gone : list of (int, str)
+        Ranks that such a one has lost, and why, until somebody takes note of it.
     """
+
+    leads = by_name = False
+    leader = 0
 
     def __init__(
         self,
@@ -105,6 +125,7 @@ class Lane:
         together: bool = False,
         parts: Ints | None = None,
     ) -> None:
+        self.gone: list[tuple[int, str]] = []
         (self.control, self.data), self.run_clients = channels, clients
         self.shared, self.together = len(topology.ranks) > 1, together
         self.bandwidth, self.transfers, self.layout = bandwidth, transfers, layout
@@ -166,6 +187,14 @@ class Lane:
         # requests do not hold the buffers of reductions.
         self._reply = self._begin(reply(self.control if command.op in (Op.SAVE, Op.WRITE) else self.data), reply)
         self.state = "active"
+
+    def ask_table(self, command: Command, state: Sequence[Bytes], reply: TableReply) -> None:
+        """Ask for numbers about clients or ranks."""
+        self.ask(command, state, reply.carried)
+
+    def ask_state(self, reply: StateReply) -> None:
+        """Ask for acknowledged personal state."""
+        self.ask(Command(Op.SAVE, counted=self.counted), [], reply.receive)
 
     def ask_meanwhile(self, command: Command, reply: Callable[[Channel], Requests]) -> None:
         """Ask for personal state while a visit goes on, see `owes_state`: only where no such reply is still to come."""
@@ -231,6 +260,45 @@ class Lane:
         if moved:
             self.heard = time.monotonic()
         return moved
+
+    @property
+    def asked(self) -> list[list[list[int]]]:
+        """Whose visits are asked for, ``[turn][local rank]``."""
+        return self._turns
+
+    @property
+    def turn(self) -> int:
+        """The turn whose visits are being received."""
+        return max(0, self._begun - 1)
+
+    def traffic(self) -> Floats:
+        """Return bytes that each rank has received and sent since this was last asked, [2, ranks]."""
+        return np.array([[self.sent], [self.received]], dtype=np.float64)
+
+    def did(self) -> list[int]:
+        """Return the ranks that have done what was asked of all."""
+        return [] if self.busy or self.state == "dead" else list(self.topology.ranks)
+
+    def clients_in(self, *states: str) -> Ints:
+        """Return who lives on ranks in these states."""
+        return self.hosted if self.state in states else self.hosted[:0]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a rank owes something."""
+        return self.state in ("active", "late")
+
+    @property
+    def completed(self) -> list[tuple[float, int, int]]:
+        """When each complete visit that is not yet summed up was there, its rank, and its client."""
+        one = self.pending
+        if one is None or not one.complete:
+            return []
+        return [
+            (one.times[-1], rank, client)
+            for rank, clients in zip(self.topology.ranks, one.clients)
+            for client in clients
+        ]
 
     def late_for(self) -> float:
         """Seconds since bytes under way should have come; below 0: they still may; inf where the lane is not late."""

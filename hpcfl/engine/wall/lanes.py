@@ -50,6 +50,8 @@ class Lanes:
         Seconds of silence after which a lane that owes something counts as dead; None: never.
     patience : float
         Seconds of waiting after which a line says for whom.
+    tells : bool
+        Whether a line says who is lost; the server hears of it from leaders.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class Lanes:
         bandwidth: Bandwidth | None = None,
         phases: Phases | None = None,
         transfers: Transfers | None = None,
+        tells: bool = True,
     ) -> None:
+        self.tells = tells
         self.all, self.spare, self.lost_after, self.patience = lanes, spare or {}, lost_after, patience
         self.bandwidth, self.phases = bandwidth or Bandwidth(), phases or Phases()
         self.transfers, self._listened = transfers or Transfers(), 0.0
@@ -72,13 +76,13 @@ class Lanes:
         return [lane for lane in self.all if lane.state in states]
 
     def hosting(self, cohort: Ints, *states: str) -> list[Lane]:
-        """Return the lanes in these states that host anybody of a cohort."""
+        """Return the lanes that have anybody of a cohort on ranks in these states."""
         wanted = set(cohort.tolist())
-        return [lane for lane in self.those(*states) if not wanted.isdisjoint(lane.hosted.tolist())]
+        return [lane for lane in self.all if not wanted.isdisjoint(lane.clients_in(*states).tolist())]
 
     def members(self, cohort: Ints, *states: str) -> Ints:
-        """Return who of a cohort lives on a lane in these states, ascending."""
-        hosted = [lane.hosted for lane in self.those(*states)]
+        """Return who of a cohort lives on ranks in these states, ascending."""
+        hosted = [lane.clients_in(*states) for lane in self.all]
         return np.intersect1d(cohort, np.concatenate([cohort[:0], *hosted]), assume_unique=True)
 
     # moving on
@@ -110,6 +114,9 @@ class Lanes:
         """Tell of a lane that is dead and was not `before`, unless it falls apart."""
         if lane.state == "dead" and before != "dead" and not self._divisible(lane):
             self._report_lost(lane)
+        for rank, reason in lane.gone:
+            self._report(rank, lane.topology.hosted[lane.topology.ranks.index(rank)], reason)
+        lane.gone = []
 
     def reform(self) -> list[Lane]:
         """Let lanes that have lost a rank fall apart: the dead are found there; return the new lanes."""
@@ -141,9 +148,18 @@ class Lanes:
             self._report_lost(lane)
 
     def _report_lost(self, lane: Lane) -> None:
+        """Tell of the ranks that are lost with a lane: of those below a leader itself alone, for another may lead."""
+        if lane.leads and lane.leader in lane.topology.ranks:
+            self._report(lane.leader, lane.topology.hosted[lane.topology.ranks.index(lane.leader)], lane.reason)
+            return
         for rank, clients in zip(lane.topology.ranks, lane.topology.hosted):
-            self.lost.append(Loss(rank, clients, lane.reason))
-            _say(str(self.lost[-1]))
+            self._report(rank, clients, lane.reason)
+
+    def _report(self, rank: int, clients: tuple[int, ...], reason: str) -> None:
+        if rank not in {loss.rank for loss in self.lost}:
+            self.lost.append(Loss(rank, clients, reason))
+            if self.tells:
+                _say(str(self.lost[-1]))
 
     # waiting
 
@@ -180,11 +196,15 @@ class Lanes:
                     pause.moved()
                 pause.pause(left(), self.transfers.outgoing)
 
-    def wait_for_frames(self, lanes: Sequence[Lane]) -> None:
-        """Wait for what was under way on lanes that have just been closed, for as long as that may take."""
+    def wait_for_frames(self, lanes: Sequence[Lane], by_name: bool = False) -> None:
+        """Wait for what was under way on lanes that have just been closed, for as long as that may take.
+
+        Where it is known `by_name` whose visits have come, no deadline presses, and it takes long before some are lost.
+        """
+        grace = ANSWER_SECONDS if by_name else GRACE_SECONDS
 
         def owing() -> list[Lane]:
-            return [lane for lane in lanes if lane.coming and lane.late_for() < GRACE_SECONDS]
+            return [lane for lane in lanes if lane.coming and lane.late_for() < grace]
 
         for _ in self.waiting("what was under way", owing):
             pass
@@ -196,7 +216,7 @@ class Lanes:
 
     def wait_for_all(self, limit: float, what: str = "ranks to be free", rest: Callable[[], None] = idle) -> None:
         """Wait at most `limit` seconds until no lane has anything under way; `rest` may raise to end it."""
-        for seconds in self.waiting(what, lambda: self.those("active", "late"), rest):
+        for seconds in self.waiting(what, lambda: [lane for lane in self.all if lane.busy], rest):
             if seconds >= limit:
                 return
 

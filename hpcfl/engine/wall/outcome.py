@@ -83,7 +83,8 @@ class ReceivedSums(Sums):
         number, block = self._group[name], self._block(name)
         counted = self._with(number)
         parts = [contribution(one, number, name) for one in counted if not one.formats[number].sums]
-        summed = [one.formats[number].bins(one.frames[number], name) for one in counted if one.formats[number].sums]
+        sums_of = [one.formats[number].sum(one.frames[number], name) for one in counted if one.formats[number].sums]
+        summed = [other for other in sums_of if other is not None]
         early = self.early.of(name) if self.early else None
         alone = len(parts) == 1 and parts[0][1] is None and not summed and early is None
         weighed = [(value.numpy(), 1.0 if weight is None else weight) for value, weight in parts]
@@ -103,8 +104,8 @@ class ReceivedSums(Sums):
             else:
                 for value, weight in some:
                     sums.add_rows(torch.from_numpy(value)[None], [weight])
-            for bins in summed:
-                sums.add_bins(bins[:, piece])
+            for other in summed:
+                sums.add_sums(other, piece, slice(0, len(out)))
             sums.total(out)
 
         return fill
@@ -138,15 +139,29 @@ def add_all(
     one: PendingReceive, sums: ExactSums, groups: int | None = None, factors: Mapping[str, float] = MappingProxyType({})
 ) -> None:
     """Add the first groups of a visit (None: all) to exact sums; `factors` of blocks are those of `ExactSums.add`."""
-    for number, group in enumerate(one.formats[:groups]):
-        for name in group.blocks:
-            weighed = group.part_weights(one.frames[number], name)
-            if group.sums:
-                sums.add_bins(name, group.bins(one.frames[number], name), weighed)
-                continue
-            value, weight = contribution(one, number, name)
-            weight = 1.0 if weight is None else weight
-            sums.add_rows(name, value[None], [weight * factors.get(name, 1.0)], weighed)
+    for number in range(len(one.formats[:groups])):
+        add_group(one, number, sums, factors)
+
+
+def add_group(
+    one: PendingReceive, number: int, sums: ExactSums, factors: Mapping[str, float] = MappingProxyType({})
+) -> None:
+    """Add the group of this number alone."""
+    group, frame = one.formats[number], one.frames[number]
+    for name in group.blocks:
+        weighed = group.part_weights(frame, name)
+        if group.sums:
+            if (other := group.sum(frame, name)) is not None:
+                sums.add_sums(name, other, weighed)
+            continue
+        value, weight = contribution(one, number, name)
+        weight = 1.0 if weight is None else weight
+        sums.add_rows(name, value[None], [weight * factors.get(name, 1.0)], weighed)
+
+
+def names_who_counts(attempt: Attempt, whole: bool) -> bool:
+    """Whether n whole visits close a round at once, so that it matters which ones those are."""
+    return attempt.quorum is not None and not attempt.grace and whole
 
 
 class RoundOutcome:
@@ -190,6 +205,22 @@ class RoundOutcome:
         self.ends = min(self.ends, self.attempt.ends(arrived, seconds))
         return seconds >= self.ends or awaited == 0
 
+    @property
+    def by_name(self) -> bool:
+        """Whether n whole visits are enough and no more is waited for: then who counts has to be said by name."""
+        return names_who_counts(self.attempt, self.whole)
+
+    def counting(self) -> Ints:
+        """Return whose visits may count as the round closes, client ids: where n are enough, the first n only."""
+        if not self.by_name:
+            return self.attempt.cohort
+        count, named = self.summed_up, []
+        for _, _, client in sorted(chain(*(lane.completed for lane in self.lanes))):
+            if count < (self.attempt.quorum or 0):
+                named.append(client)
+            count += 1 if self.weights is None else self.weights[client]
+        return np.array(sorted(named), dtype=np.int64)
+
     def progress(self) -> tuple[int, int]:
         """Return how many visits are complete, or their samples, and how many more visits may still come."""
         arrived = sum(self._value(lane) for lane in self.lanes)
@@ -215,7 +246,7 @@ class RoundOutcome:
         in just after it counts too: it cannot be told apart from the sum.
         """
         for lane, one in self._looked_at():
-            single = len(lane.topology.ranks) == 1
+            single = len(lane.topology.ranks) == 1 and not lane.leads
             groups = sum(when <= closed for when in one.times) if single else len(one.times)
             if groups == self.groups or not self.whole:
                 groups = self._accepted(one, groups)
@@ -250,15 +281,17 @@ class RoundOutcome:
     def _looked_at(self) -> list[tuple[Lane, PendingReceive]]:
         """Return the current visits; where n whole visits are enough, and no more is waited for, the first n only."""
         current = [(lane, lane.pending) for lane in self.lanes if lane.pending is not None]
-        if self.attempt.quorum is None or self.attempt.grace or not self.whole:
+        if not self.by_name:
             return current
+        led = [(lane, one) for lane, one in current if lane.leads]  # its leader was told whom to add up
+        current = [(lane, one) for lane, one in current if not lane.leads]
         done = sorted((c for c in current if c[1].complete), key=lambda c: (c[1].times[-1], c[0].topology.ranks))
         count, taken = self.summed_up, []
         for lane, one in done:
-            if count < self.attempt.quorum:
+            if count < (self.attempt.quorum or 0):
                 taken.append((lane, one))
             count += self._value(lane)
-        return taken
+        return [*led, *taken]
 
     def _accepted(self, one: PendingReceive, groups: int) -> int:
         """Return how many of the first `groups` groups of a single rank's visit count, as far as their norms say."""
@@ -279,16 +312,16 @@ class RoundOutcome:
 
     def _value(self, lane: Lane) -> int:
         """Return a lane's complete visits that are not summed up, or their samples where these are counted."""
-        if self.weights is None or not lane.arrived or lane.pending is None:
+        if self.weights is None:
             return lane.arrived
-        return sum(self.weights[client] for client in chain(*lane.pending.clients))
+        return sum(self.weights[client] for _, _, client in lane.completed)
 
     def _note(self, lane: Lane, one: PendingReceive, groups: int) -> None:
         """Note whose visits these are, and how far each had come within its first `groups` groups."""
         sent, rejected = one.sent(groups), one.rejected(groups)
         for local_rank, clients in enumerate(one.clients):
             if clients:
-                lane.worked[:, local_rank] += len(clients), one.seconds(local_rank)
+                lane.worked[:, local_rank] += one.count(local_rank), one.seconds(local_rank)
             for place, client in enumerate(clients):
                 count, bad = int(sent[local_rank, place]), int(rejected[local_rank, place])
                 row = int(np.searchsorted(self.attempt.cohort, client))
@@ -299,7 +332,7 @@ class RoundOutcome:
                     self.gradients = max(self.gradients, one.gradients(local_rank, place, groups))
                 self.steps[row] = one.steps(local_rank, place)
                 if self._is_whole(client, row) and (count == self.groups or (row in self.rejected and one.complete)):
-                    self.seconds[row] = one.times[-1] - self.start
+                    self.seconds[row] = one.came(local_rank, place) - self.start
 
     def _is_whole(self, client: int, row: int) -> bool:
         """Whether a visit was not cut short at a step."""

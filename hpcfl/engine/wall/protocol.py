@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.comm.packing import Bytes, Packing, as_bytes
@@ -78,6 +79,68 @@ class Command:
         return cls(Op(op), round_, attempt, closes_after, stage, stopped, bool(hard), counted, cohort)
 
 
+RANK_STATES = "idle", "active", "late", "dead"
+"""As a `Notice` numbers them."""
+
+
+class Notice:
+    """What a leader tells, whenever it has changed, of the ranks below it and of the visits that it was asked for.
+
+    It is all in `data`, int64: ``[round, attempt, closing, over, left]``, then for each rank its state (of
+    `RANK_STATES`) and how many bytes it has received and sent so far, then how many groups of each client's visits have
+    come, then in how many parts each large block comes (`SumFormat.parts`).
+
+    Attributes
+    ----------
+    closing : int
+        1: it has heard that the round is closed; 2: and has added up what counts, so that all `parts` are known.
+    over : bool
+        Whether it has sent all that counts.
+    left : int
+        Bytes that are still to come after the closing, at most.
+    """
+
+    HEAD = 5
+    LAST = -2  # as a round: nothing comes after it
+
+    def __init__(self, ranks: int, clients: int, large: int) -> None:
+        sizes = self.HEAD, 3 * ranks, clients, large
+        self.data: Ints = np.zeros(sum(sizes), dtype=np.int64)
+        _, states, self.came, self.parts = np.split(self.data, np.cumsum(sizes)[:-1])
+        self.ranks: Ints = states.reshape(ranks, 3)
+
+    @property
+    def attempt(self) -> tuple[int, int]:
+        """The round and the attempt at it that this is about."""
+        return int(self.data[0]), int(self.data[1])
+
+    @property
+    def closing(self) -> int:
+        return int(self.data[2])
+
+    @property
+    def over(self) -> bool:
+        return bool(self.data[3])
+
+    @property
+    def left(self) -> int:
+        return int(self.data[4])
+
+    def tells_more(self, said: Ints, groups: int) -> bool:
+        """Whether it tells more than what was `said` last: of rounds, of ranks, or of visits that are complete."""
+        if len(said) != len(self.data):
+            return True
+        last = Notice(len(self.ranks), len(self.came), len(self.parts))
+        last.data[:] = said
+        if (self.data[: self.HEAD] != last.data[: self.HEAD]).any() or (self.ranks[:, 0] != last.ranks[:, 0]).any():
+            return True
+        return bool(((self.came == groups) != (last.came == groups)).any())
+
+    def states(self) -> list[str]:
+        """Return the state of each rank."""
+        return [RANK_STATES[number] for number in self.ranks[:, 0].tolist()]
+
+
 class TableReply:
     """Numbers about a lane's clients, or its ranks, a column for each; each rank fills in its own."""
 
@@ -92,25 +155,46 @@ class TableReply:
 class StateReply:
     """The personal state of a lane's clients, packed rank by rank and client by client: their shapes may differ."""
 
-    def __init__(self, topology: Topology, like: Like) -> None:
+    def __init__(self, topology: Topology, like: Like, led: bool = False) -> None:
         self.topology = topology
         self.packings = [Packing(_named({client: like(client) for client in clients})) for clients in topology.hosted]
         self.counts = [packing.nbytes for packing in self.packings]
         self.buffer = torch.empty(0, dtype=torch.uint8)
+        self.there = TableReply(1, len(topology.ranks)) if led else None
 
     def receive(self, channel: Channel) -> Requests:
+        """Begin to receive it; what a leader sends is behind a table of whose it has."""
         self.buffer = torch.empty(sum(self.counts), dtype=torch.uint8)
-        return channel.up(as_bytes(self.buffer), self.counts)
+        if self.there is None:
+            return channel.up(as_bytes(self.buffer), self.counts)
+        return [*self.there.carried(channel), *channel.up(as_bytes(self.buffer), self.counts)]
+
+    def send_on(self, channel: Channel, there: TableReply, buffer: Tensor) -> Requests:
+        """Begin to send what a leader has received, rank after rank."""
+        self.there, self.buffer = there, buffer
+        return [*there.carried(channel), *channel.up(as_bytes(buffer))]
 
     def send(self, channel: Channel, local_rank: int, states: Mapping[int, State]) -> Requests:
         """Begin to send a rank's own part, ``{client: {name: […]}}``."""
-        self.buffer = self.packings[local_rank].packed(_named(states))
+        self.fill(states, local_rank)
         return channel.up(as_bytes(self.buffer))
+
+    def fill(self, states: Mapping[int, State], local_rank: int = 0) -> None:
+        """Pack a rank's own part."""
+        self.buffer = self.packings[local_rank].packed(_named(states))
+
+    def lacking(self) -> list[int]:
+        """Return the clients of whom nothing has been received."""
+        there = [1.0] * len(self.counts) if self.there is None else self.there.data[0].tolist()
+        return [client for clients, came in zip(self.topology.hosted, there) if came != 1 for client in clients]
 
     def saved(self) -> Iterator[Saved]:
         """Yield what has been received, client by client."""
         parts = torch.split(self.buffer, self.counts)
+        lacking = {*self.lacking()}
         for packing, clients, part in zip(self.packings, self.topology.hosted, parts):
+            if not lacking.isdisjoint(clients):
+                continue
             states = _by_client(clients, packing.views(part.clone()))
             yield from (as_chunk(client, arrays(state)) for client, state in states.items())
 

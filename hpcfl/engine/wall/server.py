@@ -26,8 +26,9 @@ from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Lanes
 from hpcfl.engine.wall.orphans import Orphans
-from hpcfl.engine.wall.outcome import ReceivedSums, RoundOutcome
+from hpcfl.engine.wall.outcome import ReceivedSums, RoundOutcome, names_who_counts
 from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply
+from hpcfl.engine.wall.succession import Succession
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
 from hpcfl.learning.statistics import with_statistics
 from hpcfl.schedule.plan import Attempt, Plan
@@ -46,11 +47,12 @@ class Server(Rounds):
 
     serves = True
     connected: Connected
+    succession: Succession | None = None
     apart = False  # whether each rank writes its own clients' personal state: all see the same run folder
 
     def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
         self.job, self.lanes, self.rest, self.phases = job, lanes, rest, lanes.phases
-        self.wrote: list[Lane] = []  # who has written personal state to the checkpoint that is begun
+        self.wrote: dict[int, int] = {}  # clients whose personal state is in the checkpoint that is begun; their ranks
         self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
@@ -134,16 +136,20 @@ class Server(Rounds):
         start = time.monotonic()
         with self.phases.phase("broadcast"):
             for lane in invited:
+                lane.by_name = names_who_counts(attempt, self.job.planner.whole)
                 lane.invite(self._command(Op.VISIT, lane, attempt, stage), state)
         outcome = RoundOutcome(self.job, attempt, invited, start, limits)
         self._wait_for_visits(outcome)
         self.lanes.poll()
         closed = time.monotonic()
-        unfinished = self.lanes.those("active")
+        unfinished, counting = self.lanes.those("active"), outcome.counting()
         for lane in unfinished:
-            lane.close(self._command(Op.CLOSE, lane, attempt, stage))
-        self.lanes.wait_for_frames([lane for lane in unfinished if len(lane.topology.ranks) > 1])
+            lane.close(self._command(Op.CLOSE, lane, attempt, stage, counting if lane.leads else None))
+        several = [lane for lane in unfinished if lane.leads or len(lane.topology.ranks) > 1]
+        self.lanes.wait_for_frames(several, any(lane.leads and lane.by_name for lane in several))
         outcome.finish(closed)
+        if self.succession is not None:
+            self.succession.round_over(self.lanes)
         return outcome
 
     def _invited(self, round: int, number: int, stage: int) -> Attempt:
@@ -173,6 +179,8 @@ class Server(Rounds):
 
     def _rehost(self) -> None:
         """Let lanes that have lost a rank fall apart, and clients of lost ranks go on at others where they may."""
+        if self.succession is not None:
+            self.succession.look(self.lanes)
         busy = self.lanes.reform()
         if self.job.config.lost_clients == "drop":
             return
@@ -193,9 +201,9 @@ class Server(Rounds):
         """Whether a lane can be asked, with nothing left to be taken from it."""
         return lane.state == "idle"
 
-    def _command(self, op: Op, lane: Lane, attempt: Attempt, stage: int) -> Command:
+    def _command(self, op: Op, lane: Lane, attempt: Attempt, stage: int, cohort: Ints | None = None) -> Command:
         head = op, attempt.round, attempt.number, attempt.closes_after, stage
-        return Command(*head, counted=lane.counted, cohort=attempt.cohort)
+        return Command(*head, counted=lane.counted, cohort=attempt.cohort if cohort is None else cohort)
 
     def _wait_for_visits(self, outcome: RoundOutcome) -> None:
         """Wait until the round's rule says that it is over.
@@ -234,7 +242,7 @@ class Server(Rounds):
         state, asked = self.packing.sent(now.shared), self.lanes.those("idle")
         replies = {lane: TableReply(self.job.scores, len(lane.hosted)) for lane in asked}
         for lane, reply in replies.items():
-            lane.ask(Command(Op.SCORE, now.round, counted=lane.counted), state, reply.carried)
+            lane.ask_table(Command(Op.SCORE, now.round, counted=lane.counted), state, reply)
         start = time.monotonic()
         self.lanes.wait_for_replies(asked, what="scores", rest=self.rest, most=self.scoring)
         if asked and all(lane.state == "idle" for lane in asked):
@@ -249,23 +257,22 @@ class Server(Rounds):
 
         Of a lane that does not reply, repeat what was saved last.
         """
-        self.wrote = []
+        self.wrote = {}
         if self.kept is not None:
             yield from self.kept
             return
         self.settle()
         self.lanes.wait_for_late()
-        self.wrote = self._written(now.round) if self.apart else []
+        self.wrote = self._written(now.round) if self.apart else {}
         missed: list[int] = []
         for lane in self.lanes.all:
-            if lane in self.wrote:
-                continue
-            reply = StateReply(lane.topology, self.job.like)
-            if not self.apart and self._has_sent(lane, reply):
+            left = [client for client in lane.hosted.tolist() if client not in self.wrote]
+            reply = StateReply(lane.topology, self.job.like, lane.leads)
+            if left and not self.apart and self._has_sent(lane, reply):
                 yield from reply.saved()
-                continue
-            missed += lane.hosted.tolist()
-            yield from self._last_saved(lane.hosted.tolist(), now.saved)
+                left = reply.lacking()
+            missed += left
+            yield from self._last_saved(left, now.saved)
         between = self.orphans.clients.tolist()
         missed += between
         yield from self._last_saved(between, now.saved)
@@ -274,20 +281,29 @@ class Server(Rounds):
     @property
     def homes(self) -> Ints:
         homes = super().homes
-        for lane in self.wrote:
-            for rank, clients in zip(lane.topology.ranks, lane.topology.hosted):
-                homes[list(clients)] = rank
+        for client, rank in self.wrote.items():
+            homes[client] = rank
         return homes
 
-    def _written(self, round: int) -> list[Lane]:
-        """Ask all lanes at once to write the acknowledged state to a round's checkpoint; return those that have."""
+    def _written(self, round: int) -> dict[int, int]:
+        """Ask all lanes at once to write the acknowledged state to a round's checkpoint.
+
+        Return whose has been written, client by client, and by which rank.
+        """
         asked = [lane for lane in self.lanes.all if lane.write(Command(Op.WRITE, round, counted=lane.counted))]
         most = max((len(clients) for lane in asked for clients in lane.topology.hosted), default=0)
         limit = SAVE_SECONDS + most * self.job.personal_bytes / DISK
         for seconds in self.lanes.waiting("personal state", lambda: [lane for lane in asked if lane.is_writing]):
             if seconds > limit:
                 break
-        found = [lane for lane in asked if not lane.is_writing and lane.state != "dead"]
+        found = {
+            client: rank
+            for lane in asked
+            if not lane.is_writing
+            for rank, clients in zip(lane.topology.ranks, lane.topology.hosted)
+            if rank in lane.did()
+            for client in clients
+        }
         for lane in asked:
             lane.stop_writing()
         return found
@@ -296,7 +312,7 @@ class Server(Rounds):
         """Ask a lane for its acknowledged state; False where it does not come in time."""
         if lane.state != "idle":
             return False
-        lane.ask(Command(Op.SAVE, counted=lane.counted), [], reply.receive)
+        lane.ask_state(reply)
         self.lanes.wait_for_replies([lane], self._save_seconds(reply), "personal state")
         return lane.state == "idle"
 
@@ -332,15 +348,16 @@ class Server(Rounds):
         own, asked = self.phases.figures(), self.lanes.those("idle")
         replies = {lane: TableReply(len(own), len(lane.topology.ranks)) for lane in asked}
         for lane, reply in replies.items():
-            lane.ask(Command(Op.PROFILE, counted=lane.counted), [], reply.carried)
+            lane.ask_table(Command(Op.PROFILE, counted=lane.counted), [], reply)
         self.lanes.wait_for_replies(asked, SAVE_SECONDS, "ranks to tell where their time went")
         told = [(lane, reply) for lane, reply in replies.items() if lane.state == "idle"]
-        return {0: own} | {rank: row for lane, reply in told for rank, row in zip(lane.topology.ranks, reply.data.T)}
+        rows = [row for lane, reply in told for row in zip(lane.topology.ranks, reply.data.T)]
+        return {0: own} | {rank: row for rank, row in rows if not np.isnan(row).any()}
 
-    def leave(self, round: int, stopped: int, without_dead: bool) -> tuple[list[Lane], bool]:
+    def leave(self, round: int, stopped: int, without_dead: bool) -> tuple[list[int], bool]:
         """Dismiss all ranks at once, when the late ones are back: MPI's own farewell spins until everybody is there.
 
-        A wish to stop that comes meanwhile ends the waiting. Return the lanes that did not come back, and whether all
+        A wish to stop that comes meanwhile ends the waiting. Return the ranks that did not come back, and whether all
         ranks are to end without that farewell: where MPI cannot take it `without_dead` ranks, and there are any.
         """
         self.lanes.reform()
@@ -355,7 +372,10 @@ class Server(Rounds):
         for lane in asked:
             lane.ask_ready(Op.LEAVE, round=round, stopped=stopped, hard=hard)
         self.lanes.wait_for_replies(asked, LEAVE_SECONDS, "ranks to leave", rest)
-        return self.lanes.those("active", "late"), hard
+        lost = {loss.rank for loss in self.lanes.lost}
+        left = [{*lane.topology.ranks} - lost for lane in self.lanes.all if lane.state != "dead"]
+        came = {rank for lane in asked for rank in lane.did()}
+        return sorted(set().union(*left) - came), hard
 
     def together(self, record: Record, reason: str) -> str:
         """Take the ranks' figures from what they have sent, and tell who is lost."""
@@ -364,8 +384,10 @@ class Server(Rounds):
         for loss in self.lanes.lost[self.reported :]:
             record.events += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
         self.reported = len(self.lanes.lost)
-        record.events += self.orphans.events
-        self.orphans.events = []
+        for told in (self.orphans, self.succession):
+            if told is not None:
+                record.events += told.events
+                told.events = []
         return reason
 
     def figures(self) -> Floats:
@@ -375,7 +397,7 @@ class Server(Rounds):
             ranks = list(lane.topology.ranks)
             figures[:2, ranks] = lane.worked
             figures[3:, 0] += lane.received, lane.sent
-            figures[3, ranks], figures[4, ranks] = lane.sent, lane.received
+            figures[3:, ranks] = lane.traffic()
             lane.worked[:] = 0
             lane.sent = lane.received = 0
         return figures

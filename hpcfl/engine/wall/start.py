@@ -14,10 +14,10 @@ from mpi4py import MPI
 
 from hpcfl.base.errors import Diverged, Interrupted, Stopped, ended
 from hpcfl.base.types import State
-from hpcfl.comm.channel import Connected, connect, single
+from hpcfl.comm.channel import Connected, connect, connect_tree, single
 from hpcfl.comm.launcher import end_job, end_ranks, has_cuda, has_ulfm
 from hpcfl.comm.mpi import Bandwidth
-from hpcfl.comm.placement import Topology, lane_topologies
+from hpcfl.comm.placement import TWO_LEVEL, Topology, lane_topologies, tree
 from hpcfl.comm.transfers import Transfers
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
@@ -27,7 +27,9 @@ from hpcfl.engine.wall.client import ClientRank
 from hpcfl.engine.wall.executor import Executor
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Lanes
+from hpcfl.engine.wall.roles import Roles
 from hpcfl.engine.wall.server import Server
+from hpcfl.engine.wall.succession import Succession
 from hpcfl.engine.wall.watchdog import LeftBehind
 
 
@@ -49,39 +51,50 @@ def lead(
     the reason that is given. Where ranks write `apart`, each has the `store` that `serve` is given.
     """
     transfers, bandwidth = Transfers(), Bandwidth()
-    there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
-
-    def lane(topology: Topology, number: int) -> Lane:
-        return Lane(
-            topology, there.lanes[number], job.layout, job.config.clients, bandwidth, transfers, job.together, job.parts
-        )
+    facts = job.layout, job.config.clients, bandwidth, transfers, job.together, job.parts
 
     def rest() -> None:
         if reason := stop.requested():
             raise Interrupted(reason)
 
+    def server(
+        kind: type[Server],
+        there: Connected,
+        lanes: list[Lane],
+        spare: Mapping[int, Lane] = MappingProxyType({}),
+        succession: Succession | None = None,
+    ) -> Server:
+        limits = job.config.lost_after, job.config.patience
+        made = kind(job, Lanes(lanes, spare, *limits, bandwidth, phases, transfers), rest)
+        made.connected, made.apart, made.succession = there, apart, succession
+        with suppress(Interrupted):  # the request lasts: the first round hears of it
+            made.gather(absent)
+        job.planner.recall(folder, now.round)
+        return made
+
+    if job.config.lane_width == TWO_LEVEL:
+        there = connect_tree(comm)
+        nodes = tree(job.config.leaders, job.config.fan_out, hosts)
+        succession = Succession(job, there.comms[0], nodes, facts)
+        return server(Server, there, succession.lanes(), succession=succession)
+    there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
+
+    def lane(topology: Topology, number: int) -> Lane:
+        return Lane(topology, there.lanes[number], *facts)
+
     size = comm.Get_size()
     topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
     spare = {
-        rank: lane(topology.single(local_rank), single(rank, size))
-        for topology in topologies
-        for local_rank, rank in enumerate(topology.ranks)
+        rank: lane(each.single(local_rank), single(rank, size))
+        for each in topologies
+        for local_rank, rank in enumerate(each.ranks)
         if single(rank, size) in there.lanes
     }
     all_lanes = []
-    for number, topology in enumerate(topologies):
-        whole = absent.keys().isdisjoint(topology.ranks) or len(topology.ranks) == 1
-        all_lanes += [lane(topology, number)] if whole else [spare[rank] for rank in topology.ranks]
-    kind = ArrivalsServer if job.config.participation.by_arrivals else Server
-    server = kind(
-        job, Lanes(all_lanes, spare, job.config.lost_after, job.config.patience, bandwidth, phases, transfers), rest
-    )
-    server.connected = there
-    server.apart = apart
-    with suppress(Interrupted):  # the request lasts: the first round hears of it
-        server.gather(absent)
-    job.planner.recall(folder, now.round)
-    return server
+    for number, each in enumerate(topologies):
+        whole = absent.keys().isdisjoint(each.ranks) or len(each.ranks) == 1
+        all_lanes += [lane(each, number)] if whole else [spare[rank] for rank in each.ranks]
+    return server(ArrivalsServer if job.config.participation.by_arrivals else Server, there, all_lanes, spare)
 
 
 def serve(
@@ -101,17 +114,23 @@ def serve(
     after so many rounds.
     """
     rank = comm.Get_rank()
-    topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
-    number, topology = next((number, each) for number, each in enumerate(topologies) if rank in each.ranks)
-    local_rank = topology.ranks.index(rank)
-    there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
-    own, spare = there.lanes[number], there.lanes.get(single(rank, comm.Get_size()))
-    if spare is not None and not {*absent}.isdisjoint(topology.ranks):
-        topology, local_rank, own, spare = topology.single(local_rank), 0, spare, None
     now.shared = {}  # it comes with each invitation
-    direct = job.task.device.type == "cuda" and bool(has_cuda(comm))
-    executor = Executor(job, job.hosted(rank), now.personal, direct)
-    client = ClientRank(job, executor, topology, local_rank, own, rest, spare, phases, store)
+    from_device = job.task.device.type == "cuda" and bool(has_cuda(comm))
+    executor = Executor(job, job.hosted(rank), now.personal, from_device)
+    client: ClientRank | Roles
+    if job.config.lane_width == TWO_LEVEL:
+        there = connect_tree(comm)
+        nodes = tree(job.config.leaders, job.config.fan_out, hosts)
+        client = Roles(job, there.comms[0], nodes, executor, rest, phases, store)
+    else:
+        topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
+        number, lane = next((number, each) for number, each in enumerate(topologies) if rank in each.ranks)
+        local_rank = lane.ranks.index(rank)
+        there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
+        own, spare = there.lanes[number], there.lanes.get(single(rank, comm.Get_size()))
+        if spare is not None and not {*absent}.isdisjoint(lane.ranks):
+            lane, local_rank, own, spare = lane.single(local_rank), 0, spare, None
+        client = ClientRank(job, executor, lane, local_rank, own, rest, spare, phases, store)
     try:
         last = client.serve()
     except LeftBehind as left:
@@ -131,7 +150,7 @@ def dismiss(server: Server, comm: MPI.Intracomm, done: int, stopped: Stopped | N
     if has_ulfm(comm):
         end_ranks([loss.rank for loss in server.lanes.lost])  # MPI waits for one that only hangs
     if missing:
-        ranks = ", ".join(str(rank) for lane in missing for rank in lane.topology.ranks)
+        ranks = ", ".join(map(str, missing))
         print(f"hpcfl: the run is recorded, but rank {ranks} did not come back to leave", file=sys.stderr, flush=True)
         end_job(comm, 1 if stopped is None else stopped.code)
     if hard:

@@ -1,0 +1,100 @@
+"""Who leads whom over two levels, and who leads next where a leader is suspended, or dead.
+
+The server decides it. It sends word to all client ranks (`hpcfl.engine.wall.roles`), over channels of its own, since it
+does not reach them by way of somebody who hangs; whose lanes change makes new ones, and leaves the old ones as they
+are. A leader that wakes up finds the word first, and is led from then on as any other rank.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcfl.comm.channel import direct, notices, words
+from hpcfl.comm.placement import Tree, Under, topology
+from hpcfl.engine.job import Job
+from hpcfl.engine.wall.lane import Lane
+from hpcfl.engine.wall.lanes import Lanes
+from hpcfl.engine.wall.node import NodeLane
+
+MISSED = 2  # rounds at whose end a leader has not replied, before another rank leads
+
+
+def lane_to(job: Job, comm: MPI.Intracomm, to: Under, facts: tuple[Any, ...]) -> Lane:
+    """Return a lane of two levels; `facts` are what `Lane` is given about the run."""
+    under, channels = topology(to.ranks, job.chunks), direct(comm, to.peer, True, to.epoch)
+    if not to.leads:
+        return Lane(under, channels, *facts)
+    return NodeLane(under, (*channels, notices(comm, to.peer, True, to.epoch)), to.peer, *facts)
+
+
+class Succession:
+    """The server's part in it.
+
+    Attributes
+    ----------
+    events : list of tuple
+        Who has come to lead since this was last emptied, as `Record.events`.
+    """
+
+    def __init__(self, job: Job, comm: MPI.Intracomm, tree: Tree, facts: tuple[Any, ...]) -> None:
+        self.job, self.comm, self.tree, self.facts = job, comm, tree, facts
+        self.events: list[tuple[str, int, str]] = []
+        self._missed: dict[NodeLane, int] = {}
+        self._kept: list[Any] = []
+
+    def lanes(self) -> list[Lane]:
+        """Return the server's lanes."""
+        return [lane_to(self.job, self.comm, one, self.facts) for one in self.tree.below(0)]
+
+    def round_over(self, lanes: Lanes) -> None:
+        """Let others lead the nodes whose leader has not replied at the end of so many rounds."""
+        for one in self._led(lanes):
+            self._missed[one] = self._missed.get(one, 0) + 1 if one.hangs else 0
+        self.look(lanes)
+
+    def look(self, lanes: Lanes) -> None:
+        """Let others lead the nodes whose leader is dead, or known to hang."""
+        for one in self._led(lanes):
+            if one.state == "dead" or self._missed.get(one, 0) >= MISSED:
+                self._replace(lanes, one)
+
+    def _led(self, lanes: Lanes) -> list[NodeLane]:
+        return [one for one in lanes.all if isinstance(one, NodeLane)]
+
+    def _replace(self, lanes: Lanes, old: NodeLane) -> None:
+        node = self.tree.node(old.leader)
+        states = dict(zip(old.topology.ranks, old.noticed.states()))
+        lost = {loss.rank for loss in lanes.lost}
+        row = [rank for rank in self.tree.nodes[node] if rank not in lost and rank != old.leader]
+        if not row:
+            return
+        after = [rank for rank in row if rank > old.leader] + [rank for rank in row if rank < old.leader]
+        new = min(after, key=lambda rank: states[rank] == "late")  # stable: the next one of those that are free
+        dead, self._missed[old] = old.state == "dead", 0
+        self.tree = self.tree.led_by(node, new, self.tree.epochs[node] + 1)
+        self._tell(node, lost)
+        old.die("another rank leads")
+        to = next(one for one in self.tree.below(0) if one.peer == new)
+        successor = lane_to(self.job, self.comm, to, self.facts)
+        successor.expect(old.unacknowledged())
+        lanes.all[lanes.all.index(old)] = successor
+        why = "is lost" if dead else f"has not replied for {MISSED} rounds"
+        print(f"hpcfl: rank {new} leads the node of rank {old.leader}, which {why}", file=sys.stderr, flush=True)
+        for client in self._clients(old):
+            self.events.append(("succeeded", client, f"rank {new} leads in place of rank {old.leader}, which {why}"))
+
+    def _tell(self, node: int, lost: Collection[int]) -> None:
+        word = np.array([node, self.tree.leaders[node], self.tree.epochs[node]], dtype=np.int64)
+        for rank in range(1, self.comm.Get_size()):
+            if rank not in lost:
+                with suppress(MPI.Exception):  # it has died since, and will be missed later
+                    self._kept.append((words(self.comm, rank, leads=True).down(word), word))
+
+    def _clients(self, old: NodeLane) -> tuple[int, ...]:
+        return old.topology.hosted[old.topology.ranks.index(old.leader)]

@@ -1,0 +1,138 @@
+"""Two levels: leaders pass on what they are told and add up what they hear, and nothing else is any different."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.runs import after_each_round, job_in_real_time
+from hpcfl import store
+from hpcfl.base.errors import Stopped
+from hpcfl.comm.placement import tree
+from hpcfl.engine import stopping
+from hpcfl.testing.runs import play, resume
+from wall.test_rounds import RULES, SALF, agree, real, replay, rounds_are_sound, simulated
+
+REPLAYS = ("parts", "whole", "newcomers", "first", "quorum")
+
+
+@pytest.fixture
+def several(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for answers however long they take."""
+    if world.size == 1:
+        pytest.skip("needs a server and a client")
+    from hpcfl.engine.wall import lanes, leader, server
+
+    for module, name in ((lanes, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (leader, "SAVE_SECONDS")):
+        monkeypatch.setattr(module, name, 1e6)
+
+
+def led(world: Any, **more: Any) -> dict[str, Any]:
+    """A small run over two levels: two leaders, or one on each of four and more client ranks, which are a tree."""
+    leaders = world.size - 1 if world.size > 4 else min(2, world.size - 1)
+    return real("two-level", leaders=leaders, fan_out=2, **more)
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("several")
+def test_without_a_deadline_it_is_the_simulated_run(world: Any, shared_dir: Path) -> None:
+    """With scores and personal state, and once it has gone on after a checkpoint."""
+    values = led(world, algorithm=SALF)
+    run = play(world, values, shared_dir / "run", world.comm)
+    twin = play(world, simulated(values), shared_dir / "twin", None)
+    if world.rank == 0:
+        agree(run, twin, True, seconds=False)
+        data = store.open_run(run)
+        assert np.isfinite(data["client_accuracy"].values).all(1).tolist() == [False, True, False, True]
+        assert data["visits"].values.sum(1).tolist() == [7] * 4
+        assert (data["wire_bytes_out"].values[:, 1:] > 0).all()
+    world.meet()
+    resume(world, run, 2, world.comm)
+    if world.rank == 0:
+        agree(run, twin, True, seconds=False)
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("several")
+@pytest.mark.parametrize("rule", REPLAYS)
+def test_a_replay_ends_in_the_same_state(world: Any, shared_dir: Path, rule: str) -> None:
+    values = led(world, **RULES[rule])
+    run = play(world, values, shared_dir / "run", world.comm)
+    again = play(world, replay(values, run), shared_dir / "again", None)
+    if world.rank == 0:
+        agree(run, again, True)
+        rounds_are_sound(run)
+        data = store.open_run(run)
+        depth, arrived = data["depth"].values, data["arrived"].values == 1
+        if rule == "parts":  # the speed model sees to it that some visits come only part of the way
+            assert (depth[arrived] > 1).any()
+        if rule == "first":
+            assert (arrived.sum(1) == np.minimum(3, (data["cohort"].values == 1).sum(1))).all()
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.usefixtures("several")
+def test_another_rank_leads_where_a_leader_hangs(
+    world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 1 is suspended after round 2, and wakes up when its node has been led by another one for some rounds."""
+    if world.size < 4:
+        pytest.skip("needs two nodes, one of two ranks")
+    pids, folder, clients = np.zeros(world.size, dtype=np.int64), shared_dir / "run", world.size - 1
+    world.comm.Allgather(np.array([os.getpid()]), pids)
+
+    def act(done: int, row: Any) -> None:
+        if done == 2:
+            os.kill(pids[1], signal.SIGSTOP)
+        if done == 8:
+            os.kill(pids[1], signal.SIGCONT)
+        if done > 8 and (row["arrived"] == 1).sum() == clients:
+            stopping.request(folder)
+
+    after_each_round(monkeypatch, act)
+    monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
+    more: dict[str, Any] = {"clients": clients, "rounds": 400, "algorithm": SALF, "evaluate": {"every": 1}}
+    more |= {"participation": {"close": "deadline", "deadline": 0.5}, "checkpoint": {"every": 400}}
+    values = real("two-level", leaders=2, fan_out=2, **more)
+    with pytest.raises(Stopped) as caught:
+        play(world, values, folder, world.comm)
+    world.meet()
+    again = play(world, replay(values, folder, rounds=caught.value.round), shared_dir / "again", None)
+    if world.rank:
+        return
+    agree(folder, again, True, clients=clients)
+    line = "hpcfl: rank 2 leads the node of rank 1, which has not replied for 2 rounds"
+    assert capfd.readouterr().err.splitlines().count(line) == 1
+    (event,) = [event for event in store.events(folder) if event["kind"] == "succeeded"]
+    assert event["text"] == "rank 2 leads in place of rank 1, which has not replied for 2 rounds"
+    arrived = store.open_run(folder)["arrived"].values == 1
+    chunks = job_in_real_time(world.size, clients=clients).chunks
+    rank = {int(chunk.clients[0]): chunk.rank for chunk in chunks}
+    first = [client for client in range(clients) if rank[client] in tree(2, 2, [""] * world.size).nodes[0]]
+    of_leader = [client for client in first if rank[client] == 1]
+    assert not arrived[2:4, first].any()  # nobody of its node for two rounds, in which the others count
+    assert np.delete(arrived, first, axis=1).any(1).all()
+    assert arrived[:, list({*first} - {*of_leader})][5:].any()
+    assert not arrived[2:8, of_leader].any()
+    assert arrived[-1].all()
+
+
+def test_who_leads_whom() -> None:
+    """Three nodes of two ranks and one of one, of which each leader leads two at most."""
+    hosts = ["a", "a", "b", "b", "c", "c", "a", "d"]
+    nodes = tree("node", 2, hosts)
+    assert nodes.nodes == ((1, 6), (2, 3), (4, 5), (7,))
+    assert [(one.peer, one.ranks) for one in nodes.below(0)] == [(1, (1, 6, 4, 5, 7)), (2, (2, 3))]
+    assert [(one.peer, one.leads) for one in nodes.below(1)] == [(1, False), (6, False), (4, True), (7, True)]
+    assert nodes.below(6) == []
+    assert [nodes.above(rank)[0] for rank in range(1, 8)] == [0, 0, 2, 1, 4, 1, 1]
+    after = nodes.led_by(0, 6, 1)
+    assert [(one.peer, one.ranks, one.epoch) for one in after.below(0)] == [(6, (1, 6, 4, 5, 7), 1), (2, (2, 3), 0)]
+    assert [after.above(rank) for rank in (1, 4, 6, 7)] == [(6, 1), (6, 1), (0, 1), (6, 1)]
+    assert tree(3, 32, [""] * 8).nodes == ((1, 2, 3), (4, 5), (6, 7))
