@@ -50,7 +50,7 @@ bench: .venv/ready
 bench-wall: setup
 	for mpi in openmpi mpich; do \
 	    for script in deadline "deadline --width all" first_n round_overhead real_time_chunks barycenter memory many_ranks polling \
-	        puppets; do \
+	        arrivals puppets; do \
 	        set -- $$script; name=$$1; shift; $(BIN)/python benchmarks/$$name.py "$$@" --mpi $$mpi || exit 1; done; done
 
 bench-gpu: setup

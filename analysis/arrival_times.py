@@ -1,4 +1,4 @@
-"""Seconds until gradients are small, of four ways to use workers of which one is very slow.
+"""Seconds until gradients are small, of five ways to use workers of which one is very slow.
 
     python analysis/arrival_times.py [--workers 16] [--slow 1 10 100 1000] [--linear 64 256]
 
@@ -6,14 +6,15 @@ All but one of the workers take 1 second per gradient, the last one --slow; or w
 so many of them. They share one objective, the quadratic
 ``½ wᵀAw − bᵀw`` with ``A = ¼ tridiag(−1, 2, −1)`` and ``b = ¼ e_1`` that is hard for gradient methods, L = 1, and add
 noise to its gradients. Rounds are hpcfl's own (`hpcfl.schedule`), from participation and speed alone; the arithmetic
-is here, of all step sizes and seeds at once. Methods, each with its best step size γ and size of the grid:
+is here, of all step sizes and seeds at once. Methods, each with its best step size γ and α, B or R of the grid:
 
 - ``synchronous``: SGD that waits for a gradient of each worker;
 - ``asynchronous``: SGD that takes a step with each gradient, however old;
+- ``fedasync``: the server mixes w_i = w_v − γ ∇f(w_v) into w, α (1 + x)^−½ times (Xie, Koyejo & Gupta, 2019);
 - ``rennala``: steps of B gradients at the newest point (Tyurin & Richtárik, NeurIPS 2023);
 - ``ringmaster``: asynchronous SGD without gradients of delay R and more (Maranjyan et al., ICML 2025).
 
-Both stop workers whose points are too old.
+The last two stop workers whose points are too old.
 
 Printed are the seconds until the mean of |∇f|² over the seeds is at most ε, and their quotients by the optimal law
 ``min_m (1/m Σ_(i≤m) 1/τ_i)⁻¹ (LΔ/ε + σ²LΔ/(mε²))`` (`hpcfl.algorithms.ringmaster.optimal_time`): of optimal methods
@@ -40,11 +41,14 @@ from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt
 from hpcfl.schedule.planner import Planner
 from hpcfl.schedule.speeds.base import Speed
+from hpcfl.schedule.staleness import Staleness
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-"""B and R that are tried."""
+"""B and R that are tried, and 1/α."""
 STEPS = tuple(2.0**-k for k in range(-1, 9))
-METHODS = ("synchronous", "asynchronous", "rennala", "ringmaster")
+METHODS = ("synchronous", "asynchronous", "fedasync", "rennala", "ringmaster")
+SYMBOLS = {"fedasync": "α = 1/", "rennala": "B = ", "ringmaster": "R = "}
+"""What the size of a method is."""
 
 
 class Paced(Speed):
@@ -84,7 +88,7 @@ class Quadratic:
 
 
 def rules(method: str, size: int) -> Participation:
-    """Return when the rounds of a method end; `size` is B or R."""
+    """Return when the rounds of a method end; `size` is B or R, if it has one of these."""
     if method == "synchronous":
         return Participation()
     keys: dict[str, Any] = {"close": "arrivals", "dispatch": "reporter", "buffer": 1}
@@ -103,23 +107,28 @@ def times(
     steps: Sequence[float] = STEPS,
     seeds: int = 8,
     gradients: int = 20_000,
+    alpha: float | None = None,
 ) -> Floats:
     """Return the seconds until the mean of |∇f|² over the seeds is at most ε, by step size; inf: not in so many.
 
-    All seeds have the same rounds, which do not depend on what is computed.
+    All seeds have the same rounds, which do not depend on what is computed. With an `alpha` models are mixed.
     """
     workers = len(seconds)
     method, ones = FedAvg(epochs=0, steps=1), np.ones(workers, dtype=np.int64)
-    planner = Planner(participation, Paced(of=tuple(seconds)), method, ones, np.ones(1))
+    staleness = Staleness(weight="constant" if alpha is None else "polynomial")
+    planner = Planner(participation, Paced(of=tuple(seconds)), method, ones, np.ones(1), staleness=staleness)
     rng, sd = np.random.default_rng(1), np.sqrt(problem.noise / problem.dimension)
     w = np.zeros((len(steps), seeds, problem.dimension))
     rates, found, now, used = np.array(steps)[:, None, None], np.full(len(steps), np.inf), 0.0, 0
-    served = {0: problem.gradient(w)}
+    served = {0: (w, problem.gradient(w))}
     for plan in planner.plans():
         known = plan.arrivals
         versions = np.full(workers, plan.round) if known is None else known.versions
         noise = sd * rng.standard_normal((len(versions), seeds, problem.dimension)).mean(0)
-        w = w - rates * (np.mean([served[version] for version in versions.tolist()], axis=0) + noise)
+        change = -rates * (np.mean([served[version][1] for version in versions.tolist()], axis=0) + noise)
+        if alpha is not None and known is not None:
+            change = alpha * known.factors[0] * (change + served[int(versions[0])][0] - w)
+        w = w + change
         now, used = now + plan.duration, used + len(versions)
         gradient = problem.gradient(w)
         small = np.square(gradient).sum(2).mean(1)
@@ -127,7 +136,7 @@ def times(
         lost = ~(small < 1e3)  # such a step is too large, and is tried no longer
         w[lost], rates[lost] = 0.0, 0.0
         held = set() if known is None else {*known.served.tolist()}
-        served = {version: served[version] for version in held if version in served} | {plan.round + 1: gradient}
+        served = {version: served[version] for version in held if version in served} | {plan.round + 1: (w, gradient)}
         if found.min() < np.inf or used >= gradients:  # another step's time would come later
             return found
     raise AssertionError
@@ -135,8 +144,10 @@ def times(
 
 def best(problem: Quadratic, method: str, seconds: Sequence[float], epsilon: float, gradients: int) -> dict[str, Any]:
     """Return the least time of a method, and by which size and step."""
-    sizes = SIZES if method in ("rennala", "ringmaster") else (0,)
-    tried = [(times(problem, rules(method, size), seconds, epsilon, gradients=gradients), size) for size in sizes]
+    tried = []
+    for size in SIZES if method in SYMBOLS else (0,):
+        alpha = 1 / size if method == "fedasync" else None
+        tried.append((times(problem, rules(method, size), seconds, epsilon, gradients=gradients, alpha=alpha), size))
     least, size = min(((float(each.min()), size) for each, size in tried), key=lambda pair: pair[0])
     step = STEPS[int(next(each for each, other in tried if other == size).argmin())]
     return {"seconds": least if least < np.inf else None, "size": size or None, "step": step}
@@ -166,11 +177,11 @@ def main() -> None:
             "never"
             if each["seconds"] is None
             else f"{each['seconds']:.0f} s ({each['seconds'] / law:.3g}), γ {each['step']:.3g}"
-            + (f", {each['size']}" if each["size"] else "")
-            for each in found.values()
+            + (f", {SYMBOLS[method]}{each['size']}" if each["size"] else "")
+            for method, each in found.items()
         )
         table.add_row(name, f"{law:.0f} s", *cells)
-    Console(width=140).print(table)
+    Console(width=170).print(table)
     print(json.dumps({"arrival_times": rows}))
 
 

@@ -1,7 +1,7 @@
 """Accuracy against the deadline (Figure 5 of the SALF paper), from run folders; or what its layers cost.
 
     sh jobs/salf_fig5.sh
-    python analysis/salf_deadlines.py -o fig5.png runs/salf-fig5/*/
+    python analysis/salf_deadlines.py -o fig5.png runs/salf-fig5/*/*/
     python analysis/salf_deadlines.py --measure
 
 Per method, deadline (as a part of the longest backward pass), number of clients and clock: the mean over seeds of each

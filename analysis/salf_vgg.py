@@ -1,12 +1,14 @@
-"""Figure 7 of the SALF paper: VGG with 90 % stragglers on CIFAR-10, or on its stand-in, MNIST as 3 x 32 x 32 images.
+"""Figures 6 and 7 of the SALF paper: VGG on CIFAR-10, or on its stand-in, MNIST as 3 x 32 x 32 images.
 
     python analysis/salf_vgg.py --rounds 30 --every 10 --data mnist32
     python analysis/salf_vgg.py --rounds 1500 --every 10 --seeds 1 2 3
+    python analysis/salf_vgg.py --rounds 1500 --every 10 --seeds 1 2 3 --methods vanilla salf --stragglers 0.3 0.5 0.7
 
-Runs the presets vgg-cifar10-METHOD for each of `--methods` and `--seeds`, and prints per method the test accuracy
-after each evaluation, mean over the seeds. Runs that are there already are only read, and one that was cut short goes
-on after its last checkpoint. Costs, for each run on a CPU, some 10 minutes for 30 rounds, and hours for 1500: they want
-a GPU. Prints one JSON line last.
+The first two are Figure 7, 90 % stragglers; the last one is Figure 6. Runs the presets vgg-cifar10-METHOD for each of
+`--methods`, `--stragglers` and `--seeds`, and prints per method and share of stragglers, which vanilla has none of, the
+test accuracy after each evaluation, mean over the seeds. Runs that are there already are only read, and one that was
+cut short goes on after its last checkpoint. Costs, for each run on a CPU, some 10 minutes for 30 rounds, and hours for
+1500: they want a GPU. Prints one JSON line last.
 """
 
 from __future__ import annotations
@@ -27,6 +29,13 @@ import hpcfl
 METHODS = ("vanilla", "drop", "salf", "heterofl")
 SHOWN = 6
 """Evaluations in the table; the JSON line has all."""
+
+
+def late(method: str, share: float) -> dict[str, Any]:
+    """Return the keys by which so many stragglers take part."""
+    if method == "vanilla":
+        return {}
+    return {"algorithm.shares": [round(1 - share, 6), share]} if method == "heterofl" else {"speed.stragglers": share}
 
 
 def accuracies(folder: Path, method: str, settings: dict[str, Any], data_dir: Path | None) -> dict[int, float]:
@@ -53,10 +62,11 @@ def figures(runs: list[dict[int, float]]) -> dict[str, Any]:
 def shown(rows: list[dict[str, Any]]) -> Table:
     """Return the table: the last evaluations of each method."""
     ends = sorted({number for row in rows for number in row["rounds"]})[-SHOWN:]
-    table = Table("method", "seeds", *(f"after {number}" for number in ends))
+    table = Table("method", "stragglers", "seeds", *(f"after {number}" for number in ends))
     for row in rows:
         at = dict(zip(row["rounds"], row["accuracy"]))
-        table.add_row(row["method"], str(row["seeds"]), *(f"{at[end]:.3f}" if end in at else "" for end in ends))
+        facts = row["method"], f"{row['stragglers']:g}", str(row["seeds"])
+        table.add_row(*facts, *(f"{at[end]:.3f}" if end in at else "" for end in ends))
     return table
 
 
@@ -72,6 +82,7 @@ def main() -> None:
     """Run what is missing, print the table and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=METHODS, help="presets vgg-cifar10-METHOD")
+    parser.add_argument("--stragglers", type=float, nargs="+", default=[0.9], help="their shares of the clients [0.9]")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--every", type=int, default=10, help="rounds from one test to the next")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
@@ -86,12 +97,14 @@ def main() -> None:
     name = "-".join([options.data, str(options.rounds), *(pair.replace("=", "") for pair in options.set)])
     rows = []
     for method in options.methods:
-        runs = []
-        for seed in options.seeds:
-            settings = {"rounds": options.rounds, "seed": seed, "data.name": options.data, **more}
-            settings |= {"evaluate.every": options.every, "evaluate.last": 1, "checkpoint.every": options.every}
-            runs.append(accuracies(options.out / f"{method}-{name}-{seed}", method, settings, options.data_dir))
-        rows.append({"method": method, **figures(runs)})
+        for share in [0.0] if method == "vanilla" else options.stragglers:
+            runs = []
+            for seed in options.seeds:
+                settings = {"rounds": options.rounds, "seed": seed, "data.name": options.data, **more}
+                settings |= {"evaluate.every": options.every, "evaluate.last": 1, "checkpoint.every": options.every}
+                folder = options.out / f"{method}-{share:g}-{name}-{seed}"
+                runs.append(accuracies(folder, method, settings | late(method, share), options.data_dir))
+            rows.append({"method": method, "stragglers": share, **figures(runs)})
     Console(width=None if sys.stdout.isatty() else 120).print(shown(rows))
     print(json.dumps({"data": options.data, "salf_vgg": rows}))
 

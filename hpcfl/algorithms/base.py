@@ -56,6 +56,8 @@ from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hpcfl.base.types import Ints, State
     from hpcfl.comm.message import Layout, Message, Sums
     from hpcfl.data import Header
@@ -193,6 +195,13 @@ class Algorithm(ConfigBase):
         Return new tensors and leave those of `shared` as they are: they may still be on their way to a late client.
         """
         return {name: sums.moved(name, value) if name in sums else value for name, value in shared.items()}
+
+    def buffer_after(self, name: str, value: Tensor, sums: Sums) -> Tensor:
+        """Return a buffer of the model after the round, of which the shared model has `value`: by default as `server`.
+
+        `hpcfl.algorithms.buffered` asks for those that are no integers; `server` is told nothing of them.
+        """
+        return sums.moved(name, value)
 
     # ---- state: what is shared (the model), what each client keeps (nothing), what the server alone knows (nothing)
 

@@ -61,8 +61,8 @@ class _Buffered(Wrapper):
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         sent = _sent(self, task)
         after = super().step(task, replace(state, shared=_without(state.shared, sent)), sums)
-        means = {name: _after(task, state.shared[name], name, sums) for name in sent}
-        return replace(after, shared={**after.shared, **means})
+        now = {name: _after(self, task, state.shared[name], name, sums) for name in sent}
+        return replace(after, shared={**after.shared, **now})
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         _begun(self, task, shared, personal, visits)
@@ -168,12 +168,12 @@ def _with_change(task: Task, message: Message, begun: State, visits: Visits) -> 
     return changes
 
 
-def _after(task: Task, value: Tensor, name: str, sums: Sums) -> Tensor:
+def _after(method: Algorithm, task: Task, value: Tensor, name: str, sums: Sums) -> Tensor:
     from hpcfl.comm.message import moved
 
     if _whole(task).integer(name):  # who told nothing has 0 at its place: such a buffer never falls
         return moved(value, sums.total(name).amax(0).clamp(min=0))
-    return sums.moved(name, value)
+    return method.buffer_after(name, value, sums)
 
 
 def _whole(task: Task) -> Whole:

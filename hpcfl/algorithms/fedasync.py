@@ -38,19 +38,22 @@ class FedAsync(FedProx):
         check_alone(self.name, participation)
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
-        assert sums.arrived is not None
-        if not len(sums.arrived.versions):
-            return shared  # a deadline ended the round
-        begun, factor = sums.arrived.states[int(sums.arrived.versions[0])], float(sums.arrived.factors[0])
+        return {name: _mixed(self.alpha, name, value, sums) for name, value in shared.items()}
 
-        def mixed(name: str, value: Tensor) -> Tensor:
-            from hpcfl.comm.message import moved
+    def buffer_after(self, name: str, value: Tensor, sums: Sums) -> Tensor:
+        return _mixed(self.alpha, name, value, sums, aged=False)
 
-            if name not in sums or not sums.weight(name):  # rejected, or a layer that was not there in time
-                return value
-            return moved(value, self.alpha * (sums.mean(name) + factor * (begun[name].double() - value.double())))
 
-        return {name: mixed(name, value) for name, value in shared.items()}
+def _mixed(alpha: float, name: str, value: Tensor, sums: Sums, aged: bool = True) -> Tensor:
+    """Return ``(1 − α s) value + α s w_i`` of one tensor; `aged`: the change that came is multiplied by s already."""
+    from hpcfl.comm.message import moved
+
+    assert sums.arrived is not None
+    if name not in sums or not sums.weight(name):  # a deadline ended the round, or it was rejected or not there in time
+        return value
+    begun, factor = sums.arrived.states[int(sums.arrived.versions[0])], float(sums.arrived.factors[0])
+    change = sums.mean(name) * (1.0 if aged else factor)
+    return moved(value, alpha * (change + factor * (begun[name].double() - value.double())))
 
 
 def check_alone(name: str, participation: Participation) -> None:

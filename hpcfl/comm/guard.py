@@ -175,12 +175,12 @@ class RunGuard:
     def sieve(self, rows: int, limits: Floats | None) -> Sieve:
         return Sieve(rows, self.layout, self.whole, limits)
 
-    def rejections(self, clients: Ints, sieve: Sieve) -> dict[int, Rejection]:
-        """Return whose visits a sieve has rejected, its rows being those of `clients`."""
+    def rejections(self, places: Ints, sieve: Sieve) -> dict[int, Rejection]:
+        """Return which visits a sieve has rejected, its rows being those at `places` of the round's cohort."""
         rejected = {}
-        for client, group, reason in zip(clients.tolist(), sieve.first.tolist(), sieve.reason.tolist()):
+        for place, group, reason in zip(places.tolist(), sieve.first.tolist(), sieve.reason.tolist()):
             if reason:
-                rejected[client] = Rejection(self.layers.reached[0 if self.whole else group], group, reason)
+                rejected[place] = Rejection(self.layers.reached[0 if self.whole else group], group, reason)
         return rejected
 
     def why(self, rejection: Rejection) -> str:

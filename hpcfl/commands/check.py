@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import accumulate, chain
 from math import inf, isnan, prod
 from pathlib import Path
@@ -62,12 +63,12 @@ def report(
         _task(config),
         _device(config),
         _held_out(job),
-        _closing(job),
-        _rounds(job),
+        _closing(job, ranks),
+        _rounds(job, ranks),
         _theory(job),
         _stages(job),
         _messages(job),
-        _costs(job),
+        _costs(job, ranks),
         _chunks(job, ranks),
         _warnings(job),
         () if header.tokens else features(config, header.ranges, federation),
@@ -118,7 +119,7 @@ def _held_out(job: Job) -> Facts:
         yield "held out", f"{len(held)} of {clients} clients take no part: {listed(held)}"
 
 
-def _closing(job: Job) -> Facts:
+def _closing(job: Job, ranks: int) -> Facts:
     """When rounds close, and what then becomes of visits that are not complete."""
     rules = job.config.speed.rules(job.config.participation)
     ends = []
@@ -134,30 +135,32 @@ def _closing(job: Job) -> Facts:
     elif rules.bound is not None:
         ends.append("by an adaptive deadline" if rules.adaptive else "by a schedule of deadlines")
     if rules.by_arrivals:
-        at_work, most = rules.at_work(job.config.clients), rules.max_staleness
+        at_work, most = _at_work(job, ranks), rules.max_staleness
         old = "" if most is None else f", of {most} versions before at most"
-        yield "closes", f"{' or '.join(ends)}, {at_work} clients being at work{old}"
+        capped = ", one on each client rank" if at_work < rules.at_work(job.config.clients) else ""
+        yield "closes", f"{' or '.join(ends)}, {at_work} clients being at work{capped}{old}"
         return
     parts = "steps count" if rules.by_steps else "layers count"
     under_way = "nothing counts" if job.planner.whole and not rules.by_steps else parts
     yield "closes", f"{' or '.join(ends)}; of visits under way {under_way}" if ends else "with the last visit"
 
 
-def _rounds(job: Job) -> Facts:
+def _rounds(job: Job, ranks: int) -> Facts:
     """What the plans of the first rounds say; how fast real hardware is, nobody knows before."""
     speed, clock = job.config.speed, job.config.clock
+    at_work = f"{_at_work(job, ranks)} at work" if speed.rules(job.config.participation).by_arrivals else ""
     if clock == "wall" and not speed.known(clock):
         first = job.planner.plan(job.planner.attempt(0))
-        yield "cohort", f"{len(first.cohort)} invited"
-        yield "layers", f"{first.layers}; chances to reach them by a deadline are not known"
+        yield "cohort", at_work or f"{len(first.cohort)} invited"
+        yield "layers", f"{first.layers}" + ("" if at_work else "; chances to reach them by a deadline are not known")
         yield "time", "real" + ("" if isnan(end := first.closes_after) else f", a first deadline of {end:.3g} s")
         return
-    plans = _planned(job, min(PREVIEW, job.config.rounds))
+    plans = _planned(job, min(PREVIEW, job.config.rounds), ranks)
     counted = sum(int(plan.counted.sum()) for plan in plans) / len(plans)
     layers = ", ".join(f"{chance:.3g}" for chance in plans[0].miss_probability)
     rounds = f"{len(plans)} rounds {'recorded' if speed.replays else 'drawn'}"
-    yield "cohort", f"{len(plans[0].cohort)} invited, {counted:.1f} counted on average ({rounds})"
-    yield "layers", f"{plans[0].layers}; chance that nobody reaches layer 1 … L: {layers}"
+    yield "cohort", f"{at_work or f'{len(plans[0].cohort)} invited'}, {counted:.1f} counted on average ({rounds})"
+    yield "layers", f"{plans[0].layers}" + ("" if at_work else f"; chance that nobody reaches layer 1 … L: {layers}")
     seconds, repeats = (sum(each) / len(plans) for each in zip(*((plan.duration, plan.repeats) for plan in plans)))
     attempts = f", {repeats:.3g} void attempts included" if repeats else ""
     yield "time", f"{seconds:.3g} simulated seconds per round{attempts}"
@@ -177,10 +180,13 @@ def _theory(job: Job) -> Facts:
         yield from theory(job)
 
 
-def _planned(job: Job, rounds: int) -> list[Plan]:
+def _planned(job: Job, rounds: int, ranks: int) -> list[Plan]:
     """The plans of the first rounds; stages of doubling participant sets end only where that is known before."""
-    stage, planned = job.planner.first_stage, []
-    plans = job.planner.plans(0, lambda: stage.number)
+    planner, stage, planned = job.planner, job.planner.first_stage, []
+    if planner.participation.by_arrivals:
+        fewer = planner.participation.model_copy(update={"concurrency": _at_work(job, ranks)})
+        planner = replace(planner, participation=fewer)
+    plans = planner.plans(0, lambda: stage.number)
     for round_ in range(rounds):
         planned.append(next(plans))
         stage = job.planner.next_stage(round_, stage, -1.0)
@@ -208,7 +214,7 @@ def _messages(job: Job) -> Facts:
         yield "further sums", f"{summed} bytes each; {_kept(job)} bytes of each visit are held for them"
 
 
-def _costs(job: Job) -> Facts:
+def _costs(job: Job, ranks: int) -> Facts:
     config, count = job.config, job.task.parameter_count
     if config.oracle.phi is None:
         return
@@ -219,7 +225,7 @@ def _costs(job: Job) -> Facts:
     vectors = f"p = {count}, φ = {config.oracle.phi:g}; {share:.4g} vectors of p numbers per whole visit"
     yield "oracle", f"{vectors}{recorded}"
     known = config.clock == "simulated" or config.speed.known(config.clock)
-    if found := gamma(job, _planned(job, min(PREVIEW, config.rounds))) if known else "":
+    if found := gamma(job, _planned(job, min(PREVIEW, config.rounds), ranks)) if known else "":
         yield "", found
 
 
@@ -286,7 +292,9 @@ def _memory(job: Job, ranks: int, per_host: int) -> Facts:
         if job.config.lane_width == TWO_LEVEL:
             lanes += f", to leaders, of whom there are {len(_tree(job, ranks, per_host).nodes)}"
         yield "lanes", lanes
-        each = f"{server / 1e6:.3g} MB at the server, {client / 1e6:.3g} MB per client rank"
+        states = 2 * _versions(job, ranks) * job.task.nbytes
+        of_these = f" ({states / 1e6:.3g} of them for states in clients' hands, and copies)" if states else ""
+        each = f"{server / 1e6:.3g} MB at the server{of_these}, {client / 1e6:.3g} MB per client rank"
         if job.config.lane_width == TWO_LEVEL:
             each += f", {(client + _leading(job, ranks, per_host)) / 1e6:.3g} MB on one that leads others"
         yield "memory", f"at most {each}, beside data, torch and MPI"
@@ -295,21 +303,29 @@ def _memory(job: Job, ranks: int, per_host: int) -> Facts:
     data = max(int(count) * prod(shape) * 4 for count, shape in zip(federation.train_sizes, federation.shapes))
     # parameters and gradients of a chunk, sums; personal state, data and kept blocks of the clients of a rank
     each_client = job.personal_bytes + data + _kept(job)
-    versions = _versions(job) * job.task.nbytes
+    states = _versions(job, ranks) * job.task.nbytes  # the server has all of them, a client rank those of its clients
+    versions = min(states, held * job.task.nbytes)
     copies = job.task.nbytes + held * job.personal_bytes + versions  # of what a checkpoint is written from
     total = max(job.task.nbytes, _message(job)) * (3 * size + 6) + held * each_client + versions + copies
-    of_these = f", {round(versions / 1e6)} of them for states in clients' hands" if versions else ""
-    of_these += f", {round(copies / 1e6)} of them copies for checkpoints"
-    yield "memory", f"about {round(total / 1e6)} MB per client rank beside torch and MPI{of_these}"
+    of_these = f", {versions / 1e6:.3g} of them for states in clients' hands" if versions else ""
+    of_these += f", {copies / 1e6:.3g} of them copies for checkpoints"
+    at_server = f"; {2 * states / 1e6:.3g} MB at the server for such states, and copies" if states and ranks > 1 else ""
+    yield "memory", f"about {total / 1e6:.3g} MB per client rank beside torch and MPI{of_these}{at_server}"
 
 
-def _versions(job: Job) -> int:
+def _at_work(job: Job, ranks: int) -> int:
+    """How many clients are at work at any time, where arrivals end rounds: in real time one of each rank at most."""
+    most = job.config.speed.rules(job.config.participation).at_work(job.config.clients)
+    return min(most, ranks - 1) if job.config.clock == "wall" else most
+
+
+def _versions(job: Job, ranks: int) -> int:
     """The most states that clients have in their hands beside the newest, each being kept once."""
     rules = job.config.speed.rules(job.config.participation)
     if not rules.by_arrivals:
         return 0
     old = inf if rules.max_staleness is None or not rules.stop_stale else rules.max_staleness + 1
-    return int(min(rules.at_work(job.config.clients), old))
+    return int(min(_at_work(job, ranks), old))
 
 
 def bounds(job: Job, ranks: int, per_host: int | None = None) -> tuple[int, int]:
@@ -317,20 +333,24 @@ def bounds(job: Job, ranks: int, per_host: int | None = None) -> tuple[int, int]
 
     The server: one message per lane, or an exact sum (four times the message) where clients are computed in chunks, and
     the shared state, its successor and a copy on its way out; where ranks send several of them, exact running sums too;
-    and what is held of each visit for further sums; copies of the shared state and of all personal state while a
-    checkpoint is written. A client rank: four times the model, or the message where that is
-    larger (the state served, the gradients or the model being trained, the change, and the buffers on their way out),
-    all but the first for each client of a chunk, and two such sums; and twice the personal state of its clients,
-    acknowledged and provisional. Over two levels the server has a sum per lane, twice a message as a rule.
+    and what is held of each visit for further sums, or of visits that are to count alike; states in clients' hands;
+    copies of these, of the shared state and of all personal state while a checkpoint is written. A client rank: four
+    times the model, or the message where that is larger (the state served, the gradients or the model being trained,
+    the change, and the buffers on their way out), all but the first for each client of a chunk, and two such sums; and
+    twice the personal state of its clients, acknowledged and provisional. Over two levels the server has a sum per
+    lane, twice a message as a rule.
     """
     message, (size, held) = _message(job), _largest(job)
     several = not job.together and max(len(job.hosted(rank)) for rank in range(1, ranks)) > 1
     each = 4 if size > 1 else 1
     copies = job.task.nbytes + job.config.clients * job.personal_bytes
-    held_there = (each * _lanes(job, ranks, per_host or ranks) + 3 + 4 * several) * message
+    rules = job.config.participation
+    alike = rules.slots(job.config.clients) if rules.every_client else 0
+    held_there = (each * _lanes(job, ranks, per_host or ranks) + 3 + 4 * several + alike) * message
     if job.config.lane_width == TWO_LEVEL:
         held_there = 3 * message + len(_tree(job, ranks, per_host or ranks).below(0)) * _summed(job)
-    server = held_there + job.config.clients * _kept(job) + copies
+    states = 2 * _versions(job, ranks) * job.task.nbytes
+    server = held_there + job.config.clients * _kept(job) + states + copies
     return server, (1 + 3 * size + 8 * (size > 1)) * max(job.task.nbytes, message) + 2 * held * job.personal_bytes
 
 

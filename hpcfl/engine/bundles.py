@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CACHE_SHARE = 4  # a bundle's models take at most this part of the last-level cache, which others use too
 MOST = 1024  # clients: more of a small model gain nothing
 FEWEST = 2  # a product for one client alone takes another way through the BLAS, and has other last bits
+LINE = 16  # numbers of a cache line: on some processors last bits depend on where in a line a matrix begins
 
 
 class Part(NamedTuple):
@@ -45,13 +46,15 @@ Sent = tuple[list["Message"], State]
 class Bundles:
     """Computes visits, several chunks at once where that changes no bit.
 
-    Whether it does is tried: the first chunk of each number and kind of visits is computed by itself as well. Of
-    `kinds` [clients] are the clients' tensors, and only where it is `wanted` are chunks computed at once at all.
+    Whether it does is tried: the first chunk of each number and kind of visits at each place of a cache line is
+    computed by itself as well. Of `kinds` [clients] are the clients' tensors, and only where it is `wanted` are chunks
+    computed at once at all.
     """
 
     def __init__(self, task: Task, algorithm: Algorithm, kinds: Sequence[Hashable], wanted: bool) -> None:
         self.task, self.algorithm, self.kinds = task, algorithm, kinds
         self._same: dict[tuple[int, Kind], bool] = {}  # by a chunk's number of visits, and their kind
+        self._tried: set[tuple[int, Kind, int]] = set()  # where chunks of these began in a line
         able = wanted and task.device.type == "cpu" and algorithm.samples_per_step(1) > 0
         able = able and task.fused is not None and task.fused.rowwise
         self.bytes = min(LARGEST_BYTES, last_level_cache() // CACHE_SHARE) if able else 0
@@ -113,11 +116,13 @@ class Bundles:
         for part in bundle:
             count = len(part.visits.clients)
             parts.append(rows_of(sent, slice(start, start + count)))
-            start += count
-            if (count, kind) not in self._same:
+            place = count, kind, start % LINE
+            if place not in self._tried and self._same.get((count, kind), True):
+                self._tried.add(place)
                 begun = {name: value.clone() for name, value in part.personal.items()}  # a visit may change its state
                 alone = collected(self._client(shared, part._replace(personal=begun)))
                 self._same[count, kind] = same(alone, parts[-1])
+            start += count
         good = all(self._same[len(part.visits.clients), kind] for part in bundle)
         calls[:] = done if good else before
         return [told(own) for own in parts] if good else []

@@ -70,6 +70,8 @@ class Record:
         What a stage of doubling may end by, see `Doubling.signal`.
     events : list of tuple
         Kind, client (-1: none) and text.
+    rejected : dict of int to Rejection
+        What of the round's visits was rejected, by their places in the cohort.
     limits : float64 [units]
         The largest norms that are accepted, see `RunGuard.limits`; None: they are not measured.
     norms : float64 [clients, units]
@@ -139,8 +141,8 @@ class Record:
         sent, received = transport.count()
         self.wire = received, sent
 
-    def gather(self, transport: Transport, reason: str = "", clients: int = 0) -> str:
-        """Bring together what all ranks have measured and rejected.
+    def gather(self, transport: Transport, reason: str = "", visits: int = 0) -> str:
+        """Bring together what all ranks have measured, and rejected of so many `visits` of the round at most.
 
         Returns why the run is to stop after this round: this rank's own `reason`, or another's; "" if none has one.
         It is empty on all ranks or on none.
@@ -155,18 +157,18 @@ class Record:
         if broken.any() and not self.broken:
             self.broken = "the server's state is not finite"
         if rejected.any():
-            self._share_rejections(transport, clients)
+            self._share_rejections(transport, visits)
         if self.norms.size:
             self.norms = transport.agree(self.norms)
         return reason or decode(reasons)
 
-    def _share_rejections(self, transport: Transport, clients: int) -> None:
-        table = np.zeros((clients, 3))
-        for client, rejection in self.rejected.items():
-            table[client] = rejection.depth, rejection.group, rejection.reason
+    def _share_rejections(self, transport: Transport, visits: int) -> None:
+        table = np.zeros((visits, 3))
+        for place, rejection in self.rejected.items():
+            table[place] = rejection.depth, rejection.group, rejection.reason
         table = transport.agree(table)
         rejected = np.flatnonzero(table[:, 2]).tolist()
-        self.rejected = {client: Rejection(*map(int, table[client])) for client in rejected}
+        self.rejected = {place: Rejection(*map(int, table[place])) for place in rejected}
 
 
 def released(ranks: int) -> tuple[str, int, str]:
@@ -197,8 +199,8 @@ class Recorder:
         """Write one round, then tell of it."""
         with record.phase("store"):
             depth, rejected = plan.depth.copy(), np.zeros(self.job.config.clients, dtype=bool)
-            for client, rejection in record.rejected.items():
-                depth[np.searchsorted(plan.cohort, client)], rejected[client] = rejection.depth, True
+            for place, rejection in record.rejected.items():
+                depth[place], rejected[plan.cohort[place]] = rejection.depth, True
             plan = replace(plan, depth=depth)
             row = self.plan_columns(plan) | self.oracle_columns(plan, record, sums)
             row |= dict(record.scores) | dict(record.metrics) | dict(record.saving) | dict(clock)
@@ -209,24 +211,25 @@ class Recorder:
                 row[name] = values if name.endswith("seconds") else values.astype(np.int64)
             row["stage"], row["server_seconds"] = record.stage, record.seconds.get("server_seconds", 0.0)
             row["rejected"] = rejected
-            self._log(plan.round, record)
+            self._log(plan, record)
             self.segment.write(plan.round, row)
             self.reporter.round(plan.round + 1, row)
 
-    def _log(self, round: int, record: Record) -> None:
+    def _log(self, plan: Plan, record: Record) -> None:
         """Log a round's events, and warn of each kind once; a client that is always rejected must not fill the log."""
         for kind, client, text in record.events:
-            self.segment.event(round, kind, client, text)
-        for client, rejection in sorted(record.rejected.items()):
-            why = self.job.guard.why(rejection)
+            self.segment.event(plan.round, kind, client, text)
+        for place, rejection in sorted(record.rejected.items()):
+            client, why = int(plan.cohort[place]), self.job.guard.why(rejection)
             self.rejections += 1
             if self.rejections == 1:
-                self.reporter.warn("rejected", f"round {round}: client {client}: {why}; more of it is only recorded")
+                line = f"round {plan.round}: client {client}: {why}; more of it is only recorded"
+                self.reporter.warn("rejected", line)
             if self.rejections <= MOST_LOGGED:
-                self.segment.event(round, "rejected", client, why)
+                self.segment.event(plan.round, "rejected", client, why)
         warnings = self.job.warnings | dict(record.warnings)
         for kind in sorted(warnings.keys() - self.warned):
-            self.segment.event(round, kind, -1, warnings[kind])
+            self.segment.event(plan.round, kind, -1, warnings[kind])
             self.reporter.warn(kind, warnings[kind])
         self.warned |= warnings.keys()
 
@@ -241,7 +244,7 @@ class Recorder:
             | self._arrival_columns(plan)
             | {
                 "cohort": np.isin(np.arange(self.job.config.clients), plan.at_work),
-                "arrived": self._by_client(plan, plan.counted, 0),
+                "arrived": self._by_client(plan, np.isin(plan.cohort, plan.cohort[plan.counted]), 0),
                 "version": self._by_client(plan, plan.round if plan.arrivals is None else plan.arrivals.versions, -1),
                 "depth": self._by_client(plan, plan.depth, -1),
                 "blocks": self._by_client(plan, plan.layers + 1 - plan.depth, 0),

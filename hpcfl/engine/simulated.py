@@ -149,7 +149,9 @@ class Simulated(Rounds):
 
     def together(self, record: Record, reason: str) -> str:
         """Bring every rank's figures together, and why it is to stop."""
-        return record.gather(self.transport, reason, self.job.config.clients)
+        config = self.job.config
+        most = max(config.clients, config.speed.rules(config.participation).slots(config.clients))
+        return record.gather(self.transport, reason, most)
 
     def personal(self, now: Progress) -> Iterator[Saved]:
         """Yield what this rank hosts; where ranks see other folders, let all hand over theirs to the server."""
@@ -183,7 +185,7 @@ def visit(
     shared = now.shared if plan.arrivals is None else now.served.get(plan.round, {})
     for part, work in job.bundles.work(shared, _parts(job, plan, chunks, now)):
         clients, personal = part.visits.clients, now.personal[part.chunk.number]
-        places = part.chunk.places(clients)
+        places, visits = part.chunk.places(clients), plan.places(clients)
         sieve = job.guard.sieve(len(clients), record.limits)
         take: Callable[[Message], None] = sums.add
         if plan.arrivals is not None:
@@ -192,8 +194,8 @@ def visit(
         elif kept is not None and job.keeps:
             kept.append(blank(job.keeps, len(clients)))
             take = partial(_take, sums, kept[-1])
-        after, rejected = drained(sieve.through(work), take), job.guard.rejections(clients, sieve)
-        depth = np.array([rejected[client].depth if client in rejected else 0 for client in clients.tolist()])
+        after, rejected = drained(sieve.through(work), take), job.guard.rejections(visits, sieve)
+        depth = np.array([rejected[place].depth if place in rejected else 0 for place in visits.tolist()])
         for name, value in after.items():
             rows = np.flatnonzero(job.layers.of_state(name) >= depth)
             to = on_device(torch.from_numpy(places[rows]), device)

@@ -137,6 +137,8 @@ class Plan:
         and may name a client more than once, its visits in the order of their arrival.
     number : int
         How many visits these clients have begun before with the same state.
+    among : int64 [n] or None
+        Of a part, where its visits stand in the cohort of the whole round; None: it is the whole.
     """
 
     round: int
@@ -151,6 +153,7 @@ class Plan:
     steps: Ints | None = None
     arrivals: Arrivals | None = None
     number: int = 0
+    among: Ints | None = None
 
     @classmethod
     def nobody(cls, round: int, layers: int, closes_after: float = nan, repeats: int = 0) -> Plan:
@@ -196,6 +199,7 @@ class Plan:
             steps=None if self.steps is None else self.steps[rows],
             arrivals=self.arrivals.of(rows),
             number=int(self.arrivals.numbers[rows[0]]),
+            among=rows,
         )
 
     @cached_property
@@ -209,8 +213,13 @@ class Plan:
         return len(self.miss_probability)
 
     def arrived(self, rejected: Collection[int]) -> int:
-        """Return how many visits counted, or would have, had they not been `rejected` (client ids)."""
-        return int((self.counted | np.isin(self.cohort, list(rejected))).sum())
+        """Return how many visits counted, or would have, had they not been `rejected` (places in the cohort)."""
+        return int((self.counted | np.isin(np.arange(len(self.cohort)), list(rejected))).sum())
+
+    def places(self, clients: Ints) -> Ints:
+        """Return where the visits of some `clients` stand in the cohort of the whole round, one of each."""
+        own = np.searchsorted(self.cohort, clients)
+        return own if self.among is None else self.among[own]
 
     def rows(self, clients: Ints) -> Ints:
         """Return the places in the cohort of those `clients` whose visits count, deepest first (ties by id)."""

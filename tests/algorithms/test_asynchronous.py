@@ -51,6 +51,20 @@ def reached(found: list[tuple[float, float]], *wanted: tuple[float, float]) -> N
 
 
 @pytest.mark.parametrize(
+    ("keys", "stale", "wanted"),
+    [
+        ({"weight": "constant"}, [0, 9], [1, 1]),
+        ({"weight": "polynomial"}, [0, 3, 8], [1, 1 / 2, 1 / 3]),
+        ({"weight": "polynomial", "a": 2.0}, [0, 1], [1, 1 / 4]),
+        ({"weight": "hinge"}, [0, 4, 5, 6], [1, 1, 1 / 11, 1 / 21]),
+        ({"weight": "hinge", "a": 4.0, "b": 2}, [2, 3], [1, 1 / 5]),
+    ],
+)
+def test_what_a_change_counts_by_its_staleness(keys: dict[str, Any], stale: list[int], wanted: list[float]) -> None:
+    assert Staleness(**keys).factors(np.array(stale)).tolist() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
     ("staleness", "alpha", "seconds", "after"),
     [({"weight": "polynomial"}, 0.6, 3.5, 1.6), ({"weight": "hinge"}, 0.9, 5.5, 1.1636363636363636)],
 )

@@ -10,7 +10,9 @@ import pytest
 
 from helpers.scripts import script
 from helpers.toys import Arriving, quadratics
+from hpcfl.algorithms.fedasync import FedAsync
 from hpcfl.algorithms.ringmaster import Ringmaster
+from hpcfl.schedule.staleness import Staleness
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +45,26 @@ def test_its_steps_are_those_of_the_engine(study: ModuleType, delay: int) -> Non
         assert found.tolist() == [wanted]
 
 
+def test_it_mixes_models_as_the_engine_does(study: ModuleType) -> None:
+    problem, seconds = study.Quadratic(dimension=1, noise=0.0), [1.0, 2.5]
+    method, old = FedAsync(epochs=0, steps=1, batch=0, lr=0.25, mu=0.0, alpha=0.5), Staleness(weight="polynomial")
+    path = Arriving(method, quadratics([0.0, 0.0], start=-0.5), seconds, old, buffer=1, dispatch="reporter").path(9)
+    for epsilon in (0.05, 0.04, 0.03):
+        wanted = next((end for end, v in path if (v / 2) ** 2 <= epsilon), np.inf)
+        rules = study.rules("fedasync", 2)
+        found = study.times(problem, rules, seconds, epsilon, steps=(0.5,), seeds=1, gradients=9, alpha=0.5)
+        assert found.tolist() == [wanted] != [np.inf]
+
+
 def test_who_waits_for_all_is_as_slow_as_the_slowest(study: ModuleType) -> None:
     problem, epsilon = study.Quadratic(dimension=20, noise=1e-3), 1e-3
     found = {}
     for slow in (1.0, 30.0, 300.0):
         paces = [1.0] * 3 + [slow]
-        found[slow] = {name: study.best(problem, name, paces, epsilon, 3000)["seconds"] for name in study.METHODS}
+        found[slow] = {
+            name: study.best(problem, name, paces, epsilon, 3000)["seconds"]
+            for name in ("synchronous", "rennala", "ringmaster")
+        }
     assert found[300.0]["synchronous"] == 10 * found[30.0]["synchronous"] == 300 * found[1.0]["synchronous"]
     for method in ("rennala", "ringmaster"):
         assert found[300.0][method] <= 1.2 * found[30.0][method] < found[30.0]["synchronous"] / 4

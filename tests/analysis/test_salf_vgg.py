@@ -1,4 +1,4 @@
-"""The script of SALF's Figure 7, with VGG of one channel and a few images."""
+"""The script of SALF's Figures 6 and 7, with VGG of one channel and a few images."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ def mnist(folder: Path) -> None:
 def test_accuracies_are_those_of_its_runs(tmp_path: Path) -> None:
     mnist(tmp_path / "mnist")
     words = ["--methods", "salf", "heterofl", "--rounds", "2", "--every", "1", "--data", "mnist32"]
-    words += ["--set", "model.width=1", "clients=3"]
+    words += ["--stragglers", "0.7", "--set", "model.width=1", "clients=3"]
     command = [sys.executable, str(SCRIPT), *words, "--data-dir", str(tmp_path), "--out", str(tmp_path / "runs")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
     rows = {row["method"]: row for row in json.loads(said)["salf_vgg"]}
     for method in ("salf", "heterofl"):
         (folder,) = (tmp_path / "runs").glob(f"{method}-*-1")
-        accuracy = open_run(folder)["accuracy"].values.round(4).tolist()
+        data = open_run(folder)
+        accuracy, config = data["accuracy"].values.round(4).tolist(), json.loads(data.attrs["config"])
+        late = {"salf": config["speed"].get("stragglers"), "heterofl": config["algorithm"].get("shares", [0, 0])[1]}
+        assert late[method] == rows[method]["stragglers"] == 0.7
         assert rows[method]["rounds"] == [1, 2]
         assert rows[method]["accuracy"] == accuracy
         assert np.isfinite(accuracy).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,9 @@ class Silent(FedAvg):
 """
 
 
+lines_of = cache(catalogue.lines)  # of a section: each class of it looks there
+
+
 def keys(lines: list[str]) -> list[str]:
     return [line.split()[0] for line in lines if line.startswith("    ")]
 
@@ -73,8 +77,8 @@ def test_every_key_of_every_class_is_listed(section: str, by: str, name: str) ->
     lines = catalogue.lines(f"{section}.{name}")
     assert lines[0].startswith(f"  {name}: ")
     assert keys(lines) == [key for key in CLASSES[section, by, name].model_json_schema()["properties"] if key != by]
-    assert set(lines) <= set(catalogue.lines(section))
-    assert f"'{name}'" in catalogue.lines(f"{section}.{by}")[0]
+    assert set(lines) <= set(lines_of(section))
+    assert f"'{name}'" in lines_of(f"{section}.{by}")[0]
 
 
 @pytest.mark.parametrize("part", list(catalogue.parts()), ids=lambda part: part.name)

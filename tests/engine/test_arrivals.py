@@ -12,7 +12,10 @@ import pytest
 from helpers.toys import planner
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
+from hpcfl.commands.check import report
+from hpcfl.commands.show import summary
 from hpcfl.config import from_table
+from hpcfl.engine.job import Job
 from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Attempt, Plan
@@ -290,6 +293,9 @@ def test_ranks_and_resumption_in_the_middle_of_a_flight_do_not_matter(
     if world.rank == 0:
         same(together, single)
         assert (store.open_run(single)["arrival_staleness"].values > 0).any()
+        saved = store.load(store.latest(single))  # type: ignore[arg-type]
+        at_work = ~np.isnan(saved.memory["flight due"])
+        assert set(saved.served) == set(saved.memory["flight version"][at_work].tolist())  # each once, no others
 
 
 @pytest.mark.mpi
@@ -325,3 +331,55 @@ def test_a_client_may_report_twice_between_two_deadlines(solo: Any, tmp_path: Pa
     assert any(len(set(row[row >= 0])) < np.count_nonzero(row >= 0) for row in came)
     replay = small(participation=rules, speed={"model": "trace", "run": str(run)})
     same(play(solo, replay, tmp_path / "again", None), run)
+
+
+@pytest.mark.mpi
+def test_of_two_visits_of_a_client_to_a_step_the_one_that_is_rejected_is_marked(world: Any, shared_dir: Path) -> None:
+    """Client 0 takes 1 s, others 2.5 s: client 0 twice, its second visit not finite, then clients 1 and 2."""
+    file = shared_dir / "speeds.csv"
+    if world.rank == 0:
+        file.write_text("\n".join(["client,seconds", "0,1.0", *(f"{client},2.5" for client in range(1, 7))]))
+    world.meet()
+    again = {"name": "helpers.strange.again:Again", "batch": 32, "momentum": 0.5, "persist_optimizer": True}
+    rules = {"close": "arrivals", "buffer": 4}
+    values = small(rounds=1, algorithm=again, speed={"model": "table", "file": str(file)}, participation=rules)
+    together = play(world, values, shared_dir / "ranks", world.comm)
+    single = play(world, values, shared_dir / "single", None)
+    again = play(world, values | {"speed": {"model": "trace", "run": str(single)}}, shared_dir / "again", None)
+    if world.rank == 0:
+        same(together, single)
+        data = store.open_run(single)
+        assert data["arrival_client"].values.tolist() == [[0, 0, 1, 2]]
+        assert data["arrival_depth"].values.tolist() == [[1, data.sizes["layer"] + 1, 1, 1]]
+        assert np.flatnonzero(data["rejected"].values[0]).tolist() == [0]
+        assert np.flatnonzero(data["arrived"].values[0]).tolist() == [0, 1, 2]
+        assert summary(single)["state_sha256"] == summary(again)["state_sha256"]
+
+
+# ---- what a check says
+
+
+@pytest.mark.parametrize(
+    ("more", "ranks", "at_work", "states"),
+    [
+        ({}, 1, "5 clients", {"of them for states in clients' hands": 5}),
+        ({}, 4, "5 clients", {"of them for states": 3, "MB at the server for such states": 10}),  # 3 clients a rank
+        (
+            {"clock": "wall", "batch_clients": "auto"},
+            4,
+            "3 clients being at work, one on each client rank",
+            {"of them": 6},
+        ),
+    ],
+)
+def test_a_check_states_the_memory_of_states_in_clients_hands(
+    more: dict[str, Any], ranks: int, at_work: str, states: dict[str, int]
+) -> None:
+    """Once each; the server's copies for checkpoints are beside them."""
+    config = from_table(small(**more))
+    size = Job.of(config, None, ranks).task.nbytes
+    lines = dict(line.split(maxsplit=1) for line in report(config, config.check(None), None, ranks))
+    assert f" {at_work}" in lines["closes"]
+    assert lines["cohort"].startswith(f"{at_work[0]} at work, 3.0 counted on average")
+    for words, times in states.items():
+        assert f"{times * size / 1e6:.3g} {words}" in lines["memory"]

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import hpcfl
-from helpers.toys import Rounds, federation, full_batch, planned, visits_of
+from helpers.toys import Arriving, Rounds, federation, full_batch, planned, visits_of
 from hpcfl.algorithms import Algorithm
 from hpcfl.algorithms.buffered import with_buffers
+from hpcfl.algorithms.fedasync import FedAsync
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.salf import Salf
@@ -24,6 +25,7 @@ from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.evaluate import client_scores
 from hpcfl.learning.task import Task
 from hpcfl.models import Model, model_class
+from hpcfl.schedule.staleness import Staleness
 from hpcfl.testing.runs import play, resume, same, table, toml
 
 SIZES, SHAPE = [7, 4, 9], (1, 4, 4)
@@ -73,6 +75,21 @@ def test_the_server_takes_their_mean(per_chunk: int) -> None:
     module = task.module(own.state)
     assert module.bn1.num_batches_tracked.dtype == torch.int64
     assert module.bn1.num_batches_tracked == 6
+
+
+def test_fedasync_mixes_them_as_the_rest() -> None:
+    """w ← (1 − α s) w + α s w_i, of client 0 twice, then of client 1, which is two versions old: s = 3^−½."""
+    task = task_of()
+    method = with_buffers(FedAsync(lr=0.1, batch=4, alpha=0.5, mu=0.0), task)
+    own = Arriving(method, task, [1.0, 2.5, 9.0], Staleness(weight="polynomial"), buffer=1)
+    versions = [own.state]
+    for client, version, share in ((0, 0, 0.5), (0, 1, 0.5), (1, 0, 0.5 * 3**-0.5)):
+        before, found = own.state, trained(task, client, 0.1, version, versions[version]).state_dict()
+        own.step()
+        versions.append(own.state)
+        for name in [*task.initial(), MEAN, DEVIATION]:
+            wanted = (1 - share) * before[name].double() + share * found[name].double()
+            torch.testing.assert_close(own.state[name].double(), wanted, **CLOSE)
 
 
 @pytest.mark.parametrize("per_chunk", [1, 3])

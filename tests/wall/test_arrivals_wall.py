@@ -114,6 +114,24 @@ def test_where_clients_count_alike_a_replay_has_the_same_bits(world: Any, shared
             assert (1 / times).sum() <= CLIENTS**2 / (CLIENTS + 1)
 
 
+def test_of_two_visits_of_a_client_to_a_step_the_one_that_is_rejected_is_marked(world: Any, shared_dir: Path) -> None:
+    """What a client begins with a state for the second time is not finite: one of three visits on two lanes."""
+    algorithm = {**FEDAVG, "name": "helpers.strange.again:Again"}
+    values = arriving({"buffer": 3, "dispatch": "reporter"}, algorithm=algorithm, staleness={}, guard={"most": 1.0})
+    run = play(world, values, shared_dir / "run", world.comm)
+    again = play(world, replay(values, run), shared_dir / "again", None)
+    if world.rank == 0:
+        data, others = store.open_run(run), store.open_run(again)
+        rejected = data["arrival_depth"].values > data.sizes["layer"]
+        np.testing.assert_array_equal(rejected, data["arrival_number"].values == 1)
+        assert rejected[0].any() or world.size > 3
+        for name in ("arrival_depth", "loss", "layer_weight", "arrived"):
+            np.testing.assert_array_equal(data[name].values, others[name].values, err_msg=name)
+        states = [store.load(store.latest(each), personal=False).shared for each in (run, again)]  # type: ignore[arg-type]
+        for name, value in states[0].items():
+            np.testing.assert_array_equal(value, states[1][name], err_msg=name)
+
+
 @pytest.mark.parametrize("stop", [False, True])
 def test_what_is_too_old_is_dropped_or_stopped(world: Any, shared_dir: Path, stop: bool) -> None:
     values = arriving({"buffer": 1, "max_staleness": 0, "stop_stale": stop})

@@ -91,8 +91,11 @@ def test_whole_visits_under_a_deadline_with_the_same_clients(solo: Any, tmp_path
     same_again(solo, run, tmp_path, {"name": name, **keys}, **more)
 
 
-def test_arrivals_wait_for_neither_a_slow_nor_a_stuck_nor_a_dead_client(solo: Any, tmp_path: Path) -> None:
+def test_arrivals_wait_for_neither_a_slow_nor_a_stuck_nor_a_suspended_nor_a_dead_client(
+    solo: Any, tmp_path: Path
+) -> None:
     rules = {"rounds": 20, "participation": {"close": "arrivals", "buffer": 1}, "staleness": {"weight": "polynomial"}}
+    rules["checkpoint"] = {"every": 20}  # it would ask for the suspended client's state
     keys = {"lr": 0.1, "batch": 64, "momentum": 0.5, "persist_optimizer": True}
     run = faulty_run(tmp_path, "Unawaited", keys, **rules)
     data = store.open_run(run)
@@ -100,5 +103,6 @@ def test_arrivals_wait_for_neither_a_slow_nor_a_stuck_nor_a_dead_client(solo: An
     assert sorted(set(client.tolist())) in ([0, 1, 2], [0, 1, 2, 3])
     assert (staleness[client == 1] >= 1).all()
     assert staleness[client == 2].max() >= FREE
+    assert (tmp_path / "marks" / "awake").exists()  # it was suspended until others had gone on
     assert (version[client == 3] < DIES).all()
     same_again(solo, run, tmp_path, {"name": "fedavg", **keys}, **rules)

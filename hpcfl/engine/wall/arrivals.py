@@ -51,6 +51,7 @@ class Step:
     ends: float
     came: list[Came] = field(default_factory=list)
     held: list[PendingReceive] = field(default_factory=list)
+    rejected: dict[int, Rejection] = field(default_factory=dict)  # by their places in `came`
     fruitless: int = 0
     full: bool = False
 
@@ -91,6 +92,8 @@ class ArrivalsServer(Server):
         last = step.came[-1][3] if step.came else start
         flights.now = last if step.full or time.monotonic() < step.ends else step.ends - self.origin
         plan = planned(self.job.planner, now.round, step.came, flights, start, lasts)
+        places = np.argsort(np.argsort(clients, kind="stable")).tolist()  # of those that came, in the cohort
+        record.rejected = {places[number]: rejection for number, rejection in step.rejected.items()}
         step.sums.cohort, step.sums.miss_probability = plan.invited, plan.miss_probability
         step.sums.arrived = now.arrived(plan)
         now.served = {version: now.served[version] for version in set(flights.version[flights.waiting].tolist())}
@@ -169,7 +172,7 @@ class ArrivalsServer(Server):
             return
         self._acknowledge(lane, client, depth)
         if bad != NO_GROUP:
-            record.rejected[client] = Rejection(depth, bad, NOT_FINITE)
+            step.rejected[len(step.came)] = Rejection(depth, bad, NOT_FINITE)
         else:
             record.gradients = max(record.gradients, one.gradients(0, 0, groups))
         if self.rules.every_client:

@@ -172,7 +172,7 @@ class RoundOutcome:
     limits : float64 [units], optional
         The largest norms that are accepted, see `RunGuard.limits`; lanes are of one rank each then.
     rejected : dict of int to Rejection
-        The clients whose visits, or layers of them, were rejected.
+        Which visits, or layers of them, were rejected, by their places in the cohort.
     norms : float64 [clients, units]
         Norms of the messages that were accepted; empty where there are no limits.
     ends : float
@@ -263,7 +263,7 @@ class RoundOutcome:
     @property
     def count(self) -> int:
         """How many visits counted, or would have, had they not been rejected."""
-        arrived = (self.depth <= self.attempt.layers) | np.isin(self.attempt.cohort, list(self.rejected))
+        arrived = (self.depth <= self.attempt.layers) | np.isin(np.arange(len(self.depth)), list(self.rejected))
         return int(arrived.sum())
 
     def plan(self, seconds: float, repeats: int) -> Plan:
@@ -307,7 +307,7 @@ class RoundOutcome:
         for unit in [list(chain(*parts))] if self.whole else parts:
             sieve.judge(unit)
         self.norms[client] = sieve.norms[0]
-        self.rejected |= self.job.guard.rejections(np.array([client]), sieve)
+        self.rejected |= self.job.guard.rejections(np.searchsorted(self.attempt.cohort, [client]), sieve)
         return groups if sieve.first[0] == NO_GROUP else 0 if self.whole else int(sieve.first[0])
 
     def _value(self, lane: Lane) -> int:
@@ -324,14 +324,14 @@ class RoundOutcome:
                 lane.worked[:, local_rank] += one.count(local_rank), one.seconds(local_rank)
             for place, client in enumerate(clients):
                 count, bad = int(sent[local_rank, place]), int(rejected[local_rank, place])
-                if bad != NO_GROUP:
-                    self.rejected[client] = Rejection(self.reached[count], bad, NOT_FINITE)
                 row = int(np.searchsorted(self.attempt.cohort, client))
+                if bad != NO_GROUP:
+                    self.rejected[row] = Rejection(self.reached[count], bad, NOT_FINITE)
                 self.depth[row] = self.reached[count]
                 if self.reached[count] <= self.attempt.layers:
                     self.gradients = max(self.gradients, one.gradients(local_rank, place, groups))
                 self.steps[row] = one.steps(local_rank, place)
-                if self._is_whole(client, row) and (count == self.groups or (client in self.rejected and one.complete)):
+                if self._is_whole(client, row) and (count == self.groups or (row in self.rejected and one.complete)):
                     self.seconds[row] = one.came(local_rank, place) - self.start
 
     def _is_whole(self, client: int, row: int) -> bool:

@@ -17,6 +17,7 @@ from hpcfl.algorithms.heterofl import HeteroFl
 from hpcfl.algorithms.salf import Salf
 
 PATIENCE = 60.0  # seconds after which nobody waits for another one any more
+ASLEEP = 4
 PAUSE = 0.4  # seconds that each step of the slow client of `Weary` takes
 
 
@@ -96,7 +97,8 @@ class Unawaited(Marked, FedAvg):
     """FedAvg where arrivals end rounds; `dies_in` and `free_in` are versions.
 
     Client 1 is slow: it goes on when client 0 has begun two versions later. Client 2 is stuck in its first visit until
-    client 0 frees it, which then waits until client 2 has reported and client 3 is dead.
+    client 0 frees it, which then waits until client 2 has reported and client 3 is dead. In its next visit client 2
+    suspends its process, which client 0 wakes `ASLEEP` versions later.
     """
 
     def client(self, task, shared, personal, visits):
@@ -112,6 +114,16 @@ class Unawaited(Marked, FedAvg):
         if version > self.free_in:
             self.wait_for("back")
             self.wait_for("dead")
+        if version > self.free_in + ASLEEP:
+            self.wake(int(self.mark("back").read_text()))
+
+    def wake(self, process: int) -> None:
+        end = time.monotonic() + PATIENCE
+        while not self.mark("awake").exists() and time.monotonic() < end:
+            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                self.mark("awake").touch()
+                os.kill(process, signal.SIGCONT)
+            time.sleep(0.005)
 
     def be_slow(self, version: int, closed) -> None:
         end = time.monotonic() + PATIENCE
@@ -120,9 +132,13 @@ class Unawaited(Marked, FedAvg):
                 return
 
     def be_stuck(self, version: int, closed) -> None:
-        if self.mark("free").exists():
-            self.mark("back").touch()
-        self.wait_for("free")
+        if not self.mark("free").exists():
+            self.wait_for("free")
+        elif not self.mark("back").exists():
+            self.mark("pid").write_text(str(os.getpid()))
+            self.mark("pid").rename(self.mark("back"))
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self.wait_for("awake")
 
     def die(self, version: int, closed) -> None:
         if version >= self.dies_in:
