@@ -1,7 +1,7 @@
 #!/bin/sh
 # Figure 5 of the SALF paper: accuracy against the deadline. At the paper's size in simulated time, and with 4 clients and
-# 80 rounds in simulated and in real time on 5 ranks. Finished runs are skipped, others gone on with. About 50 minutes
-# on two free cores, 30 of them in real time.
+# 80 rounds in simulated and in real time on 5 ranks. Finished runs are skipped, others gone on with. Some 50
+# minutes on two free cores, by the time of its parts; 30 of them in real time.
 #   HPCFL_DATA=folder-that-holds-mnist BIN=.venv/bin MPIRUN=mpirun sh jobs/salf_fig5.sh
 set -eu
 export OMP_NUM_THREADS=1
