@@ -80,7 +80,7 @@ def test_the_script(
     out = capsys.readouterr().out
     found = json.loads(out.splitlines()[-1])["predicted"]
     assert picture.stat().st_size > 10_000
-    assert [each["layout"] for each in found][-1] == "two levels (planned)"
+    assert [each["layout"] for each in found][-1] == "two levels"
     for each, layout in zip(found, layouts(1000, 32)):
         right = predict(COSTS, layout, study.load(4096, 4, layout.ranks, 999))
         assert each["total"] == pytest.approx(right.total, rel=0.05)
