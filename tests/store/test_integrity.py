@@ -232,7 +232,7 @@ def test_of_clients_that_do_not_answer_the_last_checkpoint_is_repeated(
         if asked[-1] < silent_from:
             yield from personal(self, now)
         else:
-            self.wrote = []
+            self.wrote = {}
             yield from self._last_saved(list(range(7)), now.saved)
 
     monkeypatch.setattr(Server, "personal", answered)
