@@ -284,7 +284,7 @@ def test_scores_and_state_of_who_does_not_answer(monkeypatch: pytest.MonkeyPatch
     np.testing.assert_array_equal(server.scores(now), [[0.0, np.nan, 2.0]] * 2)
     like = job.algorithm.init_client(job.task, 0)
 
-    def load(path: Path, clients: list[int]) -> dict[int, Any]:
+    def load(path: Path, clients: list[int], check: bool = False) -> dict[int, Any]:
         assert path == Path("saved")
         return {client: {name: np.full(value.shape, 7.0) for name, value in like.items()} for client in clients}
 
