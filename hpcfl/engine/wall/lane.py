@@ -276,8 +276,8 @@ class Lane:
         return np.array([[self.sent], [self.received]], dtype=np.float64)
 
     def did(self) -> list[int]:
-        """Return the ranks that have done what was asked of all."""
-        return [] if self.busy or self.state == "dead" else list(self.topology.ranks)
+        """Return the ranks that have done what was asked of all, beside a visit that goes on too."""
+        return [] if self.is_writing or self.state in ("late", "dead") else list(self.topology.ranks)
 
     def clients_in(self, *states: str) -> Ints:
         """Return who lives on ranks in these states."""
