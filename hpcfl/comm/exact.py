@@ -152,14 +152,15 @@ class ExactSum(ABC):
     def add_rows(self, rows: Tensor, factors: list[float]) -> None:
         """Add ``Σ factor·row`` of rows [k, n] on the CPU, itself formed in float64.
 
-        A piece for each of torch's threads at a time, which stays in the caches; a single row by `each_piece`, since
-        torch would do all but one pass in one thread; and what is small by NumPy, whose calls cost less than torch's.
+        By NumPy where it can: its calls cost less than torch's, and convert what they add on the way. A single row by
+        `each_piece`, since torch would do all but one pass in one thread; others that need torch by a piece for each
+        of its threads at a time, which stays in the caches.
         """
         if not factors:
             return
         few = rows.shape[1] <= FEW
+        # a float32 times a count of samples is exact in float64, whatever adds it
         if few and rows.dtype == torch.float32:
-            # one call for all: a float32 times a count of samples is exact in float64, whatever adds it
             terms = np.multiply(rows.numpy(), np.array(factors)[:, None] * self.scale, dtype=np.float64)
             self.add(np.add.reduce(terms, out=ROOM.total.numpy()[: rows.shape[1]]), slice(0, rows.shape[1]))
             return
@@ -168,6 +169,13 @@ class ExactSum(ABC):
             return
         if len(factors) == 1:
             each_piece(rows.shape[1], partial(self._add_row, rows[0], factors[0]))
+            return
+        if rows.dtype == torch.float32 and all(factor == float(np.float32(factor)) for factor in factors):
+            scaled, values = np.array(factors) * self.scale, rows.numpy()
+            for piece in pieces(rows.shape[1]):
+                total = ROOM.total.numpy()[: piece.stop - piece.start]
+                np.einsum("k,kn->n", scaled, values[:, piece], out=total, dtype=np.float64)  # row after row
+                self.add(total, piece)
             return
         for part in pieces(rows.shape[1], PIECE * torch.get_num_threads()):
             total = ROOM.wide(part.stop - part.start).copy_(rows[0, part]).mul_(factors[0] * self.scale)

@@ -12,7 +12,7 @@ import numpy as np
 from hpcfl.base.errors import RunError, UsageError, listed, refusal
 from hpcfl.base.types import Floats, Ints
 
-CACHE_BYTES = 8_500_000  # a chunk's parameters should stay in the caches: 10 to 13 models of 640 kB, with 1 MB a core
+CACHE_BYTES = 6_400_000  # a chunk's parameters should stay in caches that two ranks share: 10 models of 640 kB
 MOST_PER_CHUNK = 256
 CHUNKS_WANTED = 8  # "auto" leaves at least so many chunks, so that some ranks can share them
 TWO_LEVEL = "two-level"  # of `lane_width`

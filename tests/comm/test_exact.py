@@ -263,3 +263,19 @@ def test_many_rows_of_few_numbers_are_what_they_are_one_by_one(make: Any, monkey
     apart.total(wanted)
     assert found.tolist() == wanted.tolist()
     assert len(set(found.tolist())) > 20
+
+
+@pytest.mark.parametrize("make", [lambda n: BinnedSum(np.zeros((2, n))), lambda n: FixedSum(np.zeros(n, np.int64))])
+@pytest.mark.parametrize("factor", [700.0, 0.1])
+def test_rows_are_added_one_after_the_other(make: Any, factor: float) -> None:
+    """Products by counts of samples are exact, by other factors they are rounded with the sum."""
+    size = PIECE + 5000
+    rows = torch.randn(13, size, generator=torch.Generator().manual_seed(0))
+    rows *= 10.0 ** torch.linspace(-20.0, 3, size)
+    found, wanted, one_by_one = make(size), make(size), torch.zeros(size, dtype=torch.float64)
+    found.add_rows(rows, [factor] * 13)
+    for row in rows:
+        one_by_one.add_(row, alpha=factor * wanted.scale)
+    for piece in pieces(size):
+        wanted.add(one_by_one[piece].numpy(), piece)
+    assert total(found, size) == total(wanted, size)

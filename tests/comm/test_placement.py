@@ -158,7 +158,7 @@ def test_chunks_are_dealt_like_cards_fastest_first() -> None:
 
 
 def test_the_automatic_chunk_size_follows_from_the_config_alone() -> None:
-    assert ranks.chunk_size("auto", 100, 640_000) == 13
+    assert ranks.chunk_size("auto", 100, 640_000) == 10
     assert ranks.chunk_size("auto", 8, 640_000) == 1
     assert ranks.chunk_size("auto", 10_000, 10_000) == 256
     assert ranks.chunk_size("auto", 10_000, 10**9) == 1
@@ -166,5 +166,5 @@ def test_the_automatic_chunk_size_follows_from_the_config_alone() -> None:
     assert ranks.chunk_size(6, 4, 1) == 4
     assert ranks.chunk_size("auto", 10_000, 10_000, one_by_one=True) == 1
     assert ranks.chunk_size(6, 10, 1, one_by_one=True) == 6
-    assert [ranks.chunk_size("auto", count, 1_200_000) for count in (4, 10, 100)] == [1, 2, 7]
-    assert [ranks.chunk_size("auto", count, 1_200_000, heavy=True) for count in (4, 10, 100)] == [1, 1, 7]
+    assert [ranks.chunk_size("auto", count, 1_200_000) for count in (4, 10, 100)] == [1, 2, 5]
+    assert [ranks.chunk_size("auto", count, 1_200_000, heavy=True) for count in (4, 10, 100)] == [1, 1, 5]

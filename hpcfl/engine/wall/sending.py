@@ -252,14 +252,21 @@ class SumSender(WholeSender):
     def take(self, message: Message) -> None:
         for name, (value, weight) in message.items():
             block, weights = self.frame[name].format.blocks[name], self.weights[name]
-            self.totals[name] = weighted_sum(block.whole(value.detach()), weight)
+            rows = block.whole(value.detach())
+            if rows.device.type == "cpu":
+                self._bins(name).add_rows(rows, weight.tolist())
+            else:
+                self.totals[name] = weighted_sum(rows, weight)
             weights[block.part(value)] = weights.get(block.part(value), 0.0) + float(weight.sum())
 
     def end(self, rejected: Ints, gradients: Sequence[int], steps: Ints | None = None) -> None:
         super().end(rejected, gradients, steps)
         for name, total in zip(self.totals, on_host(list(self.totals.values()))):
-            staged = self.frame[name]
-            BinnedSum(staged.format.bins(staged.parts, name)).add_rows(total[None], [1.0])
-            for part, weight in self.weights[name].items():
-                staged.format.weigh(staged.parts, self.local_rank, name, weight, part)
+            self._bins(name).add_rows(total[None], [1.0])
+        for name, weights in self.weights.items():
+            for part, weight in weights.items():
+                self.frame[name].format.weigh(self.frame[name].parts, self.local_rank, name, weight, part)
         self.totals = {}
+
+    def _bins(self, name: str) -> BinnedSum:
+        return BinnedSum(self.frame[name].format.bins(self.frame[name].parts, name))
