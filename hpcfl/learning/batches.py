@@ -151,12 +151,12 @@ def batches(
     (x, y), starts = _together(data)
     real, rows = (on_device(torch.from_numpy(part), y.device) for part in (index >= 0, index.clip(min=0) + starts))
     clients = [int(client) for client in visits.clients]
-    for step, sizes in enumerate(counts):
+    shapes = [(*rows.shape[1:], *part.shape[1:]) for part in (x, y)]
+    for step, (sizes, places) in enumerate(zip(counts, rows.flatten(1))):
         visits.raise_if_closed()
         if visits.more is not None and not visits.more():
             return
-        places = rows[step].flatten()
-        picked, labels = (part.index_select(0, places).view(*rows[step].shape, *part.shape[1:]) for part in (x, y))
+        picked, labels = (part.index_select(0, places).view(shape) for part, shape in zip((x, y), shapes))
         key = StepKey(seed, visits.round, clients, step + PHASE_STEPS * phase)
         if fill is not None:
             picked = crop_and_flip(picked, key, fill)

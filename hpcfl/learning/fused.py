@@ -193,10 +193,15 @@ def _backward(
         if unit.names:
             wanted = {own: name for own, name in unit.names.items() if name in names}
             yield unit.layer, {name: Product(d, given) if own == "weight" else d.sum(1) for own, name in wanted.items()}
-            count = len(d) if rows is None else rows[unit.layer - 1]
-            if unit.layer == lowest or not count:
+            if unit.layer == lowest:
                 return
-            d = torch.bmm(d[:count], params[unit.names["weight"]][:count])
+            weight = params[unit.names["weight"]]
+            if rows is not None:
+                count = rows[unit.layer - 1]
+                if not count:
+                    return
+                d, weight = d[:count], weight[:count]
+            d = torch.bmm(d, weight)
         elif isinstance(unit.module, Dropout):
             d = d * got
         else:

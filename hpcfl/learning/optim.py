@@ -203,7 +203,7 @@ def train(task: Task, params: State, batches: Iterable[Batch], groups: Iterable[
         group.optimiser.init(state) if group.memory is None else group.memory for group, state in zip(learning, states)
     ]
     losses = torch.zeros(_clients(params), dtype=task.dtype, device=task.device)
-    taken = torch.zeros_like(losses)
+    taken: Tensor | int = 0
     for batch in batches if learning else ():
         for group, learn, memory in zip(learning, states, kept):
             loss = group.optimiser.step(task, params, learn, memory, batch, group.objective)
@@ -214,10 +214,14 @@ def train(task: Task, params: State, batches: Iterable[Batch], groups: Iterable[
         else:
             weight = active.to(losses.dtype)
             losses += loss * weight  # an objective may be more than the loss, also where a client rests
-            taken += weight
+            taken = weight + taken
         if batch.note is not None:
-            batch.note(losses / taken.clamp(min=1))
-    return losses / taken.clamp(min=1)
+            batch.note(_over(losses, taken))
+    return _over(losses, taken)
+
+
+def _over(losses: Tensor, taken: Tensor | int) -> Tensor:
+    return losses / (max(taken, 1) if isinstance(taken, int) else taken.clamp(min=1))
 
 
 def _clients(params: State) -> int:
