@@ -46,7 +46,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from helpers.launcher import ROOT, mpis
+from helpers.launcher import ROOT, descendants, kill_one, mpis
 from helpers.moments import IMPORTS
 from helpers.struck import NOISE, Forked, Struck, build_disk
 from helpers.warm import Warm
@@ -746,7 +746,16 @@ def both_summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def give_up(number: int, _: object) -> None:
+    """End all jobs, which are in sessions of their own, and this process: trials that were under way do not count."""
+    for pid in descendants(os.getpid())[1:]:
+        kill_one(pid)
+    os._exit(128 + number)
+
+
 def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, give_up)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", action="store_true", help="let each call on the run folder fail")
     parser.add_argument("--alone", action="store_true", help="with --faults: each call of one process, without MPI")
