@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,16 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of this pytest see, those of xdist too."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(autouse=True)
+def modules_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget what a test has imported from files of its own: another one's may have the same name."""
+    before, base = set(sys.modules), tmp_path_factory.getbasetemp()
+    yield
+    for name in sys.modules.keys() - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(base):
+            del sys.modules[name]
 
 
 __all__ = ["shared_dir", "solo", "world"]

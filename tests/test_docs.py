@@ -82,7 +82,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def typed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def typed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stand in a folder that has what the docs take for granted, as a process alone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HPCFL_DATA", str(data))
@@ -102,11 +102,7 @@ def typed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
             Path(block.file).write_text(block.text, encoding="utf-8")
     monkeypatch.setattr(plugins, "_folders", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(tmp_path):
-            del sys.modules[name]
+    return tmp_path
 
 
 def noted(text: str, here: Path) -> list[Words]:
