@@ -48,11 +48,11 @@ class Patience:
     def __init__(self) -> None:
         self.least, self.least_cold, self.looked = inf, inf, 0.0
         self.moved()
+        self.used, self.told = time.thread_time(), False
 
     def moved(self) -> None:
-        """Begin anew: something has just happened."""
-        self.looks, self.start, self.used = 0, time.monotonic(), time.thread_time()
-        self.cold = False
+        """Begin anew: something has just happened, so that the look that was just taken is like no other."""
+        self.looks, self.start, self.cold, self.told = 0, time.monotonic(), False, True
 
     def has_moved(self, look: float) -> bool:
         """Whether a look that took so many seconds has moved bytes."""
@@ -61,14 +61,14 @@ class Patience:
     def pause(self, most: float = 1.0, coming: int = 0) -> None:
         """Give way or sleep, at most `most` seconds; `coming` bytes are known to be on their way."""
         look = time.thread_time() - self.used
-        if self.has_moved(look):
+        if not self.told and self.has_moved(look):
             self.moved()
         if self.cold:
             self.least_cold = min(self.least_cold, look)
-        else:
+        elif not self.told:
             self.least = min(self.least, max(look, 1e-6))
-        self.looks, self.cold = self.looks + 1, False
-        self.looked += self.least
+        self.looks, self.cold, self.told = self.looks + 1, False, False
+        self.looked += self.least if self.least < inf else 0.0
         awake = self.looks * self.least < YIELD_SECONDS or self.looked * COMING < coming
         if awake or self.looks % STEPS:
             os.sched_yield()

@@ -72,6 +72,19 @@ def test_slow_looks_now_and_then_do_not_keep_it_awake(clock: Clock) -> None:
     assert max(clock.naps) > 0.0015
 
 
+def test_what_it_is_told_says_nothing_about_how_long_looks_take(clock: Clock) -> None:
+    from hpcfl.comm.mpi import Patience
+
+    patience, due = Patience(), 0.0
+    while clock.now < 3.0:
+        clock.look(4e-5)
+        if clock.now > due:
+            patience.moved()
+            due = clock.now + 0.2
+        patience.pause()
+    assert clock.used < 0.1 * clock.now
+
+
 def test_looks_that_take_longer_move_bytes(clock: Clock) -> None:
     """Naps begin anew, and are short: what follows is noticed soon."""
     patience = waited(clock, 1.0, lambda: 5e-5 if clock.slept else 2e-5)
