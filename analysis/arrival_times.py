@@ -43,9 +43,9 @@ from hpcfl.schedule.planner import Planner
 from hpcfl.schedule.speeds.base import Speed
 from hpcfl.schedule.staleness import Staleness
 
-SIZES = (1, 2, 4, 8, 16, 32, 64)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """B and R that are tried, and 1/α."""
-STEPS = tuple(2.0**-k for k in range(-1, 9))
+STEPS = tuple(2.0**-k for k in range(-6, 9))
 METHODS = ("synchronous", "asynchronous", "fedasync", "rennala", "ringmaster")
 SYMBOLS = {"fedasync": "α = 1/", "rennala": "B = ", "ringmaster": "R = "}
 """What the size of a method is."""
