@@ -163,7 +163,7 @@ class Fused:
         else:
             logs, classes = outputs.log_softmax(-1), y.unsqueeze(-1)
             each = -logs.gather(-1, classes).squeeze(-1)
-            d = logs.exp_().scatter_(-1, classes, -1.0, reduce="add")
+            d = logs.exp_().scatter_add_(-1, classes, logs.new_full((), -1.0).expand(classes.shape))
         if batch.valid is None:
             return each.mean(1), d.div_(y.shape[1])
         share = batch.valid / batch.valid.sum(1, keepdim=True).clamp(min=1).to(d.dtype)
