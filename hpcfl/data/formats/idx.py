@@ -18,6 +18,8 @@ from hpcfl.base.errors import UsageError
 from hpcfl.base.types import Ints
 from hpcfl.data.formats.files import check_labels, check_unpacked, reading
 
+PART = 1 << 16  # bytes
+
 
 def read_pair(folder: Path, part: str, side: int, classes: int, first: int = 0) -> tuple[NDArray[np.uint8], Ints]:
     """Return images uint8 ``[n, side, side]`` and labels int64 ``[n]`` of a part, such as "train" or "t10k".
@@ -79,8 +81,11 @@ def _wrong(size: int, expected: int) -> str:
 
 
 def _fill(file: BufferedIOBase, values: NDArray[np.uint8]) -> int:
-    """Read until the values are full or the file ends; return how many were read."""
+    """Read until the values are full or the file ends; return how many were read.
+
+    A part at a time: gzip unpacks as much as it is asked for, and copies it.
+    """
     count = 0
-    while count < len(values) and (got := file.readinto(values[count:].data)):
+    while count < len(values) and (got := file.readinto(values[count : count + PART].data)):
         count += got
     return count

@@ -49,11 +49,11 @@ class Table(Speed):
         kind = next((kind for kind in KINDS if set(kind) == set(columns)), None)
         if kind is None:
             raise UsageError(f"speed.file: {path}: {_wrong_columns(list(columns))}")
-        return {name: self._checked(name, columns[name]) for name in kind}
+        return {name: self._checked(name, columns.pop(name)) for name in kind}  # of two copies one goes at once
 
     def _checked(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         """Return a column as int64, or float64 for seconds; refuse what cannot be."""
-        numbers, least = values.astype(np.float64), int(name == "depth")
+        numbers, least = values.astype(np.float64, copy=False), int(name == "depth")
         if name == "seconds":
             right, expected = np.isfinite(numbers) & (numbers > 0), "seconds above 0"
         else:
@@ -171,7 +171,7 @@ def _read_csv(path: Path) -> Columns:
                 raise UsageError(f"speed.file: {path}: line {where} has {count} values, expected {len(names)}")
             for name, column, cell in zip(names, columns, row):
                 column.append(_number(path, line, cell, name))
-    return {name: np.array(column) for name, column in zip(names, columns)}
+    return {name: np.frombuffer(column) for name, column in zip(names, columns)}
 
 
 def _number(path: Path, line: int, cell: str, name: str) -> float:
