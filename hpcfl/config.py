@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,7 +24,7 @@ from hpcfl.base.errors import UsageError, toml
 from hpcfl.base.files import check_unchanged, origin
 from hpcfl.comm.devices import Device
 from hpcfl.comm.guard import Guard
-from hpcfl.comm.placement import FAN_OUT, TWO_LEVEL, check_single
+from hpcfl.comm.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
 from hpcfl.data import Header, Source
 from hpcfl.data.formats.files import found
 from hpcfl.learning.config import TaskConfig
@@ -181,9 +181,20 @@ class Config(ConfigBase):
         """Which key looks at single messages in real time, and how; "" where none does."""
         if self.participation.by_arrivals:
             return "participation.close = 'arrivals' waits for"
-        if self.algorithm.iterates:
-            return f"algorithm.name = '{self.algorithm.name}' asks for further sums over"
-        return f"guard.max_norm = {self.guard.max_norm:g} measures" if self.guard.max_norm else ""
+        if self.guard.max_norm:
+            return f"guard.max_norm = {self.guard.max_norm:g} measures"
+        return f"algorithm.name = '{self.algorithm.name}' asks for further sums over" if self.algorithm.iterates else ""
+
+    @property
+    def passes_singles(self) -> bool:
+        """Whether leaders send on what each visit has sent of the blocks that are looked at, beside their sums."""
+        return self.algorithm.iterates and not (self.participation.by_arrivals or self.guard.max_norm)
+
+    def check_lanes(self, lanes: Sequence[Topology] = ()) -> None:
+        """Raise UsageError where ranks would share a lane although single messages are looked at."""
+        led = self.lane_width == TWO_LEVEL and self.passes_singles
+        if self.clock == "wall" and self.singles and not led:
+            check_single(self.singles, self.lane_width, lanes)
 
     def check(self, data_dir: Path | None) -> Header:
         """Raise UsageError where values do not go together or with the data's headers; return the headers."""
@@ -219,8 +230,7 @@ class Config(ConfigBase):
             raise UsageError(
                 f"min_ranks = {self.min_ranks} is only for a start with a time limit: set start_within, in seconds"
             )
-        if self.clock == "wall" and self.singles:
-            check_single(self.singles, self.lane_width)
+        self.check_lanes()
         for key, idle in (("buffers", "mean"), ("embedding", None)) if self.model.chain else ():
             if (value := getattr(self.task, key)) != idle:
                 raise UsageError(

@@ -52,6 +52,8 @@ class Block:
         which of them a client's visits hold. Empty: all hold all.
     mask : bool
         Whether this is the mask of another block, see `masked`.
+    kept : bool
+        Whether what each visit has sent of it is looked at once more, see `IteratedReduction.kept`.
     """
 
     shape: tuple[int, ...]
@@ -59,6 +61,7 @@ class Block:
     places: int = 1
     parts: tuple[tuple[int, ...], ...] = ()
     mask: bool = False
+    kept: bool = False
 
     @property
     def held(self) -> tuple[tuple[int, ...], ...]:

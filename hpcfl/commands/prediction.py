@@ -144,7 +144,8 @@ def taking_part(layout: Layout, lanes: Sequence[Topology], cohort: Ints, hosts: 
 
 def _refused(job: Job, layout: Layout, mpi: str) -> str:
     """Return why a run could not have these lanes, and what it could have; "" where it could."""
-    if job.config.singles and (layout.ranks > 1 or layout.width == TWO_LEVEL):
+    shared = layout.ranks > 1 or (layout.width == TWO_LEVEL and not job.config.passes_singles)
+    if job.config.singles and shared:
         return f"refused: {job.config.singles} single messages, which ranks that share a lane add up on the way"
     if fits(mpi, layout):
         return ""

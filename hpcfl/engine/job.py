@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Event
@@ -141,7 +141,21 @@ class Job:
 
     @cached_property
     def layout(self) -> Layout:
-        return self.algorithm.layout(self.task)
+        """The blocks that visits send.
+
+        Raises
+        ------
+        ValueError
+            If the algorithm keeps a block for further sums that is not among them.
+        """
+        layout = self.algorithm.layout(self.task)
+        names = frozenset() if self.iterated is None else self.iterated.kept
+        if unknown := names - {name for group in layout for name in group}:
+            raise ValueError(f"kept: {sorted(unknown)} are no blocks of the layout")
+        return tuple(
+            {name: replace(block, kept=True) if name in names else block for name, block in group.items()}
+            for group in layout
+        )
 
     @cached_property
     def layers(self) -> Layers:
@@ -200,18 +214,8 @@ class Job:
 
     @cached_property
     def keeps(self) -> dict[str, Block]:
-        """The blocks that are held for further sums, once sent.
-
-        Raises
-        ------
-        ValueError
-            If the algorithm names a block that is not in its layout.
-        """
-        names = frozenset() if self.iterated is None else self.iterated.kept
-        kept = {name: block for group in self.layout for name, block in group.items() if name in names}
-        if names - kept.keys():
-            raise ValueError(f"kept: {sorted(names - kept.keys())} are no blocks of the layout")
-        return kept
+        """The blocks that are held for further sums, once sent."""
+        return {name: block for group in self.layout for name, block in group.items() if block.kept}
 
     @cached_property
     def bundles(self) -> Bundles:

@@ -35,7 +35,7 @@ from hpcfl.base.types import Computing, State
 from hpcfl.comm.costs import check_communicators
 from hpcfl.comm.guard import Norms
 from hpcfl.comm.launcher import end_job, has_ulfm, library
-from hpcfl.comm.placement import check_single, check_there, lane_topologies
+from hpcfl.comm.placement import check_there, lane_topologies
 from hpcfl.comm.processors import Processors, processors, shares, threads
 from hpcfl.engine import stopping
 from hpcfl.engine.profile import Phases, Profile
@@ -187,8 +187,7 @@ def _prepared(
     def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
         job = Job.of(config, request.data_dir, size, device, count, computing, request.chunk, federation)
         columns(job)  # refused before there is a folder
-        if config.clock == "wall" and config.singles:
-            check_single(config.singles, config.lane_width, lane_topologies(config.lane_width, hosts, job.chunks))
+        config.check_lanes(lane_topologies(config.lane_width, hosts, job.chunks))
         if rank == 0 and torch.get_num_threads() != count:
             line = f"threads = {count}: torch was loaded before, and keeps {torch.get_num_threads()}"
             print(f"hpcfl: {line}", file=sys.stderr, flush=True)

@@ -1,4 +1,7 @@
-"""FLIC in real time: rounds that close with the first visits of clients of different widths, and their replay."""
+"""FLIC in real time: rounds that close with the first visits of clients of different widths, and their replay.
+
+Over two levels too: the leaders send on what the barycenters need of each visit, beside the sums.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,13 @@ def table() -> dict[str, Any]:
     }
 
 
-def test_a_replay_ends_in_the_same_state(world: Any, shared_dir: Path) -> None:
-    run = play(world, table(), shared_dir / "run", world.comm)
-    again = play(world, replay(table(), run), shared_dir / "again", None)
+@pytest.mark.parametrize("width", [1, "two-level"])
+def test_a_replay_ends_in_the_same_state(world: Any, shared_dir: Path, width: int | str) -> None:
+    """Over two levels there are two leaders, or a tree of them where there are four client ranks."""
+    levels = {"leaders": world.size - 1 if world.size > 4 else min(2, world.size - 1), "fan_out": 2}
+    values = table() | {"lane_width": width} | (levels if width == "two-level" else {})
+    run = play(world, values, shared_dir / "run", world.comm)
+    again = play(world, replay(values, run), shared_dir / "again", None)
     if world.rank == 0:
         data = store.open_run(run)
         invited, counted = ((data[name].values == 1).sum(1) for name in ("cohort", "arrived"))

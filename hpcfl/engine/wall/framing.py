@@ -119,6 +119,10 @@ class FrameFormat:
         weights: Floats = (high + low).sum(0)
         return weights
 
+    def single(self, frame: Frame, name: str, local_rank: int, place: int) -> tuple[Tensor, Tensor]:
+        """Return what the visit of a rank alone on its lane has sent of a block, flat, and its weight [1]."""
+        return self.whole(frame, name), torch.from_numpy(self.weights(frame, name))
+
     def part_weights(self, frame: Frame, name: str) -> Floats:
         """Return the weight of each of a block's parts over all ranks, float64 [parts]."""
         high, low = self._places(frame, name).astype(np.float64)
@@ -155,10 +159,10 @@ class FrameFormat:
 class SumFormat:
     """The format of one group's sums as a leader sends them on: over the visits of so many `ranks`, `most` of each.
 
-    A head comes first, ``[signs, then for each block its weights, how its sum comes, and the sum if it is small]``;
-    then what the head says of each large block: nothing where nobody has sent any, its whole numbers, and what is
-    beside them only where that is needed (`hpcfl.comm.exact`). Visits sign as in a `FrameFormat`, and with the seconds
-    from the round's start until the leader had the group.
+    A head comes first, ``[signs, what single visits have sent of blocks that are kept, then for each block its weights,
+    how its sum comes, and the sum if it is small]``; then what the head says of each large block: nothing where nobody
+    has sent any, its whole numbers, and what is beside them only where that is needed (`hpcfl.comm.exact`). Visits sign
+    as in a `FrameFormat`, and with the seconds from the round's start until the leader had the group.
     """
 
     sums = True
@@ -168,6 +172,10 @@ class SumFormat:
         self._signed = (SIGNS + 1) * ranks * most
         self._starts: dict[str, int] = {}
         self.size = self._signed
+        self._singles: dict[str, int] = {}
+        for name in self.kept:
+            self._singles[name] = self.size
+            self.size += ranks * most * (1 + blocks[name].size)
         for name, block in blocks.items():
             self._starts[name] = self.size
             self.size += len(block.held) + 2 + (0 if self.is_large(name) else block.bins * block.size)
@@ -192,15 +200,33 @@ class SumFormat:
     def gradients(self, frame: Frame, local_rank: int, place: int = 0) -> int:
         return sum(int(part) for part in self.signs(frame)[2:4, local_rank, place])
 
+    @property
+    def kept(self) -> list[str]:
+        """The blocks of which each visit's own values travel too."""
+        return [name for name, block in self.blocks.items() if block.kept]
+
+    def singles(self, frame: Frame, name: str) -> Floats:
+        """Return what each visit has sent of a block that is kept, weight first, float64 [ranks, most, 1 + n]."""
+        start, size = self._singles[name], 1 + self.blocks[name].size
+        end = start + self.ranks * self.most * size
+        return frame[0].numpy()[start:end].reshape(self.ranks, self.most, size)
+
+    def single(self, frame: Frame, name: str, local_rank: int, place: int) -> tuple[Tensor, Tensor]:
+        """Return what one visit has sent of a block that is kept, flat, and its weight [1]."""
+        own = torch.from_numpy(self.singles(frame, name)[local_rank, place])
+        return own[1:], own[:1]
+
     def part_weights(self, frame: Frame, name: str) -> Floats:
         """Return the weight of each of a block's parts over all ranks, float64 [parts]."""
         start = self._starts[name]
         return frame[0].numpy()[start : start + len(self.blocks[name].held)]
 
-    def filled(self, signs: Floats, sums: ExactSums) -> Frame:
-        """Return the frame of these sums, whose memory it shares: they must not change until it has left."""
-        frame = [self.head()]
-        self.signs(frame)[:] = signs
+    def filled(self, head: Tensor, sums: ExactSums) -> Frame:
+        """Return the frame of these sums, whose memory it shares: they must not change until it has left.
+
+        The `head` has what is said of single visits already.
+        """
+        frame = [head]
         for name in self.blocks:
             own = sums.of(name)
             self.part_weights(frame, name)[:] = sums.weights(name)

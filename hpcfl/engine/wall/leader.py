@@ -86,7 +86,7 @@ class PartialSums:
         self.sums = ExactSums(job.layout)
         reached = np.array(job.layers.reached) <= attempt.layers
         self.least = len(formats) if self.whole else int(reached.argmax())  # groups: a loss without a layer is nothing
-        self.signs: list[Floats] = [np.zeros((SIGNS + 1, group.ranks, group.most)) for group in formats]
+        self.heads = [[group.head()] for group in formats]
         self.place = {client: (row, place) for row, clients in enumerate(asked) for place, client in enumerate(clients)}
         self.sent = 0  # groups that have left
         self.parts: list[int] = []  # in how many parts their large blocks come
@@ -158,9 +158,9 @@ class PartialSums:
 
     def frame(self) -> list[Any]:
         """Return the frame of the next group, which has to leave as it is."""
-        group, signs = self.formats[self.sent], self.signs[self.sent]
+        group, (head,) = self.formats[self.sent], self.heads[self.sent]
         self.sent += 1
-        frame = group.filled(signs, self.sums)
+        frame = group.filled(head, self.sums)
         self.parts += group.parts(frame)
         return frame
 
@@ -175,17 +175,23 @@ class PartialSums:
     def _add(self, lane: Lane, row: int, one: PendingReceive, number: int) -> None:
         add_group(one, number, self.sums)
         self.added[lane][number] += 1
-        signs, own = self.signs[number], one.signs[number]
+        group, head, frame = self.formats[number], self.heads[number], one.frames[number]
+        signs, own = group.signs(head), one.signs[number]
         if isinstance(one, PendingSums):
             there = own[0] != 0
             ranks, most = there.shape
             signs[:, row : row + ranks, :most] = own
             signs[-1, row : row + ranks, :most][there] += one.start - self.began
+            for name in group.kept:
+                group.singles(head, name)[row : row + ranks, :most] = one.formats[number].singles(frame, name)
             return
         for place, client in enumerate(client for clients in one.clients for client in clients):
             to = self.place[client]
             signs[(slice(SIGNS), *to)] = own[:, 0, place]
             signs[(SIGNS, *to)] = one.times[number] - self.began
+            for name in group.kept:
+                value, weight = one.formats[number].single(frame, name, 0, place)
+                group.singles(head, name)[to] = np.append(weight, value)
 
 
 def turns(lane: Lane) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
@@ -112,7 +112,7 @@ class ReceivedSums(Sums):
 
     def messages(self, blocks: Mapping[str, Block]) -> list[Message]:
         """Return what each visit that counted has sent of `blocks`, one by one."""
-        return [*self.kept, *(message(one, groups, blocks) for one, groups in self.received)]
+        return [*self.kept, *chain(*(messages(one, groups, blocks) for one, groups in self.received))]
 
     def _with(self, number: int) -> list[PendingReceive]:
         """Return the visits whose group of this number counts."""
@@ -126,13 +126,15 @@ def contribution(one: PendingReceive, number: int, name: str) -> tuple[Tensor, f
     return group.whole(frame, name), weight
 
 
-def message(one: PendingReceive, groups: int, blocks: Mapping[str, Block]) -> Message:
-    """Return what a single rank's visit has sent of `blocks` within its first groups, in memory of its own."""
-    kept = blank(blocks, 1)
-    for group, frame in zip(one.formats[:groups], one.frames):
-        for name in group.blocks.keys() & blocks.keys():
-            keep({name: (group.whole(frame, name), torch.from_numpy(group.weights(frame, name)))}, kept)
-    return kept
+def messages(one: PendingReceive, groups: int, blocks: Mapping[str, Block]) -> Iterator[Message]:
+    """Yield what each single visit has sent of `blocks` within its first groups, in memory of its own."""
+    for local_rank, clients in enumerate(one.clients):
+        for place in range(len(clients)):
+            kept = blank(blocks, 1)
+            for group, frame in zip(one.formats[:groups], one.frames):
+                for name in group.blocks.keys() & blocks.keys():
+                    keep({name: group.single(frame, name, local_rank, place)}, kept)
+            yield kept
 
 
 def add_all(
@@ -236,7 +238,7 @@ class RoundOutcome:
         self._note(lane, one, accepted)
         add_all(one, self.early, accepted)
         if self.job.keeps:
-            self.kept.append(message(one, accepted, self.job.keeps))
+            self.kept += messages(one, accepted, self.job.keeps)
         lane.receive_next()
 
     def finish(self, closed: float) -> None:
