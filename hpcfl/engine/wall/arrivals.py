@@ -82,7 +82,8 @@ class ArrivalsServer(Server):
         flights, start, began = now.flights, now.flights.now, time.monotonic()
         lasts = self.rules.closes_after(now.round, ())
         now.served[now.round] = now.shared
-        step = Step(ExactSums(self.job.layout), began + lasts)
+        due = self.origin + start + lasts  # what the server's step took is a part of the round, as in simulated time
+        step = Step(ExactSums(self.job.layout), due if due > began else began + lasts)
         with record.timed("wait_seconds"):
             self._stop_stale(now)
             self._fill(step, now, record)
