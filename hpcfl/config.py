@@ -94,7 +94,8 @@ class Config(ConfigBase):
     """Wall clock: client ranks that share a lane. A lane can be held up by its own ranks only; 1 is safest, and wider
     lanes save bytes. ``node``: the ranks of one host. ``all``: all ranks. ``auto``: 1 up to 64 ranks, then ``node``.
     ``two-level``: one rank of each host leads it, over lanes of one rank; it passes the state on and sends the server
-    sums of what has come in time, so that a rank can hold up nobody and the server hears of hosts only."""
+    sums of what has come in time, so that a rank can hold up nobody and the server hears of hosts only; where arrivals
+    end rounds, which count one by one, it passes its neighbours' messages on."""
     leaders: Literal["node"] | Count = "node"
     """With lane_width = 'two-level': ranks that lead others. ``node``: one on each host. A number: so many in all, of
     which each leads as many neighbours as the others."""
@@ -187,8 +188,8 @@ class Config(ConfigBase):
 
     @property
     def passes_singles(self) -> bool:
-        """Whether leaders send on what each visit has sent of the blocks that are looked at, beside their sums."""
-        return self.algorithm.iterates and not (self.participation.by_arrivals or self.guard.max_norm)
+        """Whether leaders send on single messages: all of them, or those that are looked at beside their sums."""
+        return bool(self.singles) and not self.guard.max_norm
 
     def check_lanes(self, lanes: Sequence[Topology] = ()) -> None:
         """Raise UsageError where ranks would share a lane although single messages are looked at."""

@@ -63,7 +63,10 @@ class Channel(ABC):
 
     @abstractmethod
     def revoke(self) -> None:
-        """Let whatever is under way fail at every rank. Not where one leads one: others share their communicator."""
+        """Let whatever is under way fail at every rank. Not where one leads one: others share their communicator.
+
+        A rank that is reached by way of another one is told to give up that way.
+        """
 
 
 class Group(Channel):
@@ -134,6 +137,31 @@ class Direct(Channel):
         return [begin(piece, self.peer, self.tag) for piece in in_pieces(data)]
 
 
+class Relayed(Direct):
+    """A channel to a rank by way of another one, which passes on what comes on its other communicator, see `relay`.
+
+    Parameters
+    ----------
+    comms : (Intracomm, Intracomm)
+        For what has come to where it goes, and for what is to be passed on.
+    by, rank : int
+        Who passes it on, and whose lane it is.
+    """
+
+    def __init__(self, comms: Sequence[MPI.Intracomm], by: int, rank: int, kind: int, leads: bool) -> None:
+        super().__init__(comms[0], by, TAGS * rank + kind, leads)
+        self.passing, self.rank, self.kind = comms[1], rank, kind
+        self._told: Requests = []
+
+    def revoke(self) -> None:
+        if self.kind == CONTROL:
+            self._told = word(self.comm, self.rank, leads=True).down(NOTHING)
+
+    def _carried(self, data: Any, sends: bool) -> Requests:
+        begin = self.passing.Isend if sends else self.comm.Irecv
+        return [begin(piece, self.peer, self.tag) for piece in in_pieces(data)]
+
+
 Pair = tuple[Channel, Channel]
 """A lane's channels: for commands, and for everything large."""
 
@@ -181,20 +209,28 @@ def connect(comm: MPI.Intracomm, width: int | str, hosts: Sequence[str], apart: 
     return made
 
 
-def connect_tree(comm: MPI.Intracomm) -> Connected:
+def connect_tree(comm: MPI.Intracomm, relays: bool = False) -> Connected:
     """Make what lanes of two levels speak over: all are between two ranks, and share one communicator; see `direct`.
 
-    All ranks call it at once.
+    Where some ranks are `relays`, there is another one for what they pass on. All ranks call it at once.
     """
-    shared, request = comm.Idup()
-    wait([request])
-    return Connected({}, [shared])
+    made = []
+    for _ in range(1 + relays):
+        shared, request = comm.Idup()
+        wait([request])
+        made.append(shared)
+    return Connected({}, made)
 
 
 def direct(comm: MPI.Intracomm, peer: int, leads: bool, number: int = 0) -> Pair:
     """Return a lane to one rank; `number` tells lanes between the same two ranks apart."""
     tag = TAGS * number
     return Direct(comm, peer, tag + CONTROL, leads), Direct(comm, peer, tag + DATA, leads)
+
+
+def relayed(comms: Sequence[MPI.Intracomm], by: int, rank: int, leads: bool) -> Pair:
+    """Return the lane of a rank that is reached by way of another one."""
+    return Relayed(comms, by, rank, CONTROL, leads), Relayed(comms, by, rank, DATA, leads)
 
 
 def notices(comm: MPI.Intracomm, peer: int, leads: bool, number: int = 0) -> Channel:
@@ -205,6 +241,16 @@ def notices(comm: MPI.Intracomm, peer: int, leads: bool, number: int = 0) -> Cha
 def words(comm: MPI.Intracomm, peer: int, leads: bool) -> Channel:
     """Return a channel between the server and any rank, whoever leads that one."""
     return Direct(comm, peer, WORDS, leads)
+
+
+def word(comm: MPI.Intracomm, rank: int, leads: bool) -> Channel:
+    """Return the channel on which the server tells a rank to give up the way by which it is reached."""
+    return Direct(comm, rank if leads else 0, TAGS * rank + WORDS, leads)
+
+
+def farewell(comms: Sequence[MPI.Intracomm], by: int, rank: int) -> Channel:
+    """Return the channel on which a rank tells the one that passes its messages on that there are no more."""
+    return Relayed(comms, by, rank, NOTICES, leads=False)
 
 
 def single(rank: int, size: int) -> int:

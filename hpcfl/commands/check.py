@@ -290,7 +290,8 @@ def _memory(job: Job, ranks: int, per_host: int) -> Facts:
         where = "of one host" if per_host >= ranks else f"with {per_host} on each host"
         lanes = f"{_lanes(job, ranks, per_host)} on {ranks} ranks {where}"
         if job.config.lane_width == TWO_LEVEL:
-            lanes += f", to leaders, of whom there are {len(_tree(job, ranks, per_host).nodes)}"
+            to = "by way of" if job.config.participation.by_arrivals else "to"
+            lanes += f", {to} leaders, of whom there are {len(_tree(job, ranks, per_host).nodes)}"
         yield "lanes", lanes
         states = 2 * _versions(job, ranks) * job.task.nbytes
         of_these = f" ({states / 1e6:.3g} of them for states in clients' hands, and copies)" if states else ""
@@ -338,7 +339,7 @@ def bounds(job: Job, ranks: int, per_host: int | None = None) -> tuple[int, int]
     times the model, or the message where that is larger (the state served, the gradients or the model being trained,
     the change, and the buffers on their way out), all but the first for each client of a chunk, and two such sums; and
     twice the personal state of its clients, acknowledged and provisional. Over two levels the server has a sum per
-    lane, twice a message as a rule.
+    lane, twice a message as a rule, unless every visit arrives by itself.
     """
     message, (size, held) = _message(job), _largest(job)
     several = not job.together and max(len(job.hosted(rank)) for rank in range(1, ranks)) > 1
@@ -347,7 +348,7 @@ def bounds(job: Job, ranks: int, per_host: int | None = None) -> tuple[int, int]
     rules = job.config.participation
     alike = rules.slots(job.config.clients) if rules.every_client else 0
     held_there = (each * _lanes(job, ranks, per_host or ranks) + 3 + 4 * several + alike) * message
-    if job.config.lane_width == TWO_LEVEL:
+    if job.config.lane_width == TWO_LEVEL and not rules.by_arrivals:
         held_there = 3 * message + len(_tree(job, ranks, per_host or ranks).below(0)) * _summed(job)
     states = 2 * _versions(job, ranks) * job.task.nbytes
     server = held_there + job.config.clients * _kept(job) + states + copies
@@ -357,9 +358,12 @@ def bounds(job: Job, ranks: int, per_host: int | None = None) -> tuple[int, int]
 def _leading(job: Job, ranks: int, per_host: int) -> int:
     """Most bytes that a rank takes for those that it leads.
 
-    A message of each, or a sum of each leader below it, its own sum, and another state on its way down.
+    A message of each, or a sum of each leader below it, its own sum, and another state on its way down. What arrives
+    one by one it passes on, as it does each state.
     """
     nodes, each = _tree(job, ranks, per_host), 4 if _largest(job)[0] > 1 else 1
+    if job.config.participation.by_arrivals:
+        return (_message(job) + job.task.nbytes) * max(len(row) - 1 for row in nodes.nodes)
     lanes = [[each * _message(job), _summed(job)][one.leads] for rank in nodes.leaders for one in nodes.below(rank)]
     most = max(len(nodes.below(rank)) for rank in nodes.leaders)
     return max(lanes) * most + _summed(job) + job.task.nbytes
@@ -382,6 +386,8 @@ def _message(job: Job) -> int:
 
 
 def _lanes(job: Job, ranks: int, per_host: int) -> int:
+    if job.config.lane_width == TWO_LEVEL and job.config.participation.by_arrivals:
+        return ranks - 1
     if job.config.lane_width == TWO_LEVEL:
         return len(_tree(job, ranks, per_host).below(0))
     hosts = [str(rank // per_host) for rank in range(ranks)]

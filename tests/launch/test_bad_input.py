@@ -388,9 +388,9 @@ CASES = {
     "fan-out-1": fedavg("clock=wall lane_width=two-level fan_out=1", "fan_out", "got 1; did you mean 2?"),
     "fan-out-alone": fedavg("clock=wall fan_out=4", "fan_out = 4 has no meaning", "lane_width = 'two-level'"),
     "leaders-alone": fedavg("clock=wall leaders=2", "leaders = 2 has no meaning", "lane_width = 'two-level'"),
-    "two-levels-of-arrivals": fedavg(
-        "clock=wall lane_width=two-level participation.close=arrivals participation.buffer=2",
-        "lane_width: participation.close = 'arrivals' waits for single messages",
+    "two-levels-of-norms": fedavg(
+        "clock=wall lane_width=two-level guard.max_norm=5.0",
+        "lane_width: guard.max_norm = 5 measures single messages",
         "did you mean 1?",
     ),
     "two-levels-rehost": fedavg(

@@ -53,6 +53,11 @@ def arriving(rules: dict[str, Any], **more: Any) -> dict[str, Any]:
     return real(1, **{"algorithm": FEDAVG, "staleness": OLD, "rounds": 6, **more, "participation": participation})
 
 
+def led(world: Any, rules: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The same over two levels: two nodes, of which each has a rank that passes on what the others say."""
+    return {**arriving(rules, **more), "lane_width": "two-level", "leaders": min(2, world.size - 1)}
+
+
 def replays(world: Any, values: dict[str, Any], run: Path, folder: Path) -> None:
     """Replay a run in simulated time, and compare to the bit."""
     again = play(world, replay(values, run), folder / "again", None)
@@ -98,6 +103,20 @@ def test_a_resumed_run_goes_on_with_who_was_at_work(world: Any, shared_dir: Path
     run = play(world, values, shared_dir / "run", world.comm)
     resume(world, run, 4, world.comm)
     replays(world, values, run, shared_dir)
+
+
+@pytest.mark.parametrize("case", [({"buffer": 1}, {}), ({"buffer": 3}, {"algorithm": SALF, "speed": FAST})])
+def test_neighbours_of_a_leader_arrive_one_by_one(world: Any, shared_dir: Path, case: Any) -> None:
+    """With scores, personal state, a resume, and visits that are stopped."""
+    rules, more = case
+    values = led(world, {**rules, "max_staleness": 2, "stop_stale": True}, **more)
+    run = play(world, values, shared_dir / "run", world.comm)
+    resume(world, run, 4, world.comm)
+    replays(world, values, run, shared_dir)
+    if world.rank == 0:
+        data = store.open_run(run)
+        assert len(np.unique(data["arrival_client"].values)) > 2
+        assert np.isfinite(data["client_accuracy"].values).any()
 
 
 def test_where_clients_count_alike_a_replay_has_the_same_bits(world: Any, shared_dir: Path) -> None:

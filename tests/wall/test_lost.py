@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -217,6 +218,27 @@ def test_ranks_of_two_levels_die(ranks: tuple[int, int], rule: str, tmp_path: Pa
     goes_on_without(tmp_path, ended)
     follow = [line for line in ended.said if line.endswith(", which is lost")]
     assert len(follow) == sum(rank in (1, 3) for rank in ranks if with_ranks({rank - 1}) & died(tmp_path)) or 2 in ranks
+    nobody_is_left(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_neighbours_go_on_without_the_one_that_passes_their_messages_on(how: int, tmp_path: Path) -> None:
+    """Rank 1 is dead, or suspended for too long; the clients of rank 2, by way of it until then, arrive later too."""
+    settings = "lane_width=two-level", "leaders=2", "participation.close=arrivals", "participation.buffer=2"
+    settings += "lost_after=4.0", "rounds=80", "checkpoint.every=80", f"algorithm.signal={int(how)}"
+    settings += "speed.model=exponential", "speed.kind=dynamic", "speed.rate=4.0"
+    ended = run("openmpi", tmp_path, [(0, 6)], *settings, options=ULFM)
+    assert ended.code == 0, ended.err
+    assert died(tmp_path) == {0}
+    folder = tmp_path / "run"
+    data = store.open_run(folder)
+    assert data.attrs["status"] == "done"
+    assert {event["client"] for event in store.events(folder) if event["kind"] == "lost"} == HOSTED[1]
+    client = data["arrival_client"].values
+    assert HOSTED[2] <= {*client[:6].ravel().tolist()}
+    assert HOSTED[2] <= {*client[-10:].ravel().tolist()}
+    assert HOSTED[1].isdisjoint(client[-10:].ravel().tolist())
     nobody_is_left(tmp_path)
 
 

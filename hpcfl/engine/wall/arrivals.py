@@ -257,9 +257,9 @@ class ArrivalsServer(Server):
     # everything else
 
     def _rehost(self) -> None:
-        before = len(self.orphans.events)
+        before = len(self.orphans.events), [*self.lanes.all]
         super()._rehost()
-        if len(self.orphans.events) > before:
+        if before != (len(self.orphans.events), self.lanes.all):
             self.lane |= {client: lane for lane in self.lanes.all for client in lane.hosted.tolist()}
 
     def _is_free(self, lane: Lane) -> bool:

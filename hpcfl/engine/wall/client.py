@@ -31,6 +31,10 @@ LOOK_SECONDS = 0.002  # how often a rank that computes looks for the server's wo
 SENDING_SECONDS = 0.0002  # and how often while something is being sent
 
 
+class GivenUp(Exception):  # noqa: N818
+    """The server no longer speaks with this rank on its lane."""
+
+
 class ClientRank:
     """One client rank on its lane; `rest` is called while it waits.
 
@@ -39,9 +43,14 @@ class ClientRank:
     channels : (Channel, Channel)
         The lane's: for commands, and for everything large.
     spare : (Channel, Channel), optional
-        Those of a lane for this rank alone, if the lane should lose another rank.
+        Those of a lane for this rank alone, if the lane should lose another rank, or the one that it goes by.
     worker : Worker, optional
         What computes, where it has begun to already; the rank is then not here before it has `arrived`.
+
+    Attributes
+    ----------
+    word : list of MPI.Request
+        Complete once the server has given the lane up for the spare one.
     """
 
     def __init__(
@@ -57,14 +66,14 @@ class ClientRank:
         store: Callable[[int, Mapping[int, State]], None] | None = None,
         worker: Worker | None = None,
     ) -> None:
+        self.word: Requests = []
+        self._left: list[Any] = []
         self.job, self.executor, self.rest, self.spare, self.store = job, executor, rest, spare, store
         self.phases, self._round = phases or Phases(), -1
         self.worker = worker or Worker()
         if worker is None:
             self.worker.start(lambda put: executor.warm())
-        packing = Packing(job.algorithm.init_server(job.task))
-        state = packing.zeros(pinned=job.task.device.type == "cuda")
-        self.parts, self.views = packing.received(state), packing.views(state)
+        self._room()
         self._posted = self._total = 0
         self._last = 0.0  # when it has posted its last frame
         self.released = False
@@ -72,6 +81,12 @@ class ClientRank:
         self._join(topology, local_rank, channels)
         if worker is None:
             self.arrived()
+
+    def _room(self) -> None:
+        """Make room for the shared state."""
+        packing = Packing(self.job.algorithm.init_server(self.job.task))
+        state = packing.zeros(pinned=self.job.task.device.type == "cuda")
+        self.parts, self.views = packing.received(state), packing.views(state)
 
     def arrived(self) -> ClientRank:
         """Tell whoever leads this rank that it is here; return itself."""
@@ -106,8 +121,13 @@ class ClientRank:
             if self.spare is None:
                 reason = " ".join(error.Get_error_string().split())
                 raise RunError(f"the server (rank 0) is lost ({reason})") from None
+        except GivenUp:
+            assert self.spare is not None
         # the lane has lost another rank: go on with one of this rank alone
+        self.word = []
         self._over.set()
+        self._left += [self._sends, self._heard, self._command, self.parts]  # who hangs may still use it one day
+        self._room()
         self._join(self.topology.single(self.local_rank), 0, self.spare)
         self.spare = None
         self._arrive()
@@ -309,4 +329,6 @@ class ClientRank:
 
     def _progress(self) -> None:
         self._sends = [(requests, kept) for requests, kept in self._sends if not MPI.Request.Testall(requests)]
+        if self.word and MPI.Request.Testall(self.word):
+            raise GivenUp
         self.rest()

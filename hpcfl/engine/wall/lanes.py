@@ -44,8 +44,8 @@ class Lanes:
     Parameters
     ----------
     spare : mapping of int to Lane
-        A lane of its own for each rank that shares one: where MPI tells of dead ranks, a lane that has lost one falls
-        apart into these.
+        A lane of its own for each rank that shares one, or is reached by way of another rank: where that is lost, a
+        lane falls apart into these.
     lost_after : float
         Seconds of silence after which a lane that owes something counts as dead; None: never.
     patience : float
@@ -139,7 +139,7 @@ class Lanes:
         return new
 
     def _divisible(self, lane: Lane) -> bool:
-        return len(lane.topology.ranks) > 1 and lane.topology.ranks[0] in self.spare
+        return self.spare.get(lane.topology.ranks[0], lane) is not lane
 
     def lose(self, lane: Lane, reason: str) -> None:
         """Give up a lane for good, and tell of the ranks on it, unless they are lost already."""

@@ -22,11 +22,13 @@ from hpcfl.comm.transfers import Transfers
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.stopping import Stop
+from hpcfl.engine.wall import relayed
 from hpcfl.engine.wall.arrivals import ArrivalsServer
 from hpcfl.engine.wall.client import ClientRank
 from hpcfl.engine.wall.executor import Executor
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Lanes
+from hpcfl.engine.wall.relayed import RelayedRank
 from hpcfl.engine.wall.roles import Roles
 from hpcfl.engine.wall.server import Server
 from hpcfl.engine.wall.succession import Succession
@@ -72,9 +74,12 @@ def lead(
         job.planner.recall(folder, now.round)
         return made
 
+    arrivals = job.config.participation.by_arrivals
     if job.config.lane_width == TWO_LEVEL:
-        there = connect_tree(comm)
+        there = connect_tree(comm, relays=arrivals)
         nodes = tree(job.config.leaders, job.config.fan_out, hosts)
+        if arrivals:
+            return server(ArrivalsServer, there, *relayed.lanes(job, there.comms, nodes, facts))
         succession = Succession(job, there.comms[0], nodes, facts)
         return server(Server, there, succession.lanes(), succession=succession)
     there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
@@ -94,7 +99,7 @@ def lead(
     for number, each in enumerate(topologies):
         whole = absent.keys().isdisjoint(each.ranks) or len(each.ranks) == 1
         all_lanes += [lane(each, number)] if whole else [spare[rank] for rank in each.ranks]
-    return server(ArrivalsServer if job.config.participation.by_arrivals else Server, there, all_lanes, spare)
+    return server(ArrivalsServer if arrivals else Server, there, all_lanes, spare)
 
 
 def serve(
@@ -117,11 +122,15 @@ def serve(
     now.shared = {}  # it comes with each invitation
     from_device = job.task.device.type == "cuda" and bool(has_cuda(comm))
     executor = Executor(job, job.hosted(rank), now.personal, from_device)
-    client: ClientRank | Roles
+    client: ClientRank | Roles | RelayedRank
     if job.config.lane_width == TWO_LEVEL:
-        there = connect_tree(comm)
+        arrivals = job.config.participation.by_arrivals
+        there = connect_tree(comm, relays=arrivals)
         nodes = tree(job.config.leaders, job.config.fan_out, hosts)
-        client = Roles(job, there.comms[0], nodes, executor, rest, phases, store)
+        if arrivals:
+            client = RelayedRank(job, there.comms, nodes, executor, rest, phases, store)
+        else:
+            client = Roles(job, there.comms[0], nodes, executor, rest, phases, store)
     else:
         topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
         number, lane = next((number, each) for number, each in enumerate(topologies) if rank in each.ranks)

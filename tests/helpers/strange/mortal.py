@@ -1,4 +1,4 @@
-"""SALF some of whose clients end their process, as ``kill -9`` would, in the middle of a visit."""
+"""SALF some of whose clients end their process, as ``kill -9`` would, or suspend it, in the middle of a visit."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ class Mortal(Salf):
         Clients, and the round from which on their next visit is their last.
     marks : str
         Folder in which each death leaves a file; who has died once is spared after a resumption.
+    signal : int
+        What the process sends to itself.
     """
 
     deaths: tuple[tuple[int, int], ...] = ()
     marks: str = ""
+    signal: int = signal.SIGKILL
 
     def client(self, task, shared, personal, visits):
         work = super().client(task, shared, personal, visits)
@@ -35,4 +38,4 @@ class Mortal(Salf):
         mark = Path(self.marks) / str(client)
         if not mark.exists():
             mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.signal)
