@@ -1,6 +1,6 @@
 """Seconds until gradients are small, of five ways to use workers of which one is very slow.
 
-    python analysis/arrival_times.py [--workers 16] [--slow 1 10 100 1000] [--linear 64 256]
+    python analysis/arrival_times.py [--workers 16] [--slow 1 10 100 1000] [--linear 64 256] [--longest 64]
 
 All but one of the workers take 1 second per gradient, the last one --slow; or worker i takes i seconds, with --linear
 so many of them. They share one objective, the quadratic
@@ -142,14 +142,19 @@ def times(
     raise AssertionError
 
 
-def best(problem: Quadratic, method: str, seconds: Sequence[float], epsilon: float, gradients: int) -> dict[str, Any]:
-    """Return the least time of a method, and by which size and step."""
+def best(
+    problem: Quadratic, method: str, seconds: Sequence[float], epsilon: float, gradients: int, longest: float = STEPS[0]
+) -> dict[str, Any]:
+    """Return the least time of a method, and by which size, and which step up to the `longest`."""
+    steps = [step for step in STEPS if step <= longest]
     tried = []
     for size in SIZES if method in SYMBOLS else (0,):
         alpha = 1 / size if method == "fedasync" else None
-        tried.append((times(problem, rules(method, size), seconds, epsilon, gradients=gradients, alpha=alpha), size))
+        tried.append(
+            (times(problem, rules(method, size), seconds, epsilon, steps, gradients=gradients, alpha=alpha), size)
+        )
     least, size = min(((float(each.min()), size) for each, size in tried), key=lambda pair: pair[0])
-    step = STEPS[int(next(each for each, other in tried if other == size).argmin())]
+    step = steps[int(next(each for each, other in tried if other == size).argmin())]
     return {"seconds": least if least < np.inf else None, "size": size or None, "step": step}
 
 
@@ -162,6 +167,7 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=1e-4, help="[1e-4]")
     parser.add_argument("--noise", type=float, default=0.0025, help="σ² [0.0025]")
     parser.add_argument("--gradients", type=int, default=20_000, help="the most that a method uses [20000]")
+    parser.add_argument("--longest", type=float, default=STEPS[0], help="the largest γ that is tried [64]")
     asked = parser.parse_args()
     problem, rows = Quadratic(noise=asked.noise), []
     cases = {
@@ -171,7 +177,8 @@ def main() -> None:
     table = Table("workers", "law", *METHODS, title=f"R in theory: {threshold(asked.noise, asked.epsilon)}")
     for name, paces in cases.items():
         law = optimal_time(paces, 1.0, problem.gap, asked.noise, asked.epsilon)
-        found = {method: best(problem, method, paces, asked.epsilon, asked.gradients) for method in METHODS}
+        limits = asked.epsilon, asked.gradients, asked.longest
+        found = {method: best(problem, method, paces, *limits) for method in METHODS}
         rows.append({"workers": name, "law": law, **found})
         cells = (
             "never"

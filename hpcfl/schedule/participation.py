@@ -212,7 +212,7 @@ class Participation(ConfigBase):
         elif self.buffer is None and self.deadline is None:
             raise UsageError("participation.buffer: close = 'arrivals' needs it, or a participation.deadline")
         elif self.buffer is not None:
-            check_within("participation.buffer", self.buffer, 1, most)
+            check_within("participation.buffer", self.buffer, 1, most, " (participation.concurrency)")
         elif not self.once_per_version:
             raise UsageError(
                 "participation.once_per_version: expected true where a deadline alone ends rounds of close = "

@@ -330,13 +330,15 @@ def check(
     clock: str,
 ) -> None:
     """Raise UsageError where the sections that rounds follow from do not go together."""
+    if participation.by_arrivals:  # before keys that it would refuse for another reason
+        _check_arrivals(algorithm)
     participation.check(clients)
     doubling.check(participation)
     speed.check(participation, clock)
     speed.covers(rounds, clients)
     _check_partial(participation.partial, algorithm)
     _check_snapshot(participation, algorithm)
-    if speed.rules(participation).by_arrivals:
+    if speed.rules(participation).by_arrivals:  # a replay
         _check_arrivals(algorithm)
     if speed.rules(participation).every_client:
         _check_every_client(algorithm)
@@ -382,7 +384,7 @@ def _check_arrivals(algorithm: Method) -> None:
     if why:
         raise UsageError(
             f"participation.close = 'arrivals': algorithm.name = '{algorithm.name}' needs rounds: {why}; did you mean "
-            "participation.close = 'quorum'?"
+            "participation.close = 'all'?"
         )
 
 

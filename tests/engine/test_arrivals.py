@@ -27,6 +27,7 @@ L = 4
 SHARES = np.arange(L, 0, -1) / L
 DYNAMIC = {"model": "exponential", "kind": "dynamic"}
 MALENIA = {"close": "arrivals", "buffer": 7, "max_staleness": 0, "every_client": True}
+SOME = {"close": "arrivals", "buffer": 1, "invite": "uniform", "size": 3}
 UNIFORM = {"name": "fedavg", "batch": 32, "weights": "uniform"}
 
 
@@ -127,19 +128,26 @@ def test_a_visit_reports_the_layers_that_it_has_when_its_time_is_up() -> None:
     assert [plan.depth.tolist() for plan in plans] == [[1], [3], [1]]  # 1.5 of 2.5 s: 2 of 4 layers
 
 
-def test_a_straggler_that_stopped_at_layer_l_reports_every_2l_th_deadline() -> None:
-    speed = UniformDepth(stragglers=0.5, redraw=False, nothing=False, complete=False, late="rounds")
-    plans = planned(40, 6, speed, deadline=0.1, once_per_version=True)
-    gaps: dict[int, list[int]] = {client: [] for client in range(6)}
+@pytest.mark.parametrize(("redraw", "complete"), [(False, False), (True, True)])
+def test_a_straggler_that_stopped_at_layer_l_reports_every_2l_th_deadline(redraw: bool, complete: bool) -> None:
+    """One that stopped nowhere is no straggler. l is the layer down to which it came when it left."""
+    speed = UniformDepth(stragglers=0.5, redraw=redraw, nothing=False, complete=complete, late="rounds")
+    plans = planned(60, 6, speed, deadline=0.1, once_per_version=True)
+    found = set()
     for plan in plans:
         assert plan.duration == pytest.approx(0.1)
         for client, version, _ in visits(plan):
-            gaps[client].append(plan.round - version + 1)
-    late = sorted(client for client, found in gaps.items() if set(found) != {1})
-    assert len(late) == 3
-    for client in late:
-        assert set(gaps[client]) <= {4, 6, 8}
-    assert [len(plan.invited) for plan in plans] == [6] * 40  # the others are at work
+            depth = int(speed.depth(Attempt(0, 6, SHARES, version, 0, np.arange(6), 0.1))[client])
+            assert plan.round - version + 1 == (2 * depth if depth > 1 else 1)
+            found.add(depth)
+    assert found == {1, 2, 3, 4}
+    assert [len(plan.invited) for plan in plans] == [6] * 60  # the others are at work
+
+
+def test_in_real_time_such_a_visit_ends_midway_between_two_deadlines() -> None:
+    speed = UniformDepth(stragglers=1.0, complete=False, nothing=False, late="rounds")
+    attempt = Attempt(0, 6, SHARES, 3, 0, np.arange(6), 0.1)
+    np.testing.assert_allclose(speed.enforced(attempt), 0.1 * (2 * speed.depth(attempt) - 0.5))
 
 
 def test_nobody_may_ever_arrive() -> None:
@@ -171,7 +179,7 @@ def test_a_queue_goes_on_where_it_was_saved() -> None:
     [
         ({}, "needs it, or a participation.deadline"),
         ({"buffer": 8}, r"participation.buffer: .*7"),
-        ({"buffer": 3, "concurrency": 2}, r"participation.buffer: .*2"),
+        ({"buffer": 3, "concurrency": 2}, r"participation.buffer: expected 1 … 2 \(participation.concurrency\), got 3"),
         ({"buffer": 1, "concurrency": 8}, r"participation.concurrency: .*7"),
         ({"buffer": 1, "max_staleness": -1}, "max_staleness"),
         ({"deadline": 1.0}, "once_per_version"),
@@ -205,7 +213,8 @@ def test_participation_refuses(rules: dict[str, Any], match: str) -> None:
     ("more", "match"),
     [
         ({"algorithm": {"name": "fedhenn"}}, "'fedhenn' needs rounds: "),
-        ({"algorithm": {"name": "flic"}}, "'flic' needs rounds: "),
+        ({"algorithm": {"name": "flic"}}, "'flic' needs rounds: .*'all'"),
+        ({"algorithm": {"name": "flic"}, "participation": SOME}, "'flic' needs rounds: "),
         ({"algorithm": {"name": "fedlrgd"}}, "'fedlrgd' needs rounds: "),
         ({"doubling": {"when": "plateau"}}, "doubling.when"),
         ({"weighting": {"correct": "estimated"}}, "weighting.correct"),
@@ -281,6 +290,10 @@ def test_all_of_equal_pace_are_fedavg(solo: Any, tmp_path: Path, more: dict[str,
         {
             "algorithm": {"name": "salf", "missing": "none", "momentum": 0.5, "persist_optimizer": True},
             "participation": {"close": "arrivals", "buffer": 4, "max_seconds": 0.7, "max_staleness": 2},
+        },
+        {
+            "algorithm": {"name": "fedavg", "batch": 32, "epochs": 0, "steps": 5},
+            "participation": {"close": "arrivals", "buffer": 4, "max_seconds": 0.7, "partial": "steps"},
         },
     ],
 )

@@ -3,7 +3,7 @@
 Runs are started by the command line and read from their folders, so nothing here depends on how the package is
 organised. The file is made anew only where results are meant to change; MNIST must be in ``HPCFL_DATA`` then. Columns
 and norms are compared on any machine, digests on those of the kinds that the file names; ``--add`` adds the kind of
-this machine, by code that is known to give what is frozen.
+this machine, and presets that the file lacks, by code that is known to give what is frozen.
 
 ``salf-wall-digits/`` is a run by the wall clock, to be replayed. It was recorded once, on three ranks, four rounds and
 ``participation.deadline = 0.5``; its checkpoint was removed, and the columns that neither a replay nor ``hpcfl show``
@@ -49,11 +49,15 @@ AT_THE_END = ("evaluate.every=4", "evaluate.last=1")
 SHORT = (*AT_THE_END, "algorithm.epochs=1", "algorithm.head_epochs=2")
 FIRST = ("participation.close=first", "participation.first=10")
 BUNDLED: dict[str, tuple[str, ...]] = {  # smaller chunks where there is but one: three ranks need two
+    "async-digits": (),
+    "diloco-digits": ("algorithm.steps=5",),
     "drop-digits": (),
     "fedave-breast-cancer": ("batch_clients=4",),
     "fedave-logistic": ("batch_clients=20",),
     "fedave-softmax-digits": ("batch_clients=8",),
+    "fedasync-digits": (),
     "fedavg-digits": (),
+    "fedbuff-digits": (),
     "fedhenn-toy-lm-small": ("algorithm.epochs=1", "data.samples_per_class=400"),
     "fedlrgd-breast-cancer": ("batch_clients=4",),
     "fedlrgd-logistic": ("batch_clients=20",),
@@ -64,6 +68,7 @@ BUNDLED: dict[str, tuple[str, ...]] = {  # smaller chunks where there is but one
     "flic-linear": (),
     "flic-toy": ("algorithm.pretrain=1", "algorithm.epochs=2"),
     "local-toy-nf-small": ("algorithm.epochs=2", "data.samples_per_class=400"),
+    "ringmaster-digits": (),
     "salf-digits": (),
     "salf-wall-digits": (REPLAY,),
     "srpfl-fedrep-digits": (),
@@ -180,7 +185,7 @@ def rounded(value: float) -> float:
 
 
 def main(add: bool) -> None:
-    """Write frozen.json: anew, or with the digests of this kind of machine beside those that it has.
+    """Write frozen.json: anew, or with what it lacks of this kind of machine beside what it has.
 
     Made anew, it keeps other kinds' digests of the runs that are as they were on this one.
     """
@@ -189,7 +194,7 @@ def main(add: bool) -> None:
     known, digests = json.loads(FILE.read_text()), {name: run.pop("digests") for name, run in runs.items()}
     others = [each for each in known["kinds"] if each["kind"] != kind()]
     if add:
-        runs = known["runs"]
+        runs |= known["runs"]
     else:
         before = next((each["digests"] for each in known["kinds"] if each["kind"] == kind()), {})
         same = {name for name, value in digests.items() if before.get(name) == value}

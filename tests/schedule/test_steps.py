@@ -70,6 +70,18 @@ def test_steps_follow_from_speed_and_deadline() -> None:
     assert plan.duration == 1.0
 
 
+def test_steps_of_visits_whose_time_is_up_where_arrivals_end_rounds() -> None:
+    """The same visits: those of 0.5 s are whole, the others report at 1 s, or in vain."""
+    rules = {"close": "arrivals", "buffer": 5, "max_seconds": 1.0, "once_per_version": True}
+    plan = planned_by(Fixed(), FedAvg(epochs=0, steps=10), [30] * 7, **rules)
+    assert plan.steps is not None
+    assert plan.arrivals is not None
+    assert plan.cohort.tolist() == [0, 1, 2, 3, 4]
+    assert plan.steps.tolist() == [10, 10, 5, 2, 1]
+    assert plan.depth.tolist() == [1] * 5
+    assert plan.arrivals.times.tolist() == [0.5, 1.0, 1.0, 1.0, 1.0]
+
+
 def test_each_client_has_its_own_number_of_steps() -> None:
     """Two passes in batches of 10 over 5, 10, 11 and 40 samples are 2, 2, 4 and 8 steps; half of the time is left."""
     slow = Fixed()
