@@ -37,7 +37,7 @@ ARITHMETIC = {
 }
 """What is the same whatever the MPI, most of it simulated rounds. What is about lanes and messages runs under both."""
 LAUNCHES = [*WHOLE, ("openmpi", 4), ("openmpi", 2), ("openmpi", 1)]
-ON_ANY_NUMBER = {"test_placement", "test_flic_anchors", "test_launcher"}
+ON_ANY_NUMBER = {"test_placement", "test_flic_anchors", "test_launcher", "test_arrivals"}
 """Run on every number of ranks: one rank equals n, who is where."""
 LANES = {"test_rounds"}
 """Lanes of one rank and of several: run on every number of ranks, on each by one MPI."""
