@@ -116,8 +116,9 @@ class Saver:
                 store.write_server(draft, round, **server)
             if self.rank in writers:
                 store.write_rank(draft, self.rank, personal)
-            if server is None:
+            if server is None or self.recorder is None:
                 return None
+            self.recorder.segment.sync()  # no checkpoint without the rows of its rounds, whatever the power does
             _, size = store.publish(draft, sorted(writers), self.job.config.checkpoint.kept)
             return Written(time.perf_counter() - start, size)
 

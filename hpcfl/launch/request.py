@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.types import Computing
 from hpcfl.config import Config, ConfigLike, Overlay
 from hpcfl.engine.trained import recorded, recorded_chunk
@@ -162,6 +162,10 @@ def _resumption(
     store.segment_paths(folder)  # a run whose metrics are gone is not done
     status, attributes = store.read_status(folder), store.run_attributes(folder)
     if status.state == "done" and rounds in (None, json.loads(attributes["config"])["rounds"]):
+        if damaged := store.verify(folder).damaged:
+            name, reason = next(iter(damaged.items()))
+            more = f" (and {len(damaged) - 1} more: hpcfl verify {folder})" if damaged.keys() - {name} else ""
+            raise RunError(f"'{folder}' is done, but {name} is not whole: {reason}{more}")
         print(f"'{folder}' is done already")
         return None
     if status.state == "diverged":

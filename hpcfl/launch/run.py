@@ -467,23 +467,32 @@ def _open(
         if files := job.config.files:
             attributes["files"] = json.dumps(files)
         attributes |= {"versions": json.dumps(versions()), "git_commit": git_commit()}
-        try:
+        with _writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             store.take(folder, request.force)
             store.create(folder, attributes, about_clients(job.task.federation))
-        except OSError as error:
-            raise UsageError(f"'{folder}' cannot be written: {error.strerror}") from None
     else:
         held = store.run_attributes(folder)
         if held["config"] != request.config:
-            store.rebuild(folder, {"config": request.config, "history": _history(held, request)})
+            with _writable(folder):
+                store.rebuild(folder, {"config": request.config, "history": _history(held, request)})
         if other := other_device(held, devices):
             print(f"hpcfl: '{folder}' {other}", file=sys.stderr, flush=True)
-    mark = _mark(folder, processes)
-    mark.parent.mkdir(exist_ok=True)
-    mark.touch()
-    stopping.withdraw(folder)  # before the status: from then on requests are for this start
-    store.write_status(folder, "running", ranks=[f"process {number} on {host}" for host, number in processes])
+    with _writable(folder):
+        mark = _mark(folder, processes)
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
+        stopping.withdraw(folder)  # before the status: from then on requests are for this start
+        store.write_status(folder, "running", ranks=[f"process {number} on {host}" for host, number in processes])
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """Say in one line where a run folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"'{error.filename or folder}' cannot be written: {error.strerror}") from None
 
 
 def _history(held: dict[str, Any], request: RunRequest) -> str:

@@ -6,7 +6,9 @@ import contextlib
 import errno
 import io
 import os
+import re
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import h5py
 
 PREFIX = ".tmp-"
+SMALL = 1 << 26  # bytes: no file that is read at once is larger
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # what some network file systems answer where a folder is meant
 _kept_open: list[object] = []
 
@@ -93,6 +96,22 @@ def write_text(path: Path, text: str) -> None:
         new.write_text(text, encoding="utf-8")
 
 
+def read_text(path: Path) -> str:
+    """Return a text that was written at once, damage and all; OSError where there can be none, see `check_regular`."""
+    check_regular(path)
+    with path.open("rb") as file:
+        content = file.read(SMALL + 1)
+    if len(content) > SMALL:
+        raise OSError(errno.EFBIG, f"it has more than {SMALL} bytes", str(path))
+    return content.decode("utf-8", errors="replace")
+
+
+def check_regular(path: Path) -> None:
+    """Raise OSError for a folder, a pipe or a device: opening one may take for ever, and reading it all memory."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
 def sync(path: Path) -> None:
     """Wait until the content of `path` is on the disk."""
     handle = os.open(path, os.O_RDONLY)
@@ -112,9 +131,11 @@ def sync_folder(folder: Path) -> None:
             raise
 
 
-def numbered(folder: Path, stem: str) -> list[Path]:
-    """The files ``stem-<number>.h5`` of a folder by rising number, whatever its digits."""
-    return sorted(folder.glob(f"{stem}-[0-9]*.h5"), key=number_of)
+def numbered(folder: Path, stem: str, *suffixes: str) -> list[Path]:
+    """The files ``stem-<number>`` of a folder with one of some suffixes by rising number, whatever its digits."""
+    ends = "|".join(map(re.escape, suffixes))
+    found = [path for path in folder.glob(f"{stem}-*") if re.fullmatch(f"{stem}-[0-9]+({ends})", path.name)]
+    return sorted(found, key=lambda path: (number_of(path), path.suffix == ""))
 
 
 def number_of(path: Path) -> int:

@@ -17,7 +17,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ import numpy as np
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.types import Ints, Shape
 from hpcfl.store import manifest
-from hpcfl.store.atomic import PREFIX, created, number_of, sync, sync_folder
+from hpcfl.store.atomic import PREFIX, created, number_of, numbered, sync, sync_folder
 from hpcfl.store.columns import Array
-from hpcfl.store.integrity import SERVER, damage, one_line
+from hpcfl.store.integrity import BESIDE, RUN, SERVER, damage, one_line, run_of
 
 Tensors = Mapping[str, Array]
 Chunk = tuple[Array, dict[str, Array]]
@@ -79,8 +79,7 @@ class Checkpoint:
 
 def saved(run_dir: Path) -> list[Path]:
     """Return the checkpoints of a run by rising round, whole or not."""
-    found = [path for path in (run_dir / "checkpoints").glob("round-[0-9]*") if path.suffix in ("", ".h5")]
-    return sorted(found, key=lambda path: (number_of(path), path.suffix == ""))
+    return numbered(run_dir / "checkpoints", "round", "", ".h5")
 
 
 def draft(run_dir: Path, round: int, token: str) -> Path:
@@ -148,7 +147,7 @@ def write_server(
     """
     path = folder / SERVER
     with created(path) as file:
-        file.attrs.update({"round": round, "score": float(score)})
+        file.attrs.update({"round": round, "score": float(score), RUN: run_of(folder.parents[1])})
         file.create_group("clock").attrs.update({name: float(value) for name, value in clock.items()})
         _write_shared(file.create_group("shared"), shared)
         _write_shared(file.create_group("extras"), extras or {})
@@ -169,21 +168,21 @@ def publish(
     `kept` is then asked which checkpoints up to this one stay, given their scores by round (NaN: not known); all do
     without. OSError if the manifest cannot be written or the folder not be renamed.
     """
-    entries = {_rank_file(rank): _noted(folder, rank) for rank in ranks}
-    entries[SERVER] = manifest.entry(folder / SERVER)
-    manifest.write_entries(folder, entries)
     path = folder.with_name(f"round-{number_of(folder):06d}")
+    known = {number_of(old): old for old in saved(path.parents[1]) if number_of(old) < number_of(path)}
+    stay = {*known} if kept is None else {*kept(_scores({**known, number_of(path): folder}))}
+    entries = {_rank_file(rank): _noted(folder, rank) for rank in ranks}
+    (folder / BESIDE).write_text(json.dumps(sorted(stay & known.keys())))
+    sync(folder / BESIDE)
+    entries |= {name: manifest.entry(folder / name) for name in (SERVER, BESIDE)}
+    manifest.write_entries(folder, entries)
     before = [old for old in saved(folder.parent.parent) if number_of(old) == number_of(path)]
     for old in before:  # damaged, or of a past that was given up
         _remove(old)
     folder.rename(path)
     sync_folder(path.parent)
-    if kept is not None:
-        known = {number_of(old): old for old in saved(path.parent.parent) if number_of(old) <= number_of(path)}
-        stay = kept({number: _score(old) for number, old in known.items()})
-        for number, old in known.items():
-            if number not in stay:
-                _remove(old)
+    for number in known.keys() - stay:
+        _remove(known[number])
     return path, sum(each["bytes"] for each in entries.values())
 
 
@@ -213,16 +212,18 @@ def _remove(path: Path) -> None:
     path.rename(gone)
     if gone.is_dir():
         shutil.rmtree(gone, ignore_errors=True)
-    gone.unlink(missing_ok=True)
+    else:
+        gone.unlink(missing_ok=True)
 
 
-def _score(path: Path) -> float:
-    """Return how good the state of a checkpoint is; NaN where that is not known, or cannot be read."""
-    try:
-        with _opened(path / SERVER) as file:
-            return float(file.attrs["score"])
-    except RunError:
-        return float("nan")
+def _scores(paths: Mapping[int, Path]) -> dict[int, float]:
+    """Return how good the state of each checkpoint is; NaN where that is not known, or cannot be read."""
+    found = {}
+    for number, path in paths.items():
+        found[number] = float("nan")
+        with suppress(RunError), _opened(path / SERVER) as file:
+            found[number] = float(file.attrs["score"])
+    return found
 
 
 def latest(run_dir: Path) -> Path | None:

@@ -8,14 +8,18 @@ Files that were written before there was one begin with HDF5's own signature: al
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import h5py
 
 from hpcfl.store import manifest
+from hpcfl.store.atomic import check_regular, number_of, numbered
 
 SERVER = "server.h5"  # of a folder: what the server holds
+BESIDE = "beside.json"  # which other checkpoints there were when it became visible
+RUN = "run_id"
 USER_BLOCK = 512  # bytes; the smallest that HDF5 knows
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _PIECE = 1 << 20
@@ -30,7 +34,9 @@ def damage(path: Path) -> str:
         if not path.suffix:
             if SERVER not in manifest.read(path):
                 return f"{path / manifest.NAME} lists no {SERVER}"
-            return "; ".join(f"{name}: {reason}" for name, reason in manifest.damage(path).items())
+            reasons = [f"{name}: {reason}" for name, reason in manifest.damage(path).items()]
+            return "; ".join(reasons) or _stranger(path)
+        check_regular(path)
         with path.open("rb") as file:
             head = file.read(USER_BLOCK)
             if not head.startswith(_SIGNATURE):
@@ -43,6 +49,39 @@ def damage(path: Path) -> str:
     except Exception as error:  # h5py raises almost anything on a damaged file
         return one_line(error)
     return ""
+
+
+def run_of(run_dir: Path) -> str:
+    """Return what a run calls itself since it began, "" where that is not known."""
+    try:
+        check_regular(run_dir / "run.h5")
+        with h5py.File(run_dir / "run.h5", "r") as file:
+            return str(file.attrs.get(RUN, ""))
+    except Exception:  # h5py raises almost anything on a damaged file
+        return ""
+
+
+def of_another(run: str, run_dir: Path) -> str:
+    """Return that a file of this `run` is of another one than the folder, "" where it is not, or that is not known."""
+    own = run_of(run_dir) if run else ""
+    return f"it belongs to another run ({run[:8]}…, not {own[:8]}…)" if own and own != run else ""
+
+
+def _stranger(path: Path) -> str:
+    """Return that a checkpoint that is whole is of another run or round than its place says."""
+    with h5py.File(path / SERVER, "r") as file:
+        round_, run = int(file.attrs["round"]), str(file.attrs.get(RUN, ""))
+    if path in numbered(path.parent, "round", "") and round_ != number_of(path):
+        return f"it is the state after round {round_}"
+    return of_another(run, path.parents[1])
+
+
+def lacking(path: Path) -> list[str]:
+    """Return the checkpoints that were kept beside one that is whole when it became visible, and are not there."""
+    if not (path / BESIDE).exists():
+        return []
+    there = {number_of(each) for each in numbered(path.parent, "round", "", ".h5")}
+    return [f"round-{number:06d}" for number in json.loads((path / BESIDE).read_text()) if number not in there]
 
 
 def one_line(error: Exception) -> str:

@@ -56,7 +56,10 @@ class Area(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """What the header of a file says; `sha256` is the digest of all its bytes behind the header but rows and events."""
+    """What the header of a file says.
+
+    `sha256` is the digest of all its bytes behind the header but rows and events, `run` what its run calls itself.
+    """
 
     first: int
     rounds: int
@@ -67,6 +70,7 @@ class Layout:
     block: int
     size: int
     sha256: str
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,10 +113,12 @@ def _check(record: Any, place: int) -> int:
 # ---- writing
 
 
-def lay_out(path: Path, columns: Sequence[Column], coords: Coords, first: int, rounds: int, events: int) -> Layout:
+def lay_out(
+    path: Path, columns: Sequence[Column], coords: Coords, first: int, rounds: int, events: int, run: str
+) -> Layout:
     """Write a file in which no row and no event is there yet; UsageError for more columns than HDF5 takes."""
     row, event = checked(row_type(columns, coords)), checked(EVENT)
-    about = {"first": first, "rounds": rounds, **described(columns, coords)}
+    about = {"run": run, "first": first, "rounds": rounds, **described(columns, coords)}
     room = len(json.dumps(about)) + 1024  # numbers and a digest are to come
     block = 1 << max(9, (room - 1).bit_length())
     with created(path, libver=FORMAT, userblock_size=block) as file:
@@ -185,6 +191,7 @@ def _layout(about: Mapping[str, Any]) -> Layout:
         block=about["block"],
         size=about["size"],
         sha256=about["sha256"],
+        run=about.get("run", ""),
     )
 
 

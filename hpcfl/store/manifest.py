@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl.base.errors import RunError
-from hpcfl.store.atomic import write_text
+from hpcfl.store.atomic import check_regular, read_text, write_text
 
 NAME = "manifest.json"
 _PIECE = 1 << 20
+
+
+class DamagedError(RunError):
+    """A manifest whose content is not what was written."""
 
 
 def write(folder: Path, files: Iterable[str]) -> None:
@@ -49,24 +53,37 @@ def announce(folder: Path, name: str, new: Path) -> None:
     write_entries(folder, listed)
 
 
+def settle(folder: Path, name: str) -> None:
+    """Forget what a file has replaced, now that it has its name. RunError as `read`."""
+    listed = read(folder)
+    if listed[name].pop("before", None) is not None:
+        write_entries(folder, listed)
+
+
 def entry(path: Path) -> dict[str, Any]:
     """Return what a manifest has of a file: its bytes and their sha256; OSError if it cannot be read."""
+    check_regular(path)
     return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return ``{file: {"bytes": size, "sha256": digest}}``; RunError if the manifest is not there or not whole."""
+    """Return ``{file: {"bytes": size, "sha256": digest}}``.
+
+    RunError if the manifest is not there or cannot be read, `DamagedError` if it is not whole.
+    """
     path = folder / NAME
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         listed: dict[str, dict[str, Any]] = json.loads(text)["files"]
         whole = text == _text(listed)
     except FileNotFoundError:
         raise RunError(f"{path} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
-        raise RunError(f"{path} is damaged: its digest is not that of its content")
+        raise DamagedError(f"{path} is damaged: its digest is not that of its content")
     return listed
 
 
@@ -90,6 +107,7 @@ def damage_of(folder: Path, name: str) -> str:
 
 def _reason(path: Path, known: Mapping[str, Any]) -> str:
     try:
+        check_regular(path)
         size = path.stat().st_size
         sizes = [version["bytes"] for version in _versions(known)]
         if size not in sizes:

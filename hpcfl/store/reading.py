@@ -21,7 +21,7 @@ import numpy as np
 
 from hpcfl.base.errors import RunError, UsageError, listed
 from hpcfl.store import live, manifest
-from hpcfl.store.atomic import number_of, numbered
+from hpcfl.store.atomic import check_regular, number_of, numbered
 from hpcfl.store.columns import (
     AXES,
     CLIENT,
@@ -39,6 +39,7 @@ from hpcfl.store.columns import (
     row_type,
     values_of,
 )
+from hpcfl.store.integrity import RUN, damage, of_another, one_line
 from hpcfl.store.status import read_status
 
 if TYPE_CHECKING:
@@ -86,8 +87,9 @@ def open_run(path: Path | str) -> xarray.Dataset:
     import xarray
 
     run_dir = run_folder(path)
+    known = promises(run_dir)
     parts = [read_part(segment, with_data=True) for segment in segment_paths(run_dir)]
-    counted = counts(parts)
+    counted = counts(parts, reached(known, parts))
     for part, n in counted:
         tell_of(part, n)
     facts = read_facts(run_dir)
@@ -184,7 +186,7 @@ def segment_paths(run_dir: Path) -> list[Path]:
 
     RunError if run.h5 names one that is not there: its rows would read as "not recorded" in silence.
     """
-    present = numbered(run_dir / "metrics", "segment")
+    present = numbered(run_dir / "metrics", "segment", ".h5")
     names = {path.name for path in present}
     missing = [name for name in json.loads(run_attributes(run_dir)["segments"]) if name not in names]
     if missing:
@@ -210,7 +212,7 @@ class Part:
     """What a segment holds: `rounds` [n] are its acknowledged rounds, `data` their rows, [n, ...] each.
 
     Of these rounds some may be `lost` to damage, and rows of the file, `stored`, fewer than rounds. `reason` is what is
-    wrong with the file as a whole, "" where nothing is.
+    wrong with the file as a whole, "" where nothing is; `run` is what its run calls itself.
     """
 
     path: Path
@@ -225,10 +227,12 @@ class Part:
     lost: Array = field(default_factory=lambda: np.empty(0, np.int64))
     reason: str = ""
     layout: live.Layout | None = None
+    run: str = ""
 
 
 def is_closed(path: Path) -> bool:
     """True for a segment that begins as HDF5 does: it is sealed, or an earlier version wrote it."""
+    check_regular(path)
     with path.open("rb") as file:
         return file.read(len(HDF5)) == HDF5
 
@@ -236,17 +240,25 @@ def is_closed(path: Path) -> bool:
 def read_part(path: Path, with_data: bool = False) -> Part:
     """Read what a segment holds, and its acknowledged rows if wanted."""
     try:
+        check_regular(path)
         with path.open("rb", buffering=0) as raw:
             head = raw.read(len(live.MAGIC))
             if head == live.MAGIC:
                 return _live_part(path, raw, with_data)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise UsageError(f"segment {path} cannot be read: {error}") from error
+    except OSError as error:
+        return _damaged_part(path, f"it cannot be read: {error.strerror}")
     run_dir = path.parents[1]
     reason = file_damage(run_dir, f"metrics/{path.name}")
     if not reason and not head.startswith(HDF5):
         reason = "it does not begin as a segment does"
-    return _damaged_part(path, reason) if reason else _closed_part(path, with_data)
+    if reason:
+        return _damaged_part(path, reason)
+    try:
+        return _closed_part(path, with_data)
+    except Exception as error:  # h5py raises almost anything on a damaged file, where there is no digest
+        return _damaged_part(path, one_line(error))
 
 
 def _live_part(path: Path, file: Any, with_data: bool) -> Part:
@@ -254,6 +266,8 @@ def _live_part(path: Path, file: Any, with_data: bool) -> Part:
         layout = live.read_layout(file)
     except RunError as error:
         return _damaged_part(path, str(error))
+    if reason := of_another(layout.run, path.parents[1]):
+        return _damaged_part(path, reason)
     found = live.survey(file, layout.rows)
     part = Part(
         path=path,
@@ -267,6 +281,7 @@ def _live_part(path: Path, file: Any, with_data: bool) -> Part:
         lost=layout.first + found.lost,
         reason=live.size_damage(file, layout),
         layout=layout,
+        run=layout.run,
     )
     return replace(part, data=_live_rows(part, file, 0, found.end)) if with_data else part
 
@@ -286,6 +301,9 @@ def _live_rows(part: Part, file: Any, start: int, stop: int) -> dict[str, Array]
 def _closed_part(path: Path, with_data: bool) -> Part:
     """Read a segment that is sealed, or that an earlier version has left."""
     with open_segment(path) as file:
+        run = str(file.attrs.get(RUN, ""))
+        if reason := of_another(run, path.parents[1]):
+            return _damaged_part(path, reason)
         # The rounds first: a row that is acknowledged now is complete in whatever is opened from now on.
         rounds = _rounds(file)
         rows = np.flatnonzero(rounds >= 0)
@@ -303,6 +321,7 @@ def _closed_part(path: Path, with_data: bool) -> Part:
             data=read_rows(file, columns, rows) if with_data else {},
             lost=_unpacked(json.loads(file.attrs.get("lost", "[]"))),
             reason=str(file.attrs.get("damage", "")),
+            run=run,
         )
 
 
@@ -329,16 +348,20 @@ def read_block(part: Part, start: int, stop: int) -> dict[str, Array]:
 
 def read_events(path: Path) -> Array:
     """The events of a segment; a line tells of those that are lost."""
-    with path.open("rb", buffering=0) as raw:
-        head = raw.read(len(live.MAGIC))
-        if head == live.MAGIC:
-            return _live_events(path, raw)
-    if file_damage(path.parents[1], f"metrics/{path.name}") or not head.startswith(HDF5):
+    try:
+        check_regular(path)
+        with path.open("rb", buffering=0) as raw:
+            head = raw.read(len(live.MAGIC))
+            if head == live.MAGIC:
+                return _live_events(path, raw)
+        if file_damage(path.parents[1], f"metrics/{path.name}") or not head.startswith(HDF5):
+            return _no_events(path)
+        with open_segment(path) as file:
+            count = int(file["log/count"][0]) if "log/count" in file else len(file["log/events"])
+            events: Array = file["log/events"][:count]
+            return events
+    except Exception:  # h5py raises almost anything on a damaged file, where there is no digest
         return _no_events(path)
-    with open_segment(path) as file:
-        count = int(file["log/count"][0]) if "log/count" in file else len(file["log/events"])
-        events: Array = file["log/events"][:count]
-        return events
 
 
 def _live_events(path: Path, file: Any) -> Array:
@@ -422,19 +445,46 @@ def _labels(scale: h5py.Dataset) -> Array:
     return np.asarray(scale.asstr()[:], dtype=np.str_) if is_text else np.asarray(scale[:])
 
 
-def counts(parts: Sequence[Part]) -> list[tuple[Part, int]]:
+def promises(run_dir: Path) -> tuple[bool, list[Path]]:
+    """Return whether a run says that it is done, and its checkpoints by rising round.
+
+    To be asked before the rows are read, since a run may go on.
+    """
+    return read_status(run_dir).state == "done", numbered(run_dir / "checkpoints", "round", "", ".h5")
+
+
+def reached(known: tuple[bool, Sequence[Path]], parts: Sequence[Part]) -> int:
+    """Return how many rounds must be on record, by the `promises` of a run: those of a checkpoint that is whole."""
+    done, checkpoints = known
+    end = next((int(part.rounds[-1]) + 1 for part in reversed(parts) if len(part.rounds)), 0)
+    if done and parts:
+        return max(end, parts[-1].total)
+    for path in reversed(checkpoints):
+        if number_of(path) <= end:
+            break
+        if not damage(path):
+            return number_of(path)
+    return end
+
+
+def counts(parts: Sequence[Part], done: int = 0) -> list[tuple[Part, int]]:
     """Return the parts, each with how many of its first rounds count.
 
-    Where a damaged one holds fewer rounds than it had, those up to the next part are among its lost ones.
+    Where one holds fewer rounds than it must have had, by the next one's first or since so many are `done`, those are
+    among its lost ones: each row is written before a checkpoint of its round is.
     """
-    limits = ends([part.first for part in parts], [part.rounds.size > 0 for part in parts])
-    parts = [_filled(part, limit) for part, limit in zip(parts, limits)]
+    held = [part.rounds.size > 0 for part in parts]
+    limits = ends([part.first for part in parts], held)
+    some = held if any(held) else [bool(part.reason) for part in parts]
+    last = max(np.flatnonzero(some), default=-1)
+    until = [limit if limit < np.inf else done if place == last else 0 for place, limit in enumerate(limits)]
+    parts = [_filled(part, limit) for part, limit in zip(parts, until)]
     return [(part, int(np.count_nonzero(part.rounds < limit))) for part, limit in zip(parts, limits)]
 
 
 def _filled(part: Part, limit: float) -> Part:
     begin = int(part.rounds[-1]) + 1 if len(part.rounds) else part.first
-    if not part.reason or not begin < limit < np.inf:
+    if begin >= limit:
         return part
     more = np.arange(begin, int(limit))
     return replace(part, rounds=np.append(part.rounds, more), lost=np.append(part.lost, more))

@@ -25,11 +25,13 @@ EVENTS = 10_000
 class Segment:
     """An open segment, for rounds from `first` (from 0) up to the `rounds` of the whole run.
 
-    Its file appears only when it can be read. ValueError if a column has an axis without coordinates, or if no round
-    is left.
+    Its file appears only when it can be read, and says of which `run` it is. ValueError if a column has an axis without
+    coordinates, or if no round is left.
     """
 
-    def __init__(self, path: Path, columns: Sequence[Column], coords: Coords, first: int, rounds: int) -> None:
+    def __init__(
+        self, path: Path, columns: Sequence[Column], coords: Coords, first: int, rounds: int, run: str = ""
+    ) -> None:
         if not 0 <= first <= rounds:
             raise ValueError(f"a segment of rounds {first} to {rounds} cannot be")
         self.path, self.first, self.rounds = path, first, rounds
@@ -41,7 +43,7 @@ class Segment:
         self._event, self._logged = np.zeros(1, checked(EVENT)), 0
         hidden = temporary(path)
         try:
-            self._layout = lay_out(hidden, columns, coords, first, rounds, EVENTS)
+            self._layout = lay_out(hidden, columns, coords, first, rounds, EVENTS, run)
             self._file = hidden.open("r+b", buffering=0)
             hidden.replace(path)  # a reader never sees a segment that is half laid out
         except BaseException:
@@ -106,6 +108,10 @@ class Segment:
         sign(self._event, self._logged)
         self._record(self._layout.events, self._logged, self._event)
         self._logged += 1
+
+    def sync(self) -> None:
+        """Wait until all rows and events so far are on the disk, where a loss of power leaves them."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

@@ -2,21 +2,25 @@
 
 ``running``, ``done``, ``stopped``, ``failed`` and ``diverged`` are written; ``killed`` is what a reader on the same
 host concludes from ``running`` and a process that is no more; ``unknown`` stands for a folder without a status. The
-reason of ``diverged`` names the round in which it did; the last checkpoint before it is kept.
+reason of ``diverged`` names the round in which it did; the last checkpoint before it is kept. The second line is a
+check of all others: what does not fit it is not believed.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from hpcfl.store.atomic import write_text
+from hpcfl.store.atomic import read_text, write_text
 
 STATES = ("running", "done", "stopped", "failed", "diverged")
+CHECK = "check: "
+DIGITS = 10  # of a process id, at most
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,9 @@ def write_status(run_dir: Path, state: str, reason: str = "", ranks: Sequence[st
     """
     if state not in STATES:
         raise ValueError(f"a run is one of {', '.join(STATES)}, not '{state}'")
-    lines = [f"rank {rank}: {process}\n" for rank, process in enumerate(ranks)]
-    write_text(run_dir / "status", signed(state, reason) + "".join(lines))
+    text = signed(state, reason) + "".join(f"rank {rank}: {process}\n" for rank, process in enumerate(ranks))
+    word, _, rest = text.partition("\n")
+    write_text(run_dir / "status", f"{word}\n{CHECK}{_check(text)}\n{rest}")
 
 
 def signed(state: str, reason: str) -> str:
@@ -59,11 +64,29 @@ def signed(state: str, reason: str) -> str:
 
 
 def read_status(run_dir: Path) -> Status:
-    """Read how the run stands; ``running`` reads as ``killed`` when its process on this host is no more."""
+    """Read how the run stands; ``running`` reads as ``killed`` when its process on this host is no more.
+
+    A file that is damaged, or no file, tells nothing but that.
+    """
     try:
-        return parsed((run_dir / "status").read_text(encoding="utf-8"))
+        text = read_text(run_dir / "status")
     except (FileNotFoundError, NotADirectoryError):
         return Status("unknown")
+    except OSError as error:
+        return Status("unknown", f"{run_dir / 'status'} cannot be read: {error.strerror}")
+    reason = damage(text)
+    return Status("unknown", f"{run_dir / 'status'} is damaged: {reason}") if reason else parsed(text)
+
+
+def damage(text: str) -> str:
+    """Return what is wrong with the text of a status, "" where nothing is."""
+    word, _, rest = text.partition("\n")
+    if word not in STATES:
+        return f"it begins with '{word[:40]}'; expected one of {', '.join(STATES)}"
+    check, _, fields = rest.partition("\n")
+    if not check.startswith(CHECK):  # an earlier version wrote it
+        return "" if rest.startswith("reason: ") and "\nhost: " in rest else "its text is not what was written"
+    return "" if check == CHECK + _check(f"{word}\n{fields}") else "its text is not what was written"
 
 
 def parsed(text: str) -> Status:
@@ -76,12 +99,16 @@ def parsed(text: str) -> Status:
         state,
         reason=fields.get("reason", ""),
         host=fields.get("host", ""),
-        pid=int(number) if number.isdecimal() else 0,
+        pid=int(number) if number.isdecimal() and len(number) <= DIGITS else 0,
         time=fields.get("time", ""),
     )
     if state == "running" and status.here and not _alive(status.pid, fields.get("started", "")):
         return Status("killed", f"process {status.pid} is no more", status.host, status.pid, status.time)
     return status
+
+
+def _check(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def _alive(pid: int, started: str) -> bool:

@@ -8,6 +8,7 @@ column. The manifest has the digests of run.h5 and of the sealed segments, each 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import numpy as np
 
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.store import manifest
-from hpcfl.store.atomic import clean, created, number_of, replace
+from hpcfl.store.atomic import clean, created, number_of, numbered, replace
+from hpcfl.store.checkpoints import saved
 from hpcfl.store.columns import (
     Array,
     Column,
@@ -34,6 +36,7 @@ from hpcfl.store.columns import (
     name_axes,
     shape_of,
 )
+from hpcfl.store.integrity import RUN, run_of
 from hpcfl.store.live import FORMAT
 from hpcfl.store.owner import owned, running
 from hpcfl.store.reading import (
@@ -45,6 +48,8 @@ from hpcfl.store.reading import (
     merged_columns,
     merged_coords,
     packed,
+    promises,
+    reached,
     read_block,
     read_events,
     read_facts,
@@ -61,15 +66,17 @@ _BLOCK_BYTES = 1 << 26
 
 
 def create(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact] = ()) -> None:
-    """Make the run folder, with a run.h5 that has no rows yet; UsageError if it already holds a run.
+    """Make the run folder, with a run.h5 that has no rows yet; UsageError if it holds a run, or what is left of one.
 
     `attributes` are what is known for the whole run: config, versions, hosts, git_commit.
     """
     if (run_dir / "run.h5").exists():
         raise UsageError(f"'{run_dir}' already holds a run")
+    if left := [*numbered(run_dir / "metrics", "segment", ".h5"), *saved(run_dir)]:
+        raise UsageError(f"'{run_dir}' has no run.h5, but {left[0]} of an earlier run: expected an empty folder")
     for folder in ("metrics", "checkpoints"):
         (run_dir / folder).mkdir(parents=True, exist_ok=True)
-    _write(run_dir, attributes, facts, [])
+    _write(run_dir, {**attributes, RUN: uuid.uuid4().hex}, facts, [])
 
 
 def begin(run_dir: Path, columns: Sequence[Column], coords: Coords, first: int, rounds: int) -> Segment:
@@ -86,7 +93,8 @@ def begin(run_dir: Path, columns: Sequence[Column], coords: Coords, first: int, 
     for path in earlier:
         _seal_segment(path)
     number = number_of(earlier[-1]) + 1 if earlier else 0
-    segment = Segment(run_dir / "metrics" / f"segment-{number:03d}.h5", columns, coords, first, rounds)
+    path = run_dir / "metrics" / f"segment-{number:03d}.h5"
+    segment = Segment(path, columns, coords, first, rounds, run_of(run_dir))
     rebuild(run_dir)
     return segment
 
@@ -129,7 +137,9 @@ def rebuild(run_dir: Path, changed: Mapping[str, str] | None = None) -> None:
     if a segment is missing, or they do not belong together.
     """
     run_dir = run_folder(run_dir)
-    parts = [read_part(path) for path in segment_paths(run_dir)]
+    paths = segment_paths(run_dir)
+    _list(run_dir, paths)
+    parts = [read_part(path) for path in paths]
     kept = {name: value for name, value in run_attributes(run_dir).items() if name not in INTERNAL}
     _write(run_dir, kept | dict(changed or {}), read_facts(run_dir), parts)
 
@@ -141,6 +151,8 @@ def _list(run_dir: Path, segments: Sequence[Path]) -> None:
         known = manifest.read(run_dir)
     except RunError as error:
         if (run_dir / manifest.NAME).exists():
+            if not isinstance(error, manifest.DamagedError):
+                raise
             tell(f"{error}; it is made anew from the files as they are")
         manifest.add(run_dir, names, anew=True)
         return
@@ -157,7 +169,9 @@ def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], 
             file.attrs["sealed"] = int(all(part.sealed for part in parts))
             file.attrs["parts"] = json.dumps({part.path.name: _known(part) for part in parts})
             columns, coords = merged_columns(parts), merged_coords(parts, facts)
-            counted = [(part, rows) for part, rows in counts([part for part in parts if part.sealed]) if rows]
+            sealed = [part for part in parts if part.sealed]
+            done = reached(promises(run_dir), parts)
+            counted = [(part, rows) for part, rows in counts(sealed, done) if rows]
             rounds = np.concatenate([np.empty(0, np.int64), *(part.rounds[:rows] for part, rows in counted)])
             make_scale(file.create_dataset("round", data=rounds), "round")
             add_scales(file, coords)
@@ -166,6 +180,7 @@ def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], 
             add_facts(file, facts)
             name_axes(file, columns)
         manifest.announce(run_dir, "run.h5", new)
+    manifest.settle(run_dir, "run.h5")
 
 
 def _known(part: Part) -> dict[str, Any]:
@@ -202,7 +217,7 @@ def _seal_segment(path: Path) -> bool:
         return False
     with replace(path) as new:
         with created(new, libver=FORMAT) as file:
-            file.attrs.update({"first": part.first, "rounds": part.total, "sealed": 1})
+            file.attrs.update({"first": part.first, "rounds": part.total, "sealed": 1, RUN: part.run})
             if len(part.lost):
                 file.attrs["lost"] = json.dumps(packed(part.lost))
             if part.reason:
@@ -215,6 +230,7 @@ def _seal_segment(path: Path) -> bool:
                 add_checked(file, column.name, shape_of(column, part.coords, len(part.rounds)), column.stored)
             _copy_rows(part, file)
         manifest.announce(path.parents[1], f"metrics/{path.name}", new)
+    manifest.settle(path.parents[1], f"metrics/{path.name}")
     return True
 
 

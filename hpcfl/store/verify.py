@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.store import live, manifest
+from hpcfl.store import live, manifest, status
+from hpcfl.store.atomic import check_regular, number_of, numbered, read_text
 from hpcfl.store.checkpoints import saved
-from hpcfl.store.integrity import damage, one_line
+from hpcfl.store.integrity import damage, lacking, of_another, one_line
 from hpcfl.store.reading import (
     counts,
     is_closed,
     loss,
+    promises,
+    reached,
     read_events,
     read_part,
     run_attributes,
     segment_paths,
 )
-from hpcfl.store.status import STATES
 
 NO_DIGEST = "it has no digest, so it was only read"
 
@@ -39,20 +41,21 @@ class Findings:
 def verify(run_dir: Path) -> Findings:
     """Read all of a run folder, in whatever state the run is, and say what is not as it was written.
 
-    Checked are the manifest, run.h5, segments, checkpoints and the word that the status begins with. A run may be going
-    on meanwhile. UsageError where this is no run folder.
+    Checked are the manifest, run.h5, segments, checkpoints and the status; and that what must be there is. A run may be
+    going on meanwhile. UsageError where this is no run folder.
     """
     if not (run_dir / "run.h5").exists() and not (run_dir / manifest.NAME).exists():
         raise UsageError(f"'{run_dir}' is no run folder: {run_dir / 'run.h5'} does not exist")
     found = Findings()
     known = _manifest(run_dir, found)
     names = _table(run_dir, known, found)
-    for name in sorted({*names, *(f"metrics/{path.name}" for path in (run_dir / "metrics").glob("segment-[0-9]*.h5"))}):
+    there = numbered(run_dir / "metrics", "segment", ".h5")
+    for name in sorted({*names, *(f"metrics/{path.name}" for path in there)}):
         _segment(run_dir, name, known, found)
-    _lost(run_dir, found)
+    _status(run_dir, found)
     for path in saved(run_dir):
         _checkpoint(path, found)
-    _status(run_dir, found)
+    _lacking(run_dir, found)
     return found
 
 
@@ -91,9 +94,10 @@ def _segment(run_dir: Path, name: str, known: Mapping[str, Any] | None, found: F
     found.files += 1
     path = run_dir / name
     try:
+        check_regular(path)
         with path.open("rb", buffering=0) as raw:
             if raw.read(len(live.MAGIC)) == live.MAGIC:
-                reason = live.damage(raw)
+                reason = live.damage(raw) or of_another(live.read_layout(raw).run, run_dir)
             elif name in (known or {}):
                 reason = manifest.damage_of(run_dir, name)
             else:
@@ -101,8 +105,10 @@ def _segment(run_dir: Path, name: str, known: Mapping[str, Any] | None, found: F
                 found.unchecked |= {} if reason else {name: NO_DIGEST}
     except FileNotFoundError:
         reason = "it is missing"
-    except (OSError, RunError) as error:
-        reason = one_line(error)
+    except OSError as error:
+        reason = f"it cannot be read: {error.strerror}"
+    except RunError as error:
+        reason = str(error)
     found.damaged |= {name: reason} if reason else {}
 
 
@@ -118,13 +124,26 @@ def _of_earlier_version(path: Path) -> str:
     return ""
 
 
-def _lost(run_dir: Path, found: Findings) -> None:
-    """Name what a segment had lost before it was sealed, where all else is well and nothing later makes up for it."""
-    if found.damaged:
+def _lacking(run_dir: Path, found: Findings) -> None:
+    """Name what is not there though it has been done, or was lost before a segment was sealed."""
+    if "run.h5" in found.damaged:
         return
-    for part, rows in counts([read_part(path) for path in segment_paths(run_dir)]):
-        if part.layout is None and (what := loss(part, rows)):
-            found.damaged[f"metrics/{part.path.name}"] = f"{what}, since before it was sealed"
+    known = done, checkpoints = promises(run_dir)
+    try:
+        parts = [read_part(path) for path in segment_paths(run_dir)]
+    except RunError:  # a segment is missing, and named already
+        return
+    for part, rows in counts(parts, reached(known, parts)):
+        name, what = f"metrics/{part.path.name}", loss(part, rows)
+        if what and name not in found.damaged:
+            found.damaged[name] = f"{what}, though they were done" if part.layout else f"{what}, since it was sealed"
+    missing = []
+    if checkpoints and not checkpoints[-1].suffix and f"checkpoints/{checkpoints[-1].name}" not in found.damaged:
+        missing = lacking(checkpoints[-1])
+    if done and parts and parts[-1].total not in {number_of(path) for path in checkpoints}:
+        missing.append(f"round-{parts[-1].total:06d}")
+    for name in missing:
+        found.damaged[f"checkpoints/{name}"] = "it is missing"
 
 
 def _checkpoint(path: Path, found: Findings) -> None:
@@ -140,8 +159,12 @@ def _checkpoint(path: Path, found: Findings) -> None:
 
 
 def _status(run_dir: Path, found: Findings) -> None:
-    if (run_dir / "status").exists():
-        found.files += 1
-        word = (run_dir / "status").read_bytes().partition(b"\n")[0].decode(errors="replace").strip()
-        if word not in STATES:
-            found.damaged["status"] = f"it begins with '{word}'; expected one of {', '.join(STATES)}"
+    if not os.path.lexists(run_dir / "status"):
+        return
+    found.files += 1
+    try:
+        reason = status.damage(read_text(run_dir / "status"))
+    except OSError as error:
+        reason = f"it cannot be read: {error.strerror}"
+    if reason:
+        found.damaged["status"] = reason

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from helpers.recorded import config, curve, write_run
+from hpcfl import store
 from hpcfl.base import tables
 from hpcfl.cli import main
 from hpcfl.commands import show
@@ -64,7 +65,7 @@ def test_runs_of_one_seed_go_by_their_folders(capsys: Any, sweep: Path) -> None:
 def test_what_only_some_seeds_have(capsys: Any, sweep: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "early", config(seed=4), [])
     write_run(tmp_path / "failed", config(seed=5), curve([0.375], [3]))
-    (tmp_path / "failed" / "status").write_text("failed\n")
+    store.write_status(tmp_path / "failed", "failed")
     _, row = cells(capsys, sweep / "a-1", sweep / "a-2", tmp_path / "early", tmp_path / "failed")
     assert row[:5] == ["algorithm.name=salf", "4", "3 done, 1 failed", "1.2 ± 1.0", "0.5417 ± 0.1909 (3)"]
 

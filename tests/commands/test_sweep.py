@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from helpers.launcher import LIMIT, alive, descendants
+from helpers.recorded import restated
 from hpcfl import store
 from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
@@ -534,8 +535,7 @@ def test_finished_runs_are_skipped_and_others_end_as_if_nothing_had_happened(cap
         (elsewhere, f"host: {os.uname().nodename}", "host: far"),
     ):
         store.write_status(runs_of("s", seed), "running")
-        status = runs_of("s", seed) / "status"
-        status.write_text(status.read_text().replace(was, now))
+        restated(runs_of("s", seed), was, now)
     states = {int(line[0]) + 1: line[1] for line in listed(capfd, *FEW, "--seeds", "1-5")}
     assert states == {done: "done", stopped: "stopped", killed: "killed", new: "new", elsewhere: "running"}
     before = (runs_of("s", done) / "run.h5").stat().st_mtime_ns

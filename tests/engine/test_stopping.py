@@ -15,6 +15,7 @@ import pytest
 
 from helpers import faults
 from helpers.checkpoints import save
+from helpers.recorded import restated
 from helpers.runs import after_each_round
 from hpcfl import store
 from hpcfl.base.errors import Stopped, UsageError
@@ -192,8 +193,7 @@ def one(here: Path) -> Path:
 
 def as_if_killed(folder: Path) -> None:
     store.write_status(folder, "running")
-    text = (folder / "status").read_text().replace(f"pid: {os.getpid()}", "pid: 0")
-    (folder / "status").write_text(text)
+    restated(folder, f"pid: {os.getpid()}", "pid: 0")
 
 
 @pytest.mark.parametrize("state", ["done", "stopped", "failed", "killed"])

@@ -29,7 +29,7 @@ from hpcfl.testing.runs import cut_back, play, table
 
 KINDS = ("flipped", "truncated", "zeroed")
 BEFORE, NEWEST, ROUNDS = "round-000002", "round-000004", 6
-FILES = ("server.h5", "rank-0000.h5", "manifest.json")
+FILES = ("server.h5", "rank-0000.h5", "beside.json", "manifest.json")
 
 
 @pytest.fixture(autouse=True)
@@ -260,7 +260,7 @@ def test_any_reader_opens_its_files_and_the_manifest_is_that_of_their_bytes(tmp_
     for name, entry in listed.items():
         content = (path / name).read_bytes()
         assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    assert sorted(listed) == sorted(FILES[:2])
+    assert sorted(listed) == sorted(FILES[:3])
 
 
 FIRST = f"{BEFORE}.h5"

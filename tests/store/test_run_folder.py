@@ -19,6 +19,7 @@ import xarray
 
 from helpers import faults
 from helpers.checkpoints import as_one_file, save
+from helpers.recorded import restated
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.store import Segment, atomic
@@ -621,9 +622,8 @@ def test_status_roundtrip(tmp_path):
 
 
 def edited(tmp_path, key, value):
-    lines = (tmp_path / "status").read_text().splitlines()
-    changed = [f"{key}: {value}" if line.startswith(f"{key}:") else line for line in lines]
-    (tmp_path / "status").write_text("\n".join(changed) + "\n")
+    rest = (tmp_path / "status").read_text().partition(f"{key}: ")[2].partition("\n")[0]
+    restated(tmp_path, f"{key}: {rest}", f"{key}: {value}")
 
 
 def test_a_dead_process_reads_as_killed(tmp_path):
