@@ -425,6 +425,11 @@ def carry_out(arguments: list[str] | None = None) -> int:
                 traceback.print_exc()
             print(f"hpcfl: {error}", file=sys.stderr, flush=True)
         return error.code
+    except OSError as error:  # of a file, of which nobody has said more
+        if not error.filename or "--debug" in (arguments or sys.argv):
+            raise
+        print(f"hpcfl: '{error.filename}': {error.strerror}", file=sys.stderr, flush=True)
+        return 1
     except SystemExit as end:
         return int(end.code or 0)
     except (ErrorOnOtherRank, Stopped) as error:
