@@ -6,6 +6,7 @@ Only the configs that the runs have recorded are read, as JSON: the classes that
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,14 @@ from typing import Any
 from hpcfl import store
 from hpcfl.base.errors import UsageError, listed
 from hpcfl.presets import PICKED, flat
+from hpcfl.store import manifest
+from hpcfl.store.integrity import SERVER
+from hpcfl.store.reading import tell
 
 FIRST = tuple(f"{section}.{pick.by}" for section, pick in PICKED.items())
 """Keys that labels begin with, where they differ: each picks the class of a section."""
+MARKS = ("run.h5", manifest.NAME, "metrics", "checkpoints", "status")
+"""What a folder in another one has, of these at least one, if it is a run's."""
 Values = dict[str, list["Recorded"]]
 
 
@@ -69,11 +75,29 @@ class Group:
 def run_folders(folders: Iterable[Path]) -> Iterator[Path]:
     """Yield the run folders; of one that is no run, those in it: a sweep's, by name.
 
-    UsageError for a folder that neither is a run nor holds one.
+    A run in a sweep that has lost its run.h5 cannot be read: it is told of and left out. UsageError for a folder that
+    neither is a run nor holds one that can be read.
     """
     for folder in folders:
-        within = [] if (folder / "run.h5").is_file() else [path.parent for path in folder.glob("*/run.h5")]
-        yield from sorted(within, key=_by_name) if within else [store.run_folder(folder)]
+        within = runs_within(folder)
+        lost = [run for run in within if not (run / "run.h5").is_file()]
+        if lost and len(lost) == len(within):
+            raise UsageError(f"'{folder}' holds no run that can be read: expected a run.h5 in '{lost[0]}'")
+        for run in lost:
+            tell(f"'{run}' lacks run.h5: left out")
+        yield from [run for run in within if run not in lost] or [store.run_folder(folder)]
+
+
+def runs_within(folder: Path) -> list[Path]:
+    """Return the runs in a folder that is none itself, by name, also those that have lost some of their files."""
+    if (folder / "run.h5").is_file() or not folder.is_dir():
+        return []
+    return sorted(filter(_is_run, folder.iterdir()), key=_by_name)
+
+
+def _is_run(folder: Path) -> bool:
+    there = any(os.path.lexists(folder / mark) for mark in MARKS)
+    return there and not os.path.lexists(folder / SERVER)  # a checkpoint has a manifest too
 
 
 def _by_name(folder: Path) -> list[str | float]:
