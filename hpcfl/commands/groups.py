@@ -15,9 +15,12 @@ from typing import Any
 from hpcfl import store
 from hpcfl.base.errors import UsageError, listed
 from hpcfl.presets import PICKED, flat
+from hpcfl.store.reading import tell
 
 FIRST = tuple(f"{section}.{pick.by}" for section, pick in PICKED.items())
 """Keys that labels begin with, where they differ: each picks the class of a section."""
+MARKS = ("run.h5", "status", "metrics/*", "checkpoints/round-*")
+"""What a folder in another one has, of these at least one, if a run has begun there."""
 Values = dict[str, list["Recorded"]]
 
 
@@ -69,11 +72,28 @@ class Group:
 def run_folders(folders: Iterable[Path]) -> Iterator[Path]:
     """Yield the run folders; of one that is no run, those in it: a sweep's, by name.
 
-    UsageError for a folder that neither is a run nor holds one.
+    A run in a sweep that has lost its run.h5 cannot be read: it is told of and left out. UsageError for a folder that
+    neither is a run nor holds one that can be read.
     """
     for folder in folders:
-        within = [] if (folder / "run.h5").is_file() else [path.parent for path in folder.glob("*/run.h5")]
-        yield from sorted(within, key=_by_name) if within else [store.run_folder(folder)]
+        within = runs_within(folder)
+        lost = [run for run in within if not (run / "run.h5").is_file()]
+        if lost and len(lost) == len(within):
+            raise UsageError(f"'{folder}' holds no run that can be read: expected a run.h5 in '{lost[0]}'")
+        for run in lost:
+            tell(f"'{run}' lacks run.h5: left out")
+        yield from [run for run in within if run not in lost] or [store.run_folder(folder)]
+
+
+def runs_within(folder: Path) -> list[Path]:
+    """Return the runs in a folder that is none itself, by name, also those that have lost some of their files."""
+    if (folder / "run.h5").is_file() or not folder.is_dir():
+        return []
+    return sorted(filter(_is_run, folder.iterdir()), key=_by_name)
+
+
+def _is_run(folder: Path) -> bool:
+    return any(any(folder.glob(mark)) for mark in MARKS)
 
 
 def _by_name(folder: Path) -> list[str | float]:

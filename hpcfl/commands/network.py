@@ -29,6 +29,7 @@ from hpcfl.base.errors import UsageError, cut
 from hpcfl.comm.costs import Costs, Link, Rates, levels, look_seconds
 from hpcfl.comm.placement import lane_ranks
 from hpcfl.comm.processors import cores
+from hpcfl.data.formats.files import reading
 
 if TYPE_CHECKING:
     from hpcfl.base.types import Floats
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 KIND, VERSION = "hpcfl network", 1
+WRITTEN = "what hpcfl doctor --network --json FILE has written"
+MOST = 1 << 20
+"""Bytes of a document; of a thousand hosts it has some tens of thousands."""
 SECONDS = 20.0
 """For all of it; a part that takes long is repeated less often, and once at least."""
 REPEATS, PINGS, FEW = 9, 50, 2
@@ -599,10 +603,15 @@ def document(network: Network) -> dict[str, Any]:
 def read(file: Path) -> Network:
     """Return what `document` has written; UsageError where a file is nothing of that kind."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--like '{cut(str(file), 200)}': {error.strerror}") from None
-    except ValueError:
+        with reading(file, WRITTEN), file.open("rb") as opened:
+            content = opened.read(MOST + 1)
+    except UsageError as error:
+        raise UsageError(f"--like {error}") from None
+    if len(content) > MOST:
+        raise _other(file, f"more than {MOST} bytes")
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
         raise _other(file, "what is no JSON") from None
     if not isinstance(found, dict) or found.get("kind") != KIND:
         raise _other(file, "other JSON")
@@ -621,14 +630,13 @@ def read(file: Path) -> Network:
         network = Network(*told, hosts, _costs(found["costs"]), trees)
         if network.ranks < 2 or (network.costs.within, network.costs.between) == (None, None):
             raise ValueError
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise _other(file, "one that is damaged") from None
     return network
 
 
 def _other(file: Path, got: str) -> UsageError:
-    what = "what hpcfl doctor --network --json FILE has written"
-    return UsageError(f"--like '{cut(str(file), 200)}': expected {what}, got {cut(got, 100)}")
+    return UsageError(f"--like '{cut(str(file), 200)}': expected {WRITTEN}, got {cut(got, 100)}")
 
 
 def _number(value: Any, least: float = 0.0) -> float:

@@ -7,15 +7,18 @@ import itertools
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcfl import store
-from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.errors import RunError, UsageError, refusal
 from hpcfl.config import load
 from hpcfl.data import Header
 from hpcfl.launch.request import check_same
 
+FINISHED = {"done": "skipped", "diverged": "diverged"}
+"""States of a run that is not started again, and how it is counted."""
 LONGEST = 200  # characters of a run's name; file systems take 255 bytes, and a log's name is longer
 
 
@@ -41,8 +44,9 @@ class Run:
 
     @property
     def state(self) -> str:
-        """``new``, or what the run's status says."""
-        return store.read_status(self.folder).state if (self.folder / "run.h5").exists() else "new"
+        """``new``, or what the run's status says; a finished run may have lost its run.h5."""
+        state = store.read_status(self.folder).state
+        return state if state in FINISHED or (self.folder / "run.h5").exists() else "new"
 
     @property
     def words(self) -> list[str]:
@@ -157,7 +161,10 @@ def picked(sweep: list[Run], only: int | None) -> list[Run]:
 
 
 def check(chosen: Sequence[Run], data_dir: Path | None) -> None:
-    """Raise UsageError for the first run whose config is wrong, or whose folder holds a run of another config."""
+    """Raise UsageError for the first run whose config is wrong, or whose folder holds a run of another config.
+
+    A run.h5 that is damaged says nothing of its config: that run fails when its turn comes.
+    """
     headers: dict[tuple[str, int], Header] = {}  # data that several runs share are read only once
     for run in chosen:
         try:
@@ -167,7 +174,8 @@ def check(chosen: Sequence[Run], data_dir: Path | None) -> None:
             if key not in headers:
                 headers[key] = config.data.check(config.clients, data_dir)
             config.check_shapes(headers[key])
-            if run.state != "new":
-                check_same(run.folder, config)
+            if (run.folder / "run.h5").exists():
+                with suppress(RunError):
+                    check_same(run.folder, config)
         except UsageError as error:
             raise UsageError(f"run {run.index} ({run.name}): {error}") from None

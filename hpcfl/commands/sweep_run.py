@@ -22,14 +22,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
 from hpcfl.base.errors import Stopped, UsageError
-from hpcfl.commands.sweep import Run
+from hpcfl.commands.sweep import FINISHED, Run
+from hpcfl.commands.verify import findings
 from hpcfl.engine.stopping import NAMES, REPEAT_SECONDS
 from hpcfl.launch.request import check_writable
 
 PROGRAM = (sys.executable, "-m", "hpcfl")
 POLL_SECONDS = 0.1
 TAIL_BYTES = 4096
-FINISHED = ("done", "diverged")  # states of a run that is not started again
 SIGNALS = tuple(signal.Signals[f"SIG{name}"] for name in NAMES)
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
@@ -169,13 +169,24 @@ def signals() -> Iterator[list[int]]:
 
 
 def carry_out(runs: Sequence[Run], jobs: int = 1, launcher: Sequence[str] = ()) -> int:
-    """Run what is not finished yet, `jobs` at a time; say how all ended, and return the exit code."""
+    """Run what is not finished yet, `jobs` at a time; say how all ended, and return the exit code.
+
+    A finished run that is damaged has failed; its folder stays as it is.
+    """
     _make(runs[0].folder.parent)
-    states = [run.state for run in runs]
-    waiting = [run for run, state in zip(runs, states) if state not in FINISHED]
-    children, board = Children(launcher), Board(len(runs), states.count("done"), states.count("diverged"))
+    states = {run: run.state for run in runs}
+    waiting = [run for run, state in states.items() if state not in FINISHED]
+    finished = [run for run, state in states.items() if state in FINISHED]
+    counts = Counter(states.values())
+    children, board = Children(launcher), Board(len(runs), counts["done"], counts["diverged"])
     with signals() as noted:
         try:
+            while finished and not children.asked:
+                run = finished.pop(0)
+                if reason := damage(run):
+                    board.counts[FINISHED[states[run]]] -= 1
+                    board.over(run.name, "failed", reason)
+                children.pass_on(noted)
             while children.running or (waiting and not children.asked):
                 while waiting and not children.asked and len(children.running) < jobs:
                     run = waiting.pop(0)
@@ -193,7 +204,13 @@ def carry_out(runs: Sequence[Run], jobs: int = 1, launcher: Sequence[str] = ()) 
             children.leave()
             board.close()
     board.total(len(waiting))
-    return Stopped.code if board.counts["stopped"] or waiting else int(board.counts["failed"] > 0)
+    return Stopped.code if board.counts["stopped"] or waiting or finished else int(board.counts["failed"] > 0)
+
+
+def damage(run: Run) -> str:
+    """The first file of a finished run that is not as it was written, and why; "" where all are."""
+    damaged = findings(run.folder).damaged
+    return next((f"{run.folder / name} is damaged: {reason}" for name, reason in damaged.items()), "")
 
 
 def _make(folder: Path) -> None:

@@ -7,18 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl import store
-from hpcfl.commands.groups import run_folders
+from hpcfl.commands.groups import runs_within
 from hpcfl.store import Findings, manifest
 
 
 def verified(folders: Iterable[Path]) -> list[tuple[Path, Findings]]:
     """Look at runs, and at those in folders of runs; UsageError for a folder that is neither."""
-    return [(folder, store.verify(folder)) for given in folders for folder in _runs(given)]
+    return [(folder, findings(folder)) for given in folders for folder in _runs(given)]
+
+
+def findings(folder: Path) -> Findings:
+    """Look at a run; one that has lost both run.h5 and its manifest has nothing that its files can be held against."""
+    if any((folder / name).exists() for name in ("run.h5", manifest.NAME)):
+        return store.verify(folder)
+    return Findings(1, {"run.h5": "it is missing"})
 
 
 def _runs(folder: Path) -> Iterable[Path]:
     """A run folder may have lost its run.h5."""
-    return [folder] if (folder / manifest.NAME).is_file() else run_folders([folder])
+    return [folder] if (folder / manifest.NAME).is_file() else runs_within(folder) or [store.run_folder(folder)]
 
 
 def lines(folder: Path, found: Findings) -> Iterator[str]:

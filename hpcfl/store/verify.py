@@ -44,7 +44,8 @@ def verify(run_dir: Path) -> Findings:
     Checked are the manifest, run.h5, segments, checkpoints and the status; and that what must be there is. A run may be
     going on meanwhile. UsageError where this is no run folder.
     """
-    if not (run_dir / "run.h5").exists() and not (run_dir / manifest.NAME).exists():
+    begun = saved(run_dir) or numbered(run_dir / "metrics", "segment", ".h5") or os.path.lexists(run_dir / "status")
+    if not os.path.lexists(run_dir / "run.h5") and not (begun and (run_dir / manifest.NAME).exists()):
         raise UsageError(f"'{run_dir}' is no run folder: {run_dir / 'run.h5'} does not exist")
     found = Findings()
     known = _manifest(run_dir, found)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers.recorded import config, write_run
+from helpers.recorded import config, curve, write_run
 from hpcfl.base.errors import UsageError
+from hpcfl.cli import main
 from hpcfl.commands.groups import Recorded, differing, groups, run_folders
+from hpcfl.store import reading
 
 
 def found(folder: Path, *tables: Any) -> list[tuple[str, list[str]]]:
@@ -109,3 +112,45 @@ def test_a_sweep_is_its_runs_by_name_and_number(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"'.*empty' is no run folder: .*run.h5 does not exist"):
         list(run_folders([tmp_path / "empty"]))
+
+
+@pytest.mark.parametrize("left", ["metrics", "checkpoints", "status"])
+def test_a_run_of_a_sweep_that_has_lost_its_table_is_told_of(
+    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, caplog: Any
+) -> None:
+    whole, lost = (write_run(tmp_path / "sweep" / name, config(seed=name), curve([0.5], [1])) for name in "12")
+    for path in list(lost.iterdir()):
+        if path.name != left:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (tmp_path / "sweep" / "notes").mkdir()
+    assert main(["verify", str(tmp_path / "sweep")]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if "none is damaged" in line] == [f"{whole}: 5 files, none is damaged"]
+    assert [line for line in said if "run.h5" in line] == [f"{lost}/run.h5: damaged: it is missing"]
+    for words in (["show", "--json"], ["plot", "-o", str(tmp_path / "it.png")]):
+        caplog.clear()
+        monkeypatch.setattr(reading, "_told", set())
+        assert main([*words, str(tmp_path / "sweep")]) == 0
+        assert caplog.messages == [f"hpcfl: '{lost}' lacks run.h5: left out"]
+    assert (tmp_path / "it.png").exists()
+    capsys.readouterr()
+    for words in (["show"], ["plot", "-o", str(tmp_path / "it.png")]):
+        assert main([*words, str(lost)]) == 2
+        assert f"'{lost}' is no run folder: {lost / 'run.h5'} does not exist" in capsys.readouterr().err
+
+
+def test_a_sweep_without_a_run_that_can_be_read_is_refused(tmp_path: Path, capsys: Any) -> None:
+    lost = write_run(tmp_path / "sweep" / "1", config(), curve([0.5], [1]))
+    (lost / "run.h5").unlink()
+    assert main(["show", str(tmp_path / "sweep")]) == 2
+    said = f"hpcfl: '{tmp_path / 'sweep'}' holds no run that can be read: expected a run.h5 in '{lost}'\n"
+    assert capsys.readouterr().err == said
+
+
+def test_checkpoints_are_no_runs(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "1", config(), [])
+    (folder / "checkpoints" / "000001").mkdir()
+    for name in ("manifest.json", "server.h5"):
+        (folder / "checkpoints" / "000001" / name).touch()
+    with pytest.raises(UsageError, match="checkpoints' is no run folder"):
+        list(run_folders([folder / "checkpoints"]))

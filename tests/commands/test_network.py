@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no costs": ({key: value for key, value in document(FOUND).items() if key != "costs"}, "got one that is damaged"),
     "no speed": (document(FOUND) | {"costs": asdict(replace(FOUND.costs, sums=0.0))}, "got one that is damaged"),
     "text": (document(FOUND) | {"costs": asdict(FOUND.costs) | {"sent": "fast"}}, "got one that is damaged"),
+    "10^400": (document(FOUND) | {"load": 10**400}, "got one that is damaged"),
     "no links": (
         document(FOUND) | {"costs": asdict(replace(FOUND.costs, within=None, between=None))},
         "got one that is damaged",
@@ -47,11 +49,29 @@ def test_other_files_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_or_no_json_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(UsageError, match=r"^--like .*none.json: no such file$"):
         read(tmp_path / "none.json")
     (tmp_path / "text").write_text("latency 3 us")
     with pytest.raises(UsageError, match="got what is no JSON"):
         read(tmp_path / "text")
+
+
+def test_no_file_takes_forever_or_all_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "deep").write_text("[" * 200_000)
+    (tmp_path / "long").write_bytes(b" " * (network.MOST + 1))
+    (tmp_path / "latin").write_bytes(b'{"kind": "\xe9"}')
+    written = "expected what hpcfl doctor --network --json FILE has written"
+    for file, said in {
+        tmp_path / "pipe": f"{tmp_path / 'pipe'}: is a device or pipe, {written}",
+        Path("/dev/zero"): f"/dev/zero: is a device or pipe, {written}",
+        tmp_path: f"{tmp_path}: is a folder, {written}",
+        tmp_path / "deep": f"'{tmp_path / 'deep'}': {written}, got what is no JSON",
+        tmp_path / "long": f"'{tmp_path / 'long'}': {written}, got more than 1048576 bytes",
+        tmp_path / "latin": f"'{tmp_path / 'latin'}': {written}, got what is no JSON",
+    }.items():
+        assert main(["check", "salf-digits", "--ranks", "7", "--like", str(file)]) == 2
+        assert capsys.readouterr().err == f"hpcfl: --like {said}\n"
 
 
 def test_lanes_that_are_measured() -> None:

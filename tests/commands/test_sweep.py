@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from helpers.launcher import LIMIT, alive, descendants
-from helpers.recorded import restated
+from helpers.recorded import curve, restated, write_run
 from hpcfl import store
 from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
@@ -586,6 +587,71 @@ def test_a_diverged_run_is_finished_and_no_failure(stub: list[str], capfd: Any) 
         "4/4  done  fedavg-digits_seed=5",
         "4 runs: 1 done, 1 skipped, 0 failed, 2 diverged",
     ]
+
+
+CHANGED = "its bytes are not those that were written"
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+    "no metrics": (lambda folder: shutil.rmtree(folder / "metrics"), "metrics/segment-000.h5", "it is missing"),
+    "a bit": (lambda folder: flip(folder / "metrics/segment-000.h5"), "metrics/segment-000.h5", CHANGED),
+    "a bit of the table": (lambda folder: flip(folder / "run.h5"), "run.h5", CHANGED),
+    "no table": (lambda folder: (folder / "run.h5").unlink(), "run.h5", "it is missing"),
+    "no table, no manifest": (
+        lambda folder: [(folder / name).unlink() for name in ("run.h5", "manifest.json")],
+        "run.h5",
+        "it is missing",
+    ),
+}
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("state", ["done", "diverged"])
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_finished_run_that_is_damaged_has_failed(name: str, state: str, stub: list[str], capfd: Any) -> None:
+    from hpcfl.config import load
+
+    for seed in (1, 4):
+        write_run(runs_of("s", seed), load("fedavg-digits", [f"seed={seed}"]).text(), curve([0.5], [1]))
+        store.seal(runs_of("s", seed))
+    store.write_status(runs_of("s", 4), state)
+    act, file, reason = DAMAGES[name]
+    act(runs_of("s", 4))
+    before = contents(runs_of("s", 4))
+    assert swept("--seeds", "1,4,5") == 1
+    said, complained = capfd.readouterr()
+    damaged = f"fedavg-digits_seed=4 failed: s/fedavg-digits_seed=4/{file} is damaged: {reason}"
+    assert complained == f"hpcfl: {damaged}\n"
+    assert said.splitlines() == [
+        "2/3  failed  fedavg-digits_seed=4",
+        "3/3  done  fedavg-digits_seed=5",
+        "3 runs: 1 done, 1 skipped, 1 failed",
+    ]
+    assert list(facts("begun")) == ["5"]
+    assert contents(runs_of("s", 4)) == before
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.launch
+def test_a_sweep_that_is_told_to_end_while_it_looks_at_finished_runs(
+    stub: list[str], monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    from hpcfl.config import load
+
+    for seed in (1, 2):
+        write_run(runs_of("s", seed), load("fedavg-digits", [f"seed={seed}"]).text(), [])
+    monkeypatch.setattr(sweep_run, "damage", lambda run: os.kill(os.getpid(), signal.SIGTERM) or "")
+    assert swept("--seeds", "1-2") == 85
+    assert swept("--seeds", "1-4") == 85
+    assert facts("begun") == {}
+    assert capfd.readouterr().out.splitlines()[-1] == "4 runs: 0 done, 2 skipped, 0 failed, 2 not started"
 
 
 def log(seed: int) -> str:

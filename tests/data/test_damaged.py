@@ -199,6 +199,27 @@ def test_half_precision_and_stated_classes_are_taken(tmp_path: Path) -> None:
     assert stated.federate(3, 0, tmp_path).client(2).train_features[0, 0] == 0.5
 
 
+@pytest.mark.parametrize("chunks", [None, (1, 2), (2, 5), (4, 5)])
+def test_samples_are_counted_through_all_pieces(
+    chunks: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hdf5_file, "PIECE", 60)  # three rows of float32, one of float64
+    numbers = np.arange(20.0).reshape(4, 5)
+    names = [f"clients/a/{part}/{kind}" for part in ("train", "test") for kind in ("features", "labels")]
+    with h5py.File(tmp_path / "mine.h5", "w") as file:
+        for name in names:
+            file.create_dataset(name, data=numbers, chunks=chunks)
+    train, labels, *_ = vars(MINE.federate(1, 0, tmp_path).client(0)).values()
+    np.testing.assert_array_equal(train, numbers.astype("f4"))
+    np.testing.assert_array_equal(labels, numbers.astype("f4"))
+    for name, said in zip(names, ("holds nan, expected finite", "has nan, expected finite")):
+        with h5py.File(tmp_path / "mine.h5", "r+") as file:
+            file[name][3, 1] = np.nan
+        assert f"{name}: sample 3 {said}" in refused(MINE.check, 1, tmp_path)
+        with h5py.File(tmp_path / "mine.h5", "r+") as file:
+            file[name][3, 1] = 0.0
+
+
 def test_tokens_beyond_any_table_are_refused(tmp_path: Path) -> None:
     rows = {name: v.astype("u8") for name, v in sound().items()}
     rows[X][3, 1] = 2**63 + 5
@@ -374,6 +395,56 @@ def test_readers_take_at_most_twice_the_file(kind: str, tmp_path: Path) -> None:
     size = make(tmp_path)
     read(tmp_path)  # modules, too, take memory when they are first asked for
     peak(lambda: read(tmp_path), 2 * size)
+
+
+def of_rows(features: Any, **how: Any) -> Callable[[Path, int], int]:
+    """Write a client with so many thousand numbers; return the bytes that they become."""
+
+    def write(folder: Path, thousands: int) -> int:
+        folder.mkdir()
+        rows = features(thousands)
+        labels = np.zeros(len(rows), np.int64)
+        with h5py.File(folder / "mine.h5", "w") as file:
+            file.create_dataset("clients/a/train/features", data=rows, **how)
+            file["clients/a/train/labels"] = labels
+            file["clients/a/test/features"], file["clients/a/test/labels"] = rows[:1], labels[:1]
+        return (8 if rows.dtype.kind == "i" else 4) * rows.size + labels.nbytes
+
+    return write
+
+
+PACKED: Any = {"chunks": (2500, 100), "compression": "gzip", "compression_opts": 1}
+GROWTH: dict[str, tuple[Callable[[Path, int], int], int]] = {
+    "contiguous": (of_rows(lambda thousands: RNG.random((thousands * 10, 100))), 16),
+    "tokens": (of_rows(lambda thousands: RNG.integers(0, 100, (thousands * 10, 100))), 16),
+    "chunks": (of_rows(lambda thousands: RNG.random((thousands * 10, 100)), **PACKED), 32),
+    "labels": (of_rows(lambda thousands: RNG.random((thousands * 1000, 1))), 32),
+}
+MEASURE = """
+import re, sys
+from pathlib import Path
+
+from hpcfl.data.hdf5 import Hdf5
+
+def most():  # getrusage would begin with that of the process that started this one
+    return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
+
+for name in ("small", "large"):
+    before = most()
+    Hdf5(file="mine.h5", tokens=sys.argv[2] == "tokens").federate(1, 0, Path(sys.argv[1]) / name).client(0)
+print(most() - before)
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("kind", GROWTH)
+def test_hdf5_data_take_a_piece_more_than_what_is_made_of_them(kind: str, tmp_path: Path) -> None:
+    """By the memory of a process, for HDF5 has buffers of its own."""
+    make, beside = GROWTH[kind]
+    make(tmp_path / "small", 250)
+    made = make(tmp_path / "large", 6000)
+    ended = subprocess.run([sys.executable, "-c", MEASURE, tmp_path, kind], capture_output=True, text=True, check=True)
+    assert 0 < int(ended.stdout) << 10 <= made + (beside << 20)
 
 
 def peak(call: Callable[[], Any], most: float) -> Any:

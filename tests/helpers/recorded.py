@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from helpers.checkpoints import save
 from hpcfl import store
 from hpcfl.engine.columns import COLUMNS
 
@@ -48,6 +49,7 @@ def write_run(folder: Path, table: Any, rows: Sequence[dict[str, Any]], **attrib
         for round_, row in enumerate(rows):
             segment.write(round_, {"cohort": True, "arrived": True, "void": False, **row})
         segment.close()
+        save(folder, len(rows), {}, [], {}, keep=1)
     store.write_status(folder, "done")
     return folder
 

@@ -308,6 +308,9 @@ def test_sealing_makes_no_file_larger(tmp_path: Path) -> None:
         before = 512 * segment_of(folder).stat().st_blocks
         store.seal(folder)
         assert 512 * segment_of(folder).stat().st_blocks <= before
+        with h5py.File(segment_of(folder)) as file:
+            kept = [file[name] for name in ("round", "log/events", *(column.name for column in COLUMNS))]
+            assert all(item.fletcher32 and item.compression == "gzip" for item in kept if item.size)
 
 
 def test_a_manifest_that_is_gone_or_damaged_is_told_of(tmp_path: Path, told: set[str]) -> None:

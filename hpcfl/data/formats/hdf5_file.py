@@ -19,7 +19,7 @@ from hpcfl.base.types import Ints, Shape
 from hpcfl.data.base import Inputs, Labels, Range, Scale, scaled
 from hpcfl.data.formats.files import check_unpacked, reading
 
-PIECE = 16 << 20  # bytes of features that are read at a time
+PIECE = 16 << 20  # bytes of numbers that are looked at at a time
 PEAK = 255  # largest pixel
 Reading = Scale | Literal["tokens"]
 """What features become: pixels of some range, or integers."""
@@ -281,38 +281,54 @@ def read(file: h5py.File, group: str, kept: Ints | None = None, scale: Reading |
     stored = dataset(file, f"{group}/features")
     shape = stored.shape[1:] if kept is None else (len(kept),)
     features: Inputs = np.empty((len(stored), *shape), dtype=np.int64 if scale == "tokens" else np.float32)
-    for start, piece in pieces(stored, scale):
+    for start, piece in pieces(stored, scale, features if kept is None else None):
         features[start : start + len(piece)] = piece if kept is None else piece[:, kept]
     return features, labels_of(file, group)
 
 
 def labels_of(file: h5py.File, group: str) -> Labels:
     labels = dataset(file, f"{group}/labels")
-    read: Labels = labels[()].astype(np.float32 if labels.dtype.kind == "f" else np.int64)
+    read: Labels = np.empty(labels.shape, np.float32 if labels.dtype.kind == "f" else np.int64)
+    for rows in _slices(labels, labels.dtype.itemsize):
+        read[rows] = labels[rows]
     return read
 
 
-def pieces(features: h5py.Dataset, scale: Reading | None = None) -> Iterator[tuple[int, Inputs]]:
+def _slices(data: h5py.Dataset, itemsize: int) -> Iterator[slice]:
+    """Yield rows of at most `PIECE` bytes at a time, and whole chunks where these are smaller."""
+    rows = max(1, PIECE // max(1, itemsize * prod(data.shape[1:])))
+    if data.chunks is not None and data.chunks[0] < rows:
+        rows -= rows % data.chunks[0]
+    for start in range(0, len(data), rows):
+        yield slice(start, min(start + rows, len(data)))
+
+
+def pieces(
+    features: h5py.Dataset, scale: Reading | None = None, into: Inputs | None = None
+) -> Iterator[tuple[int, Inputs]]:
     """Yield first row and float32 rows (tokens: int64) of a data set, a few at a time.
 
-    Given a `scale`, they are pixels of 0 to `PEAK`, and are scaled. UsageError if a number is not finite, or no pixel,
-    or if tokens are no integers from 0.
+    Given a `scale`, they are pixels of 0 to `PEAK`, and are scaled. Read `into` an array of all rows, of which pieces
+    are then parts, they take no memory beside it, and each chunk is unpacked once. UsageError if a number is not
+    finite, or no pixel, or if tokens are no integers from 0.
     """
-    rows = max(1, PIECE // max(1, 4 * prod(features.shape[1:])))
     if scale == "tokens" and features.dtype.kind not in "iu":
         where = f"{features.file.filename}: {features.name[1:]}"
         raise UsageError(f"{where}: data.tokens = true: expected integers, got {features.dtype}")
-    numbers = features.astype(np.int64 if scale == "tokens" else np.float32)
-    for start in range(0, len(features), rows):
-        piece = numbers[start : start + rows]
+    dtype = np.dtype(np.int64 if scale == "tokens" else np.float32)
+    if into is not None and into.size:
+        features.read_direct(into)
+    numbers = features.astype(dtype) if into is None else into
+    for rows in _slices(features, dtype.itemsize):
+        piece = numbers[rows]
         right, expected = _right(piece, scale)
         if not right.all():
             where = np.argwhere(~right)[0]
             raise UsageError(
-                f"{features.file.filename}: {features.name[1:]}: sample {start + where[0]} holds "
+                f"{features.file.filename}: {features.name[1:]}: sample {rows.start + where[0]} holds "
                 f"{piece[tuple(where)]}, expected {expected}"
             )
-        yield start, piece if scale is None or scale == "tokens" else scaled(piece, PEAK, scale)
+        yield rows.start, piece if scale is None or scale == "tokens" else scaled(piece, PEAK, scale)
 
 
 def _right(piece: Inputs, scale: Reading | None) -> tuple[NDArray[np.bool_], str]:
@@ -365,23 +381,28 @@ def _part(file: h5py.File, group: str) -> Part:
             raise UsageError(f"{where}/{name} are {(len(features), *per_sample)}, expected at least 1 per sample")
     if len(features) != len(labels):
         raise UsageError(f"{where} has {len(features)} features, but {len(labels)} labels")
-    largest, per_sample = _largest(f"{where}/labels", labels[()]), tuple(map(int, labels.shape[1:]))
+    largest, per_sample = _largest(f"{where}/labels", labels), tuple(map(int, labels.shape[1:]))
     return Part(group, len(labels), tuple(map(int, shape)), labels.dtype, largest, per_sample)
 
 
-def _largest(where: str, values: NDArray[Any]) -> int:
+def _largest(where: str, labels: h5py.Dataset) -> int:
     """Return `Part.largest`; UsageError where a class is below 0, or a target not finite."""
-    if values.dtype.kind == "f":
+    least, most = 0, -1
+    for rows in _slices(labels, labels.dtype.itemsize):
+        values = labels[rows]
+        if values.dtype.kind != "f":
+            least, most = min(least, int(values.min())), max(most, int(values.max()))
+            continue
         with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
             wrong = np.argwhere(~np.isfinite(values.astype(np.float32)))
         if len(wrong):
             got = values[tuple(wrong[0])]
-            raise UsageError(f"{where}: sample {wrong[0][0]} has {got}, expected finite 32-bit numbers")
-        return values.shape[-1] - 1 if values.ndim > 1 else 0
-    if values.min(initial=0) < 0 or values.max(initial=0) > LARGEST:
-        odd = values.min() if values.min() < 0 else values.max()
-        raise UsageError(f"{where} hold {odd}, expected labels from 0 to {LARGEST}")
-    return int(values.max()) if values.size else -1
+            raise UsageError(f"{where}: sample {rows.start + wrong[0][0]} has {got}, expected finite 32-bit numbers")
+    if labels.dtype.kind == "f":
+        return int(labels.shape[-1]) - 1 if labels.ndim > 1 else 0
+    if least < 0 or most > LARGEST:
+        raise UsageError(f"{where} hold {least if least < 0 else most}, expected labels from 0 to {LARGEST}")
+    return most
 
 
 def _natural(name: str) -> tuple[list[str | int], str]:
