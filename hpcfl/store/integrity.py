@@ -77,11 +77,16 @@ def _stranger(path: Path) -> str:
 
 
 def lacking(path: Path) -> list[str]:
-    """Return the checkpoints that were kept beside one that is whole when it became visible, and are not there."""
-    if not (path / BESIDE).exists():
+    """Return the checkpoints that were kept beside one that is whole when it became visible, and are not there.
+
+    None where an earlier version wrote it, or the run has gone on to a newer one meanwhile.
+    """
+    try:
+        kept = json.loads((path / BESIDE).read_text())
+    except FileNotFoundError:
         return []
-    there = {number_of(each) for each in numbered(path.parent, "round", "", ".h5")}
-    return [f"round-{number:06d}" for number in json.loads((path / BESIDE).read_text()) if number not in there]
+    there = [number_of(each) for each in numbered(path.parent, "round", "", ".h5")]
+    return [f"round-{number:06d}" for number in kept if number not in there] if there[-1:] == [number_of(path)] else []
 
 
 def one_line(error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,23 @@ def test_checkpoints_that_are_gone_are_missed(tmp_path: Path) -> None:
     damaged = store.verify(folder).damaged
     assert damaged["checkpoints/round-000040"] == "it is missing"
     assert damaged["metrics/segment-000.h5"].startswith("rounds 12 to 39 read as not recorded")
+
+
+def test_a_run_that_goes_on_to_its_next_checkpoint_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was the newest a moment ago knows of one that is gone since, or is gone itself."""
+    verifying = sys.modules["hpcfl.store.verify"]  # the package has a function of this name
+    folder, lacking = made(tmp_path / "run", "killed"), verifying.lacking
+
+    def meanwhile(path: Path) -> list[str]:
+        for number in (16, 20):
+            new = store.draft(folder, number, "1")
+            store.write_server(new, number, {}, {})
+            store.publish(new, (), lambda scores: sorted(scores)[-2:])
+            assert lacking(path) == []
+        return lacking(path)
+
+    monkeypatch.setattr(verifying, "lacking", meanwhile)
+    assert store.verify(folder).damaged == {}
 
 
 def test_a_run_that_is_done_is_looked_at_before_it_is_called_so(
