@@ -25,6 +25,7 @@ from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.protocol import Command
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
 
+LAST_SECONDS = 2.0  # for neighbours to leave where some are lost, and may hang for ever
 Comms = list[MPI.Intracomm]
 """For what has come to where it goes, and for what is to be passed on."""
 
@@ -73,7 +74,8 @@ class RelayedRank:
         """Return the server's last word, once there is nothing more to pass on."""
         last = self.client.serve()
         if self.relay is not None:
-            patience, end = Patience(), time.monotonic() + 2 * LEAVE_SECONDS
+            limit = LAST_SECONDS if last.hard else 2 * LEAVE_SECONDS
+            patience, end = Patience(), time.monotonic() + limit
             while not self.relay.over and time.monotonic() < end:
                 self.relay.look()
                 patience.pause()
