@@ -187,7 +187,8 @@ def _prepared(
     def make(computing: Computing | None = request.computing) -> tuple[Job, Progress]:
         job = Job.of(config, request.data_dir, size, device, count, computing, request.chunk, federation)
         columns(job)  # refused before there is a folder
-        config.check_lanes(lane_topologies(config.lane_width, hosts, job.chunks))
+        if config.clock == "wall":
+            config.check_lanes(lane_topologies(config.lane_width, hosts, job.chunks))
         if rank == 0 and torch.get_num_threads() != count:
             line = f"threads = {count}: torch was loaded before, and keeps {torch.get_num_threads()}"
             print(f"hpcfl: {line}", file=sys.stderr, flush=True)

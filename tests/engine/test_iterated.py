@@ -24,7 +24,7 @@ from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.wall.framing import frame_formats
-from hpcfl.engine.wall.outcome import ReceivedSums, message
+from hpcfl.engine.wall.outcome import ReceivedSums, messages
 from hpcfl.testing.runs import table
 from wall.test_sums import Messages
 
@@ -219,7 +219,7 @@ def test_messages_that_the_server_holds_give_the_bits_of_simulated_time() -> Non
     copied = []
     for client in range(4):
         passing = pending([(client, SIZES[client])])
-        copied.append(message(passing, 2, blocks))
+        copied += messages(passing, 2, blocks)
         for frame in passing.frames:
             frame[0].fill_(torch.nan)
     kept = [(pending([(client, SIZES[client])]), 2) for client in (5, 4)] + [(pending([(6, SIZES[6])]), 1)]
@@ -240,7 +240,7 @@ def test_large_and_narrow_blocks_are_kept_as_they_were_sent() -> None:
     group.weigh(frame, 0, "narrow", 123_457.0)
     group.value(frame, "large").copy_(torch.arange(APART_BYTES // 4))
     group.value(frame, "narrow").copy_(torch.tensor([0.1, 0.2, 0.3]))
-    found = message(Messages([group], [frame]), 1, layout)  # type: ignore[arg-type]
+    (found,) = messages(Messages([group], [frame]), 1, layout)  # type: ignore[arg-type]
     assert {name: (tuple(value.shape), value.dtype) for name, (value, _) in found.items()} == {
         name: ((1, *block.shape), block.dtype) for name, block in layout.items()
     }

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import re
 import sys
@@ -93,12 +94,14 @@ def kind() -> dict[str, str]:
     known = dict(re.findall(r"^(.*?)\s*: (.*)$", text.partition("\n\n")[0], re.MULTILINE))
     names = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
     units = sorted(word for word in known.get("flags", "").split() if word.startswith(("avx", "fma", "amx")))
+    chosen = os.environ.get("OPENBLAS_CORETYPE")  # whose products numpy is to compute as, whatever the processor
     return {
         "processor": " ".join([platform.machine(), *(f"{name} {known[name]}" for name in names if name in known)]),
         "units": " ".join(units),
         "kernels": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "numpy": np.__version__,
+        **({"blas": chosen} if chosen else {}),
     }
 
 

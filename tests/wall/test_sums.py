@@ -29,10 +29,11 @@ LAYOUT = (
 
 @dataclass
 class Messages:
-    """What a pending holds: the formats, and one frame per group."""
+    """What a pending holds: the formats, one frame per group, and of whose visit they are."""
 
     formats: list[FrameFormat]
     frames: list[Any]
+    clients: tuple[tuple[int, ...], ...] = ((0,),)
 
 
 def drawn(seed: int) -> dict[str, torch.Tensor]:
