@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 
 from hpcfl.algorithms.salf import Salf
 
@@ -22,6 +23,8 @@ class Full(Salf):
         shared = super().server(task, shared, sums)
         self.rounds.append(1)
         if len(self.rounds) > 3:
+            for writing in [each for each in threading.enumerate() if each.name == "checkpoint"]:
+                writing.join()  # the checkpoint of an earlier round is not to be the one that fails
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
         return shared
