@@ -30,13 +30,14 @@ from hpcfl.base.types import Ints, Shape
 from hpcfl.store import manifest
 from hpcfl.store.atomic import PREFIX, created, number_of, numbered, sync, sync_folder
 from hpcfl.store.columns import Array
-from hpcfl.store.integrity import BESIDE, RUN, SERVER, damage, one_line, run_of
+from hpcfl.store.integrity import RUN, SERVER, damage, one_line, run_of
 
 Tensors = Mapping[str, Array]
 Chunk = tuple[Array, dict[str, Array]]
 """Client ids [c], and their tensors ``{name: [c, …]}``."""
 Shapes = Mapping[str, tuple[int, ...]]
 
+BESIDE = "beside.json"  # which other checkpoints there were when it became visible
 _CHUNK_BYTES = 1 << 20
 _LEAST_BYTES = 1 << 12
 _LEAST_PAUSE, _MOST_PAUSE = 0.002, 0.2  # seconds between looks for what other ranks write
@@ -184,6 +185,19 @@ def publish(
     for number in known.keys() - stay:
         _remove(known[number])
     return path, sum(each["bytes"] for each in entries.values())
+
+
+def lacking(path: Path) -> list[str]:
+    """Return the checkpoints that were kept beside one that is whole when it became visible, and are not there.
+
+    None where an earlier version wrote it, or the run has gone on to a newer one meanwhile.
+    """
+    try:
+        kept = json.loads((path / BESIDE).read_text())
+    except FileNotFoundError:
+        return []
+    there = [number_of(each) for each in saved(path.parents[1])]
+    return [f"round-{number:06d}" for number in kept if number not in there] if there[-1:] == [number_of(path)] else []
 
 
 def _rank_file(rank: int) -> str:

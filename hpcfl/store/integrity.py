@@ -8,7 +8,6 @@ Files that were written before there was one begin with HDF5's own signature: al
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,7 +17,6 @@ from hpcfl.store import manifest
 from hpcfl.store.atomic import check_regular, number_of, numbered
 
 SERVER = "server.h5"  # of a folder: what the server holds
-BESIDE = "beside.json"  # which other checkpoints there were when it became visible
 RUN = "run_id"
 USER_BLOCK = 512  # bytes; the smallest that HDF5 knows
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -74,19 +72,6 @@ def _stranger(path: Path) -> str:
     if path in numbered(path.parent, "round", "") and round_ != number_of(path):
         return f"it is the state after round {round_}"
     return of_another(run, path.parents[1])
-
-
-def lacking(path: Path) -> list[str]:
-    """Return the checkpoints that were kept beside one that is whole when it became visible, and are not there.
-
-    None where an earlier version wrote it, or the run has gone on to a newer one meanwhile.
-    """
-    try:
-        kept = json.loads((path / BESIDE).read_text())
-    except FileNotFoundError:
-        return []
-    there = [number_of(each) for each in numbered(path.parent, "round", "", ".h5")]
-    return [f"round-{number:06d}" for number in kept if number not in there] if there[-1:] == [number_of(path)] else []
 
 
 def one_line(error: Exception) -> str:

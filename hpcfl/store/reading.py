@@ -22,6 +22,7 @@ import numpy as np
 from hpcfl.base.errors import RunError, UsageError, listed
 from hpcfl.store import live, manifest
 from hpcfl.store.atomic import check_regular, number_of, numbered
+from hpcfl.store.checkpoints import saved
 from hpcfl.store.columns import (
     AXES,
     CLIENT,
@@ -450,7 +451,7 @@ def promises(run_dir: Path) -> tuple[bool, list[Path]]:
 
     To be asked before the rows are read, since a run may go on.
     """
-    return read_status(run_dir).state == "done", numbered(run_dir / "checkpoints", "round", "", ".h5")
+    return read_status(run_dir).state == "done", saved(run_dir)
 
 
 def reached(known: tuple[bool, Sequence[Path]], parts: Sequence[Part]) -> int:

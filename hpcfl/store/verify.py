@@ -12,8 +12,8 @@ from typing import Any
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.store import live, manifest, status
 from hpcfl.store.atomic import check_regular, number_of, numbered, read_text
-from hpcfl.store.checkpoints import saved
-from hpcfl.store.integrity import damage, lacking, of_another, one_line
+from hpcfl.store.checkpoints import lacking, saved
+from hpcfl.store.integrity import damage, of_another, one_line
 from hpcfl.store.reading import (
     counts,
     is_closed,
@@ -44,13 +44,13 @@ def verify(run_dir: Path) -> Findings:
     Checked are the manifest, run.h5, segments, checkpoints and the status; and that what must be there is. A run may be
     going on meanwhile. UsageError where this is no run folder.
     """
-    begun = saved(run_dir) or numbered(run_dir / "metrics", "segment", ".h5") or os.path.lexists(run_dir / "status")
+    there = numbered(run_dir / "metrics", "segment", ".h5")
+    begun = there or saved(run_dir) or os.path.lexists(run_dir / "status")
     if not os.path.lexists(run_dir / "run.h5") and not (begun and (run_dir / manifest.NAME).exists()):
         raise UsageError(f"'{run_dir}' is no run folder: {run_dir / 'run.h5'} does not exist")
     found = Findings()
     known = _manifest(run_dir, found)
     names = _table(run_dir, known, found)
-    there = numbered(run_dir / "metrics", "segment", ".h5")
     for name in sorted({*names, *(f"metrics/{path.name}" for path in there)}):
         _segment(run_dir, name, known, found)
     _status(run_dir, found)
@@ -137,7 +137,9 @@ def _lacking(run_dir: Path, found: Findings) -> None:
     for part, rows in counts(parts, reached(known, parts)):
         name, what = f"metrics/{part.path.name}", loss(part, rows)
         if what and name not in found.damaged:
-            found.damaged[name] = f"{what}, though they were done" if part.layout else f"{what}, since it was sealed"
+            found.damaged[name] = (
+                f"{what}, though they were done" if part.layout else f"{what}, since before it was sealed"
+            )
     missing = []
     if checkpoints and not checkpoints[-1].suffix and f"checkpoints/{checkpoints[-1].name}" not in found.damaged:
         missing = lacking(checkpoints[-1])

@@ -17,15 +17,7 @@ from hpcfl.base.errors import RunError, UsageError, UserError
 from hpcfl.cli import main
 from hpcfl.store import live, manifest, reading
 from hpcfl.testing.runs import play, table, toml
-from store.test_verify import COLUMNS, COORDS, ROUNDS, ROWS, flip, made, row, segment_of
-
-
-@pytest.fixture(autouse=True)
-def told(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    monkeypatch.setattr("hpcfl.store.segment.EVENTS", 30)  # small files
-    lines: set[str] = set()
-    monkeypatch.setattr(reading, "_told", lines)
-    return lines
+from store.test_verify import COLUMNS, COORDS, ROUNDS, ROWS, flip, made, row, segment_of, told  # noqa: F401
 
 
 def lose(path: Path, first: int, last: int) -> None:
@@ -122,7 +114,7 @@ def test_a_run_that_is_done_is_looked_at_before_it_is_called_so(
 # ---- files of another run, or of another round
 
 
-def test_what_another_run_has_written_is_not_read(tmp_path: Path, told: set[str]) -> None:
+def test_what_another_run_has_written_is_not_read(tmp_path: Path) -> None:
     folder, other = made(tmp_path / "run", "killed"), made(tmp_path / "other", "killed")
     shutil.copytree(other / "checkpoints" / "round-000012", tmp_path / "taken")
     shutil.rmtree(folder / "checkpoints" / "round-000012")
@@ -133,7 +125,7 @@ def test_what_another_run_has_written_is_not_read(tmp_path: Path, told: set[str]
     assert all(reason.startswith("it belongs to another run (") for reason in damaged.values())
     assert store.latest(folder) == folder / "checkpoints" / "round-000008"
     assert store.open_run(folder).sizes["round"] == ROWS
-    assert any("segment-001.h5 is damaged: it belongs to another run" in line for line in told)
+    assert any("segment-001.h5 is damaged: it belongs to another run" in line for line in reading._told)
 
 
 def test_a_checkpoint_under_another_ones_name_is_not_read(tmp_path: Path) -> None:
