@@ -153,8 +153,8 @@ class ExactSum(ABC):
         """Add ``Σ factor·row`` of rows [k, n] on the CPU, itself formed in float64.
 
         By NumPy where it can: its calls cost less than torch's, and convert what they add on the way. A single row by
-        `each_piece`, since torch would do all but one pass in one thread; others that need torch by a piece for each
-        of its threads at a time, which stays in the caches.
+        `each_piece`, since torch would do all but one pass in one thread. Others by torch where it has several threads
+        or NumPy cannot: a piece for each thread at a time, which stays in the caches.
         """
         if not factors:
             return
@@ -170,7 +170,8 @@ class ExactSum(ABC):
         if len(factors) == 1:
             each_piece(rows.shape[1], partial(self._add_row, rows[0], factors[0]))
             return
-        if rows.dtype == torch.float32 and all(factor == float(np.float32(factor)) for factor in factors):
+        exact = rows.dtype == torch.float32 and all(factor == float(np.float32(factor)) for factor in factors)
+        if exact and torch.get_num_threads() == 1:
             scaled, values = np.array(factors) * self.scale, rows.numpy()
             for piece in pieces(rows.shape[1]):
                 total = ROOM.total.numpy()[: piece.stop - piece.start]

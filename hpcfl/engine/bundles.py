@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from hpcfl.comm.message import Message
     from hpcfl.learning.task import Task
 
-CACHE_SHARE = 4  # a bundle's models take at most this part of the last-level cache, which others use too
+CACHE_SHARE = 4  # a bundle's models take at most this part of the last-level cache, which others use too;
+SHARED = 2  # where several threads compute them, this one: they wait for each other after each operation
 MOST = 1024  # clients: more of a small model gain nothing
 FEWEST = 2  # a product for one client alone takes another way through the BLAS, and has other last bits
 LINE = 16  # numbers of a cache line: on some processors last bits depend on where in a line a matrix begins
@@ -57,7 +58,8 @@ class Bundles:
         self._tried: set[tuple[int, Kind, int]] = set()  # where chunks of these began in a line
         able = wanted and task.device.type == "cpu" and algorithm.samples_per_step(1) > 0
         able = able and task.fused is not None and task.fused.rowwise
-        self.bytes = min(LARGEST_BYTES, last_level_cache() // CACHE_SHARE) if able else 0
+        share = CACHE_SHARE if torch.get_num_threads() == 1 else SHARED
+        self.bytes = min(LARGEST_BYTES, last_level_cache() // share) if able else 0
 
     def work(self, shared: State, parts: Iterable[Part]) -> Iterator[tuple[Part, Client]]:
         """Yield each part with what does its visits, a generator as `Algorithm.client` is; to be exhausted in turn."""

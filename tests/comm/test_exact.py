@@ -267,8 +267,12 @@ def test_many_rows_of_few_numbers_are_what_they_are_one_by_one(make: Any, monkey
 
 @pytest.mark.parametrize("make", [lambda n: BinnedSum(np.zeros((2, n))), lambda n: FixedSum(np.zeros(n, np.int64))])
 @pytest.mark.parametrize("factor", [700.0, 0.1])
-def test_rows_are_added_one_after_the_other(make: Any, factor: float) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_are_added_one_after_the_other(
+    make: Any, factor: float, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Products by counts of samples are exact, by other factors they are rounded with the sum."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     size = PIECE + 5000
     rows = torch.randn(13, size, generator=torch.Generator().manual_seed(0))
     rows *= 10.0 ** torch.linspace(-20.0, 3, size)
