@@ -156,13 +156,14 @@ class Under:
     """Those whom one rank reaches over one lane: `ranks`, by way of the one that is its `peer` there.
 
     `epoch` tells lanes between the same two ranks apart that are made one after the other; `leads`: whether the peer
-    leads the others.
+    leads the others; `heirs` are the other ranks of its node, which may lead in its place.
     """
 
     peer: int
     epoch: int
     leads: bool
     ranks: tuple[int, ...]
+    heirs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,8 @@ class Tree:
     nodes : tuple of tuple of int
         The client ranks of each node.
     leaders, epochs : tuple of int
-        The rank that leads each of them, and how many have done so before.
+        The rank that leads each of them, and how often the lanes of its branch have been made anew; a branch is one of
+        the nodes that the server leads, with all that are below it.
     """
 
     nodes: tuple[tuple[int, ...], ...]
@@ -188,14 +190,13 @@ class Tree:
     def below(self, rank: int) -> list[Under]:
         """Return whom a rank leads, lane by lane, a leader itself among them; nobody where it does not lead."""
         if rank == 0:
-            return [self._under(child, 0) for child in range(min(self.fan_out, len(self.nodes)))]
+            return [*map(self._under, range(min(self.fan_out, len(self.nodes))))]
         if rank not in self.leaders:
             return []
         number = self.leaders.index(rank)
-        epoch = self.epochs[number]
         return [
-            *(Under(other, epoch, False, (other,)) for other in self.nodes[number]),
-            *(self._under(child, epoch) for child in self._children(number)),
+            *(Under(other, self.epochs[number], False, (other,)) for other in self.nodes[number]),
+            *map(self._under, self._children(number)),
         ]
 
     def above(self, rank: int) -> tuple[int, int]:
@@ -204,27 +205,41 @@ class Tree:
         epoch = self.epochs[number]
         if self.leaders[number] != rank:
             return self.leaders[number], epoch
-        if number < self.fan_out:
-            return 0, epoch
-        parent = number // self.fan_out - 1
-        return self.leaders[parent], epoch + self.epochs[parent]
+        return (0 if number < self.fan_out else self.leaders[self._parent(number)]), epoch
 
     def node(self, rank: int) -> int:
         """Return the number of a client rank's node."""
         return next(number for number, row in enumerate(self.nodes) if rank in row)
 
+    def branch(self, number: int) -> int:
+        """Return which of the nodes that the server leads a node is, or is below."""
+        return number if number < self.fan_out else self.branch(self._parent(number))
+
+    def depth(self, number: int) -> int:
+        """Return how many leaders are above that of a node."""
+        return 0 if number < self.fan_out else 1 + self.depth(self._parent(number))
+
     def led_by(self, node: int, leader: int, epoch: int) -> Tree:
-        """Return the same with another leader of a node."""
-        leaders, epochs = list(self.leaders), list(self.epochs)
-        leaders[node], epochs[node] = leader, epoch
-        return replace(self, leaders=tuple(leaders), epochs=tuple(epochs))
+        """Return the same with another leader of a node, and new lanes in all of its branch.
+
+        For a leader that has a new lane above makes its lanes below anew too, and so has to be met there.
+        """
+        leaders, branch = list(self.leaders), self.branch(node)
+        leaders[node] = leader
+        epochs = tuple(epoch if self.branch(each) == branch else own for each, own in enumerate(self.epochs))
+        return replace(self, leaders=tuple(leaders), epochs=epochs)
 
     def ranks_under(self, number: int) -> tuple[int, ...]:
         """Return all ranks of a node and below its leader, in an order that does not depend on who leads."""
         return (*self.nodes[number], *chain(*map(self.ranks_under, self._children(number))))
 
-    def _under(self, number: int, epoch: int) -> Under:
-        return Under(self.leaders[number], epoch + self.epochs[number], True, self.ranks_under(number))
+    def _under(self, number: int) -> Under:
+        leader = self.leaders[number]
+        heirs = tuple(rank for rank in self.nodes[number] if rank != leader)
+        return Under(leader, self.epochs[number], True, self.ranks_under(number), heirs)
+
+    def _parent(self, number: int) -> int:
+        return number // self.fan_out - 1
 
     def _children(self, number: int) -> range:
         first = self.fan_out * (number + 1)

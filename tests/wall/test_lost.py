@@ -22,6 +22,7 @@ pytestmark = pytest.mark.launch
 
 RANKS, CLIENTS, ROUNDS = 5, 8, 12
 HOSTED = {rank: {rank - 1, rank + 3} for rank in range(1, RANKS)}  # all alike, so they are dealt in their order
+OF_SEVEN = {rank: {rank - 1, rank + 5} for rank in range(1, 7)}
 CONFIG = f"""
 rounds = {ROUNDS}
 clients = {CLIENTS}
@@ -81,8 +82,8 @@ def run(
     return hpcfl(mpi, "run", str(here / "my.toml"), *words, "--out", str(here / "run"), env=env, **how)
 
 
-def hpcfl(mpi: str, *args: str, **how: Any) -> Ended:
-    return job(mpi, RANKS, [str(ROOT / "tests" / "helpers" / "driver.py"), *args], **how)
+def hpcfl(mpi: str, *args: str, ranks: int = RANKS, **how: Any) -> Ended:
+    return job(mpi, ranks, [str(ROOT / "tests" / "helpers" / "driver.py"), *args], **how)
 
 
 def died(here: Path) -> set[int]:
@@ -90,25 +91,25 @@ def died(here: Path) -> set[int]:
     return {int(path.name) for path in (here / "marks").iterdir()}
 
 
-def with_ranks(clients: set[int]) -> set[int]:
+def with_ranks(clients: set[int], hosts: dict[int, set[int]] = HOSTED) -> set[int]:
     """All clients that are lost with these."""
-    return {each for hosted in HOSTED.values() for each in hosted if hosted & clients}
+    return {each for hosted in hosts.values() for each in hosted if hosted & clients}
 
 
-def goes_on_without(here: Path, ended: Ended) -> None:
+def goes_on_without(here: Path, ended: Ended, hosts: dict[int, set[int]] = HOSTED) -> None:
     """The job has ended well, and says who is gone."""
     assert ended.code == 0, ended.err
     folder, dead = here / "run", died(here)
-    data, lost = store.open_run(folder), with_ranks(dead)
+    data, lost = store.open_run(folder), with_ranks(dead, hosts)
     assert data.attrs["status"] == "done"
     assert data["round"].values.tolist() == list(range(ROUNDS))
     events = [event for event in store.events(folder) if event["kind"] == "lost"]
     assert {event["client"] for event in events} == lost
     assert {client for client, _ in summary(folder)["lost"]} == lost
-    for rank, hosted in HOSTED.items():
+    for rank, hosted in hosts.items():
         told = [line for line in ended.said if line.startswith(f"hpcfl: rank {rank} is lost")]
         assert len(told) == bool(hosted & dead)
-        assert all(line.endswith(f"and with it clients {rank - 1}, {rank + 3}") for line in told)
+        assert all(line.endswith(f"and with it clients {min(hosted)}, {max(hosted)}") for line in told)
     for event in events:
         assert (data["cohort"].values[event["round"] + 1 :, event["client"]] == 0).all()
     assert np.isfinite(data["accuracy"].values[-1])
@@ -218,6 +219,21 @@ def test_ranks_of_two_levels_die(ranks: tuple[int, int], rule: str, tmp_path: Pa
     goes_on_without(tmp_path, ended)
     follow = [line for line in ended.said if line.endswith(", which is lost")]
     assert len(follow) == sum(rank in (1, 3) for rank in ranks if with_ranks({rank - 1}) & died(tmp_path)) or 2 in ranks
+    nobody_is_left(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("ranks", [(5,), (1, 5), (5, 6)], ids=["leader", "both leaders", "node"])
+def test_ranks_below_another_leader_die(ranks: tuple[int, ...], rule: str, tmp_path: Path) -> None:
+    """Rank 1 leads rank 2, and rank 5, which leads rank 6."""
+    deaths = [(rank - 1, 3 * place) for place, rank in enumerate(ranks, start=1)]
+    settings = "clients=12", "lane_width=two-level", "leaders=3", "fan_out=2"
+    ended = run("openmpi", tmp_path, deaths, *settings, rule=rule, options=ULFM, ranks=7)
+    goes_on_without(tmp_path, ended, OF_SEVEN)
+    follow = [line for line in ended.said if line.endswith(", which is lost")]
+    gone = {rank for rank in ranks if OF_SEVEN[rank] & died(tmp_path)}
+    assert len(follow) == len(gone & {1, 5})
     nobody_is_left(tmp_path)
 
 

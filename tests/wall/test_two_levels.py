@@ -78,20 +78,28 @@ def test_a_replay_ends_in_the_same_state(world: Any, shared_dir: Path, rule: str
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.usefixtures("several")
+@pytest.mark.parametrize("leaders", [2, 3])
 def test_another_rank_leads_where_a_leader_hangs(
-    world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], leaders: int
 ) -> None:
-    """Rank 1 is suspended after round 2, and wakes up when its node has been led by another one for some rounds."""
-    if world.size < 4:
-        pytest.skip("needs two nodes, one of two ranks")
+    """A leader is suspended after round 2, and wakes up when its node has been led by another one for some rounds.
+
+    It is led by the server, or by the leader of the first node.
+    """
+    if world.size < 2 * leaders:
+        pytest.skip("needs nodes of two ranks")
+    nodes, number = tree(leaders, 2, [""] * world.size), 0 if leaders == 2 else 2
+    if len(nodes.nodes[number]) < 2:
+        pytest.skip("needs a node of two ranks below another one")
+    old, new = nodes.nodes[number][:2]
     pids, folder, clients = np.zeros(world.size, dtype=np.int64), shared_dir / "run", world.size - 1
     world.comm.Allgather(np.array([os.getpid()]), pids)
 
     def act(done: int, row: Any) -> None:
         if done == 2:
-            os.kill(pids[1], signal.SIGSTOP)
+            os.kill(pids[old], signal.SIGSTOP)
         if done == 8:
-            os.kill(pids[1], signal.SIGCONT)
+            os.kill(pids[old], signal.SIGCONT)
         if done > 8 and (row["arrived"] == 1).sum() == clients:
             stopping.request(folder)
 
@@ -99,7 +107,7 @@ def test_another_rank_leads_where_a_leader_hangs(
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
     more: dict[str, Any] = {"clients": clients, "rounds": 400, "algorithm": SALF, "evaluate": {"every": 1}}
     more |= {"participation": {"close": "deadline", "deadline": 0.5}, "checkpoint": {"every": 400}}
-    values = real("two-level", leaders=2, fan_out=2, **more)
+    values = real("two-level", leaders=leaders, fan_out=2, **more)
     with pytest.raises(Stopped) as caught:
         play(world, values, folder, world.comm)
     world.meet()
@@ -107,18 +115,18 @@ def test_another_rank_leads_where_a_leader_hangs(
     if world.rank:
         return
     agree(folder, again, True, clients=clients)
-    line = "hpcfl: rank 2 leads the node of rank 1, which has not replied for 2 rounds"
+    line = f"hpcfl: rank {new} leads the node of rank {old}, which has not replied for 2 rounds"
     assert capfd.readouterr().err.splitlines().count(line) == 1
     (event,) = [event for event in store.events(folder) if event["kind"] == "succeeded"]
-    assert event["text"] == "rank 2 leads in place of rank 1, which has not replied for 2 rounds"
+    assert event["text"] == f"rank {new} leads in place of rank {old}, which has not replied for 2 rounds"
     arrived = store.open_run(folder)["arrived"].values == 1
     chunks = job_in_real_time(world.size, clients=clients).chunks
     rank = {int(chunk.clients[0]): chunk.rank for chunk in chunks}
-    first = [client for client in range(clients) if rank[client] in tree(2, 2, [""] * world.size).nodes[0]]
-    of_leader = [client for client in first if rank[client] == 1]
-    assert not arrived[2:4, first].any()  # nobody of its node for two rounds, in which the others count
-    assert np.delete(arrived, first, axis=1).any(1).all()
-    assert arrived[:, list({*first} - {*of_leader})][5:].any()
+    node = [client for client in range(clients) if rank[client] in nodes.nodes[number]]
+    of_leader = [client for client in node if rank[client] == old]
+    assert not arrived[2:4, node].any()  # nobody of its node for two rounds, in which the others count
+    assert np.delete(arrived, node, axis=1)[:8].any(1).all()
+    assert arrived[:8, list({*node} - {*of_leader})][4:].any()  # the others of its node count while it sleeps
     assert not arrived[2:8, of_leader].any()
     assert arrived[-1].all()
 
@@ -135,4 +143,10 @@ def test_who_leads_whom() -> None:
     after = nodes.led_by(0, 6, 1)
     assert [(one.peer, one.ranks, one.epoch) for one in after.below(0)] == [(6, (1, 6, 4, 5, 7), 1), (2, (2, 3), 0)]
     assert [after.above(rank) for rank in (1, 4, 6, 7)] == [(6, 1), (6, 1), (0, 1), (6, 1)]
+    deep = after.led_by(2, 5, 2)  # below rank 6: all lanes of its branch are made anew
+    assert [(one.peer, one.ranks, one.epoch) for one in deep.below(0)] == [(6, (1, 6, 4, 5, 7), 2), (2, (2, 3), 0)]
+    assert [(one.peer, one.epoch, one.heirs) for one in deep.below(6)][2:] == [(5, 2, (4,)), (7, 2, ())]
+    assert [deep.above(rank) for rank in (1, 4, 5, 6, 7)] == [(6, 2), (5, 2), (6, 2), (0, 2), (6, 2)]
+    assert [deep.branch(node) for node in range(4)] == [0, 1, 0, 0]
+    assert [deep.depth(node) for node in range(4)] == [0, 0, 1, 1]
     assert tree(3, 32, [""] * 8).nodes == ((1, 2, 3), (4, 5), (6, 7))

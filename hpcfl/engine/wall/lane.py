@@ -113,6 +113,7 @@ class Lane:
 
     leads = by_name = False
     leader = 0
+    heirs: tuple[int, ...] = ()
 
     def __init__(
         self,

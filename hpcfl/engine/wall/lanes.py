@@ -52,6 +52,8 @@ class Lanes:
         Seconds of waiting after which a line says for whom.
     tells : bool
         Whether a line says who is lost; the server hears of it from leaders.
+    haste : float
+        By what the time for lanes to become free is divided: who waits here is waited for by others.
     """
 
     def __init__(
@@ -64,8 +66,9 @@ class Lanes:
         phases: Phases | None = None,
         transfers: Transfers | None = None,
         tells: bool = True,
+        haste: float = 1.0,
     ) -> None:
-        self.tells = tells
+        self.tells, self.haste = tells, haste
         self.all, self.spare, self.lost_after, self.patience = lanes, spare or {}, lost_after, patience
         self.bandwidth, self.phases = bandwidth or Bandwidth(), phases or Phases()
         self.transfers, self._listened = transfers or Transfers(), 0.0
@@ -148,8 +151,8 @@ class Lanes:
             self._report_lost(lane)
 
     def _report_lost(self, lane: Lane) -> None:
-        """Tell of the ranks that are lost with a lane: of those below a leader itself alone, for another may lead."""
-        if lane.leads and lane.leader in lane.topology.ranks:
+        """Tell of the ranks that are lost with a lane: of those below a leader itself alone, where another may lead."""
+        if {*lane.heirs} - {loss.rank for loss in self.lost}:
             self._report(lane.leader, lane.topology.hosted[lane.topology.ranks.index(lane.leader)], lane.reason)
             return
         for rank, clients in zip(lane.topology.ranks, lane.topology.hosted):
@@ -201,7 +204,7 @@ class Lanes:
 
         Where it is known `by_name` whose visits have come, no deadline presses, and it takes long before some are lost.
         """
-        grace = ANSWER_SECONDS if by_name else GRACE_SECONDS
+        grace = (ANSWER_SECONDS if by_name else GRACE_SECONDS) / self.haste
 
         def owing() -> list[Lane]:
             return [lane for lane in lanes if lane.coming and lane.late_for() < grace]

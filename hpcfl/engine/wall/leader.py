@@ -226,6 +226,10 @@ class Leader:
     own : OwnLane
     lanes : sequence of Lane
         To the ranks below it, in the topology's order, its own among them.
+    depth : int
+        How many leaders are above it.
+    waits : bool
+        Whether it begins once all ranks below it are there, as a job does; else some may still be busy, or hang.
     """
 
     def __init__(
@@ -238,8 +242,10 @@ class Leader:
         lanes: Sequence[Lane],
         rest: Callable[[], None],
         phases: Phases,
+        depth: int = 0,
+        waits: bool = True,
     ) -> None:
-        self.job, self.topology, self.own, self.phases = job, topology, own, phases
+        self.job, self.topology, self.own, self.phases, self.waits = job, topology, own, phases, waits
         self.control, self.data, self.notices = above
         self.above, self.watch = Above(parent), rest
         self.lanes = Below(
@@ -250,6 +256,7 @@ class Leader:
             bandwidth=own.bandwidth,
             phases=phases,
             transfers=own.transfers,
+            haste=2.0 ** (1 + depth),
         )
         self.transfers = own.transfers
         self.row, self.place, row, place = dict[Lane, int](), dict[Lane, slice](), 0, 0
@@ -271,7 +278,8 @@ class Leader:
         """Do what the rank above asks; return its last word, which is that the run is over."""
         for lane in self.lanes.all:
             lane.expect(lane.counted)
-        self.lanes.wait_for_all(inf)
+        if self.waits:
+            self.lanes.wait_for_all(inf)
         freeze()
         self._send(self.data.up(HERE), HERE)
         self._listen()
@@ -509,9 +517,7 @@ class Leader:
             rows = slice(self.row[lane], self.row[lane] + len(lane.topology.ranks))
             if isinstance(lane, NodeLane):
                 self.notice.ranks[rows] = lane.noticed.ranks
-                if lane.state in ("late", "dead"):
-                    states = self.notice.ranks[rows, 0]
-                    states[states != RANK_STATES.index("dead")] = RANK_STATES.index(lane.state)
+                self._note_states(lane, self.notice.ranks[rows, 0])
                 if lane.noticed.attempt == self.notice.attempt:
                     self.notice.came[self.place[lane]] = lane.noticed.came
                 continue
@@ -521,6 +527,18 @@ class Leader:
                 self._note_visits(lane)
         received, sent = (sum(getattr(lane, way) for lane in self.lanes.all) for way in ("received", "sent"))
         self.notice.ranks[self.row[self.own], 1:] = self.received + received, self.sent + sent
+
+    def _note_states(self, lane: NodeLane, states: Ints) -> None:
+        """Note how it is about the ranks below another leader that is late or dead: as long as one may lead, late."""
+        if lane.state not in ("late", "dead"):
+            return
+        ranks, dead = lane.topology.ranks, RANK_STATES.index("dead")
+        hopeful = any(states[ranks.index(rank)] != dead for rank in lane.heirs)
+        states[states != dead] = RANK_STATES.index("late" if hopeful else lane.state)
+        if lane.state == "dead":
+            states[ranks.index(lane.leader)] = dead
+        elif lane.hangs and self.notice.closing != 1:  # while a round is being closed, it is early to say so
+            states[ranks.index(lane.leader)] = RANK_STATES.index("silent")
 
     def _note_visits(self, lane: Lane) -> None:
         groups, places = len(self.formats), {c: p for p, c in enumerate(lane.hosted.tolist())}

@@ -17,6 +17,8 @@ from hpcfl.engine.wall.framing import SumFormat
 from hpcfl.engine.wall.lane import Lane, PendingReceive
 from hpcfl.engine.wall.protocol import Command, Notice, Op, TableReply
 
+HERE_SECONDS = 1.0  # for one that has come to lead others to say that it is here
+
 
 class PendingSums(PendingReceive):
     """One round of the ranks below a leader, as it is received: of each group its head, then what the head tells of.
@@ -97,15 +99,21 @@ class NodeLane(Lane):
     """The end of a lane to a leader, see `Lane`; the topology is of all ranks below the `leader`, and itself.
 
     Its `notices` tell which ranks are free, and whose visits have come there. A round is over on it once all sums have
-    come, and the leader's word that these were all; it needs no agreement on that, since it knows what it sends.
+    come, and the leader's word that these were all; it needs no agreement on that, since it knows what it sends. The
+    leader's `heirs` may lead in its place.
     """
 
     leads = True
 
     def __init__(
-        self, topology: Topology, channels: tuple[Channel, Channel, Channel], leader: int, *given: Any
+        self,
+        topology: Topology,
+        channels: tuple[Channel, Channel, Channel],
+        leader: int,
+        heirs: tuple[int, ...],
+        *given: Any,
     ) -> None:
-        self.leader = leader
+        self.leader, self.heirs = leader, heirs
         control, data, self.notices = channels
         super().__init__(topology, (control, data), *given)
         self.noticed = self._blank()
@@ -117,7 +125,7 @@ class NodeLane(Lane):
         self._left: tuple[int, float] | None = None  # bytes that come after a closing, and since when
         self.table: TableReply | None = None
         self._told_of = self.counted
-        self._leaves = self._silent = False
+        self._leaves = self._silent = self._expected = False
         self._moved: Floats = np.zeros((2, len(topology.ranks)))  # bytes, when that was last asked
 
     def host(self, topology: Topology) -> None:
@@ -128,7 +136,7 @@ class NodeLane(Lane):
 
     def expect(self, counted: Ints) -> None:
         self.counted, here = counted, np.zeros(1, dtype=np.int64)
-        self._reply = self._begin(self.data.up(here), here)
+        self._reply, self._expected = self._begin(self.data.up(here), here), True
         self._fall_behind()
         self._listen()
 
@@ -160,8 +168,10 @@ class NodeLane(Lane):
 
     @property
     def hangs(self) -> bool:
-        """Whether the leader has not said that it knows of a round's closing."""
-        return self.state == "late" and self._reply is None and self._silent
+        """Whether the leader has not said that it knows of a round's closing, or, in good time, that it is here."""
+        if self.state != "late":
+            return False
+        return self._silent if self._reply is None else self._expected and self.late_for() > HERE_SECONDS
 
     def unacknowledged(self) -> Ints:
         """Return how much of each visit has counted, as far as the ranks may not have heard of it."""
@@ -242,7 +252,7 @@ class NodeLane(Lane):
                 self._listen()
         if self._reply is not None:
             if self._reply.done and (self._hearing is None or not self._leaves):
-                self._reply, self.state = None, "idle"
+                self._reply, self.state, self._expected = None, "idle", False
         elif self.pending is not None and self.state in ("active", "late"):
             over, before = self.noticed.over and self.noticed.attempt == self._attempt, len(self.pending.times)
             whole = self.pending.poll()

@@ -79,8 +79,8 @@ class Command:
         return cls(Op(op), round_, attempt, closes_after, stage, stopped, bool(hard), counted, cohort)
 
 
-RANK_STATES = "idle", "active", "late", "dead"
-"""As a `Notice` numbers them."""
+RANK_STATES = "idle", "active", "late", "dead", "silent"
+"""As a `Notice` numbers them; who is silent is a leader that is late and has not replied at the end of a round."""
 
 
 class Notice:
@@ -136,9 +136,13 @@ class Notice:
             return True
         return bool(((self.came == groups) != (last.came == groups)).any())
 
-    def states(self) -> list[str]:
-        """Return the state of each rank."""
+    def told(self) -> list[str]:
+        """Return the state of each rank, of `RANK_STATES`."""
         return [RANK_STATES[number] for number in self.ranks[:, 0].tolist()]
+
+    def states(self) -> list[str]:
+        """Return the same as those of a `Lane`: who is silent is late."""
+        return ["late" if state == "silent" else state for state in self.told()]
 
 
 class TableReply:

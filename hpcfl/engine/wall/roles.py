@@ -75,12 +75,12 @@ class Roles:
 
     def rest(self) -> None:
         """Do what there is to do while this rank waits; raise Succeeded where its lanes have changed."""
+        before = self._lanes()
         while all(request.Test() for request in self._heard):
-            before, word = self._lanes(), self._word.tolist()
-            self.tree = self.tree.led_by(*word)
+            self.tree = self.tree.led_by(*self._word.tolist())
             self._listen()
-            if before != self._lanes():
-                raise Succeeded
+        if before != self._lanes():
+            raise Succeeded
         self.given()
 
     def _listen(self) -> None:
@@ -102,4 +102,5 @@ class Roles:
         lanes = [own if one.peer == self.rank else lane_to(self.job, self.comm, one, facts) for one in below]
         above = *channels, notices(self.comm, parent, False, epoch)
         under = topology([rank for each in lanes for rank in each.topology.ranks], self.job.chunks)
-        return Leader(self.job, under, above, parent, own, lanes, self.rest, self.phases)
+        depth, waits = self.tree.depth(self.tree.node(self.rank)), not any(self.tree.epochs)
+        return Leader(self.job, under, above, parent, own, lanes, self.rest, self.phases, depth, waits)

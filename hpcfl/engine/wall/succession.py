@@ -1,8 +1,9 @@
 """Who leads whom over two levels, and who leads next where a leader is suspended, or dead.
 
-The server decides it. It sends word to all client ranks (`hpcfl.engine.wall.roles`), over channels of its own, since it
-does not reach them by way of somebody who hangs; whose lanes change makes new ones, and leaves the old ones as they
-are. A leader that wakes up finds the word first, and is led from then on as any other rank.
+The server decides it: leaders tell of those that they lead. It sends word to all client ranks
+(`hpcfl.engine.wall.roles`), over channels of its own, since it does not reach them by way of somebody who hangs; all of
+the branch in which one leads anew make new lanes, and leave the old ones as they are. A leader that wakes up finds the
+word first, and is led from then on as any other rank.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def lane_to(job: Job, comm: MPI.Intracomm, to: Under, facts: tuple[Any, ...]) ->
     under, channels = topology(to.ranks, job.chunks), direct(comm, to.peer, True, to.epoch)
     if not to.leads:
         return Lane(under, channels, *facts)
-    return NodeLane(under, (*channels, notices(comm, to.peer, True, to.epoch)), to.peer, *facts)
+    return NodeLane(under, (*channels, notices(comm, to.peer, True, to.epoch)), to.peer, to.heirs, *facts)
 
 
 class Succession:
@@ -45,7 +46,7 @@ class Succession:
     def __init__(self, job: Job, comm: MPI.Intracomm, tree: Tree, facts: tuple[Any, ...]) -> None:
         self.job, self.comm, self.tree, self.facts = job, comm, tree, facts
         self.events: list[tuple[str, int, str]] = []
-        self._missed: dict[NodeLane, int] = {}
+        self._missed: dict[int, int] = {}  # rounds, by leader
         self._kept: list[Any] = []
 
     def lanes(self) -> list[Lane]:
@@ -54,40 +55,52 @@ class Succession:
 
     def round_over(self, lanes: Lanes) -> None:
         """Let others lead the nodes whose leader has not replied at the end of so many rounds."""
-        for one in self._led(lanes):
-            self._missed[one] = self._missed.get(one, 0) + 1 if one.hangs else 0
+        for _, leader, state in self._leaders(lanes):
+            self._missed[leader] = self._missed.get(leader, 0) + 1 if state == "silent" else 0
         self.look(lanes)
 
     def look(self, lanes: Lanes) -> None:
         """Let others lead the nodes whose leader is dead, or known to hang."""
-        for one in self._led(lanes):
-            if one.state == "dead" or self._missed.get(one, 0) >= MISSED:
-                self._replace(lanes, one)
+        for old, leader, state in self._leaders(lanes):
+            if old in lanes.all and (state == "dead" or self._missed.get(leader, 0) >= MISSED):
+                self._replace(lanes, old, leader, state == "dead")
 
-    def _led(self, lanes: Lanes) -> list[NodeLane]:
-        return [one for one in lanes.all if isinstance(one, NodeLane)]
+    def _leaders(self, lanes: Lanes) -> list[tuple[NodeLane, int, str]]:
+        """Return the lane by which each leader is reached, and its state, of `RANK_STATES`.
 
-    def _replace(self, lanes: Lanes, old: NodeLane) -> None:
-        node = self.tree.node(old.leader)
+        Not of those that are below one who cannot tell.
+        """
+        found = []
+        for one in lanes.all:
+            if not isinstance(one, NodeLane):
+                continue
+            state = "silent" if one.hangs else one.state
+            found.append((one, one.leader, state))
+            if state not in ("silent", "dead"):
+                told = zip(one.topology.ranks, one.noticed.told())
+                found += [(one, *each) for each in told if each[0] in self.tree.leaders and each[0] != one.leader]
+        return found
+
+    def _replace(self, lanes: Lanes, old: NodeLane, leader: int, dead: bool) -> None:
+        node = self.tree.node(leader)
         states = dict(zip(old.topology.ranks, old.noticed.states()))
         lost = {loss.rank for loss in lanes.lost}
-        row = [rank for rank in self.tree.nodes[node] if rank not in lost and rank != old.leader]
+        row = [rank for rank in self.tree.nodes[node] if rank not in lost and rank != leader]
         if not row:
             return
-        after = [rank for rank in row if rank > old.leader] + [rank for rank in row if rank < old.leader]
+        after = [rank for rank in row if rank > leader] + [rank for rank in row if rank < leader]
         new = min(after, key=lambda rank: states[rank] == "late")  # stable: the next one of those that are free
-        dead, self._missed[old] = old.state == "dead", 0
+        self._missed[leader] = 0
         self.tree = self.tree.led_by(node, new, self.tree.epochs[node] + 1)
         self._tell(node, lost)
         old.die("another rank leads")
-        to = next(one for one in self.tree.below(0) if one.peer == new)
-        successor = lane_to(self.job, self.comm, to, self.facts)
+        successor = lane_to(self.job, self.comm, self.tree.below(0)[self.tree.branch(node)], self.facts)
         successor.expect(old.unacknowledged())
         lanes.all[lanes.all.index(old)] = successor
         why = "is lost" if dead else f"has not replied for {MISSED} rounds"
-        print(f"hpcfl: rank {new} leads the node of rank {old.leader}, which {why}", file=sys.stderr, flush=True)
-        for client in self._clients(old):
-            self.events.append(("succeeded", client, f"rank {new} leads in place of rank {old.leader}, which {why}"))
+        print(f"hpcfl: rank {new} leads the node of rank {leader}, which {why}", file=sys.stderr, flush=True)
+        for client in old.topology.hosted[old.topology.ranks.index(leader)]:
+            self.events.append(("succeeded", client, f"rank {new} leads in place of rank {leader}, which {why}"))
 
     def _tell(self, node: int, lost: Collection[int]) -> None:
         word = np.array([node, self.tree.leaders[node], self.tree.epochs[node]], dtype=np.int64)
@@ -95,6 +108,3 @@ class Succession:
             if rank not in lost:
                 with suppress(MPI.Exception):  # it has died since, and will be missed later
                     self._kept.append((words(self.comm, rank, leads=True).down(word), word))
-
-    def _clients(self, old: NodeLane) -> tuple[int, ...]:
-        return old.topology.hosted[old.topology.ranks.index(old.leader)]
