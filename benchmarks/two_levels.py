@@ -162,7 +162,7 @@ def puppet(comm: Any) -> None:
     """Be a rank that neither leads nor is at fault."""
     from puppet import Facts, Puppet
 
-    from hpcfl.comm.channel import connect, connect_tree, direct
+    from hpcfl.comm.channel import connect, direct
     from hpcfl.comm.mpi import Patience
     from hpcfl.comm.placement import lane_ranks
     from hpcfl.comm.processors import cores
@@ -171,14 +171,14 @@ def puppet(comm: Any) -> None:
     facts, rank = Facts.heard(comm), comm.Get_rank()
     Patience.crowd = RANKS / len(cores())
     comm.Dup()  # the bandwidth's
+    there = connect(comm, facts.width, facts.hosts, facts.apart)
     if facts.width == TWO_LEVEL:
-        shared, nodes = connect_tree(comm).comms[0], tree(NODES, NODES, facts.hosts)
-        Puppet(facts, rank, 0, 1, *direct(shared, nodes.above(rank)[0], leads=False)).serve()
+        leader, _ = tree(NODES, NODES, facts.hosts).above(rank)
+        Puppet(facts, rank, 0, 1, *direct(there.comms[0], leader, leads=False)).serve()
         return
     rows = enumerate(lane_ranks(facts.width, facts.hosts))
     number, lane = next((number, row) for number, row in rows if rank in row)
-    channels = connect(comm, facts.width, facts.hosts, facts.apart).lanes[number]
-    Puppet(facts, rank, lane.index(rank), len(lane), *channels).serve()
+    Puppet(facts, rank, lane.index(rank), len(lane), *there.lanes[number]).serve()
 
 
 def real(comm: Any, asked: argparse.Namespace) -> None:

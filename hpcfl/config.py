@@ -260,14 +260,10 @@ class Config(ConfigBase):
                         f"{key} = {value} has no meaning with lane_width = {self.lane_width!r}: remove it, or set "
                         f"lane_width = '{TWO_LEVEL}'"
                     )
-        elif self.clock == "wall":
-            other = {"lost_clients": self.lost_clients == "rehost", "start_within": self.start_within is not None}
-            for key, wanted in other.items():
-                if wanted:
-                    raise UsageError(
-                        f"{key} = {getattr(self, key)!r} does not go with lane_width = '{TWO_LEVEL}': "
-                        "remove it, or set lane_width = 1"
-                    )
+        elif self.clock == "wall" and self.lost_clients == "rehost":
+            raise UsageError(
+                f"lost_clients = 'rehost' does not go with lane_width = '{TWO_LEVEL}': remove it, or set lane_width = 1"
+            )
 
     def _check_rehost(self) -> None:
         why = ""

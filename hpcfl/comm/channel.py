@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from hpcfl.base.types import Ints
 from hpcfl.comm.mpi import wait
-from hpcfl.comm.placement import lane_ranks
+from hpcfl.comm.placement import TWO_LEVEL, lane_ranks
 
 PIECE_BYTES = 2**30  # Open MPI refuses 2^31 bytes and more in one message
 CONTROL, DATA, NOTICES, WORDS = range(4)
@@ -179,20 +179,26 @@ class Connected:
             comm.Free()
 
 
-def connect(comm: MPI.Intracomm, width: int | str, hosts: Sequence[str], apart: bool) -> Connected:
+def connect(
+    comm: MPI.Intracomm, width: int | str, hosts: Sequence[str], apart: bool, relays: bool = False
+) -> Connected:
     """Make this rank's lanes, of the server and some client ranks each, as `lane_ranks` cuts them.
 
     All ranks call it at once. Where lanes may fall `apart`, as MPI tells of dead ranks, each rank of one with several
     has another one by itself, of the number `single`.
+
+    Lanes of two levels are not among them: all are between two ranks, and share one communicator, see `direct`. Where
+    some ranks are `relays`, there is another one for what they pass on.
     """
+    if width == TWO_LEVEL:
+        return Connected({}, [_duplicate(comm) for _ in range(1 + relays)])
     size, rank = comm.Get_size(), comm.Get_rank()
     rows = dict(enumerate(lane_ranks(width, hosts)))
     if apart:
         rows |= {single(each, size): (each,) for row in [*rows.values()] if len(row) > 1 for each in row}
     made = Connected({}, [])
     if any(len(row) == 1 for row in rows.values()):
-        shared, request = comm.Idup()
-        wait([request])
+        shared = _duplicate(comm)
         made.comms.append(shared)
     for number, row in rows.items():
         if rank not in (0, *row):
@@ -209,17 +215,10 @@ def connect(comm: MPI.Intracomm, width: int | str, hosts: Sequence[str], apart: 
     return made
 
 
-def connect_tree(comm: MPI.Intracomm, relays: bool = False) -> Connected:
-    """Make what lanes of two levels speak over: all are between two ranks, and share one communicator; see `direct`.
-
-    Where some ranks are `relays`, there is another one for what they pass on. All ranks call it at once.
-    """
-    made = []
-    for _ in range(1 + relays):
-        shared, request = comm.Idup()
-        wait([request])
-        made.append(shared)
-    return Connected({}, made)
+def _duplicate(comm: MPI.Intracomm) -> MPI.Intracomm:
+    made, request = comm.Idup()
+    wait([request])
+    return made
 
 
 def direct(comm: MPI.Intracomm, peer: int, leads: bool, number: int = 0) -> Pair:

@@ -176,7 +176,7 @@ class Tree:
     Attributes
     ----------
     nodes : tuple of tuple of int
-        The client ranks of each node.
+        The client ranks of each node; where all of a node are left out there are none, and nobody reaches those below.
     leaders, epochs : tuple of int
         The rank that leads each of them, and how often the lanes of its branch have been made anew; a branch is one of
         the nodes that the server leads, with all that are below it.
@@ -190,13 +190,13 @@ class Tree:
     def below(self, rank: int) -> list[Under]:
         """Return whom a rank leads, lane by lane, a leader itself among them; nobody where it does not lead."""
         if rank == 0:
-            return [*map(self._under, range(min(self.fan_out, len(self.nodes))))]
+            return [*map(self.under, range(min(self.fan_out, len(self.nodes))))]
         if rank not in self.leaders:
             return []
         number = self.leaders.index(rank)
         return [
             *(Under(other, self.epochs[number], False, (other,)) for other in self.nodes[number]),
-            *map(self._under, self._children(number)),
+            *(self.under(child) for child in self._children(number) if self.nodes[child]),
         ]
 
     def above(self, rank: int) -> tuple[int, int]:
@@ -219,21 +219,25 @@ class Tree:
         """Return how many leaders are above that of a node."""
         return 0 if number < self.fan_out else 1 + self.depth(self._parent(number))
 
-    def led_by(self, node: int, leader: int, epoch: int) -> Tree:
-        """Return the same with another leader of a node, and new lanes in all of its branch.
+    def led_by(self, node: int, leader: int, epoch: int, out: int = 0) -> Tree:
+        """Return the same with another leader of a node, without the rank `out`, and with new lanes in its branch.
 
         For a leader that has a new lane above makes its lanes below anew too, and so has to be met there.
         """
         leaders, branch = list(self.leaders), self.branch(node)
         leaders[node] = leader
+        nodes = tuple(tuple(rank for rank in row if rank != out) for row in self.nodes)
         epochs = tuple(epoch if self.branch(each) == branch else own for each, own in enumerate(self.epochs))
-        return replace(self, leaders=tuple(leaders), epochs=epochs)
+        return replace(self, nodes=nodes, leaders=tuple(leaders), epochs=epochs)
 
     def ranks_under(self, number: int) -> tuple[int, ...]:
         """Return all ranks of a node and below its leader, in an order that does not depend on who leads."""
+        if not self.nodes[number]:
+            return ()
         return (*self.nodes[number], *chain(*map(self.ranks_under, self._children(number))))
 
-    def _under(self, number: int) -> Under:
+    def under(self, number: int) -> Under:
+        """Return those who are reached by way of the leader of a node."""
         leader = self.leaders[number]
         heirs = tuple(rank for rank in self.nodes[number] if rank != leader)
         return Under(leader, self.epochs[number], True, self.ranks_under(number), heirs)
@@ -246,13 +250,14 @@ class Tree:
         return range(min(first, len(self.nodes)), min(first + self.fan_out, len(self.nodes)))
 
 
-def tree(leaders: int | str, fan_out: int, hosts: Sequence[str]) -> Tree:
+def tree(leaders: int | str, fan_out: int, hosts: Sequence[str], absent: Collection[int] = ()) -> Tree:
     """Return the two levels of a job: ``node`` is one leader per host, a number so many in all.
 
-    Each of those leads as many ranks as the others, neighbours by their numbers.
+    Each of those leads as many ranks as the others, neighbours by their numbers; the `absent` are then left out.
     """
     parts = np.array_split(np.arange(1, len(hosts)), int(leaders)) if leaders != "node" else []
     rows = [tuple(part.tolist()) for part in parts] or lane_ranks("node", hosts)
+    rows = [row for row in (tuple(rank for rank in each if rank not in absent) for each in rows) if row]
     return Tree(tuple(rows), fan_out, tuple(row[0] for row in rows), (0,) * len(rows))
 
 

@@ -132,7 +132,8 @@ def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
     from hpcfl.comm.channel import connect
     from hpcfl.comm.mpi import Roll
 
-    return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts, has_ulfm(comm)))
+    arrivals = config.participation.by_arrivals
+    return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts, has_ulfm(comm), arrivals))
 
 
 def _board(comm: Any, hosts: list[str]) -> Noticeboard:

@@ -1,6 +1,7 @@
 """Ranks that are missing from the start: ``HPCFL_ABSENT=kill:3,stop:4`` kills rank 3, and suspends rank 4, at a point.
 
-That point is where they import torch, which takes long on a slow file system.
+That point is where they import torch, which takes long on a slow file system; of ``last:4`` it is the last one: rank 4
+is suspended where all is ready and its lanes are about to be used.
 """
 
 from __future__ import annotations
@@ -34,4 +35,9 @@ def install(setting: str) -> None:
     for word in setting.split(",") if setting else ():
         kind, _, rank = word.partition(":")
         if int(rank) == launched_rank(os.environ):
-            sys.meta_path.insert(0, Fatal(SIGNALS[kind]))
+            if kind == "last":
+                from hpcfl.engine.wall import start
+
+                start.serve = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
+            else:
+                sys.meta_path.insert(0, Fatal(SIGNALS[kind]))

@@ -275,6 +275,43 @@ def test_a_job_starts_without_a_rank(kind: str, width: Any, lost: str, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["kill", "stop", "last"])
+@pytest.mark.parametrize("rank", [1, 2, 5, 6], ids=["leader", "led", "leader below another", "led by that"])
+def test_a_job_of_two_levels_starts_without_a_rank(kind: str, rank: int, tmp_path: Path) -> None:
+    """Rank 1 leads rank 2, and rank 5, which leads rank 6; where a leader is missing, the other one leads."""
+    settings = "clients=12", "lane_width=two-level", "leaders=3", "fan_out=2", "start_within=60.0", "min_ranks=6"
+    if kind == "last":
+        settings += ("start_within=8.0",)
+    env = {absent.VARIABLE: f"{kind}:{rank}"}
+    ended = run("openmpi", tmp_path, [], *settings, options=ULFM, env=env, ranks=7)
+    assert ended.code == 0, ended.err
+    assert sum(line.startswith(f"hpcfl: rank {rank} is lost (") for line in ended.said) == 1
+    data = store.open_run(tmp_path / "run")
+    assert data.attrs["status"] == "done"
+    there = [client not in OF_SEVEN[rank] for client in range(12)]
+    assert (data["cohort"].values == 1).any(0).tolist() == there
+    assert (data["arrived"].values == 1).any(0).tolist() == there
+    nobody_is_left(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["kill", "stop", "last"])
+def test_arrivals_over_two_levels_start_without_a_rank(kind: str, tmp_path: Path) -> None:
+    """Rank 1 passes the messages of rank 2 on, if it is there."""
+    settings = "lane_width=two-level", "leaders=2", "participation.close=arrivals", "participation.buffer=2"
+    settings += "start_within=8.0" if kind == "last" else "start_within=60.0", "min_ranks=4", "rounds=60"
+    ended = run("openmpi", tmp_path, [], *settings, options=ULFM, env={absent.VARIABLE: f"{kind}:1"})
+    assert ended.code == 0, ended.err
+    assert sum(line.startswith("hpcfl: rank 1 is lost (") for line in ended.said) == 1
+    data = store.open_run(tmp_path / "run")
+    assert data.attrs["status"] == "done"
+    came = {*data["arrival_client"].values.ravel().tolist()}
+    assert HOSTED[1].isdisjoint(came)
+    assert not HOSTED[2].isdisjoint(came)
+    nobody_is_left(tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["kill", "stop"])
 def test_a_job_without_enough_ranks_ends(kind: str, tmp_path: Path) -> None:
     settings = "start_within=60.0", "min_ranks=5"

@@ -42,6 +42,7 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
         """A lane as the server uses it."""
 
         leads = by_name = False
+        heirs = ()
         clients_in, busy, completed, did = Lane.clients_in, Lane.busy, Lane.completed, Lane.did
         ask_table, ask_state, traffic = Lane.ask_table, Lane.ask_state, Lane.traffic
 

@@ -8,7 +8,7 @@ others are not known. Personal state comes from all, also in the middle of a vis
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -70,10 +70,17 @@ class ArrivalsServer(Server):
     def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
         super().__init__(job, lanes, rest)
         self.rules = job.config.participation
-        self.lane = {client: lane for lane in lanes.all for client in lane.hosted.tolist()}
+        self.lane = self._hosts()
         self.at_work: dict[Lane, Flight] = {}
         self.owed: list[int] | None = None
         self.origin = 0.0  # second of the monotonic clock at which the run would have begun, had it never been stopped
+
+    def gather(self, absent: Mapping[int, str]) -> None:
+        super().gather(absent)
+        self.lane = self._hosts()
+
+    def _hosts(self) -> dict[int, Lane]:
+        return {client: lane for lane in self.lanes.all for client in lane.hosted.tolist()}
 
     def exchange(self, now: Progress, record: Record) -> tuple[Plan, Sums]:
         if self.owed is None:
@@ -260,7 +267,7 @@ class ArrivalsServer(Server):
         before = len(self.orphans.events), [*self.lanes.all]
         super()._rehost()
         if before != (len(self.orphans.events), self.lanes.all):
-            self.lane |= {client: lane for lane in self.lanes.all for client in lane.hosted.tolist()}
+            self.lane |= self._hosts()
 
     def _is_free(self, lane: Lane) -> bool:
         return super()._is_free(lane) and lane not in self.at_work

@@ -229,7 +229,7 @@ class Leader:
     depth : int
         How many leaders are above it.
     waits : bool
-        Whether it begins once all ranks below it are there, as a job does; else some may still be busy, or hang.
+        Whether it begins once all ranks below it are there; else some may still be busy, or hang.
     """
 
     def __init__(

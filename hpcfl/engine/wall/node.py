@@ -15,7 +15,7 @@ from hpcfl.comm.placement import Topology
 from hpcfl.comm.transfers import Transfer
 from hpcfl.engine.wall.framing import SumFormat
 from hpcfl.engine.wall.lane import Lane, PendingReceive
-from hpcfl.engine.wall.protocol import Command, Notice, Op, TableReply
+from hpcfl.engine.wall.protocol import RANK_STATES, Command, Notice, Op, TableReply
 
 HERE_SECONDS = 1.0  # for one that has come to lead others to say that it is here
 
@@ -137,6 +137,8 @@ class NodeLane(Lane):
     def expect(self, counted: Ints) -> None:
         self.counted, here = counted, np.zeros(1, dtype=np.int64)
         self._reply, self._expected = self._begin(self.data.up(here), here), True
+        self.noticed.ranks[:, 0] = RANK_STATES.index("late")  # until it tells
+        self._since = time.monotonic()
         self._fall_behind()
         self._listen()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 from mpi4py import MPI
@@ -33,7 +34,7 @@ Comms = list[MPI.Intracomm]
 def lanes(job: Job, comms: Comms, nodes: Tree, facts: tuple[Any, ...]) -> tuple[list[Lane], dict[int, Lane]]:
     """Return the server's lanes, and the spare ones of ranks that it reaches by way of others."""
     made, spare = [], {}
-    for rank in range(1, comms[0].Get_size()):
+    for rank in sorted(chain(*nodes.nodes)):
         own, others = _channels(comms, nodes, rank, leads=True)
         made.append(Lane(topology([rank], job.chunks), own, *facts))
         if others is not None:

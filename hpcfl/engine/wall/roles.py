@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpcfl.base.errors import RunError
+from hpcfl.base.errors import LeftOut, RunError
 from hpcfl.base.types import Ints, State
 from hpcfl.comm.channel import direct, notices, words
 from hpcfl.comm.mpi import Bandwidth
@@ -79,12 +79,14 @@ class Roles:
         while all(request.Test() for request in self._heard):
             self.tree = self.tree.led_by(*self._word.tolist())
             self._listen()
+        if not any(self.rank in row for row in self.tree.nodes):
+            raise LeftOut("it came too late, and the job has started without it")
         if before != self._lanes():
             raise Succeeded
         self.given()
 
     def _listen(self) -> None:
-        self._word: Ints = np.zeros(3, dtype=np.int64)
+        self._word: Ints = np.zeros(4, dtype=np.int64)
         self._heard = self.words.down(self._word)
 
     def _lanes(self) -> tuple[Any, ...]:
@@ -102,5 +104,6 @@ class Roles:
         lanes = [own if one.peer == self.rank else lane_to(self.job, self.comm, one, facts) for one in below]
         above = *channels, notices(self.comm, parent, False, epoch)
         under = topology([rank for each in lanes for rank in each.topology.ranks], self.job.chunks)
-        depth, waits = self.tree.depth(self.tree.node(self.rank)), not any(self.tree.epochs)
+        depth, waits = self.tree.depth(self.tree.node(self.rank)), self.job.config.start_within is None
+        waits &= not any(self.tree.epochs)
         return Leader(self.job, under, above, parent, own, lanes, self.rest, self.phases, depth, waits)

@@ -65,7 +65,7 @@ class Server(Rounds):
         """Wait until every rank is there, unless the run is to stop: they start at different speeds.
 
         Those that are `absent`, for the reason that is given, are lost; where the config says how long to wait, also
-        those that are not there by then.
+        those that are not there by then, and others lead in the place of those who should.
         """
         for lane in self.lanes.all:
             if why := absent.get(lane.topology.ranks[0]):
@@ -76,12 +76,18 @@ class Server(Rounds):
         limit = config.start_within or inf
         self.lanes.wait_for_all(limit, what, self.rest)
         if limit < inf:
-            for lane in self.lanes.those("late"):
-                lane.die(f"not there within {limit:g} s")
-            self.lanes.reform()
+            why = f"not there within {limit:g} s"
+            if self.succession is not None:
+                self.succession.replace_late(self.lanes)
+                self.lanes.wait_for_all(limit, what, self.rest)
+                self.succession.leave_out_late(self.lanes, why)
+            else:
+                for lane in self.lanes.those("late"):
+                    lane.die(why)
+                self.lanes.reform()
             self.lanes.wait_for_all(limit, what, self.rest)
             for lane in self.lanes.those("late", "dead"):
-                self.lanes.lose(lane, lane.reason or f"not there within {limit:g} s")
+                self.lanes.lose(lane, lane.reason or why)
             check_there(config.min_ranks, self.size, [loss.rank for loss in self.lanes.lost], limit)
         freeze()
 

@@ -12,12 +12,12 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
-from hpcfl.base.errors import Diverged, Interrupted, Stopped, ended
+from hpcfl.base.errors import Diverged, Interrupted, LeftOut, Stopped, ended
 from hpcfl.base.types import State
-from hpcfl.comm.channel import Connected, connect, connect_tree, single
+from hpcfl.comm.channel import Connected, connect, direct, single
 from hpcfl.comm.launcher import end_job, end_ranks, has_cuda, has_ulfm
 from hpcfl.comm.mpi import Bandwidth
-from hpcfl.comm.placement import TWO_LEVEL, Topology, lane_topologies, tree
+from hpcfl.comm.placement import TWO_LEVEL, Topology, lane_topologies, topology, tree
 from hpcfl.comm.transfers import Transfers
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
@@ -75,17 +75,18 @@ def lead(
         return made
 
     arrivals = job.config.participation.by_arrivals
+    there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm), arrivals)
     if job.config.lane_width == TWO_LEVEL:
-        there = connect_tree(comm, relays=arrivals)
-        nodes = tree(job.config.leaders, job.config.fan_out, hosts)
+        nodes, shared = tree(job.config.leaders, job.config.fan_out, hosts, absent), there.comms[0]
+        gone = [Lane(topology([rank], job.chunks), direct(shared, rank, leads=True), *facts) for rank in absent]
         if arrivals:
-            return server(ArrivalsServer, there, *relayed.lanes(job, there.comms, nodes, facts))
-        succession = Succession(job, there.comms[0], nodes, facts)
-        return server(Server, there, succession.lanes(), succession=succession)
-    there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
+            others, spare = relayed.lanes(job, there.comms, nodes, facts)
+            return server(ArrivalsServer, there, others + gone, spare)
+        succession = Succession(job, shared, nodes, facts)
+        return server(Server, there, succession.lanes() + gone, succession=succession)
 
-    def lane(topology: Topology, number: int) -> Lane:
-        return Lane(topology, there.lanes[number], *facts)
+    def lane(ranks: Topology, number: int) -> Lane:
+        return Lane(ranks, there.lanes[number], *facts)
 
     size = comm.Get_size()
     topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
@@ -123,10 +124,10 @@ def serve(
     from_device = job.task.device.type == "cuda" and bool(has_cuda(comm))
     executor = Executor(job, job.hosted(rank), now.personal, from_device)
     client: ClientRank | Roles | RelayedRank
+    arrivals = job.config.participation.by_arrivals
+    there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm), arrivals)
     if job.config.lane_width == TWO_LEVEL:
-        arrivals = job.config.participation.by_arrivals
-        there = connect_tree(comm, relays=arrivals)
-        nodes = tree(job.config.leaders, job.config.fan_out, hosts)
+        nodes = tree(job.config.leaders, job.config.fan_out, hosts, absent)
         if arrivals:
             client = RelayedRank(job, there.comms, nodes, executor, rest, phases, store)
         else:
@@ -135,7 +136,6 @@ def serve(
         topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
         number, lane = next((number, each) for number, each in enumerate(topologies) if rank in each.ranks)
         local_rank = lane.ranks.index(rank)
-        there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm))
         own, spare = there.lanes[number], there.lanes.get(single(rank, comm.Get_size()))
         if spare is not None and not {*absent}.isdisjoint(lane.ranks):
             lane, local_rank, own, spare = lane.single(local_rank), 0, spare, None
@@ -146,6 +146,9 @@ def serve(
         print(f"hpcfl: rank {rank}: {left}", file=sys.stderr, flush=True)
         codes = {"done": 0, "diverged": Diverged.code}
         _drop(ended(now.round, codes.get(left.state, Stopped.code)))
+    except LeftOut as out:
+        print(f"hpcfl: rank {rank}: {out}", file=sys.stderr, flush=True)
+        _drop(None)
     stopped = ended(last.round, last.stopped)
     if last.hard:
         _drop(stopped)

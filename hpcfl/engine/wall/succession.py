@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from hpcfl.base.types import Ints
 from hpcfl.comm.channel import direct, notices, words
 from hpcfl.comm.placement import Tree, Under, topology
 from hpcfl.engine.job import Job
@@ -63,7 +64,14 @@ class Succession:
         """Let others lead the nodes whose leader is dead, or known to hang."""
         for old, leader, state in self._leaders(lanes):
             if old in lanes.all and (state == "dead" or self._missed.get(leader, 0) >= MISSED):
-                self._replace(lanes, old, leader, state == "dead")
+                why = "is lost" if state == "dead" else f"has not replied for {MISSED} rounds"
+                self._replace(lanes, old, leader, why)
+
+    def replace_late(self, lanes: Lanes) -> None:
+        """Let others lead the nodes whose leader is not there when a job starts."""
+        for old, leader, state in self._leaders(lanes):
+            if old in lanes.all and state in ("late", "silent", "dead"):
+                self._replace(lanes, old, leader, "is lost" if state == "dead" else "is not there")
 
     def _leaders(self, lanes: Lanes) -> list[tuple[NodeLane, int, str]]:
         """Return the lane by which each leader is reached, and its state, of `RANK_STATES`.
@@ -81,7 +89,7 @@ class Succession:
                 found += [(one, *each) for each in told if each[0] in self.tree.leaders and each[0] != one.leader]
         return found
 
-    def _replace(self, lanes: Lanes, old: NodeLane, leader: int, dead: bool) -> None:
+    def _replace(self, lanes: Lanes, old: NodeLane, leader: int, why: str) -> None:
         node = self.tree.node(leader)
         states = dict(zip(old.topology.ranks, old.noticed.states()))
         lost = {loss.rank for loss in lanes.lost}
@@ -91,20 +99,37 @@ class Succession:
         after = [rank for rank in row if rank > leader] + [rank for rank in row if rank < leader]
         new = min(after, key=lambda rank: states[rank] == "late")  # stable: the next one of those that are free
         self._missed[leader] = 0
-        self.tree = self.tree.led_by(node, new, self.tree.epochs[node] + 1)
-        self._tell(node, lost)
-        old.die("another rank leads")
-        successor = lane_to(self.job, self.comm, self.tree.below(0)[self.tree.branch(node)], self.facts)
-        successor.expect(old.unacknowledged())
-        lanes.all[lanes.all.index(old)] = successor
-        why = "is lost" if dead else f"has not replied for {MISSED} rounds"
+        self._change(node, new, lost)
+        self._renew(lanes, old, self.tree.branch(node), old.unacknowledged())
         print(f"hpcfl: rank {new} leads the node of rank {leader}, which {why}", file=sys.stderr, flush=True)
         for client in old.topology.hosted[old.topology.ranks.index(leader)]:
             self.events.append(("succeeded", client, f"rank {new} leads in place of rank {leader}, which {why}"))
 
-    def _tell(self, node: int, lost: Collection[int]) -> None:
-        word = np.array([node, self.tree.leaders[node], self.tree.epochs[node]], dtype=np.int64)
+    def leave_out_late(self, lanes: Lanes, why: str) -> None:
+        """Give up for good, when a job starts, the ranks below leaders that are not there: they are lost."""
+        for old in [one for one in lanes.all if isinstance(one, NodeLane) and one.state == "idle"]:
+            late = [rank for rank, state in zip(old.topology.ranks, old.noticed.states()) if state == "late"]
+            branch, lost = self.tree.branch(self.tree.node(old.leader)), {loss.rank for loss in lanes.lost}
+            for rank in late:
+                node = self.tree.node(rank)
+                self._change(node, self.tree.leaders[node], lost, rank)
+                lanes.all.append(Lane(topology([rank], self.job.chunks), direct(self.comm, rank, True), *self.facts))
+                lanes.lose(lanes.all[-1], why)
+            if late:
+                self._renew(lanes, old, branch)  # nothing has counted yet
+
+    def _change(self, node: int, leader: int, lost: Collection[int], out: int = 0) -> None:
+        """Let a node have this leader, and leave a rank out, on all ranks that are not `lost`."""
+        self.tree = self.tree.led_by(node, leader, self.tree.epochs[node] + 1, out)
+        word = np.array([node, leader, self.tree.epochs[node], out], dtype=np.int64)
         for rank in range(1, self.comm.Get_size()):
             if rank not in lost:
                 with suppress(MPI.Exception):  # it has died since, and will be missed later
                     self._kept.append((words(self.comm, rank, leads=True).down(word), word))
+
+    def _renew(self, lanes: Lanes, old: NodeLane, branch: int, counted: Ints | None = None) -> None:
+        """Put the lane by which a branch is reached from now on in the place of the old one."""
+        old.die("its ranks have new lanes")
+        successor = lane_to(self.job, self.comm, self.tree.under(branch), self.facts)
+        successor.expect(successor.counted if counted is None else counted)
+        lanes.all[lanes.all.index(old)] = successor
