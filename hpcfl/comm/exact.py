@@ -38,7 +38,7 @@ COARSE_BITS = 34
 COARSE = 2.0**COARSE_BITS  # steps in one of the first grid
 RANGE = 2.0**62  # steps: no sum over all ranks may become larger, which leaves one bit of 64 for what is rounded up
 FEW = 4096  # entries of so many clients are added up in one call
-PIECE = 32_768  # entries that are worked on at a time: they stay in the caches
+PIECE = 131_072  # entries that are worked on at a time: few calls, most of which stay in the caches
 
 
 class _Room(local):
