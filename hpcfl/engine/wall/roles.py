@@ -75,22 +75,23 @@ class Roles:
 
     def rest(self) -> None:
         """Do what there is to do while this rank waits; raise Succeeded where its lanes have changed."""
-        before = self._lanes()
+        before = self.tree
         while all(request.Test() for request in self._heard):
             self.tree = self.tree.led_by(*self._word.tolist())
             self._listen()
-        if not any(self.rank in row for row in self.tree.nodes):
-            raise LeftOut("it came too late, and the job has started without it")
-        if before != self._lanes():
-            raise Succeeded
+        if self.tree is not before:
+            if not any(self.rank in row for row in self.tree.nodes):
+                raise LeftOut("it came too late, and the job has started without it")
+            if self._lanes(before) != self._lanes(self.tree):
+                raise Succeeded
         self.given()
 
     def _listen(self) -> None:
         self._word: Ints = np.zeros(4, dtype=np.int64)
         self._heard = self.words.down(self._word)
 
-    def _lanes(self) -> tuple[Any, ...]:
-        return self.tree.above(self.rank), self.tree.below(self.rank)
+    def _lanes(self, tree: Tree) -> tuple[Any, ...]:
+        return tree.above(self.rank), tree.below(self.rank)
 
     def _role(self) -> ClientRank | Leader:
         (parent, epoch), below = self.tree.above(self.rank), self.tree.below(self.rank)

@@ -78,15 +78,15 @@ class Succession:
 
         Not of those that are below one who cannot tell.
         """
-        found = []
+        found, below = [], {*self.tree.leaders[self.tree.fan_out :]}
         for one in lanes.all:
             if not isinstance(one, NodeLane):
                 continue
             state = "silent" if one.hangs else one.state
             found.append((one, one.leader, state))
-            if state not in ("silent", "dead"):
+            if below and state not in ("silent", "dead"):
                 told = zip(one.topology.ranks, one.noticed.told())
-                found += [(one, *each) for each in told if each[0] in self.tree.leaders and each[0] != one.leader]
+                found += [(one, *each) for each in told if each[0] in below]
         return found
 
     def _replace(self, lanes: Lanes, old: NodeLane, leader: int, why: str) -> None:
