@@ -30,10 +30,13 @@ FAILURE_SECONDS = 30.0  # how long a rank that fails waits for the checkpoint un
 
 @dataclass(frozen=True)
 class Written:
-    """What a checkpoint has cost: `seconds` from its first byte until it was visible, `bytes` in all its files."""
+    """What checkpoints have cost: `seconds` from the first byte until one was visible, `bytes` in all its files."""
 
     seconds: float
     bytes: int
+
+    def __add__(self, other: Written) -> Written:
+        return Written(self.seconds + other.seconds, self.bytes + other.bytes)
 
 
 class Saver:
@@ -142,7 +145,8 @@ class Saver:
         with self.rounds.phases.phase("store"):
             written = under_way.result()
         self.waited += time.perf_counter() - start
-        self.written = written or self.written
+        if written is not None:
+            self.written += written  # one that was waited for, and the next, may both end before a row
 
     def abandon(self) -> None:
         """Give the checkpoint under way some time, for this rank has failed and is about to end all others."""
