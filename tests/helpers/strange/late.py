@@ -20,7 +20,8 @@ class Late(FedAvg):
     stall : float
         Seconds after which it is free in any case.
     pause : float
-        Seconds that each of the others' visits takes, from round 1 on.
+        Seconds that each of the others' visits takes, from round 1 on; in round 0 they wait then for the victim, which
+        might not have begun when the round ends, and never be stuck. All are on ranks of their own.
     """
 
     victim: int = 0
@@ -33,12 +34,16 @@ class Late(FedAvg):
         return (yield from super().client(task, shared, personal, visits))
 
     def linger(self, round_: int, client: int) -> None:
+        begun = Path(f"{self.gate}-begun")
         if client == self.victim:
+            begun.touch()
             end = time.monotonic() + self.stall * (round_ == 0)
             while time.monotonic() < end and not Path(self.gate).exists():
                 time.sleep(0.01)
             return
         if round_ == 3:
             Path(self.gate).touch()
+        while self.pause and not begun.exists():
+            time.sleep(0.001)
         if round_:
             time.sleep(self.pause)
