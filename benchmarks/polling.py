@@ -8,6 +8,7 @@
   a core; and the seconds of a round in which all other ends reply at once, whose sum is checked.
 - With real client ranks whose visits sleep: shares of a core that the server takes, which waits for them (goal with 4:
   at most 10 %), a client rank in such a visit, and one that nobody asks anything (goal: at most 3 %).
+- What it takes of a message to begin to receive 256 of them, by new requests and by persistent ones.
 
 Shares are those of whole processes. 1 minute on 2 cores. Prints a line per case and one JSON line last.
 """
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from hpcfl.learning.task import Task
 
 LOOKS = 300
+MESSAGES = 256
 LIMIT = 300.0
 GO = 2**15 - 1  # the tag by which the server wakes the other processes: no lane's, but where there are many of them
 
@@ -49,6 +51,8 @@ def main() -> None:
     args = [__file__, *sys.argv[1:], "--lanes", "0"]
     found["shares"] = launching.run(asked.mpi, 1 + asked.clients, args, LIMIT)
     print("  ".join(f"{name} {value}" for name, value in found["shares"].items()), flush=True)
+    found["requests"] = launching.run(asked.mpi, 2, [__file__, *sys.argv[1:], "--lanes", "-1"], LIMIT)
+    print("  ".join(f"{name} {value}" for name, value in found["requests"].items()), flush=True)
     print(json.dumps(found))
 
 
@@ -158,6 +162,32 @@ def of_a_core(waiting: Iterator[float], seconds: float) -> float:
     raise RuntimeError("expected nothing to happen meanwhile, but it did")
 
 
+# ---- persistent requests
+
+
+def requests(comm: Any) -> dict[str, float]:
+    """Be one of two ranks; return at the receiving one what beginning to receive takes of a message, microseconds."""
+    from mpi4py import MPI
+
+    rooms, seconds = np.zeros((MESSAGES, 8)), dict[bool, list[float]]({True: [], False: []})
+    receives = comm.Get_rank() == 0
+    kept = [comm.Recv_init(room, 1, 1) for room in rooms] if receives else []
+    for turn in range(2 * LOOKS):
+        persistent = turn % 2 == 1
+        began = time.perf_counter()
+        if receives and persistent:
+            MPI.Prequest.Startall(kept)
+        under_way = kept if persistent else [comm.Irecv(room, 1, 1) for room in rooms] if receives else []
+        seconds[persistent].append(time.perf_counter() - began)
+        comm.Barrier()
+        for room in () if receives else rooms:
+            comm.Send(room, 0, 1)
+        MPI.Request.Waitall(under_way)
+        comm.Barrier()
+    new, again = (1e6 * median(seconds[persistent]) / MESSAGES for persistent in (False, True))
+    return {"new_us": round(new, 3), "persistent_us": round(again, 3)}
+
+
 # ---- real client ranks
 
 
@@ -209,8 +239,11 @@ if __name__ == "__main__":
 
         given = parsed()
         (number,) = given.lanes
-        measured = (
-            many_lanes(MPI.COMM_WORLD, number, given.seconds) if number else shares(MPI.COMM_WORLD, given.seconds)
-        )
+        if number < 0:
+            measured = requests(MPI.COMM_WORLD)
+        elif number == 0:
+            measured = shares(MPI.COMM_WORLD, given.seconds)
+        else:
+            measured = many_lanes(MPI.COMM_WORLD, number, given.seconds)
         if MPI.COMM_WORLD.Get_rank() == 0:
             print(json.dumps(measured), flush=True)

@@ -15,6 +15,7 @@ from hpcfl.comm.mpi import wait
 from hpcfl.comm.placement import TWO_LEVEL, lane_ranks
 
 PIECE_BYTES = 2**30  # Open MPI refuses 2^31 bytes and more in one message
+DOWN_BYTES = 2**24  # what goes down goes in such pieces: a rank that leads others passes each on as it comes
 CONTROL, DATA, NOTICES, WORDS = range(4)
 TAGS = 4
 NOTHING = np.zeros(0, dtype=np.uint8)
@@ -22,9 +23,10 @@ NOTHING = np.zeros(0, dtype=np.uint8)
 Requests = list[MPI.Request]
 
 
-def in_pieces(data: Any) -> list[Any]:
-    """Return a contiguous array or tensor in flat pieces that one message can carry: views, and at least one."""
-    data, entries = data.reshape(-1), max(1, PIECE_BYTES // data.itemsize)
+def in_pieces(data: Any, down: bool = False) -> list[Any]:
+    """Return a contiguous array or tensor in flat pieces that one message carries, `down` or up: at least one view."""
+    most = min(PIECE_BYTES, DOWN_BYTES) if down else PIECE_BYTES
+    data, entries = data.reshape(-1), max(1, most // data.itemsize)
     return [data[start : start + entries] for start in range(0, max(1, len(data)), entries)]
 
 
@@ -115,7 +117,7 @@ class Direct(Channel):
         self.comm, self.peer, self.tag, self.leads = comm, peer, tag, leads
 
     def down(self, data: Any) -> Requests:
-        return self._carried(data, self.leads)
+        return [request for piece in in_pieces(data, down=True) for request in self._carried(piece, self.leads)]
 
     def up(self, data: Any, sizes: Sequence[int] = ()) -> Requests:
         return self._carried(data, not self.leads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 from helpers.runs import after_each_round, job_in_real_time
 from hpcfl import store
 from hpcfl.base.errors import Stopped
+from hpcfl.comm import channel
 from hpcfl.comm.placement import tree
 from hpcfl.engine import stopping
+from hpcfl.engine.wall.own import OwnLane
 from hpcfl.testing.runs import play, resume
 from wall.test_rounds import RULES, SALF, agree, real, replay, rounds_are_sound, simulated
 
@@ -54,6 +57,36 @@ def test_without_a_deadline_it_is_the_simulated_run(world: Any, shared_dir: Path
     world.meet()
     resume(world, run, 2, world.comm)
     if world.rank == 0:
+        agree(run, twin, True, seconds=False)
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("several")
+def test_leaders_pass_on_pieces_of_a_state(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last piece leaves the server once a leader has passed on the first one; all is there in the end."""
+    monkeypatch.setattr(channel, "DOWN_BYTES", 1000)
+    flag, carried, pass_on = shared_dir / "passed-on", channel.Direct._carried, OwnLane.pass_on
+
+    def held(self: channel.Direct, data: Any, sends: bool) -> channel.Requests:
+        if world.rank == 0 and sends and self.tag % channel.TAGS == channel.DATA and data.nbytes < 1000:
+            end = time.monotonic() + 60.0
+            while not flag.exists() and time.monotonic() < end:
+                time.sleep(0.001)
+            assert flag.exists()
+        return carried(self, data, sends)
+
+    def passed_on(self: OwnLane, piece: Any) -> None:
+        assert piece.nbytes <= 1000
+        flag.touch()
+        pass_on(self, piece)
+
+    monkeypatch.setattr(channel.Direct, "_carried", held)
+    monkeypatch.setattr(OwnLane, "pass_on", passed_on)
+    values = led(world, algorithm=SALF)
+    run = play(world, values, shared_dir / "run", world.comm)
+    twin = play(world, simulated(values), shared_dir / "twin", None)
+    if world.rank == 0:
+        assert flag.exists()
         agree(run, twin, True, seconds=False)
 
 

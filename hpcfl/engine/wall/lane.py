@@ -138,6 +138,7 @@ class Lane:
         self.worked: Floats = np.zeros((2, len(topology.ranks)))
         self._sends: list[Transfer] = []
         self._leaving: tuple[int, float] | None = None  # bytes of the state, and since when
+        self._owed = 0  # bytes of it that are still to be passed on
         self._draining: tuple[int, float] | None = None  # bytes that come after a closing, and since when
         self._turns: list[list[list[int]]] = []  # whose visits are asked for
         self._begun = self._ahead = 0
@@ -159,15 +160,24 @@ class Lane:
 
     # what the server asks
 
-    def invite(self, command: Command, state: Sequence[Bytes]) -> None:
-        """Ask for a round's visits and send the shared state (in parts, kept until they are sent)."""
+    def invite(self, command: Command, state: Sequence[Bytes], later: int = 0) -> None:
+        """Ask for a round's visits and send the shared state (in parts, kept until they are sent).
+
+        So many bytes of it are passed on `later`, piece by piece.
+        """
         turns = self.topology.turns(command.cohort, self.together)
         self._turns = [[list(chain(*chunks)) for chunks in turn] for turn in turns]
         self._begun, self.pending = 0, None
         self._command(command)
-        self._broadcast(state)
+        self._broadcast(state, later)
         self._ahead = sum(map(_visits, self._turns))
         self.state = "active"
+
+    def pass_on(self, piece: Bytes) -> None:
+        """Send a piece of the shared state, whatever has become of the round: the ranks expect all of it."""
+        self._owed -= piece.nbytes
+        self._sends.append(self._begin(self.data.down(piece), piece, piece.nbytes))
+        self.sent += piece.nbytes
 
     def close(self, command: Command) -> None:
         """Tell a lane that is not complete that the round is over, and let it catch up."""
@@ -339,8 +349,8 @@ class Lane:
 
     @property
     def sending(self) -> int:
-        """Bytes that are being sent to the lane."""
-        return sum(each.outgoing for each in self._sends)
+        """Bytes that are being sent to the lane, or still to be passed on."""
+        return sum(each.outgoing for each in self._sends) + self._owed
 
     @property
     def coming(self) -> int:
@@ -377,7 +387,7 @@ class Lane:
 
     def _advance(self) -> None:
         self._sends = [each for each in self._sends if not each.done]
-        if self._leaving and not self._sends:
+        if self._leaving and not self._sends and not self._owed:
             self.bandwidth.went(*self._leaving)
             self._leaving = None
         if self._state is not None and self._state.done:
@@ -392,7 +402,7 @@ class Lane:
 
     def _visit(self) -> None:
         """Receive visits, but not before the state has been sent: both at once take a third longer."""
-        if self.pending is None and self._sends:
+        if self.pending is None and (self._sends or self._owed):
             if self._clear_next():
                 self.transfers.stir(self)  # with the next frame
         elif self.pending is None:
@@ -448,11 +458,11 @@ class Lane:
         self.sent += packed.nbytes
         self.counted = np.zeros_like(self.counted)
 
-    def _broadcast(self, state: Sequence[Bytes]) -> None:
-        nbytes = sum(part.nbytes for part in state)
-        self._leaving = nbytes, time.monotonic()
-        self._sends += [self._begin(self.data.down(part), part, part.nbytes) for part in state]
-        self.sent += nbytes
+    def _broadcast(self, state: Sequence[Bytes], later: int = 0) -> None:
+        self._owed += later + sum(part.nbytes for part in state)
+        self._leaving = self._owed, time.monotonic()
+        for part in state:
+            self.pass_on(part)
 
     def _begin(self, requests: Requests, kept: Any = None, outgoing: int = 0) -> Transfer:
         return self.transfers.begin(self, requests, kept, outgoing)

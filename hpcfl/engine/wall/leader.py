@@ -9,6 +9,7 @@ it has asked for have come that far, or when it hears that the round is closed: 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.memory import freeze
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.channel import Channel
+from hpcfl.comm.channel import Channel, in_pieces
 from hpcfl.comm.message import ExactSums
 from hpcfl.comm.mpi import DOZE_SECONDS, Patience
 from hpcfl.comm.packing import Bytes, Packing
@@ -267,6 +268,7 @@ class Leader:
         self.formats = [SumFormat(blocks, len(topology.ranks), topology.most(True)) for blocks in job.layout]
         self.packing = Packing(job.algorithm.init_server(job.task))
         self.round: PartialSums | None = None
+        self._passing: deque[tuple[Transfer, Bytes, Sequence[Lane]]] = deque()  # pieces of state, and who expects them
         self.notice, self._said = self._blank(), np.zeros(1, dtype=np.int64)
         self.notice.data[0] = -1
         self._telling: Transfer | None = None
@@ -311,22 +313,29 @@ class Leader:
             self.phases.begin()
         self.notice.data[: Notice.HEAD] = command.round, command.attempt, 0, 0, 0
         self.notice.came[:] = 0
-        with self.phases.phase("broadcast"):
-            parts = self._receive_state()
+        pieces = self._receive_state()
         facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
         attempt = self.job.planner.attempt(*facts)
         invited = [] if self._heard.done else self.lanes.hosting(command.cohort, "idle")  # it may be over already
         for lane in invited:
             if isinstance(lane, NodeLane):
                 lane.by_name = names_who_counts(attempt, self.job.planner.whole)
-            lane.invite(self._passed_on(command, lane), parts)
+            lane.invite(self._passed_on(command, lane), [], later=sum(piece.nbytes for _, piece in pieces))
+        self._passing += [(coming, piece, invited) for coming, piece in pieces]
         cohort = set(command.cohort.tolist())
         asked = [[client for client in row if client in cohort] for row in self.topology.hosted]
         lanes = [(lane, self.row[lane]) for lane in invited]
         self.round = PartialSums(self.job, attempt, lanes, asked, self.formats, began)
+        with self.phases.phase("broadcast"):
+            self._until(lambda: not self._passing or self._heard.done, self.packing.nbytes)
 
     def _beside(self) -> None:
         """Do what there is to do whenever this rank looks at its lanes."""
+        while self._passing and self._passing[0][0].done:
+            _, piece, lanes = self._passing.popleft()
+            for lane in lanes:
+                if lane.state != "dead":
+                    lane.pass_on(piece)
         if self.round is not None:
             with self.phases.phase("reduction"):
                 self.round.take()
@@ -376,24 +385,25 @@ class Leader:
         head = command.op, command.round, command.attempt, command.closes_after, command.stage
         return Command(*head, counted=lane.counted, cohort=command.cohort)
 
-    def _receive_state(self) -> list[Bytes]:
-        """Receive the shared state, into memory that is its own: ranks that are late may still be sent an older one."""
+    def _receive_state(self) -> list[tuple[Transfer, Bytes]]:
+        """Begin to receive the shared state, piece by piece.
+
+        Its memory is its own: ranks that are late may still be sent an older one.
+        """
         buffer = POOL.empty((self.packing.nbytes,), torch.uint8)
-        parts = self.packing.received(buffer)
-        requests = [request for part in parts for request in self.data.down(part)]
-        coming = self.transfers.begin(self.above, requests, parts)
-        self.received += sum(part.nbytes for part in parts)
-        self._until(lambda: coming.done, self.packing.nbytes)
+        pieces = [piece for part in self.packing.received(buffer) for piece in in_pieces(part, down=True)]
+        self.received += sum(piece.nbytes for piece in pieces)
         self.own.views = self.packing.views(buffer)
-        return parts
+        return [(self.transfers.begin(self.above, self.data.down(piece), piece), piece) for piece in pieces]
 
     # everything else that is asked
 
     def _score(self, command: Command) -> None:
         """Have all who are free test their clients' models."""
-        parts = self._receive_state()
+        pieces = self._receive_state()
+        self._until(lambda: all(coming.done for coming, _ in pieces), self.packing.nbytes)
         with self.phases.phase("evaluation"):
-            self._tables(command, parts, self.job.scores, lambda lane: len(lane.hosted))
+            self._tables(command, [piece for _, piece in pieces], self.job.scores, lambda lane: len(lane.hosted))
 
     def _profile(self, command: Command) -> None:
         self._tables(command, [], len(self.phases.figures()), lambda lane: len(lane.topology.ranks))

@@ -142,12 +142,12 @@ class NodeLane(Lane):
         self._fall_behind()
         self._listen()
 
-    def invite(self, command: Command, state: Sequence[Bytes]) -> None:
+    def invite(self, command: Command, state: Sequence[Bytes], later: int = 0) -> None:
         invited = set(command.cohort.tolist())
         self._attempt, self._done, self._left = (command.round, command.attempt), {}, None
         self._told_of = self.counted
         self._command(command)
-        self._broadcast(state)
+        self._broadcast(state, later)
         self.pending = PendingSums(self, [[c for c in clients if c in invited] for clients in self.topology.hosted])
         self.state = "active"
 
@@ -244,7 +244,7 @@ class NodeLane(Lane):
 
     def _advance(self) -> None:
         self._sends = [each for each in self._sends if not each.done]
-        if self._leaving and not self._sends:
+        if self._leaving and not self._sends and not self._owed:
             self.bandwidth.went(*self._leaving)
             self._leaving = None
         if self._hearing is not None and self._hearing.done:

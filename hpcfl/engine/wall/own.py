@@ -83,8 +83,9 @@ class OwnLane(Lane):
         self.counted = counted
         self._doing, self.state = self._rested, "late"
 
-    def invite(self, command: Command, state: Sequence[Bytes]) -> None:
+    def invite(self, command: Command, state: Sequence[Bytes], later: int = 0) -> None:
         began = time.monotonic()
+        self._owed += later
         facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
         attempt = self.job.planner.attempt(*facts)
         turns = [turn[0] for turn in self.topology.turns(command.cohort, self.together)]
@@ -96,6 +97,9 @@ class OwnLane(Lane):
         given = attempt, self.views, turns, self.formats, 0, over
         self.receive_next()
         self._ask(command, lambda: self.worker.start(lambda put: self.executor.visits(*given, put, began, self.narrow)))
+
+    def pass_on(self, piece: Bytes) -> None:
+        self._owed -= piece.nbytes
 
     def receive_next(self) -> None:
         self.pending = PendingOwn(self._turns[self._begun], self.formats_in(self._begun))
@@ -161,7 +165,7 @@ class OwnLane(Lane):
         return True
 
     def _ask(self, command: Command, begin: Callable[[], None]) -> None:
-        """Acknowledge, and begin something, as soon as the computing thread is free: it may be about to be."""
+        """Acknowledge, and begin something, once the state is there and the computing thread is free."""
 
         def work() -> None:
             self._acknowledge(command)
@@ -183,7 +187,7 @@ class OwnLane(Lane):
 
     def _advance(self) -> None:
         if self._work is not None:
-            if self._rested():
+            if not self._owed and self._rested():
                 work, self._work = self._work, None
                 work()
         elif self._doing is not None:
