@@ -14,10 +14,8 @@ import pytest
 from helpers.runs import after_each_round, job_in_real_time
 from hpcfl import store
 from hpcfl.base.errors import Stopped
-from hpcfl.comm import channel
 from hpcfl.comm.placement import tree
 from hpcfl.engine import stopping
-from hpcfl.engine.wall.own import OwnLane
 from hpcfl.testing.runs import play, resume
 from wall.test_rounds import RULES, SALF, agree, real, replay, rounds_are_sound, simulated
 
@@ -64,10 +62,13 @@ def test_without_a_deadline_it_is_the_simulated_run(world: Any, shared_dir: Path
 @pytest.mark.usefixtures("several")
 def test_leaders_pass_on_pieces_of_a_state(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last piece leaves the server once a leader has passed on the first one; all is there in the end."""
+    from hpcfl.comm import channel
+    from hpcfl.engine.wall.own import OwnLane
+
     monkeypatch.setattr(channel, "DOWN_BYTES", 1000)
     flag, carried, pass_on = shared_dir / "passed-on", channel.Direct._carried, OwnLane.pass_on
 
-    def held(self: channel.Direct, data: Any, sends: bool) -> channel.Requests:
+    def held(self: channel.Direct, data: Any, sends: bool) -> Any:
         if world.rank == 0 and sends and self.tag % channel.TAGS == channel.DATA and data.nbytes < 1000:
             end = time.monotonic() + 60.0
             while not flag.exists() and time.monotonic() < end:
