@@ -184,6 +184,8 @@ def requests(comm: Any) -> dict[str, float]:
             comm.Send(room, 0, 1)
         MPI.Request.Waitall(under_way)
         comm.Barrier()
+    for request in kept:
+        request.Free()
     new, again = (1e6 * median(seconds[persistent]) / MESSAGES for persistent in (False, True))
     return {"new_us": round(new, 3), "persistent_us": round(again, 3)}
 
