@@ -11,7 +11,7 @@ import mmap
 import weakref
 from collections.abc import Callable, Sequence
 from math import prod
-from threading import local
+from threading import Lock, local
 
 import numpy as np
 import torch
@@ -28,17 +28,19 @@ class BufferPool:
     def __init__(self) -> None:
         self._free: dict[int, list[mmap.mmap]] = {}  # by size
         self._rest = torch.empty(0, dtype=torch.uint8)
+        self._lock = Lock()  # ranks compute in a thread of their own
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return an uninitialised contiguous tensor."""
         nbytes = prod(shape) * dtype.itemsize
         size = -(-nbytes // ALIGNED) * ALIGNED
-        if size >= LARGE_BYTES:
-            return self._chunk(size)[:nbytes].view(dtype).view(shape)
-        if len(self._rest) < size:
-            self._rest = self._chunk(CHUNK_BYTES)
-        part, self._rest = self._rest[:nbytes], self._rest[size:]
-        return part.view(dtype).view(shape)
+        with self._lock:
+            if size >= LARGE_BYTES:
+                return self._chunk(size)[:nbytes].view(dtype).view(shape)
+            if len(self._rest) < size:
+                self._rest = self._chunk(CHUNK_BYTES)
+            part, self._rest = self._rest[:nbytes], self._rest[size:]
+            return part.view(dtype).view(shape)
 
     def _chunk(self, nbytes: int) -> Tensor:
         size = LARGE_BYTES - (-nbytes // LARGE_BYTES) * LARGE_BYTES  # one page more, to begin where one begins
