@@ -343,6 +343,11 @@ class Lane:
         return current + self._ahead
 
     @property
+    def flowing(self) -> bool:
+        """Whether a leader has said how much comes of a round that is closed, which is still in good time."""
+        return False
+
+    @property
     def has_next(self) -> bool:
         """Whether visits are complete and others are to follow."""
         return self.arrived > 0 and self.state == "active" and self._begun < len(self._turns)

@@ -366,7 +366,7 @@ class Leader:
                 frames.append(closing.frame())
         self.notice.parts[:] = closing.parts
         self.notice.data[2 : Notice.HEAD] = 2, 0, sum(data.nbytes for frame in frames for data in frame)
-        self._tell()
+        self._tell(at_once=True)
         for frame in frames:
             self._send_frame(frame)
         self._end()
@@ -511,9 +511,10 @@ class Leader:
             else:
                 patience.pause(coming=coming + self.transfers.outgoing)
 
-    def _tell(self) -> None:
-        """Tell the rank above what has changed, unless it is still being told of what was before."""
-        if self._said[0] == Notice.LAST or (self._telling is not None and not self._telling.done):
+    def _tell(self, at_once: bool = False) -> None:
+        """Tell the rank above what has changed; as a rule not before it has been told of what was before."""
+        telling = self._telling is not None and not self._telling.done
+        if self._said[0] == Notice.LAST or (telling and not at_once):
             return
         self._note()
         if not self.notice.tells_more(self._said, len(self.formats)):

@@ -227,6 +227,11 @@ class NodeLane(Lane):
         ]
 
     @property
+    def flowing(self) -> bool:
+        said = self.noticed.attempt == self._attempt and self.noticed.closing
+        return bool(said) and self.state == "late" and self.late_for() < 0
+
+    @property
     def awaited(self) -> int:
         if self.state != "active" or self.pending is None:
             return 0
