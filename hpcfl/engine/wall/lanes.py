@@ -173,13 +173,14 @@ class Lanes:
         rest: Callable[[], None] = idle,
         left: Callable[[], float] = lambda: inf,
         patience: float | None = None,
-        flowing: Callable[[], bool] = lambda: False,
+        closed: Sequence[Lane] = (),
     ) -> Iterator[float]:
         """Wait for `what`: yield the seconds so far, again and again, and look at all lanes in between.
 
         It ends when no lane is `owing`. After `patience` seconds, and every 5 minutes from then on, a line says who is.
         `rest` is called each time and may raise to end it; somebody wants to look in so many seconds as are `left`.
-        While it is `flowing` no core is given away: where cores are shared, it comes back milliseconds later.
+        What was under way on lanes that are `closed` is not slept over, and while it is flowing no core is given away:
+        where cores are shared, it comes back milliseconds later.
         """
         pause, start = Patience(), time.monotonic()
         due = self.patience if patience is None else patience
@@ -199,8 +200,8 @@ class Lanes:
                     self.phases.was("broadcast" if sending else "reduction")
                 if moved:
                     pause.moved()
-                if not flowing():
-                    pause.pause(left(), self.transfers.outgoing)
+                if not any(lane.flowing for lane in closed):
+                    pause.pause(left(), self.transfers.outgoing + sum(lane.coming for lane in closed))
 
     def wait_for_frames(self, lanes: Sequence[Lane], by_name: bool = False) -> None:
         """Wait for what was under way on lanes that have just been closed, for as long as that may take.
@@ -212,10 +213,7 @@ class Lanes:
         def owing() -> list[Lane]:
             return [lane for lane in lanes if lane.coming and lane.late_for() < grace]
 
-        def flowing() -> bool:
-            return any(lane.flowing for lane in lanes)
-
-        for _ in self.waiting("what was under way", owing, flowing=flowing):
+        for _ in self.waiting("what was under way", owing, closed=lanes):
             pass
 
     def wait_for_late(self) -> None:
