@@ -12,12 +12,12 @@ visit takes twice the deadline), stuck in one long operation, suspended (SIGSTOP
 rounds, or killed there (Open MPI with ULFM). What each sum should be is known: a wrong one ends the benchmark.
 
 Per layout and case, of the rounds that the deadline ended while the fault lasted, the one that was latest: by how many
-milliseconds (`late_ms`), how long of that it waited for what was under way (`flush_ms`), how many bytes those were, and
-how many bytes a second come from one leader to the server in the same job, by a plain message of that size. Over all
-such rounds: how many layers had arrived at the leaders, by their own record as they heard of the closing, and how
-many counted. All ranks share this machine's cores, where the server and the leaders of a cluster have theirs: puppets
-are nice (10), and how long ranks sleep between two looks follows from how many others there are per core, puppets not
-counted. Prints one JSON line last.
+milliseconds (`late_ms`), how long of that it waited for what was under way (`flush_ms`), for how long of this the
+server had no core (`without_a_core_ms`), how many bytes those were, and how many bytes a second come from one leader to
+the server in the same job, by a plain message of that size. Over all such rounds: how many layers had arrived at the
+leaders, by their own record as they heard of the closing, and how many counted. All ranks share this machine's cores,
+where the server and the leaders of a cluster have theirs: puppets are nice (10), and how long ranks sleep between two
+looks follows from how many others there are per core, puppets not counted. Prints one JSON line last.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
         took = series.next()
         struck = VICTIM in {series.rank[int(client)] for client in timed.attempt.cohort}
         row = {"round": first, "late": took - deadline, "counted": sum(series.layers.values()) - before}
-        row |= {"victim": struck, "flush": flush.seconds, "bytes": flush.bytes}
+        row |= {"victim": struck, "flush": flush.seconds, "without": flush.without, "bytes": flush.bytes}
         late.append(row)
     fault.write_text("0")
     lanes.wait_for_all(BACK_SECONDS)
@@ -283,7 +283,7 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
 
 
 class Flush:
-    """How long the server waits for what is under way, and what comes then."""
+    """How long the server waits for what is under way, how long of that it has no core, and what comes then."""
 
     def __init__(self, server: Any) -> None:
         self.wait = server.lanes.wait_for_frames
@@ -292,14 +292,16 @@ class Flush:
 
     def clear(self) -> None:
         """Begin with a round."""
-        self.seconds, self.bytes = 0.0, 0
+        self.seconds, self.without, self.bytes = 0.0, 0.0, 0
 
     def measured(self, lanes: list[Any], by_name: bool) -> None:
         """Wait, and measure it."""
         there = {lane: len(lane.pending.times) for lane in lanes if lane.pending is not None}
-        began = time.monotonic()
+        import puppets
+
+        began, queued = time.monotonic(), puppets.queued()
         self.wait(lanes, by_name)
-        self.seconds = time.monotonic() - began
+        self.seconds, self.without = time.monotonic() - began, puppets.queued() - queued
         for lane, first in there.items():
             frames = lane.pending.frames[first : len(lane.pending.times)]
             self.bytes += sum(part.nbytes for frame in frames for part in frame)
@@ -313,6 +315,7 @@ def summary(asked: argparse.Namespace, late: list[dict[str, Any]], rate: float) 
     return {
         "late_ms": round(1000 * worst["late"], 1),
         "flush_ms": round(1000 * worst["flush"], 1),
+        "without_a_core_ms": round(1000 * worst["without"], 1),
         "bytes_under_way": worst["bytes"],
         "bandwidth": round(rate),
         "layers_counted": sum(row["counted"] for row in met),

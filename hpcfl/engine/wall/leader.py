@@ -151,11 +151,22 @@ class PartialSums:
                 groups = len(one.times) if leaders or len(one.times) >= self.least else 0
                 self.closed.append((lane, row, one, groups))
 
+    @property
+    def behind(self) -> bool:
+        """Whether anything that counts is still to be added, the round being closed."""
+        return any(self._left(number) for number in range(self.sent, len(self.formats)))
+
     def last(self) -> None:
-        """Add what is left of the next group, the round being closed."""
-        for lane, row, one, groups in self.closed:
-            if self.sent < groups and (self.by_name or self.added[lane][self.sent] <= self._turn(lane)):
-                self._add(lane, row, one, self.sent)
+        """Add what is left of the next group."""
+        for lane, row, one in self._left(self.sent):
+            self._add(lane, row, one, self.sent)
+
+    def _left(self, number: int) -> list[tuple[Lane, int, PendingReceive]]:
+        return [
+            (lane, row, one)
+            for lane, row, one, groups in self.closed
+            if number < groups and (self.by_name or self.added[lane][number] <= self._turn(lane))
+        ]
 
     def frame(self) -> list[Any]:
         """Return the frame of the next group, which has to leave as it is."""
@@ -351,14 +362,16 @@ class Leader:
         if self.round is None:
             return
         closing, self.round = self.round, None
-        self.notice.data[2 : Notice.HEAD] = 1, 0, sum(group.most_bytes for group in self.formats[closing.sent :])
-        self._tell()
         closing.close(command.cohort, leaders=False)
         open_lanes = [lane for lane, _ in closing.lanes if lane.state == "active"]
+        led = [lane for lane in open_lanes if lane.leads]
+        if led or closing.behind:  # else it is known at once what comes
+            self.notice.data[2 : Notice.HEAD] = 1, 0, sum(group.most_bytes for group in self.formats[closing.sent :])
+            self._tell()
         for lane in open_lanes:
             lane.close(self._passed_on(command, lane))
         with self.phases.phase("reduction"):
-            self.lanes.wait_for_frames([lane for lane in open_lanes if lane.leads], closing.by_name)
+            self.lanes.wait_for_frames(led, closing.by_name)
             closing.close(command.cohort, leaders=True)
             frames = []
             while not closing.all_sent:
