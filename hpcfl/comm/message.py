@@ -397,7 +397,7 @@ def _zeros(sizes: list[int], dtype: torch.dtype) -> tuple[Any, list[Any]]:
     """Return a buffer full of zeros, and the arrays of so many numbers that lie in it."""
     like = {str(place): torch.empty(size, dtype=dtype, device="meta") for place, size in enumerate(sizes)}
     packing = Packing(like)
-    buffer = packing.zeros()
+    buffer = POOL.zeros(packing.nbytes)
     return buffer.view(dtype).numpy(), [view.numpy() for view in packing.views(buffer).values()]
 
 

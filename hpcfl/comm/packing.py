@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcfl.base.types import State
-from hpcfl.comm.pool import ALIGNED, LARGE_BYTES, POOL
+from hpcfl.comm.pool import ALIGNED
 
 Bytes = NDArray[np.uint8]
 APART_BYTES = 2**20  # tensors of this size travel from where they are, smaller ones are put together
@@ -44,10 +44,8 @@ class Packing:
             apart = size >= APART_BYTES
 
     def zeros(self, pinned: bool = False) -> Tensor:
-        """Return a buffer, uint8 ``[nbytes]``, in large pages; `pinned`: which a GPU can read by itself."""
-        if pinned or self.nbytes < LARGE_BYTES:
-            return torch.zeros(self.nbytes, dtype=torch.uint8, pin_memory=pinned)
-        return POOL.empty((self.nbytes,), torch.uint8).zero_()  # torch's own zeros lie in small ones
+        """Return a buffer, uint8 ``[nbytes]``; `pinned`: which a GPU can read by itself."""
+        return torch.zeros(self.nbytes, dtype=torch.uint8, pin_memory=pinned)
 
     def views(self, buffer: Tensor) -> State:
         """Return the tensors that lie in the buffer: views, not copies."""

@@ -42,6 +42,12 @@ class BufferPool:
             part, self._rest = self._rest[:nbytes], self._rest[size:]
             return part.view(dtype).view(shape)
 
+    def zeros(self, nbytes: int) -> Tensor:
+        """Return a buffer of zeros, uint8 ``[nbytes]``; one that fills no large page is torch's own."""
+        if nbytes < LARGE_BYTES:
+            return torch.zeros(nbytes, dtype=torch.uint8)
+        return self.empty((nbytes,), torch.uint8).zero_()
+
     def _chunk(self, nbytes: int) -> Tensor:
         size = LARGE_BYTES - (-nbytes // LARGE_BYTES) * LARGE_BYTES  # one page more, to begin where one begins
         free = self._free.setdefault(size, [])
