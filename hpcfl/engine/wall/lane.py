@@ -391,10 +391,7 @@ class Lane:
         return self.formats if client is None else self.narrow.get(int(self.parts[client]), self.formats)
 
     def _advance(self) -> None:
-        self._sends = [each for each in self._sends if not each.done]
-        if self._leaving and not self._sends and not self._owed:
-            self.bandwidth.went(*self._leaving)
-            self._leaving = None
+        self._look_at_sends()
         if self._state is not None and self._state.done:
             self._state = None
         if self._reply is not None:
@@ -404,6 +401,13 @@ class Lane:
             self._catch_up()
         elif self.state == "active":
             self._visit()
+
+    def _look_at_sends(self) -> None:
+        """Forget what has been sent, and note how fast the state has left once all of it has."""
+        self._sends = [each for each in self._sends if not each.done]
+        if self._leaving and not self._sends and not self._owed:
+            self.bandwidth.went(*self._leaving)
+            self._leaving = None
 
     def _visit(self) -> None:
         """Receive visits, but not before the state has been sent: both at once take a third longer."""

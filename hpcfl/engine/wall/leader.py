@@ -325,20 +325,21 @@ class Leader:
         self.notice.data[: Notice.HEAD] = command.round, command.attempt, 0, 0, 0
         self.notice.came[:] = 0
         pieces = self._receive_state()
+        nbytes = sum(piece.nbytes for _, piece in pieces)
         facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
         attempt = self.job.planner.attempt(*facts)
         invited = [] if self._heard.done else self.lanes.hosting(command.cohort, "idle")  # it may be over already
         for lane in invited:
             if isinstance(lane, NodeLane):
                 lane.by_name = names_who_counts(attempt, self.job.planner.whole)
-            lane.invite(self._passed_on(command, lane), [], later=sum(piece.nbytes for _, piece in pieces))
+            lane.invite(self._passed_on(command, lane), [], later=nbytes)
         self._passing += [(coming, piece, invited) for coming, piece in pieces]
         cohort = set(command.cohort.tolist())
         asked = [[client for client in row if client in cohort] for row in self.topology.hosted]
         lanes = [(lane, self.row[lane]) for lane in invited]
         self.round = PartialSums(self.job, attempt, lanes, asked, self.formats, began)
         with self.phases.phase("broadcast"):
-            self._until(lambda: not self._passing or self._heard.done, self.packing.nbytes)
+            self._until(lambda: not self._passing or self._heard.done, nbytes)
 
     def _beside(self) -> None:
         """Do what there is to do whenever this rank looks at its lanes."""

@@ -248,10 +248,7 @@ class NodeLane(Lane):
         return self.pending.coming if isinstance(self.pending, PendingSums) and self._attempt[0] >= 0 else 0
 
     def _advance(self) -> None:
-        self._sends = [each for each in self._sends if not each.done]
-        if self._leaving and not self._sends and not self._owed:
-            self.bandwidth.went(*self._leaving)
-            self._leaving = None
+        self._look_at_sends()
         if self._hearing is not None and self._hearing.done:
             self._notice(self._told)
             self._hearing = None
