@@ -152,13 +152,16 @@ class Puppet:
     def _post(self, flag: float, seconds: float, number: float) -> None:
         """Begin to send the next frame, full of a number, with weight 1; one whose flag is 0 says nothing."""
         facts = self.frames[self._posted]
-        head, *large = (np.full(size, number, dtype=kind) for size, kind in facts["parts"])
-        head[: facts["values"]] = 0.0
+        head, *large = (np.zeros(size, dtype=kind) for size, kind in facts["parts"])
+        head[facts["values"] :] = number
         head[self.place :: self.ranks][:SIGNS] = flag, seconds
         head[facts["weight"] + self.place] = flag
-        frame = [head, *large]
-        self.counts["up"] += sum(part.nbytes for part in frame)
-        self._sends.append(([request for part in frame for request in self.data.summed(part)], frame))
+        for part in large if flag else []:
+            part.fill(number)
+        frame, carried = [head, *large], self.data.summed if flag else self.data.absent
+        self.counts["up"] += sum(part.nbytes for part in (frame if flag or self.ranks > 1 else frame[:1]))
+        requests = [*self.data.summed(head), *(request for part in large for request in carried(part))]
+        self._sends.append((requests, frame))
         self._posted += 1
 
     def _until_done(self, requests: list[Any]) -> None:

@@ -1,7 +1,7 @@
 """How late rounds close over two levels, and what counts of what has come, beside the other layouts of lanes.
 
-    .venv/bin/python benchmarks/two_levels.py                       # 10 MB; a quarter of an hour
-    .venv/bin/python benchmarks/two_levels.py --megabytes 100 --layouts two-level
+    .venv/bin/python benchmarks/two_levels.py --repeats 1           # 10 MB; a quarter of an hour
+    .venv/bin/python benchmarks/two_levels.py --megabytes 100 --layouts two-level --repeats 5
     .venv/bin/python benchmarks/two_levels.py --layouts two-level --cases stopped --rounds 2 --megabytes 1
 
 A server and 4 faked nodes of 8 ranks each: in one lane, in lanes of one rank, and in two levels. The server, the ranks
@@ -14,10 +14,12 @@ rounds, or killed there (Open MPI with ULFM). What each sum should be is known: 
 Per layout and case, of the rounds that the deadline ended while the fault lasted, the one that was latest: by how many
 milliseconds (`late_ms`), how long of that it waited for what was under way (`flush_ms`), for how long of this the
 server had no core (`without_a_core_ms`), how many bytes those were, and how many bytes a second come from one leader to
-the server in the same job, by a plain message of that size. Over all such rounds: how many layers had arrived at the
-leaders, by their own record as they heard of the closing, and how many counted. All ranks share this machine's cores,
-where the server and the leaders of a cluster have theirs: puppets are nice (10), and how long ranks sleep between two
-looks follows from how many others there are per core, puppets not counted. Prints one JSON line last.
+the server in the same job, by a plain message of that size. Of several jobs (`--repeats`) these are of the one whose
+flush is in the middle, measured by 5 ms and twice the time of those bytes; `flushes_ms` has both numbers of all jobs.
+Over all such rounds of all jobs: how many layers had arrived at the leaders, by their own record as they heard of the
+closing, and how many counted. All ranks share this machine's cores, where the server and the leaders of a cluster have
+theirs: puppets are nice (10), and how long ranks sleep between two looks follows from how many others there are per
+core, puppets not counted. Prints one JSON line last.
 """
 
 from __future__ import annotations
@@ -70,14 +72,23 @@ def main() -> None:
             if asked.mpi != "openmpi":
                 continue
             os.environ.update(FAREWELL)
-        with tempfile.TemporaryDirectory() as folder:
-            args = [__file__, *sys.argv[1:], "--layouts", layout, "--cases", case, "--folder", folder]
-            found.setdefault(layout, {})[case] = row = launching.run(
-                asked.mpi, RANKS, args, LIMIT, outlive=case == "killed"
-            )
+        jobs = []
+        for _ in range(asked.repeats):
+            with tempfile.TemporaryDirectory() as folder:
+                args = [__file__, *sys.argv[1:], "--layouts", layout, "--cases", case, "--folder", folder]
+                jobs.append(launching.run(asked.mpi, RANKS, args, LIMIT, outlive=case == "killed"))
+        found.setdefault(layout, {})[case] = row = middle(jobs)
         print(f"{layout:>9} {case:>7}  " + "  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
     facts = {"mpi": asked.mpi, "megabytes": asked.megabytes, "ranks": RANKS, "nodes": NODES}
     print(json.dumps({"cases": found.get(TWO_LEVEL, {}), "layouts": found, **facts}))
+
+
+def middle(jobs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what was measured in the job whose flush is in the middle; the layers are those of all jobs."""
+    flushes = [(job["flush_ms"], round(5 + 2000 * job["bytes_under_way"] / job["bandwidth"], 1)) for job in jobs]
+    order = sorted(range(len(jobs)), key=lambda number: flushes[number][0] - flushes[number][1])
+    layers = {name: sum(job[name] for job in jobs) for name in ("layers_counted", "layers_arrived")}
+    return jobs[order[len(jobs) // 2]] | layers | {"flushes_ms": flushes}
 
 
 def parsed() -> argparse.Namespace:
@@ -87,6 +98,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, default=10.0, help="size of the model")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--repeats", type=int, default=3, help="jobs of each layout and case")
     parser.add_argument("--rounds", type=int, default=4, help="rounds from the fault on")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     return parser.parse_args()

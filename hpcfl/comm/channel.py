@@ -55,6 +55,10 @@ class Channel(ABC):
         A sum over one rank are its data, to the bit.
         """
 
+    def absent(self, data: Any) -> Requests:
+        """Carry zeros up of which nobody will take note, as `summed` does, or as many empty messages if they do."""
+        return self.summed(data)
+
     @abstractmethod
     def agree(self, own: Ints, found: Ints) -> Requests:
         """Find everybody's largest number: the larger one of `own` [1] and what is `found` [1] in the end."""
@@ -124,6 +128,9 @@ class Direct(Channel):
 
     def summed(self, data: Any) -> Requests:
         return self._carried(data, not self.leads)
+
+    def absent(self, data: Any) -> Requests:
+        return [request for piece in in_pieces(data) for request in self._carried(piece[:0], not self.leads)]
 
     def agree(self, own: Ints, found: Ints) -> Requests:
         return [*self._carried(own, True), *self._carried(found, False)]

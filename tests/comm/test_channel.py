@@ -53,6 +53,10 @@ def test_everything_arrives_in_pieces_of_any_size(width: int | str, piece: int, 
             wait(each.summed(total := np.arange(7, dtype=np.float32) * rank))
             if rank == 0:
                 assert total.tolist() == [float(entry * sum(ranks)) for entry in range(7)]
+            alone = isinstance(each, channel.Direct)  # then what is there is left as it is
+            room = np.full(7, 5.0 if rank == 0 and alone else 0.0)
+            wait(each.absent(room) if rank else each.summed(room))
+            assert room.tolist() == [5.0 if rank == 0 and alone else 0.0] * 7
             own, found = np.array([rank * 10]), np.zeros(1, dtype=np.int64)
             wait(each.agree(own, found))
             agreed = max(int(own[0]), int(found[0]))

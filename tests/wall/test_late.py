@@ -103,6 +103,44 @@ def test_layers_under_way_count_where_another_rank_of_the_lane_is_slow(
         np.testing.assert_array_equal(data["layer_weight"].values, np.full((ROUNDS, 3), others))
 
 
+# ---- a lane of one rank
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_had_sent_nothing_catches_up_without_its_large_blocks(
+    world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head of each of its frames says that nothing was sent."""
+    from hpcfl.comm.channel import Direct
+
+    absent, carried = [], Direct.absent
+
+    def counted(self: Direct, data: Any) -> Any:
+        absent.append(data.nbytes)
+        return carried(self, data)
+
+    monkeypatch.setattr(Direct, "absent", counted)
+    after_each_round(monkeypatch, lambda done, row: (shared_dir / str(done - 1)).touch())
+    values = real(
+        world,
+        1,
+        algorithm={"name": "helpers.strange.held:Held", "missing": "none", "victim": 0, "gates": str(shared_dir)},
+        model={"name": "mlp", "hidden": [512, 512]},
+        participation={"close": "deadline", "deadline": 0.2},
+    )
+    run = play(world, values, shared_dir / "run", world.comm)
+    large = 4 * 512 * 512
+    assert {*absent} == {large} or world.rank != 1
+    if world.rank == 0:
+        data = store.open_run(run)
+        depth = data["depth"].values[:, 0].tolist()
+        assert depth[0] == 4
+        assert {*depth} <= {4, -1}  # it may not be back to be invited
+        sent = data["wire_bytes_out"].values.sum(axis=0)
+        assert sent[1] < large
+        assert data["wire_bytes_in"].values[:, 0].sum() == sent[1:].sum()
+
+
 def test_how_long_bytes_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the median of what has come; before, by what has left, but on no more than gigabit Ethernet is counted."""
     from hpcfl.comm import mpi

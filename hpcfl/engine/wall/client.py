@@ -225,7 +225,9 @@ class ClientRank:
 
     def send(self, staged: StagedFrame) -> Requests:
         """Begin to send a frame: from a rank alone on its lane as it is, else to be summed up on the way."""
-        return [request for buffer in staged.buffers() for request in self.data.summed(buffer)]
+        head, *large = staged.buffers()
+        carried = self.data.absent if staged.empty else self.data.summed
+        return [*self.data.summed(head), *(request for buffer in large for request in carried(buffer))]
 
     def _close(self, command: Command) -> None:
         """Catch up: send as many frames as any rank of the lane has begun to, then say when this one is free."""

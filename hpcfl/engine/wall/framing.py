@@ -11,7 +11,7 @@ visits the exact sums travel that are formed in simulated time (`hpcfl.comm.mess
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -324,10 +324,16 @@ class StagedFrame:
 
     Large blocks may lie in memory that is not the frame's own: nobody may write into them. Where MPI reads a GPU's
     memory they may lie there.
+
+    Attributes
+    ----------
+    empty : bool
+        Whether it says that nothing was sent: then nobody takes note of its large blocks, which are zeros.
     """
 
     format: FrameFormat
     parts: Frame
+    empty: bool = False
     event: Any = None
     norms: dict[str, Tensor] = field(default_factory=dict)
     """Of blocks from a device, which are not looked at before they are there."""
@@ -376,7 +382,7 @@ class Staging:
 
     def nothing(self, group: FrameFormat) -> StagedFrame:
         """Return a frame that says that nothing was sent."""
-        return self.close(self.open(group))
+        return replace(self.close(self.open(group)), empty=True)
 
     def write(self, staged: StagedFrame, local_rank: int, name: str, value: Tensor, weight: float) -> None:
         """Put a block ``[…]``, or a part of it, into a frame, sent by the rank at this place of the lane."""
@@ -404,7 +410,8 @@ class Staging:
         for name, place in staged.format.large.items():
             size, kind = staged.format.numbers(name), staged.format.kind(name)
             if not len(staged.parts[place]) and (size, kind) not in self._zeros:
-                self._zeros[size, kind] = torch.zeros(size, dtype=kind)
+                zeros = np.zeros(size * kind.itemsize, dtype=np.uint8)  # no memory as long as nobody reads them
+                self._zeros[size, kind] = torch.from_numpy(zeros).view(kind)
             if not len(staged.parts[place]):
                 staged.parts[place] = self._zeros[size, kind]
         if self.stream is not None:

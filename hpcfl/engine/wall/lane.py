@@ -40,7 +40,7 @@ class PendingReceive:
         frames: list[Frame],
         formats: Sequence[FrameFormat] | None = None,
     ) -> None:
-        self.clients, self.visits = clients, _visits(clients)
+        self.lane, self.clients, self.visits = lane, clients, _visits(clients)
         self.formats, self.frames = formats or lane.formats, frames
         self.transfers = [lane.receive(frame) for frame in frames]
         self.signs = [group.signs(frame) for group, frame in zip(self.formats, frames)]
@@ -49,8 +49,15 @@ class PendingReceive:
     def poll(self) -> bool:
         """Note what has arrived since; True once everything has."""
         while not self.complete and self.transfers[len(self.times)].done:
-            self.times.append(time.monotonic())
+            self._arrive()
         return self.complete
+
+    def _arrive(self) -> None:
+        """Note that the next group has come; where a rank alone on its lane has not sent it, no more than its head."""
+        number = len(self.times)
+        whole = self.lane.shared or self.signs[number][0].any()
+        self.lane.received += _nbytes(self.frames[number] if whole else self.frames[number][:1])
+        self.times.append(time.monotonic())
 
     @property
     def complete(self) -> bool:
@@ -364,7 +371,6 @@ class Lane:
 
     def receive(self, frame: Frame) -> Transfer:
         """Start to receive one frame: from one rank as it is, from several added on the way to what is there."""
-        self.received += _nbytes(frame)
         return self._begin([request for data in frame for request in self.data.summed(data.numpy())], frame)
 
     def receive_next(self) -> None:
@@ -441,13 +447,17 @@ class Lane:
 
     def _drain(self) -> None:
         """Begin to receive what goes beyond the current visits, and to wait until the ranks are free."""
-        frames = []
-        for index in range(self._late_from, max(self._late_from, int(self._target[0]))):
+        frames, posted = [], int(self._target[0])
+        for index in range(self._late_from, posted):
             turn, group = divmod(index, len(self.formats))
             frames.append(self.formats_in(turn)[group].zeros())
         self._drained = [self.receive(frame) for frame in frames]
         self._closing.append(self._begin(self.control.meet()))
-        self._draining = self.coming + sum(map(_nbytes, frames)), time.monotonic()
+        self.received += sum(map(_nbytes, frames))
+        if self.pending is not None:
+            absent = 0 if self.shared else max(0, self._late_from - posted)  # of these no more than heads come
+            frames += self.pending.frames[len(self.pending.times) : len(self.pending.frames) - absent]
+        self._draining = sum(map(_nbytes, frames)), time.monotonic()
 
     def _all_there(self) -> bool:
         """True once all that was under way has come; from the closing's agreement on nobody computes for it."""

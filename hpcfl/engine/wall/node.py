@@ -48,7 +48,7 @@ class PendingSums(PendingReceive):
             group, frame = self.formats[number], self.frames[number]
             if len(self._begun[number]) == 1 and self._receive_rest(number, group.parts(frame)):
                 continue
-            self.times.append(time.monotonic())
+            self._arrive()
             if len(self._begun) == len(self.times) < len(self.formats):
                 self._receive_head()
         return self.complete
