@@ -42,6 +42,7 @@ from hpcfl.schedule.plan import Attempt
 
 REPLIED = 1.0
 """In a table of ranks: this one has done what was asked."""
+TAKE_SECONDS = 0.001  # for adding up between two looks: a closing may be told of
 HERE: Ints = np.ones(1, dtype=np.int64)
 
 
@@ -100,8 +101,11 @@ class PartialSums:
         return self.sent == len(self.formats)
 
     def take(self) -> bool:
-        """Add what has come, unless it has to be held, and let ranks go on to their next visits; True if anything."""
-        taken = False
+        """Add what has come, unless it has to be held, and let ranks go on to their next visits.
+
+        True where `TAKE_SECONDS` were not enough for all of it.
+        """
+        until = time.monotonic() + TAKE_SECONDS
         for lane, row in self.lanes:
             one = lane.pending
             if one is None:
@@ -111,7 +115,6 @@ class PartialSums:
                     continue
                 if one.complete and one not in self.held[lane]:
                     self.held[lane].append(one)
-                    taken = True
                 if lane.has_next:
                     lane.keep_pending()
                     lane.receive_next()
@@ -119,11 +122,12 @@ class PartialSums:
             turn = self._turn(lane)
             for number in range(len(self.formats)):
                 if self._has_come(one, number) and self.added[lane][number] <= turn:
+                    if time.monotonic() > until:
+                        return True
                     self._add(lane, row, one, number)
-                    taken = True
             if lane.has_next:
                 lane.receive_next()
-        return taken
+        return False
 
     def ready(self) -> bool:
         """Whether all visits that were asked for have brought the next group."""
@@ -212,9 +216,9 @@ def turns(lane: Lane) -> int:
 
 
 class Below(Lanes):
-    """The lanes of a leader: whenever it waits for them, it also does what else there is `beside`."""
+    """The lanes of a leader: whenever it waits for them, it also does what else there is `beside`, a part at a time."""
 
-    def __init__(self, lanes: list[Lane], own: OwnLane, beside: Callable[[], None], **more: Any) -> None:
+    def __init__(self, lanes: list[Lane], own: OwnLane, beside: Callable[[], bool], **more: Any) -> None:
         super().__init__(lanes, tells=False, **more)
         self.own, self.beside = own, beside
 
@@ -222,8 +226,7 @@ class Below(Lanes):
         if self.own.busy:
             self.transfers.stir(self.own)
         moved = super().poll()
-        self.beside()
-        return moved
+        return self.beside() or moved
 
 
 class Leader:
@@ -341,8 +344,9 @@ class Leader:
         with self.phases.phase("broadcast"):
             self._until(lambda: not self._passing or self._heard.done, nbytes)
 
-    def _beside(self) -> None:
-        """Do what there is to do whenever this rank looks at its lanes."""
+    def _beside(self) -> bool:
+        """Do what there is to do whenever this rank looks at its lanes; True where some of it is left."""
+        left = False
         while self._passing and self._passing[0][0].done:
             _, piece, lanes = self._passing.popleft()
             for lane in lanes:
@@ -350,13 +354,14 @@ class Leader:
                     lane.pass_on(piece)
         if self.round is not None:
             with self.phases.phase("reduction"):
-                self.round.take()
+                left = self.round.take()
                 while self.round.ready():
                     self._send_frame(self.round.frame())
             if self.round.all_sent and not any(lane.leads and lane.state == "active" for lane, _ in self.round.lanes):
                 self._end()
         self._tell()
         self.watch()
+        return left
 
     def _close(self, command: Command) -> None:
         """Send what has come of the round that is closed."""
