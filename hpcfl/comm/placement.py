@@ -156,7 +156,7 @@ class Under:
     """Those whom one rank reaches over one lane: `ranks`, by way of the one that is its `peer` there.
 
     `epoch` tells lanes between the same two ranks apart that are made one after the other; `leads`: whether the peer
-    leads the others; `heirs` are the other ranks of its node, which may lead in its place.
+    leads the others, its `heirs`, which may lead in its place: first those of its node.
     """
 
     peer: int
@@ -222,11 +222,19 @@ class Tree:
     def led_by(self, node: int, leader: int, epoch: int, out: int = 0) -> Tree:
         """Return the same with another leader of a node, without the rank `out`, and with new lanes in its branch.
 
-        For a leader that has a new lane above makes its lanes below anew too, and so has to be met there.
+        For a leader that has a new lane above makes its lanes below anew too, and so has to be met there. One of a node
+        below joins this one with all of its own; the first node that theirs led takes their place, and so on.
         """
-        leaders, branch = list(self.leaders), self.branch(node)
+        rows, leaders, branch = list(self.nodes), list(self.leaders), self.branch(node)
+        gap = self.node(leader)
+        if gap != node:
+            rows[node] += rows[gap]
+            while below := [child for child in self._children(gap) if rows[child]]:
+                rows[gap], leaders[gap] = rows[below[0]], leaders[below[0]]
+                gap = below[0]
+            rows[gap], leaders[gap] = (), 0
         leaders[node] = leader
-        nodes = tuple(tuple(rank for rank in row if rank != out) for row in self.nodes)
+        nodes = tuple(tuple(rank for rank in row if rank != out) for row in rows)
         epochs = tuple(epoch if self.branch(each) == branch else own for each, own in enumerate(self.epochs))
         return replace(self, nodes=nodes, leaders=tuple(leaders), epochs=epochs)
 
@@ -239,8 +247,8 @@ class Tree:
     def under(self, number: int) -> Under:
         """Return those who are reached by way of the leader of a node."""
         leader = self.leaders[number]
-        heirs = tuple(rank for rank in self.nodes[number] if rank != leader)
-        return Under(leader, self.epochs[number], True, self.ranks_under(number), heirs)
+        ranks = self.ranks_under(number)
+        return Under(leader, self.epochs[number], True, ranks, tuple(rank for rank in ranks if rank != leader))
 
     def _parent(self, number: int) -> int:
         return number // self.fan_out - 1

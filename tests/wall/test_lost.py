@@ -224,16 +224,20 @@ def test_ranks_of_two_levels_die(ranks: tuple[int, int], rule: str, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("ranks", [(5,), (1, 5), (5, 6)], ids=["leader", "both leaders", "node"])
+@pytest.mark.parametrize(
+    "ranks", [(5,), (1, 5), (5, 6), (1, 2)], ids=["leader", "both leaders", "node", "node above another"]
+)
 def test_ranks_below_another_leader_die(ranks: tuple[int, ...], rule: str, tmp_path: Path) -> None:
-    """Rank 1 leads rank 2, and rank 5, which leads rank 6."""
+    """Rank 1 leads rank 2, and rank 5, which leads rank 6; where both 1 and 2 are dead, rank 5 takes their place."""
     deaths = [(rank - 1, 3 * place) for place, rank in enumerate(ranks, start=1)]
     settings = "clients=12", "lane_width=two-level", "leaders=3", "fan_out=2"
     ended = run("openmpi", tmp_path, deaths, *settings, rule=rule, options=ULFM, ranks=7)
     goes_on_without(tmp_path, ended, OF_SEVEN)
     follow = [line for line in ended.said if line.endswith(", which is lost")]
     gone = {rank for rank in ranks if OF_SEVEN[rank] & died(tmp_path)}
-    assert len(follow) == len(gone & {1, 5})
+    assert len(follow) == len(gone & {1, 5}) + (gone == {1, 2})  # rank 2 led in the place of rank 1
+    there = store.open_run(tmp_path / "run")["cohort"].values[ROUNDS - 3 :].any(0)
+    assert {*np.flatnonzero(there).tolist()} == {*range(12)} - with_ranks(died(tmp_path), OF_SEVEN)
     nobody_is_left(tmp_path)
 
 

@@ -112,20 +112,21 @@ def test_a_replay_ends_in_the_same_state(world: Any, shared_dir: Path, rule: str
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.usefixtures("several")
-@pytest.mark.parametrize("leaders", [2, 3])
+@pytest.mark.parametrize("leaders", [2, 3, "all"])
 def test_another_rank_leads_where_a_leader_hangs(
-    world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], leaders: int
+    world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], leaders: Any
 ) -> None:
     """A leader is suspended after round 2, and wakes up when its node has been led by another one for some rounds.
 
-    It is led by the server, or by the leader of the first node.
+    It is led by the server, or by the leader of the first node; or it is alone on this, and leads two others.
     """
-    if world.size < 2 * leaders:
-        pytest.skip("needs nodes of two ranks")
-    nodes, number = tree(leaders, 2, [""] * world.size), 0 if leaders == 2 else 2
-    if len(nodes.nodes[number]) < 2:
-        pytest.skip("needs a node of two ranks below another one")
-    old, new = nodes.nodes[number][:2]
+    leaders, number = world.size - 1 if leaders == "all" else leaders, 2 if leaders == 3 else 0
+    if leaders >= world.size:
+        pytest.skip("needs more ranks")
+    nodes = tree(leaders, 2, [""] * world.size)
+    if len(nodes.ranks_under(number)) < 2:
+        pytest.skip("needs a node of two ranks, or one with another one below")
+    old, new = nodes.ranks_under(number)[:2]
     pids, folder, clients = np.zeros(world.size, dtype=np.int64), shared_dir / "run", world.size - 1
     world.comm.Allgather(np.array([os.getpid()]), pids)
 
@@ -156,11 +157,11 @@ def test_another_rank_leads_where_a_leader_hangs(
     arrived = store.open_run(folder)["arrived"].values == 1
     chunks = job_in_real_time(world.size, clients=clients).chunks
     rank = {int(chunk.clients[0]): chunk.rank for chunk in chunks}
-    node = [client for client in range(clients) if rank[client] in nodes.nodes[number]]
+    node = [client for client in range(clients) if rank[client] in nodes.ranks_under(number)]
     of_leader = [client for client in node if rank[client] == old]
-    assert not arrived[2:4, node].any()  # nobody of its node for two rounds, in which the others count
+    assert not arrived[2:4, node].any()  # nobody below it for two rounds, in which the others count
     assert np.delete(arrived, node, axis=1).any(1).all()
-    assert arrived[:8, list({*node} - {*of_leader})][4:].any()  # the others of its node count while it sleeps
+    assert arrived[:8, list({*node} - {*of_leader})][4:].any()  # the others count while it sleeps
     assert not arrived[2:8, of_leader].any()
     assert arrived[-1].all()
 
@@ -180,7 +181,22 @@ def test_who_leads_whom() -> None:
     deep = after.led_by(2, 5, 2)  # below rank 6: all lanes of its branch are made anew
     assert [(one.peer, one.ranks, one.epoch) for one in deep.below(0)] == [(6, (1, 6, 4, 5, 7), 2), (2, (2, 3), 0)]
     assert [(one.peer, one.epoch, one.heirs) for one in deep.below(6)][2:] == [(5, 2, (4,)), (7, 2, ())]
+    assert [one.heirs for one in deep.below(0)] == [(1, 4, 5, 7), (3,)]
     assert [deep.above(rank) for rank in (1, 4, 5, 6, 7)] == [(6, 2), (5, 2), (6, 2), (0, 2), (6, 2)]
     assert [deep.branch(node) for node in range(4)] == [0, 1, 0, 0]
     assert [deep.depth(node) for node in range(4)] == [0, 0, 1, 1]
     assert tree(3, 32, [""] * 8).nodes == ((1, 2, 3), (4, 5), (6, 7))
+
+
+def test_where_none_of_a_node_is_left_one_of_a_node_below_leads() -> None:
+    """Seven nodes of one rank each, of which each leads two at most: 1 leads 3 and 4, 2 leads 5 and 6, 3 leads 7."""
+    nodes = tree(7, 2, [""] * 8)
+    assert [nodes.ranks_under(number) for number in range(4)] == [(1, 3, 7, 4), (2, 5, 6), (3, 7), (4,)]
+    after = nodes.led_by(0, 3, 1)
+    assert after.nodes == ((1, 3), (2,), (7,), (4,), (5,), (6,), ())
+    assert [(one.peer, one.ranks) for one in after.below(0)] == [(3, (1, 3, 7, 4)), (2, (2, 5, 6))]
+    assert [[one.peer for one in after.below(rank)] for rank in (3, 7, 4, 1)] == [[1, 3, 7, 4], [7], [4], []]
+    assert [after.above(rank) for rank in (3, 1, 7, 4, 2)] == [(0, 1), (3, 1), (3, 1), (3, 1), (0, 0)]
+    other = nodes.led_by(0, 7, 1)  # past rank 3, which it may have to find dead
+    assert [(one.peer, one.ranks) for one in other.below(0)] == [(7, (1, 7, 3, 4)), (2, (2, 5, 6))]
+    assert [one.peer for one in other.below(7)] == [1, 7, 3, 4]

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpcfl.base.types import Ints
 from hpcfl.comm.channel import direct, notices, words
 from hpcfl.comm.placement import Tree, Under, topology
 from hpcfl.engine.job import Job
@@ -94,13 +93,14 @@ class Succession:
         states = dict(zip(old.topology.ranks, old.noticed.states()))
         lost = {loss.rank for loss in lanes.lost}
         row = [rank for rank in self.tree.nodes[node] if rank not in lost and rank != leader]
-        if not row:
-            return
         after = [rank for rank in row if rank > leader] + [rank for rank in row if rank < leader]
+        after = after or [rank for rank in self.tree.under(node).heirs if rank not in lost]  # of a node below
+        if not after:
+            return
         new = min(after, key=lambda rank: states[rank] == "late")  # stable: the next one of those that are free
         self._missed[leader] = 0
         self._change(node, new, lost)
-        self._renew(lanes, old, self.tree.branch(node), old.unacknowledged())
+        self._renew(lanes, old, self.tree.branch(node))
         print(f"hpcfl: rank {new} leads the node of rank {leader}, which {why}", file=sys.stderr, flush=True)
         for client in old.topology.hosted[old.topology.ranks.index(leader)]:
             self.events.append(("succeeded", client, f"rank {new} leads in place of rank {leader}, which {why}"))
@@ -116,7 +116,7 @@ class Succession:
                 lanes.all.append(Lane(topology([rank], self.job.chunks), direct(self.comm, rank, True), *self.facts))
                 lanes.lose(lanes.all[-1], why)
             if late:
-                self._renew(lanes, old, branch)  # nothing has counted yet
+                self._renew(lanes, old, branch)
 
     def _change(self, node: int, leader: int, lost: Collection[int], out: int = 0) -> None:
         """Let a node have this leader, and leave a rank out, on all ranks that are not `lost`."""
@@ -127,9 +127,10 @@ class Succession:
                 with suppress(MPI.Exception):  # it has died since, and will be missed later
                     self._kept.append((words(self.comm, rank, leads=True).down(word), word))
 
-    def _renew(self, lanes: Lanes, old: NodeLane, branch: int, counted: Ints | None = None) -> None:
+    def _renew(self, lanes: Lanes, old: NodeLane, branch: int) -> None:
         """Put the lane by which a branch is reached from now on in the place of the old one."""
         old.die("its ranks have new lanes")
         successor = lane_to(self.job, self.comm, self.tree.under(branch), self.facts)
-        successor.expect(successor.counted if counted is None else counted)
+        counted = dict(zip(old.hosted.tolist(), old.unacknowledged().tolist()))
+        successor.expect(np.array([counted[client] for client in successor.hosted.tolist()], dtype=np.int64))
         lanes.all[lanes.all.index(old)] = successor
