@@ -176,7 +176,8 @@ class Tree:
     Attributes
     ----------
     nodes : tuple of tuple of int
-        The client ranks of each node; where all of a node are left out there are none, and nobody reaches those below.
+        The client ranks of each node; there are none where all of a node are left out, and nobody reaches those below,
+        or have joined another one.
     leaders, epochs : tuple of int
         The rank that leads each of them, and how often the lanes of its branch have been made anew; a branch is one of
         the nodes that the server leads, with all that are below it.
@@ -226,7 +227,7 @@ class Tree:
         below joins this one with all of its own; the first node that theirs led takes their place, and so on.
         """
         rows, leaders, branch = list(self.nodes), list(self.leaders), self.branch(node)
-        gap = self.node(leader)
+        gap = next((number for number, row in enumerate(rows) if leader in row), node)  # it may have been left out
         if gap != node:
             rows[node] += rows[gap]
             while below := [child for child in self._children(gap) if rows[child]]:

@@ -200,3 +200,9 @@ def test_where_none_of_a_node_is_left_one_of_a_node_below_leads() -> None:
     other = nodes.led_by(0, 7, 1)  # past rank 3, which it may have to find dead
     assert [(one.peer, one.ranks) for one in other.below(0)] == [(7, (1, 7, 3, 4)), (2, (2, 5, 6))]
     assert [one.peer for one in other.below(7)] == [1, 7, 3, 4]
+
+
+def test_all_of_a_node_can_be_left_out() -> None:
+    left = tree(2, 2, [""] * 5).led_by(0, 1, 1, out=1).led_by(0, 1, 2, out=2)
+    assert left.nodes == ((), (3, 4))
+    assert [one.ranks for one in left.below(0)] == [(), (3, 4)]
