@@ -1,6 +1,6 @@
 """How late rounds close over two levels, and what counts of what has come, beside the other layouts of lanes.
 
-    .venv/bin/python benchmarks/two_levels.py --repeats 1           # 10 MB; a quarter of an hour
+    .venv/bin/python benchmarks/two_levels.py                       # 10 MB; a quarter of an hour
     .venv/bin/python benchmarks/two_levels.py --megabytes 100 --layouts two-level --repeats 5
     .venv/bin/python benchmarks/two_levels.py --layouts two-level --cases stopped --rounds 2 --megabytes 1
 
@@ -16,11 +16,11 @@ Per layout and case, of the rounds that the deadline ended while the fault laste
 milliseconds (`late_ms`), how long of that it waited for what was under way (`flush_ms`), for how long of this the
 server had no core (`without_a_core_ms`), how many bytes those were, how many bytes a second come from one leader to the
 server in the same job, by a plain message of that size, and what 5 ms and twice the time of those bytes make
-(`allowed_ms`): of several jobs (`--repeats`) the medians, and what each has measured beside them. Over all such rounds
-of all jobs: how many layers had arrived at the leaders, by their own record as they heard of the closing, and how many
-counted. All ranks share this machine's cores, where the server and the leaders of a cluster have theirs: puppets are
-nice (10) and interrupt nobody (SCHED_BATCH), and how long ranks sleep between two looks follows from how many others
-there are per core, puppets not counted. Prints one JSON line last.
+(`allowed_ms`). Over two levels these are the medians of several jobs (`--repeats`), with what each has measured beside
+them. Over all such rounds of all jobs: how many layers had arrived at the leaders, by their own record as they heard of
+the closing, and how many counted. All ranks share this machine's cores, where the server and the leaders of a cluster
+have theirs: puppets are nice (10) and interrupt nobody (SCHED_BATCH), and how long ranks sleep between two looks
+follows from how many others there are per core, puppets not counted. Prints one JSON line last.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> None:
                 continue
             os.environ.update(FAREWELL)
         jobs = []
-        for _ in range(asked.repeats):
+        for _ in range(asked.repeats if layout == TWO_LEVEL else 1):
             with tempfile.TemporaryDirectory() as folder:
                 args = [__file__, *sys.argv[1:], "--layouts", layout, "--cases", case, "--folder", folder]
                 jobs.append(launching.run(asked.mpi, RANKS, args, LIMIT, outlive=case == "killed"))
@@ -99,7 +99,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, default=10.0, help="size of the model")
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
-    parser.add_argument("--repeats", type=int, default=3, help="jobs of each layout and case")
+    parser.add_argument("--repeats", type=int, default=3, help="jobs of each case over two levels")
     parser.add_argument("--rounds", type=int, default=4, help="rounds from the fault on")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     return parser.parse_args()
