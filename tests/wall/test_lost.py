@@ -242,6 +242,21 @@ def test_ranks_below_another_leader_die(ranks: tuple[int, ...], rule: str, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("ranks", [(3,), (1,), (1, 3), (3, 1)])
+def test_ranks_alone_on_nodes_above_others_die(ranks: tuple[int, ...], rule: str, tmp_path: Path) -> None:
+    """Rank 1 leads ranks 3 and 4, and 3 leads 7, all of them nodes of their own: one below leads in their places."""
+    hosts = {rank: {rank - 1, rank + 6} for rank in range(1, 8)}
+    deaths = [(rank - 1, 3 * place) for place, rank in enumerate(ranks, start=1)]
+    settings = "clients=14", "lane_width=two-level", "leaders=7", "fan_out=2"
+    ended = run("openmpi", tmp_path, deaths, *settings, rule=rule, options=ULFM, ranks=8)
+    goes_on_without(tmp_path, ended, hosts)
+    there = store.open_run(tmp_path / "run")["cohort"].values[ROUNDS - 3 :].any(0)
+    assert {*np.flatnonzero(there).tolist()} == {*range(14)} - with_ranks(died(tmp_path), hosts)
+    nobody_is_left(tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_neighbours_go_on_without_the_one_that_passes_their_messages_on(how: int, tmp_path: Path) -> None:
     """Rank 1 is dead, or suspended for too long; the clients of rank 2, by way of it until then, arrive later too."""

@@ -28,7 +28,11 @@ class Mortal(Salf):
 
     def client(self, task, shared, personal, visits):
         work = super().client(task, shared, personal, visits)
-        yield next(work)
+        try:
+            first = next(work)
+        except StopIteration as stopped:  # before its first layer: its round is over
+            return stopped.value
+        yield first
         for client, round_ in self.deaths:
             if client in visits.clients and visits.round >= round_:
                 self.die(client)
