@@ -279,21 +279,21 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool, groups: bool) -> 
     ± standard deviation over the seeds.
     """
     from hpcfl.base.tables import print_table, terminal_width
-    from hpcfl.commands.group_figures import last_figures
     from hpcfl.commands.group_figures import table as groups_table
     from hpcfl.commands.groups import run_folders
-    from hpcfl.commands.show import remarks, summary, table
+    from hpcfl.commands.show import remarks, summaries, table
 
-    found = list(run_folders(folders))
-    rows = [summary(folder) for folder in found]
+    rows, odd = summaries(run_folders(folders), groups)
     tables = [] if as_json else table(rows, each, terminal_width())
-    if groups:
-        by_run = [last_figures(folder) for folder in found]
-        rows = [{**row, "groups": figures} for row, figures in zip(rows, by_run)]
-        tables += [] if as_json else [groups_table(found, by_run)]
+    if groups and not as_json:
+        tables.append(groups_table([Path(row["run"]) for row in rows], [row["groups"] for row in rows]))
     for shown in tables:
         print_table(shown)
     _echo(map(json.dumps, rows) if as_json else remarks(rows))
+    for line in odd:
+        click.echo(f"hpcfl: {line}", err=True)
+    if odd:
+        sys.exit(RunError.code)
 
 
 @cli.command()

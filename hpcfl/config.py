@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field, SerializeAsAny, field_validator
 
@@ -25,7 +25,8 @@ from hpcfl.base.files import check_unchanged, origin
 from hpcfl.comm.devices import Device
 from hpcfl.comm.guard import Guard
 from hpcfl.comm.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
-from hpcfl.data import Header, Source
+from hpcfl.data import Federation, Header, Source
+from hpcfl.data.base import check_clients
 from hpcfl.data.formats.files import found
 from hpcfl.learning.config import TaskConfig
 from hpcfl.models import Model
@@ -61,7 +62,7 @@ class Config(ConfigBase):
     rounds: int = Field(ge=1, le=2**31 - 1)
     """Rounds of the whole run."""
     clients: int = Field(ge=1, le=2**24)
-    """Clients of the federation, on however many ranks."""
+    """Clients of the federation, on however many ranks. In a file or table it may be left out where the data say it."""
     seed: int = Field(0, ge=0, lt=2**63)
     """All random numbers are drawn by it, so that they are the same on any number of ranks."""
     clock: Literal["simulated", "wall"] = "simulated"
@@ -275,7 +276,8 @@ class Config(ConfigBase):
             raise UsageError(f"lost_clients = 'rehost': {why}; did you mean lost_clients = 'drop'?")
 
     def check_shapes(self, header: Header) -> None:
-        """Raise UsageError where the model does not suit the data."""
+        """Raise UsageError where the data have another number of clients, or the model does not suit them."""
+        self._check_clients(header.clients)
         self.algorithm.check_model(self.model, header)
         self.task.check_labels(header)
         if (header.tokens or header.pieces) and self.model.chain:
@@ -302,6 +304,16 @@ class Config(ConfigBase):
             f"data: {whose}: algorithm '{self.algorithm.name}' shares one model, which needs equal shapes; "
             f"expected one of {able}"
         )
+
+    def federation(self, data_dir: Path | None) -> Federation:
+        """Return the clients' data; UsageError where they cannot be read, or are those of another number of clients."""
+        made = self.data.federate(self.clients, self.seed, data_dir)
+        for there in (made.clients, len(made.train_sizes), len(made.test_sizes)):
+            self._check_clients(there)
+        return made
+
+    def _check_clients(self, there: int | None) -> None:
+        check_clients(self.clients, there, f"data.name = '{getattr(self.data, PICKED['data'].by)}'")
 
     def method(self, task: Task, algorithm: Algorithm | None = None) -> Algorithm:
         """Return the config's algorithm, or another, with all that stands around it for a task."""
@@ -391,7 +403,7 @@ def load(
     sources |= {key: "" for key, _, _ in assignments(settings)}
     try:
         table, dropped = on_top(below, tables, settings)
-        loaded = from_table(table).placed(data_dir)
+        loaded = from_table(table, data_dir=data_dir).placed(data_dir)
     except UsageError as error:
         raise UsageError(_source(str(error), sources) + str(error)) from error
     if dropped and tell:
@@ -449,8 +461,11 @@ def of_run(attributes: Mapping[str, str], force: bool = False) -> Config:
     return from_text(attributes["config"])
 
 
-def from_table(table: Table, recorded: bool = False) -> Config:
-    """Return the typed config of a nested table; one that a run has `recorded` may have keys by earlier names."""
+def from_table(table: Table, recorded: bool = False, data_dir: Path | None = None) -> Config:
+    """Return the typed config of a nested table; one that a run has `recorded` may have keys by earlier names.
+
+    Where it says nothing of `clients` they are as many as the data have, if these say so.
+    """
     table = {Config.renamed.get(key, key): value for key, value in table.items()} if recorded else dict(table)
     for key in table:
         if key not in Config.model_fields:
@@ -460,6 +475,9 @@ def from_table(table: Table, recorded: bool = False) -> Config:
         if key in table and key not in PICKED:
             picked[key] = cls.from_table(table[key], key, recorded)
     rest = {key: value for key, value in table.items() if key not in picked}
+    source = cast("Source", picked["data"])
+    if "clients" not in rest and (there := source.number_of_clients(data_dir)) is not None:
+        rest["clients"] = there
     return checked(lambda: Config.model_validate({**rest, **picked}), Config, "")
 
 

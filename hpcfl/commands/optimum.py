@@ -73,7 +73,7 @@ def optimum(task: Task, starts: int = 4, clients: Sequence[int] | None = None) -
 def of(config: Config, data_dir: Path | None) -> Optimum:
     """Find the minimum of a config's objective."""
     config.check(data_dir)
-    federation = config.data.federate(config.clients, config.seed, data_dir)
+    federation = config.federation(data_dir)
     members = config.speed.rules(config.participation).taking_part(config.clients).tolist()
     return optimum(Task(config.model, federation, config.seed, precision="double"), clients=members)
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpcfl import store
-from hpcfl.base.errors import RunError
+from hpcfl.base.errors import RunError, UserError
 from hpcfl.base.tables import width_of
 from hpcfl.commands.curves import ACCURACY, recorded_metrics
+from hpcfl.commands.group_figures import last_figures
 from hpcfl.commands.groups import Group, Recorded, groups
+from hpcfl.store.integrity import one_line
 
 Rows = Sequence[Mapping[str, Any]]
 LAST = 10  # evaluations that accuracy_last is the mean of
@@ -59,6 +61,25 @@ def digest(shared: Mapping[str, Any]) -> str:
     for name in sorted(shared):
         sha256.update(np.ascontiguousarray(shared[name]).tobytes())
     return sha256.hexdigest()
+
+
+def summaries(folders: Iterable[Path], by_group: bool = False) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the `summary` of each run that can be read, `by_group` its `last_figures` too; and lines of the others.
+
+    UserError where none can be read.
+    """
+    rows, odd = [], []
+    for folder in folders:
+        try:
+            row = summary(folder)
+            rows.append({**row, "groups": last_figures(folder)} if by_group else row)
+        except UserError as error:
+            odd.append(error)
+        except Exception as error:  # what an odd table makes xarray and h5py raise is not foreseen
+            odd.append(RunError(f"'{folder}' cannot be shown: {type(error).__name__}: {one_line(error)}"))
+    if odd and not rows:
+        raise odd[0]
+    return rows, [str(error) for error in odd]
 
 
 def summary(path: Path) -> dict[str, Any]:

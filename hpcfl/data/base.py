@@ -191,6 +191,14 @@ class Source(ConfigBase, ABC):
             If `check` would, or if the samples turn out not to allow the partition.
         """
 
+    def number_of_clients(self, data_dir: Path | None) -> int | None:
+        """Return how many clients there are where the config says nothing of it; None where it has to.
+
+        By default as many as `check` returns whatever number it is asked for. UsageError as there.
+        """
+        one, two = (self.check(asked, data_dir).clients for asked in (1, 2))
+        return one if one == two else None
+
 
 class Served(Source, ABC):
     """Keys of all sources whose server may hold training samples of its own."""

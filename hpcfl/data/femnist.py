@@ -49,6 +49,9 @@ class Femnist(Source):
         train, test = (sum(len(user.labels) for user in part) for part in zip(*users))
         return Header(None, train, test, ((1, SIDE, SIDE),), self.first_classes)
 
+    def number_of_clients(self, data_dir: Path | None) -> int | None:
+        return None if self.merge else len(self._users(data_dir))
+
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> PooledFederation:
         """Return the clients; `seed` decides about the classes and samples that they keep."""
         users = self._chosen(clients, data_dir)
@@ -63,16 +66,14 @@ class Femnist(Source):
         if self.merge:
             there, what = sum(len(train.labels) for train, _ in users), "training samples"
         else:
-            needed = self.classes or 1
-            users = [pair for pair in users if len(np.unique(pair[0].labels)) >= needed]
-            there = len(users)
+            there, needed = len(users), self.classes or 1
             what = f"users with training samples of {needed} of the first {self.first_classes} classes"
         if clients > there:
             raise refusal("clients", f"at most {there}, the {what}", clients, there)
         return users if self.merge else users[:clients]
 
     def _users(self, data_dir: Path | None) -> Users:
-        """Return all users that have training samples of the first classes; to be merged, all users."""
+        """Return all users that have training samples of as many of the first classes as needed; to be merged, all."""
         check_order("data.classes", self.classes or 1, "data.first_classes", self.first_classes)
         if self.imbalance and self.samples is None:
             raise refusal("data.samples", f"the least that a client keeps, for data.imbalance = {self.imbalance}", None)
@@ -83,7 +84,7 @@ class Femnist(Source):
         nobody = User(np.zeros((0, SIDE * SIDE), dtype=np.float32), np.zeros(0, dtype=np.int64))
         names = train | test if self.merge else train  # who wrote a sample to be dealt anew does not matter
         pairs = [(self._first(train.get(name, nobody)), self._first(test.get(name, nobody))) for name in names]
-        return [pair for pair in pairs if self.merge or len(pair[0].labels)]
+        return [pair for pair in pairs if self.merge or len(np.unique(pair[0].labels)) >= (self.classes or 1)]
 
     def _first(self, user: User) -> User:
         kept = user.labels < self.first_classes

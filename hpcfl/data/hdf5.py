@@ -117,6 +117,11 @@ class Hdf5(Pooled):
         header = Header(clients, train, test, tuple(shapes), classes, targets, ranges=known)
         return replace(header, label_shape=contents.parts[0].label_shape, tokens=self.tokens)
 
+    def number_of_clients(self, data_dir: Path | None) -> int | None:
+        path = found("data.file", self.file, data_dir)
+        pool = hdf5_file.is_pool(path)
+        return super().number_of_clients(data_dir) if pool else hdf5_file.number_of_clients(path)
+
     def pool_header(self, data_dir: Path | None) -> Header:
         path, contents = self._survey_pool(data_dir)
         self._verified(path, contents)

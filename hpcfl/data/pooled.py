@@ -172,6 +172,14 @@ class Pooled(Served):
         train, test = (int(lengths(parts).sum()) for parts in (split.train, split.test))
         return replace(header, train=train, test=test, server=len(split.server))
 
+    def number_of_clients(self, data_dir: Path | None) -> int | None:
+        """Return how many are in the file of a split; of a pool any number can be cut."""
+        if self.partition_file is None:
+            return None
+        from hpcfl.data.formats.hdf5_file import number_of_clients
+
+        return number_of_clients(found("data.partition_file", self.partition_file, data_dir))
+
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> Federation:
         return self.cut(clients, seed, data_dir)
 

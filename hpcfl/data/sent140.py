@@ -66,6 +66,9 @@ class Sent140(Source):
         test = sum(map(_tests, users))
         return Header(None, sum(map(len, users)) - test, test, ((self.length, vectors.shape[1]),), 2)
 
+    def number_of_clients(self, data_dir: Path | None) -> int | None:
+        return len(self._users(folder(self.name, data_dir, "sent140")))
+
     def federate(self, clients: int, seed: int, data_dir: Path | None) -> Sent140Federation:
         """Return the clients; `seed` decides which of their tweets are for testing."""
         users, rows, vectors = self._read(clients, data_dir)
@@ -80,16 +83,19 @@ class Sent140(Source):
         """Return the clients' tweets, the row of each known word, and the vectors."""
         home = folder(self.name, data_dir, "sent140")
         check_clients(clients)
+        users = self._users(home)
+        if clients > len(users):
+            there = f"the users of at least data.min_samples = {self.min_samples} tweets in {home / self.file}"
+            raise refusal("clients", f"at most {len(users)}, {there}", clients, len(users))
+        return users[:clients], *self._vectors(users[:clients], home)
+
+    def _users(self, home: Path) -> list[Tweets]:
+        """Return the tweets of all users who have enough of them, those with the most first."""
         tweets: dict[str, Tweets] = {}
         for user, text, label in _rows(home / self.file):
             tweets.setdefault(user, []).append((text, label))
         names = [name for name in tweets if len(tweets[name]) >= self.min_samples]
-        if clients > len(names):
-            there = f"the users of at least data.min_samples = {self.min_samples} tweets in {home / self.file}"
-            raise refusal("clients", f"at most {len(names)}, {there}", clients, len(names))
-        names.sort(key=lambda name: (-len(tweets[name]), name))
-        users = [tweets[name] for name in names[:clients]]
-        return users, *self._vectors(users, home)
+        return [tweets[name] for name in sorted(names, key=lambda name: (-len(tweets[name]), name))]
 
     def _vectors(self, users: list[Tweets], home: Path) -> tuple[dict[str, int], Features]:
         """Return the row of each known word, and the vectors."""

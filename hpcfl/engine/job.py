@@ -104,7 +104,7 @@ class Job:
         if config.clock == "wall":
             check_width(config.lane_width, ranks, config.leaders)
         torch.set_num_threads(threads)
-        federation = federation or config.data.federate(config.clients, config.seed, data_dir)
+        federation = federation or config.federation(data_dir)
         if computing is None and config.model.chain:
             computing = config.speed.computing
         how = config.precision, None, config.task, computing

@@ -107,7 +107,7 @@ def loaded(
     computing: Computing | None = None,
 ) -> tuple[Task, State]:
     """Return a run's task and its shared state; UsageError where the data of some clients are not those of the run."""
-    federation = config.data.federate(config.clients, config.seed, data)
+    federation = config.federation(data)
     task, shared = with_shared(config, federation, saved, computing)
     algorithm = config.method(task)
     store.check_personal(path, clients, lambda client: algorithm.init_client(task, client), federation.shapes)

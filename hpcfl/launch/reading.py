@@ -42,7 +42,7 @@ def read_once(
             first()
             if len(here) == 1 or rank != here[0]:
                 return ""
-            federation = config.data.federate(config.clients, config.seed, data_dir)
+            federation = config.federation(data_dir)
             return stack.enter_context(shared(federation, config.data))
 
         own = raise_together(comm, offered)

@@ -94,6 +94,8 @@ def open_run(path: Path | str) -> xarray.Dataset:
     for part, n in counted:
         tell_of(part, n)
     facts = read_facts(run_dir)
+    if reason := other_clients(parts, facts):
+        raise RunError(f"'{run_dir}' does not fit together: {reason}")
     coords = merged_coords(parts, facts)
     variables: dict[str, Any] = {name: (name, labels) for name, labels in coords.items()}
     rounds = [part.rounds[:n] for part, n in counted]
@@ -523,6 +525,15 @@ def merged_coords(parts: Sequence[Part], facts: Sequence[Fact] = ()) -> dict[str
             if not np.array_equal(longest[name][: len(labels)], labels):
                 raise UsageError(f"{part.path} has other labels on axis '{name}' than other segments")
     return longest
+
+
+def other_clients(parts: Sequence[Part], facts: Sequence[Fact]) -> str:
+    """Return where segments have another number of clients than run.h5 knows of, "" where none has."""
+    known = {len(fact.values) for fact in facts}
+    for part in parts:
+        if CLIENT in part.coords and known - {len(part.coords[CLIENT])}:
+            return f"run.h5 knows of {listed(known)} clients, metrics/{part.path.name} of {len(part.coords[CLIENT])}"
+    return ""
 
 
 def _joined(column: Column, coords: Mapping[str, Array], counted: Sequence[tuple[Part, int]]) -> Array:

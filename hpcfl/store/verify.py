@@ -18,9 +18,11 @@ from hpcfl.store.reading import (
     counts,
     is_closed,
     loss,
+    other_clients,
     promises,
     reached,
     read_events,
+    read_facts,
     read_part,
     run_attributes,
     segment_paths,
@@ -134,6 +136,8 @@ def _lacking(run_dir: Path, found: Findings) -> None:
         parts = [read_part(path) for path in segment_paths(run_dir)]
     except RunError:  # a segment is missing, and named already
         return
+    if reason := other_clients(parts, read_facts(run_dir)):
+        found.damaged.setdefault("run.h5", reason)
     for part, rows in counts(parts, reached(known, parts)):
         name, what = f"metrics/{part.path.name}", loss(part, rows)
         if what and name not in found.damaged:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers.recorded import config, curve, write_run
@@ -13,6 +14,7 @@ from hpcfl import store
 from hpcfl.base import tables
 from hpcfl.cli import main
 from hpcfl.commands import show
+from hpcfl.store import table
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "batch": 8}
 
@@ -110,3 +112,39 @@ def test_a_run_that_was_lost_to_is_told_of_by_its_folder(capsys: Any, sweep: Pat
         "a-2: client 7 was lost in round 1",
         "a-2: 2 visits were rejected, in whole or in part",
     ]
+
+
+def test_an_odd_run_does_not_keep_its_neighbours_from_being_shown(capsys: Any, sweep: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "first", config(), curve([0.5], [1]))
+    odd = write_run(tmp_path / "odd", config(seed=2), curve([0.5], [1]))
+    write_run(tmp_path / "third", config(seed=3), curve([0.25], [1]))
+    facts = [store.Fact("features", np.arange(12), "of other clients than the rows are of")]
+    table._write(odd, store.run_attributes(odd), facts, [])  # as an earlier version has left it
+    table.rebuild(odd)
+    line = f"'{odd}' does not fit together: run.h5 knows of 12 clients, metrics/segment-000.h5 of 1"
+    for words, count in ((["show", "--json"], 2), (["show", "--json", "--groups"], 2), (["show", "--each"], 6)):
+        capsys.readouterr()
+        assert main([*words, str(tmp_path)]) == 1
+        said = capsys.readouterr()
+        assert (len(said.out.splitlines()), said.err) == (count, f"hpcfl: {line}\n")
+    assert main(["show", str(odd)]) == 1
+    assert capsys.readouterr().err == f"hpcfl: {line}\n"
+    assert main(["verify", str(tmp_path)]) == 1
+    assert f"{odd / 'run.h5'}: damaged: {line.partition(': ')[2]}" in capsys.readouterr().out
+
+
+def test_a_run_that_raises_what_nobody_foresaw_is_passed_over(
+    capsys: Any, sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = store.open_run
+
+    def opened(folder: Path) -> Any:
+        if folder.name == "a-2":
+            raise ValueError("conflicting sizes")
+        return whole(folder)
+
+    monkeypatch.setattr(store, "open_run", opened)
+    assert main(["show", "--json", str(sweep)]) == 1
+    said = capsys.readouterr()
+    assert [json.loads(line)["run"][-3:] for line in said.out.splitlines()] == ["a-1", "a-3", "b-1"]
+    assert said.err == f"hpcfl: '{sweep / 'a-2'}' cannot be shown: ValueError: conflicting sizes\n"

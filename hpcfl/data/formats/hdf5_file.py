@@ -210,6 +210,11 @@ def client_ids(file: h5py.File) -> list[str]:
     return sorted(names, key=_natural)
 
 
+def number_of_clients(path: Path) -> int:
+    with opened(path) as file:
+        return len(client_ids(file))
+
+
 def is_pool(path: Path) -> bool:
     """Whether a file has samples in ``train``, and no clients."""
     with opened(path) as file:
