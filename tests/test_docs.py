@@ -17,18 +17,24 @@ Other programs are not started: scripts and make's targets have to be there.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 import pytest
 
+import hpcfl
 from helpers.launcher import ROOT, job, mpis
 from helpers.networks import FOUND, written
 from hpcfl.base import plugins
@@ -36,6 +42,7 @@ from hpcfl.cli import cli, main
 from hpcfl.commands import sweep as sweeps
 from hpcfl.commands.network import document
 from hpcfl.config import load
+from hpcfl.learning.task import Task
 from test_presets import images
 
 README = ROOT / "README.md"
@@ -265,3 +272,98 @@ def test_licence_and_citation_are_those_of_the_package() -> None:
     assert f"\nversion: {version}\nlicense: {licence}\n" in citation
     assert citation.count("\n    notes: ") == 4
     assert "Apache License\n                           Version 2.0, January 2004" in (ROOT / "LICENSE").read_text()
+
+
+OBJECTS = {"hpcfl": hpcfl, "task": Task}
+"""What names in the pages' text stand for, beside classes of the package."""
+
+
+def classes() -> dict[str, str]:
+    """The package's classes, and the module of each; of several of one name the public one."""
+    found = {}
+    for file in sorted((ROOT / "hpcfl").rglob("*.py")):
+        module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for name in re.findall(r"^class ([A-Z]\w*)", file.read_text(encoding="utf-8"), re.MULTILINE):
+            found[name] = "hpcfl" if name in hpcfl.__all__ else module
+    return found
+
+
+def given(function: Any, known: dict[str, str]) -> Any:
+    """Return the class of the package, if it is one, of which a function returns, or yields, objects."""
+    named = re.findall(r"\w+", function.__annotations__["return"])
+    return next((getattr(import_module(known[name]), name) for name in named if name in known), None)
+
+
+def member(thing: Any, name: str) -> Any:
+    """Return an attribute of a module, or of a class's objects; AssertionError if there is none."""
+    known = set(dir(thing))
+    if inspect.ismodule(thing):
+        with suppress(ImportError):
+            return import_module(f"{thing.__name__}.{name}")
+    else:
+        known |= {*getattr(thing, "__dataclass_fields__", ()), *getattr(thing, "model_fields", ())}
+        known |= set(getattr(thing, "__annotations__", ()))
+    assert name in known or hasattr(thing, name), f"no '{name}' in {thing.__name__}"
+    return getattr(thing, name, None)
+
+
+def meant(node: ast.expr, known: dict[str, str]) -> Any:
+    """Return what an expression is of, None where it is none of the package's; AssertionError for a lost attribute.
+
+    Of what a function returns it is the class.
+    """
+    if isinstance(node, ast.Name):
+        return OBJECTS.get(node.id) or (getattr(import_module(known[node.id]), node.id) if node.id in known else None)
+    if isinstance(node, ast.Attribute):
+        thing = meant(node.value, known)
+        thing = given(thing, known) if inspect.isfunction(thing) else thing
+        return None if thing is None else member(thing, node.attr)
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Name) and node.func.id in ("next", "iter"):
+            thing = meant(node.args[0], known)
+            return given(thing.__iter__, known) if node.func.id == "iter" else thing
+        thing = meant(node.func, known)
+        return given(thing, known) if inspect.isfunction(thing) else thing
+    return None
+
+
+def expressions(text: str) -> Iterator[ast.expr]:
+    """Yield the code in a page's text that is of the package, and "`a` and `b` of `c`" as ``c.a`` and ``c.b``."""
+    codes = re.findall(r"`([^`]+)`", text)
+    for names, whole in re.findall(r"((?:`\w+`(?:, |,? and ))*`\w+`)\s+of\s+`(hpcfl[^`]*)`", text):
+        codes += [f"{whole}.{name}" for name in re.findall(r"\w+", names) if name != "and"]
+    for code in codes:
+        with suppress(SyntaxError, ValueError):
+            yield ast.parse(" ".join(code.split()), mode="eval").body
+
+
+@pages
+def test_every_public_attribute_that_a_page_names_exists(page: Path) -> None:
+    known = classes()
+    for expression in expressions(prose(page)):
+        try:
+            meant(expression, known)
+        except AssertionError as error:
+            raise AssertionError(f"{page.name}: {ast.unparse(expression)}: {error}") from None
+    written = "".join((ROOT / "hpcfl" / file).read_text() for file in ("launch/run.py", "store/table.py"))
+    for name in re.findall(r"attribute `(\w+)`", prose(page)):
+        assert f'"{name}"' in written, f"{page.name}: run.h5 has no attribute {name}"
+
+
+def test_an_attribute_that_is_gone_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    for lost in (
+        "the `params` of `hpcfl.open_models`",
+        "`hpcfl.open_models(run).params`",
+        "`next(iter(hpcfl.open_models(run))).weights`",
+        "`hpcfl.open_modules`",
+        "`Run.weights()`",
+        "`task.samples_of(client)`",
+        "`client_statistics` and `no_statistics` of `hpcfl.learning.statistics`",
+        "(attribute `nothing`)",
+    ):
+        page.write_text(f"A page of {lost}.\n")
+        with pytest.raises(AssertionError, match=r"^page\.md: "):
+            test_every_public_attribute_that_a_page_names_exists(page)
+    page.write_text("`next(iter(hpcfl.open_models(run))).params`, `Run.module()`, `x.y`, (attribute `code`)\n")
+    test_every_public_attribute_that_a_page_names_exists(page)
