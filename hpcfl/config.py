@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field, SerializeAsAny, field_validator
@@ -26,9 +28,10 @@ from hpcfl.comm.devices import Device
 from hpcfl.comm.guard import Guard
 from hpcfl.comm.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
 from hpcfl.data import Federation, Header, Source
+from hpcfl.data.absent import AbsentSource
 from hpcfl.data.base import check_clients
 from hpcfl.data.formats.files import found
-from hpcfl.learning.config import TaskConfig
+from hpcfl.learning.config import METRICS, TaskConfig
 from hpcfl.models import Model
 from hpcfl.presets import (
     PICKED,
@@ -389,6 +392,7 @@ def load(
     UsageError
         One line naming the key or the file, what was expected, and the nearest valid choice.
     """
+    plugins.look_first([])
     several = [overlays] if isinstance(overlays, str | Path | Mapping) else list(overlays)
     settings = settings if isinstance(settings, Mapping) else list(settings)
     for given in (what, settings, *several):
@@ -441,38 +445,102 @@ def _overlay_table(overlay: Overlay) -> Table:
 
 def from_text(text: str) -> Config:
     """Return the config that `Config.text` wrote."""
+    return from_table(_recorded(text), recorded=True)
+
+
+def _recorded(text: str) -> dict[str, Any]:
     try:
         table = json.loads(text)
     except (ValueError, RecursionError):
         table = None
     if not isinstance(table, dict):
         raise UsageError(f"config: expected what a run has recorded, a table in JSON, got {toml(text)}")
-    return from_table(table, recorded=True)
+    return table
 
 
-def of_run(attributes: Mapping[str, str], force: bool = False) -> Config:
+def of_run(attributes: Mapping[str, str], run: Path, force: bool = False) -> Config:
     """Return the config of a recorded run; `force` takes its files, and those of classes from outside, as they are.
 
     UsageError where such a file has changed or is not there.
     """
-    plugins.recall(json.loads(attributes.get("code", "{}")), force)
+    places, lost = plugins.whereabouts(json.loads(attributes.get("code", "{}")), run, force)
+    for reason in lost.values():
+        raise UsageError(reason)
+    plugins.look_first(places)
     for key, recorded in {} if force else json.loads(attributes.get("files", "{}")).items():
         check_unchanged(key, recorded, "expected it there")
     return from_text(attributes["config"])
 
 
-def from_table(table: Table, recorded: bool = False, data_dir: Path | None = None) -> Config:
+def to_read(attributes: Mapping[str, str], run: Path, force: bool = False) -> tuple[Config, dict[str, str]]:
+    """Return the config of a recorded run whose models are to be read, and why what of it is not here.
+
+    In the place of a section that is not here, by the names ``algorithm``, ``task``, ``speed`` and ``data``, stands one
+    that has its name alone; ``model.initial`` is left out. Nothing of these may be computed with.
+
+    Raises
+    ------
+    UsageError
+        If the model's own class is not here.
+    """
+    places, lost = plugins.whereabouts(json.loads(attributes.get("code", "{}")), run, force)
+    plugins.look_first(places)
+    table, absent = _recorded(attributes["config"]), dict[str, str]()
+    for key, recorded in {} if force else json.loads(attributes.get("files", "{}")).items():
+        try:
+            check_unchanged(key, recorded, "expected it there")
+        except UsageError as error:
+            absent[key if key.startswith("model.") else key.partition(".")[0]] = str(error)
+    if "model.initial" in absent:
+        table["model"] = {**table["model"], "initial": None}
+    task = TaskConfig.from_table(table.get("task", {}), "task", recorded=True)
+    here: dict[str, Callable[[], object]] = {section: partial(_picked, table, section, True) for section in PICKED}
+    here["task"] = task.check
+    names = {section: [table.get(section, {}).get(pick.by, pick.default)] for section, pick in PICKED.items()}
+    names["task"] = [name for _, name in task.own]
+    for section, find in here.items():
+        try:
+            for reason in (lost[name] for name in names[section] if name in lost):
+                raise UsageError(reason)
+            find()
+        except UsageError as error:
+            absent.setdefault(section, str(error))
+    if "model" in absent:
+        raise UsageError(absent["model"])
+    stands: dict[str, Callable[[], ConfigBase]] = {
+        "algorithm": lambda: Algorithm(name=names["algorithm"][0]),
+        "speed": lambda: Speed(model=names["speed"][0]),
+        "data": lambda: AbsentSource(name=names["data"][0]),
+        "task": lambda: task.model_copy(update={"loss": "auto", "metrics": METRICS}),
+    }
+    instead = {section: make() for section, make in stands.items() if section in absent}
+    config = from_table(table, recorded=True, instead=instead)
+    if "speed" not in absent:
+        try:
+            config.speed.paces(config.seed, config.clients)  # of a replay they are in another run's folder
+        except UsageError as error:
+            absent["speed"] = str(error)
+    return config, absent
+
+
+def from_table(
+    table: Table,
+    recorded: bool = False,
+    data_dir: Path | None = None,
+    instead: Mapping[str, ConfigBase] = MappingProxyType({}),
+) -> Config:
     """Return the typed config of a nested table; one that a run has `recorded` may have keys by earlier names.
 
-    Where it says nothing of `clients` they are as many as the data have, if these say so.
+    Where it says nothing of `clients` they are as many as the data have, if these say so. Sections that are given
+    `instead` are taken as they are.
     """
     table = {Config.renamed.get(key, key): value for key, value in table.items()} if recorded else dict(table)
     for key in table:
         if key not in Config.model_fields:
             raise UsageError(unknown(Config, key))
-    picked = {section: _picked(table, section, recorded) for section in PICKED}
+    picked = dict(instead) | {key: _picked(table, key, recorded) for key in PICKED if key not in instead}
     for key, cls in sections(Config).items():
-        if key in table and key not in PICKED:
+        if key in table and key not in picked:
             picked[key] = cls.from_table(table[key], key, recorded)
     rest = {key: value for key, value in table.items() if key not in picked}
     source = cast("Source", picked["data"])

@@ -11,7 +11,7 @@ import importlib
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from inspect import isabstract
@@ -23,13 +23,14 @@ from pydantic import create_model
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, did_you_mean
-from hpcfl.base.files import check_unchanged, origin
+from hpcfl.base.files import is_file, origin
 
 C = TypeVar("C", bound=ConfigBase)
 
 SPEC = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 
 _folders: list[Path] = []
+_before: list[Path] = []  # folders that come before the working directory
 
 
 def look_in(folder: Path) -> None:
@@ -42,7 +43,15 @@ def look_in(folder: Path) -> None:
 
 def places() -> list[Path]:
     """Return the folders in which modules are looked for, first one first."""
-    return list(dict.fromkeys([Path.cwd(), *_folders]))
+    return list(dict.fromkeys([*_before, Path.cwd(), *_folders]))
+
+
+def look_first(folders: Iterable[Path]) -> None:
+    """Look for modules in these folders before the working directory, and no more in those that were so named before.
+
+    A config that is new names none; one that a run has recorded names where its code is.
+    """
+    _before[:] = [folder.resolve() for folder in folders]
 
 
 def plugin(spec: str, base: type[C], key: str, by: str) -> type[C]:
@@ -136,11 +145,40 @@ def origins(specs: Iterable[str]) -> dict[str, dict[str, str]]:
     return {spec: origin(file_of(spec.partition(":")[0])) for spec in specs}
 
 
-def recall(recorded: Mapping[str, Mapping[str, str]], force: bool = False) -> None:
-    """Look for classes where a run found them; UsageError where a file is gone or has changed, unless `force`."""
+def whereabouts(
+    recorded: Mapping[str, Mapping[str, str]], run: Path, force: bool = False
+) -> tuple[list[Path], dict[str, str]]:
+    """Return the folders of the classes that a `run` folder has recorded, and why which are not here, by name.
+
+    The file with the recorded digest is looked for where this process has it from, in ``code`` of the run folder, in
+    the working directory, where the run found it, and where Python looks; with `force` any file of its name does.
+    """
+    found, lost = list[Path](), dict[str, str]()
     for spec, about in recorded.items():
         file, module = Path(about["file"]), spec.partition(":")[0]
-        if not force:
-            check_unchanged(spec, about, "--force looks elsewhere")
         up = module.count(".") + (file.name == "__init__.py")
-        look_in(file.parents[up])
+        within, before = file.relative_to(file.parents[up]), file.parents[up]
+        loaded = [file_of(module).parents[up]] if getattr(sys.modules.get(module), "__file__", None) else []
+        elsewhere = (*loaded, run / "code", Path.cwd(), before, *map(Path, sys.path))
+        there = [root for root in elsewhere if is_file(root / within)]
+        same = [root for root in there if origin(root / within)["sha256"] == about["sha256"]]
+        # whether this user trusts the file is to be asked here, before anything imports it
+        if found_there := same or (there if force else []):
+            found.append(found_there[0])
+        elif not force:
+            lost[spec] = _unlike(spec, about, [root / within for root in there])
+    return found, lost
+
+
+def _unlike(spec: str, about: Mapping[str, str], there: Sequence[Path]) -> str:
+    """Return why a class cannot be had as it was recorded; `there` are files of its name."""
+    file, then = about["file"], f"the file of then (SHA-256 {about['sha256'][:12]}…)"
+    if there:
+        return (
+            f"'{there[0]}' has changed since the run began, which found {spec} in '{file}': expected {then}; "
+            "--force (force=True) goes on with it as it is"
+        )
+    return (
+        f"'{file}', where the run found {spec}, is not there; expected {then} in the working directory or in code/ of "
+        "the run folder; --force (force=True) looks elsewhere"
+    )

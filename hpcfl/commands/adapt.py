@@ -106,7 +106,7 @@ def adapt_request(
     """
     folder = store.run_folder(folder)
     attributes = store.run_attributes(folder)
-    config = configs.of_run(attributes)
+    config = configs.of_run(attributes, folder)
     if not config.algorithm.adapt_epochs:
         able = [name for name in algorithms() if algorithm_class(name).model_construct(name=name).adapt_epochs]
         raise UsageError(

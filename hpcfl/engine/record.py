@@ -52,6 +52,13 @@ def about_clients(federation: Federation) -> list[Fact]:
     ]
 
 
+def about_model(task: Task) -> dict[str, Any]:
+    """What a run records of its model: the names of its tensors, and which of its buffers count something."""
+    whole = task.whole
+    buffers = {} if whole is None else {name: whole.integer(name) for name in whole.buffers}
+    return {"names": [*task.initial()], "buffers": buffers}
+
+
 @dataclass
 class Record:
     """One round as it is measured on one rank; `gather` brings the ranks' measurements together on the server.

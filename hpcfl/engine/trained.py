@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError, check_within
+from hpcfl.store.reading import tell
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,41 +36,113 @@ STORED = ("stored", "shared")
 """What methods call the protocol of evaluation in which nothing learns before the test."""
 
 
-def open_models(run: Path | str, data_dir: Path | str | None = None, stored: bool = False) -> Models:
+class NotHereError(UsageError):
+    """What a model is made of is not on this machine: its code, or samples to try it on."""
+
+
+def open_models(
+    run: Path | str, data_dir: Path | str | None = None, stored: bool = False, force: bool = False
+) -> Models:
     """Return the models of all clients at the newest whole checkpoint of a run that has finished or was stopped.
+
+    The run folder may have been made elsewhere. Where its data, or classes from outside the package, are not here, what
+    needs them raises when it is asked for.
 
     Parameters
     ----------
     run : Path or str
         The run folder, or the run.h5 in it.
     data_dir : Path or str, optional
-        Folder of the data sets; None: where the run found them.
+        Folder of the data sets, which have to be there; None: where the run found them, if they are there.
     stored : bool
         Models as they are stored. False: as the run tests them, by ``algorithm.evaluation``: they may learn first.
+    force : bool
+        Take files and classes from outside that have changed since the run began as they are.
 
     Raises
     ------
     UsageError
-        If there is no run or no checkpoint, or the data are not there or not those of the run.
+        If there is no run or no checkpoint, the data in `data_dir` are not those of the run, or the class of the model,
+        one from outside the package, is not here.
     RunError
         If no checkpoint can be read whole.
     """
     from hpcfl import config as configs
+    from hpcfl.data.absent import Absent
 
     folder = store.run_folder(run)
-    attributes = store.run_attributes(folder)
-    config, path = configs.of_run(attributes), newest(folder)
-    data = store.data_folder(attributes, Path(data_dir) if data_dir else None)
+    attributes, path = store.run_attributes(folder), newest(folder)
     try:
-        config.check_shapes(config.data.check(config.clients, data))
+        config, absent = configs.to_read(attributes, folder, force)
     except UsageError as error:
-        raise UsageError(f"data_dir = {str(data)!r}: expected where the run's data are: {error}") from None
+        raise NotHereError(str(error)) from None
     saved = store.load(path, personal=False)
-    task, shared = loaded(config, data, saved, path, range(config.clients), recorded(attributes))
-    _check_sizes(folder, data, task.federation)
-    algorithm = config.method(task, as_stored(config.algorithm) if stored else None)
+    federation = _data(config, folder, attributes, Path(data_dir) if data_dir else None, absent.get("data", ""))
+    # what may learn before a test is refused where it would do so by another loss
+    reason = absent.get("task", "")
+    known = _recorded_clients(folder, attributes, reason) if reason and "samples" in attributes else federation
+    try:
+        task, shared = with_shared(config, known, saved, recorded(attributes), absent)
+    except UsageError as error:
+        raise NotHereError(str(error)) if isinstance(known, Absent) else error from None
+    if "algorithm" in absent:
+        algorithm = config.algorithm
+    else:
+        algorithm = config.method(task, as_stored(config.algorithm) if stored else None)
+        if not isinstance(known, Absent):
+            like = config.method(task).init_client
+            store.check_personal(path, range(config.clients), lambda client: like(task, client), known.shapes)
     chunk = recorded_chunk(attributes, config)
-    return Models(config, algorithm, saved.round, saved.shared, saved.extras, path, task, shared, chunk)
+    facts = algorithm, saved.round, saved.shared, saved.extras, path, task, shared, chunk
+    return Models(config, *facts, federation, absent)
+
+
+def _data(config: Config, folder: Path, attributes: Mapping[str, str], data_dir: Path | None, why: str) -> Federation:
+    """Return the data of a run, or, where they are not here and none were named, what it has recorded of them.
+
+    `why` is what is known to be missing. UsageError where data that were named are not those of the run.
+    """
+    data = store.data_folder(attributes, data_dir)
+    try:
+        if why:
+            raise UsageError(why)
+        try:
+            config.check_shapes(config.data.check(config.clients, data))
+        except UsageError as error:
+            raise UsageError(f"data_dir = {str(data)!r}: expected where the run's data are: {error}") from None
+        federation = config.federation(data)
+        _check_sizes(folder, data, federation)
+        return federation
+    except UsageError as error:
+        if data_dir is not None or "samples" not in attributes:
+            raise
+        return _recorded_clients(folder, attributes, str(error))
+
+
+def _recorded_clients(folder: Path, attributes: Mapping[str, str], why: str) -> Federation:
+    from hpcfl.data.absent import Absent
+
+    facts = {fact.name: fact.values for fact in store.read_facts(folder)}
+    return Absent.of(json.loads(attributes["samples"]), facts["train_samples"], facts["test_samples"], why)
+
+
+def shared_weights(folder: Path, why: str) -> State:
+    """Return the shared tensors of a run's model as its checkpoint has them, of which a line tells.
+
+    `why` is why there is no module with these; raised where the run has not recorded their names.
+    """
+    import torch
+
+    attributes = store.run_attributes(store.run_folder(folder))
+    if "tensors" not in attributes:
+        raise NotHereError(why)
+    known, shared = json.loads(attributes["tensors"]), store.load(newest(folder), personal=False).shared
+    if missing := [name for name in known["names"] if name not in shared]:
+        raise UsageError(f"'{folder}': '{min(missing)}' is not shared, and {why}")
+    tell(f"'{folder}': the model's own tensors alone, without what never changes and second names of tied ones: {why}")
+    names = [*known["names"], *(name for name in known["buffers"] if name in shared)]
+    found = {name: torch.from_numpy(shared[name].copy()) for name in names}
+    return {name: value.long() if known["buffers"].get(name) else value for name, value in found.items()}
 
 
 def newest(folder: Path) -> Path:
@@ -115,16 +189,28 @@ def loaded(
 
 
 def with_shared(
-    config: Config, federation: Federation, saved: store.Checkpoint, computing: Computing | None = None
+    config: Config,
+    federation: Federation,
+    saved: store.Checkpoint,
+    computing: Computing | None = None,
+    absent: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Task, State]:
-    """Return a run's task with some clients' data, and its shared state; UsageError where these do not fit it."""
+    """Return a run's task with some clients' data, and its shared state; UsageError where these do not fit it.
+
+    What is `absent` of the config is why by section; without data or method the state is taken as it was saved.
+    """
     from hpcfl.comm.devices import chosen
+    from hpcfl.data.absent import Absent
     from hpcfl.learning.task import Task
 
     where = chosen("cpu" if config.device == "cpu" else "auto", "device", 0)  # a run on a GPU is read anywhere
     kinds = config.precision, config.clients, config.task, computing
     task = Task(config.model, federation, config.seed, where, *kinds)
-    task.paces = config.speed.paces(config.seed, config.clients)
+    task.start.lost = absent.get("model.initial", "")
+    if "speed" not in absent:
+        task.paces = config.speed.paces(config.seed, config.clients)
+    if "algorithm" in absent or isinstance(federation, Absent):
+        return task, as_tensors(saved.shared, task.device)
     like = config.method(task).init_server(task)
     store.check_shared(saved.shared, like)
     return task, restored(like, saved.shared)
@@ -147,6 +233,10 @@ class Models:
         With the protocol of evaluation that is asked for.
     round : int
         How many rounds are done.
+    federation : Federation
+        The clients' data; asking for samples raises UsageError where they are not here.
+    absent : dict of str to str
+        What of the config is not here, and why, by section.
     shared, extras : dict of str to array
         The server's state by name, and what never left the server: FLIC's anchors ``anchor.means`` [C, k], and
         ``anchor.factors`` [C, k, k] if they learn; FedLRGD's ``weights`` [r, p].
@@ -161,10 +251,8 @@ class Models:
     task: Task
     state: State
     chunk: int | None
-
-    @property
-    def federation(self) -> Federation:
-        return self.task.federation
+    federation: Federation
+    absent: Mapping[str, str]
 
     def __len__(self) -> int:
         return self.config.clients
@@ -179,13 +267,15 @@ class Models:
     def _of(self, chunk: Chunk) -> Iterator[ClientModel]:
         from hpcfl.learning.batches import Visits
 
+        if "algorithm" in self.absent:
+            raise UsageError(f"{self.absent['algorithm']}; module() gives the shared model without it")
         with _threads(threads(self.config)):
             visits = Visits.for_test(self.round, chunk.clients)
             params = self.algorithm.model(self.task, self.state, self._personal(chunk.clients.tolist()), visits)
         for row, client in enumerate(chunk.clients.tolist()):
-            names = [*self.task.initial(client), *(name for name in self.task.buffer_names if name in params)]
+            names = [*self.task.initial(), *(name for name in self.task.buffer_names if name in params)]
             state = {name: params[name][row].detach().clone() for name in names}
-            yield ClientModel(client, state, self.task, self._embedding)
+            yield ClientModel(client, state, self.task, self.federation, self._embedding)
 
     def module(self, client: int | None = None) -> nn.Module:
         """Return a client's model as a plain module; None: that which all share.
@@ -216,23 +306,26 @@ class Models:
         return self.task.latent[0] if named and self.task.latent is not None else None
 
     def _chunks(self) -> list[Chunk]:
-        """Return the clients as the run computes them together: that decides about the last bits."""
+        """Return the clients as the run computes them together: that decides about the last bits.
+
+        Not where the law of their speeds, which orders them, is not here.
+        """
         from hpcfl.comm.placement import chunk_size, cut
         from hpcfl.engine.job import kinds
 
         config = self.config
         kind = self.task.nbytes, self.task.looped, self.task.heavy
         size = self.chunk or chunk_size(config.batch_clients, config.clients, *kind)
-        paces = np.zeros(config.clients) if size == 1 else config.speed.paces(config.seed, config.clients)
+        paces = np.zeros(config.clients) if size == 1 else self.task.paces
         return cut(size, paces, 1, kinds(self.algorithm, self.task))
 
     def _personal(self, clients: Iterable[int]) -> State:
         """Return some clients' personal state, ``{name: [c, …]}``."""
         from hpcfl.engine.job import stacked
 
-        likes = {client: self.algorithm.init_client(self.task, client) for client in clients}
-        held = store.load_personal(self.path, likes)
-        return stacked([restored(like, held.get(client, {})) for client, like in likes.items()])
+        clients = [*clients]
+        held = store.load_personal(self.path, clients)
+        return stacked([as_tensors(held.get(client, {}), self.task.device) for client in clients])
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,16 +339,24 @@ class ClientModel:
     client: int
     params: State
     task: Task
+    federation: Federation
     embedding: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.task.federation.shapes[self.client]
+        return self.federation.shapes[self.client]
 
     @cached_property
     def data(self) -> ClientData:
-        """The client's training and test features and labels, as the run has them."""
-        return self.task.federation.client(self.client)
+        """The client's training and test features and labels, as the run has them; UsageError if they are not here."""
+        return self.federation.client(self.client)
+
+    @cached_property
+    def _like(self) -> ClientData:
+        """Samples of the kind of the client's own."""
+        from hpcfl.data.absent import Absent
+
+        return self.federation.made_up(self.shape) if isinstance(self.federation, Absent) else self.data
 
     @property
     def untrained(self) -> ClientModel:
@@ -286,7 +387,7 @@ class ClientModel:
         from hpcfl.learning.loss import class_axis
 
         x = packed(x)[0] if isinstance(x, tuple) else x
-        outputs, labels = torch.from_numpy(self._outputs(x, None)), self.data.train_labels
+        outputs, labels = torch.from_numpy(self._outputs(x, None)), self._like.train_labels
         shape = (1, len(x), *labels.shape[1:])
         axis = None if labels.dtype.kind == "f" else class_axis(outputs[None], torch.empty(shape))
         if axis is not None:
@@ -301,7 +402,7 @@ class ClientModel:
         if x.shape[1:] != self.shape:
             raise UsageError(f"x: client {self.client} has features of shape {self.shape}, got {x.shape[1:]}")
         params = {name: value.unsqueeze(0) for name, value in self.params.items()}
-        rows = torch.from_numpy(np.asarray(x, self.data.train_features.dtype)).to(self.task.device)
+        rows = torch.from_numpy(np.asarray(x, self._like.train_features.dtype)).to(self.task.device)
         rows = rows.to(self.task.dtype) if rows.is_floating_point() else rows
         outputs: Array = self.task.outputs(params, rows, last).cpu().numpy()
         return outputs
@@ -317,6 +418,13 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def as_tensors(saved: Mapping[str, Any], device: Any) -> State:
+    """Return what a checkpoint holds as tensors."""
+    import torch
+
+    return {name: torch.from_numpy(np.asarray(value)).to(device, copy=True) for name, value in saved.items()}
 
 
 def restored(likes: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from hpcfl.comm.devices import VISIBLE
 from hpcfl.comm.launcher import world
 from hpcfl.comm.processors import cores
 from hpcfl.engine import stopping
-from hpcfl.engine.trained import Models, open_models
+from hpcfl.engine.trained import Models, NotHereError, open_models, shared_weights
 from hpcfl.launch.request import default_folder, run_request
 from hpcfl.launch.run import launch
 
@@ -42,10 +42,13 @@ class Run:
         The run folder.
     data_dir : Path or None
         Folder of the data sets; None: where the run found them.
+    force : bool
+        Take files and classes from outside that have changed as they are.
     """
 
     folder: Path
     data_dir: Path | None = None
+    force: bool = False
 
     @cached_property
     def data(self) -> xarray.Dataset:
@@ -55,7 +58,7 @@ class Run:
     @cached_property
     def models(self) -> Models:
         """The clients' models at the end, as `hpcfl.open_models` returns them."""
-        return open_models(self.folder, self.data_dir)
+        return open_models(self.folder, self.data_dir, force=self.force)
 
     def module(self, client: int | None = None) -> nn.Module:
         """Return the trained model as a plain module, set to evaluate: the shared one, or a client's own.
@@ -68,8 +71,17 @@ class Run:
         return self.models.module(client)
 
     def state_dict(self, client: int | None = None) -> dict[str, Tensor]:
-        """Return the parameters by the names that they have in `module`; UsageError as there."""
-        return dict(self.module(client).state_dict())
+        """Return the parameters by the names that they have in `module`; UsageError as there.
+
+        Of a module of the user's own whose code is not here, those that are shared are what the checkpoint has: without
+        what never changes, tied ones by their first name alone. A line on stderr says so.
+        """
+        try:
+            return dict(self.module(client).state_dict())
+        except NotHereError as error:
+            if client is not None:
+                raise
+            return shared_weights(self.folder, str(error))
 
 
 def run(
@@ -80,6 +92,7 @@ def run(
     settings: Mapping[str, Any] | None = None,
     data_dir: Path | str | None = None,
     resume: bool = False,
+    force: bool = False,
     quiet: bool | None = None,
     comm: Any = None,
 ) -> Run:
@@ -104,6 +117,9 @@ def run(
         Folder of the data sets; None: what HPCFL_DATA says.
     resume : bool
         Go on with the run that the folder already holds; without it such a folder is refused.
+    force : bool
+        Go on even if the run seems to be running on a host that is gone, and with files of the user's that have changed
+        since it began.
     quiet : bool, optional
         Print no progress; None: none unless the output is a terminal.
     comm : mpi4py.MPI.Intracomm, optional
@@ -127,14 +143,14 @@ def run(
         comm = world() if comm is None else comm
         try:
             launch(
-                lambda: run_request(config, settings or {}, folder, data, resume, silent, overlays=overlays),
+                lambda: run_request(config, settings or {}, folder, data, resume, silent, force, overlays),
                 comm,
                 from_python=True,
             )
         except ErrorOnOtherRank as other:
             kind = UsageError if other.code == UsageError.code else RunError
             raise kind(other.line) from None
-    return Run(folder, data)
+    return Run(folder, data, force)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def default_folder(config: ConfigLike) -> Path:
 
 def check_same(run_dir: Path, config: Config, force: bool = False) -> None:
     """Raise UsageError where the folder holds a run of another config: it would be gone on with in silence."""
-    held = configs.of_run(store.run_attributes(run_dir), force)
+    held = configs.of_run(store.run_attributes(run_dir), run_dir, force)
     there, here = (dict(flat(each.model_dump(mode="json"))) for each in (held, config))
     if here["oracle.phi"] is None:  # earlier versions reckoned with 100 unasked; nothing of a run depends on it
         for key in ("oracle.phi", "oracle.record"):
@@ -174,7 +174,7 @@ def _resumption(
             "such as one with a smaller step size"
         )
     data = store.data_folder(attributes, data_dir)
-    config, newest, text = configs.of_run(attributes, force), store.latest(folder), attributes["config"]
+    config, newest, text = configs.of_run(attributes, folder, force), store.latest(folder), attributes["config"]
     if rounds not in (None, config.rounds):
         done, history = 0 if newest is None else number_of(newest), json.loads(attributes.get("history", "[]"))
         config = extended(folder, config, rounds, done, history)

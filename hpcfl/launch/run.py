@@ -93,8 +93,7 @@ def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool
 
 def carry_out(request: RunRequest, comm: Any) -> None:
     """Put the job together on every rank, then run it; `Stopped` if it was asked to stop."""
-    for place in reversed(request.places):
-        plugins.look_in(place)
+    plugins.look_first(request.places)
     config = configs.from_text(request.config)
     serves = comm is None or comm.Get_rank() == 0
     if serves:
@@ -458,7 +457,8 @@ def _open(
     """Make the run folder, or take it up again."""
     folder, hosts = request.folder, [host for host, _ in processes]
     if request.new:
-        from hpcfl.engine.record import about_clients
+        from hpcfl.data.absent import about_samples
+        from hpcfl.engine.record import about_clients, about_model
 
         attributes = {"config": request.config, "data_dir": str(request.data_dir or ""), "hosts": json.dumps(hosts)}
         attributes |= {"devices": json.dumps(devices), "chunk": str(job.chunk)}
@@ -466,6 +466,8 @@ def _open(
         if code := job.config.code:
             attributes["code"] = json.dumps(code)
         attributes["computing"] = json.dumps({"how": job.task.computing, "why": job.task.why})
+        attributes["samples"] = json.dumps(about_samples(job.task.federation))
+        attributes["tensors"] = json.dumps(about_model(job.task))
         if files := job.config.files:
             attributes["files"] = json.dumps(files)
         attributes |= {"versions": json.dumps(versions()), "git_commit": git_commit()}

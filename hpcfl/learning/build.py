@@ -16,6 +16,7 @@ from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import key_as_seed
 from hpcfl.base.types import Computing, Shape, State
 from hpcfl.data import Federation
+from hpcfl.data.absent import Absent
 from hpcfl.data.base import Piece
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.loss import PerSample, class_axis
@@ -66,9 +67,15 @@ def units(
 
 
 def trial(federation: Federation, dtype: torch.dtype, shape: Shape | None = None) -> tuple[Tensor, Tensor]:
-    """Return a few samples of a client that has any, of features of this `shape` if one is given, and their labels."""
-    having = np.flatnonzero(federation.train_sizes).tolist()
-    data = federation.client(next(each for each in having if shape in (None, federation.shapes[each])))
+    """Return a few samples of a client that has any, of features of this `shape` if one is given, and their labels.
+
+    Where no data are here they are made up.
+    """
+    if isinstance(federation, Absent):
+        data = federation.made_up(shape or federation.shapes[0])
+    else:
+        having = np.flatnonzero(federation.train_sizes).tolist()
+        data = federation.client(next(each for each in having if shape in (None, federation.shapes[each])))
     rows = np.arange(TRIAL) % len(data.train_labels)
     x, y = torch.from_numpy(data.train_features[rows]), torch.from_numpy(data.train_labels[rows])
     return (each.to(dtype) if each.is_floating_point() else each for each in (x, y))  # type: ignore[return-value]
@@ -122,8 +129,11 @@ def _check_normal(module: nn.Module, state: Sequence[str], where: str) -> None:
 class Start:
     """What the clients' models begin with: values `drawn` by the seed for features of each shape, or those of a file.
 
-    The file may lack those of newcomers: clients from number `members` on (None: there are none).
+    The file may lack those of newcomers: clients from number `members` on (None: there are none). `lost` says why there
+    is no file though there was one: then nobody is told what a client began with.
     """
+
+    lost = ""
 
     def __init__(
         self,
@@ -148,6 +158,8 @@ class Start:
 
     def of(self, client: int | None) -> State:
         """Return what a client's model begins with; None: the first one's, without what is its own."""
+        if client is not None and self.lost:
+            raise UsageError(self.lost)
         state = dict(self.drawn[self._shapes[client or 0]])
         if self._file is not None and client is not None:
             state |= {name: torch.from_numpy(value) for name, value in self._file.of(client).items()}

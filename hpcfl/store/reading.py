@@ -46,7 +46,7 @@ from hpcfl.store.status import read_status
 if TYPE_CHECKING:
     import xarray
 
-INTERNAL = ("segments", "sealed", "coordinates", "parts", "manifest")
+INTERNAL = ("segments", "sealed", "coordinates", "parts", "manifest", "rows")
 """Attributes of run.h5 that are about the file rather than the run."""
 HEADER = "header"
 """A sealed segment's description of its columns and labels, as bytes of JSON."""
@@ -146,9 +146,14 @@ def run_attributes(run_dir: Path) -> dict[str, Any]:
         attributes = {name: file.attrs[name] for name in file.attrs}
     if "config" not in attributes or "segments" not in attributes:
         raise UsageError(f"{run_dir / 'run.h5'} cannot be read: it is no run's table")
-    if "manifest" in attributes and not (run_dir / manifest.NAME).exists():
+    if "manifest" in attributes and not _alone(run_dir) and not (run_dir / manifest.NAME).exists():
         tell(f"{run_dir / manifest.NAME} is missing: what is read of this run is not checked")
     return attributes
+
+
+def _alone(run_dir: Path) -> bool:
+    """Whether run.h5 was taken out of its run folder."""
+    return not any((run_dir / name).exists() for name in ("metrics", "checkpoints", manifest.NAME))
 
 
 def _table(run_dir: Path) -> h5py.File:
@@ -192,6 +197,11 @@ def segment_paths(run_dir: Path) -> list[Path]:
     present = numbered(run_dir / "metrics", "segment", ".h5")
     names = {path.name for path in present}
     missing = [name for name in json.loads(run_attributes(run_dir)["segments"]) if name not in names]
+    if missing and _alone(run_dir):
+        raise RunError(
+            f"'{run_dir / 'run.h5'}' is a table of rows that lie elsewhere: expected metrics/{missing[0]} beside it; "
+            "copy the whole run folder"
+        )
     if missing:
         raise RunError(f"run folder '{run_dir}' lacks metrics/{', metrics/'.join(missing)}: expected a copy there")
     return present

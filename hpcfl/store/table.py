@@ -166,6 +166,7 @@ def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], 
             file.attrs.update(attributes)
             file.attrs["manifest"] = 1  # there is one
             file.attrs["segments"] = json.dumps([part.path.name for part in parts])
+            file.attrs["rows"] = "in metrics/ beside this file; without that folder all of them read as not recorded"
             file.attrs["sealed"] = int(all(part.sealed for part in parts))
             file.attrs["parts"] = json.dumps({part.path.name: _known(part) for part in parts})
             columns, coords = merged_columns(parts), merged_coords(parts, facts)

@@ -159,12 +159,16 @@ class Flic(FlicKeys):
         from hpcfl.algorithms.flic.phases import Learner
         from hpcfl.learning.optim import FINE_TUNING
 
-        rows = len(visits.clients)
-        served = {name: shared[name].expand(rows, *shared[name].shape) for name in (MEANS, FACTORS) if name in shared}
-        params = {name: value.clone() for name, value in (task.replicate(shared, visits) | served | personal).items()}
+        params = self._begun(task, shared, personal, visits)
         weights = self.lambda1, self.lambda2, self.draws or self.batch
         terms = Terms(task, self.parts(task), self._anchors(task, visits), *weights)
         return Learner(self, task, visits, terms, params, FINE_TUNING if testing else 0)
+
+    def _begun(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
+        """Return copies of what visits begin with, the anchors among it, with a leading client axis."""
+        rows = len(visits.clients)
+        served = {name: shared[name].expand(rows, *shared[name].shape) for name in (MEANS, FACTORS) if name in shared}
+        return {name: value.clone() for name, value in (task.replicate(shared, visits) | served | personal).items()}
 
     def _anchors(self, task: Task, visits: Visits) -> Anchors | TargetAnchors:
         import torch
@@ -215,10 +219,10 @@ class Flic(FlicKeys):
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
         from hpcfl.algorithms.flic.phases import REALIGNING, REALIGNING_AGAIN
 
-        learner = self._learner(task, shared, personal, visits, testing=True)
-        parts = learner.terms.parts
+        parts = self.parts(task)
         if self.evaluation == "stored":
-            return parts.mixed(learner.params)
+            return parts.mixed(self._begun(task, shared, personal, visits))
+        learner = self._learner(task, shared, personal, visits, testing=True)
         learner.pretrain(self.first_anchors(task))  # as before round 1, also where no round has invited a client yet
         first = self.evaluation != "head" or bool(self.between_rounds)
         if first:
