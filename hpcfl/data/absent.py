@@ -69,10 +69,10 @@ class AbsentSource(Source):
 def about_samples(federation: Federation) -> dict[str, Any]:
     """Return what a run records of its samples, as JSON holds it: with that its models can be made without them."""
     some = federation.client(int(np.argmax(federation.train_sizes > 0)))
-    shapes = list(dict.fromkeys(federation.shapes))
+    shapes = [[int(length) for length in shape] for shape in federation.shapes]
     return {
         "classes": int(federation.classes),
-        "shapes": shapes if len(shapes) == 1 else [*federation.shapes],
+        "shapes": shapes[:1] if all(shape == shapes[0] for shape in shapes) else shapes,
         "pieces": federation.pieces,
         "tokens": some.train_features.dtype.kind == "i" and not federation.pieces,
         "label_shape": some.train_labels.shape[1:],

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import pytest
 import torch
 
 import hpcfl
+from helpers import sources
 from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.cli import main
+from hpcfl.data.absent import about_samples
 
 OWN = {
     "mailed_code": """
@@ -259,3 +262,9 @@ def test_run_h5_alone_says_that_its_rows_lie_elsewhere(mail: Any, tmp_path: Path
     assert not caplog.messages
     assert main(["show", str(alone)]) == 1
     assert capsys.readouterr().err == f"hpcfl: {line}copy the whole run folder\n"
+
+
+def test_shapes_of_any_integers_are_recorded() -> None:
+    plain = sources.federation(0, 3)
+    odd = replace(plain, shapes=[(np.int64(2),)] * 3, classes=np.int64(3))
+    assert json.loads(json.dumps(about_samples(odd))) == json.loads(json.dumps(about_samples(plain)))
