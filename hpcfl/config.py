@@ -24,6 +24,7 @@ from hpcfl.base import plugins
 from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
 from hpcfl.base.errors import UsageError, toml
 from hpcfl.base.files import check_unchanged, origin
+from hpcfl.base.loaded import renew
 from hpcfl.comm.devices import Device
 from hpcfl.comm.guard import Guard
 from hpcfl.comm.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
@@ -335,8 +336,8 @@ class Config(ConfigBase):
         return self.model_dump_json(indent=1)
 
     @property
-    def code(self) -> dict[str, dict[str, str]]:
-        """What comes from outside the package, ``{"package.module:Class": {"file": …, "sha256": …}}``."""
+    def code(self) -> dict[str, dict[str, Any]]:
+        """What was loaded from outside the package, by ``package.module:Class``, as `plugins.origins` has it."""
         names = [getattr(getattr(self, section), pick.by) for section, pick in PICKED.items()]
         names += [name for _, name in self.task.own]
         return plugins.origins(name for name in names if ":" in name)
@@ -393,6 +394,7 @@ def load(
         One line naming the key or the file, what was expected, and the nearest valid choice.
     """
     plugins.look_first([])
+    renew()
     several = [overlays] if isinstance(overlays, str | Path | Mapping) else list(overlays)
     settings = settings if isinstance(settings, Mapping) else list(settings)
     for given in (what, settings, *several):

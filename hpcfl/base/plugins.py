@@ -1,17 +1,17 @@
 """Classes from outside the package, which a config names as ``package.module:Class``.
 
 A module is looked for in the working directory, then where `look_in` says (beside the config), then where Python itself
-looks. Which file it was, and its digest, is recorded with a run: what goes on with the run looks there.
+looks. Which file it was, and the digest of what was loaded, is recorded with a run, for each module that it has
+imported of its folder too: what goes on with the run looks there.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from inspect import isabstract
@@ -24,6 +24,7 @@ from pydantic import create_model
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.files import is_file, origin
+from hpcfl.base.loaded import load, reached, renew
 
 C = TypeVar("C", bound=ConfigBase)
 
@@ -98,7 +99,7 @@ def _module(name: str, key: str) -> ModuleType:
         raise UsageError(f"{key}: this process has loaded '{top}' from {file_of(top)}, expected {found.origin}")
     try:
         with _first(places()):
-            return importlib.import_module(name)
+            return load(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             looked = ", ".join(f"'{place}'" for place in places())
@@ -112,7 +113,8 @@ def reason(error: BaseException) -> str:
     """Return an error in one line, and where it was raised."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames and frames[-1].filename != __file__ else ""
+    users = frames and Path(frames[-1].filename).parent != Path(__file__).parent
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if users else ""
     return text + ("" if isinstance(error, SyntaxError) else place)
 
 
@@ -140,45 +142,78 @@ def file_of(module: str) -> Path:
 # what a run records of them
 
 
-def origins(specs: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the file and SHA-256 of each of these classes, as ``{spec: {"file": …, "sha256": …}}``."""
-    return {spec: origin(file_of(spec.partition(":")[0])) for spec in specs}
+def origins(specs: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return what was loaded of each of these classes, ``{spec: {"file": …, "sha256": …, "modules": …}}``.
+
+    ``modules`` are those that it has imported of its folder, each with its file and SHA-256, by name; left out where
+    there are none.
+    """
+    return {spec: _origin(spec.partition(":")[0]) for spec in specs}
+
+
+def _origin(module: str) -> dict[str, Any]:
+    file_of(module)  # it has one
+    all_of_it = {
+        name: {"file": str(each.file.resolve()), "sha256": each.sha256} for name, each in reached(module).items()
+    }
+    own = all_of_it.pop(module)
+    return own | ({"modules": all_of_it} if all_of_it else {})
+
+
+def digests(code: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """Return the SHA-256 of each module of these `origins`, by class and name."""
+    return {
+        spec: {spec.partition(":")[0]: about["sha256"]}
+        | {name: module["sha256"] for name, module in about.get("modules", {}).items()}
+        for spec, about in code.items()
+    }
 
 
 def whereabouts(
-    recorded: Mapping[str, Mapping[str, str]], run: Path, force: bool = False
+    recorded: Mapping[str, Mapping[str, Any]], run: Path, force: bool = False
 ) -> tuple[list[Path], dict[str, str]]:
     """Return the folders of the classes that a `run` folder has recorded, and why which are not here, by name.
 
-    The file with the recorded digest is looked for where this process has it from, in ``code`` of the run folder, in
-    the working directory, where the run found it, and where Python looks; with `force` any file of its name does.
+    The files with the recorded digests, of a class and of what it has imported of its folder, are looked for where this
+    process has them from, in ``code`` of the run folder, in the working directory, where the run found them, and where
+    Python looks; with `force` any file of the class's name does.
     """
+    renew()
     found, lost = list[Path](), dict[str, str]()
     for spec, about in recorded.items():
         file, module = Path(about["file"]), spec.partition(":")[0]
         up = module.count(".") + (file.name == "__init__.py")
-        within, before = file.relative_to(file.parents[up]), file.parents[up]
+        before = file.parents[up]
         loaded = [file_of(module).parents[up]] if getattr(sys.modules.get(module), "__file__", None) else []
-        elsewhere = (*loaded, run / "code", Path.cwd(), before, *map(Path, sys.path))
-        there = [root for root in elsewhere if is_file(root / within)]
-        same = [root for root in there if origin(root / within)["sha256"] == about["sha256"]]
-        # whether this user trusts the file is to be asked here, before anything imports it
+        elsewhere = dict.fromkeys((*loaded, run / "code", Path.cwd(), before, *map(Path, sys.path)))
+        there = [root for root in elsewhere if is_file(root / file.relative_to(before))]
+        odd = {root: _other(spec, about, root, before) for root in there}
+        # whether this user trusts the files is to be asked here, before anything imports them
+        same = [root for root in there if not odd[root]]
         if found_there := same or (there if force else []):
             found.append(found_there[0])
+        elif there:
+            lost[spec] = odd[there[0]]
         elif not force:
-            lost[spec] = _unlike(spec, about, [root / within for root in there])
+            lost[spec] = (
+                f"'{file}', where the run found {spec}, is not there; expected the file of then "
+                f"(SHA-256 {about['sha256'][:12]}…) in the working directory or in code/ of the run folder; "
+                "--force (force=True) looks elsewhere"
+            )
     return found, lost
 
 
-def _unlike(spec: str, about: Mapping[str, str], there: Sequence[Path]) -> str:
-    """Return why a class cannot be had as it was recorded; `there` are files of its name."""
-    file, then = about["file"], f"the file of then (SHA-256 {about['sha256'][:12]}…)"
-    if there:
-        return (
-            f"'{there[0]}' has changed since the run began, which found {spec} in '{file}': expected {then}; "
-            "--force (force=True) goes on with it as it is"
-        )
-    return (
-        f"'{file}', where the run found {spec}, is not there; expected {then} in the working directory or in code/ of "
-        "the run folder; --force (force=True) looks elsewhere"
-    )
+def _other(spec: str, about: Mapping[str, Any], root: Path, before: Path) -> str:
+    """Return which file of a class is another one below `root` than it was below the folder of `before`, "" if none."""
+    parts = {spec: about} | {f"module '{name}' of {spec}": each for name, each in about.get("modules", {}).items()}
+    for what, each in parts.items():
+        file = Path(each["file"])
+        now = root / file.relative_to(before) if file.is_relative_to(before) else file
+        if not is_file(now):
+            return f"'{file}', where the run found {what}, is not there; --force (force=True) looks elsewhere"
+        if origin(now)["sha256"] != each["sha256"]:
+            return (
+                f"'{now}' has changed since the run began, which found {what} in '{file}': expected the file of then "
+                f"(SHA-256 {each['sha256'][:12]}…); --force (force=True) goes on with it as it is"
+            )
+    return ""

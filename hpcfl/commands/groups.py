@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError, listed
+from hpcfl.base.plugins import digests
 from hpcfl.presets import PICKED, flat
 from hpcfl.store.reading import tell
 
@@ -28,7 +30,7 @@ Values = dict[str, list["Recorded"]]
 class Recorded:
     """What a run has recorded of its config: `keys` are its values as text by dotted key, all but the seed.
 
-    A class from outside the package adds how the SHA-256 of its file begins, by ``code.module:Class``.
+    A class from outside the package adds how the SHA-256 of its code begins, by ``code.module:Class``.
     """
 
     folder: Path
@@ -39,7 +41,7 @@ class Recorded:
     def of(cls, folder: Path) -> Recorded:
         """Read a run folder; UsageError where it is none. A config that is not JSON has no keys."""
         attributes = store.run_attributes(folder)
-        code = {name: about["sha256"][:12] for name, about in _json(attributes.get("code", "{}")).items()}
+        code = {name: _digest(each) for name, each in digests(_json(attributes.get("code", "{}"))).items()}
         keys = {key: _text(value) for key, value in flat({**_json(attributes["config"]), "code": code})}
         return cls(folder, keys, keys.pop("seed", ""))
 
@@ -54,6 +56,13 @@ def _json(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return table if isinstance(table, dict) else {}
+
+
+def _digest(modules: Mapping[str, str]) -> str:
+    """Return how the digest of a class's file begins; with modules that it has imported, of all of them together."""
+    if len(modules) == 1:
+        return next(iter(modules.values()))[:12]
+    return sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _text(value: Any) -> str:

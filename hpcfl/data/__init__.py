@@ -24,5 +24,5 @@ def source_class(name: str) -> type[Source]:
         if not (isinstance(found, type) and issubclass(found, Source)):
             from hpcfl.data import dataset  # it loads what other configs need not
 
-            return dataset.section(name)
+            return dataset.section(name, found)
     return lookup("hpcfl.data", Source, name, "data.name")  # type: ignore[type-abstract]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,12 +76,15 @@ class TorchDataset(Pooled):
             raise UsageError(f"{where}: {reason(error)}") from error
 
 
-@functools.cache
-def section(spec: str) -> type[TorchDataset]:
+def section(spec: str, found: object) -> type[TorchDataset]:
     """Return the section of a dataset; UsageError where it is nothing that can be called."""
-    found = outside(spec, "data.name", FORM)
     if not callable(found):
         raise UsageError(f"data.name = '{spec}': expected a Source, a Dataset or what makes one, got {found!r:.80}")
+    return _section(spec, found)
+
+
+@functools.cache
+def _section(spec: str, found: Callable[..., Any]) -> type[TorchDataset]:
     doc = (inspect.getdoc(found) or f"What {spec} holds.").partition("\n\n")[0]
     field: dict[str, Any] = {"name": (Literal[spec], spec)}
     return create_model("TorchDataset", __base__=TorchDataset, __module__=__name__, __doc__=doc, **field)

@@ -126,7 +126,7 @@ def resume_request(
 def extended(folder: Path, config: Config, rounds: int, done: int, history: list[dict[str, Any]]) -> Config:
     """Return a run's config with another number of rounds, `done` of them being in its newest checkpoint.
 
-    `history` has the changes before, oldest first, as `run.h5` has them.
+    `history` has the changes of that number before, oldest first, as `run.h5` has them.
 
     Nothing that is drawn or decided follows from the number of rounds, but for when a run ends: whether recorded or
     tabled times cover them is checked with all else, and in which rounds models are evaluated here.
@@ -177,9 +177,10 @@ def _resumption(
     config, newest, text = configs.of_run(attributes, folder, force), store.latest(folder), attributes["config"]
     if rounds not in (None, config.rounds):
         done, history = 0 if newest is None else number_of(newest), json.loads(attributes.get("history", "[]"))
+        history = [change for change in history if change["key"] == "rounds"]
         config = extended(folder, config, rounds, done, history)
         text = config.text()
     config.check(data)
     known = {"config": text, "data_dir": data, "checkpoint": newest}
     known |= {"computing": recorded(attributes), "chunk": recorded_chunk(attributes, config)}
-    return RunRequest(folder=folder, **known, new=False, quiet=quiet, profile=profile)
+    return RunRequest(folder=folder, **known, new=False, quiet=quiet, force=force, profile=profile)

@@ -30,6 +30,7 @@ from hpcfl.base.errors import (
     listed,
     refusal,
 )
+from hpcfl.base.loaded import renew
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
 from hpcfl.comm.costs import check_communicators
@@ -39,6 +40,7 @@ from hpcfl.comm.placement import check_there, lane_topologies
 from hpcfl.comm.processors import Processors, processors, shares, threads
 from hpcfl.engine import stopping
 from hpcfl.engine.profile import Phases, Profile
+from hpcfl.launch.alike import check_code, other_code
 from hpcfl.launch.device import fixed_arithmetic, other_device, placed
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, note, noted, raise_together
 from hpcfl.launch.profile import gathered, report
@@ -94,7 +96,8 @@ def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool
 def carry_out(request: RunRequest, comm: Any) -> None:
     """Put the job together on every rank, then run it; `Stopped` if it was asked to stop."""
     plugins.look_first(request.places)
-    config = configs.from_text(request.config)
+    renew()
+    config = raise_together(comm, lambda: configs.from_text(request.config))
     serves = comm is None or comm.Get_rank() == 0
     if serves:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
@@ -110,6 +113,7 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     with fixed_arithmetic(config.reproducible and device != "cpu"):
         with _without_absent(request, ranks):
             job, now = _prepared(config, request, ranks, hosts, device, count, share)
+            check_code(config, ranks)
             raise_together(ranks, lambda: _opened(request, processes, devices, counts, job, ranks) if serves else None)
         run = _in_step if board is None else partial(_in_real_time, board=board)
         phases = Profile() if request.profile else Phases()
@@ -477,9 +481,9 @@ def _open(
             store.create(folder, attributes, about_clients(job.task.federation))
     else:
         held = store.run_attributes(folder)
-        if held["config"] != request.config:
+        if changed := _changed(held, request, job.config.code):
             with _writable(folder):
-                store.rebuild(folder, {"config": request.config, "history": _history(held, request)})
+                store.rebuild(folder, changed)
         if other := other_device(held, devices):
             print(f"hpcfl: '{folder}' {other}", file=sys.stderr, flush=True)
     with _writable(folder):
@@ -499,12 +503,25 @@ def _writable(folder: Path) -> Iterator[None]:
         raise UsageError(f"'{error.filename or folder}' cannot be written: {error.strerror}") from None
 
 
-def _history(held: dict[str, Any], request: RunRequest) -> str:
-    """The recorded changes of a run's config, JSON, with the one that is made now."""
-    done = 0 if request.checkpoint is None else number_of(request.checkpoint)
-    before, after = (json.loads(text)["rounds"] for text in (held["config"], request.config))
-    change = {"key": "rounds", "from": before, "to": after, "after_round": done, "time": time.time()}
-    return json.dumps([*json.loads(held.get("history", "[]")), change])
+def _changed(held: dict[str, Any], request: RunRequest, code: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The attributes of a run that are others from now on; UsageError where code is, and that is not forced."""
+    changes, attributes = [], dict[str, str]()
+    if held["config"] != request.config:
+        before, after = (json.loads(text)["rounds"] for text in (held["config"], request.config))
+        changes.append({"key": "rounds", "from": before, "to": after})
+        attributes["config"] = request.config
+    recorded = json.loads(held.get("code", "{}"))
+    if line := other_code(code, recorded, "this process", "the run"):
+        if not request.force:
+            raise UsageError(line)
+        changes.append({"key": "code", "from": recorded, "to": code})
+        attributes["code"] = json.dumps(code)
+    if changes:
+        done = 0 if request.checkpoint is None else number_of(request.checkpoint)
+        when = {"after_round": done, "time": time.time()}
+        history = [*json.loads(held.get("history", "[]")), *(change | when for change in changes)]
+        attributes["history"] = json.dumps(history)
+    return attributes
 
 
 def _processes(comm: Any) -> list[tuple[str, str]]:

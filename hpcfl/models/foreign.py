@@ -10,7 +10,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, create_model
 
@@ -33,6 +33,8 @@ class Foreign(ModuleModel):
     """
 
     model_config = ConfigDict(protected_namespaces=())
+    _factory: ClassVar[Callable[..., Any] | None] = None
+    """The factory as it was when the config was judged: its file may since have been loaded anew."""
 
     def module(self, shape: Shape | tuple[Shape, ...], classes: int) -> nn.Module:
         from torch import nn
@@ -42,7 +44,8 @@ class Foreign(ModuleModel):
         # a default is the factory's own object, which a config may be unable to hold
         own = {key: value for key, value in keys.items() if key not in fields or value != fields[key].default}
         try:
-            made = outside(self.name, "model.name")(shape=shape, classes=classes, **own)
+            factory = type(self)._factory or outside(self.name, "model.name")
+            made = factory(shape=shape, classes=classes, **own)
         except Exception as error:
             raise UsageError(f"{where}: {reason(error)}") from error
         if not isinstance(made, nn.Module):
@@ -61,7 +64,9 @@ def section(spec: str, factory: object) -> type[Foreign]:
     where = f"model.name = '{spec}'"
     if not callable(factory):
         raise UsageError(f"{where}: expected a class or function that makes a torch.nn.Module, got {factory!r:.80}")
-    return _section(spec, factory, where)
+    made = _section(spec, factory, where)
+    made._factory = factory
+    return made
 
 
 @functools.cache

@@ -1,0 +1,209 @@
+"""Modules from files of the user's: which bytes of them were loaded, and loading anew what has changed since.
+
+Python keeps a module that it has loaded, whatever becomes of its file, and may take a file of the same second and
+length for the one that it has compiled before. Here a file is read once, and what was read is compiled and hashed.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
+from types import ModuleType
+
+OURS = ("hpcfl", "numpy", "torch")
+"""What a run is computed by. It is no code of the user's, even where it lies in the user's folder."""
+INSTALLED = {"site-packages", "dist-packages"}
+LIBRARY = Path(os.__file__).parent
+
+
+def _began() -> float:
+    """When this process began, in seconds as files have them; where the system does not tell, when this is loaded."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.time()
+
+
+BEGAN = _began()
+
+_folders: set[Path] = set()
+_known: dict[str, Loaded] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A module that is loaded from a file.
+
+    Attributes
+    ----------
+    sha256 : str
+        Digest of what was loaded; "" where the file may have changed since.
+    imports : frozenset of str
+        What its import statements name, wherever they stand, and the packages around; some may be no modules.
+    renewable : bool
+        Whether it can be loaded anew.
+    """
+
+    module: ModuleType
+    file: Path
+    sha256: str
+    imports: frozenset[str]
+    renewable: bool
+
+    @property
+    def changed(self) -> bool:
+        """Whether the file has changed since it was loaded, or is gone."""
+        try:
+            return self.renewable and sha256(self.file.read_bytes()).hexdigest() != self.sha256
+        except OSError:
+            return True
+
+
+def load(name: str) -> ModuleType:
+    """Import a module, and all that it needs of its folder as the files are now, or as they were loaded before.
+
+    What others have loaded stays, unless its file has changed since this process began.
+    """
+    with suppress(ValueError):  # of __main__ Python does not know where it was found
+        _folders.update(_around(find_spec(name.partition(".")[0])))
+    if FINDER not in sys.meta_path:
+        place = next((i for i, each in enumerate(sys.meta_path) if each is PathFinder), len(sys.meta_path))
+        sys.meta_path.insert(place, FINDER)
+    module = importlib.import_module(name)
+    if doubtful := [other for other, each in reached(name).items() if not each.sha256]:
+        _forget(doubtful)
+        module = importlib.import_module(name)
+    return module
+
+
+def reached(name: str) -> dict[str, Loaded]:
+    """Return a loaded module, first, and what it has imported of the user's, directly or not, by name.
+
+    Raises
+    ------
+    OSError
+        If the file of one that others have loaded cannot be read.
+    """
+    found: dict[str, Loaded] = {}
+    todo = [name]
+    while todo:
+        each = todo.pop(0)
+        if each not in found and (known := _seen(each, each == name)) is not None:
+            found[each] = known
+            todo += sorted(known.imports)
+    return found
+
+
+def renew() -> None:
+    """Forget modules whose files have changed since they were loaded, and those that import them.
+
+    They are loaded anew when they are next asked for. Nothing is renewed while a run is put together or runs.
+    """
+    for name in [name for name, each in _known.items() if sys.modules.get(name) is not each.module]:
+        del _known[name]
+    _forget(name for name, each in _known.items() if each.changed)
+
+
+def _forget(changed: Iterable[str]) -> None:
+    gone = set(changed)
+    while more := {
+        name for name, each in _known.items() if name not in gone and each.renewable and each.imports & gone
+    }:
+        gone |= more
+    for name in gone:
+        del _known[name]
+        sys.modules.pop(name, None)
+        package, _, last = name.rpartition(".")
+        if package in sys.modules:
+            vars(sys.modules[package]).pop(last, None)  # or "from package import last" would find it there
+    if gone:
+        importlib.invalidate_caches()
+
+
+def _seen(name: str, always: bool) -> Loaded | None:
+    """Return what is known of a module; None if it is not loaded, or is no code of the user's, unless `always`."""
+    module = sys.modules.get(name)
+    if name in _known and _known[name].module is module:
+        return _known[name]
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or not (always or _is_users(name, Path(file))):
+        return None
+    path = Path(file)
+    source, users = path.read_bytes(), _is_users(name, path)
+    renewable = users and isinstance(getattr(module, "__loader__", None), SourceFileLoader) and name != "__main__"
+    digest = "" if renewable and path.stat().st_ctime > BEGAN else sha256(source).hexdigest()
+    imports = frozenset(_imports(module, source)) if users and path.suffix == ".py" else frozenset[str]()
+    _known[name] = Loaded(module, path, digest, imports, renewable)
+    return _known[name]
+
+
+def _imports(module: ModuleType, source: bytes) -> Iterator[str]:
+    package = module.__package__ or ""
+    named = [module.__name__]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            named += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            if node.level:
+                try:
+                    base = resolve_name(base, package)
+                except ImportError:  # it would fail, if it were ever carried out
+                    continue
+            named += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    for name in named:
+        parts = name.split(".")
+        yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
+def _around(spec: ModuleSpec | None) -> list[Path]:
+    """Return the folder in which a module or package was found; several for a package without a file."""
+    if spec is None:
+        return []
+    found = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
+    return [Path(each).absolute().parent for each in found]
+
+
+def _is_users(name: str, file: Path) -> bool:
+    """Whether a module lies below the folder of one of the user's, and is neither installed nor ours."""
+    if name.partition(".")[0] in OURS or INSTALLED & {*file.parts} or file.is_relative_to(LIBRARY):
+        return False
+    paths = file.absolute(), file.parent.resolve() / file.name
+    return any(path.is_relative_to(folder) for path in paths for folder in (*_folders, *map(Path.resolve, _folders)))
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        source, name = self.get_data(self.path), module.__name__
+        code = self.source_to_code(source, self.path)
+        imports = frozenset(_imports(module, source))
+        _known[name] = Loaded(module, Path(self.path), sha256(source).hexdigest(), imports, True)
+        exec(code, vars(module))
+
+
+class _Finder:
+    """Finds what Python does by its path, and has the user's modules loaded here, those too that are imported late."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.origin is None or type(spec.loader) is not SourceFileLoader:
+            return spec
+        if _is_users(name, Path(spec.origin)):
+            spec.loader = _Loader(name, spec.origin)
+        return spec
+
+
+FINDER = _Finder()
