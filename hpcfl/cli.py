@@ -48,6 +48,9 @@ OVERLAYS = _overlays(
     help="Merge the keys of a TOML file, or of an overlay that hpcfl list names, onto the config, before --set.",
 )
 FORCE = click.option("--force", is_flag=True, help="Go on even if the run seems to be running on a host that is gone.")
+MIXED = click.option(
+    "--allow-mixed", is_flag=True, help="Run though ranks have other versions of hpcfl, torch, NumPy or Python."
+)
 QUIET = click.option("--quiet", is_flag=True, help="No progress.")
 PROFILE = click.option(
     "--profile", is_flag=True, help="At the end, print where each rank's time went, as a table and one line of JSON."
@@ -73,12 +76,13 @@ def cli(context: click.Context, debug: bool) -> None:
 @QUIET
 @PROFILE
 @FORCE
-def run(**options: Any) -> None:
+@MIXED
+def run(allow_mixed: bool, **options: Any) -> None:
     """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""
     stopping.install()
     from hpcfl.launch.request import run_request
 
-    _launch(lambda: run_request(**options))
+    _launch(lambda: run_request(**options), allow_mixed)
 
 
 @cli.command()
@@ -90,19 +94,20 @@ def run(**options: Any) -> None:
 @QUIET
 @PROFILE
 @FORCE
-def resume(**options: Any) -> None:
+@MIXED
+def resume(allow_mixed: bool, **options: Any) -> None:
     """Go on with a run after its newest checkpoint that can be read whole, on any number of ranks."""
     stopping.install()
     from hpcfl.launch.request import resume_request
 
-    _launch(lambda: resume_request(**options))
+    _launch(lambda: resume_request(**options), allow_mixed)
 
 
-def _launch(decide: Callable[[], RunRequest | None]) -> None:
+def _launch(decide: Callable[[], RunRequest | None], allow_mixed: bool) -> None:
     from hpcfl.comm.launcher import world
     from hpcfl.launch.run import launch
 
-    launch(decide, world())
+    launch(decide, world(), allow_mixed=allow_mixed)
 
 
 @cli.command()

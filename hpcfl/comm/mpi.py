@@ -148,6 +148,11 @@ def names(comm: MPI.Intracomm | Roll, name: str, most: int = 64) -> list[str]:
     return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in table]
 
 
+def texts(comm: MPI.Intracomm, text: str) -> list[str]:
+    """Return every rank's text, whole, in the order of the ranks."""
+    return names(comm, text, int(rows(comm, np.array([float(len(text.encode()))])).max()))
+
+
 def rows(comm: MPI.Intracomm, own: Floats) -> Floats:
     """Return every rank's row of as many numbers, in the order of the ranks."""
     table = np.empty((comm.Get_size(), len(own)))

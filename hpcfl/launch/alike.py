@@ -1,13 +1,24 @@
-"""Whether all ranks compute by the same code: ranks of other code would give other results, without a word."""
+"""Whether all ranks compute by the same code: the package with what it stands on, and what is the user's.
+
+Ranks of other code would give other results without a word, or wait for each other for ever.
+"""
 
 from __future__ import annotations
 
 import json
+import platform
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcfl.base.errors import UsageError
+import hpcfl
+from hpcfl.base.errors import UsageError, listed
+from hpcfl.base.loaded import OURS
 from hpcfl.base.plugins import digests
 from hpcfl.launch.failure import raise_together
 
@@ -15,8 +26,90 @@ if TYPE_CHECKING:
     from hpcfl.config import Config
 
 Code = Mapping[str, Mapping[str, Any]]
+Build = Mapping[str, str]
+PACKAGE = Path(hpcfl.__file__).parent
 DIGITS = 12
 """Of a digest, in what is told."""
+
+
+def build() -> dict[str, str]:
+    """Return what this rank computes by: versions by name, with digests, and its host.
+
+    Of the package every module counts; of numpy and torch the file that says which build it is, since reading all of
+    them takes longer than many a run. Nothing is imported.
+    """
+    known = {name: f"{_version(name)} ({_digest(name)[:DIGITS]})" for name in OURS}
+    return {"Python": platform.python_version(), **known, "host": socket.gethostname()}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "without a version"
+
+
+def _digest(name: str) -> str:
+    if name == "hpcfl":
+        return package_digest()
+    spec = find_spec(name)
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    return sha256(file.read_bytes()).hexdigest() if file and file.is_file() else "unknown"
+
+
+def package_digest(package: Path = PACKAGE) -> str:
+    """Return the SHA-256 of the package's modules, whatever is compiled or installed beside them."""
+    digest = sha256()
+    for path in sorted(package.rglob("*.py")):
+        place = path.relative_to(package)
+        if place.parts[0] != "presets":  # which a checkout has elsewhere
+            source = path.read_bytes()
+            digest.update(f"{place.as_posix()} {len(source)}\n".encode() + source)
+    return digest.hexdigest()
+
+
+def builds(comm: Any) -> list[dict[str, str]]:
+    """Return what each rank computes by.
+
+    Ranks say this to each other before all else, and in all versions alike: what they say later may differ.
+    """
+    if comm is None:
+        return []
+    from hpcfl.comm.mpi import texts
+
+    return [json.loads(text) for text in texts(comm, json.dumps(build()))]
+
+
+def check_builds(found: Sequence[Build], allow_mixed: bool) -> str:
+    """Return in one line which ranks compute by other code than rank 0, "" if none does.
+
+    It is told if that is allowed; else it is a UsageError.
+    """
+    line = differing(found)
+    if line and not allow_mixed:
+        raise UsageError(f"{line}: expected the same on all ranks; --allow-mixed runs with them as they are")
+    if line:
+        print(f"hpcfl: {line}: another number of ranks may give another result", file=sys.stderr, flush=True)
+    return line
+
+
+def differing(found: Sequence[Build]) -> str:
+    """Return in one line which ranks compute by other code than rank 0, and where; "" if none does."""
+    if not found:
+        return ""
+    first = found[0]
+    names = [name for name in first if name != "host" and any(each.get(name) != first[name] for each in found)]
+    ranks: dict[tuple[str, ...], list[int]] = {}
+    for rank, each in enumerate(found):
+        ranks.setdefault(tuple(f"{name} {each.get(name, 'unknown')}" for name in names), []).append(rank)
+    if len(ranks) == 1:
+        return ""
+    return "; ".join(
+        f"{'rank' if len(those) == 1 else 'ranks'} {listed(those)} on "
+        f"{listed(dict.fromkeys(found[rank]['host'] for rank in those))} {'has' if len(those) == 1 else 'have'} "
+        f"{', '.join(texts)}"
+        for texts, those in ranks.items()
+    )
 
 
 def check_code(config: Config, ranks: Any) -> None:

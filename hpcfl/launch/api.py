@@ -95,6 +95,7 @@ def run(
     force: bool = False,
     quiet: bool | None = None,
     comm: Any = None,
+    allow_mixed: bool = False,
 ) -> Run:
     """Carry out a run, as ``hpcfl run`` does, and return what it left.
 
@@ -124,6 +125,8 @@ def run(
         Print no progress; None: none unless the output is a terminal.
     comm : mpi4py.MPI.Intracomm, optional
         The ranks that take part; None: all that a launcher has started, otherwise this process alone.
+    allow_mixed : bool
+        Run though ranks have other versions of hpcfl, torch, NumPy or Python; rank 0's says whether.
 
     Raises
     ------
@@ -146,6 +149,7 @@ def run(
                 lambda: run_request(config, settings or {}, folder, data, resume, silent, force, overlays),
                 comm,
                 from_python=True,
+                allow_mixed=allow_mixed,
             )
         except ErrorOnOtherRank as other:
             kind = UsageError if other.code == UsageError.code else RunError

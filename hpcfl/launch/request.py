@@ -37,6 +37,8 @@ class RunRequest(BaseModel):
     """How the clients of a chunk are computed, where the run has decided that."""
     chunk: int | None = None
     """The size of the run's chunks, where that is recorded."""
+    mixed: str = ""
+    """Which ranks compute by other code, where that is allowed."""
     places: list[Path] = Field(default_factory=plugins.places)
     """Where rank 0 looks for classes from outside the package."""
 

@@ -40,7 +40,7 @@ from hpcfl.comm.placement import check_there, lane_topologies
 from hpcfl.comm.processors import Processors, processors, shares, threads
 from hpcfl.engine import stopping
 from hpcfl.engine.profile import Phases, Profile
-from hpcfl.launch.alike import check_code, other_code
+from hpcfl.launch.alike import builds, check_builds, check_code, other_code, package_digest
 from hpcfl.launch.device import fixed_arithmetic, other_device, placed
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, note, noted, raise_together
 from hpcfl.launch.profile import gathered, report
@@ -58,8 +58,12 @@ if TYPE_CHECKING:
     from hpcfl.engine.wall.watchdog import Noticeboard, Watchdog
 
 
-def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False) -> None:
+def launch(
+    decide: Callable[[], RunRequest | None], comm: Any, from_python: bool = False, allow_mixed: bool = False
+) -> None:
     """Carry out what rank 0 decides, on all ranks of `comm` (None: on this process alone).
+
+    Ranks that compute by other code than rank 0 are refused before, unless `allow_mixed`.
 
     Raises
     ------
@@ -71,7 +75,10 @@ def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool
     """
     request = None
     try:
-        request = raise_together(comm, lambda: None if comm is not None and comm.Get_rank() else decide())
+        found = builds(comm)
+        request = raise_together(
+            comm, lambda: None if comm is not None and comm.Get_rank() else _decided(decide, found, allow_mixed)
+        )
         if comm is not None:
             from hpcfl.comm.mpi import tell
 
@@ -91,6 +98,14 @@ def launch(decide: Callable[[], RunRequest | None], comm: Any, from_python: bool
     finally:
         if request is not None:
             store.release(request.folder)
+
+
+def _decided(
+    decide: Callable[[], RunRequest | None], found: list[dict[str, str]], allow_mixed: bool
+) -> RunRequest | None:
+    mixed = check_builds(found, allow_mixed)
+    request = decide()
+    return request and request.model_copy(update={"mixed": mixed})
 
 
 def carry_out(request: RunRequest, comm: Any) -> None:
@@ -475,6 +490,9 @@ def _open(
         if files := job.config.files:
             attributes["files"] = json.dumps(files)
         attributes |= {"versions": json.dumps(versions()), "git_commit": git_commit()}
+        attributes["package_sha256"] = package_digest()
+        if request.mixed:
+            attributes["mixed"] = request.mixed
         with _writable(folder):
             folder.mkdir(parents=True, exist_ok=True)
             store.take(folder, request.force)
@@ -516,6 +534,8 @@ def _changed(held: dict[str, Any], request: RunRequest, code: dict[str, dict[str
             raise UsageError(line)
         changes.append({"key": "code", "from": recorded, "to": code})
         attributes["code"] = json.dumps(code)
+    if request.mixed:
+        attributes["mixed"] = request.mixed
     if changes:
         done = 0 if request.checkpoint is None else number_of(request.checkpoint)
         when = {"after_round": done, "time": time.time()}
@@ -534,11 +554,9 @@ def _told(comm: Any, text: str) -> list[str]:
     """Every rank's text, whole, in the order of the ranks."""
     if comm is None:
         return [text]
-    import numpy as np
+    from hpcfl.comm.mpi import texts
 
-    from hpcfl.comm.mpi import names, rows
-
-    return names(comm, text, int(rows(comm, np.array([float(len(text.encode()))])).max()))
+    return texts(comm, text)
 
 
 def versions() -> dict[str, str]:

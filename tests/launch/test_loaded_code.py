@@ -5,22 +5,26 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import re
+import shutil
+import socket
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hpcfl
-from helpers.launcher import job, mpis
+from helpers.launcher import ROOT, job, mpis
 from hpcfl import store
 from hpcfl.base import loaded, plugins
 from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
 from hpcfl.commands.groups import Recorded
 from hpcfl.commands.show import summary
-from hpcfl.launch.alike import other_code
+from hpcfl.launch.alike import check_builds, differing, other_code, package_digest
 from hpcfl.testing.runs import cut_back, toml
 
 LOSS = """
@@ -212,6 +216,56 @@ def test_other_code_is_one_line() -> None:
         "rank 1 has loaded '/a/h.py' (SHA-256 333333333333…) for mine:A, rank 0 '/a/h.py' (222222222222…): "
         "expected the same file"
     )
+
+
+def build(host: str, **other: str) -> dict[str, str]:
+    return {"Python": "3.12.1", "hpcfl": "0.1.0 (11)", "torch": "2.9.0 (22)", "host": host, **other}
+
+
+def test_mixed_versions_are_one_line() -> None:
+    assert differing([]) == differing([build("a"), build("b"), build("b")]) == ""
+    found = [build("a"), build("b", torch="2.8.0 (33)"), build("a"), build("c", torch="2.8.0 (33)")]
+    line = "ranks 0, 2 on a have torch 2.9.0 (22); ranks 1, 3 on b, c have torch 2.8.0 (33)"
+    assert differing(found) == line
+    with pytest.raises(UsageError, match=re.escape(f"{line}: expected the same on all ranks; --allow-mixed runs with")):
+        check_builds(found, allow_mixed=False)
+
+
+def test_what_is_allowed_to_be_mixed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    line = check_builds([build("a"), build("b", hpcfl="0.1.0 (44)")], allow_mixed=True)
+    assert line == "rank 0 on a has hpcfl 0.1.0 (11); rank 1 on b has hpcfl 0.1.0 (44)"
+    assert capsys.readouterr().err.startswith(f"hpcfl: {line}: ")
+
+
+def test_a_run_records_the_digest_of_the_package(folder: Path) -> None:
+    run = hpcfl.run({**TABLE, "task": {}}, out="out", quiet=True)
+    assert run.data.attrs["package_sha256"] == package_digest()
+
+
+COPIED = 'case ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} in 1) export PYTHONPATH="$PWD/copy";; esac; exec "$@"'
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("mpi", mpis())
+def test_ranks_with_an_edited_copy_of_the_package_are_refused(mpi: str, folder: Path) -> None:
+    """They gave another result, with exit code 0."""
+    own = ROOT / "hpcfl"
+    copy = shutil.copytree(own, folder / "copy" / "hpcfl", ignore=shutil.ignore_patterns("__pycache__"))
+    with (copy / "learning" / "loss.py").open("a") as file:
+        file.write("# edited\n")
+    words = ["-m", "hpcfl", "run", str(toml({**TABLE, "task": {}}, folder / "my.toml")), "--out", str(folder / "out")]
+    program = ["sh", "-c", COPIED, "sh", sys.executable]
+    ended = job(mpi, 2, words, program=program)
+    assert ended.code == 2, ended.err
+    (said,) = ended.said
+    host, digests = socket.gethostname(), [package_digest(place)[:12] for place in (own, copy)]
+    has = [f"rank {rank} on {host} has hpcfl {version('hpcfl')} ({digest})" for rank, digest in enumerate(digests)]
+    assert said == f"hpcfl: {'; '.join(has)}: expected the same on all ranks; --allow-mixed runs with them as they are"
+    assert not (folder / "out").exists()
+    if mpi == mpis()[0]:
+        ended = job(mpi, 2, [*words, "--allow-mixed", "--quiet"], program=program)
+        assert ended.code == 0, ended.err
+        assert store.run_attributes(folder / "out")["mixed"] == "; ".join(has)
 
 
 PLACED = 'case ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} in 1) cd elsewhere;; esac; exec "$@"'
