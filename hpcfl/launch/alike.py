@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hpcfl
 from hpcfl.base.errors import UsageError, listed
 from hpcfl.base.loaded import OURS
 from hpcfl.base.plugins import digests
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 Code = Mapping[str, Mapping[str, Any]]
 Build = Mapping[str, str]
-PACKAGE = Path(hpcfl.__file__).parent
+PACKAGE = Path(__file__).parents[1]
 DIGITS = 12
 """Of a digest, in what is told."""
 
