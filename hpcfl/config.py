@@ -253,7 +253,7 @@ class Config(ConfigBase):
         kept_by = f"algorithm.name = '{self.algorithm.name}'" if self.algorithm.keeps_sent else ""
         if self.weighting.correct == "remembered":
             kept_by = "weighting.correct = 'remembered'"
-        self.staleness.check(how[0], kept_by)
+        self.staleness.check(how[0], self.algorithm, kept_by)
         self.algorithm.check(*how)
         self.weighting.check(self.algorithm, *how)
 

@@ -155,6 +155,9 @@ class Algorithm(ConfigBase):
         The method needs new samples of a linear model in each round, and can do nothing with other data.
     needs_rounds : str
         Why messages of visits that began with different states cannot be added; empty where they can be.
+    shares_model : bool
+        Something of the model is shared. Otherwise there is nothing that a server optimiser could step along, or that
+        could count by its staleness.
     keeps_sent : bool
         Clients keep what they have sent, and the server must know the sum of it: nothing may count by its staleness.
     own_step : bool
@@ -169,6 +172,7 @@ class Algorithm(ConfigBase):
     any_shape: ClassVar[bool] = False
     fresh: ClassVar[bool] = False
     needs_rounds: ClassVar[str] = ""
+    shares_model: ClassVar[bool] = True
     keeps_sent: ClassVar[bool] = False
     own_step: ClassVar[bool] = False
     metric_columns: ClassVar[dict[str, str]] = {}

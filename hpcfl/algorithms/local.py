@@ -15,6 +15,7 @@ class Local(LocalSgd):
     """Every client for itself, with a model of whatever shape: nothing but the training loss is sent."""
 
     any_shape: ClassVar[bool] = True
+    shares_model: ClassVar[bool] = False
     name: Literal["local"] = "local"
     evaluation: Literal["stored", "tuned"] = "stored"
     """The model that a client is tested with. ``stored``: its own as it is. ``tuned``: its own after all layers have

@@ -115,6 +115,17 @@ def refusal(key: str, expected: str, got: object, nearest: object = None) -> Usa
     return UsageError(f"{key}: expected {expected}, got {toml(got)}{hint}")
 
 
+def no_meaning(key: str, value: object, beside: str, instead: str = "") -> UsageError:
+    """Return the error for a value that would have no effect: every option without one is refused in these words.
+
+    >>> raise no_meaning("staleness.b", 2, "staleness.weight = 'constant'", "staleness.weight = 'hinge'")
+    UsageError: staleness.b = 2 has no meaning with staleness.weight = 'constant': remove it, or set staleness.weight =
+    'hinge'
+    """
+    other = f", or set {instead}" if instead else ""
+    return UsageError(f"{key} = {toml(value)} has no meaning with {beside}: remove it{other}")
+
+
 def check_within(key: str, value: float, least: float, most: float, why: str = "") -> None:
     """Raise UsageError where a number is not `least` … `most`; `why` follows the range, as in " for this model"."""
     if not least <= value <= most:

@@ -17,6 +17,8 @@ COLUMNS = (
     Column("objective", (), "float64", "mean loss over all training samples, the server's included, penalty included"),
     Column("client_accuracy", ("client",), "float64", "accuracy of the client's model on its own test part"),
     Column("client_test_loss", ("client",), "float64", "loss of the client's model on its own test part"),
+    Column("mean_client_accuracy", (), "float64", "mean of client_accuracy over the clients of which it is known"),
+    Column("mean_client_test_loss", (), "float64", "mean of client_test_loss over the clients of which it is known"),
     Column("cohort", ("client",), "bool", "client was invited, or at work where arrivals end rounds"),
     Column("arrived", ("client",), "bool", "something of the client's visit counted"),
     Column("rejected", ("client",), "bool", "the visit, or layers of it, did not count: not finite or too large"),
@@ -79,9 +81,11 @@ def columns(job: Job) -> list[Column]:
     for name in job.task.metrics:
         if name == "accuracy":
             continue
-        if taken & {name, f"client_{name}"}:
+        if taken & {name, f"client_{name}", f"mean_client_{name}"}:
             raise UsageError(f"task.metrics: '{name}' is what another column is called; expected a name of its own")
         found.append(Column(name, (), "float64", f"{name} of the shared model on the global test set"))
         text = f"{name} of the client's model on its own test part"
         found.append(Column(f"client_{name}", ("client",), "float64", text))
+        text = f"mean of client_{name} over the clients of which it is known"
+        found.append(Column(f"mean_client_{name}", (), "float64", text))
     return found

@@ -92,7 +92,10 @@ def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | floa
         members = np.isin(np.arange(job.config.clients), job.planner.members)
         sizes = np.where(members & (job.task.federation.test_sizes > 0), job.task.federation.test_sizes, np.nan)
         columns = "test_loss", *job.task.metrics
-        scores: dict[str, Floats | float] = {f"client_{name}": each / sizes for name, each in zip(columns, sums)}
+        scores: dict[str, Floats | float] = {}
+        for name, own in zip(columns, sums / sizes):
+            known = own[~np.isnan(own)]
+            scores[f"client_{name}"], scores[f"mean_client_{name}"] = own, known.mean() if len(known) else np.nan
         together = server_scores(job.task, now.shared) if job.algorithm.evaluates_shared else None
         if together is not None:
             scores |= dict(zip(columns, together[0] / together[1]))

@@ -48,14 +48,12 @@ class Reporter:
 
 
 def tested(row: Mapping[str, Any]) -> str:
-    """The metrics on the global test set, or where there is none the mean over the clients' own."""
+    """The metrics on the global test set, or where there is none the means over the clients' own, by their columns."""
     said = []
-    for name in (key.removeprefix("client_") for key in row if key.startswith("client_")):
-        own = row[f"client_{name}"]
-        known = own[~np.isnan(own)]
-        value = float(row.get(name, known.mean() if len(known) else np.nan))
-        if name != "test_loss" and not np.isnan(value):
-            said.append(f"{name} {value:.4f}  ")
+    for own in (key for key in row if key.startswith("client_") and key != "client_test_loss"):
+        name = own.removeprefix("client_") if own.removeprefix("client_") in row else f"mean_{own}"
+        if not np.isnan(row[name]):
+            said.append(f"{name} {row[name]:.4f}  ")
     return "".join(said)
 
 

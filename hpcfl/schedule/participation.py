@@ -61,7 +61,8 @@ class Participation(ConfigBase):
     that take part."""
     buffer: int | None = Field(None, ge=1)
     """Visits that have to arrive for the server to take a step, K (``close = "arrivals"`` only, which needs it or a
-    `deadline`); at most `concurrency`, without `every_client`."""
+    `deadline`). It may be more than `concurrency`: who has reported goes out again, unless `once_per_version` forbids
+    it."""
     every_client: bool = False
     """Wait for every client, and let all count alike, however often each has reported (``close = "arrivals"`` only).
     The server takes a step when the harmonic mean of their numbers of visits is at least `buffer` over the number of
@@ -212,7 +213,7 @@ class Participation(ConfigBase):
         elif self.buffer is None and self.deadline is None:
             raise UsageError("participation.buffer: close = 'arrivals' needs it, or a participation.deadline")
         elif self.buffer is not None:
-            check_within("participation.buffer", self.buffer, 1, most, " (participation.concurrency)")
+            self._check_buffer(self.buffer, members, most)
         elif not self.once_per_version:
             raise UsageError(
                 "participation.once_per_version: expected true where a deadline alone ends rounds of close = "
@@ -232,6 +233,14 @@ class Participation(ConfigBase):
             raise UsageError(
                 f"participation.partial = '{self.partial}': with close = 'arrivals' only participation.max_seconds "
                 "cuts visits short, and there is none"
+            )
+
+    def _check_buffer(self, buffer: int, members: int, at_work: int) -> None:
+        """Refuse more visits than ever come of clients that go out once per version, where no deadline ends rounds."""
+        if self.once_per_version and self.deadline is None:
+            most, who = (at_work, "participation.concurrency") if self.dispatch == "reporter" else (members, "clients")
+            check_within(
+                "participation.buffer", buffer, 1, most, f" ({who}) with participation.once_per_version = true"
             )
 
     def _check_every_client(self, members: int) -> None:

@@ -33,6 +33,7 @@ class Method(Protocol):
     layerwise: ClassVar[bool]
     snapshots: ClassVar[bool]
     needs_rounds: ClassVar[str]
+    shares_model: ClassVar[bool]
 
     @property
     def splits_last(self) -> bool: ...

@@ -8,11 +8,12 @@ import numpy as np
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import UsageError, refusal, toml
+from hpcfl.base.errors import UsageError, no_meaning, refusal, toml
 from hpcfl.base.types import Floats, Ints
 
 if TYPE_CHECKING:
     from hpcfl.schedule.participation import Participation
+    from hpcfl.schedule.planner import Method
 
 
 class Staleness(ConfigBase):
@@ -31,7 +32,7 @@ class Staleness(ConfigBase):
     b: int | None = Field(None, ge=0)
     """The staleness up to which a ``hinge`` is 1: by default 4."""
 
-    def check(self, participation: Participation, kept_by: str = "") -> None:
+    def check(self, participation: Participation, algorithm: Method, kept_by: str = "") -> None:
         """Raise UsageError where a key has no meaning; `kept_by`: what lets clients keep what they have sent."""
         if self.weight != "constant" and participation.close != "arrivals":
             raise UsageError(
@@ -44,6 +45,12 @@ class Staleness(ConfigBase):
                 "'constant' with participation.every_client = true, which takes gradients of the newest version only",
                 self.weight,
                 "'constant'",
+            )
+        if self.weight != "constant" and not algorithm.shares_model:
+            raise no_meaning(
+                "staleness.weight",
+                self.weight,
+                f"algorithm.name = '{algorithm.name}', which shares nothing of the model",
             )
         if self.weight != "constant" and kept_by:
             raise UsageError(

@@ -125,6 +125,7 @@ def test_rennala_collects_gradients_of_the_newest_version(stops: bool) -> None:
     """f = ½w², B = 3: gradients of 1, 2 and 2.5 s; then of 4, 5, 5 (the one of 3 s is too old), or of 3.5, 4.5, 5."""
     method = FedAvg(**FIRST, lr=1 / 3)
     rules = {"buffer": 3, "max_staleness": 0, "stop_stale": stops, "dispatch": "reporter"}
+    Participation(close="arrivals", **rules).check(2)  # more visits than clients at work is the method's own case
     toy = Arriving(method, quadratics([0.0, 0.0], start=3.0), [1.0, 2.5], **rules)
     plans = [toy.step(), toy.step()]
     times = [sorted(plan.arrivals.times.tolist()) for plan in plans if plan.arrivals is not None]

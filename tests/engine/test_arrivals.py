@@ -178,8 +178,11 @@ def test_a_queue_goes_on_where_it_was_saved() -> None:
     ("rules", "match"),
     [
         ({}, "needs it, or a participation.deadline"),
-        ({"buffer": 8}, r"participation.buffer: .*7"),
-        ({"buffer": 3, "concurrency": 2}, r"participation.buffer: expected 1 … 2 \(participation.concurrency\), got 3"),
+        ({"buffer": 8, "once_per_version": True}, r"participation.buffer: expected 1 … 7 \(clients\) with .*, got 8"),
+        (
+            {"buffer": 3, "concurrency": 2, "dispatch": "reporter", "once_per_version": True},
+            r"participation.buffer: expected 1 … 2 \(participation.concurrency\) with .*once_per_version = true, got 3",
+        ),
         ({"buffer": 1, "concurrency": 8}, r"participation.concurrency: .*7"),
         ({"buffer": 1, "max_staleness": -1}, "max_staleness"),
         ({"deadline": 1.0}, "once_per_version"),
@@ -221,6 +224,10 @@ def test_participation_refuses(rules: dict[str, Any], match: str) -> None:
         ({"weighting": {"correct": "known"}}, "weighting.correct"),
         ({"algorithm": {"name": "salf"}}, "algorithm.missing"),
         ({"staleness": {"a": 0.5}}, "staleness.a"),
+        (
+            {"algorithm": {"name": "local"}, "staleness": {"weight": "hinge"}},
+            "^staleness.weight = 'hinge' has no meaning with algorithm.name = 'local', which shares nothing",
+        ),
         ({"staleness": {"weight": "polynomial"}, "participation": {"close": "all"}}, "staleness.weight"),
     ],
 )
