@@ -50,7 +50,8 @@ def recorded(folder: Path, clients: int, rows: int) -> tuple[Rows, Recorder]:
     job = Job.of(from_table(table), None, 1)
     now, record, rounds = job.begin(0), Record.open(), Simulated(job, Alone(), 0)
     plan, sums = rounds.exchange(now, record)
-    loop.step(job, now, record, sums)
+    record.sums = sums
+    loop.step(job, now, record, plan)
     loop.close(job, rounds, now, record, plan, "")
     store.create(folder, {"config": "{}"})
     recorder = Recorder(folder, job, 1, 0, Reporter(rows, 0, "simulated", quiet=True))

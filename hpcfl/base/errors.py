@@ -55,12 +55,20 @@ class Stopped(Exception):  # noqa: N818
 
 
 class Diverged(Stopped):
-    """A run whose numbers have left the finite, or of which too much was rejected: it ended on every rank.
+    """A run whose numbers have left the finite, of which too much was rejected, or that learns nothing.
 
-    No checkpoint was written of that round; `round` counts those that are done, `reason` names round and layer.
+    It ended on every rank. No checkpoint was written of that round; `round` counts those that are done, `reason` names
+    round and layer, `remedy` says what to try.
     """
 
     code = 1
+    remedy = "try a smaller algorithm.lr, or scaled features (hpcfl check looks at their range)"
+
+
+class LearntNothing(Diverged):
+    """A run that cannot learn anything; it has diverged."""
+
+    remedy = "expected visits that count, and a loss that tells how to change the model"
 
 
 def ended(round: int, code: int) -> Stopped | None:

@@ -1,13 +1,16 @@
-"""Guarding the shared state: messages that are not finite, or far too large, count for nothing."""
+"""Guarding the shared state: messages that are not finite, or far too large, count for nothing.
+
+And a run that learns nothing does not end as if it had, see `Watch`.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
-from math import hypot, inf, isfinite, isnan
+from math import hypot, inf, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +36,10 @@ GROWTH = 1e3  # in one round no norm of a state that still learns rises so; netw
 METRIC = "loss"  # the block that is no part of a message's norm, and the last to name where others are not finite too
 NOT_FINITE, TOO_LARGE = 1, 2
 SMALL = 1e18  # its square is finite in float32
+IN_A_ROW = 3  # evaluations that show the same, before it is taken for what it seems
+VOID_ROUNDS = 10  # in a row, before they are told of
+GUESSING, LEARNT = 0.99, 0.9  # of the loss of guessing: from here on it is that, below here it was better
+WARNINGS = ("void", "test-loss", "guessing")  # kinds of events
 REASONS = {NOT_FINITE: "is not finite", TOO_LARGE: "has a norm beyond guard.max_norm"}
 NO_GROUP = -1
 
@@ -161,6 +168,138 @@ class Sieve:
             self.first[rows], self.reason[rows] = group, reason
 
 
+@dataclass
+class Watch:
+    """Whether a run learns anything, by what the server knows of it anyway: the one place that says so.
+
+    It ends as diverged where in all rounds no visit counted or no training loss was known, where no output of any
+    model is finite, or where nothing has moved over `IN_A_ROW` evaluations although visits counted, as where all
+    gradients are 0, unless that is because it fits. It is warned of visits that do not count, of a loss that is back
+    where it was without a model, and of a test loss that is not finite. What messages and the server's step lead out
+    of all bounds `RunGuard` says.
+
+    Attributes
+    ----------
+    invited, counted, known, ever : bool
+        In some round somebody was invited, a visit counted, there was a training loss; something has moved.
+    void : int
+        Rounds in a row in which somebody was invited and nothing counted.
+    worked, moved : bool
+        Since the last evaluation a visit counted, and the shared state moved.
+    total, number : float, int
+        Sum of the training losses since then, and of how many rounds.
+    first, least : float
+        The first training loss, and the least mean of them between two evaluations.
+    still, guessing : int
+        Evaluations in a row by which nothing had moved, and by which the loss was back at that of guessing.
+    shown : float64 [n]
+        What the last evaluation gave.
+    """
+
+    invited: bool = False
+    counted: bool = False
+    known: bool = False
+    ever: bool = False
+    void: int = 0
+    worked: bool = False
+    moved: bool = False
+    total: float = 0.0
+    number: int = 0
+    first: float = nan
+    least: float = inf
+    still: int = 0
+    guessing: int = 0
+    shown: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def saw(self, round: int, invited: bool, counted: bool, loss: float | None, moved: bool) -> dict[str, str]:
+        """Take note of a round; return what is to be said of it, by kind."""
+        self.invited |= invited
+        self.counted |= counted
+        self.worked |= counted
+        self.moved |= moved
+        self.ever |= moved
+        if loss is not None:
+            self.first = self.first if self.known else loss
+            self.known, self.total, self.number = True, self.total + loss, self.number + 1
+        if invited:
+            self.void = 0 if counted else self.void + 1
+        if self.void != VOID_ROUNDS:
+            return {}
+        return {"void": f"no visit counted in {VOID_ROUNDS} rounds in a row, {round - VOID_ROUNDS + 1} … {round}"}
+
+    def tested(
+        self, losses: Floats, test_loss: float, finite: Floats, shares: bool, chance: float, last: bool
+    ) -> tuple[str, dict[str, str]]:
+        """Take note of an evaluation; return why the run ends, "" where it does not, and what is to be said, by kind.
+
+        Parameters
+        ----------
+        losses : float64 [n]
+            The test losses: those of all clients, then that of the shared model; NaN where there is none.
+        test_loss : float
+            What stands for all of them.
+        finite : float64 [n]
+            Which share of these tests' samples have an output that is finite; NaN where there is none.
+        shares : bool
+            Whether something is shared that `moved` tells of.
+        chance : float
+            The loss of guessing; inf: not known.
+        last : bool
+            Whether this is the last evaluation of the run.
+        """
+        there, told = ~np.isnan(finite), {}
+        if there.any() and not finite[there].any():
+            return "no output of any model is finite", told
+        if bad := int((~np.isfinite(losses[there])).sum()):
+            told["test-loss"] = f"{bad} of {int(there.sum())} test losses are not finite"
+        loss = self.total / self.number if self.number else nan
+        self._compare(losses, shares)
+        self.least = min(self.least, loss) if self.number else self.least
+        guessed = loss >= GUESSING * chance and not test_loss < GUESSING * chance
+        self.guessing = self.guessing + 1 if guessed and self.least < LEARNT * chance else 0
+        if self.guessing >= IN_A_ROW or (self.guessing and last):
+            told["guessing"] = f"the training loss was {self.least:.4g} and is {loss:.4g}, guessing has {chance:.4g}"
+        self.worked, self.moved, self.total, self.number = False, False, 0.0, 0
+        fits = self.ever and (isnan(loss) or loss < min(self.first, GUESSING * chance))
+        if self.still < IN_A_ROW or fits:
+            return "", told
+        return f"nothing has moved over {self.still} evaluations, as where all gradients are 0 (loss {loss:.4g})", told
+
+    def _compare(self, losses: Floats, shares: bool) -> None:
+        """Count the evaluations by which nothing had moved, of those before which something should have."""
+        both = np.isfinite(losses) & np.isfinite(self.shown) if len(self.shown) else np.zeros(len(losses), dtype=bool)
+        changed = bool((losses[both] != self.shown[both]).any()) if both.any() else False
+        self.ever |= changed
+        if self.worked:
+            resting = not self.moved and not changed and (shares or bool(both.any()))
+            self.still = self.still + 1 if resting else 0
+        self.shown = losses
+
+    def ended(self) -> str:
+        """Return why a run that has come to its last round has learnt nothing, "" where that is not known."""
+        if self.invited and not self.counted:
+            return "no visit counted in any round"
+        if self.counted and not (self.known or self.ever):
+            return "no round has a training loss, and nothing has moved"
+        return ""
+
+    def saved(self) -> dict[str, Floats]:
+        """Return what a checkpoint remembers, arrays by name."""
+        numbers = [float(value) for name, value in vars(self).items() if name != "shown"]
+        return {"watch": np.array(numbers)} | ({"watch shown": self.shown} if len(self.shown) else {})
+
+    @classmethod
+    def restored(cls, saved: Mapping[str, NDArray[Any]]) -> Watch:
+        """Return what a checkpoint remembers; one of before is given the benefit of the doubt."""
+        if "watch" not in saved:
+            return cls(counted=True, known=True, ever=True)
+        watch = cls(shown=saved.get("watch shown", np.zeros(0)))
+        kinds = {name: type(value) for name, value in vars(watch).items() if name != "shown"}
+        for (name, kind), value in zip(kinds.items(), saved["watch"].tolist()):
+            setattr(watch, name, kind(value))
+        return watch
+
+
 class RunGuard:
     """The guard's rules in one run: which norms are accepted, what was rejected, when the run has diverged."""
 
@@ -193,11 +332,18 @@ class RunGuard:
         first = rejected[min(rejected)]
         return f"{len(rejected)} of {arrived} visits that arrived were rejected: {self.why(first)}"
 
-    def out_of_bounds(self, before: State, after: State) -> str:
-        """Return in words how a round's step has led the shared state out of all bounds, "" where it has not."""
+    def stepped(self, before: State, after: State) -> tuple[str, bool]:
+        """Return in words how a round's step has led the shared state out of all bounds, "" where it has not.
+
+        And whether the step has moved it, as far as norms tell; single numbers may count rounds, and tell nothing.
+        """
         sizes = iter(lengths([(value, 1) for value in (*before.values(), *after.values())]))
-        old = hypot(*(next(sizes)[0] for _ in before))
+        held = {name: size[0] for name, size in zip(before, sizes)}
         new = {name: size[0] for name, size in zip(after, sizes)}
+        moved = any(new[name] != held.get(name) for name, value in after.items() if value.numel() > 1)
+        return self._out_of_bounds(hypot(*held.values()), new), moved
+
+    def _out_of_bounds(self, old: float, new: Mapping[str, float]) -> str:
         most = GROWTH * old if old >= 1.0 else sys.float_info.max  # from nothing, any norm may be right
         if hypot(*new.values()) <= most:
             return ""

@@ -14,6 +14,7 @@ import numpy as np
 from hpcfl import store
 from hpcfl.base.errors import RunError, UserError
 from hpcfl.base.tables import width_of
+from hpcfl.comm.guard import WARNINGS
 from hpcfl.commands.curves import ACCURACY, recorded_metrics
 from hpcfl.commands.group_figures import last_figures
 from hpcfl.commands.groups import Group, Recorded, groups
@@ -38,6 +39,7 @@ NOTHING: dict[str, Any] = {
     "lost": [],  # clients, and how
     "rehosted": [],  # clients of lost ranks, and where they went on
     "rejected": 0,  # visits, in whole or part
+    "warnings": {},  # of the guard, by kind
     "state_sha256": None,  # of the newest whole checkpoint
 }
 """A run that was killed before its first segment was there; keys as in `summary`."""
@@ -89,7 +91,8 @@ def summary(path: Path) -> dict[str, Any]:
     row = {"run": str(folder), "status": store.read_status(folder).state, **NOTHING}
     if "cohort" not in data:
         return row
-    lost, rehosted = _lost(folder)
+    events = store.events(folder)
+    lost, rehosted = _lost(events)
     scores = data["accuracy"].dropna("round").values
     invited = float((data["cohort"] == 1).sum())
     return row | {
@@ -109,16 +112,17 @@ def summary(path: Path) -> dict[str, Any]:
         else None,
         "lost": sorted(lost.items()),
         "rehosted": sorted(rehosted.items()),
+        "warnings": {event["kind"]: event["text"] for event in reversed(events) if event["kind"] in WARNINGS},
         "rejected": int((data["rejected"] == 1).sum()) if "rejected" in data else 0,
         "state_sha256": _state(folder),
     }
 
 
-def _lost(folder: Path) -> tuple[dict[int, str], dict[int, str]]:
+def _lost(events: Iterable[Mapping[str, Any]]) -> tuple[dict[int, str], dict[int, str]]:
     """The clients that were lost for good, and how; those that went on at other ranks, and where."""
     lost: dict[int, str] = {}
     rehosted: dict[int, str] = {}
-    for event in store.events(folder):
+    for event in events:
         if event["kind"] == "lost":
             lost[event["client"]] = event["text"]
         elif event["kind"] == "rehosted":
@@ -214,7 +218,7 @@ def _turned(lines: Sequence[Mapping[str, str]]) -> Any:
 
 
 def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What does not fit into a table: who was lost on the way, and how much was rejected."""
+    """What does not fit into a table: who was lost on the way, how much was rejected, what the guard warned of."""
     for row in rows:
         for client, how in row["lost"]:
             yield f"{Path(row['run']).name}: client {client} was lost {how}"
@@ -222,6 +226,8 @@ def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"{Path(row['run']).name}: client {client} went on {how}"
         if row["rejected"]:
             yield f"{Path(row['run']).name}: {row['rejected']} visits were rejected, in whole or in part"
+        for kind, text in row["warnings"].items():
+            yield f"{Path(row['run']).name}: warning: {kind}: {text}"
 
 
 def _cell(key: str, values: Sequence[Any]) -> str:

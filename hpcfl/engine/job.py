@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf, log
 from pathlib import Path
 from threading import Event
 
@@ -15,7 +16,7 @@ from hpcfl.algorithms.base import Extras
 from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.base.types import Computing, Floats, Ints, Shape, State
-from hpcfl.comm.guard import Norms, RunGuard
+from hpcfl.comm.guard import Norms, RunGuard, Watch
 from hpcfl.comm.layers import Layers
 from hpcfl.comm.message import Arrived, Block, Layout
 from hpcfl.comm.placement import Chunk, check_width, chunk_size, cut
@@ -24,7 +25,7 @@ from hpcfl.config import Config
 from hpcfl.data import Federation
 from hpcfl.engine.bundles import Bundles
 from hpcfl.learning.batches import Visits
-from hpcfl.learning.evaluate import client_objectives, client_scores
+from hpcfl.learning.evaluate import client_finite, client_objectives, client_scores
 from hpcfl.learning.statistics import client_statistics
 from hpcfl.learning.task import Task
 from hpcfl.schedule.arrivals import Flights
@@ -55,6 +56,7 @@ class Progress:
     clock: dict[str, float] = field(default_factory=lambda: {"sim_seconds": 0.0, "wall_seconds": 0.0})
     stage: Stage = field(default_factory=Stage)
     norms: Norms = field(default_factory=Norms)
+    watch: Watch = field(default_factory=Watch)
     saved: Path | None = None
     extras: Extras = field(default_factory=dict)
     flights: Flights = field(default_factory=lambda: Flights.none(0))
@@ -208,6 +210,12 @@ class Job:
         return RunGuard(self.config.guard, self.layers, self.layout, self.planner.whole)
 
     @cached_property
+    def chance(self) -> float:
+        """The loss of a model that takes all classes to be equally likely; inf where it is not known."""
+        loss, classes = self.task.loss.name, self.task.federation.classes
+        return log(classes) if classes > 1 and loss in ("auto", "cross-entropy") else inf
+
+    @cached_property
     def iterated(self) -> IteratedReduction | None:
         """The further sums over each round's messages."""
         return self.algorithm.iterated_reduction(self.task)
@@ -275,9 +283,10 @@ class Job:
     def scores(self) -> int:
         """How many sums an evaluation finds per client.
 
-        Losses and metrics on its own test part; if the objective is wanted, that on its training samples.
+        Losses and metrics on its own test part, and how many samples of it have an output that is finite; if the
+        objective is wanted, that on its training samples.
         """
-        return 1 + len(self.task.metrics) + self.config.evaluate.objective
+        return 2 + len(self.task.metrics) + self.config.evaluate.objective
 
     def statistics(self, shared: State, clients: Ints) -> Floats:
         """Return what some clients gather for tests by the shared model, ``[numbers, clients]``; 0 for all others."""
@@ -299,8 +308,10 @@ class Job:
         self.task.hold(clients)
         params = self.algorithm.model(self.task, shared, personal, Visits.for_test(round, clients))
         tested = client_scores(self.task, params, clients)
-        wanted = self.scores > len(tested)
-        return np.array([*tested, client_objectives(self.task, params, clients)] if wanted else tested)
+        looked = not np.isfinite(tested[0]).all()  # a finite loss has finite outputs
+        finite = client_finite(self.task, params, clients) if looked else self.task.federation.test_sizes[clients]
+        wanted = self.config.evaluate.objective
+        return np.array([*tested, finite, *([client_objectives(self.task, params, clients)] if wanted else [])])
 
 
 def kinds(algorithm: Algorithm, task: Task) -> list[tuple[Shape, int]]:

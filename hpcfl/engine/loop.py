@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from hpcfl.algorithms import ServerState
-from hpcfl.base.errors import Diverged, Interrupted, Stopped
+from hpcfl.base.errors import Diverged, Interrupted, LearntNothing, Stopped
 from hpcfl.base.types import Floats
-from hpcfl.comm.message import Sums
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, Recorder
 from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.saving import Saver
 from hpcfl.engine.stopping import Stop
-from hpcfl.learning.evaluate import server_objective, server_scores
+from hpcfl.learning.evaluate import server_finite, server_objective, server_scores
 from hpcfl.learning.task import SERVER
 from hpcfl.schedule.plan import Plan
 
@@ -43,25 +42,29 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
                 saver.save(now, {})
             raise Stopped(now.round, early.reason) from None
         if rounds.serves:
-            step(job, now, record, record.sums)
+            step(job, now, record, plan)
         now.round += 1
         if config.evaluate.due(now.round, config.rounds):
-            record.scores = evaluate(job, rounds, now)
+            record.scores = evaluate(job, rounds, now, record)
+        if rounds.serves and now.round == config.rounds:
+            record.fruitless = record.fruitless or now.watch.ended()
         reason = close(job, rounds, now, record, plan, stop.requested())
         record.saving = saver.look()
         if recorder is not None:
             recorder.row(plan, record, record.sums, now.clock)
         if fault := record.broken or job.guard.diverged(plan.arrived(record.rejected), record.rejected):
             raise Diverged(now.round, f"round {plan.round}: {fault}")
+        if record.fruitless:
+            raise LearntNothing(now.round, f"round {plan.round}: {record.fruitless}")
         if reason or config.checkpoint.due(now.round, config.rounds):
             saver.save(now, record.scores)
         if reason and now.round < config.rounds:
             raise Stopped(now.round, reason)
 
 
-def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
+def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:
     """Take the server's step at the end of round ``now.round``, and note what is known of it."""
-    before = now.shared
+    before, sums = now.shared, record.sums
     with record.timed("server_seconds"):
         state = job.algorithm.step(job.task, ServerState(now.shared, now.extras), sums)
     now.shared, now.extras = state.shared, state.extras
@@ -70,7 +73,11 @@ def step(job: Job, now: Progress, record: Record, sums: Sums) -> None:
     record.signal = job.config.doubling.signal(before, now.shared, sums, rate)
     with record.phase("server"):
         record.note_metrics(job.algorithm, job.task, state)
-    record.broken = job.guard.out_of_bounds(before, now.shared)
+    record.broken, moved = job.guard.stepped(before, now.shared)
+    if "loss" in sums and sums.weight("loss"):
+        record.loss = float(sums.mean("loss"))
+    counted = any(sums.weight(name) for name in sums)
+    record.told |= now.watch.saw(now.round, len(plan.at_work) > 0, counted, record.loss, moved)
 
 
 def close(job: Job, rounds: Rounds, now: Progress, record: Record, plan: Plan, reason: str) -> str:
@@ -83,8 +90,11 @@ def close(job: Job, rounds: Rounds, now: Progress, record: Record, plan: Plan, r
     return reason
 
 
-def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | float]:
-    """Score the new state: at the server on the global test set, at each client on its own test part."""
+def evaluate(job: Job, rounds: Rounds, now: Progress, record: Record) -> dict[str, Floats | float]:
+    """Score the new state: at the server on the global test set, at each client on its own test part.
+
+    The server notes in `record` what that says of what the run learns.
+    """
     with rounds.phases.phase("evaluation"):
         sums = rounds.scores(now)
         if not rounds.serves:
@@ -99,6 +109,19 @@ def evaluate(job: Job, rounds: Rounds, now: Progress) -> dict[str, Floats | floa
         together = server_scores(job.task, now.shared) if job.algorithm.evaluates_shared else None
         if together is not None:
             scores |= dict(zip(columns, together[0] / together[1]))
+        losses = np.append(scores["client_test_loss"], scores.get("test_loss", np.nan))
+        finite = np.append(sums[len(columns)] / sizes, np.nan)
+        if together is not None:
+            finite[-1] = np.isfinite(losses[-1]) or server_finite(job.task, now.shared) / together[1]
+        record.fruitless, told = now.watch.tested(
+            losses,
+            float(scores.get("test_loss", scores["mean_client_test_loss"])),
+            finite,
+            any(value.numel() > 1 for value in now.shared.values()),
+            job.chance,
+            now.round == job.config.rounds,
+        )
+        record.told |= told
         if job.config.evaluate.objective:
             scores["objective"] = objective(job, now, sums[-1])
         return scores

@@ -36,10 +36,11 @@ class Reporter:
         elif not self.quiet and "client_test_loss" in row:
             print(f"round {done}/{self.rounds}  {self.text}", flush=True)
 
-    def warn(self, kind: str, text: str) -> None:
+    def warn(self, kind: str, text: str, always: bool = False) -> None:
+        """Warn of something, also where the run is quiet if `always`."""
         if self.bar is not None:
             self.bar.console.print(f"hpcfl: warning: {kind}: {text}", markup=False, soft_wrap=True)
-        elif not self.quiet:
+        elif always or not self.quiet:
             print(f"hpcfl: warning: {kind}: {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:

@@ -87,6 +87,12 @@ class Record:
         What checkpoints have cost since the row before, by the names of `SAVING`.
     broken : str
         What of the server's state is not finite.
+    loss : float, optional
+        The mean training loss over the visits that counted, at the server; None: none is known.
+    fruitless : str
+        Why the run learns nothing, "" where that is not known; at the server.
+    told : dict of str to str
+        What the guard warns of, by kind, at the server.
     sums : Sums
         What came, larger than the model: it goes with the record, before other sums come.
     """
@@ -110,6 +116,9 @@ class Record:
     norms: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     saving: Mapping[str, float] = field(default_factory=dict)
     broken: str = ""
+    loss: float | None = None
+    fruitless: str = ""
+    told: dict[str, str] = field(default_factory=dict)
     sums: Sums = field(init=False, repr=False, compare=False)
 
     @classmethod
@@ -155,14 +164,14 @@ class Record:
         It is empty on all ranks or on none.
         """
         timed = self.seconds.get("compute_seconds", 0.0), self.seconds.get("wait_seconds", 0.0)
-        own = self.gradients, self.signal, encode(reason), bool(self.broken), len(self.rejected)
+        own = self.gradients, self.signal, encode(reason), bool(self.broken or self.fruitless), len(self.rejected)
         table = np.zeros((len(PER_RANK) + len(own), transport.size))
         table[:, transport.rank] = self.visits, *timed, *self.wire, *own
         table = transport.agree(table)
         self.by_rank, (gradients, signal, reasons, broken, rejected) = np.split(table, [len(PER_RANK)])
         self.gradients, self.signal = int(gradients.max()), float(signal.sum())
-        if broken.any() and not self.broken:
-            self.broken = "the server's state is not finite"
+        if broken.any() and not (self.broken or self.fruitless):
+            self.broken = "the server says so"
         if rejected.any():
             self._share_rejections(transport, visits)
         if self.norms.size:
@@ -212,8 +221,8 @@ class Recorder:
             row = self.plan_columns(plan) | self.oracle_columns(plan, record, sums)
             row |= dict(record.scores) | dict(record.metrics) | dict(record.saving) | dict(clock)
             row["layer_weight"] = [sums.weight(tensors[0]) for tensors in self.job.layers.tensors]
-            if "loss" in sums and sums.weight("loss"):
-                row["loss"] = float(sums.mean("loss"))
+            if record.loss is not None:
+                row["loss"] = record.loss
             for name, values in zip(PER_RANK, record.by_rank):
                 row[name] = values if name.endswith("seconds") else values.astype(np.int64)
             row["stage"], row["server_seconds"] = record.stage, record.seconds.get("server_seconds", 0.0)
@@ -234,10 +243,10 @@ class Recorder:
                 self.reporter.warn("rejected", line)
             if self.rejections <= MOST_LOGGED:
                 self.segment.event(plan.round, "rejected", client, why)
-        warnings = self.job.warnings | dict(record.warnings)
+        warnings = self.job.warnings | dict(record.warnings) | record.told
         for kind in sorted(warnings.keys() - self.warned):
             self.segment.event(plan.round, kind, -1, warnings[kind])
-            self.reporter.warn(kind, warnings[kind])
+            self.reporter.warn(kind, warnings[kind], always=kind in record.told)
         self.warned |= warnings.keys()
 
     def plan_columns(self, plan: Plan) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class Saver:
         return {
             "shared": _copied(now.shared),
             "clock": now.clock | now.stage.numbers(),
-            "memory": _copied(now.norms.saved() | now.flights.saved()),
+            "memory": _copied(now.norms.saved() | now.flights.saved() | now.watch.saved()),
             "stale": dict(self.rounds.stale),
             "extras": _copied(now.extras),
             "served": {version: _copied(state) for version, state in now.served.items()},

@@ -34,7 +34,7 @@ from hpcfl.base.loaded import renew
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
 from hpcfl.comm.costs import check_communicators
-from hpcfl.comm.guard import Norms
+from hpcfl.comm.guard import Norms, Watch
 from hpcfl.comm.launcher import end_job, has_ulfm, library
 from hpcfl.comm.placement import check_there, lane_topologies
 from hpcfl.comm.processors import Processors, processors, shares, threads
@@ -412,8 +412,7 @@ def _write_end(folder: Path, stopped: Stopped | None) -> None:
     elif isinstance(stopped, Diverged):
         store.seal(folder)
         store.write_status(folder, "diverged", stopped.reason)
-        remedy = "try a smaller algorithm.lr, or scaled features (hpcfl check looks at their range)"
-        print(f"hpcfl: '{folder}' has diverged: {stopped.reason}; {remedy}", file=sys.stderr, flush=True)
+        print(f"hpcfl: '{folder}' has diverged: {stopped.reason}; {stopped.remedy}", file=sys.stderr, flush=True)
     else:
         store.seal(folder)  # before the status: once it says so, somebody else may go on with the run
         store.write_status(folder, "stopped", stopped.reason)
@@ -434,7 +433,7 @@ def _begun(job: Job, request: RunRequest, rank: int) -> Progress:
     saved = store.load(path, personal=False)
     now.round, now.stage = saved.round, Stage.of(saved.clock)
     now.clock = {name: saved.clock[name] for name in now.clock}
-    now.norms = Norms.restored(saved.memory)
+    now.norms, now.watch = Norms.restored(saved.memory), Watch.restored(saved.memory)
     now.flights = Flights.restored(saved.memory, job.config.clients)
     store.check_shared(saved.shared, now.shared)
     hosted = [client for chunk in job.hosted(rank) for client in chunk.clients.tolist()]

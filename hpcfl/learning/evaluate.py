@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,17 +31,39 @@ def client_scores(task: Task, params: State, clients: Ints) -> Floats:
 
 
 @torch.no_grad()
+def client_finite(task: Task, params: State, clients: Ints) -> Floats:
+    """How many of the clients' own test samples have an output that is finite, ``[c]``."""
+    sums = np.zeros(len(clients))
+    for batch in _batches(task, params, clients, test=True):
+        sums += _finite(task.forward(params, batch.x, sizes=batch.sizes), batch.valid)
+    return sums
+
+
+@torch.no_grad()
 def server_scores(task: Task, shared: State) -> tuple[Floats, int] | None:
     """The same of the global test set, ``[1 + metrics]``, and its size; None without samples or a whole model."""
     if not _whole(task, shared) or task.server_test is None:
         return None
-    params = {name: value.unsqueeze(0) for name, value in shared.items()}
-    sums, rows = np.zeros(1 + len(task.metrics)), min(TEST_BATCH, _fitting(task, params, task.server_test[0]))
-    for parts in zip(*(torch.split(part, rows) for part in task.server_test)):
-        x, y = (part.unsqueeze(0).to(task.device) for part in parts)
-        valid = torch.ones(y.shape[:2], dtype=torch.bool, device=y.device)
+    params, sums = {name: value.unsqueeze(0) for name, value in shared.items()}, np.zeros(1 + len(task.metrics))
+    for x, y, valid in _server_batches(task, params):
         sums += _scores(task, task.forward(params, x), y, valid)[:, 0]
     return sums, len(task.server_test[1])
+
+
+@torch.no_grad()
+def server_finite(task: Task, shared: State) -> float:
+    """How many samples of the global test set have an output that is finite."""
+    params = {name: value.unsqueeze(0) for name, value in shared.items()}
+    return float(sum(_finite(task.forward(params, x), valid)[0] for x, _, valid in _server_batches(task, params)))
+
+
+def _server_batches(task: Task, params: State) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield features and labels of the global test set, ``[1, B, …]``, and that all of them are real."""
+    assert task.server_test is not None
+    rows = min(TEST_BATCH, _fitting(task, params, task.server_test[0]))
+    for parts in zip(*(torch.split(part, rows) for part in task.server_test)):
+        x, y = (part.unsqueeze(0).to(task.device) for part in parts)
+        yield x, y, torch.ones(y.shape[:2], dtype=torch.bool, device=y.device)
 
 
 @torch.no_grad()
@@ -130,6 +152,11 @@ def _penalties(task: Task, params: State) -> Floats:
 
 def _whole(task: Task, shared: State) -> bool:
     return {name for names in task.layer_names() for name in names} <= shared.keys()
+
+
+def _finite(outputs: Tensor, valid: Tensor) -> Floats:
+    found: Floats = (outputs.isfinite().flatten(2).any(2) & valid).sum(1).double().cpu().numpy()
+    return found
 
 
 def _scores(task: Task, outputs: Tensor, y: Tensor, valid: Tensor, sizes: Sequence[int] | None = None) -> Floats:

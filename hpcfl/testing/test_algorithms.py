@@ -6,6 +6,7 @@ import ast
 import inspect
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.algorithms import algorithm_class, algorithms
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import Diverged, UsageError
 from hpcfl.base.types import Computing
 from hpcfl.comm.transport import Alone
 from hpcfl.commands import list as catalogue
@@ -94,8 +95,8 @@ def after_one_round(config: Config, computing: Computing) -> tuple[Job, dict[tup
     """Return what is shared (client −1) and what each client keeps after one round."""
     job = Job.of(config, None, 1, computing=computing)
     now, record = job.begin(0), Record.open()
-    _, sums = Simulated(job, Alone(), 0).exchange(now, record)
-    step(job, now, record, sums)
+    plan, record.sums = Simulated(job, Alone(), 0).exchange(now, record)
+    step(job, now, record, plan)
     found = {(-1, name): value for name, value in now.shared.items()}
     for chunk in job.chunks:
         for name, values in now.personal[chunk.number].items():
@@ -171,9 +172,11 @@ def test_a_device_beside_the_cpu(
 
 def test_a_round_without_visits_changes_nothing(solo: Any, tmp_path: Path, name: str) -> None:
     nobody = {"model": "exponential", "rate": 1e-6}
-    run = play(solo, values(name) | {"speed": nobody}, tmp_path / "void", None)
-    data = store.open_run(run)
     first = int(algorithm_class(name)(name=name).invites_all(0))  # such a round waits for everybody
+    run, config = tmp_path / "void", values(name) | {"speed": nobody, "checkpoint": {"every": 1, "keep": 5}}
+    with nullcontext() if first else pytest.raises(Diverged, match="no visit counted in any round"):
+        play(solo, config, run, None)
+    data = store.open_run(run)
     assert (data["void"].values[first:] == 1).all()
     saved = [store.load(path).shared for path in store.saved(run)]
     for key in saved[0]:

@@ -53,3 +53,19 @@ def late(outputs: Tensor, labels: Tensor) -> Tensor:
     if len(labels) > 3:
         raise ValueError("too many")
     return entropy(outputs, labels)
+
+
+def blind(outputs: Tensor, labels: Tensor) -> Tensor:
+    """A loss of which all gradients are 0."""
+    return 0.0 * entropy(outputs, labels)
+
+
+def endless(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Infinite for some samples in tests, which the outputs are not."""
+    each = entropy(outputs, labels)
+    return each if torch.is_grad_enabled() else torch.where(labels == 0, torch.inf, each)
+
+
+def unknown(outputs: Tensor, labels: Tensor) -> Tensor:
+    """No number in training."""
+    return entropy(outputs, labels) * (torch.nan if torch.is_grad_enabled() else 1.0)

@@ -190,7 +190,8 @@ class Arriving(Rounds):
         """Do the next round; return its plan."""
         record = Record.open()
         plan, sums = self.rounds.exchange(self.now, record)
-        loop.step(self.job, self.now, record, sums)
+        record.sums = sums
+        loop.step(self.job, self.now, record, plan)
         self.now.clock["sim_seconds"] += plan.duration
         self.now.round += 1
         return plan
