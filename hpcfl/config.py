@@ -22,7 +22,7 @@ from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optim
 from hpcfl.algorithms.weighting import Weighting
 from hpcfl.base import plugins
 from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
-from hpcfl.base.errors import UsageError, toml
+from hpcfl.base.errors import UsageError, no_meaning, toml
 from hpcfl.base.files import check_unchanged, origin
 from hpcfl.base.loaded import renew
 from hpcfl.comm.devices import Device
@@ -239,32 +239,46 @@ class Config(ConfigBase):
         self.check_lanes()
         for key, idle in (("buffers", "mean"), ("embedding", None)) if self.model.chain else ():
             if (value := getattr(self.task, key)) != idle:
-                raise UsageError(
-                    f"task.{key} = '{value}' has no meaning with model.name = '{self.model.name}': remove it, or set "
-                    "model.name = 'package.module:factory'"
-                )
+                other = "model.name = 'package.module:factory'"
+                raise no_meaning(f"task.{key}", value, f"model.name = '{self.model.name}'", other)
         self.task.check()
         self.checkpoint.check(self.evaluate, self.task.columns)
         self.oracle.check()
-        self.server.check(self.algorithm, self.doubling)
+        self.server.check(self.algorithm, self.doubling, self.model)
         rules = self.participation, self.doubling, self.speed, self.algorithm
         planner.check(*rules, self.rounds, self.clients, self.clock)
         how = self.speed.rules(self.participation), self.speed.known(self.clock)
         kept_by = f"algorithm.name = '{self.algorithm.name}'" if self.algorithm.keeps_sent else ""
         if self.weighting.correct == "remembered":
             kept_by = "weighting.correct = 'remembered'"
-        self.staleness.check(how[0], self.algorithm, kept_by)
+        without = "" if self.algorithm.shares_model else f"algorithm.name = '{self.algorithm.name}'"
+        self.staleness.check(how[0], kept_by, without)
         self.algorithm.check(*how)
         self.weighting.check(self.algorithm, *how)
+        self._check_effect()
+
+    def _check_effect(self) -> None:
+        """Raise UsageError where a key would have no effect by what the method does."""
+        method, why = self.algorithm, ""
+        if method.sends_loss_only:
+            why = ", which sends nothing but the training loss"
+        elif method.clients_done(2):
+            why = ", whose clients send once"  # there are no norms of rounds before
+        if self.guard.max_norm is not None and why:
+            raise no_meaning("guard.max_norm", self.guard.max_norm, f"algorithm.name = '{method.name}'{why}")
+        if self.doubling.when == "gradient" and not method.shares_any(self.model):
+            raise self.doubling.nothing_moves(method.name)
+        if method.steps_alone and self.weighting.correct == "none":
+            weights, idle = getattr(method, "weights", None), type(method).model_fields["weights"].default
+            if weights != idle:
+                beside = f"algorithm.name = '{method.name}', whose server takes a step with each visit"
+                raise no_meaning("algorithm.weights", weights, beside)
 
     def _check_two_levels(self) -> None:
         if self.lane_width != TWO_LEVEL:
             for key, plain in (("leaders", "node"), ("fan_out", FAN_OUT)):
                 if (value := getattr(self, key)) != plain:
-                    raise UsageError(
-                        f"{key} = {value} has no meaning with lane_width = {self.lane_width!r}: remove it, or set "
-                        f"lane_width = '{TWO_LEVEL}'"
-                    )
+                    raise no_meaning(key, value, f"lane_width = {self.lane_width!r}", f"lane_width = '{TWO_LEVEL}'")
         elif self.clock == "wall" and self.lost_clients == "rehost":
             raise UsageError(
                 f"lost_clients = 'rehost' does not go with lane_width = '{TWO_LEVEL}': remove it, or set lane_width = 1"

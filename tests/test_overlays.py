@@ -18,12 +18,13 @@ from hpcfl.config import Config, load
 SALF = {  # keys of each section that other classes have too, and keys that they have not
     "rounds": 3,
     "clients": 4,
-    "algorithm": {"name": "salf", "lr": 0.2, "batch": 64, "rule": "paper", "momentum": 0.5},
-    "participation": {"close": "first", "first": 2, "min_clients": 1},
+    "algorithm": {"name": "salf", "lr": 0.2, "batch": 64, "rule": "paper", "momentum": 0.5, "persist_optimizer": True},
+    "participation": {"close": "first", "first": 2, "adaptive_window": 50},
     "speed": {"model": "exponential", "rate": 2.0, "communication": 0.5},
     "data": {"name": "digits", "train_samples": 400},
     "model": {"name": "mlp", "hidden": [8]},
 }
+KEPT = {"lr": 0.2, "batch": 64, "momentum": 0.5, "persist_optimizer": True}
 FEDAVG = '[algorithm]\nname = "fedavg"\nweights = "uniform"\n[participation]\nclose = "all"\n'
 DROPPED = (
     "dropped algorithm.rule, which algorithm.name = 'fedavg' does not have; "
@@ -57,8 +58,8 @@ def test_keys_that_the_new_class_has_stay_and_others_go(base: Any, capsys: pytes
     found = load(base, ["algorithm.name=fedavg"], "fedavg.toml", tell=True)
     assert given(found) == {
         **SALF,
-        "algorithm": {"name": "fedavg", "lr": 0.2, "batch": 64, "momentum": 0.5, "weights": "uniform"},
-        "participation": {"close": "all", "min_clients": 1},
+        "algorithm": {**KEPT, "name": "fedavg", "weights": "uniform"},
+        "participation": {"close": "all", "adaptive_window": 50},
     }
     assert capsys.readouterr().err == f"hpcfl: {DROPPED}"
     assert SALF["algorithm"]["rule"] == "paper"  # type: ignore[index]
@@ -72,7 +73,7 @@ def test_keys_that_the_new_class_has_stay_and_others_go(base: Any, capsys: pytes
         ("data.name=mnist", "data", {"name": "mnist", "train_samples": 400}),
         ("data.name=noisy_features", "data", {"name": "noisy_features"}),
         ("model.name=cnn", "model", {"name": "cnn", "hidden": [8]}),
-        ("participation.close=all", "participation", {"close": "all", "min_clients": 1}),
+        ("participation.close=all", "participation", {"close": "all", "adaptive_window": 50}),
         ("participation.close=first", "participation", SALF["participation"]),
         ("algorithm.name=salf", "algorithm", SALF["algorithm"]),
     ],
@@ -118,7 +119,7 @@ def test_what_one_sets_oneself_is_refused_as_ever() -> None:
         assert refused(SALF, (), overlays).startswith(f"rule.toml: {rule}")
     assert refused(SALF, (), ["fedavg.toml", {"algorithm": {"rule": "paper"}}]).startswith(rule)
     kept = load(SALF, ["participation.close=all", "participation.first=2"])
-    with pytest.raises(UsageError, match=r"^participation\.first is only for close = 'first'$"):
+    with pytest.raises(UsageError, match=r"^participation\.first = 2 has no meaning with .* = 'all': remove it"):
         kept.check_values()
 
 
@@ -140,9 +141,7 @@ def test_classes_from_outside_are_picked_so_too(capsys: pytest.CaptureFixture[st
     )
     Path("mine.toml").write_text("[algorithm]\nname = 'outside_overlay:Mine'\nmu = 0.5\n")
     found = load(SALF, (), "mine.toml", tell=True)
-    assert given(found)["algorithm"] == {
-        **{"name": "outside_overlay:Mine", "lr": 0.2, "batch": 64, "momentum": 0.5, "mu": 0.5}
-    }
+    assert given(found)["algorithm"] == {**{**KEPT, "name": "outside_overlay:Mine", "mu": 0.5}}
     assert "dropped algorithm.rule, which algorithm.name = 'outside_overlay:Mine' " in capsys.readouterr().err
     assert issubclass(algorithm_class("outside_overlay:Mine"), algorithm_class("fedavg"))
 

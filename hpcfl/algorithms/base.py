@@ -158,6 +158,10 @@ class Algorithm(ConfigBase):
     shares_model : bool
         Something of the model is shared. Otherwise there is nothing that a server optimiser could step along, or that
         could count by its staleness.
+    sends_loss_only : bool
+        Nothing is sent but the training loss.
+    steps_alone : bool
+        The server takes a step with each visit, so that it takes no means over clients.
     keeps_sent : bool
         Clients keep what they have sent, and the server must know the sum of it: nothing may count by its staleness.
     own_step : bool
@@ -173,6 +177,8 @@ class Algorithm(ConfigBase):
     fresh: ClassVar[bool] = False
     needs_rounds: ClassVar[str] = ""
     shares_model: ClassVar[bool] = True
+    sends_loss_only: ClassVar[bool] = False
+    steps_alone: ClassVar[bool] = False
     keeps_sent: ClassVar[bool] = False
     own_step: ClassVar[bool] = False
     metric_columns: ClassVar[dict[str, str]] = {}
@@ -235,6 +241,10 @@ class Algorithm(ConfigBase):
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
         """Return what the server holds after the round. A method with extras overrides this, others `server`."""
         return replace(state, shared=self.server(task, state.shared, sums))
+
+    def shares_any(self, model: Model) -> bool:
+        """Return whether some of the model's tensors are shared, so that a server optimiser could step along them."""
+        return self.shares_model
 
     # ---- what is sent: in which layers, in which order
 

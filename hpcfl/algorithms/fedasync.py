@@ -8,7 +8,7 @@ indices can be read one higher. Clients send changes, so the server forms w_i ag
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 class FedAsync(FedProx):
     """Mixes each model that arrives into the server's, the less the older the state is that it began with."""
 
+    steps_alone: ClassVar[bool] = True
     name: Literal["fedasync"] = "fedasync"  # type: ignore[assignment]
     alpha: float = Field(0.6, gt=0, le=1)
     """α, what a fresh model counts beside the server's, which has 1 − α."""

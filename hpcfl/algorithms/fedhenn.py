@@ -40,6 +40,7 @@ class FedHeNN(Local):
     kernel of its representation, K̄ the mean of those that the clients sent last. The loss recorded includes the term.
     """
 
+    sends_loss_only: ClassVar[bool] = False
     needs_rounds: ClassVar[str] = "it compares the kernels of all clients on the same samples"
     name: Literal["fedhenn"] = "fedhenn"  # type: ignore[assignment]
     eta: float = Field(0.01, ge=0)
@@ -56,7 +57,7 @@ class FedHeNN(Local):
         from hpcfl.comm.message import Block
         from hpcfl.math.cka import triangle_size
 
-        kernel = Block((triangle_size(self.alignment),))
+        kernel = Block((triangle_size(self.alignment),), task.dtype)
         return (*super().layout(task), {KERNEL: kernel, ROUND: Block((), torch.float64)})
 
     def init_server(self, task: Task) -> State:
@@ -80,7 +81,7 @@ class FedHeNN(Local):
                 "algorithm.name = 'fedhenn': expected features with the same number of axes for all clients, got "
                 f"{' and '.join(map(str, sorted(axes)))}; did you mean algorithm.name = 'local'?"
             )
-        kernel = torch.zeros(triangle_size(self.alignment), device=task.device)  # none yet
+        kernel = torch.zeros(triangle_size(self.alignment), dtype=task.dtype, device=task.device)  # none yet
         return {KERNEL: kernel, ROUND: torch.full((), -1.0, dtype=torch.float64, device=task.device)}
 
     def strength(self, round: int) -> float:
@@ -134,7 +135,8 @@ class FedHeNN(Local):
         drawn = rng.random(widest, dtype="float32") if images else rng.standard_normal(widest, dtype="float32")
         part = drawn[(slice(None), *map(slice, shapes[int(visits.clients[0])]))]
         # in torch's own memory, which is aligned: the last bits of matrix products may depend on that
-        x = on_device(torch.from_numpy(part).clone(memory_format=torch.contiguous_format), task.device)
+        own = torch.from_numpy(part).clone(memory_format=torch.contiguous_format)
+        x = on_device(own.to(task.dtype), task.device)
         return x.expand(len(visits.clients), *x.shape)
 
 

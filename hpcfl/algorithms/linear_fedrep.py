@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.errors import UsageError, no_meaning, refusal
 from hpcfl.data.linear import whitening
 
 if TYPE_CHECKING:
@@ -58,10 +58,8 @@ class LinearFedRep(Algorithm):
                 "or data.name = 'linear_spaces' and the same model with its key dimension"
             )
         if model.initial is not None and self.initial == "moments":
-            raise UsageError(
-                f"model.initial = {model.initial!r} has no meaning with algorithm.initial = 'moments': remove it, "
-                "or set algorithm.initial = 'random'"
-            )
+            beside, other = (f"algorithm.initial = '{word}'" for word in ("moments", "random"))
+            raise no_meaning("model.initial", model.initial, beside, other)
 
     def invites_all(self, round: int) -> bool:
         return round == 0 and self.initial == "moments"

@@ -16,6 +16,7 @@ class Local(LocalSgd):
 
     any_shape: ClassVar[bool] = True
     shares_model: ClassVar[bool] = False
+    sends_loss_only: ClassVar[bool] = True
     name: Literal["local"] = "local"
     evaluation: Literal["stored", "tuned"] = "stored"
     """The model that a client is tested with. ``stored``: its own as it is. ``tuned``: its own after all layers have

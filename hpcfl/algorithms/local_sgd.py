@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm
-from hpcfl.base.errors import UsageError, check_within, refusal, toml
+from hpcfl.base.errors import UsageError, check_within, no_meaning, refusal, toml
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,10 +108,8 @@ class LocalTraining(Algorithm):
         idle = not self.tunes and not self.adapt_epochs
         for key in ("tune_epochs", "tune_lr", "tune_momentum", "tune_weight_decay") if idle else ():
             if (value := getattr(self, key)) != type(self).model_fields[key].default:
-                raise UsageError(
-                    f"algorithm.{key} = {value} has no meaning with algorithm.evaluation = "
-                    f"'{self.evaluation}': remove it, or set algorithm.evaluation = 'tuned'"
-                )
+                choice = "algorithm.evaluation"
+                raise no_meaning(f"algorithm.{key}", value, f"{choice} = '{self.evaluation}'", f"{choice} = 'tuned'")
 
     @property
     def tunes(self) -> bool:
@@ -278,10 +276,8 @@ class LocalSgd(LocalTraining):
         sgd = self.optimizer == "sgd"
         for key in ("betas", "epsilon") if sgd else ("momentum", "tune_momentum"):
             if value := getattr(self, key):
-                raise UsageError(
-                    f"algorithm.{key} = {toml(value)} has no meaning with algorithm.optimizer = '{self.optimizer}': "
-                    f"remove it, or set algorithm.optimizer = '{'adam' if sgd else 'sgd'}'"
-                )
+                choice, other = "algorithm.optimizer", "adam" if sgd else "sgd"
+                raise no_meaning(f"algorithm.{key}", value, f"{choice} = '{self.optimizer}'", f"{choice} = '{other}'")
 
     @property
     def optimiser(self) -> Optimizer:

@@ -13,7 +13,7 @@ SGD. Data of all clients are taken to be alike: fast ones count more often.
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 class Ringmaster(FedAvg):
     """Asynchronous SGD: a step with each gradient that arrives, but for those that are too old."""
 
+    steps_alone: ClassVar[bool] = True
     name: Literal["ringmaster"] = "ringmaster"  # type: ignore[assignment]
     epochs: int = Field(0, ge=0, le=0)
     """No passes: a visit is one gradient."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from hpcfl.algorithms.base import Algorithm, ServerState
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, no_meaning
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +53,9 @@ class Salf(Algorithm):
     layerwise: ClassVar[bool] = True
 
     def check(self, participation: Participation, known: bool = True) -> None:
+        if self.momentum and not self.persist_optimizer:
+            persist = "algorithm.persist_optimizer"
+            raise no_meaning("algorithm.momentum", self.momentum, f"{persist} = false", f"{persist} = true")
         if participation.by_arrivals and self.rule != "released" and (self.rule, self.missing) != ("paper", "none"):
             raise UsageError(
                 f"algorithm.missing = '{self.missing}', algorithm.rule = '{self.rule}': chances to arrive have no "

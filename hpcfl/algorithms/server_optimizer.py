@@ -28,7 +28,7 @@ from pydantic import Field
 
 from hpcfl.algorithms.wrapped import Wrapper, wrapped
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import UsageError, refusal, toml
+from hpcfl.base.errors import UsageError, no_meaning, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.base import Algorithm, Extras, ServerState
     from hpcfl.comm.message import Sums
     from hpcfl.learning.task import Task
+    from hpcfl.models import Model
     from hpcfl.schedule.doubling import Doubling
 
 PLAIN = "momentum", "nesterov"
@@ -66,15 +67,13 @@ class ServerOptimizer(ConfigBase):
         "tau": ("optimizer", ADAPTIVE),
     }
 
-    def check(self, algorithm: Algorithm, doubling: Doubling) -> None:
+    def check(self, algorithm: Algorithm, doubling: Doubling, model: Model) -> None:
         """Raise UsageError where a key does not go with the optimiser, or this one with the method or the stages."""
         for key, words in (("lr", PLAIN + ADAPTIVE), ("betas", PLAIN + ADAPTIVE), ("tau", ADAPTIVE)):
             value = getattr(self, key)
             if self.optimizer not in words and value != type(self).model_fields[key].default:
-                raise UsageError(
-                    f"server.{key} = {toml(value)} has no meaning with server.optimizer = '{self.optimizer}': remove "
-                    f"it, or set server.optimizer = '{words[0]}'"
-                )
+                beside, other = f"server.optimizer = '{self.optimizer}'", f"server.optimizer = '{words[0]}'"
+                raise no_meaning(f"server.{key}", value, beside, other)
         default = self._default_betas
         if len(self.decays) != len(default):
             names = "β₁ and β₂" if len(default) == 2 else "β₁ alone"
@@ -84,11 +83,17 @@ class ServerOptimizer(ConfigBase):
                 f"server.optimizer = '{self.optimizer}': the server of algorithm.name = '{algorithm.name}' has steps "
                 "of its own: expected server.optimizer = 'none'"
             )
+        if self.optimizer != "none" and not algorithm.shares_any(model):
+            raise self.without_effect(algorithm)
         if self.optimizer != "none" and doubling.when == "gradient":
             raise UsageError(
                 "doubling.when = 'gradient' takes a round's change for a mean gradient: expected server.optimizer = "
                 f"'none', got '{self.optimizer}'; did you mean doubling.when = 'plateau'?"
             )
+
+    def without_effect(self, algorithm: Algorithm) -> UsageError:
+        beside = f"algorithm.name = '{algorithm.name}', which shares none of the model's tensors"
+        return no_meaning("server.optimizer", self.optimizer, beside)
 
     @property
     def adaptive(self) -> bool:
@@ -132,10 +137,7 @@ def with_server_optimizer(algorithm: Algorithm, task: Task, server: ServerOptimi
         return algorithm
     made = wrapped(algorithm, _Stepping, optimizer_of_server=server)
     if not _learnt(made, task):
-        raise UsageError(
-            f"server.optimizer = '{server.optimizer}': algorithm.name = '{algorithm.name}' shares none of the model's "
-            "tensors: expected server.optimizer = 'none'"
-        )
+        raise server.without_effect(algorithm)
     return made
 
 

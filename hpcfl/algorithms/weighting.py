@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, no_meaning
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Algorithm
@@ -37,10 +37,8 @@ class Weighting(ConfigBase):
         for key, owner in (("cutoff", "estimated"), ("mean", "remembered")):
             value = getattr(self, key)
             if value != type(self).model_fields[key].default and self.correct != owner:
-                raise UsageError(
-                    f"weighting.{key} = {value!r} has no meaning with weighting.correct = '{self.correct}': remove it, "
-                    f"or set weighting.correct = '{owner}'"
-                )
+                choice = "weighting.correct"
+                raise no_meaning(f"weighting.{key}", value, f"{choice} = '{self.correct}'", f"{choice} = '{owner}'")
         if self.correct != "none":
             algorithm.mean_weights()
         if self.correct in ("known", "estimated") and participation.by_arrivals:
@@ -62,12 +60,15 @@ class Weighting(ConfigBase):
                 "weighting.correct = 'remembered': with participation.close = 'arrivals' changes of different "
                 "rounds are added, whose step sizes must be alike: expected algorithm.decay = 0"
             )
-        if self.correct == "known" and participation.close not in ("all", "deadline"):
+        if self.correct == "known" and participation.close == "all":
+            close = "participation.close"
+            raise no_meaning("weighting.correct", "known", f"{close} = 'all': nobody is away", f"{close} = 'deadline'")
+        if self.correct == "known" and participation.close != "deadline":
             raise UsageError(
                 "weighting.correct = 'known' needs the chance to arrive, which is not known for participation.close = "
                 f"'{participation.close}'; did you mean weighting.correct = 'estimated', or close = 'deadline'?"
             )
-        if self.correct == "known" and participation.close == "deadline" and not known:
+        if self.correct == "known" and not known:
             raise UsageError(
                 "weighting.correct = 'known' needs the chance to arrive by the deadline, which real time with "
                 "speed.model = 'none' does not tell; did you mean weighting.correct = 'estimated'?"

@@ -247,7 +247,8 @@ class Watch:
         last : bool
             Whether this is the last evaluation of the run.
         """
-        there, told = ~np.isnan(finite), {}
+        there = ~np.isnan(finite)
+        told: dict[str, str] = {}
         if there.any() and not finite[there].any():
             return "no output of any model is finite", told
         if bad := int((~np.isfinite(losses[there])).sum()):

@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.errors import no_meaning, refusal
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Ints
 from hpcfl.data.base import (
@@ -93,7 +93,7 @@ class Hdf5(Pooled):
     def reading(self) -> Reading | None:
         """What becomes of the features."""
         if self.tokens and self.scale is not None:
-            raise UsageError(f"data.scale = '{self.scale}' has no meaning with data.tokens = true: remove one of them")
+            raise no_meaning("data.scale", self.scale, "data.tokens = true")
         return "tokens" if self.tokens else self.scale
 
     def check(self, clients: int, data_dir: Path | None) -> Header:

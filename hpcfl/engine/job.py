@@ -13,7 +13,7 @@ import torch
 
 from hpcfl.algorithms import Algorithm, IteratedReduction
 from hpcfl.algorithms.base import Extras
-from hpcfl.base.errors import UsageError, refusal
+from hpcfl.base.errors import refusal
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.base.types import Computing, Floats, Ints, Shape, State
 from hpcfl.comm.guard import Norms, RunGuard, Watch
@@ -115,10 +115,7 @@ class Job:
         algorithm = config.method(task)
         give_back() if config.clock == "wall" and task.nbytes >= LEAN_BYTES else keep_freed()
         if config.doubling.when == "gradient" and config.algorithm.init_server(task).keys().isdisjoint(task.initial()):
-            raise UsageError(
-                f"doubling.when = 'gradient': algorithm.name = '{config.algorithm.name}' shares nothing that could "
-                "move; did you mean doubling.when = 'plateau'?"
-            )
+            raise config.doubling.nothing_moves(config.algorithm.name)
         auto = config.batch_clients == "auto"
         size, single = chunk or (config.speed.chunk if auto else None), config.one_by_one or task.looped
         size = size or chunk_size(config.batch_clients, config.clients, task.nbytes, single, task.heavy)

@@ -100,6 +100,13 @@ class Doubling(ConfigBase):
                 f"may hold: expected at most 1, got {participation.min_clients}; did you mean 1?"
             )
 
+    def nothing_moves(self, method: str) -> UsageError:
+        """Return the error for a method that shares nothing of which there could be a gradient."""
+        return UsageError(
+            f"doubling.when = 'gradient': algorithm.name = '{method}' shares nothing that could move; did you mean "
+            "doubling.when = 'plateau'?"
+        )
+
     def signal(self, before: State, after: State, sums: Sums, rate: float) -> float:
         """Return what a stage may end by, at least 0; −1: the round says nothing. `rate`: the learning rate."""
         if self.when == "plateau" and "loss" in sums and sums.weight("loss"):

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import UsageError, check_within, refusal, toml
+from hpcfl.base.errors import UsageError, check_within, no_meaning, refusal, toml
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
 
@@ -100,11 +100,13 @@ class Participation(ConfigBase):
     snapshot: int = Field(0, ge=0)
     """Real time, ``partial = "steps"``: every so many local steps a client keeps ready what it would send if it stopped
     there, and sends the last of it where a step does not end in time; 0: never."""
-    only_for: ClassVar[Mapping[str, tuple[str, str]]] = {
+    only_for: ClassVar[Mapping[str, tuple[str, str | tuple[str, ...]]]] = {
         "size": ("invite", "uniform"),
         "first": ("close", "first"),
         "quorum": ("close", "quorum"),
         "grace": ("close", "quorum"),
+        "partial": ("close", ("first", "quorum", "deadline", "arrivals")),
+        "min_clients": ("close", ("first", "quorum", "deadline")),
         "deadline": ("close", "deadline"),
         **dict.fromkeys(ARRIVALS, ("close", "arrivals")),
     }
@@ -155,7 +157,7 @@ class Participation(ConfigBase):
         self._check_count("first", self.first, self.invited(clients))
         self._check_count("quorum", self.quorum, self.invited(clients))
         if self.grace is not None and self.close != "quorum":
-            raise UsageError("participation.grace is only for close = 'quorum'")
+            raise self._no_meaning("grace", "close", "quorum")
         self._check_deadline()
         self._check_arrivals(clients)
         most = self.enough or self.invited(clients)
@@ -177,12 +179,34 @@ class Participation(ConfigBase):
     def _check_count(self, key: str, value: int | None, most: int) -> None:
         choice, word = self.only_for[key]
         needed, by = getattr(self, choice) == word, f"{choice} = '{word}'"
-        if needed != (value is not None):
-            raise UsageError(
-                f"participation.{key}: {by} needs it" if needed else f"participation.{key} is only for {by}"
-            )
+        if value is not None and not needed:
+            raise self._no_meaning(key, choice, word)
+        if value is None and needed:
+            raise UsageError(f"participation.{key}: {by} needs it")
         if value is not None:
             check_within(f"participation.{key}", value, 1, most)
+
+    def _no_meaning(self, key: str, choice: str, word: object) -> UsageError:
+        """Return the error for a key that is only for another word of a choice."""
+        here = f"participation.{choice}"
+        beside, other = f"{here} = {toml(getattr(self, choice))}", f"{here} = {toml(word)}"
+        return no_meaning(f"participation.{key}", getattr(self, key), beside, other)
+
+    def check_effect(self, layerwise: bool, sure: bool) -> None:
+        """Raise UsageError where a key speaks of visits that are missing or cut short, and none can be.
+
+        Parameters
+        ----------
+        layerwise : bool
+            The algorithm delivers layers one by one: to discard a visit then takes those of one that is rejected too.
+        sure : bool
+            All visits come that are waited for, as in simulated time.
+        """
+        idle = ("layers", "steps") if layerwise else ("layers", "steps", "discard")
+        if self.close == "all" and self.partial in idle:
+            raise self._no_meaning("partial", "close", "deadline")
+        if self.min_clients and self.bound is None and sure:
+            raise self._no_meaning("min_clients", "close", "deadline")
 
     def _check_deadline(self) -> None:
         if self.deadline is None or self.deadline == "adaptive":
@@ -204,7 +228,7 @@ class Participation(ConfigBase):
         if self.close != "arrivals":
             for key in ARRIVALS:
                 if getattr(self, key) != type(self).model_fields[key].default:
-                    raise UsageError(f"participation.{key} is only for close = 'arrivals', got close = '{self.close}'")
+                    raise self._no_meaning(key, "close", "arrivals")
             return
         members, most = clients - self._held, self.at_work(clients)
         check_within("participation.concurrency", most, 1, members)

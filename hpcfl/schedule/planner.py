@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.base.errors import RunError, UsageError, listed, refusal
+from hpcfl.base.errors import RunError, UsageError, listed, no_meaning, refusal
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.arrivals import Flights, Queue
 from hpcfl.schedule.doubling import Doubling, Stage, Theory, entered, stages, wanted
@@ -33,7 +33,6 @@ class Method(Protocol):
     layerwise: ClassVar[bool]
     snapshots: ClassVar[bool]
     needs_rounds: ClassVar[str]
-    shares_model: ClassVar[bool]
 
     @property
     def splits_last(self) -> bool: ...
@@ -339,6 +338,8 @@ def check(
     speed.covers(rounds, clients)
     _check_partial(participation.partial, algorithm)
     _check_snapshot(participation, algorithm)
+    if not speed.replays:  # which obeys its own rules
+        participation.check_effect(algorithm.layerwise, clock == "simulated")
     if speed.rules(participation).by_arrivals:  # a replay
         _check_arrivals(algorithm)
     if speed.rules(participation).every_client:
@@ -362,15 +363,13 @@ def check(
 
 def _check_snapshot(participation: Participation, algorithm: Method) -> None:
     """Refuse snapshots that nobody could take or use."""
-    why = ""
+    why = instead = ""
     if not participation.by_steps:
-        why = f"is only for participation.partial = 'steps', got '{participation.partial}'"
-    elif participation.close == "all":
-        why = "is only for rounds that a deadline ends, got participation.close = 'all'"
+        why, instead = f"participation.partial = '{participation.partial}'", "participation.partial = 'steps'"
     elif not algorithm.snapshots:
-        why = f"has no meaning with algorithm.name = '{algorithm.name}', which learns in several phases"
+        why = f"algorithm.name = '{algorithm.name}', which learns in several phases"
     if participation.snapshot and why:
-        raise UsageError(f"participation.snapshot = {participation.snapshot} {why}; did you mean 0?")
+        raise no_meaning("participation.snapshot", participation.snapshot, why, instead)
 
 
 def _check_arrivals(algorithm: Method) -> None:

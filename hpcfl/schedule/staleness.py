@@ -8,12 +8,11 @@ import numpy as np
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.errors import UsageError, no_meaning, refusal, toml
+from hpcfl.base.errors import UsageError, no_meaning, refusal
 from hpcfl.base.types import Floats, Ints
 
 if TYPE_CHECKING:
     from hpcfl.schedule.participation import Participation
-    from hpcfl.schedule.planner import Method
 
 
 class Staleness(ConfigBase):
@@ -32,13 +31,14 @@ class Staleness(ConfigBase):
     b: int | None = Field(None, ge=0)
     """The staleness up to which a ``hinge`` is 1: by default 4."""
 
-    def check(self, participation: Participation, algorithm: Method, kept_by: str = "") -> None:
-        """Raise UsageError where a key has no meaning; `kept_by`: what lets clients keep what they have sent."""
+    def check(self, participation: Participation, kept_by: str = "", without: str = "") -> None:
+        """Raise UsageError where a key has no meaning; `kept_by`: what lets clients keep what they have sent.
+
+        `without`: the method, where it shares nothing.
+        """
         if self.weight != "constant" and participation.close != "arrivals":
-            raise UsageError(
-                f"staleness.weight = '{self.weight}' is only for participation.close = 'arrivals', got "
-                f"'{participation.close}'; did you mean staleness.weight = 'constant'?"
-            )
+            beside, other = (f"participation.close = '{word}'" for word in (participation.close, "arrivals"))
+            raise no_meaning("staleness.weight", self.weight, beside, other)
         if self.weight != "constant" and participation.every_client:
             raise refusal(
                 "staleness.weight",
@@ -46,12 +46,8 @@ class Staleness(ConfigBase):
                 self.weight,
                 "'constant'",
             )
-        if self.weight != "constant" and not algorithm.shares_model:
-            raise no_meaning(
-                "staleness.weight",
-                self.weight,
-                f"algorithm.name = '{algorithm.name}', which shares nothing of the model",
-            )
+        if self.weight != "constant" and without:
+            raise no_meaning("staleness.weight", self.weight, f"{without}, which shares nothing of the model")
         if self.weight != "constant" and kept_by:
             raise UsageError(
                 f"staleness.weight = '{self.weight}': with {kept_by} clients keep what they have sent, which must "
@@ -60,10 +56,8 @@ class Staleness(ConfigBase):
         for key, words in (("a", ("polynomial", "hinge")), ("b", ("hinge",))):
             value = getattr(self, key)
             if value is not None and self.weight not in words:
-                raise UsageError(
-                    f"staleness.{key} = {toml(value)} has no meaning with staleness.weight = '{self.weight}': remove "
-                    f"it, or set staleness.weight = '{words[0]}'"
-                )
+                choice = "staleness.weight"
+                raise no_meaning(f"staleness.{key}", value, f"{choice} = '{self.weight}'", f"{choice} = '{words[0]}'")
 
     def factors(self, staleness: Ints) -> Floats:
         """Return s of each staleness, float64 [n]."""

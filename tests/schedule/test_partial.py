@@ -235,11 +235,11 @@ def test_any_number_of_ranks_gives_the_same(world: Any, shared_dir: Any, rule: s
         same(run, alone)
 
 
-def test_without_a_deadline_layers_are_whole_visits_to_the_bit(solo: Any, tmp_path: Any) -> None:
+def test_without_a_deadline_layers_that_are_discarded_are_whole_visits_to_the_bit(solo: Any, tmp_path: Any) -> None:
     values = table("salf", "mlp", True, speed=DYNAMIC)
     runs = [
         play(solo, {**values, "participation": {"close": "all", "partial": partial}}, tmp_path / partial, None)
-        for partial in ("layers", "discard")
+        for partial in ("auto", "discard")
     ]
     same(*runs)
 
@@ -251,11 +251,14 @@ def test_without_a_deadline_layers_are_whole_visits_to_the_bit(solo: Any, tmp_pa
     ("keys", "line"),
     [
         ({"close": "quorum"}, "participation.quorum: close = 'quorum' needs it"),
-        ({"quorum": 2}, "participation.quorum is only for close = 'quorum'"),
-        ({"close": "first", "first": 2, "quorum": 2}, "participation.quorum is only for close = 'quorum'"),
-        ({"close": "quorum", "quorum": 2, "first": 2}, "participation.first is only for close = 'first'"),
-        ({"grace": 0.5}, "participation.grace is only for close = 'quorum'"),
-        ({"close": "first", "first": 2, "grace": 0.0}, "participation.grace is only for close = 'quorum'"),
+        ({"quorum": 2}, "participation.quorum = 2 has no meaning with participation.close = 'all': remove it, or set "),
+        (
+            {"close": "first", "first": 2, "quorum": 2},
+            "participation.quorum = 2 has no meaning with .* 'first'",
+        ),
+        ({"close": "quorum", "quorum": 2, "first": 2}, "participation.first = 2 has no meaning with .* 'quorum'"),
+        ({"grace": 0.5}, "participation.grace = 0.5 has no meaning with participation.close = 'all'"),
+        ({"close": "first", "first": 2, "grace": 0.0}, "participation.grace = 0.0 has no meaning with .* 'first'"),
         ({"close": "quorum", "quorum": 5}, "participation.quorum: expected 1 … 4, got 5; did you mean 4?"),
         (
             {"close": "quorum", "quorum": 4, "invite": "uniform", "size": 3},

@@ -220,23 +220,6 @@ def test_a_chunk_is_one_by_one_whatever_each_one_takes(solo: Any, tmp_path: Path
         np.testing.assert_allclose(value, states[1].shared[name], rtol=close, atol=close, err_msg=name)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_without_a_deadline_it_is_as_if_visits_were_whole(solo: Any, tmp_path: Path, method: str) -> None:
-    values = small(algorithm={"batch": 20, **METHODS[method]}, rounds=2)
-    runs = [
-        play(solo, {**values, "participation": {"close": "all", "partial": partial}}, tmp_path / partial, None)
-        for partial in ("steps", "discard")
-    ]
-    one, other = (recorded(run) for run in runs)
-    steps = one.pop("steps")
-    assert (steps > 0).all()
-    for name in other:
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
-    states = [store.load(store.latest(run)).shared for run in runs]  # type: ignore[arg-type]
-    for name, value in states[0].items():
-        np.testing.assert_array_equal(value, states[1][name], err_msg=name)
-
-
 def test_what_is_recorded_follows_from_what_is_recorded(solo: Any, tmp_path: Path) -> None:
     run = play(solo, small(oracle={"record": True, "phi": 1.0}), tmp_path / "run", None)
     data = store.open_run(run)

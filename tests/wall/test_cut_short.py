@@ -63,15 +63,6 @@ def test_visits_stop_in_time_and_a_replay_takes_as_many_steps(
         assert np.isinf(data["visit_seconds"].values).all()
 
 
-def test_nobody_is_stopped_where_rounds_wait_for_all(world: Any, shared_dir: Path) -> None:
-    values = real(world, shared_dir, participation={"close": "all", "partial": "steps"}, speed={"model": "none"})
-    run = play(world, values, shared_dir / "run", world.comm)
-    again = play(world, replay(values, run), shared_dir / "again", None)
-    if world.rank == 0:
-        agree(run, again, exact=True, clients=world.size - 1)
-        assert (store.open_run(run)["steps"].values == STEPS).all()
-
-
 def test_chunks_are_refused() -> None:
     words = r"^batch_clients: .* stops each visit by its own clock: .* got 2; did you mean 1\?$"
     with pytest.raises(UsageError, match=words):

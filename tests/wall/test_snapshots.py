@@ -70,15 +70,21 @@ def test_a_slow_a_stuck_and_a_dead_client(solo: Any, tmp_path: Path) -> None:
     [
         (
             {"participation": {**RULE, "partial": "discard"}},
-            "is only for .*partial = 'steps', got 'discard'",
+            "participation.snapshot = 1 has no meaning with .*partial = 'discard': remove it, or set .* = 'steps'",
         ),
-        ({"participation": {"partial": "steps", "snapshot": 1}}, "is only for rounds that a deadline ends"),
-        ({"algorithm": {"name": "fedrep"}}, "has no meaning with algorithm.name = 'fedrep', which learns in several"),
+        (
+            {"participation": {"partial": "steps", "snapshot": 1}},
+            "participation.partial = 'steps' has no meaning",
+        ),
+        (
+            {"algorithm": {"name": "fedrep"}},
+            r".*snapshot = 1 has no meaning with .*'fedrep', which learns in several phases",
+        ),
     ],
 )
 def test_snapshots_that_nobody_could_take_are_refused(keys: dict[str, Any], words: str) -> None:
     values = table("fedavg", "mlp", False, **{"algorithm": {"name": "fedavg"}, "participation": RULE, **keys})
-    with pytest.raises(UsageError, match=rf"^participation\.snapshot = 1 {words}.*; did you mean 0\?$"):
+    with pytest.raises(UsageError, match=rf"^{words}"):
         put_together(from_table(values))
 
 

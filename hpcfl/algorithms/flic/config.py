@@ -152,6 +152,9 @@ class FlicKeys(Algorithm):
                     f"algorithm.{key} = {value!r} has no meaning without {needed}: remove it, or set {needed}"
                 )
 
+    def shares_any(self, model: Model) -> bool:
+        return self.inside != "fedrep" or bool(getattr(model, "hidden", True))  # α is the hidden layers
+
     def check_model(self, model: Model, header: Header) -> None:
         if model.chain and model.name != "latent":
             raise UsageError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import UsageError, no_meaning
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
 from hpcfl.schedule.plan import Attempt
@@ -41,10 +41,8 @@ class UniformDepth(Speed):
 
     def check(self, participation: Participation, clock: str = "simulated") -> None:
         if self.late == "rounds" and not participation.by_arrivals:
-            raise UsageError(
-                f"speed.late = 'rounds' is only for participation.close = 'arrivals', got '{participation.close}'; did "
-                "you mean speed.late = 'pace'?"
-            )
+            beside, other = (f"participation.close = '{word}'" for word in (participation.close, "arrivals"))
+            raise no_meaning("speed.late", "rounds", beside, other)
         check_end(participation, "speed.model = 'uniform-depth' says how far stragglers are")
 
     def paces(self, seed: int, clients: int) -> Floats:
