@@ -19,7 +19,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from hpcfl.comm.channel import Channel, connect
+from hpcfl.comm.channel import Connected, Pair, connect, single
 from hpcfl.comm.mpi import Patience, doze, rows, tell
 from hpcfl.comm.placement import lane_ranks
 from hpcfl.comm.processors import cores
@@ -85,23 +85,40 @@ class Facts:
 
 
 class Puppet:
-    """One client rank on its lane, number `place` of those there."""
+    """One client rank on its lane, number `place` of those there; on the `spare` one once that lost another rank."""
 
-    def __init__(self, facts: Facts, rank: int, place: int, ranks: int, control: Channel, data: Channel) -> None:
-        self.facts, self.rank, self.place, self.ranks = facts, rank, place, ranks
-        self.control, self.data = control, data
+    def __init__(self, facts: Facts, rank: int, place: int, ranks: int, lane: Pair, spare: Pair | None = None) -> None:
+        self.facts, self.rank, self.spare = facts, rank, spare
         self.ops = {number: name for name, number in facts.ops.items()}
-        self.frames = facts.frames[str(ranks)]
-        self.command = np.zeros(facts.words[str(ranks)], dtype=np.int64)
-        self.state = [np.zeros(nbytes, dtype=np.uint8) for nbytes in facts.state]
         self.counts = dict.fromkeys(COUNTED, 0)
+        self._left: list[Any] = []
+        self._join(place, ranks, lane)
+
+    def _join(self, place: int, ranks: int, lane: Pair) -> None:
+        self.place, self.ranks = place, ranks
+        self.control, self.data = lane
+        self.frames = self.facts.frames[str(ranks)]
+        self.command = np.zeros(self.facts.words[str(ranks)], dtype=np.int64)
+        self.state = [np.zeros(nbytes, dtype=np.uint8) for nbytes in self.facts.state]
         self._posted = 0
         self._sends: list[tuple[list[Any], Frame]] = []
-        self._until_done(self.control.meet())
-        self._listen()
+        self._heard = self.control.meet()
 
     def serve(self) -> None:
         """Do what the server asks until it says that the run is over."""
+        try:
+            self._serve()
+        except MPI.Exception:
+            if self.spare is None:
+                raise
+            spare, self.spare = self.spare, None
+            self._left += [self._sends, self._heard, self.command, self.state]  # who hangs may still use it one day
+            self._join(0, 1, spare)
+            self._serve()
+
+    def _serve(self) -> None:
+        self._until_done(self._heard)
+        self._listen()
         while True:
             self._until_done(self._heard)
             command = self.command.copy()
@@ -179,12 +196,19 @@ def _done(requests: list[Any]) -> bool:
     return bool(MPI.Request.Testall(requests))
 
 
+def joined(comm: MPI.Intracomm, facts: Facts, connected: Connected) -> Puppet:
+    """Return the puppet of this rank on its own lane among those that were connected."""
+    rank, rows = comm.Get_rank(), enumerate(lane_ranks(facts.width, facts.hosts))
+    number, lane = next((number, row) for number, row in rows if rank in row)
+    spare = connected.lanes.get(single(rank, comm.Get_size())) if len(lane) > 1 else None
+    return Puppet(facts, rank, lane.index(rank), len(lane), connected.lanes[number], spare)
+
+
 def serve(comm: MPI.Intracomm) -> None:
     """Be a puppet until the server says that the run is over."""
-    facts, rank = Facts.heard(comm), comm.Get_rank()
+    facts = Facts.heard(comm)
     Patience.crowd = comm.Get_size() / len(cores())
-    number, lane = next((number, row) for number, row in enumerate(lane_ranks(facts.width, facts.hosts)) if rank in row)
     connected = connect(comm, facts.width, facts.hosts, facts.apart)
-    Puppet(facts, rank, lane.index(rank), len(lane), *connected.lanes[number]).serve()
+    joined(comm, facts, connected).serve()
     if not facts.apart:
         connected.free()

@@ -9,7 +9,7 @@ For each number of ranks, width of lanes and size of the model a job is started,
 
 - rounds with a deadline. A visit takes half of it. A share of the ranks is slow, one and a half times the deadline;
   a share is suspended (SIGSTOP, by process id) at different moments of one round, until these rounds end; a share is
-  killed then (Open MPI, lanes of one rank). `late_ms`: from the deadline to when the server has decided what counts;
+  killed then (Open MPI). `late_ms`: from the deadline to when the server has decided what counts;
   for how much of the worst, at most, it was ready to run but had no core. The server's share of a core, and the
   puppets' while nobody asks them anything; bytes per round of commands, state and frames, counted by the puppets.
 - a round in which all sleep for longer than it lasts: what a look at all lanes takes of a core.
@@ -87,8 +87,8 @@ def parsed(args: Sequence[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{fault}", type=float, default=0.0, help="share of the puppets")
     parser.add_argument("--swift", type=int, default=10, help="rounds in which nobody sleeps")
     asked = parser.parse_args(args)
-    if asked.killed and (asked.mpi != "openmpi" or asked.width != ["1"]):
-        parser.error("--killed: expected --mpi openmpi and --width 1, where a job goes on without its dead")
+    if asked.killed and asked.mpi != "openmpi":
+        parser.error("--killed: expected --mpi openmpi, where a job goes on without its dead")
     if wrong := [width for width in asked.width if not width.isdigit() and width not in ("node", "all")]:
         parser.error(f"--width: expected a number of ranks, node or all, got {wrong[0]}")
     if asked.rounds < 1 or asked.swift < 1:
@@ -289,7 +289,9 @@ def facts_of(job: Job, hosts: list[str], seconds: list[float], rounds: int, apar
     from hpcfl.engine.wall.protocol import Command, Op
 
     width = job.config.lane_width
-    sizes = {1} if width == TWO_LEVEL else {len(row) for row in lane_ranks(width, hosts)}
+    sizes = {1}  # what is left of a lane of several that has lost a rank
+    if width != TWO_LEVEL:
+        sizes |= {len(row) for row in lane_ranks(width, hosts)}
     packing = Packing(job.begin(0).shared)
     return Facts(
         hosts=hosts,

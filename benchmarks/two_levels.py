@@ -173,11 +173,10 @@ def leaders() -> list[int]:
 
 def puppet(comm: Any) -> None:
     """Be a rank that neither leads nor is at fault."""
-    from puppet import Facts, Puppet
+    from puppet import Facts, Puppet, joined
 
     from hpcfl.comm.channel import connect, direct
     from hpcfl.comm.mpi import Patience
-    from hpcfl.comm.placement import lane_ranks
     from hpcfl.comm.processors import cores
 
     os.nice(10)
@@ -188,11 +187,9 @@ def puppet(comm: Any) -> None:
     there = connect(comm, facts.width, facts.hosts, facts.apart)
     if facts.width == TWO_LEVEL:
         leader, _ = tree(NODES, NODES, facts.hosts).above(rank)
-        Puppet(facts, rank, 0, 1, *direct(there.comms[0], leader, leads=False)).serve()
-        return
-    rows = enumerate(lane_ranks(facts.width, facts.hosts))
-    number, lane = next((number, row) for number, row in rows if rank in row)
-    Puppet(facts, rank, lane.index(rank), len(lane), *there.lanes[number]).serve()
+        Puppet(facts, rank, 0, 1, direct(there.comms[0], leader, leads=False)).serve()
+    else:
+        joined(comm, facts, there).serve()
 
 
 def real(comm: Any, asked: argparse.Namespace) -> None:

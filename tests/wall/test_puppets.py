@@ -43,8 +43,10 @@ def test_puppets_among_ranks(world: Any, width: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.launch
-def test_a_puppet_dies() -> None:
+def test_a_puppet_dies_on_a_lane_with_others() -> None:
+    """The lane falls apart into lanes of one rank, on which the others go on."""
     words = ["--ranks", "4", "--rounds", "4", "--slow", "0.3", "--killed", "0.3", "--swift", "1", "--kilobytes", "4"]
+    words += ["--width", "all"]
     ended = alone([sys.executable, str(BENCHMARKS / "puppets.py"), *words], 200.0)
     assert ended.code == 0, ended.err
     (found,) = json.loads(ended.out.splitlines()[-1])["puppets"]
