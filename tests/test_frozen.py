@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import warnings
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from golden.freeze import FILE, MNIST, RUNS, kind, play, record
+from golden.freeze import FILE, RUNS, has_data, kind, play, record
 
 FROZEN = json.loads(FILE.read_text())
 DIGESTS = next((each["digests"] for each in FROZEN["kinds"] if each["kind"] == kind()), {})
@@ -21,10 +20,6 @@ ROUNDING = {"accuracy": 1e-6, "client_accuracy": 1e-6}
 NORM = 1e-5  # relative: norms are written with six digits
 if not DIGESTS:
     warnings.warn(f"digests are not compared: none are frozen on {kind()}", stacklevel=1)
-
-
-def has_data(name: str) -> bool:
-    return name not in MNIST or (Path(os.environ.get("HPCFL_DATA", "")) / "mnist").is_dir()
 
 
 def changes(then: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:

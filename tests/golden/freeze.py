@@ -105,6 +105,10 @@ def kind() -> dict[str, str]:
     }
 
 
+def has_data(name: str) -> bool:
+    return name not in MNIST or (Path(os.environ.get("HPCFL_DATA", "")) / "mnist").is_dir()
+
+
 def play(name: str, folder: Path) -> Path:
     """Run a preset on all ranks of this job and return its run folder."""
     options = [word for setting in (*ALWAYS, *RUNS[name]) for word in ("--set", setting)]
@@ -114,8 +118,8 @@ def play(name: str, folder: Path) -> Path:
     return folder
 
 
-def record(run: Path) -> dict[str, Any]:
-    """Return what is frozen of a run; of a tensor in personal state, the norm is the sum of the clients' norms."""
+def state(run: Path) -> tuple[dict[str, Any], list[tuple[int, str, Any]]]:
+    """Return what the last checkpoint holds: the server's tensors by name, and personal ones client by client."""
     newest = max((run / "checkpoints").iterdir())
     with h5py.File(newest / "server.h5") as file:
         shared = {name: item[()] for name, item in file["shared"].items()}
@@ -129,7 +133,12 @@ def record(run: Path) -> dict[str, Any]:
                 for row, client in enumerate(group["ids"][:])
                 for name, item in group["tensors"].items()
             ]
-    personal.sort(key=lambda entry: entry[:2])
+    return shared, sorted(personal, key=lambda entry: entry[:2])
+
+
+def record(run: Path) -> dict[str, Any]:
+    """Return what is frozen of a run; of a tensor in personal state, the norm is the sum of the clients' norms."""
+    shared, personal = state(run)
     own: dict[str, float] = {}
     for _, name, value in personal:
         own[name] = own.get(name, 0.0) + norm(value)
