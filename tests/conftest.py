@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # digests are those of CPUs
 
+from helpers.summary import SPENT, processor_seconds, summary
 from hpcfl.comm.launcher import launched
 from hpcfl.testing.conftest import shared_dir, solo, world
 from hpcfl.testing.world import RESULTS, World
+
+BEGAN = time.monotonic()
+BEFORE = pytest.StashKey[float]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -72,3 +77,27 @@ def pytest_sessionfinish() -> None:
     if folder and launched():
         found = {"outcomes": Results.outcomes, "facts": Results.facts}
         (Path(folder) / f"rank-{World().rank}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    item.stash[BEFORE] = processor_seconds()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Let the last report of a test say what the test took, processes that it has started and seen end among it."""
+    if call.when == "teardown":
+        item.user_properties.append((SPENT, processor_seconds() - item.stash[BEFORE]))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say where the time went, and how many frozen runs were really compared to the bit."""
+    reports = [each for several in terminalreporter.stats.values() for each in several]
+    ends = [
+        dict(each.user_properties) | {"nodeid": each.nodeid}
+        for each in reports
+        if getattr(each, "when", "") == "teardown"
+    ]
+    for line in [] if launched() else summary(ends, time.monotonic() - BEGAN):
+        terminalreporter.write_line(line)

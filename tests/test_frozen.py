@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from golden.freeze import FILE, RUNS, has_data, kind, play, record
+from helpers import summary
 
 FROZEN = json.loads(FILE.read_text())
 DIGESTS = next((each["digests"] for each in FROZEN["kinds"] if each["kind"] == kind()), {})
@@ -54,7 +55,11 @@ def difference(name: str, run: Path) -> str:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_one_rank_gives_what_is_frozen(name: str, tmp_path: Path) -> None:
+def test_one_rank_gives_what_is_frozen(
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    how = "to the bit" if name in DIGESTS else "only by norms and columns"
+    record_property(summary.FROZEN, how if has_data(name) else "not at all")
     if not has_data(name):
         pytest.skip("needs MNIST in HPCFL_DATA")
     if changed := difference(name, play(name, tmp_path / name)):
