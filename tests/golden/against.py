@@ -34,6 +34,7 @@ from hpcfl.testing.runs import recorded
 
 PLAYER = Path(__file__).with_name("player.py")
 SIDES = "COMMIT", "HEAD"
+LIMIT = 3600.0  # seconds after which a job hangs, on a busy machine too
 Row = dict[str, Any]
 """A run's `name`, `ranks`, and `outcome`: equal, differs, failed (both), not in COMMIT or not compared, and `why`."""
 
@@ -96,7 +97,7 @@ def play(mpi: str, ranks: int, names: Sequence[str], tree: Path, folder: Path) -
     file = folder / "runs.json"
     file.write_text(json.dumps(runs))
     words = [*(["-m", "mpi4py"] if mpi else []), str(PLAYER), str(tree), str(file)]
-    ended = job(mpi, ranks, words, env={"PYTHONPATH": str(tree), "CUDA_VISIBLE_DEVICES": ""})
+    ended = job(mpi, ranks, words, LIMIT, env={"PYTHONPATH": str(tree), "CUDA_VISIBLE_DEVICES": ""})
     return (ended.err.strip().splitlines() or [""])[-1]
 
 
