@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import random
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,19 +20,22 @@ from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.errors import Diverged, UsageError
-from hpcfl.base.types import Computing
-from hpcfl.comm.transport import Alone
 from hpcfl.commands import list as catalogue
-from hpcfl.config import Config, from_table
-from hpcfl.engine.job import Job
-from hpcfl.engine.loop import step
-from hpcfl.engine.record import Record
-from hpcfl.engine.simulated import Simulated
+from hpcfl.config import from_table
 from hpcfl.launch import device
 from hpcfl.testing import fake_device
+from hpcfl.testing.clients import CLASSES, SIZES
+from hpcfl.testing.rounds import Figures, Played, Watched, apart, whose
 from hpcfl.testing.runs import play, resume, same, table
 
 CLOSE = 1e-5
+EXACT = 1e-12
+ROUNDS = 3  # of unequal clients
+GENERATORS: dict[str, Callable[[int], Any]] = {
+    "torch": torch.manual_seed,
+    "numpy": np.random.seed,
+    "random": random.seed,
+}
 FORBIDDEN = (
     *("mpi4py", "h5py", "time", "os", "pathlib"),
     *("hpcfl.store", "hpcfl.comm.collective", "hpcfl.engine.wall", "hpcfl.comm.mpi", "hpcfl.engine.loop"),
@@ -79,6 +84,7 @@ OWN: dict[str, dict[str, Any]] = {  # problems of those that need one of their o
 }
 
 WHOLE: dict[str, Path] = {}
+SEEDED: dict[str, Figures] = {}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -91,17 +97,29 @@ def values(name: str, batched: bool = True) -> dict[str, Any]:
     return table("salf", "mlp", batched, algorithm={"name": name}, speed=late) | OWN.get(name, {})
 
 
-def after_one_round(config: Config, computing: Computing) -> tuple[Job, dict[tuple[int, str], Any]]:
-    """Return what is shared (client −1) and what each client keeps after one round."""
-    job = Job.of(config, None, 1, computing=computing)
-    now, record = job.begin(0), Record.open()
-    plan, record.sums = Simulated(job, Alone(), 0).exchange(now, record)
-    step(job, now, record, plan)
-    found = {(-1, name): value for name, value in now.shared.items()}
-    for chunk in job.chunks:
-        for name, values in now.personal[chunk.number].items():
-            found |= {(int(client), name): value for client, value in zip(chunk.clients, values)}
-    return job, found
+def unequal(name: str, batched: bool = True) -> dict[str, Any]:
+    """Return a run in double precision of clients of `SIZES` samples, one of whom is never invited."""
+    own = OWN.get(name, {})
+    if own.keys() & {"data", "model"}:
+        pytest.skip("it has a problem of its own, with data of its own")
+    few = {"rounds": ROUNDS, "clients": len(SIZES), "seed": 4, "batch_clients": len(SIZES) if batched else False}
+    some = {"participation": {"invite": "uniform", "size": 3}, "speed": {"model": "none"}} | own
+    made = {"data": {"name": "hpcfl.testing.clients:Unequal"}, "model": {"name": "mlp", "hidden": [4]}}
+    return few | some | made | {"precision": "double", "algorithm": {"name": name, **own.get("algorithm", {})}}
+
+
+def seeded(name: str, other: str = "") -> Figures:
+    """Return what a short run ends with after global generators were seeded, one of them by another seed."""
+    for generator, seed in GENERATORS.items():
+        seed(int(generator == other))
+    return Played(from_table(values(name))).play(2).state
+
+
+def first(name: str) -> Figures:
+    """Return what the first such run of the process ended with."""
+    if name not in SEEDED:
+        SEEDED[name] = seeded(name)
+    return SEEDED[name]
 
 
 @pytest.fixture
@@ -196,11 +214,65 @@ def test_learns(solo: Any, tmp_path: Path, name: str) -> None:
 def test_fused_vmapped_and_looped_agree(name: str) -> None:
     late = {"model": "uniform-depth", "stragglers": 0.3}
     configs = [from_table(values(name, batched) | {"speed": late} | OWN.get(name, {})) for batched in (True, False)]
-    job, fused = after_one_round(configs[0], "fused")
-    if job.task.computing != "fused":
+    played = Played(configs[0], "fused")
+    if played.job.task.computing != "fused":
         pytest.skip("its model is no stack of linear layers")
+    fused = played.play(1).state
     for config in configs:
-        _, other = after_one_round(config, "vmapped")
+        other = Played(config, "vmapped").play(1).state
         assert other.keys() == fused.keys()
         for key, value in fused.items():
             torch.testing.assert_close(value, other[key], atol=CLOSE, rtol=CLOSE)
+
+
+# ---- what those get wrong who know the package from outside
+
+
+def test_a_chunk_of_unequal_clients_equals_single_visits(name: str) -> None:
+    """Some have no samples in most steps of the others."""
+    together, single = (Played(from_table(unequal(name, batched))).play(ROUNDS) for batched in (True, False))
+    if line := apart(together.state | together.scores, single.state | single.scores, EXACT):
+        pytest.fail(
+            f"{name}: {line} between a chunk of clients of {', '.join(map(str, SIZES))} samples and visits one by one: "
+            "what a client sends and keeps may depend on its own samples alone",
+            pytrace=False,
+        )
+
+
+def test_clients_without_samples_of_some_classes(name: str) -> None:
+    played = Played(from_table(unequal(name))).play(ROUNDS)
+    what = f"where clients hold one or two of {CLASSES} classes"
+    if played.rejected:
+        pytest.fail(f"{name}.client: sends what is not finite {what}", pytrace=False)
+    for (client, key), value in (played.state | played.scores).items():
+        if not value.isfinite().all():
+            pytest.fail(f"{name}: {whose(client, key)} is not finite {what}", pytrace=False)
+
+
+def test_changes_nothing_that_it_is_given(name: str) -> None:
+    """What is shared is served to others too, and may still be on its way; a test leaves no traces."""
+    _ = Played(from_table(values(name, batched=False)), wrapper=Watched).play(2).scores
+
+
+def test_sends_and_keeps_what_it_has_said(name: str) -> None:
+    """Names, shapes and types of blocks are those of the layout, those of states as they began."""
+    Played(from_table(values(name)), wrapper=Watched).play(2)
+
+
+def test_keeps_nothing_outside_its_state(name: str) -> None:
+    if line := apart(first(name), seeded(name)):
+        pytest.fail(
+            f"{name}: {line} between two runs in one process: what outlasts a visit belongs in `init_client`, "
+            "`init_server` or `init_extras`, and random numbers come from hpcfl.keyed",
+            pytrace=False,
+        )
+
+
+@pytest.mark.parametrize("generator", ["torch", "numpy", "random"])
+def test_draws_nothing_from_global_generators(name: str, generator: str) -> None:
+    """They go on elsewhere on other ranks, and begin anew where a run is resumed."""
+    if line := apart(first(name), seeded(name, generator)):
+        pytest.fail(
+            f"{name}: {line} with another seed of {generator}'s global generator: random numbers come from hpcfl.keyed",
+            pytrace=False,
+        )

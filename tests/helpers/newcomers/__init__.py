@@ -1,0 +1,1 @@
+"""Methods as those write them who have read the documentation and nothing else: no rest, no mask, no padding."""
