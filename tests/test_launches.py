@@ -29,6 +29,7 @@ ARITHMETIC = {
     "test_fedlrgd",
     "test_flic_linear",
     "test_flic_released",
+    "test_from_outside",
     "test_gradient_rank",
     "test_hold_out",
     "test_initial",

@@ -38,11 +38,11 @@ files or clocks. It derives from another algorithm only if it is that one with s
 train a model, or layers of it, begins from `local_sgd`.
 
 In each round the engine invites clients and serves them the shared state. It calls `client` for some of them at a time,
-a chunk. A visit sends named tensors, the blocks, in the order of `layout`; a layer is some of these blocks, and a
-visit's depth is the first layer that arrives in time. The engine adds up each block over the visits that counted, and
-calls `step` with these sums, once, at the server. Between rounds there are three kinds of state, and checkpoints hold
-all of them: what is shared (by default the model), what is personal to each client (by default nothing), and extras,
-which never leave the server (by default nothing).
+a chunk, all of which have samples in every step that `Task.batches` yields. A visit sends named tensors, the blocks, in
+the order of `layout`; a layer is some of these blocks, and a visit's depth is the first layer that arrives in time. The
+engine adds up each block over the visits that counted, and calls `step` with these sums, once, at the server. Between
+rounds there are three kinds of state, and checkpoints hold all of them: what is shared (by default the model), what is
+personal to each client (by default nothing), and extras, which never leave the server (by default nothing).
 """
 
 from __future__ import annotations

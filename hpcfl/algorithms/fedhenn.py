@@ -100,8 +100,7 @@ class FedHeNN(Local):
         def aligned(params: State, batch: Batch) -> Tensor:
             task.passed(batch, [self.alignment] * len(samples))
             apart = 1 - alignment(target, represented(task, params, samples))
-            # a client that has no sample in this step takes none
-            return task.losses(params, batch) + strength * apart * batch.active_weight()
+            return task.losses(params, batch) + strength * apart
 
         return aligned
 

@@ -61,8 +61,8 @@ class FedRep(PartlyPersonal):
         for block in range(self.blocks):
             if own:
                 upper = task.freeze_below(params, left, own)
-                batches = upper.batches(left, self.batch, self.head_epochs, phase=2 * block + 1)
-                optimiser.train(upper, params, batches, memory, own)
+                alone = upper.batches(left, self.batch, self.head_epochs, phase=2 * block + 1)
+                optimiser.train(upper, params, alone, memory, own)
                 left = left.after(head)
             batches = self.local_steps(task, left, phase=2 * block)
             losses.append(optimiser.train(task, params, batches, memory, params.keys() - own))

@@ -53,27 +53,15 @@ class HfMaml(LocalTraining):
             task.batches(each, self.batch, steps=self.steps, phase=phase)
             for phase, each in enumerate((first, others, others))
         ]
-        found = [
-            (self._step(task, params, one, two, three, one.active()), one.active_weight())
-            for one, two, three in zip(*threes)
-        ]
-        losses, weights = (torch.stack(each) for each in zip(*found))
-        return (losses * weights).sum(0) / weights.sum(0)
+        return torch.stack([self._step(task, params, *batches) for batches in zip(*threes)]).mean(0)
 
-    def _step(
-        self, task: Task, params: State, one: Batch, two: Batch, three: Batch, active: Tensor | None = None
-    ) -> Tensor:
-        """Take one step in place, of the clients `active` (bool ``[c]``; None: all); return the losses before it."""
-        import torch
-
+    def _step(self, task: Task, params: State, one: Batch, two: Batch, three: Batch) -> Tensor:
+        """Take one step in place; return the losses before it."""
         first, loss = task.gradients(params, one)
         second, _ = task.gradients(_moved(params, first, -self.inner_lr), two)
         bent = self._curvature(task, params, three, second)
         for name, value in params.items():
-            step = second[name] - self.inner_lr * bent[name]
-            if active is not None:  # whose visit is cut short rests
-                step = torch.where(active.view(-1, *[1] * (step.dim() - 1)), step, 0.0)
-            value.add_(step, alpha=-self.lr)
+            value.add_(second[name] - self.inner_lr * bent[name], alpha=-self.lr)
         return loss
 
     def _curvature(self, task: Task, params: State, batch: Batch, along: State) -> State:

@@ -239,16 +239,16 @@ def _loaded(request: AdaptRequest) -> tuple[Task, State]:
 
 def _adapt_chunk(request: AdaptRequest, task: Task, shared: State, clients: Ints) -> tuple[list[dict[str, Any]], State]:
     """Rows of the table, and what was learned, ``{name: [c, …]}``."""
+    from hpcfl.engine.uneven import evenly
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.evaluate import client_scores
 
+    method, visits = request.config.method(task), Visits.for_test(request.saved.round, clients)
     tests, params = task.federation.test_sizes[clients], {}
     curves: list[list[dict[str, Any]]] = [[] for _ in clients]
     for epochs in (0, *request.epochs):
         task.oracle_calls[:] = 0
-        params = request.config.method(task).adapted(
-            task, shared, Visits.for_test(request.saved.round, clients), epochs
-        )
+        params = evenly(lambda _, some: method.adapted(task, shared, some, epochs), task, {}, visits)  # noqa: B023
         gradients = task.oracle_calls[clients].tolist()
         sums = dict(zip(("loss", *task.metrics), client_scores(task, params, clients)))
         accuracies = sums.get("accuracy", np.full(len(clients), np.nan))

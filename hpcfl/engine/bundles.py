@@ -16,6 +16,7 @@ import torch
 from hpcfl.base.memory import LARGEST_BYTES, last_level_cache
 from hpcfl.base.types import State
 from hpcfl.comm.placement import Chunk
+from hpcfl.engine.uneven import Sent, collected, told, visited
 from hpcfl.learning.batches import Visits
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ class Part(NamedTuple):
 
 Kind = tuple[frozenset[tuple[int, int]], Hashable]
 """Numbers of samples and steps of a chunk's visits (0 steps: as the method says), and what their tensors are like."""
-Sent = tuple[list["Message"], State]
-"""All messages of some visits, and their state afterwards."""
 
 
 class Bundles:
@@ -72,7 +71,7 @@ class Bundles:
                 yield from ((part, self._client(shared, part)) for part in bundle)
 
     def _client(self, shared: State, part: Part) -> Client:
-        return self.algorithm.client(self.task, shared, part.personal, part.visits)
+        return visited(self.algorithm, self.task, shared, part.personal, part.visits)
 
     def _cut(self, parts: Iterable[Part]) -> Iterator[tuple[list[Part], Kind | None]]:
         """Yield parts that follow one another and may be computed at once, and their kind."""
@@ -143,23 +142,6 @@ class Bundles:
         )
         personal = {name: torch.cat([part.personal[name] for part in bundle]) for name in bundle[0].personal}
         return Part(bundle[0].chunk, personal, visits)
-
-
-def collected(work: Client) -> Sent:
-    """Let visits take place; return all that they send, and their state afterwards."""
-    messages: list[Message] = []
-    while True:
-        try:
-            messages.append(next(work))
-        except StopIteration as end:
-            return messages, end.value
-
-
-def told(sent: Sent) -> Client:
-    """Yield messages, return the state."""
-    messages, state = sent
-    yield from messages
-    return state
 
 
 def rows_of(sent: Sent, rows: slice) -> Sent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf, log
 from pathlib import Path
 from threading import Event
@@ -24,6 +24,7 @@ from hpcfl.comm.transport import Personal
 from hpcfl.config import Config
 from hpcfl.data import Federation
 from hpcfl.engine.bundles import Bundles
+from hpcfl.engine.uneven import evenly
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_finite, client_objectives, client_scores
 from hpcfl.learning.statistics import client_statistics
@@ -303,7 +304,8 @@ class Job:
                 scores[:, rows] = self.scored(round, shared, own, clients[rows])
             return scores
         self.task.hold(clients)
-        params = self.algorithm.model(self.task, shared, personal, Visits.for_test(round, clients))
+        model = partial(self.algorithm.model, self.task, shared)
+        params = evenly(model, self.task, personal, Visits.for_test(round, clients))
         tested = client_scores(self.task, params, clients)
         looked = not np.isfinite(tested[0]).all()  # a finite loss has finite outputs
         finite = client_finite(self.task, params, clients) if looked else self.task.federation.test_sizes[clients]

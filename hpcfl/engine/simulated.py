@@ -20,6 +20,7 @@ from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, released
 from hpcfl.engine.rounds import Rounds
+from hpcfl.engine.uneven import evenly
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.statistics import with_statistics
 from hpcfl.schedule.plan import Arrivals, Plan
@@ -113,15 +114,19 @@ class Simulated(Rounds):
 
     def _between(self, now: Progress) -> None:
         """Let all clients do what they do when a round has ended, but those that are held out."""
-        algorithm = self.job.algorithm
+        algorithm, task = self.job.algorithm, self.job.task
+
+        def after(own: State, some: Visits) -> State:
+            return algorithm.between(task, now.shared, {name: value.clone() for name, value in own.items()}, some)
+
         for chunk in self.mine if now.round and algorithm.between_rounds else ():
             rows = self.job.members(chunk.clients)
             if len(rows):
                 seen = Visits.for_test(now.round, chunk.clients[rows])
-                places = on_device(torch.from_numpy(rows), self.job.task.device)
+                places = on_device(torch.from_numpy(rows), task.device)
                 personal = now.personal[chunk.number]
                 own = {name: value[places] for name, value in personal.items()}
-                for name, value in algorithm.between(self.job.task, now.shared, own, seen).items():
+                for name, value in evenly(after, task, own, seen).items():
                     personal[name][places] = value
 
     def _iterated(self, reduction: IteratedReduction, shared: State, kept: list[Message], record: Record) -> State:

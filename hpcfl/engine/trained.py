@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
@@ -265,13 +265,15 @@ class Models:
         return next(chunk for chunk in self._chunks() if client in chunk.clients)
 
     def _of(self, chunk: Chunk) -> Iterator[ClientModel]:
+        from hpcfl.engine.uneven import evenly
         from hpcfl.learning.batches import Visits
 
         if "algorithm" in self.absent:
             raise UsageError(f"{self.absent['algorithm']}; module() gives the shared model without it")
         with _threads(threads(self.config)):
             visits = Visits.for_test(self.round, chunk.clients)
-            params = self.algorithm.model(self.task, self.state, self._personal(chunk.clients.tolist()), visits)
+            model = partial(self.algorithm.model, self.task, self.state)
+            params = evenly(model, self.task, self._personal(chunk.clients.tolist()), visits)
         for row, client in enumerate(chunk.clients.tolist()):
             names = [*self.task.initial(), *(name for name in self.task.buffer_names if name in params)]
             state = {name: params[name][row].detach().clone() for name in names}

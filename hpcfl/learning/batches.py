@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import Event
 from typing import Literal
 
@@ -24,6 +25,20 @@ PADDING = 4  # pixels around an image before it is cropped
 
 class RoundClosed(Exception):  # noqa: N818
     """The round has closed: what is still being computed has lost its purpose."""
+
+
+class Uneven(Exception):  # noqa: N818
+    """Clients of a chunk have samples in different numbers of steps: in some of them nothing of theirs may move.
+
+    Each of the `groups` are the rows of those who have equal ones.
+    """
+
+    def __init__(self, groups: list[Ints]) -> None:
+        super().__init__(
+            "clients of a chunk have samples in different numbers of steps: expected visits of equal ones, or "
+            "`padded` batches for what lets clients rest"
+        )
+        self.groups = groups
 
 
 @dataclass
@@ -71,6 +86,12 @@ class Visits:
     def for_test(cls, round: int, clients: Ints) -> Visits:
         """Visits that send nothing: a test after `round` rounds."""
         return cls(round, clients, np.ones(0, int), np.ones(0, int), np.ones((0, 0)))
+
+    def of(self, rows: Ints) -> Visits:
+        """Return those at some rows."""
+        each = {name: getattr(self, name) for name in ("clients", "depth", "samples", "arrival", "steps")}
+        known = {name: value for name, value in each.items() if value is not None and len(value) == len(self.clients)}
+        return replace(self, **{name: value[rows] for name, value in known.items()})
 
     def after(self, steps: Ints) -> Visits:
         """The same with so many of each one's steps taken."""
@@ -128,40 +149,72 @@ class Batch:
             return None
         return self.valid.any(1)
 
-    def active_weight(self) -> Tensor:
-        """1 for each client that has a sample in this step, else 0, ``[c]``."""
-        active = self.active()
-        return self.x.new_ones(len(self.x)) if active is None else active.to(self.x.dtype)
 
+@dataclass
+class Batches(Iterator[Batch]):
+    """The batches of a chunk's steps, see `Task.batches`: ``next`` yields steps in which every client has samples.
 
-def batches(
-    data: Sequence[Samples],
-    visits: Visits,
-    seed: int,
-    size: int,
-    epochs: int = 0,
-    steps: int = 0,
-    phase: int = 0,
-    fill: float | None = None,
-) -> Iterator[Batch]:
-    """See `Task.batches`; `data` are each client's samples, with `fill` images are cropped and mirrored."""
-    phase += PHASES * visits.number
-    index = orders(visits, [len(samples.y) for samples in data], seed, size, epochs, steps, phase)
-    counts, width = (index >= 0).sum(2).tolist(), index.shape[2]
-    (x, y), starts = _together(data)
-    real, rows = (on_device(torch.from_numpy(part), y.device) for part in (index >= 0, index.clip(min=0) + starts))
-    clients = [int(client) for client in visits.clients]
-    shapes = [(*rows.shape[1:], *part.shape[1:]) for part in (x, y)]
-    for step, (sizes, places) in enumerate(zip(counts, rows.flatten(1))):
-        visits.raise_if_closed()
-        if visits.more is not None and not visits.more():
-            return
-        picked, labels = (part.index_select(0, places).view(shape) for part, shape in zip((x, y), shapes))
-        key = StepKey(seed, visits.round, clients, step + PHASE_STEPS * phase)
-        if fill is not None:
-            picked = crop_and_flip(picked, key, fill)
-        note = None if visits.training is None else visits.training.note
-        yield Batch(picked, labels, None if min(sizes) == width else real[step], key, sizes, note)
+    Where there are others it raises `Uneven` before the first one; `padded` yields these too.
+
+    Attributes
+    ----------
+    held : callable
+        Returns each client's samples, once the first batch is asked for.
+    fill : float, optional
+        Images are cropped and mirrored, and padded with it before.
+    """
+
+    held: Callable[[], Sequence[Samples]]
+    visits: Visits
+    seed: int
+    size: int
+    epochs: int = 0
+    steps: int = 0
+    phase: int = 0
+    fill: float | None = None
+
+    def __next__(self) -> Batch:
+        return next(self._even)
+
+    @cached_property
+    def _even(self) -> Iterator[Batch]:
+        steps = (self._index >= 0).any(2).sum(0)
+        kinds = np.unique(steps)
+        if len(kinds) > 1:
+            raise Uneven([np.flatnonzero(steps == kind) for kind in kinds])
+        return self.padded()
+
+    @cached_property
+    def _data(self) -> Sequence[Samples]:
+        return self.held()
+
+    @cached_property
+    def _phase(self) -> int:
+        return self.phase + PHASES * self.visits.number
+
+    @cached_property
+    def _index(self) -> Ints:
+        sizes = [len(samples.y) for samples in self._data]
+        return orders(self.visits, sizes, self.seed, self.size, self.epochs, self.steps, self._phase)
+
+    def padded(self) -> Iterator[Batch]:
+        """Yield all steps, also those in which some clients have no samples: `Batch.active` says who has."""
+        index, visits = self._index, self.visits
+        counts, width = (index >= 0).sum(2).tolist(), index.shape[2]
+        (x, y), starts = _together(self._data)
+        real, rows = (on_device(torch.from_numpy(part), y.device) for part in (index >= 0, index.clip(min=0) + starts))
+        clients = [int(client) for client in visits.clients]
+        shapes = [(*rows.shape[1:], *part.shape[1:]) for part in (x, y)]
+        for step, (sizes, places) in enumerate(zip(counts, rows.flatten(1))):
+            visits.raise_if_closed()
+            if visits.more is not None and not visits.more():
+                return
+            picked, labels = (part.index_select(0, places).view(shape) for part, shape in zip((x, y), shapes))
+            key = StepKey(self.seed, visits.round, clients, step + PHASE_STEPS * self._phase)
+            if self.fill is not None:
+                picked = crop_and_flip(picked, key, self.fill)
+            note = None if visits.training is None else visits.training.note
+            yield Batch(picked, labels, None if min(sizes) == width else real[step], key, sizes, note)
 
 
 def orders(

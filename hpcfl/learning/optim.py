@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.base.types import State
+from hpcfl.learning.batches import Batches
 from hpcfl.learning.fused import Gradients, Product
 
 if TYPE_CHECKING:
@@ -157,6 +158,8 @@ class Adam(Optimizer):
             gradient = self.penalised(name, gradient, params)
             epsilon = self.epsilon * column((1 - self.betas[1] ** steps).sqrt(), gradient)
             mask = None if active is None else column(active, gradient)
+            if mask is not None:
+                gradient = torch.where(mask, gradient, 0.0)
             first = _averaged(memory[f"m {name}"], gradient, self.betas[0], mask)
             second = _averaged(memory[f"v {name}"], gradient.square(), self.betas[1], mask)
             # the factor of a client that has taken no step yet is 0 · ∞
@@ -204,7 +207,8 @@ def train(task: Task, params: State, batches: Iterable[Batch], groups: Iterable[
     ]
     losses = torch.zeros(_clients(params), dtype=task.dtype, device=task.device)
     taken: Tensor | int = 0
-    for batch in batches if learning else ():
+    steps = batches.padded() if isinstance(batches, Batches) else batches  # who has no samples in a step rests
+    for batch in steps if learning else ():
         for group, learn, memory in zip(learning, states, kept):
             loss = group.optimiser.step(task, params, learn, memory, batch, group.objective)
         active = batch.active()
@@ -212,9 +216,8 @@ def train(task: Task, params: State, batches: Iterable[Batch], groups: Iterable[
             losses += loss
             taken += 1
         else:
-            weight = active.to(losses.dtype)
-            losses += loss * weight  # an objective may be more than the loss, also where a client rests
-            taken = weight + taken
+            losses += torch.where(active, loss, 0.0)  # an objective may be anything where a client rests
+            taken = active.to(losses.dtype) + taken
         if batch.note is not None:
             batch.note(_over(losses, taken))
     return _over(losses, taken)

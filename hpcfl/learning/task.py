@@ -23,12 +23,12 @@ from hpcfl.base.rng import StepKey
 from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Computing, Floats, Ints, State
 from hpcfl.data import Federation
-from hpcfl.learning.batches import Batch, Visits, batches
+from hpcfl.learning.batches import Batch, Batches, Visits
 from hpcfl.learning.build import Start, check_outputs, made_up, trial, units
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.early import as_ready
 from hpcfl.learning.fused import Fused, Gradients, formed, one_client
-from hpcfl.learning.held import Held
+from hpcfl.learning.held import Held, Samples
 from hpcfl.learning.loss import PerSample
 from hpcfl.models import Model
 from hpcfl.models.latent import EMBED
@@ -255,8 +255,11 @@ class Task(Held):
 
     # the data
 
-    def batches(self, visits: Visits, size: int, epochs: int = 0, steps: int = 0, phase: int = 0) -> Iterator[Batch]:
+    def batches(self, visits: Visits, size: int, epochs: int = 0, steps: int = 0, phase: int = 0) -> Batches:
         """Yield batches of `size` samples for `epochs` passes over each client's data, or for `steps` steps.
+
+        In each step every client has samples. Of a chunk whose clients differ in their number of steps, those of equal
+        ones are computed by themselves: the visits begin anew with these clients alone.
 
         Parameters
         ----------
@@ -271,10 +274,15 @@ class Task(Held):
         ------
         RoundClosed
             In real time, when the round has closed: work that has lost its purpose ends here.
+        Uneven
+            Where clients have different numbers of steps, before the first batch: for the engine, not for methods.
         """
-        self.hold(visits.clients)
-        data = [self._samples[client] for client in visits.clients.tolist()]
-        yield from batches(data, visits, self.seed, size, epochs, steps, phase, self.federation.augment)
+
+        def held() -> list[Samples]:
+            self.hold(visits.clients)
+            return [self._samples[client] for client in visits.clients.tolist()]
+
+        return Batches(held, visits, self.seed, size, epochs, steps, phase, self.federation.augment)
 
     def server_batch(self) -> Batch | None:
         """All training samples that the server itself holds, ``[1, n, …]``; None where it holds none."""

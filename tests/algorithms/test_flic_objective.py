@@ -140,7 +140,7 @@ def test_targets_have_anchors_between_two_vectors() -> None:
 def test_what_is_drawn_does_not_depend_on_who_is_in_the_chunk(distance: str) -> None:
     keys, task = flic(distance=distance, covariances="mean"), latent_task(SIZES, [5] * 4)
     together = learner(keys, task, range(4), moved=False)
-    whole = list(task.batches(together.visits, 4, 1))
+    whole = list(task.batches(together.visits, 4, 1).padded())
     for client in range(4):
         alone = learner(keys, task, [client], moved=False)
         for batch, single in zip(whole, task.batches(alone.visits, 4, 1)):

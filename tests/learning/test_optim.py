@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from helpers.toys import full_batch, mlp_task, plain, read, visits_of
+from hpcfl.base.types import State
+from hpcfl.learning.batches import Batch
 from hpcfl.learning.optim import Adam, AdamW, Optimizer, Sgd, zeros
 
 EPOCHS = 3
@@ -45,6 +48,27 @@ def test_steps_are_those_of_torch(kind: str, optimizer: Optimizer) -> None:
             own.step()
         for name, value in read(net, task).items():
             np.testing.assert_allclose(params[name][client], value, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(0.1, momentum=0.5), Adam(0.1), AdamW(0.1, decay=0.1)])
+def test_what_is_no_number_where_a_client_rests_moves_nothing(optimizer: Optimizer) -> None:
+    """A mean over no samples: the client of 3 has none in the second step."""
+    task = mlp_task([8, 3])
+    visits = visits_of(task, [0, 1])
+    params = {name: value.clone() for name, value in task.replicate(task.initial(), visits).items()}
+    memory = optimizer.init(params)
+
+    def mean(params: State, batch: Batch) -> Tensor:
+        real = torch.ones_like(batch.y) if batch.valid is None else batch.valid
+        return (task.forward(params, batch.x).square().sum(2) * real).sum(1) / real.sum(1)
+
+    losses = optimizer.train(task, params, task.batches(visits, 4, 1), memory, objective=mean)
+    alone = {name: value.clone() for name, value in task.replicate(task.initial(), visits_of(task, [1])).items()}
+    once = optimizer.train(task, alone, task.batches(visits_of(task, [1]), 4, 1), objective=mean)
+    torch.testing.assert_close(losses[1:], once)
+    for name, value in alone.items():
+        torch.testing.assert_close(params[name][1:], value)
+    assert all(value.isfinite().all() for value in memory.values())
 
 
 def test_another_objective_is_what_is_minimised() -> None:

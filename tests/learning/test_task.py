@@ -175,7 +175,7 @@ def test_padded_clients_have_the_gradients_they_have_alone(make, dropout):
     params = own_params(task, 4)
     for size in (0, 4):
         visits = visits_of(task, range(4))
-        for step, batch in enumerate(task.batches(visits, size, epochs=1)):
+        for step, batch in enumerate(task.batches(visits, size, epochs=1).padded()):
             together, losses = task.gradients(params, batch)
             for client in range(4):
                 alone = list(task.batches(visits_of(task, [client]), size, epochs=1))
@@ -247,7 +247,7 @@ def taken(batches, place):
 @pytest.mark.parametrize("size", [1, 4, 5, 100, 0])
 def test_an_epoch_takes_every_sample_once(size):
     task = numbered(SIZES)
-    batches = list(task.batches(visits_of(task, range(4)), size, epochs=3))
+    batches = list(task.batches(visits_of(task, range(4)), size, epochs=3).padded())
     for client, count in enumerate(SIZES):
         steps = [step for step in taken(batches, client) if step]
         per_epoch = -(-count // size) if size else 1
@@ -277,7 +277,7 @@ def test_steps_run_through_whole_passes_without_a_partial_batch(size):
 
 def test_batches_hold_the_samples_that_their_numbers_say():
     task = numbered(SIZES)
-    for batch in task.batches(visits_of(task, [2, 0]), 4, epochs=1):
+    for batch in task.batches(visits_of(task, [2, 0]), 4, epochs=1).padded():
         for place, client in enumerate([2, 0]):
             real = batch.valid[place]
             features = torch.from_numpy(task.federation.client(client).train_features)
@@ -287,7 +287,7 @@ def test_batches_hold_the_samples_that_their_numbers_say():
 @pytest.mark.parametrize("work", [{"epochs": 2}, {"steps": 5}])
 def test_the_order_depends_on_seed_round_and_client_only(work):
     def orders(task, clients, round_=0):
-        batches = list(task.batches(visits_of(task, clients, round_=round_), 4, **work))
+        batches = list(task.batches(visits_of(task, clients, round_=round_), 4, **work).padded())
         return {client: [s for s in taken(batches, place) if s] for place, client in enumerate(clients)}
 
     task = numbered([12] * 4)
@@ -421,7 +421,7 @@ def test_fixed_layers_are_computed_once_and_change_nothing():
     own = {"fc3.weight", "fc3.bias"}
     upper = task.freeze_below(params, visits, own)
     assert [layer.name for layer in upper.layers] == ["fc3"]
-    for above, below in zip(upper.batches(visits, 4, 2, phase=1), task.batches(visits, 4, 2, phase=1)):
+    for above, below in zip(*(each.batches(visits, 4, 2, phase=1).padded() for each in (upper, task))):
         assert torch.equal(above.y, below.y)
         assert above.x.shape[-1] == 3  # what fc2 gives
         found, losses = upper.gradients(params, above, own)
@@ -448,7 +448,7 @@ def test_samples_of_one_array_are_those_of_several(sizes):
     visits = visits_of(task, [0, 1, 2])
     other.hold(np.array([1]))
     other.hold(np.array([2, 0]))
-    together, apart = (list(each.batches(visits, 4, 2)) for each in (task, other))
+    together, apart = (list(each.batches(visits, 4, 2).padded()) for each in (task, other))
     assert len({id(task.samples(client).pool) for client in range(3)}) == 1
     assert [other.samples(client).start for client in range(3)] == [sizes[2], 0, 0]
     for one, other in zip(together, apart, strict=True):

@@ -382,7 +382,7 @@ def test_padding_is_no_sample() -> None:
     task = mlp_task([3, 9, 5])
     visits = visits_of(task, [0, 1, 2])
     params = task.replicate(task.initial(), visits)
-    for batch in task.batches(visits, 4, epochs=2):
+    for batch in task.batches(visits, 4, epochs=2).padded():
         task.gradients(params, batch)
         assert batch.sample_counts() == Batch(batch.x, batch.y, batch.valid, batch.key).sample_counts()  # by the mask
     assert counted(task) == {0: 6, 1: 18, 2: 10}
@@ -420,7 +420,7 @@ def test_the_task_above_fixed_layers_shares_the_count() -> None:
     params = {name: value.clone() for name, value in task.replicate(task.initial(), visits).items()}
     upper = task.freeze_below(params, visits, ["fc3.weight"])
     assert upper is not task
-    for batch in upper.batches(visits, 4, epochs=1):
+    for batch in upper.batches(visits, 4, epochs=1).padded():
         upper.gradients(params, batch, ["fc3.weight"])
     assert counted(task) == {0: 4, 1: 6}
     assert counted(upper) == {}

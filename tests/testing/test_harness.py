@@ -24,8 +24,6 @@ def drawn(generator: str) -> Callable[[str], None]:
 FOUND: dict[str, tuple[Callable[[str], Any], str]] = {
     "faulty:Mixing": (UNEQUAL, APART),
     "faulty:PaddedClasses": (UNEQUAL, APART),
-    "feddyn:FedDyn": (UNEQUAL, APART),
-    "ditto:Ditto": (UNEQUAL, APART),
     "faulty:AbsentClasses": (
         harness.test_clients_without_samples_of_some_classes,
         r"\.client: sends what is not finite where clients hold one or two of 4 classes$",
@@ -83,3 +81,9 @@ def test_a_fault_is_found(method: str) -> None:
 @pytest.mark.parametrize("judge", dict.fromkeys(judge for judge, _ in FOUND.values()))
 def test_without_a_fault_nothing_is_found(judge: Callable[[str], Any]) -> None:
     judge(NEWCOMERS + "faulty:Sound")
+
+
+@pytest.mark.parametrize("method", ["feddyn:FedDyn", "ditto:Ditto"])
+@pytest.mark.parametrize("judge", [UNEQUAL, GIVEN, SAID])
+def test_methods_that_know_nothing_of_rests_are_right(judge: Callable[[str], Any], method: str) -> None:
+    judge(NEWCOMERS + method)

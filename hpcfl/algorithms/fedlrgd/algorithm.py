@@ -206,7 +206,7 @@ class FedLrgd(Algorithm):
         at = task.replicate(shaped(point, task.initial()), visits)
         gradient = 0.0 * flat(at, 1)
         loss, held = gradient[:, 0], torch.from_numpy(visits.samples).to(gradient.dtype)
-        for batch in task.batches(visits, self.batch, epochs=1):
+        for batch in task.batches(visits, self.batch, epochs=1).padded():
             gradients, each = task.gradients(at, batch)
             share = on_device(torch.tensor(batch.sample_counts(), dtype=held.dtype) / held, gradient.device)
             gradient, loss = gradient + share[:, None] * flat(gradients, 1), loss + share * each

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from hpcfl.algorithms.flic.config import FACTORS, MEANS, FlicKeys
 from hpcfl.algorithms.flic.objective import Terms
 from hpcfl.base.types import State
-from hpcfl.learning.batches import PHASE_STEPS, Batch, Visits
+from hpcfl.learning.batches import PHASE_STEPS, Batch, Batches, Visits
 from hpcfl.learning.optim import Adam, Optimizer, ParamGroup, Sgd, train
 from hpcfl.learning.task import Task
 
@@ -62,12 +62,12 @@ class Learner:
         upper = self.task.freeze_below(self.params, self.visits, {*names, *above, *entry})
         terms = replace(self.terms, task=upper)
         batches = upper.batches(self.visits, self.keys.batch, epochs, phase=self.offset + LOCAL)
-        batches = self._anchored(batches, terms) if moving else batches
+        steps = self._anchored(batches, terms) if moving else batches
         groups = [ParamGroup(names, self.optimiser(), terms.embedding), ParamGroup(above, self.classifier, terms.above)]
         if self.keys.local_step == "joint":
             both = replace(self.classifier, decayed=frozenset(above))
             groups = [ParamGroup((*names, *above), both, terms.joint if names else terms.above)]
-        return train(upper, self.params, batches, groups)
+        return train(upper, self.params, steps, groups)
 
     def shared(self, names: Collection[str]) -> Tensor:
         """Let the shared part learn, and the anchors; return the mean loss, ``[c]``."""
@@ -83,9 +83,9 @@ class Learner:
                 self._move(batch, self.terms)
         self.params.update(self._moving)
 
-    def _anchored(self, batches: Iterable[Batch], terms: Terms) -> Iterator[Batch]:
+    def _anchored(self, batches: Batches, terms: Terms) -> Iterator[Batch]:
         """Let the anchors take their steps on each batch, after what is done with it."""
-        for batch in batches:
+        for batch in batches.padded():
             yield batch
             for number in range(self.keys.anchor_steps if self.keys.anchor_every == "batch" else 0):
                 # the step on the batch has drawn by its key; theirs differ from all of SHARED and LOCAL, 0 and 1
