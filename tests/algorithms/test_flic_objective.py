@@ -88,8 +88,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_the_objectives_are_the_sums_of_their_terms(options: dict[str, Any]) -> None:
     own = learner(flic(**options), latent_task(SIZES, [5] * 4), range(4))
     seen = set()
-    for batch in own.task.batches(own.visits, 4, 1, phase=7):
-        active = batch.active_weight().bool()
+    for batch in own.task.batches(own.visits, 4, 1, phase=7).padded():
+        active = torch.tensor(batch.sample_counts()) > 0
         terms = [
             getattr(own.terms, name)(own.params, batch) for name in ("embedding", "alignment", "above", "anchoring")
         ]
@@ -116,9 +116,9 @@ def test_the_released_codes_anchors_learn_by_their_means() -> None:
 
 def test_targets_have_anchors_between_two_vectors() -> None:
     own = learner(flic(), latent_task(SIZES, [5] * 4, targets=True), range(4))
-    for batch in own.task.batches(own.visits, 4, 1):
+    for batch in own.task.batches(own.visits, 4, 1).padded():
         found = {name: getattr(own.terms, name)(own.params, batch) for name in ("embedding", "alignment", "above")}
-        for row in torch.nonzero(batch.active_weight()).flatten().tolist():
+        for row in np.flatnonzero(batch.sample_counts()).tolist():
             embed, above = halves(own, row)
             x, y = real(batch, row)
             a, b = own.params[MEANS][row].double()
@@ -255,5 +255,5 @@ def test_draws_pass_the_hidden_layers_also_where_the_head_alone_learns() -> None
 
 def test_no_phase_has_the_random_numbers_of_another() -> None:
     own = learner(flic(), latent_task(SIZES, [5] * 4), range(4))
-    steps = [next(own.task.batches(own.visits, 4, 1, phase=phase)).key.step for phase in range(5)]
+    steps = [next(own.task.batches(own.visits, 4, 1, phase=phase).padded()).key.step for phase in range(5)]
     assert steps == [PHASE_STEPS * phase for phase in range(5)]
