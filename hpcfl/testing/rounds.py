@@ -41,8 +41,8 @@ class Played:
     def play(self, rounds: int) -> Played:
         for _ in range(rounds):
             record = Record.open()
-            _, sums = self._rounds.exchange(self.now, record)
-            step(self.job, self.now, record, sums)
+            plan, record.sums = self._rounds.exchange(self.now, record)
+            step(self.job, self.now, record, plan)
             self.rejected += len(record.rejected)
             self.now.round += 1
         return self
