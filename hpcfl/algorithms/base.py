@@ -165,7 +165,8 @@ class Algorithm(ConfigBase):
     keeps_sent : bool
         Clients keep what they have sent, and the server must know the sum of it: nothing may count by its staleness.
     own_step : bool
-        The server's step gives what is shared a property that the step of a server optimiser would not keep.
+        The server's step gives what is shared a property that the step of a server optimiser would not keep, or adds
+        up numbers at other places than theirs.
     metric_columns : dict of str to str
         Names and meanings of its `metrics`.
     """

@@ -7,7 +7,7 @@ all clients' windows begin alike, and all units have their turn. All else is as 
 from __future__ import annotations
 
 from math import floor
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfl.algorithms.base import ServerState
 from hpcfl.algorithms.heterofl import HeteroFl
@@ -26,6 +26,8 @@ class FedRolex(HeteroFl):
     windows: Literal["paper", "released"] = "paper"
     """``paper``: ⌊βK⌋ units, at least one, from unit j in round j (eq. 3). ``released``: ⌈βK⌉ from unit −j, as in the
     authors' code."""
+    needs_rounds: ClassVar[str] = "its windows of units roll with them, so that older changes belong to other units"
+    own_step: ClassVar[bool] = True  # it adds up windows, and puts them back to their units itself
 
     def units(self, rate: float, whole: int) -> int:
         return super().units(rate, whole) if self.windows == "released" else max(1, floor(rate * whole + 1e-9))
