@@ -342,7 +342,8 @@ class RunGuard:
         held = {name: size[0] for name, size in zip(before, sizes)}
         new = {name: size[0] for name, size in zip(after, sizes)}
         moved = any(new[name] != held.get(name) for name, value in after.items() if value.numel() > 1)
-        return self._out_of_bounds(hypot(*held.values()), new), moved
+        grown = {name: size for name, size in new.items() if held.get(name) or not isfinite(size)}
+        return self._out_of_bounds(hypot(*held.values()), grown), moved
 
     def _out_of_bounds(self, old: float, new: Mapping[str, float]) -> str:
         most = GROWTH * old if old >= 1.0 else sys.float_info.max  # from nothing, any norm may be right

@@ -20,10 +20,13 @@ from hpcfl.base.errors import UsageError
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.data import ClientData
+from hpcfl.launch.request import run_request
+from hpcfl.launch.run import launch
 from hpcfl.learning.derivatives import per_sample_gradients
 from hpcfl.learning.task import Task
 from hpcfl.models.glm import Glm
 from hpcfl.models.mlp import Mlp
+from hpcfl.presets import presets
 from hpcfl.schedule.plan import Plan
 from hpcfl.testing.runs import play, recorded, same
 
@@ -337,6 +340,25 @@ def test_same_on_all_ranks(world: Any, shared_dir: Path) -> None:
             assert summary(real)["state_sha256"] == summary(one)["state_sha256"]
 
 
+@pytest.mark.parametrize("preset", sorted(name for name in presets() if name.startswith("fedlrgd-")))
+def test_clients_solve_as_the_server_does_on_every_preset(preset: str, tmp_path: Path) -> None:
+    """Two rounds of descent each; the inverses, which begin with 0, are no divergence however large they are."""
+    seldom = "evaluate.every=100", "evaluate.objective=false", "oracle.record=false"
+
+    def ended(where: str, rounds: int) -> Any:
+        run, keys = tmp_path / where, (f"algorithm.solve_at={where}", f"rounds={rounds}", *seldom)
+        launch(lambda: run_request(preset, keys, run, None, resume=False, quiet=True), None)
+        return store.load(store.latest(run), personal=False)  # type: ignore[arg-type]
+
+    server, client = ended("server", 3), ended("client", 4)
+    within = 100 * 2.2e-16 * server.extras["worst_condition"]
+    np.testing.assert_allclose(client.extras["worst_condition"], server.extras["worst_condition"], rtol=1e-6)
+    pairs = [(server.extras["weights"], client.extras["weights"])]
+    pairs += [(value, client.shared[name]) for name, value in server.shared.items()]
+    for one, other in pairs:
+        assert np.linalg.norm(one - other) <= within * np.linalg.norm(one)
+
+
 def test_run_file_has_what_is_to_be_known(solo: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = play(solo, values(scale=0.0), tmp_path / "run", None)  # all ϑ alike, and no way to go from there
     data = store.open_run(run)
@@ -450,8 +472,13 @@ def test_says_which_rank_fits(solve_at: str, fits: int) -> None:
     with pytest.raises(UsageError, match=rf"p = {p}.*did you mean rank = {fits}\?$"):
         FedLrgd(rank=30, memory=1, solve_at=solve_at).layout(task)
     FedLrgd(rank=fits, memory=1, solve_at=solve_at).layout(task)
-    with pytest.raises(UsageError, match="did you mean memory = "):
-        FedLrgd(rank=2, memory=1).layout(Task(Mlp(hidden=(2000,)), problem(9, dimension=9), 1))
+    large = Task(Mlp(hidden=(2000,)), problem(9, dimension=9), 1)  # p = 22001: gradients alone take more than 1 MB
+    with pytest.raises(UsageError, match=r"did you mean memory = (\d+)\?$") as refusal:
+        FedLrgd(rank=8, memory=1, solve_at=solve_at).layout(large)
+    memory = int(str(refusal.value).split()[-1].rstrip("?"))
+    FedLrgd(rank=8, memory=memory, solve_at=solve_at).layout(large)
+    with pytest.raises(UsageError, match="did you mean "):
+        FedLrgd(rank=8, memory=memory - 1, solve_at=solve_at).layout(large)
 
 
 def test_refuses_a_random_loss_and_a_server_without_samples() -> None:

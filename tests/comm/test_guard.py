@@ -12,7 +12,8 @@ import torch
 
 from hpcfl import store
 from hpcfl.base.errors import Diverged
-from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, TOO_LARGE, Norms, Sieve
+from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, TOO_LARGE, Guard, Norms, RunGuard, Sieve
+from hpcfl.comm.layers import Layers
 from hpcfl.comm.message import Block
 from hpcfl.commands.show import summary
 from hpcfl.data.bundled import loaded
@@ -83,6 +84,20 @@ def test_limits_follow_the_median_of_ten_rounds_and_outlive_a_checkpoint() -> No
     again.saw(np.full((4, 2), 7.0))
     norms.saw(np.full((4, 2), 7.0))
     np.testing.assert_array_equal(again.limits(3.0, 2), norms.limits(3.0, 2))
+
+
+def test_what_grows_from_nothing_is_no_divergence() -> None:
+    """As inverses that a server works out in its first round beside a model, which grows as it may."""
+    guard = RunGuard(Guard(), Layers((("a",),), LAYOUT[2:]), LAYOUT[2:], True)
+    model, nothing = torch.ones(9), torch.zeros(4)
+    before = {"a": model, "inverse": nothing}
+    assert not guard.out_of_bounds(before, {"a": 2 * model, "inverse": nothing + 1e9})
+    assert "'inverse' of the shared state is not finite" in guard.out_of_bounds(
+        before, before | {"inverse": nothing / 0}
+    )
+    assert "from 3 to 6e+03, most in layer 'a'" in guard.out_of_bounds(
+        before, {"a": 2e3 * model, "inverse": nothing + 1e9}
+    )
 
 
 def digits(path: Path, poisoned: float = 0.0, scale: float = 1 / 16) -> Path:
