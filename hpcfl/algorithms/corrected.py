@@ -17,7 +17,8 @@ plain means, and so do personal layers that are sent. All clients are those that
 
 - ``known``: π_i is the chance that the visit, or its layer, arrives in time, as the speed model has it.
 - ``estimated``: FedAU (Wang & Ji, ICLR 2024). ω_i is the mean of the rounds from one arrival to the next, of those that
-  ended before this round; 1 until there is one. With a cutoff K an absence ends an interval of K after K rounds.
+  ended before this round; 1 until there is one. With a cutoff K an absence ends an interval of K after K rounds,
+  so that no ω_i exceeds K.
 - ``remembered``: FedVARP (Jhunjhunwala et al., UAI 2022), or with ``mean = "all"`` MIFA (Gu et al., NeurIPS 2021)
   that begins with zeros and waits for nobody. y is of before the round. A round, or a layer, in which nobody arrived
   moves by the mean of y, as MIFA's does; FedVARP's formula has no value there. What is remembered is the change at the
@@ -191,7 +192,7 @@ class _Remembered(_Corrected):
         return replace(after, extras={**after.extras, **now, ROUNDS: rounds + 1})
 
 
-def intervals(kept: Tensor, round: int, cutoff: int | None = None) -> tuple[Tensor, Tensor]:
+def intervals(kept: Tensor, round: int, cutoff: int = 0) -> tuple[Tensor, Tensor]:
     """Return FedAU's weights ``[c]`` of visits in a round, and what their clients keep once they have arrived.
 
     Parameters
@@ -203,8 +204,8 @@ def intervals(kept: Tensor, round: int, cutoff: int | None = None) -> tuple[Tens
 
     last, total, number = kept.unbind(1)
     missed = round - last - 1
-    cuts = torch.zeros_like(missed) if cutoff is None else missed.div(cutoff, rounding_mode="floor")
-    length = cuts * (cutoff or 0)
+    cuts = missed.div(cutoff, rounding_mode="floor") if cutoff else torch.zeros_like(missed)
+    length = cuts * cutoff
     total, number = total + length, number + cuts
     weight = torch.where(number > 0, total / number.clamp(min=1), 1.0)
     after = [torch.full_like(last, round), total + missed - length + 1, number + 1]
