@@ -231,7 +231,7 @@ def moves(rounds, participation, count, seed=1):
     known, found, start = {}, [], rounds.server
     for number in range(count):
         plan = rounds.plan(UNEQUAL, participation, seed, number)
-        drawn = plan.cohort.tobytes(), plan.depth.tobytes()
+        drawn = plan.cohort.tobytes(), plan.depth.tobytes(), b"" if plan.steps is None else plan.steps.tobytes()
         if drawn not in known or rounds.now.personal[0]:
             after = rounds.job.algorithm.step(rounds.job.task, start, rounds.collect(plan)).shared
             known[drawn] = [flat(after, names) - flat(start.shared, names) for names in rounds.layers]
@@ -263,6 +263,39 @@ def test_known_chances_make_the_mean_unbiased(method, by):
     known = rounds_of(method, task, correct="known")
     assert max(errors(moves(known, DEADLINE, 1000), mean, own)) < 3
     assert min(errors(moves(Rounds(method, task), DEADLINE, 1000), mean, own)) > 6
+
+
+def test_known_chances_of_any_step_give_the_mean_of_what_is_handed_in_and_not_of_whole_visits():
+    """π is the chance of the first step: of the j-th there is P(j steps)/π, which is less than 1."""
+    task, steps = mlp_task([3, 9]), 3
+    known = rounds_of(FedAvg(lr=LR, batch=0, epochs=0, steps=steps, weights="uniform"), task, correct="known")
+
+    def chances(number: int) -> np.ndarray:
+        """Of so many steps or more by the deadline: of a whole visit by one so many times as late."""
+        later = Participation(close="deadline", deadline=steps / number)
+        return known.plan(UNEQUAL, later, 1, 0).arrival[:, 0]
+
+    def after(number: int, client: int) -> list[np.ndarray]:
+        state = {name: value.clone() for name, value in task.initial().items()}
+        for _ in range(number):
+            slope = plain_gradients(task, state, *full_batch(task, client))
+            state = {name: value - LR * slope[name] for name, value in state.items()}
+        change = {name: value - task.initial()[name] for name, value in state.items()}
+        return [flat(change, names) for names in task.layer_names()]
+
+    found = moves(known, Participation(close="deadline", partial="steps"), 1000)
+    share = [chances(number) / chances(1) for number in range(1, steps + 1)]
+    ways = [[after(number, client) for number in range(steps + 1)] for client in (0, 1)]
+    whole, handed_in = [], []
+    for layer in range(L):
+        own = np.array([[way[number][layer] for number in range(steps + 1)] for way in ways])  # [2, steps + 1, …]
+        whole.append((own[:, -1].mean(0), own[:, -1]))
+        handed_in.append(
+            sum(share[number][:, None] * (own[:, number + 1] - own[:, number]) for number in range(steps)).mean(0)
+        )
+    ends = [end for _, end in whole]
+    assert max(errors(found, handed_in, ends)) < 3
+    assert min(errors(found, [mean for mean, _ in whole], ends)) > 6
 
 
 def test_known_chances_with_some_invited():
