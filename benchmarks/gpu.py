@@ -1,11 +1,16 @@
-"""Runs on a GPU beside the same on the CPU: results, determinism, real time, load, ranks per device, large models.
+"""Runs on a GPU beside the same by hand and on the CPU: speed, results, determinism, real time, ranks per device.
 
-    python benchmarks/gpu.py [--seconds 570] [--only PART ...] [--mpi openmpi]
+    python benchmarks/gpu.py [--seconds 480] [--only PART ...] [--mpi openmpi] [--dry-run]
 
 Each part is a process of its own with a limit of its own, so that one that fails or hangs loses nothing of the others;
-what each has found is printed as it ends, and the last line has all of it as JSON. The limits add up to 10 minutes,
-for one GPU with 16 cores. Without a GPU everything is run on the CPU, which says nothing but that the parts work. Parts
-on several ranks need an MPI below .mpi (or HPCFL_MPI), and are left out where there is none.
+what each has found is printed as it ends, and the last line has all of it as JSON. 8 minutes on one GPU with 16 cores,
+the parts that tell most first. Without a GPU everything is run on the CPU, which says nothing but that the parts work;
+with `--dry-run` small works are run on a device that is none (`hpcfl.testing.fake_device`), as CI does. Parts on
+several ranks need an MPI below .mpi (or HPCFL_MPI), and are left out where there is none.
+
+- ``anchors``: rounds of five works beside the same by hand (`gpu_by_hand`), and without ``deterministic``;
+- ``profile``: launches, seconds that the card is busy and places where the host waits, in one round of each work;
+- ``neighbours``: by how much what a client computes depends on how many others are computed beside it.
 """
 
 from __future__ import annotations
@@ -19,35 +24,53 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import gpu_by_hand
 import launching
 import numpy as np
 import torch
 
 import hpcfl
+from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.algorithms import algorithms
 from hpcfl.comm.devices import described
 from hpcfl.comm.processors import cores
+from hpcfl.comm.transport import Alone
 from hpcfl.commands.show import summary
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.loop import step
+from hpcfl.engine.record import Record
+from hpcfl.engine.simulated import Simulated
+from hpcfl.launch import device as launched
+from hpcfl.launch.device import fixed_arithmetic
+from hpcfl.learning.fused import formed
+from hpcfl.learning.optim import Adam, Sgd
+from hpcfl.testing import fake_device
 from hpcfl.testing.runs import table, toml
 
-PRESETS = (
+PRESETS: tuple[str, ...] = (
     *("salf-digits", "fedavg-digits", "drop-digits", "salf-ridge", "fedprox-digits", "resnet-digits"),
     *("srpfl-fedrep-digits", "srpfl-lg-digits", "srpfl-linear", "fedrep-linear"),
     *("flic-digits", "flic-toy", "flic-linear", "flic-barycenter"),
     *("fedlrgd-breast-cancer", "fedlrgd-softmax-digits", "fedave-logistic"),
-    *("next-token", "multi-label", "survival"),
+    *("next-token", "next-token without dropout", "multi-label", "survival"),
 )
+if "--dry-run" in sys.argv:
+    PRESETS = ("salf-digits", "next-token without dropout")
 ROUNDS = 10  # of each preset
 AT_ONCE = max(1, min(6, len(cores()) // 2))
 DETERMINED = ("salf-digits", "fedavg-digits", "srpfl-fedrep-digits", "resnet-digits")
-GPU = "cuda" if torch.cuda.is_available() else "cpu"
+DRY = "--dry-run" in sys.argv
+GPU = "auto" if DRY else "cuda" if torch.cuda.is_available() else "cpu"
+PLACE = "fake:0" if DRY else "cuda:0" if GPU == "cuda" else "cpu"
 BOTH = ("device", GPU), ("cpu", "cpu")  # of the folder, of the key
 Found = dict[str, Any]
 
@@ -103,8 +126,148 @@ def beside(config: Any, **more: Any) -> Found:
 # the parts
 
 
+def anchors() -> Found:
+    """Return seconds per round of each work by hand and by hpcfl, and what hpcfl takes of the best by hand."""
+    found: Found = {}
+    for name, work in gpu_by_hand.works(DRY).items():
+        hand: Found = {}
+        for way in work.ways:
+            with fixed_arithmetic(True):
+                median, _, loss = gpu_by_hand.ByHand(name, way, PLACE, DRY).seconds(2 if DRY else 5)
+            hand[way] = {"seconds": median, "loss": loss}
+        ways: Found = {"auto": {}, "at once": {"batch_clients": work.clients}, "free": {"deterministic": False}}
+        ours = {way: by_hpcfl(name, work, more) for way, more in ways.items()}
+        best = min(each["seconds"] for each in hand.values())
+        ratios = {way: round(each["seconds"] / best, 2) for way, each in ours.items()}
+        losses = [each["loss"] for each in (*hand.values(), *ours.values())]
+        found[name] = {"by hand": hand, "hpcfl": ours, "ratio": ratios, "losses apart": max(losses) - min(losses)}
+        print(f"  {name}: {json.dumps(found[name])}", flush=True)
+    return found
+
+
+def by_hpcfl(name: str, work: gpu_by_hand.Work, more: Found) -> Found:
+    """Return the median seconds of a round from one server's step to the next, and the first round's loss."""
+    given = work.config(name, rounds=4 if DRY else 7, device=GPU, **more)
+    given["data"] |= {"small": DRY}
+    with folder() as place, gpu_by_hand.timed_steps() as steps:
+        run = hpcfl.run(given, out=place / "run", quiet=True)
+        loss = float(run.data["loss"].values[0])
+    return {"seconds": float(np.median(np.diff(steps)[1:])), "loss": loss}
+
+
+def profile() -> Found:
+    """Return, of one round of each work, launches, busy time, waits of the host by place, and the dearest kernels."""
+    found: Found = {}
+    for name, work in gpu_by_hand.works(DRY).items():
+        given = work.config(name, rounds=9)
+        given["data"] |= {"small": DRY}
+        with fixed_arithmetic(True):
+            job = Job.of(configs.from_table(given), None, 1, PLACE)
+            now, rounds = job.begin(0), Simulated(job, Alone(), 0)
+
+            def one(job: Job = job, now: Progress = now, rounds: Simulated = rounds) -> None:
+                record = Record.open()
+                plan, record.sums = rounds.exchange(now, record)
+                step(job, now, record, plan)
+                now.round += 1
+
+            one()
+            one()
+            waits = waited(one)
+            start = time.perf_counter()
+            kinds = [torch.profiler.ProfilerActivity.CPU]
+            if PLACE.startswith("cuda"):
+                kinds.append(torch.profiler.ProfilerActivity.CUDA)
+            with torch.profiler.profile(activities=kinds) as watched:
+                one()
+            seconds = time.perf_counter() - start
+        events = [
+            each for each in watched.key_averages() if each.self_device_time_total and not each.self_cpu_time_total
+        ]
+        dear = sorted(events, key=lambda each: -each.self_device_time_total)[:4]
+        found[name] = {
+            "computing": job.task.computing,
+            "chunk": job.chunk,
+            "launches": sum(each.count for each in events),
+            "busy ms": round(sum(each.self_device_time_total for each in events) / 1e3, 1),
+            "profiled ms": round(1e3 * seconds, 1),
+            "waits": waits,
+            "dearest": [[each.key[:50], each.count, round(each.self_device_time_total / 1e3, 2)] for each in dear],
+        }
+        print(f"  {name}: {json.dumps(found[name])}", flush=True)
+    return found
+
+
+def waited(work: Callable[[], None]) -> dict[str, int]:
+    """Return how often the host waits for the device in some work, by file and line."""
+    if not PLACE.startswith("cuda"):
+        with fake_device.counted() as waits:
+            work()
+        return dict(waits)
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        work()
+    torch.cuda.set_sync_debug_mode("default")
+    places = (f"{Path(each.filename).name}:{each.lineno}" for each in said if "synchroniz" in str(each.message))
+    return dict(Counter(places))
+
+
+def neighbours() -> Found:
+    """Return the largest difference that the number of clients beside it makes to a client's parameters, by work."""
+    found: Found = {}
+    for name, work in gpu_by_hand.works(DRY).items():
+        hand = gpu_by_hand.ByHand(name, "written" if "written" in work.ways else "vmap", PLACE, DRY)
+        orders, counts = hand.keyed_orders(), sorted({1, 2, work.clients // 3, work.clients // 2} - {0})
+        with fixed_arithmetic(True):
+            every, again = hand.visit_of(work.clients, orders), hand.visit_of(work.clients, orders)
+            found[name] = {"again": largest(every, again)}
+            for count in counts:
+                found[name][f"{count} of {work.clients}"] = largest(every, hand.visit_of(count, orders))
+        print(f"  {name}: {found[name]}", flush=True)
+    return found
+
+
+def largest(one: gpu_by_hand.State, other: gpu_by_hand.State) -> float:
+    """Return the largest difference between the first clients' parameters."""
+    return max(float((one[name][: len(value)] - value).abs().max()) for name, value in other.items())
+
+
 def preset(name: str) -> Found:
-    return beside(name, rounds=ROUNDS, evaluate__every=ROUNDS)
+    """Return a preset's first rounds on both, and how far 1e-7 in the gradients leads on a CPU."""
+    more: Found = {"rounds": ROUNDS, "evaluate__every": ROUNDS}
+    if name.endswith(" without dropout"):
+        name, more = name.removesuffix(" without dropout"), more | {"model__dropout": 0.0}
+    found = beside(name, **more)
+    with folder() as place:
+        plain = played(name, place / "plain", "cpu", **more)
+        with disturbed():
+            found["1e-7 in gradients"] = apart(played(name, place / "other", "cpu", **more), plain)
+    return found
+
+
+@contextmanager
+def disturbed() -> Iterator[None]:
+    """Multiply each gradient that an optimiser is given by 1 + 1e-7·N(0, 1) within the block."""
+    generator, before = torch.Generator().manual_seed(0), {kind: kind.apply for kind in (Sgd, Adam)}
+
+    def disturb(kind: Any) -> Any:
+        def apply(self: Any, params: Any, gradients: Any, memory: Any, active: Any = None) -> None:
+            noisy = {
+                name: value * (1 + 1e-7 * torch.randn(value.shape, generator=generator, dtype=value.dtype))
+                for name, value in formed(gradients).items()
+            }
+            before[kind](self, params, noisy, memory, active)
+
+        return apply
+
+    for kind in before:
+        kind.apply = disturb(kind)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for kind, own in before.items():
+            kind.apply = own  # type: ignore[method-assign]
 
 
 def presets() -> Found:
@@ -118,7 +281,7 @@ def methods() -> Found:
     from hpcfl.testing.test_algorithms import values  # the one part that needs pytest
 
     found = {}
-    for name in sorted(algorithms()):
+    for name in ("fedavg", "salf") if DRY else sorted(algorithms()):
         with folder() as place:
             runs = ("one", GPU), ("two", GPU), ("cpu", "cpu")
             one, two, cpu = (played(values(name), place / out, device) for out, device in runs)
@@ -167,7 +330,8 @@ def mlp(hidden: list[int], clients: int = 2, **more: Any) -> Found:
 def busy() -> Found:
     """Return which share of the time the GPU computes, by model and clients per chunk, as nvidia-smi samples it."""
     found: Found = {}
-    for hidden, clients, chunk in (([64], 32, 32), ([512, 512], 32, 8), ([2048, 2048], 16, 8), ([4096, 4096], 8, 4)):
+    large = ([512, 512], 32, 8), ([2048, 2048], 16, 8), ([4096, 4096], 8, 4)
+    for hidden, clients, chunk in (([64], 32, 32), *(() if DRY else large)):
         given = mlp(hidden, clients, rounds=40, batch_clients=chunk)
         given["algorithm"]["steps"] = 20
         with folder() as place, sampled() as samples:
@@ -218,7 +382,7 @@ def sharing(mpi: str) -> Found:
 
 def model(size: str, mpi: str) -> Found:
     """Return the seconds of a round with a large model, in one process and, for the smaller one, in real time."""
-    hidden = {"100MB": [5000, 5000], "1GB": [15800, 15800]}[size]
+    hidden = [50] if DRY else {"100MB": [5000, 5000], "1GB": [15800, 15800]}[size]
     given = mlp(hidden, batch_clients=False)
     found: Found = {}
     with folder() as place:
@@ -259,6 +423,9 @@ def ranked(mpi: str, ranks: int, config: Any, out: Path, device: str = GPU, **mo
 
 
 PARTS: dict[str, tuple[float, Callable[[str], Found]]] = {  # seconds that each may take
+    "anchors": (200, lambda mpi: anchors()),
+    "profile": (90, lambda mpi: profile()),
+    "neighbours": (30, lambda mpi: neighbours()),
     "methods": (80, lambda mpi: methods()),
     "determinism": (90, determinism),
     "wall": (50, wall),
@@ -278,7 +445,7 @@ def part(name: str, mpi: str) -> Found:
 
 def outcome(name: str, limit: float, mpi: str = "") -> Found:
     """Return what a part finds in a process of its own; what went wrong, where it does not end well."""
-    words = [sys.executable, __file__, "--part", name, "--mpi", mpi]
+    words = [sys.executable, __file__, "--part", name, "--mpi", mpi, *(["--dry-run"] if DRY else [])]
     child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         out, err = child.communicate(timeout=limit)
@@ -298,12 +465,16 @@ def outcome(name: str, limit: float, mpi: str = "") -> Found:
 def main() -> None:
     """Run the parts; print each as it ends, and all of them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=570.0, help="All of it; what is left then is not begun.")
+    parser.add_argument("--seconds", type=float, default=480.0, help="All of it; what is left then is not begun.")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--mpi", default=next(iter(launching.mpis()), ""))
+    parser.add_argument("--mpi", default="" if DRY else next(iter(launching.mpis()), ""))
+    parser.add_argument("--dry-run", action="store_true", help="Small works on a device that is none.")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
+        if DRY:
+            fake_device.registered()
+            launched.chosen = lambda wanted, *_: "cpu" if wanted == "cpu" else PLACE  # type: ignore[attr-defined]
         print(json.dumps(part(options.part, options.mpi)))
         return
     start = time.monotonic()

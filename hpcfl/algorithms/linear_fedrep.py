@@ -132,7 +132,8 @@ class LinearFedRep(Algorithm):
         import torch
 
         if MOMENT in sums and sums.weight(MOMENT):
-            _, vectors = torch.linalg.eigh(sums.mean(MOMENT).double())
+            # on the host, wherever sums are: the sign of an eigenvector is the library's
+            _, vectors = torch.linalg.eigh(sums.mean(MOMENT).double().cpu())
             return {B: vectors[:, -len(shared[B]) :].T.contiguous().to(task.device)}
         if not sums.weight(B):
             return shared

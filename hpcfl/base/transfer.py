@@ -44,3 +44,8 @@ def backend(device: torch.device) -> Any:
     import torch
 
     return torch.get_device_module(device)
+
+
+def memory_of(device: torch.device) -> int:
+    """Return the bytes of memory that a device other than the CPU has, free or not."""
+    return int(backend(device).get_device_properties(device).total_memory)

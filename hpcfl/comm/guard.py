@@ -108,6 +108,7 @@ class Sieve:
         self.whole, self.limits = whole, limits
         self.first: Ints = np.full(rows, NO_GROUP)  # the group by which each visit was rejected
         self.reason: Ints = np.zeros(rows, dtype=np.int64)  # NOT_FINITE, TOO_LARGE, or 0
+        self.lengths: dict[str, Floats] = {}  # of the rows of each block that was looked at, 0 of what was rejected
         # norms of what was accepted; 0 elsewhere
         self.norms: Floats = np.zeros((rows, 0 if limits is None else len(limits)))
 
@@ -140,6 +141,9 @@ class Sieve:
             sizes = lengths([(value, len(weight)) for _, value, weight in held])
             for _, unit in groupby(zip(held, sizes), lambda pair: self._unit(pair[0][0])):
                 self._judge(*zip(*unit))
+            self.lengths |= {
+                name: np.where(self.first[: len(each)] == NO_GROUP, each, 0.0) for (name, *_), each in zip(held, sizes)
+            }
         clean = not self.reason.any()
         for name, value, weight in held:
             bad = self.first[: len(weight)] != NO_GROUP
@@ -370,7 +374,12 @@ def lengths(values: Iterable[tuple[Tensor, int]]) -> list[Floats]:
     import torch
 
     sizes = [torch.linalg.vector_norm(value.detach().reshape(rows, -1), dim=1) for value, rows in values]
-    return [each.numpy().astype(np.float64) for each in on_host(sizes)]
+    if not sizes:
+        return []
+    if sizes[0].device.type != "cpu":  # in one piece: each copy costs its launch
+        (together,) = on_host([torch.cat(sizes)])
+        sizes = list(together.split_with_sizes([len(each) for each in sizes]))
+    return [each.numpy().astype(np.float64) for each in sizes]
 
 
 def small(values: Iterable[Tensor]) -> bool:

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from hpcfl.base.transfer import on_device, on_host
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.comm.exact import GRIDS, PIECE, ROOM, ROUNDER, BinnedSum, ExactSum, FixedSum, each_piece
+from hpcfl.comm.device_sums import DeviceSums
+from hpcfl.comm.exact import PIECE, RANGE, ROOM, BinnedSum, ExactSum, FixedSum, each_piece
 from hpcfl.comm.packing import Packing
 from hpcfl.comm.pool import POOL, SPARE
 
@@ -276,8 +277,9 @@ class ExactSums(Sums):
     ) -> None:
         super().__init__(layout, invited, miss_probability)
         self.device = device or torch.device("cpu")
-        self._far: dict[str, Tensor] = {}  # bins that are on the device
         self._blocks = {name: block for group in layout for name, block in group.items()}
+        self._ranks = ranks
+        self._far = self._far_from_nothing()  # what is on the device
         groups = [{name: each for name, each in group.items() if sent is None or name in sent} for group in layout]
         some = {name: block for group in groups for name, block in group.items()}
         binned = {name: block.bins * block.size for name, block in some.items() if not block.fixed}
@@ -297,8 +299,17 @@ class ExactSums(Sums):
                 self._fixed |= {name: FixedSum(whole, ranks) for name, whole in zip(sizes, wholes)}
         self._sums |= self._fixed
 
-    def add(self, message: Message, factors: Mapping[str, Floats] = NOTHING) -> None:
-        """Add the rows of one chunk; those of some blocks are multiplied by `factors` [k], which are no weights."""
+    def _far_from_nothing(self) -> DeviceSums:
+        return DeviceSums({name: block.bins for name, block in self._blocks.items()}, RANGE / self._ranks)
+
+    def add(
+        self, message: Message, factors: Mapping[str, Floats] = NOTHING, norms: Mapping[str, Floats] = NOTHING
+    ) -> None:
+        """Add the rows of one chunk; those of some blocks are multiplied by `factors` [k], which are no weights.
+
+        `norms` [k] are the rows' Euclidean norms, of blocks of which they are known: on a device that is not the CPU
+        they are asked for otherwise, and waited for.
+        """
         for name, (value, weight) in message.items():
             if not len(weight):
                 continue
@@ -309,27 +320,19 @@ class ExactSums(Sums):
             if self.device.type == "cpu":
                 self._sums[name].add_rows(block.whole(value), weight.tolist())
             else:
-                self._add_far(name, weighted_sum(block.whole(value), weight))
+                rows = block.whole(value)
+                known = norms[name] if name in norms else on_host([torch.linalg.vector_norm(rows, dim=1)])[0].numpy()
+                self._far.add(name, rows, weight.tolist(), known[: len(weight)])
 
     def add_rows(self, name: str, rows: Tensor, factors: list[float], weights: Floats) -> None:
         """Add ``Σ factor·row`` of rows [k, n] on the CPU, which count with so much weight of each part."""
         self._weights[name] += weights
         self._sums[name].add_rows(rows, factors)
 
-    def _add_far(self, name: str, total: Tensor) -> None:
-        """Do on the device what `BinnedSum` does."""
-        if name not in self._far:
-            self._far[name] = total.new_zeros(self._blocks[name].bins, len(total))
-        for grid, row in zip(GRIDS, self._far[name]):
-            part = total.add(ROUNDER / grid).sub_(ROUNDER / grid)
-            row += part
-            total -= part
-
     def settled(self) -> ExactSums:
         """Bring what was summed on the device to the buffers, with one wait for it; note who needs which bins."""
-        for name, bins in zip(self._far, on_host(list(self._far.values()))):
-            self._sums[name].add_bins(bins.numpy())
-        self._far = {}
+        self._far.hand_over(self._sums)
+        self._far = self._far_from_nothing()
         self.wide[:] = [fixed.upper is not None for fixed in self._fixed.values()]
         return self
 
@@ -350,8 +353,9 @@ class ExactSums(Sums):
     def total(self, name: str) -> Tensor:
         shape = self._blocks[name].shape
         if name in self._far:
-            first, *others = self._far[name].unbind(0)[::-1]  # smallest first
-            return sum(others, start=first).reshape(shape)
+            if (there := self._far.total(name)) is not None:
+                return there.reshape(shape)
+            self.settled()
         if name not in self._sums:
             return torch.zeros(shape, dtype=torch.float64, device=self.device)
         total = SPARE.empty(shape, torch.float64)
@@ -408,14 +412,6 @@ def masked(name: str, value: Tensor, mask: Tensor, weight: Tensor) -> Message:
     one; both count by the weight ``[k]``.
     """
     return {name: (value * mask, weight), HELD + name: (mask.expand_as(value).to(value.dtype), weight)}
-
-
-def weighted_sum(rows: Tensor, weight: Tensor) -> Tensor:
-    """Return ``Σ weight·row`` of rows ``[c, n]``, float64 [n], where the rows are."""
-    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    for row, factor in zip(rows, weight.tolist()):
-        total.add_(row, alpha=factor)  # converted on the way, in float64
-    return total
 
 
 def moved(value: Tensor, update: Tensor) -> Tensor:

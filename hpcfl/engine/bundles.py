@@ -1,7 +1,8 @@
-"""Chunks of a rank that are computed at once, though each is summed up by itself.
+"""Chunks of a rank that are computed at once, where no bit of a visit depends on who is computed with it.
 
-Chunks decide about the last bits of sums, and follow from the config alone. Where no bit of a visit depends on who is
-computed with it, how many visits are is a matter of time only: as many as suit the caches of the machine.
+Chunks follow from the config alone. How many visits are computed at once is then a matter of time only: on a CPU as
+many as suit its caches, on another device as many as its memory takes. On a CPU each chunk is summed up by itself: it
+decides about the last bits of sums, which elsewhere have no chunks (`hpcfl.comm.device_sums`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from hpcfl.base.memory import LARGEST_BYTES, last_level_cache
+from hpcfl.base.transfer import memory_of
 from hpcfl.base.types import State
 from hpcfl.comm.placement import Chunk
 from hpcfl.engine.uneven import Sent, collected, told, visited
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 CACHE_SHARE = 4  # a bundle's models take at most this part of the last-level cache, which others use too;
 SHARED = 2  # where several threads compute them, this one: they wait for each other after each operation
+MEMORY_SHARE = 32  # and at most this part of another device's memory: steps and sums take ten times their room
 MOST = 1024  # clients: more of a small model gain nothing
 FEWEST = 2  # a product for one client alone takes another way through the BLAS, and has other last bits
 LINE = 16  # numbers of a cache line: on some processors last bits depend on where in a line a matrix begins
@@ -48,27 +51,41 @@ class Bundles:
 
     Whether it does is tried: the first chunk of each number and kind of visits at each place of a cache line is
     computed by itself as well. Of `kinds` [clients] are the clients' tensors, and only where it is `wanted` are chunks
-    computed at once at all.
+    computed at once at all. What they send is handed over chunk by chunk, where it must be kept `apart`.
     """
 
-    def __init__(self, task: Task, algorithm: Algorithm, kinds: Sequence[Hashable], wanted: bool) -> None:
+    def __init__(
+        self, task: Task, algorithm: Algorithm, kinds: Sequence[Hashable], wanted: bool, apart: bool = True
+    ) -> None:
         self.task, self.algorithm, self.kinds = task, algorithm, kinds
         self._same: dict[tuple[int, Kind], bool] = {}  # by a chunk's number of visits, and their kind
         self._tried: set[tuple[int, Kind, int]] = set()  # where chunks of these began in a line
-        able = wanted and task.device.type == "cpu" and algorithm.samples_per_step(1) > 0
-        able = able and task.fused is not None and task.fused.rowwise
-        share = CACHE_SHARE if torch.get_num_threads() == 1 else SHARED
-        self.bytes = min(LARGEST_BYTES, last_level_cache() // share) if able else 0
+        able = wanted and algorithm.samples_per_step(1) > 0
+        self.apart = apart or task.device.type == "cpu"
+        if task.device.type == "cpu":
+            able = able and task.fused is not None and task.fused.rowwise
+            share = CACHE_SHARE if torch.get_num_threads() == 1 else SHARED
+            most = min(LARGEST_BYTES, last_level_cache() // share)
+        else:
+            able = able and not task.looped and not task.buffer_names
+            most = memory_of(task.device) // MEMORY_SHARE
+        self.bytes = most if able else 0
 
-    def work(self, shared: State, parts: Iterable[Part]) -> Iterator[tuple[Part, Client]]:
-        """Yield each part with what does its visits, a generator as `Algorithm.client` is; to be exhausted in turn."""
+    def work(self, shared: State, parts: Iterable[Part]) -> Iterator[tuple[list[Part], Visits, Client]]:
+        """Yield parts with their visits and what does these, a generator as `Algorithm.client` is, to be exhausted.
+
+        Several come together where they need not be kept apart.
+        """
         for bundle, kind in self._cut(parts) if self.bytes else (([part], None) for part in parts):
             held = [part.chunk.clients for part in bundle]
             self.task.hold(np.concatenate(held) if len(held) > 1 else held[0])
-            if kind and len(bundle) > 1 and (works := self._at_once(shared, bundle, kind)):
-                yield from zip(bundle, works)
+            done = self._at_once(shared, bundle, kind) if kind and len(bundle) > 1 else None
+            if done and self.apart:
+                yield from (([part], part.visits, told(own)) for part, own in zip(bundle, done[2]))
+            elif done:
+                yield bundle, done[0].visits, told(done[1])
             else:
-                yield from ((part, self._client(shared, part)) for part in bundle)
+                yield from (([part], part.visits, self._client(shared, part)) for part in bundle)
 
     def _client(self, shared: State, part: Part) -> Client:
         return visited(self.algorithm, self.task, shared, part.personal, part.visits)
@@ -108,8 +125,8 @@ class Bundles:
         step = self.algorithm.samples_per_step(samples) * int(np.prod(shape)) * self.task.dtype.itemsize
         return min(MOST, self.bytes // max(step, self.task.nbytes))
 
-    def _at_once(self, shared: State, bundle: Sequence[Part], kind: Kind) -> list[Client]:
-        """Do all visits; return what hands them over part by part, nothing where that would change a bit."""
+    def _at_once(self, shared: State, bundle: Sequence[Part], kind: Kind) -> tuple[Part, Sent, list[Sent]] | None:
+        """Do all visits; return them, what they have sent, and that part by part; None where it would change a bit."""
         calls = self.task.oracle_calls
         before, whole = calls.copy(), self._joined(bundle)
         sent = collected(self._client(shared, whole))
@@ -126,7 +143,7 @@ class Bundles:
             start += count
         good = all(self._same[len(part.visits.clients), kind] for part in bundle)
         calls[:] = done if good else before
-        return [told(own) for own in parts] if good else []
+        return (whole, sent, parts) if good else None
 
     def _joined(self, bundle: Sequence[Part]) -> Part:
         """Return all visits of a bundle as if they were those of one chunk; what they begin with is copied."""

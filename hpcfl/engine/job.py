@@ -227,7 +227,8 @@ class Job:
     def bundles(self) -> Bundles:
         """What computes this rank's visits."""
         wanted = self.config.batch_clients == "auto" and self.planner.whole
-        return Bundles(self.task, self.algorithm, kinds(self.algorithm, self.task), wanted)
+        apart = self.config.clock == "wall"
+        return Bundles(self.task, self.algorithm, kinds(self.algorithm, self.task), wanted, apart)
 
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""

@@ -188,24 +188,32 @@ def visit(
     record, count, device = record or Record.open(), 0, job.task.device
     # a rank to whose clients a state was not sent does not have it
     shared = now.shared if plan.arrivals is None else now.served.get(plan.round, {})
-    for part, work in job.bundles.work(shared, _parts(job, plan, chunks, now)):
-        clients, personal = part.visits.clients, now.personal[part.chunk.number]
-        places, visits = part.chunk.places(clients), plan.places(clients)
+    for parts, own, work in job.bundles.work(shared, _parts(job, plan, chunks, now)):
+        clients, visits = own.clients, plan.places(own.clients)
         sieve = job.guard.sieve(len(clients), record.limits)
-        take: Callable[[Message], None] = sums.add
+        add = partial(sums.add, norms=sieve.lengths)
+        take: Callable[[Message], None] = add
         if plan.arrivals is not None:
             factors = plan.arrivals.factors[np.searchsorted(plan.cohort, clients)]
-            take = partial(sums.add, factors=dict.fromkeys(job.layers.of, factors))
+            take = partial(add, factors=dict.fromkeys(job.layers.of, factors))
         elif kept is not None and job.keeps:
             kept.append(blank(job.keeps, len(clients)))
-            take = partial(_take, sums, kept[-1])
+            take = partial(_take, add, kept[-1])
         after, rejected = drained(sieve.through(work), take), job.guard.rejections(visits, sieve)
         depth = np.array([rejected[place].depth if place in rejected else 0 for place in visits.tolist()])
-        for name, value in after.items():
-            rows = np.flatnonzero(job.layers.of_state(name) >= depth)
-            to = on_device(torch.from_numpy(places[rows]), device)
-            every = len(rows) == len(places)
-            personal[name][to] = value if every else value[on_device(torch.from_numpy(rows), device)]
+        start = 0
+        for part in parts:
+            end = start + len(part.visits.clients)
+            places = part.chunk.places(part.visits.clients)
+            for name, value in after.items():
+                rows = np.flatnonzero(job.layers.of_state(name) >= depth[start:end])
+                to = on_device(torch.from_numpy(places[rows]), device)
+                every = len(rows) == len(places)
+                new = value[start:end]
+                now.personal[part.chunk.number][name][to] = (
+                    new if every else new[on_device(torch.from_numpy(rows), device)]
+                )
+            start = end
         record.rejected |= rejected
         if record.limits is not None:
             record.norms[clients] = sieve.norms
@@ -218,13 +226,15 @@ def _parts(job: Job, plan: Plan, chunks: Iterable[Chunk], now: Progress) -> Iter
     for chunk in chunks:
         rows = plan.rows(chunk.clients)
         if len(rows):
-            places = on_device(torch.from_numpy(chunk.places(plan.cohort[rows])), job.task.device)
-            own = {name: value[places] for name, value in now.personal[chunk.number].items()}
+            own = now.personal[chunk.number]
+            if own:
+                places = on_device(torch.from_numpy(chunk.places(plan.cohort[rows])), job.task.device)
+                own = {name: value[places] for name, value in own.items()}
             yield Part(chunk, own, job.visits(plan, rows))
 
 
-def _take(sums: ExactSums, kept: Message, message: Message) -> None:
-    sums.add(message)
+def _take(add: Callable[[Message], None], kept: Message, message: Message) -> None:
+    add(message)
     keep(message, kept)
 
 

@@ -20,6 +20,7 @@ from hpcfl.learning.held import Samples
 
 PHASE_STEPS = 2**32  # more steps than a phase of a visit has
 PHASES = 2**16  # more phases than a visit has
+PICKED_BYTES = 2**28  # of samples that are picked at once on a device other than the CPU
 PADDING = 4  # pixels around an image before it is cropped
 
 
@@ -202,19 +203,31 @@ class Batches(Iterator[Batch]):
         index, visits = self._index, self.visits
         counts, width = (index >= 0).sum(2).tolist(), index.shape[2]
         (x, y), starts = _together(self._data)
-        real, rows = (on_device(torch.from_numpy(part), y.device) for part in (index >= 0, index.clip(min=0) + starts))
+        rows = on_device(torch.from_numpy(index.clip(min=0) + starts), y.device)
+        full = all(min(sizes) == width for sizes in counts)
+        real = None if full else on_device(torch.from_numpy(index >= 0), y.device)
         clients = [int(client) for client in visits.clients]
-        shapes = [(*rows.shape[1:], *part.shape[1:]) for part in (x, y)]
-        for step, (sizes, places) in enumerate(zip(counts, rows.flatten(1))):
+        for step, (sizes, (picked, labels)) in enumerate(zip(counts, _picked(x, y, rows))):
             visits.raise_if_closed()
             if visits.more is not None and not visits.more():
                 return
-            picked, labels = (part.index_select(0, places).view(shape) for part, shape in zip((x, y), shapes))
             key = StepKey(self.seed, visits.round, clients, step + PHASE_STEPS * self._phase)
             if self.fill is not None:
                 picked = crop_and_flip(picked, key, self.fill)
             note = None if visits.training is None else visits.training.note
-            yield Batch(picked, labels, None if min(sizes) == width else real[step], key, sizes, note)
+            yield Batch(picked, labels, None if real is None or min(sizes) == width else real[step], key, sizes, note)
+
+
+def _picked(x: Tensor, y: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield features and labels step by step, of rows ``[steps, …]``.
+
+    On a CPU each step's are picked when it comes, into its caches; elsewhere those of many steps by one operation.
+    """
+    step_bytes = sum(part[:1].nbytes * rows[:1].numel() for part in (x, y))
+    count = 1 if x.device.type == "cpu" else max(1, PICKED_BYTES // max(1, step_bytes))
+    for start in range(0, len(rows), count):
+        some = rows[start : start + count]
+        yield from zip(*(part.index_select(0, some.flatten()).view(*some.shape, *part.shape[1:]) for part in (x, y)))
 
 
 def orders(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -54,6 +55,8 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
     ),
 }
 
+
+NO_CLASS = -(2**63)  # no sample is left out
 
 EXACT = (nn.Linear, Dropout, nn.Identity, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.Softmax)
 """What computes a client's numbers alike with whomever it is computed; others may round the last ones otherwise."""
@@ -161,9 +164,10 @@ class Fused:
             apart = outputs - (y if y.dim() == outputs.dim() else y.unsqueeze(-1))
             each, d = apart.square().mean(-1), apart * (2 / outputs.shape[-1])
         else:
-            logs, classes = outputs.log_softmax(-1), y.unsqueeze(-1)
-            each = -logs.gather(-1, classes).squeeze(-1)
-            d = logs.exp_().scatter_add_(-1, classes, logs.new_full((), -1.0).expand(classes.shape))
+            logs = outputs.log_softmax(-1)
+            each = F.nll_loss(logs.flatten(0, -2), y.flatten(), reduction="none", ignore_index=NO_CLASS).view(y.shape)
+            # not scatter_add_, whose deterministic form on a GPU sorts: some 25 launches
+            d = logs.exp_().add_(y.unsqueeze(-1) == _classes(logs.shape[-1], y.device), alpha=-1)
         if batch.valid is None:
             return each.mean(1), d.div_(y.shape[1])
         share = batch.valid / batch.valid.sum(1, keepdim=True).clamp(min=1).to(d.dtype)
@@ -177,6 +181,11 @@ def one_client(initial: State, x: Tensor, y: Tensor, seed: int) -> tuple[State, 
         ramp = torch.linspace(-0.1, 0.1, value.numel(), dtype=value.dtype, device=value.device)
         params[name] = ramp.view(1, *value.shape).add_(value)
     return params, Batch(x[None], y[None], None, StepKey(seed, 0, [0], 0))
+
+
+@cache
+def _classes(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device)
 
 
 def _backward(

@@ -99,20 +99,29 @@ class Sgd(Optimizer):
         return zeros(params) if self.momentum else {}
 
     def apply(self, params: State, gradients: Gradients, memory: State, active: Tensor | None = None) -> None:
+        changes: State = {}
         for name, gradient in gradients.items():
             if isinstance(gradient, Product) and active is None:
                 self._take(params[name], gradient, memory.get(name), self.decay_of(name))
                 continue
             gradient = self.penalised(name, gradient, params)
-            mask = None if active is None else column(active, gradient)
-            if mask is not None:  # a client that rests may have any gradient, and 0 · ∞ is no number
-                gradient = torch.where(mask, gradient, 0.0)
-            if memory and mask is None:
-                gradient = memory[name].mul_(self.momentum).add_(gradient)
-            elif memory and mask is not None:
+            if active is not None:  # a client that rests may have any gradient, and 0 · ∞ is no number
+                gradient = torch.where(column(active, gradient), gradient, 0.0)
+            changes[name] = gradient
+        if not changes:
+            return
+        if memory and active is None:
+            velocities = [memory[name] for name in changes]
+            torch._foreach_mul_(velocities, self.momentum)
+            torch._foreach_add_(velocities, list(changes.values()))
+            changes = dict(zip(changes, velocities))
+        elif memory and active is not None:
+            for name, gradient in changes.items():
+                mask = column(active, gradient)
                 memory[name].copy_(torch.where(mask, memory[name] * self.momentum + gradient, memory[name]))
-                gradient = memory[name] * mask
-            params[name].add_(gradient, alpha=-self.lr)
+                changes[name] = memory[name] * mask
+        # by one operation, where a device has such
+        torch._foreach_add_([params[name] for name in changes], list(changes.values()), alpha=-self.lr)
 
     def _take(self, value: Tensor, gradient: Product, velocity: Tensor | None, decay: float) -> None:
         """Take one tensor's step within the product."""

@@ -3,7 +3,8 @@
 A tensor made on, or moved to, the device ``fake`` holds a CPU tensor and computes what that would. As on a GPU, it
 mixes with no tensor of the CPU but numbers (0-dimensional ones), and there is no ``.numpy()``. What would make the host
 wait for a GPU is counted: a number read (``.item()``, ``float()``, an ``if``), a copy that waits, shapes that depend on
-values (boolean masks). What CUDA's own libraries wait for (``torch.linalg``) is not.
+values (boolean masks). What CUDA's own libraries wait for (``torch.linalg``) is not. Each operation that computes, not
+a view and no mere memory, counts as one launch, and eigenvectors have the signs of another library.
 
 It is one of torch's Python back ends, which recent versions have: `available` tells. There is no ``torch.tensor(…,
 device="fake")``, in whose place stands `Tensor.to`, and no ``torch.nn.LSTM``.
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,12 +26,36 @@ from torch.utils import backend_registration
 from torch.utils._pytree import tree_flatten, tree_map
 
 NAME = "fake"
+MEMORY = 2**34  # bytes that it says it has
 READS = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "unique_dim", "_unique2")
 INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_")
 COPIES = ("_to_copy", "copy_")
+NO_LAUNCH = (
+    "detach",
+    "lift_fresh",
+    "_reshape_alias",
+    "_unsafe_view",
+    "set_",
+    "resize_",
+    "is_same_size",
+    "record_stream",
+)
 
 waits: Counter[str] = Counter()
 """How often the host has waited for the device, by operation."""
+launches: Counter[str] = Counter()
+"""How often the device was given something to compute, by operation."""
+SORTING = (
+    "scatter_add",
+    "index_put",
+    "_index_put_impl",
+    "index_add",
+    "index_reduce",
+    "scatter_reduce",
+    "cumsum",
+    "put",
+)
+"""Operations that sort or wait where they must give the same bits each time."""
 
 
 class FakeTensor(Tensor):
@@ -100,6 +126,7 @@ class _Device:
     device_count = staticmethod(lambda: 1)
     is_available = is_initialized = staticmethod(lambda: True)
     manual_seed_all = staticmethod(lambda seed: None)
+    get_device_properties = staticmethod(lambda device: SimpleNamespace(total_memory=MEMORY))
 
 
 def available() -> bool:
@@ -129,9 +156,34 @@ def counted() -> Iterator[Counter[str]]:
     found.update(waits - before)
 
 
+@contextmanager
+def launched() -> Iterator[Counter[str]]:
+    """Count within the block what the device is given to compute."""
+    before, found = Counter(launches), Counter[str]()
+    yield found
+    found.update(launches - before)
+
+
+@contextmanager
+def nothing_sorted() -> Iterator[None]:
+    """Refuse within the block what sorts or waits on a GPU that is to give the same bits each time."""
+    _refused.update(SORTING)
+    try:
+        yield
+    finally:
+        _refused.clear()
+
+
+_refused: set[str] = set()
+
+
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     """Compute on what the tensors hold; RuntimeError where a GPU would refuse to."""
     name = func._schema.name.partition("::")[2]
+    if name.rstrip("_") in _refused:
+        raise RuntimeError(f"{name}: to give the same bits each time, a GPU sorts for it, or waits")
+    if not (func.is_view or name in NO_LAUNCH or name.startswith(("empty", "new_empty"))):
+        launches[name] += 1
     tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
     fake = [each for each in tensors if isinstance(each, FakeTensor)]
     host = [each for each in tensors if not isinstance(each, FakeTensor) and each.dim()]
@@ -151,12 +203,14 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
         _wait(name, name in READS)
         _refuse_mixing(name, fake, host)
     out = func(*tree_map(_held, args), **tree_map(_held, kwargs))
+    if name == "_linalg_eigh":
+        out = out[0], -out[1]
     if late:
         with _one_thread:  # another may wait for an event meanwhile
             _under_way.append((out, out.clone()))
             out.fill_(torch.nan if out.is_floating_point() else 0)
     if name.endswith("_"):  # in place
-        return args[0]
+        return args[0] if func._schema.returns else None
     return tree_map(_made, out) if to == NAME else out
 
 

@@ -197,7 +197,7 @@ class Executor:
     def _whole(self, shared: State, chunks: Iterable[Visits], sender: WholeSender) -> None:
         self.job.task.oracle_calls[:] = 0
         parts = (Part(self._chunk_of(visits), self._personal(visits), visits) for visits in chunks)
-        for (_, _, visits), work in self.job.bundles.work(shared, parts):
+        for _, visits, work in self.job.bundles.work(shared, parts):
             visits.raise_if_closed()
             sieve = self.job.guard.sieve(len(visits.clients), None)
             state = drained(sieve.through(work), sender.take)

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from hpcfl.base.transfer import on_host
 from hpcfl.base.types import Ints
+from hpcfl.comm.device_sums import weighted_sum
 from hpcfl.comm.exact import BinnedSum
 from hpcfl.comm.guard import NO_GROUP, norms
-from hpcfl.comm.message import Message, weighted_sum
+from hpcfl.comm.message import Message
 from hpcfl.engine.job import Job
 from hpcfl.engine.wall.framing import REJECTED, SENT, FrameFormat, StagedFrame, Staging, zero_frames
 
@@ -256,7 +257,7 @@ class SumSender(WholeSender):
             if rows.device.type == "cpu":
                 self._bins(name).add_rows(rows, weight.tolist())
             else:
-                self.totals[name] = weighted_sum(rows, weight)
+                self.totals[name] = weighted_sum(rows, weight.tolist())
             weights[block.part(value)] = weights.get(block.part(value), 0.0) + float(weight.sum())
 
     def end(self, rejected: Ints, gradients: Sequence[int], steps: Ints | None = None) -> None:
