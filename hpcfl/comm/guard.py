@@ -374,11 +374,10 @@ def lengths(values: Iterable[tuple[Tensor, int]]) -> list[Floats]:
     import torch
 
     sizes = [torch.linalg.vector_norm(value.detach().reshape(rows, -1), dim=1) for value, rows in values]
-    if not sizes:
-        return []
-    if sizes[0].device.type != "cpu":  # in one piece: each copy costs its launch
-        (together,) = on_host([torch.cat(sizes)])
-        sizes = list(together.split_with_sizes([len(each) for each in sizes]))
+    if there := [each for each in sizes if each.device.type != "cpu"]:  # in one piece: each copy costs its launch
+        (together,) = on_host([torch.cat(there)])
+        came = iter(torch.split(together, [len(each) for each in there]))
+        sizes = [each if each.device.type == "cpu" else next(came) for each in sizes]
     return [each.numpy().astype(np.float64) for each in sizes]
 
 
