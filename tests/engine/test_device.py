@@ -152,7 +152,7 @@ def played(given: dict[str, Any], device: str) -> tuple[Job, Progress, list[Coun
             step(job, now, record, plan)
         now.round += 1
         waits.append(counted)
-    return job, now, waits, sums, plan
+    return job, now, waits, record.sums, plan
 
 
 def equal(one: Progress, other: Progress) -> None:
