@@ -1,35 +1,54 @@
-"""Federated averaging: McMahan et al., AISTATS 2017, Algorithm 1 (arXiv 1602.05629)."""
+"""Federated averaging: McMahan et al., AISTATS 2017, Algorithm 1 (arXiv 1602.05629).
+
+With `arrived` short of those who were invited it is the baseline that drops stragglers, with shorter `batches` for some
+it is FedAvg of partial work. `correct` and `server` stand for what other papers put in place of the plain mean and of
+the plain step along it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor
-
-from judges.plain import Client, Params, descend, mean
+from judges.corrections import Correction, plain
+from judges.plain import Batches, Client, Objective, Params, Step, change, descend, loss_on, mean
+from judges.server import Server, move
 
 
 def fedavg(
     w: Params,
     data: list[Client],
     arrived: list[list[int]],
-    batches: Callable[[int, int], list[Tensor]],
+    batches: Batches,
+    local: Callable[[int, int], Step],
+    weights: dict[int, float],
     *,
-    lr: float,
-    momentum: float = 0.0,
-    decay: float = 0.0,
-    slower: float = 0.0,
-    uniform: bool = False,
+    correct: Correction = plain,
+    server: Server = move,
+    proximal: float = 0.0,
+    keep: bool = False,
 ) -> tuple[Params, list[float]]:
     """Return the model after all rounds, and each round's mean training loss.
 
-    A round's local step size is ``lr / (1 + slower · round)``; clients count by their samples, or `uniform`.
+    `local` is the local optimiser by round and client, whose memory clients `keep` or begin anew. FedProx (Li et al.,
+    MLSys 2020, Algorithm 2): clients minimise ``F_i(y) + μ/2 ‖y − w‖²``, `proximal` being μ.
     """
-    losses = []
+    losses, memory = [], {i: {} for i in weights}
     for round_, clients in enumerate(arrived):
-        how = {"lr": lr / (1 + slower * round_), "momentum": momentum, "decay": decay}
-        visits = [descend(w, data[i], batches(round_, i), **how) for i in clients]
-        n = [1 if uniform else len(data[i][1]) for i in clients]
-        losses.append(sum(p * loss for p, (_, loss) in zip(n, visits)) / sum(n))
-        w = mean([model for model, _ in visits], n)
+        changes, loss = {}, {}
+        for i in clients:
+            after, loss[i] = descend(
+                w,
+                near(w, loss_on(data[i]), proximal),
+                batches(round_, i),
+                local(round_, i),
+                memory[i] if keep else None,
+            )
+            changes[i] = change(after, w)
+        losses.append(mean(loss, weights) if clients else float("nan"))
+        w = server(w, correct(round_, changes, weights))
     return w, losses
+
+
+def near(w: Params, objective: Objective, mu: float) -> Objective:
+    """An objective with FedProx's term."""
+    return lambda y, rows: objective(y, rows) + mu / 2 * sum((y[name] - w[name]).square().sum() for name in w)

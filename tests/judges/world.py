@@ -64,19 +64,31 @@ def drawn(layers: Mapping[str, tuple[int, int]], seed: int = 12) -> Params:
     return found
 
 
+def weights(by: str = "samples") -> dict[int, float]:
+    """What each client counts."""
+    return {client: size if by == "samples" else 1 for client, size in enumerate(SIZES)}
+
+
 def start() -> Params:
     """What the model begins with."""
     return drawn(LAYERS)
 
 
-def batches(round_: int, client: int, epochs: int = 2, size: int = BATCH, phase: int = 0) -> list[Tensor]:
+def batches(
+    round_: int, client: int, epochs: int = 2, size: int = BATCH, phase: int = 0, steps: int | None = None
+) -> list[Tensor]:
     """The samples of each step of a visit: every pass has an order of its own, its last batch may be smaller.
 
-    The order is hpcfl's own, by its keyed generator; size 0 is a batch of all samples.
+    The order is hpcfl's own, by its keyed generator. Size 0 is a batch of all samples; so many `steps` in place of
+    epochs are whole batches that run on from pass to pass.
     """
-    rng = hpcfl.keyed(SEED, "batches", round_, client, phase)
-    orders = [torch.from_numpy(rng.permutation(SIZES[client])) for _ in range(epochs)]
-    return [batch for order in orders for batch in order.split(size or SIZES[client])]
+    rng, held = hpcfl.keyed(SEED, "batches", round_, client, phase), SIZES[client]
+    size = min(size or held, held)
+    passes = epochs if steps is None else -(-steps * size // held)
+    orders = [torch.from_numpy(rng.permutation(held)) for _ in range(passes)]
+    if steps is not None:
+        return list(torch.cat(orders).split(size)[:steps])
+    return [batch for order in orders for batch in order.split(size)]
 
 
 @dataclass(frozen=True)
@@ -124,10 +136,7 @@ def samples() -> dict[str, Tensor]:
     found = {}
     for client, (x, y) in enumerate(clients()):
         for part, rows in (("train", slice(None)), ("test", slice(2))):
-            found[f"clients/{client}/{part}/features"], found[f"clients/{client}/{part}/labels"] = (
-                x[rows].float(),
-                y[rows],
-            )
+            found |= {f"clients/{client}/{part}/features": x[rows].float(), f"clients/{client}/{part}/labels": y[rows]}
     return found
 
 
@@ -167,14 +176,16 @@ def play(folder: Path, **sections: Any) -> Outcome:
     for chunk in job.chunks:
         for row, client in enumerate(chunk.clients.tolist()):
             own[client] = {name: value[row].numpy() for name, value in now.personal[chunk.number].items()}
-    rows = {name: np.array([row[name] for row in recorder.kept]) for name in recorder.kept[0]}
+    absent = {name: np.full(np.shape(value), np.nan) for row in recorder.kept for name, value in row.items()}
+    rows = {name: np.array([row.get(name, nothing) for row in recorder.kept]) for name, nothing in absent.items()}
     return Outcome(now.shared, now.extras, own, rows)
 
 
 def run(folder: Path, comm: Any = None, **sections: Any) -> Outcome | None:
     """Let hpcfl run, alone or on ranks that see one `folder`; None on all ranks but the first."""
-    done = hpcfl.run(config(folder, **sections), out=folder / "run", quiet=True, comm=comm)
-    if comm is not None and comm.Get_rank():
+    first = comm is None or comm.Get_rank() == 0
+    done = hpcfl.run(config(folder, **sections) if first else {}, out=folder / "run", quiet=True, comm=comm)
+    if not first:
         return None
     path = store.latest(done.folder)
     assert path is not None
@@ -183,8 +194,13 @@ def run(folder: Path, comm: Any = None, **sections: Any) -> Outcome | None:
     return Outcome(saved.shared, saved.extras, [own.get(client, {}) for client in range(len(SIZES))], rows)
 
 
-def near(found: Mapping[str, Any], wanted: Mapping[str, Tensor], tolerance: float = TOLERANCE) -> None:
+def near(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Assert that all that a judge has is found."""
     assert wanted
     for name, value in wanted.items():
-        np.testing.assert_allclose(np.asarray(found[name]), np.asarray(value), rtol=0, atol=tolerance, err_msg=name)
+        equal(found[name], value, name)
+
+
+def equal(found: Any, wanted: Any, name: str = "") -> None:
+    """Assert that numbers agree to the judges' tolerance; NaN is where NaN is."""
+    np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=0, atol=TOLERANCE, err_msg=name)

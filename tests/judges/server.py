@@ -1,0 +1,52 @@
+"""Server optimisers: FedAvgM (Hsu, Qi & Brown 2019) and FedOpt (Reddi et al., ICLR 2021, Algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from judges.plain import Params
+
+Server = Callable[[Params, Params], Params]
+"""What the model becomes by the change Δ that a round proposes; a tensor that Δ lacks stays."""
+
+
+def move(w: Params, delta: Params) -> Params:
+    return {name: w[name] + delta[name] if name in delta else w[name] for name in w}
+
+
+class Momentum:
+    """``m ← βm + Δ``; ``w ← w + ηm``, or with `nesterov` ``w ← w + η(Δ + βm)`` (Douillard et al. 2023)."""
+
+    def __init__(self, lr: float, beta: float, nesterov: bool = False) -> None:
+        self.lr, self.beta, self.nesterov, self.m = lr, beta, nesterov, {}
+
+    def __call__(self, w: Params, delta: Params) -> Params:
+        for name, d in delta.items():
+            self.m[name] = self.beta * self.m.get(name, 0.0) + d
+        ahead = {name: d + self.beta * self.m[name] if self.nesterov else self.m[name] for name, d in delta.items()}
+        return move(w, {name: self.lr * ahead[name] for name in delta})
+
+
+class FedOpt:
+    """``m ← β₁m + (1 − β₁)Δ``; v by its kind; ``w ← w + η m / (√v + τ)``. m begins with 0, v with τ²."""
+
+    def __init__(self, kind: str, lr: float, b1: float, b2: float, tau: float) -> None:
+        self.kind, self.lr, self.b1, self.b2, self.tau = kind, lr, b1, b2, tau
+        self.m, self.v = {}, {}
+
+    def __call__(self, w: Params, delta: Params) -> Params:
+        step = {}
+        for name, d in delta.items():
+            self.m[name] = self.b1 * self.m.get(name, 0.0) + (1 - self.b1) * d
+            v = self.v.get(name, torch.full_like(d, self.tau**2))
+            if self.kind == "adagrad":
+                v = v + d**2
+            elif self.kind == "yogi":
+                v = v - (1 - self.b2) * d**2 * (v - d**2).sign()
+            else:
+                v = self.b2 * v + (1 - self.b2) * d**2
+            self.v[name] = v
+            step[name] = self.lr * self.m[name] / (v.sqrt() + self.tau)
+        return move(w, step)
