@@ -51,4 +51,6 @@ def fedavg(
 
 def near(w: Params, objective: Objective, mu: float) -> Objective:
     """An objective with FedProx's term."""
+    if not mu:
+        return objective
     return lambda y, rows: objective(y, rows) + mu / 2 * sum((y[name] - w[name]).square().sum() for name in w)

@@ -10,31 +10,44 @@ import numpy as np
 import pytest
 
 from judges import world
-from judges.flanp import flanp
+from judges.flanp import Plateau, Theory, flanp
 from judges.local import local
 from judges.plain import sgd
 
-SECONDS = np.array([2.0, 0.4, 1.6, 0.7, 3.1, 0.9])
+SECONDS = np.array([1.7, 0.4, 1.5, 1.0, 1.9, 1.3])
+TIMES = 0.4, 1.0, 1.5, 1.9
+"""When the first 1, 2, 4 and 6 of them are done."""
+THEORY: dict[str, Any] = {"when": "theory", "contraction": 0.25, "distance": 2.75}
 
-STAGES: dict[str, tuple[dict[str, Any], Callable[[int, int, float], bool]]] = {
-    "rounds": ({"when": "rounds", "rounds": 2}, lambda stage, done, square: done == 2),
-    "gradient": ({"when": "gradient", "threshold": 1.0}, lambda stage, done, square: square <= 1.0 / 2**stage),
+STAGES: dict[str, tuple[dict[str, Any], Callable[[], Callable[[int, list[float], list[float]], bool]]]] = {
+    "rounds": ({"when": "rounds", "rounds": 2}, lambda: lambda stage, squares, losses: len(squares) == 2),
+    "gradient": (
+        {"when": "gradient", "threshold": 1.0},
+        lambda: lambda stage, squares, losses: squares[-1:] != [] and squares[-1] <= 1.0 / 2**stage,
+    ),
+    "plateau": ({"when": "plateau", "patience": 2, "tolerance": 0.1}, lambda: Plateau(2, 0.1)),
+    "theory": (THEORY, lambda: Theory(TIMES, 0.25, 0.25, 2.75, skip=False)),
+    "skips": (THEORY | {"distance": 2.4, "skip": True}, lambda: Theory(TIMES, 0.25, 0.25, 2.4, skip=True)),
+    "samples": (
+        {"when": "rounds", "rounds": 2, "by": "samples"},
+        lambda: lambda stage, squares, losses: len(squares) == 2,
+    ),
 }
 
 
-@pytest.mark.parametrize("chunk", [1, 4])
-@pytest.mark.parametrize("when", STAGES)
+@pytest.mark.parametrize(("when", "chunk"), [*((when, 4) for when in STAGES), ("gradient", 1)])
 def test_flanp(tmp_path: Path, when: str, chunk: int) -> None:
     keys, ends = STAGES[when]
     found = world.play(
         tmp_path,
         algorithm={"name": "fedavg", "lr": 0.2, "epochs": 2, "batch": world.BATCH},
         **{"participation": {"close": "first", "first": 1}, "doubling": keys, "speed": SECONDS},
-        **{"rounds": 9, "batch_clients": chunk},
+        **{"rounds": 9, "batch_clients": chunk, "communication": 0.25},
     )
     w, losses, who, seconds = flanp(
         *(world.start(), world.clients(), SECONDS.tolist(), world.batches, world.weights()),
-        **{"first": 1, "rounds": 9, "lr": 0.2, "stage_ends": ends},
+        **{"first": 1, "rounds": 9, "lr": 0.2, "stage_ends": ends(), "by_samples": keys.get("by") == "samples"},
+        communication=0.25,
     )
     assert found.who() == who
     assert len({len(each) for each in who}) >= 3, who

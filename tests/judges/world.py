@@ -91,6 +91,17 @@ def batches(
     return [batch for order in orders for batch in order.split(size)]
 
 
+class Unequal(hpcfl.Source):
+    """The `clients`, with their first two samples for tests."""
+
+    def check(self, count: int, data_dir: Path | None) -> Any:
+        return self.federate(count, 0, data_dir).header
+
+    def federate(self, count: int, seed: int, data_dir: Path | None) -> hpcfl.InMemory:
+        held = [(x.float().numpy(), y.numpy()) for x, y in clients()[:count]]
+        return hpcfl.InMemory.of([hpcfl.ClientData(x, y, x[:2], y[:2]) for x, y in held], CLASSES)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a run left: the server's state, what never leaves it, each client's own, and a row for each round."""
@@ -110,34 +121,25 @@ def config(folder: Path, **sections: Any) -> configs.Config:
     """Return the config of a run on these clients, and write the files that it names.
 
     Sections and keys replace those below; keys of `data` and `model` are added. `speed` may be an array: seconds
-    [clients] or [rounds, clients], or integers, the first layer that is there at the deadline; `initial` clients' own
-    first values, by client.
+    [clients] or [rounds, clients], or integers, the first layer that is there at the deadline; `communication` is added
+    to it. `initial` are clients' own first values, by client.
     """
     values = dict(start())
     for client, own in sections.pop("initial", {}).items():
         values |= {f"clients/{client}/{name}": value for name, value in own.items()}
     write(folder / "initial.h5", values)
-    write(folder / "clients.h5", samples())
     speed, data, model = (sections.pop(name, {}) for name in ("speed", "data", "model"))
+    if isinstance(speed, np.ndarray):
+        speed = table(folder / "speed.csv", speed) | {"communication": sections.pop("communication", 0.0)}
     return configs.from_table(
         {
             **{"rounds": ROUNDS, "clients": len(SIZES), "seed": SEED, "precision": "double", "batch_clients": 4},
             **{"evaluate": {"every": ROUNDS + 1, "last": 1}},
-            **{"data": {"name": "hdf5", "file": f"{folder}/clients.h5", "labels": CLASSES, **data}},
+            **{"data": {"name": "judges.world:Unequal", **data}},
             **{"model": {"name": "mlp", "hidden": [5, 3], "initial": f"{folder}/initial.h5", **model}},
-            **{"speed": table(folder / "speed.csv", speed) if isinstance(speed, np.ndarray) else speed},
-            **sections,
+            **{"speed": speed, **sections},
         }
     )
-
-
-def samples() -> dict[str, Tensor]:
-    """All clients' training samples, and two for a test, by their names in an HDF5 file."""
-    found = {}
-    for client, (x, y) in enumerate(clients()):
-        for part, rows in (("train", slice(None)), ("test", slice(2))):
-            found |= {f"clients/{client}/{part}/features": x[rows].float(), f"clients/{client}/{part}/labels": y[rows]}
-    return found
 
 
 def write(path: Path, values: Mapping[str, Tensor]) -> None:
@@ -166,13 +168,17 @@ class Rows(Recorder):
 
 def play(folder: Path, **sections: Any) -> Outcome:
     """Play a run in simulated time in this process and in memory: what `run` does, but for the files it writes."""
-    settings = config(folder, **sections)
+    return played(config(folder, **sections))
+
+
+def played(settings: configs.Config) -> Outcome:
+    """`play` any config."""
     settings.check(None)
     job = Job.of(settings, None, 1)
     now, recorder = job.begin(0), Rows(job)
     stop, saver = SimpleNamespace(requested=str), SimpleNamespace(look=dict, save=lambda now, scores: None)
     loop.run(job, Simulated(job, Alone(), 0), recorder, now, stop, saver)
-    own: list[Mapping[str, Any]] = [{} for _ in SIZES]
+    own: list[Mapping[str, Any]] = [{} for _ in range(settings.clients)]
     for chunk in job.chunks:
         for row, client in enumerate(chunk.clients.tolist()):
             own[client] = {name: value[row].numpy() for name, value in now.personal[chunk.number].items()}
