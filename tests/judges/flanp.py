@@ -36,6 +36,8 @@ def flanp(
     all_losses, who, times = [], [], []
     share = sum(len(y) for _, y in data) / len(data)
     for round_ in range(rounds):
+        while n < len(data) and stage_ends(stage, squares, losses):
+            n, stage, squares, losses = min(2 * n, len(data)), stage + 1, [], []
         fastest = order[:n]
         if by_samples:
             enough = [i for i in range(1, 1 + len(data)) if sum(len(data[j][1]) for j in order[:i]) >= n * share]
@@ -48,8 +50,6 @@ def flanp(
         who.append(sorted(fastest))
         times.append(seconds[fastest[-1]] + communication)
         w = after
-        while n < len(data) and stage_ends(stage, squares, losses):
-            n, stage, squares, losses = min(2 * n, len(data)), stage + 1, [], []
     return w, all_losses, who, times
 
 
