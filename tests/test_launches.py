@@ -38,6 +38,7 @@ ARITHMETIC = {
     "test_newcomer",
     "test_partial",
     "test_participation",
+    "test_realtime",
     "test_server_optimizer",
     "test_splits",
     "test_steps",
