@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from judges.plain import Batches, Client, Objective, Params, descend, mean, sgd
+from judges.server import Server, move
 
 Units = Callable[[int, int, int], Tensor]
 """Which of a layer's units a client holds: by round, client and how many there are."""
@@ -53,10 +54,12 @@ def heterofl(
     decay: float = 0.0,
     scaler: bool = True,
     masked: bool = True,
+    server: Server = move,
 ) -> tuple[Params, list[float]]:
     """Return the model after all rounds, and each round's mean training loss.
 
-    Each number is averaged over those who hold it and came; of the last layer a client holds the rows of its classes.
+    Each number is averaged over those who hold it and came, and stays where nobody does; of the last layer a client
+    holds the rows of its classes. `server` takes its step number by number.
     """
     widths = [w["fc1.weight"].shape[1], *(value.shape[0] for name, value in w.items() if name.endswith("bias"))]
     losses = []
@@ -77,5 +80,16 @@ def heterofl(
                 total[name][place] += weights[i] * whole[place]
                 over[name][place] += weights[i]
         losses.append(mean(loss, weights) if clients else float("nan"))
-        w = {name: torch.where(over[name] > 0, total[name] / over[name], w[name]) for name in w}
+        came = {name: value > 0 for name, value in over.items()}
+        proposed = {name: total[name][came[name]] / over[name][came[name]] for name in w}
+        after = server(numbers(w), numbers({n: proposed[n] - w[n][came[n]] for n in w}, came))
+        w = {n: torch.stack([after[n, k] for k in range(w[n].numel())]).view(w[n].shape) for n in w}
     return w, losses
+
+
+def numbers(values: Params, where: Params | None = None) -> dict[tuple[str, int], Tensor]:
+    """The single numbers of tensors by their places; `where` says which places they are of."""
+    places = {
+        n: range(v.numel()) if where is None else where[n].flatten().nonzero()[:, 0].tolist() for n, v in values.items()
+    }
+    return {(n, k): value for n, v in values.items() for k, value in zip(places[n], v.flatten())}

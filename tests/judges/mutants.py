@@ -10,12 +10,15 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import json
 import os
 import random
 import resource
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -23,29 +26,27 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-METHODS = {
-    "hpcfl.algorithms.local_sgd": ("test_averaging",),
-    "hpcfl.algorithms.fedavg": ("test_averaging",),
-    "hpcfl.algorithms.fedprox": ("test_averaging",),
-    "hpcfl.algorithms.fednova": ("test_averaging",),
-    "hpcfl.algorithms.scaffold": ("test_scaffold",),
-    "hpcfl.algorithms.heterofl": ("test_submodels",),
-    "hpcfl.algorithms.fedrolex": ("test_submodels",),
-    "hpcfl.algorithms.local": ("test_doubling",),
-    "hpcfl.algorithms.salf": ("test_salf",),
-    "hpcfl.algorithms.weighting": ("test_averaging", "test_salf"),
-    "hpcfl.algorithms.corrected": ("test_averaging", "test_salf"),
-    "hpcfl.algorithms.server_optimizer": ("test_averaging", "test_salf", "test_submodels"),
-    "hpcfl.learning.optim": ("test_averaging", "test_scaffold"),
-    "hpcfl.schedule.doubling": ("test_doubling",),
-}
-"""The modules of the methods, and the tests that judge each."""
+METHODS = (
+    "hpcfl.algorithms.local_sgd",
+    "hpcfl.algorithms.fedavg",
+    "hpcfl.algorithms.fedprox",
+    "hpcfl.algorithms.fednova",
+    "hpcfl.algorithms.scaffold",
+    "hpcfl.algorithms.heterofl",
+    "hpcfl.algorithms.fedrolex",
+    "hpcfl.algorithms.local",
+    "hpcfl.algorithms.salf",
+    "hpcfl.algorithms.weighting",
+    "hpcfl.algorithms.corrected",
+    "hpcfl.algorithms.server_optimizer",
+    "hpcfl.learning.optim",
+    "hpcfl.schedule.doubling",
+)
+"""The modules of the methods that are judged."""
 EQUAL: dict[str, str] = {}
 """Mutants that nothing can see, by what the script prints of them, and why."""
 SECONDS = 120
 """Processor time after which a mutant counts as seen: it goes on for ever."""
-BROKEN = 99
-"""The exit code of a process that could not try its mutant."""
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult},
@@ -68,19 +69,19 @@ class Mutant:
         return f"{self.module.removeprefix('hpcfl.')}:{self.line}: {self.before}  ->  {self.after}"
 
 
-def places(tree: ast.Module) -> Iterator[tuple[ast.AST, Any]]:
-    """Yield a node that reckons, and how it is set wrong, of functions that refuse nothing."""
+def places(tree: ast.Module) -> Iterator[tuple[ast.AST, Any, Any, Any]]:
+    """Yield each node that reckons, in functions that refuse nothing; what of it is set wrong, at which key, and how."""
     for node in reckoning(tree):
         if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in SWAPS:
-            yield node, lambda node=node: setattr(node, "op", SWAPS[type(node.op)]())
+            yield node, vars(node), "op", SWAPS[type(node.op)]()
         elif isinstance(node, ast.Compare):
             for number, op in enumerate(node.ops):
                 if type(op) in SWAPS:
-                    yield node, lambda node=node, number=number, op=op: node.ops.__setitem__(number, SWAPS[type(op)]())
+                    yield node, node.ops, number, SWAPS[type(op)]()
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            yield node, lambda node=node: setattr(node, "op", ast.UAdd())
+            yield node, vars(node), "op", ast.UAdd()
         elif isinstance(node, ast.Attribute) and node.attr in CALLS:
-            yield node, lambda node=node: setattr(node, "attr", CALLS[node.attr])
+            yield node, vars(node), "attr", CALLS[node.attr]
 
 
 def reckoning(tree: ast.AST) -> Iterator[ast.AST]:
@@ -100,26 +101,26 @@ def reckoning(tree: ast.AST) -> Iterator[ast.AST]:
 
 def mutants(name: str) -> list[Mutant]:
     """Return all mutants of a module."""
-    source = Path(importlib.import_module(name).__file__ or "").read_text(encoding="utf-8")
-    found = []
-    for place in range(len([*places(ast.parse(source))])):
-        node, spoil = [*places(ast.parse(source))][place]
+    source, found = Path(importlib.import_module(name).__file__ or "").read_text(encoding="utf-8"), []
+    for place, (node, held, key, wrong) in enumerate([*places(ast.parse(source))]):
         before = ast.unparse(node)
-        spoil()
+        held[key], right = wrong, held[key]
         found.append(Mutant(name, place, node.lineno, before, ast.unparse(node)))
+        held[key] = right
     return found
 
 
-def patch(mutant: Mutant) -> None:
-    """Give the module's functions the mutant's code."""
+def patched(mutant: Mutant) -> tuple[FunctionType, CodeType]:
+    """Return the function that a mutant is in, and its code with the mutant."""
     module = importlib.import_module(mutant.module)
     file = module.__file__ or ""
     tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    [*places(tree)][mutant.place][1]()
+    _, held, key, wrong = [*places(tree)][mutant.place]
+    held[key] = wrong
     codes, live = dict(coded(compile(tree, file, "exec"))), dict(functions(module, module))
-    changed = [name for name, function in live.items() if codes[name] != function.__code__]
+    changed = [name for name, function in live.items() if codes.get(name, function.__code__) != function.__code__]
     assert len(changed) == 1, f"{mutant} is in {changed or 'no function'}"
-    live[changed[0]].__code__ = codes[changed[0]]
+    return live[changed[0]], codes[changed[0]]
 
 
 def coded(code: CodeType, within: str = "") -> Iterator[tuple[str, CodeType]]:
@@ -146,46 +147,69 @@ def functions(module: ModuleType, owner: Any, within: str = "") -> Iterator[tupl
 
 
 class Trial:
-    """What pytest does in place of the tests: all mutants, each in a process of its own, by those that judge it."""
+    """What pytest does in place of the tests: all mutants, each in a process of its own.
+
+    A mutant is judged by the tests that call its function, those first that have seen another one last.
+    """
 
     def __init__(self, tried: list[Mutant]) -> None:
         self.tried, self.unseen = tried, list[Mutant]()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        if not all(self.passes(session, None, stem) for stem in {item.path.stem for item in session.items}):
-            raise pytest.UsageError("the judges find what is not changed to be wrong")
+        tests = {item.nodeid: item for item in session.items}
+        calls = self.apart(partial(self.calls, session.items))
         for mutant in self.tried:
-            if self.passes(session, mutant, *METHODS[mutant.module]):
+            function, code = patched(mutant)
+            place = [function.__code__.co_filename, function.__code__.co_firstlineno]
+            judges = [tests[name] for name in tests if place in calls[name]]
+            seen = self.apart(partial(self.judged, judges, function, code))
+            if seen is None:
                 self.unseen.append(mutant)
-                print(f"not seen: {mutant}", file=sys.__stderr__, flush=True)
+                print(f"not seen{'' if judges else ', nor reached'}: {mutant}", flush=True)
+            else:
+                tests = {seen: tests[seen], **tests}
         return True
 
-    def passes(self, session: pytest.Session, mutant: Mutant | None, *stems: str) -> bool:
-        """Run some files' tests up to the first that fails, in a process of its own; return whether none did."""
+    def apart(self, act: Callable[[], Any]) -> Any:
+        """Let a process of its own do something; return what it returns, "" if it took too long."""
+        source, sink = os.pipe()
         child = os.fork()
         if not child:
-            try:
-                if mutant is not None:
-                    patch(mutant)
-                os._exit(self.judged([item for item in session.items if item.path.stem in stems]))
-            except BaseException as error:
-                print(f"{mutant}: {error!r}", file=sys.__stderr__, flush=True)
-            os._exit(BROKEN)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code == BROKEN:
-            raise pytest.UsageError(f"{mutant}: it could not be tried")
-        return code == 0
+            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+            os.write(sink, json.dumps(act()).encode())
+            os._exit(0)
+        os.close(sink)
+        with os.fdopen(source) as pipe:
+            said = pipe.read()
+        os.waitpid(child, 0)
+        return json.loads(said or '""')
 
-    def judged(self, items: list[pytest.Item]) -> int:
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        for item, following in zip(items, [*items[1:], None]):
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+    def calls(self, items: list[pytest.Item]) -> dict[str, list[Any]]:
+        """Run the tests on what is not changed; return the functions of the methods that each one calls."""
+        files, found = {importlib.import_module(name).__file__ for name in METHODS}, {}
+        for item in items:
+            called = set[tuple[str, int]]()
+
+            def note(frame: Any, event: str, value: Any, called: set[tuple[str, int]] = called) -> None:
+                if event == "call" and frame.f_code.co_filename in files:
+                    called.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+
+            threading.setprofile(note)
+            sys.setprofile(note)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            sys.setprofile(None)
+            assert not item.session.testsfailed, f"{item.nodeid} fails without any mutant"
+            found[item.nodeid] = sorted(called)
+        return found
+
+    def judged(self, items: list[pytest.Item], function: FunctionType, code: CodeType) -> str | None:
+        """Run tests up to the first that fails, whose name is returned."""
+        function.__code__ = code
+        for item in items:
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             if item.session.testsfailed:
-                return 1
-        return 0
+                return item.nodeid
+        return None
 
 
 def main(words: list[str]) -> int:
@@ -202,9 +226,11 @@ def main(words: list[str]) -> int:
     if asked.list:
         print(*tried, sep="\n")
         return 0
-    files = sorted({f"{HERE / stem}.py" for name in asked.modules for stem in METHODS[name]})
     trial = Trial(tried)
-    code = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files], plugins=[trial])
+    code = pytest.main(
+        ["-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:terminal", "-m", "not mpi", str(HERE)],
+        plugins=[trial],
+    )
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return int(code)
     print(

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from judges import world
 from judges.heterofl import Units, heterofl
+from judges.server import FedOpt, move
 
-RATES = [1.0, 0.5, 0.7, 0.3, 1.0, 0.5]
+RATES = [0.8, 0.5, 0.7, 0.3, 0.8, 1.0]
+"""Of the client that is never invited the largest: the last units of each layer stay."""
+YOGI = {"optimizer": "yogi", "lr": 0.1, "betas": [0.8, 0.9], "tau": 0.05}
 FIT = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "epochs": 2, "batch": world.BATCH}
 
 
@@ -36,6 +39,7 @@ def released(round_: int, client: int, units: int) -> Tensor:
 CASES: dict[str, tuple[dict[str, Any], Units]] = {
     "heterofl": ({"name": "heterofl"}, first),
     "plain": ({"name": "heterofl", "scaler": False, "mask_labels": False, "weights": "samples"}, first),
+    "yogi": ({"name": "heterofl"}, first),
     "fedrolex": ({"name": "fedrolex"}, rolling),
     "released": ({"name": "fedrolex", "windows": "released", "weights": "samples"}, released),
 }
@@ -46,11 +50,13 @@ CASES: dict[str, tuple[dict[str, Any], Units]] = {
 def test_submodels(tmp_path: Path, case: str, chunk: int) -> None:
     keys, units = CASES[case]
     algorithm = {**FIT, "assign": "clients", "rates": RATES, **keys}
-    found = world.play(tmp_path, algorithm=algorithm, participation=world.SOME, batch_clients=chunk)
+    more = {"server": YOGI} if case == "yogi" else {}
+    found = world.play(tmp_path, algorithm=algorithm, participation=world.SOME, batch_clients=chunk, **more)
     by = world.weights(keys.get("weights", "uniform"))
     w, losses = heterofl(
         *(world.start(), world.clients(), found.who(), world.batches, by, rate, units),
         **{"lr": 0.1, "momentum": 0.9, "decay": 0.01},
+        server=FedOpt("yogi", 0.1, 0.8, 0.9, 0.05) if more else move,
         **{"scaler": keys.get("scaler", True), "masked": keys.get("mask_labels", True)},
     )
     world.near(found.shared, w)
