@@ -70,7 +70,7 @@ class Mutant:
 
 
 def places(tree: ast.Module) -> Iterator[tuple[ast.AST, Any, Any, Any]]:
-    """Yield each node that reckons, in functions that refuse nothing; what of it is set wrong, at which key, and how."""
+    """Yield each node that reckons, but of functions that refuse; what of it is set wrong, at which key, and how."""
     for node in reckoning(tree):
         if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in SWAPS:
             yield node, vars(node), "op", SWAPS[type(node.op)]()
