@@ -12,8 +12,8 @@ from torch import Tensor
 from judges.plain import Batches, Client, Objective, Params, descend, mean, sgd
 from judges.server import Server, move
 
-Units = Callable[[int, int, int], Tensor]
-"""Which of a layer's units a client holds: by round, client and how many there are."""
+Units = Callable[[int, float, int], Tensor]
+"""Which of a layer's units a client holds: by round, the client's rate and how many there are."""
 
 
 def held(w: Params, units: list[Tensor]) -> dict[str, tuple[Tensor, ...]]:
@@ -67,7 +67,7 @@ def heterofl(
         total = {name: torch.zeros_like(value) for name, value in w.items()}
         over, loss = {name: torch.zeros_like(value) for name, value in w.items()}, {}
         for i in clients:
-            hidden = [units(round_, i, width) for width in widths[1:-1]]
+            hidden = [units(round_, rates(round_, i), width) for width in widths[1:-1]]
             own = [torch.arange(widths[0]), *hidden, torch.arange(widths[-1])]
             places = held(w, own)
             task = objective(data[i], rates(round_, i) if scaler else 1.0, masked)

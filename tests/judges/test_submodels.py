@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import hpcfl
 from judges import world
 from judges.heterofl import Units, heterofl
 from judges.server import FedOpt, move
@@ -20,27 +21,34 @@ YOGI = {"optimizer": "yogi", "lr": 0.1, "betas": [0.8, 0.9], "tau": 0.05}
 FIT = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "epochs": 2, "batch": world.BATCH}
 
 
-def rate(round_: int, client: int) -> float:
+def fixed(round_: int, client: int) -> float:
     return RATES[client]
 
 
-def first(round_: int, client: int, units: int) -> Tensor:
-    return torch.arange(ceil(rate(round_, client) * units))
+def dealt(round_: int, client: int) -> float:
+    """The rates are dealt anew in each round, by hpcfl's keyed generator."""
+    return RATES[hpcfl.keyed(world.SEED, "rates", round_).permutation(len(RATES))[client]]
 
 
-def rolling(round_: int, client: int, units: int) -> Tensor:
-    return (round_ + torch.arange(max(1, int(rate(round_, client) * units)))) % units
+def first(round_: int, rate: float, units: int) -> Tensor:
+    return torch.arange(ceil(rate * units))
 
 
-def released(round_: int, client: int, units: int) -> Tensor:
-    return (torch.arange(ceil(rate(round_, client) * units)) - round_) % units
+def rolling(round_: int, rate: float, units: int) -> Tensor:
+    return (round_ + torch.arange(max(1, int(rate * units)))) % units
+
+
+def released(round_: int, rate: float, units: int) -> Tensor:
+    return (torch.arange(ceil(rate * units)) - round_) % units
 
 
 CASES: dict[str, tuple[dict[str, Any], Units]] = {
     "heterofl": ({"name": "heterofl"}, first),
-    "plain": ({"name": "heterofl", "scaler": False, "mask_labels": False, "weights": "samples"}, first),
+    "scaled": ({"name": "heterofl", "mask_labels": False}, first),
+    "masked": ({"name": "heterofl", "scaler": False, "weights": "samples"}, first),
+    "redrawn": ({"name": "heterofl", "redraw": True}, first),
     "yogi": ({"name": "heterofl"}, first),
-    "fedrolex": ({"name": "fedrolex"}, rolling),
+    "fedrolex": ({"name": "fedrolex", "redraw": True}, rolling),
     "released": ({"name": "fedrolex", "windows": "released", "weights": "samples"}, released),
 }
 
@@ -54,7 +62,7 @@ def test_submodels(tmp_path: Path, case: str, chunk: int) -> None:
     found = world.play(tmp_path, algorithm=algorithm, participation=world.SOME, batch_clients=chunk, **more)
     by = world.weights(keys.get("weights", "uniform"))
     w, losses = heterofl(
-        *(world.start(), world.clients(), found.who(), world.batches, by, rate, units),
+        *(world.start(), world.clients(), found.who(), world.batches, by, dealt if "redraw" in keys else fixed, units),
         **{"lr": 0.1, "momentum": 0.9, "decay": 0.01},
         server=FedOpt("yogi", 0.1, 0.8, 0.9, 0.05) if more else move,
         **{"scaler": keys.get("scaler", True), "masked": keys.get("mask_labels", True)},
