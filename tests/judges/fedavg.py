@@ -26,10 +26,12 @@ def fedavg(
     server: Server = move,
     proximal: float = 0.0,
     keep: bool = False,
+    reached: Callable[[int, int, str], bool] = lambda round_, client, name: True,
 ) -> tuple[Params, list[float]]:
     """Return the model after all rounds, and each round's mean training loss.
 
-    `local` is the local optimiser by round and client, whose memory clients `keep` or begin anew. FedProx (Li et al.,
+    `local` is the local optimiser by round and client, whose memory clients `keep` or begin anew. Of some visits only
+    those tensors count that backpropagation had `reached` in their last step. FedProx (Li et al.,
     MLSys 2020, Algorithm 2): clients minimise ``F_i(y) + μ/2 ‖y − w‖²``, `proximal` being μ.
     """
     losses, memory = [], {i: {} for i in weights}
@@ -43,7 +45,7 @@ def fedavg(
                 local(round_, i),
                 memory[i] if keep else None,
             )
-            changes[i] = change(after, w)
+            changes[i] = {name: d for name, d in change(after, w).items() if reached(round_, i, name)}
         losses.append(mean(loss, weights) if clients else float("nan"))
         w = server(w, correct(round_, changes, weights))
     return w, losses

@@ -14,42 +14,43 @@ from judges.plain import Batches, Client, Params, descend, loss_on, mean, sgd
 def flanp(
     w: Params,
     data: list[Client],
-    seconds: list[float],
+    seconds: list[list[float]],
     batches: Batches,
     weights: dict[int, float],
     *,
     first: int,
-    rounds: int,
     lr: float,
     stage_ends: Callable[[int, list[float], list[float]], bool],
     by_samples: bool = False,
     communication: float = 0.0,
+    deadline: float = inf,
 ) -> tuple[Params, list[float], list[list[int]], list[float]]:
     """Return the model, and of each round the mean training loss, who took part, and how long it took.
 
     A round is done when the fastest n clients are, or (SRPFL, appendix C) the fastest that together hold n clients'
-    share of the samples; n doubles from stage to stage. `stage_ends` is asked with the stage's number, the squares of
-    its rounds' averaged gradients (the model's change over the step size), and their losses.
+    share of the samples, or at the `deadline`; n doubles from stage to stage. `stage_ends` is asked with the stage's
+    number, the squares of its rounds' averaged gradients (the model's change over the step size), and their losses.
     """
-    order = sorted(range(len(data)), key=lambda i: seconds[i])
     n, stage, squares, losses = first, 0, [], []
     all_losses, who, times = [], [], []
     share = sum(len(y) for _, y in data) / len(data)
-    for round_ in range(rounds):
+    for round_, pace in enumerate(seconds):
         while n < len(data) and stage_ends(stage, squares, losses):
             n, stage, squares, losses = min(2 * n, len(data)), stage + 1, [], []
+        order = sorted(range(len(data)), key=pace.__getitem__)
         fastest = order[:n]
-        if by_samples:
+        if by_samples and n < len(data):
             enough = [i for i in range(1, 1 + len(data)) if sum(len(data[j][1]) for j in order[:i]) >= n * share]
-            fastest = order[: enough[0]] if n < len(data) else order
-        visits = {i: descend(w, loss_on(data[i]), batches(round_, i), sgd(lr)) for i in fastest}
-        after = {name: mean({i: model[name] for i, (model, _) in visits.items()}, weights) for name in w}
-        losses.append(mean({i: loss for i, (_, loss) in visits.items()}, weights))
-        squares.append(sum(float(((after[name] - w[name]) / lr).square().sum()) for name in w))
-        all_losses.append(losses[-1])
-        who.append(sorted(fastest))
-        times.append(seconds[fastest[-1]] + communication)
-        w = after
+            fastest = order[: enough[0]]
+        times.append(min(pace[fastest[-1]], deadline) + communication)
+        who.append(sorted(i for i in fastest if pace[i] <= deadline))
+        visits = {i: descend(w, loss_on(data[i]), batches(round_, i), sgd(lr)) for i in who[-1]}
+        all_losses.append(mean({i: loss for i, (_, loss) in visits.items()}, weights) if visits else float("nan"))
+        if visits:
+            after = {name: mean({i: model[name] for i, (model, _) in visits.items()}, weights) for name in w}
+            squares.append(sum(float(((after[name] - w[name]) / lr).square().sum()) for name in w))
+            losses.append(all_losses[-1])
+            w = after
     return w, all_losses, who, times
 
 

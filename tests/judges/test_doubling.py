@@ -21,6 +21,9 @@ COST = 0.25
 """Seconds that each round takes beside."""
 THEORY: dict[str, Any] = {"when": "theory", "contraction": 0.25, "distance": 3.1}
 
+LATE = "gradient", "plateau"
+"""Where rounds have a deadline too."""
+
 STAGES: dict[str, tuple[dict[str, Any], Callable[[], Callable[[int, list[float], list[float]], bool]]]] = {
     "rounds": ({"when": "rounds", "rounds": 2}, lambda: lambda stage, squares, losses: len(squares) == 2),
     "gradient": (
@@ -44,16 +47,19 @@ def whole(round_: int, client: int) -> Any:
 @pytest.mark.parametrize(("when", "chunk"), [*((when, 4) for when in STAGES), ("gradient", 1)])
 def test_flanp(tmp_path: Path, when: str, chunk: int) -> None:
     keys, ends = STAGES[when]
+    rules = {"first": 2 if when == "rounds" else 1} | ({"deadline": 3.0} if when in LATE else {})
+    pace = np.tile(SECONDS, (11, 1))
+    pace[2] += 2.8 if when in LATE else 0  # nobody is there at the deadline
+    pace[5] += 1.9 if when in LATE else 0  # some are
     found = world.play(
         tmp_path,
         algorithm={"name": "fedavg", "lr": 0.5, "batch": 0},
-        **{"participation": {"close": "first", "first": 1}, "doubling": keys, "speed": SECONDS},
-        **{"rounds": 11, "batch_clients": chunk, "communication": COST},
+        **{"participation": {"close": "first", **rules}, "doubling": keys, "speed": pace if when in LATE else SECONDS},
+        **{"rounds": len(pace), "batch_clients": chunk, "communication": COST},
     )
     w, losses, who, seconds = flanp(
-        *(world.start(), world.clients(), SECONDS.tolist(), whole, world.weights()),
-        **{"first": 1, "rounds": 11, "lr": 0.5, "stage_ends": ends(), "by_samples": keys.get("by") == "samples"},
-        communication=COST,
+        *(world.start(), world.clients(), pace.tolist(), whole, world.weights()),
+        **{"lr": 0.5, "stage_ends": ends(), "by_samples": keys.get("by") == "samples", "communication": COST, **rules},
     )
     assert found.who() == who
     assert len({len(each) for each in who}) >= 3

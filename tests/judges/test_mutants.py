@@ -11,7 +11,7 @@ from judges.test_averaging import test_local_steps as local_steps
 
 
 def test_a_wrong_sign_is_seen(tmp_path: Path) -> None:
-    wrong = [mutant for mutant in mutants("hpcfl.algorithms.fedprox") if mutant.before == "params[name] - start"]
+    wrong = [mutant for mutant in mutants("hpcfl.algorithms.fedprox") if "params[name] + start" in mutant.wrong]
     function, code = patched(wrong[0])
     right, function.__code__ = function.__code__, code
     try:
