@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
+from judges import arrivals
 from judges import world as judged
+from judges.arrivals import local, played, polynomial
 from judges.fedavg import fedavg
+from judges.personal import Srpfl
 from judges.plain import Params, sgd
 from judges.salf import salf
 from judges.scaffold import scaffold
-from judges.server import FedOpt
+from judges.server import FedOpt, move
+from judges.steps import Sgd
 
 pytestmark = pytest.mark.mpi
 
@@ -41,8 +45,21 @@ def layered(who: list[list[int]]) -> Params:
     return salf(judged.start(), judged.clients(), depths, once, layers, lr=lambda round_: 0.2)[0]
 
 
+def personal(who: list[list[int]]) -> Params:
+    """FedRep, each client's head beginning like the others'."""
+    start, body, head = judged.start(), ("fc1", "fc2"), ("fc3",)
+    own = [{name: value for name, value in start.items() if name.startswith(head)} for _ in judged.SIZES]
+    turns = [(head, 1, 2), (body, 0, 2)]
+    clients, sgd = judged.clients(), lambda round_: Sgd(0.2, 0.9, 0.01)
+    judge = Srpfl(clients, start, own, turns, judged.batches, judged.weights(), sgd)
+    for round_, active in enumerate(who):
+        judge.round(round_, active)
+    return {name: judge.shared[name] for name in judge.bare}
+
+
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[list[list[int]]], Params]]] = {
     "fedprox": ({**FIT, "mu": 0.7, "momentum": 0.9, "weight_decay": 0.01}, {"server": YOGI}, averaged),
+    "fedrep": ({**FIT, "head_epochs": 2, "momentum": 0.9, "weight_decay": 0.01}, {}, personal),
     "scaffold": (FIT, {}, controlled),
     "salf": ({"lr": 0.2, "batch": judged.BATCH, "missing": "none"}, {}, layered),
 }
@@ -58,3 +75,39 @@ def test_methods(world: Any, shared_dir: Path, name: str) -> None:
     if found is not None:
         assert found.who() == found.who("cohort")
         judged.near(found.shared, judge(found.who()))
+
+
+def passes(version: int, client: int, number: int) -> list[Any]:
+    return judged.batches(version, client, phase=AGAIN * number)
+
+
+AGAIN = 2**16
+"""A client's further visit with one version draws by numbers so much larger."""
+STALE = {"weight": "polynomial", "a": 0.7}
+WITHOUT_ROUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Params, list[arrivals.Change]], Params]]] = {
+    "fedasync": (
+        {"name": "fedasync", "mu": 0.7, "alpha": 0.6},
+        {"participation": {"buffer": 1}, "staleness": STALE},
+        arrivals.fedasync(0.6, lambda x: polynomial(x, 0.7)),
+    ),
+    "ca2fl": (
+        {"name": "fedprox", "mu": 0.7},
+        {"participation": {"buffer": 3}, "weighting": {"correct": "remembered"}},
+        arrivals.ca2fl(len(judged.SIZES), judged.weights(), move),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_ROUNDS)
+def test_arrivals(world: Any, shared_dir: Path, name: str) -> None:
+    """Who arrives when is as the ranks happened to be."""
+    if world.size == 1:
+        pytest.skip("needs a server and a client")
+    keys, more, server = WITHOUT_ROUNDS[name]
+    more = {**more, "participation": {"close": "arrivals", **more["participation"]}}
+    algorithm = {**FIT, "momentum": 0.9, "weight_decay": 0.01, **keys}
+    sections: dict[str, Any] = {"clock": "wall", "batch_clients": False, "rounds": 8, **more}
+    found = judged.run(shared_dir, world.comm, algorithm=algorithm, **sections)
+    if found is not None:
+        work = local(judged.clients(), passes, lambda: Sgd(0.2, 0.9, 0.01), rho=0.7)
+        judged.near(found.shared, played(judged.start(), arrivals.trace(found.rows), work, server))

@@ -200,13 +200,13 @@ def run(folder: Path, comm: Any = None, **sections: Any) -> Outcome | None:
     return Outcome(saved.shared, saved.extras, [own.get(client, {}) for client in range(len(SIZES))], rows)
 
 
-def near(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def near(found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float = TOLERANCE) -> None:
     """Assert that all that a judge has is found."""
     assert wanted
     for name, value in wanted.items():
-        equal(found[name], value, name)
+        equal(found[name], value, name, tolerance)
 
 
-def equal(found: Any, wanted: Any, name: str = "") -> None:
-    """Assert that numbers agree to the judges' tolerance; NaN is where NaN is."""
-    np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=0, atol=TOLERANCE, err_msg=name)
+def equal(found: Any, wanted: Any, name: str = "", tolerance: float = TOLERANCE) -> None:
+    """Assert that numbers agree; NaN is where NaN is."""
+    np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=0, atol=tolerance, err_msg=name)

@@ -1,0 +1,198 @@
+"""Methods without rounds against loops from their papers; who arrives when is the run's own record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from judges import arrivals, world
+from judges.arrivals import Visit, hinge, local, played, polynomial, timetable, trace
+from judges.server import FedOpt, Momentum, move
+from judges.steps import Adam, Sgd
+
+AGAIN = 2**16
+"""A client's further visit with one version draws by numbers so much larger."""
+PACES = np.array([0.9, 3.5, 1.7, 0.4, 2.6, 90.0])
+"""The last client never arrives."""
+KEYS: dict[str, Any] = {"lr": 0.1, "batch": world.BATCH, "epochs": 2, "momentum": 0.9, "weight_decay": 0.05}
+UNIFORM = world.weights("uniform")
+ROUNDS = 6
+
+
+def passes(version: int, client: int, number: int) -> list[Tensor]:
+    return world.batches(version, client, phase=AGAIN * number)
+
+
+def one(version: int, client: int, number: int) -> list[Tensor]:
+    return world.batches(version, client, steps=1, phase=AGAIN * number)
+
+
+def sgd() -> Sgd:
+    return Sgd(0.1, 0.9, 0.05)
+
+
+def plain() -> Sgd:
+    return Sgd(0.1)
+
+
+def staleness(steps: list[list[Visit]]) -> list[int]:
+    return [now - version for now, visits in enumerate(steps) for _, version, _ in visits]
+
+
+STALE: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
+    "constant": ({"weight": "constant"}, lambda x: 1.0),
+    "polynomial": ({"weight": "polynomial", "a": 0.7}, lambda x: polynomial(x, 0.7)),
+    "hinge": ({"weight": "hinge", "a": 2.0, "b": 1}, lambda x: hinge(x, 2.0, 1)),
+}
+
+
+@pytest.mark.parametrize("law", ["polynomial", "hinge"])
+def test_fedasync(tmp_path: Path, law: str) -> None:
+    keys, s = STALE[law]
+    found = world.play(
+        tmp_path,
+        rounds=ROUNDS,
+        algorithm={"name": "fedasync", **KEYS, "mu": 0.3, "alpha": 0.6},
+        participation={"close": "arrivals", "buffer": 1},
+        staleness=keys,
+        speed=PACES,
+    )
+    steps = trace(found.rows)
+    assert len(set(staleness(steps))) > 3
+    work = local(world.clients(), passes, sgd, rho=0.3)
+    world.near(found.shared, played(world.start(), steps, work, arrivals.fedasync(0.6, s)))
+
+
+MOVES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
+    "none": ({}, lambda: move),
+    "nesterov": ({"optimizer": "nesterov", "lr": 0.3, "betas": [0.8]}, lambda: Momentum(0.3, 0.8, nesterov=True)),
+    "adam": ({"optimizer": "adam", "lr": 0.05, "tau": 0.02}, lambda: FedOpt("adam", 0.05, 0.9, 0.99, 0.02)),
+}
+
+
+@pytest.mark.parametrize(
+    ("law", "weights", "step", "chunk"),
+    [("polynomial", "uniform", "none", 4), ("hinge", "samples", "nesterov", 1), ("constant", "uniform", "adam", 4)],
+)
+def test_fedbuff(tmp_path: Path, law: str, weights: str, step: str, chunk: int) -> None:
+    (keys, s), (server, moved) = STALE[law], MOVES[step]
+    found = world.play(
+        tmp_path,
+        rounds=ROUNDS,
+        batch_clients=chunk,
+        algorithm={"name": "fedavg", **KEYS, "weights": weights},
+        participation={"close": "arrivals", "buffer": 3, "concurrency": 4},
+        server=server,
+        staleness=keys,
+        speed=PACES,
+    )
+    steps = trace(found.rows)
+    assert max(staleness(steps)) > 1
+    assert any(len({visit[0] for visit in visits}) < len(visits) for visits in steps)  # one came twice
+    buffer = arrivals.fedbuff(s, world.weights(weights), moved())
+    world.near(found.shared, played(world.start(), steps, local(world.clients(), passes, sgd), buffer))
+
+
+@pytest.mark.parametrize(("weights", "step", "chunk"), [("uniform", "none", 4), ("samples", "adam", 1)])
+def test_ca2fl(tmp_path: Path, weights: str, step: str, chunk: int) -> None:
+    server, moved = MOVES[step]
+    found = world.play(
+        tmp_path,
+        rounds=ROUNDS,
+        batch_clients=chunk,
+        algorithm={"name": "fedavg", **KEYS, "weights": weights},
+        participation={"close": "arrivals", "buffer": 3, "concurrency": 4},
+        weighting={"correct": "remembered"},
+        server=server,
+        speed=PACES,
+    )
+    steps = trace(found.rows)
+    assert any(len({visit[0] for visit in visits}) < len(visits) for visits in steps)
+    rule = arrivals.ca2fl(len(world.SIZES), world.weights(weights), moved())
+    world.near(found.shared, played(world.start(), steps, local(world.clients(), passes, sgd), rule))
+
+
+GRADIENT: dict[str, Any] = {"lr": 0.1, "batch": world.BATCH, "weights": "uniform"}
+SOON = np.array([0.9, 3.5, 1.7, 0.4, 2.6, 8.3])
+
+
+@pytest.mark.parametrize(("buffer", "weights"), [(4, "uniform"), (3, "samples")])
+def test_rennala(tmp_path: Path, buffer: int, weights: str) -> None:
+    found = world.play(
+        tmp_path,
+        rounds=ROUNDS,
+        algorithm={"name": "fedavg", "epochs": 0, "steps": 1, **GRADIENT, "weights": weights},
+        participation={"close": "arrivals", "buffer": buffer, "max_staleness": 0, "dispatch": "reporter"},
+        speed=SOON,
+    )
+    steps = trace(found.rows)
+    assert steps == timetable(SOON.tolist(), ROUNDS, buffer=buffer, most=0)
+    buffer_of = arrivals.fedbuff(lambda x: 1.0, world.weights(weights), move)
+    world.near(found.shared, played(world.start(), steps, local(world.clients(), one, plain), buffer_of))
+
+
+@pytest.mark.parametrize("stop", [False, True])
+@pytest.mark.parametrize("R", [1, 3])
+def test_ringmaster(tmp_path: Path, R: int, stop: bool) -> None:
+    found = world.play(
+        tmp_path,
+        rounds=2 * ROUNDS,
+        algorithm={"name": "ringmaster", **GRADIENT},
+        participation={
+            **{"close": "arrivals", "buffer": 1, "max_staleness": R - 1, "stop_stale": stop, "dispatch": "reporter"}
+        },
+        speed=SOON,
+    )
+    steps = trace(found.rows)
+    assert steps == timetable(SOON.tolist(), 2 * ROUNDS, most=R - 1, stop=stop)
+    rule = arrivals.fedbuff(lambda x: 1.0, UNIFORM, move)
+    world.near(found.shared, played(world.start(), steps, local(world.clients(), one, plain), rule))
+
+
+@pytest.mark.parametrize(("buffer", "chunk"), [(6, 4), (9, 1)])
+def test_malenia(tmp_path: Path, buffer: int, chunk: int) -> None:
+    found = world.play(
+        tmp_path,
+        rounds=4,
+        batch_clients=chunk,
+        algorithm={"name": "fedavg", "epochs": 0, "steps": 1, **GRADIENT},
+        participation={"close": "arrivals", "buffer": buffer, "every_client": True, "max_staleness": 0},
+        speed=SOON,
+    )
+    steps = trace(found.rows)
+    assert steps == timetable(SOON.tolist(), 4, buffer=buffer, most=0, every=True)
+    assert len({len(visits) for visits in steps}) >= 1
+    rule = arrivals.malenia(len(world.SIZES))
+    world.near(found.shared, played(world.start(), steps, local(world.clients(), one, plain), rule))
+
+
+@pytest.mark.parametrize("close", ["all", "arrivals"])
+def test_diloco(tmp_path: Path, close: str) -> None:
+    """With rounds that wait for all it is DiLoCo as printed."""
+    participation: dict[str, Any] = {"close": close}
+    if close == "arrivals":
+        participation |= {"buffer": 2, "concurrency": 4}
+    inner = {"optimizer": "adamw", "lr": 0.02, "weight_decay": 0.3, "betas": [0.9, 0.95], "persist_optimizer": True}
+    found = world.play(
+        tmp_path,
+        rounds=5,
+        algorithm={"name": "fedavg", **inner, "batch": world.BATCH, "epochs": 0, "steps": 4, "weights": "uniform"},
+        participation=participation,
+        server={"optimizer": "nesterov", "lr": 0.7, "betas": [0.9]},
+        speed=PACES if close == "arrivals" else SOON,
+    )
+    everybody = [[(i, t, 0) for i in range(len(world.SIZES))] for t in range(5)]
+    work = local(
+        world.clients(),
+        lambda version, client, number: world.batches(version, client, steps=4, phase=AGAIN * number),
+        lambda: Adam(0.02, (0.9, 0.95), decay=0.3, decoupled=True),
+        persist=True,
+    )
+    steps = trace(found.rows) if close == "arrivals" else everybody
+    rule = arrivals.fedbuff(lambda x: 1.0, UNIFORM, Momentum(0.7, 0.9, nesterov=True))
+    world.near(found.shared, played(world.start(), steps, work, rule))
