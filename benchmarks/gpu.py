@@ -159,7 +159,7 @@ def profile() -> Found:
     """Return, of one round of each work, launches, busy time, waits of the host by place, and the dearest kernels."""
     found: Found = {}
     for name, work in gpu_by_hand.works(DRY).items():
-        given = work.config(name, rounds=9)
+        given = work.config(name, rounds=9, batch_clients=work.clients)
         given["data"] |= {"small": DRY}
         with fixed_arithmetic(True):
             job = Job.of(configs.from_table(given), None, 1, PLACE)
@@ -272,8 +272,14 @@ def disturbed() -> Iterator[None]:
 
 def presets() -> Found:
     """Return what each quick preset comes to in its first rounds, some at a time: their seconds are rough."""
+
+    def one(name: str) -> Found:
+        found = outcome(f"preset:{name}", 150)
+        print(f"  {name}: {json.dumps(found)}", flush=True)
+        return found
+
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return dict(zip(PRESETS, pool.map(lambda name: outcome(f"preset:{name}", 150), PRESETS)))
+        return dict(zip(PRESETS, pool.map(one, PRESETS)))
 
 
 def methods() -> Found:

@@ -337,17 +337,20 @@ class RunGuard:
         first = rejected[min(rejected)]
         return f"{len(rejected)} of {arrived} visits that arrived were rejected: {self.why(first)}"
 
-    def stepped(self, before: State, after: State) -> tuple[str, bool]:
+    def stepped(self, before: State, after: State, loss: Tensor) -> tuple[str, bool, float]:
         """Return in words how a round's step has led the shared state out of all bounds, "" where it has not.
 
-        And whether the step has moved it, as far as norms tell; single numbers may count rounds, and tell nothing.
+        And whether the step has moved it, as far as norms tell; single numbers may count rounds, and tell nothing. And
+        the round's loss as a number: a device is waited for once for all of this.
         """
-        sizes = iter(lengths([(value, 1) for value in (*before.values(), *after.values())]))
+        states = [(value, 1) for value in (*before.values(), *after.values())]
+        *norms, found = fetched([*row_norms(states), loss.reshape(1)])
+        sizes = iter(norms)
         held = {name: size[0] for name, size in zip(before, sizes)}
         new = {name: size[0] for name, size in zip(after, sizes)}
         moved = any(new[name] != held.get(name) for name, value in after.items() if value.numel() > 1)
         grown = {name: size for name, size in new.items() if held.get(name) or not isfinite(size)}
-        return self._out_of_bounds(hypot(*held.values()), grown), moved
+        return self._out_of_bounds(hypot(*held.values()), grown), moved, float(found[0])
 
     def _out_of_bounds(self, old: float, new: Mapping[str, float]) -> str:
         most = GROWTH * old if old >= 1.0 else sys.float_info.max  # from nothing, any norm may be right
@@ -371,14 +374,26 @@ def norms(value: Tensor, rows: int = 1) -> Floats:
 
 def lengths(values: Iterable[tuple[Tensor, int]]) -> list[Floats]:
     """Return the `norms` of several values and their numbers of rows, with one wait for the device that has them."""
+    return fetched(row_norms(values))
+
+
+def row_norms(values: Iterable[tuple[Tensor, int]]) -> list[Tensor]:
+    """Return the norms of each value's rows where it is, behind what a device still does."""
     import torch
 
-    sizes = [torch.linalg.vector_norm(value.detach().reshape(rows, -1), dim=1) for value, rows in values]
-    if there := [each for each in sizes if each.device.type != "cpu"]:  # in one piece: each copy costs its launch
+    return [torch.linalg.vector_norm(value.detach().reshape(rows, -1), dim=1) for value, rows in values]
+
+
+def fetched(few: Sequence[Tensor]) -> list[Floats]:
+    """Return some short tensors as float64 arrays, with one wait for the device that has any of them."""
+    import torch
+
+    found = list(few)
+    if there := [each for each in found if each.device.type != "cpu"]:  # in one piece: each copy costs its launch
         (together,) = on_host([torch.cat(there)])
         came = iter(torch.split(together, [len(each) for each in there]))
-        sizes = [each if each.device.type == "cpu" else next(came) for each in sizes]
-    return [each.numpy().astype(np.float64) for each in sizes]
+        found = [each if each.device.type == "cpu" else next(came) for each in found]
+    return [each.numpy().astype(np.float64) for each in found]
 
 
 def small(values: Iterable[Tensor]) -> bool:

@@ -60,6 +60,7 @@ class Bundles:
         self.task, self.algorithm, self.kinds = task, algorithm, kinds
         self._same: dict[tuple[int, Kind], bool] = {}  # by a chunk's number of visits, and their kind
         self._tried: set[tuple[int, Kind, int]] = set()  # where chunks of these began in a line
+        self._widest: dict[Kind, int] = {}  # clients that may be computed at once on a device, where it was found out
         able = wanted and algorithm.samples_per_step(1) > 0
         self.apart = apart or task.device.type == "cpu"
         if task.device.type == "cpu":
@@ -102,7 +103,7 @@ class Bundles:
                 yield bundle, kind
                 bundle, count = [], len(part.visits.clients)
             if not bundle:
-                kind, most = own, self._most(part.visits) if own else 0
+                kind, most = own, min(self._most(part.visits), self._widest.get(own, MOST)) if own else 0
             bundle.append(part)
         if bundle:
             yield bundle, kind
@@ -143,6 +144,11 @@ class Bundles:
             start += count
         good = all(self._same[len(part.visits.clients), kind] for part in bundle)
         calls[:] = done if good else before
+        if not good and self.task.device.type != "cpu" and len(bundle) > 2:
+            # libraries choose other ways for very many: half as many may be computed as a chunk is
+            self._widest[kind] = start // 2
+            self._same = {known: same for known, same in self._same.items() if known[1] != kind}
+            self._tried = {tried for tried in self._tried if tried[1] != kind}
         return (whole, sent, parts) if good else None
 
     def _joined(self, bundle: Sequence[Part]) -> Part:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from hpcfl.algorithms import ServerState
 from hpcfl.base.errors import Diverged, Interrupted, LearntNothing, Stopped
@@ -73,9 +74,10 @@ def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:
     record.signal = job.config.doubling.signal(before, now.shared, sums, rate)
     with record.phase("server"):
         record.note_metrics(job.algorithm, job.task, state)
-    record.broken, moved = job.guard.stepped(before, now.shared)
-    if "loss" in sums and sums.weight("loss"):
-        record.loss = float(sums.mean("loss"))
+    told = "loss" in sums and sums.weight("loss") > 0
+    loss = sums.mean("loss") if told else torch.zeros(())
+    record.broken, moved, number = job.guard.stepped(before, now.shared, loss)
+    record.loss = number if told else record.loss
     counted = any(sums.weight(name) for name in sums)
     record.told |= now.watch.saw(now.round, len(plan.at_work) > 0, counted, record.loss, moved)
 

@@ -20,6 +20,7 @@ from hpcfl.algorithms import algorithms
 from hpcfl.base.transfer import behind, on_host
 from hpcfl.comm.message import ExactSums
 from hpcfl.comm.transport import Alone, arrays
+from hpcfl.engine import bundles
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import step
 from hpcfl.engine.record import Record
@@ -260,6 +261,23 @@ def test_visits_of_several_chunks_send_one_sum(fake: str) -> None:
     for other in runs[1:]:
         for name, value in runs[0].items():
             assert torch.equal(value.cpu(), other[name].cpu()), name
+
+
+def test_fewer_are_computed_at_once_where_very_many_are_computed_otherwise(
+    fake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight chunks of 3: half of 24 is tried next, then 6, which is not too many; the rest of a round is by chunks."""
+    widths = list[int]()
+    joined, same = bundles.Bundles._joined, bundles.same
+
+    def noted(self: bundles.Bundles, parts: Any) -> Any:
+        widths.append(sum(len(part.visits.clients) for part in parts))
+        return joined(self, parts)
+
+    monkeypatch.setattr(bundles.Bundles, "_joined", noted)
+    monkeypatch.setattr(bundles, "same", lambda one, other: widths[-1] <= 6 and same(one, other))
+    played(perceptron(24, 1), fake)
+    assert widths == [24, 12, 6, 6, 6, 6, 6, 6]
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn", "batch-norm"])
