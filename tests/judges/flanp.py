@@ -24,19 +24,20 @@ def flanp(
     by_samples: bool = False,
     communication: float = 0.0,
     deadline: float = inf,
-) -> tuple[Params, list[float], list[list[int]], list[float]]:
-    """Return the model, and of each round the mean training loss, who took part, and how long it took.
+) -> tuple[Params, list[float], list[list[int]], list[float], list[int]]:
+    """Return the model, and of each round the mean training loss, who took part, how long it took, and its stage.
 
     A round is done when the fastest n clients are, or (SRPFL, appendix C) the fastest that together hold n clients'
     share of the samples, or at the `deadline`; n doubles from stage to stage. `stage_ends` is asked with the stage's
     number, the squares of its rounds' averaged gradients (the model's change over the step size), and their losses.
     """
     n, stage, squares, losses = first, 0, [], []
-    all_losses, who, times = [], [], []
+    all_losses, who, times, stages = [], [], [], []
     share = sum(len(y) for _, y in data) / len(data)
     for round_, pace in enumerate(seconds):
         while n < len(data) and stage_ends(stage, squares, losses):
             n, stage, squares, losses = min(2 * n, len(data)), stage + 1, [], []
+        stages.append(stage)
         order = sorted(range(len(data)), key=pace.__getitem__)
         fastest = order[:n]
         if by_samples and n < len(data):
@@ -51,7 +52,7 @@ def flanp(
             squares.append(sum(float(((after[name] - w[name]) / lr).square().sum()) for name in w))
             losses.append(all_losses[-1])
             w = after
-    return w, all_losses, who, times
+    return w, all_losses, who, times, stages
 
 
 class Theory:

@@ -49,15 +49,15 @@ def test_flanp(tmp_path: Path, when: str, chunk: int) -> None:
     keys, ends = STAGES[when]
     rules = {"first": 2 if when == "rounds" else 1} | ({"deadline": 3.0} if when in LATE else {})
     pace = np.tile(SECONDS, (11, 1))
-    pace[2] += 2.8 if when in LATE else 0  # nobody is there at the deadline
-    pace[5] += 1.9 if when in LATE else 0  # some are
+    pace[3] += 2.8 if when in LATE else 0  # nobody is there at the deadline
+    pace[6] += 1.9 if when in LATE else 0  # some are
     found = world.play(
         tmp_path,
         algorithm={"name": "fedavg", "lr": 0.5, "batch": 0},
         **{"participation": {"close": "first", **rules}, "doubling": keys, "speed": pace if when in LATE else SECONDS},
         **{"rounds": len(pace), "batch_clients": chunk, "communication": COST},
     )
-    w, losses, who, seconds = flanp(
+    w, losses, who, seconds, stages = flanp(
         *(world.start(), world.clients(), pace.tolist(), whole, world.weights()),
         **{"lr": 0.5, "stage_ends": ends(), "by_samples": keys.get("by") == "samples", "communication": COST, **rules},
     )
@@ -66,6 +66,7 @@ def test_flanp(tmp_path: Path, when: str, chunk: int) -> None:
     world.near(found.shared, w)
     world.equal(found.rows["loss"], losses)
     world.equal(found.rows["round_seconds"], seconds)
+    world.equal(found.rows["stage"], stages)
 
 
 @pytest.mark.parametrize("chunk", [1, 4])

@@ -29,8 +29,8 @@ from hpcfl.engine.simulated import Simulated
 SEED = 285
 ROUNDS = 4
 SIZES = 1, 3, 60, 7, 52, 5
-"""Training samples. With `BATCH` the client of 52 has none in the last step of the 60's pass, and no pass divides."""
-BATCH = 8
+"""Training samples. `BATCH` does not divide the 60's pass, in whose last step the client of 52 has none."""
+BATCH = 13
 CLASSES = 4
 NEVER = 5
 """The client that is never invited in `ROUNDS` rounds of `SOME`; each of the others is absent once at least."""
