@@ -24,22 +24,6 @@ def samples(round_: int, client: int) -> Tensor:
     return torch.from_numpy(drawn).double()
 
 
-SINGLE = 2e-5
-"""What single precision leaves of numbers of order 1 after some hundred steps."""
-
-
-@pytest.mark.parametrize(
-    ("precision", "tolerance"),
-    [
-        ("single", SINGLE),
-        pytest.param(
-            *("double", world.TOLERANCE),
-            marks=pytest.mark.xfail(
-                raises=RuntimeError, strict=True, reason="its samples are float32, which no float64 layer takes"
-            ),
-        ),
-    ],
-)
 @pytest.mark.parametrize(
     ("keys", "optimiser", "weights", "chunk"),
     [
@@ -47,14 +31,10 @@ SINGLE = 2e-5
         ({"decay": 0.0}, lambda: Sgd(0.1), "uniform", 1),
     ],
 )
-def test_fedhenn(
-    tmp_path: Path, keys: dict[str, Any], optimiser: Any, weights: str, chunk: int, precision: str, tolerance: float
-) -> None:
-    drawn = [world.drawn(world.LAYERS, seed=100 + client) for client in range(LAST)]
-    own = [{name: value.float().double() for name, value in state.items()} for state in drawn]
+def test_fedhenn(tmp_path: Path, keys: dict[str, Any], optimiser: Any, weights: str, chunk: int) -> None:
+    own = [world.drawn(world.LAYERS, seed=100 + client) for client in range(LAST)]
     found = world.play(
         tmp_path,
-        precision=precision,
         batch_clients=chunk,
         initial=dict(enumerate(own)),
         algorithm={
@@ -68,7 +48,7 @@ def test_fedhenn(
         *(world.clients(), own, found.who(), samples, world.batches, optimiser, n), eta=0.3
     )
     upper = torch.triu_indices(M, M)
-    world.near(found.shared, {"kernel": kernel[upper[0], upper[1]]}, tolerance)
+    world.near(found.shared, {"kernel": kernel[upper[0], upper[1]]})
     for state, model in zip(found.personal, models, strict=True):
-        world.near(state, model, tolerance)
-    np.testing.assert_allclose(found.rows["loss"], losses, rtol=0, atol=tolerance)
+        world.near(state, model)
+    np.testing.assert_allclose(found.rows["loss"], losses, rtol=0, atol=world.TOLERANCE)
