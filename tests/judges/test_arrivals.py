@@ -117,7 +117,7 @@ def test_ca2fl(tmp_path: Path, weights: str, step: str, chunk: int) -> None:
     world.near(found.shared, played(world.start(), steps, local(world.clients(), passes, sgd), rule))
 
 
-GRADIENT: dict[str, Any] = {"lr": 0.1, "batch": world.BATCH, "weights": "uniform"}
+GRADIENT: dict[str, Any] = {"lr": 0.1, "batch": world.BATCH}
 SOON = np.array([0.9, 3.5, 1.7, 0.4, 2.6, 8.3])
 
 
@@ -160,7 +160,7 @@ def test_malenia(tmp_path: Path, buffer: int, chunk: int) -> None:
         tmp_path,
         rounds=4,
         batch_clients=chunk,
-        algorithm={"name": "fedavg", "epochs": 0, "steps": 1, **GRADIENT},
+        algorithm={"name": "fedavg", "epochs": 0, "steps": 1, "weights": "uniform", **GRADIENT},
         participation={"close": "arrivals", "buffer": buffer, "every_client": True, "max_staleness": 0},
         speed=SOON,
     )

@@ -327,7 +327,9 @@ CASES = {
     "grace-below-0": fedavg(
         "participation.close=quorum participation.quorum=2 participation.grace=-1.0", "participation.grace", "-1.0"
     ),
-    "grace-without-a-quorum": fedavg("participation.grace=0.5", "participation.grace", "only for close = 'quorum'"),
+    "grace-without-a-quorum": fedavg(
+        "participation.grace=0.5", "participation.grace", "set participation.close = 'quorum'"
+    ),
     "size-beyond-the-clients": fedavg(
         "participation.invite=uniform participation.size=9", "participation.size", "got 9", "did you mean 8"
     ),
