@@ -207,7 +207,10 @@ def test_other_metrics_are_told_shown_and_drawn(tmp_path: Path, capsys: pytest.C
     flat = [f"--set={key}={value}" for key, value in settings.items()]
     assert main(["run", "survival", *flat, "--out", str(tmp_path / "run")]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert [line.startswith(f"round {k}/2  concordance 0.") for k, line in zip((1, 2), told)] == [True, True]
+    assert [line.startswith(f"round {k}/2  mean_client_concordance 0.") for k, line in zip((1, 2), told)] == [
+        True,
+        True,
+    ]
     run = hpcfl.open_run(tmp_path / "run")
     mean = float(run["client_concordance"].mean("client").values[-1])
     assert f"concordance {mean:.4f}" in told[1]
