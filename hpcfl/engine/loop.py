@@ -47,16 +47,11 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
         now.round += 1
         if config.evaluate.due(now.round, config.rounds):
             record.scores = evaluate(job, rounds, now, record)
-        if rounds.serves and now.round == config.rounds:
-            record.fruitless = record.fruitless or now.watch.ended()
         reason = close(job, rounds, now, record, plan, stop.requested())
         record.saving = saver.look()
         if recorder is not None:
             recorder.row(plan, record, record.sums, now.clock)
-        if fault := record.broken or job.guard.diverged(plan.arrived(record.rejected), record.rejected):
-            raise Diverged(now.round, f"round {plan.round}: {fault}")
-        if record.fruitless:
-            raise LearntNothing(now.round, f"round {plan.round}: {record.fruitless}")
+        check_course(job, now, record, plan)
         if reason or config.checkpoint.due(now.round, config.rounds):
             saver.save(now, record.scores)
         if reason and now.round < config.rounds:
@@ -82,8 +77,18 @@ def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:
     record.told |= now.watch.saw(now.round, len(plan.at_work) > 0, counted, record.loss, moved)
 
 
+def check_course(job: Job, now: Progress, record: Record, plan: Plan) -> None:
+    """Raise where a round has led out of all bounds, and where a run learns nothing."""
+    if fault := record.broken or job.guard.diverged(plan.arrived(record.rejected), record.rejected):
+        raise Diverged(now.round, f"round {plan.round}: {fault}")
+    if record.fruitless:
+        raise LearntNothing(now.round, f"round {plan.round}: {record.fruitless}")
+
+
 def close(job: Job, rounds: Rounds, now: Progress, record: Record, plan: Plan, reason: str) -> str:
     """Bring the ranks' figures together and note what of them matters later; return why the run is to stop, if so."""
+    if rounds.serves and now.round == job.config.rounds:
+        record.fruitless = record.fruitless or now.watch.ended()
     now.clock["sim_seconds"] += plan.duration
     now.clock["wall_seconds"] += record.elapsed()
     reason = rounds.together(record, reason)

@@ -184,7 +184,7 @@ class AdamW(Adam):
         for name in gradients:
             if shrinks := self.lr * self.decay_of(name):
                 value = params[name]
-                value.mul_(1 - shrinks if active is None else 1 - shrinks * column(active, value))
+                value.mul_(1 - shrinks if active is None else 1 - shrinks * column(active, value).to(value.dtype))
         super().apply(params, gradients, memory, active)
 
     def penalised(self, name: str, gradient: Tensor | Product, params: State) -> Tensor:
@@ -247,4 +247,4 @@ def column(values: Tensor, like: Tensor) -> Tensor:
 
 def _averaged(mean: Tensor, value: Tensor, beta: float, mask: Tensor | None) -> Tensor:
     """Advance an exponential average in place, where the mask says."""
-    return mean.lerp_(value, 1 - beta if mask is None else (mask * (1 - beta)).to(mean.dtype).expand_as(mean))
+    return mean.lerp_(value, 1 - beta if mask is None else (mask.to(mean.dtype) * (1 - beta)).expand_as(mean))

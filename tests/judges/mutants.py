@@ -61,12 +61,13 @@ METHODS = (
 )
 """The modules of the methods that are judged."""
 CANCELS = "a factor of all lengths goes out of the direction again by the effective number of steps"
+TESTED = "it is of tests of the models"
 WARNING = "it decides about a warning"
 RESUMED = "it is asked where a rank did not answer for a checkpoint (tests/algorithms/test_corrected.py)"
 OUTSIDE = "it is of buffers of modules from outside"
 EQUAL = {
     "algorithms.fednova": {"(1 - rho)) * (1 - rho)": CANCELS, "(1 - rho)) / (1 + rho)": CANCELS},
-    "algorithms.local_sgd": {"self.evaluation != 'new-client'": "it is of tests"},
+    "algorithms.local_sgd": {"self.evaluation != 'new-client'": TESTED, "self.newcomer != 'initial'": TESTED},
     "algorithms.weighting": {"self.correct != 'known'": WARNING, "arrival != 0": WARNING},
     "algorithms.corrected": {
         **{"share = _weight(self, task, [client]) * over": RESUMED, "mean[name] - share": RESUMED},
