@@ -11,8 +11,8 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ def _version(name: str) -> str:
 def _digest(name: str) -> str:
     if name == "hpcfl":
         return package_digest()
-    spec = find_spec(name)
+    spec = PathFinder.find_spec(name)
     file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     return sha256(file.read_bytes()).hexdigest() if file and file.is_file() else "unknown"
 

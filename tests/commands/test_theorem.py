@@ -97,7 +97,7 @@ def test_what_check_says_of_the_ridge(job, found):
         (["participation.min_clients=1"], set()),
         (["algorithm.batch=4"], {"variance"}),
         (["model.ridge=0", "model.link=tanh"], {"variance"}),
-        (["algorithm.momentum=0.5"], {"variance", "theorem", "bound"}),
+        (["algorithm.momentum=0.5", "algorithm.persist_optimizer=true"], {"variance", "theorem", "bound"}),
     ],
 )
 def test_it_is_silent_where_nothing_is_known(settings, expected):
