@@ -26,7 +26,7 @@ from hpcfl.launch import device
 from hpcfl.testing import fake_device
 from hpcfl.testing.clients import CLASSES, SIZES
 from hpcfl.testing.rounds import Figures, Played, Watched, apart, whose
-from hpcfl.testing.runs import play, resume, same, table
+from hpcfl.testing.runs import alike, play, resume, same, table
 
 CLOSE = 1e-5
 EXACT = 1e-12
@@ -185,7 +185,7 @@ def test_a_device_beside_the_cpu(
     """Tensors of the device and of the CPU are not mixed, and what is computed there is what the CPU gives."""
     monkeypatch.setattr(device, "chosen", lambda wanted, key, number: fake_device.registered())
     other = values(name) | {"ranks_per_device": 2}  # or another launch's run on the CPU would be taken
-    same(play(solo, other, tmp_path / "there", None), whole)
+    alike(play(solo, other, tmp_path / "there", None), whole)
 
 
 def test_a_round_without_visits_changes_nothing(solo: Any, tmp_path: Path, name: str) -> None:

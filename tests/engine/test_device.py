@@ -29,7 +29,7 @@ from hpcfl.launch import device as launched
 from hpcfl.learning.optim import Optimizer
 from hpcfl.schedule.plan import Plan
 from hpcfl.testing import fake_device
-from hpcfl.testing.runs import play, resume, same, table
+from hpcfl.testing.runs import alike, play, resume, table
 from hpcfl.testing.test_algorithms import values
 from hpcfl.testing.world import World
 
@@ -318,7 +318,7 @@ def test_a_run_with_tests_and_checkpoints(
     strict: list[bool] = []
     after_each_round(monkeypatch, lambda done, _: strict.append(torch.are_deterministic_algorithms_enabled()))
     found = hpcfl.run(given, out=tmp_path / "fake")
-    same(expected.folder, found.folder)
+    alike(expected.folder, found.folder)
     assert json.loads(found.data.attrs["devices"]) == [fake]
     assert strict == [True] * given["rounds"]
     assert not torch.are_deterministic_algorithms_enabled()
@@ -337,4 +337,4 @@ def test_ranks_on_a_device(method: str, world: Any, shared_dir: Path, monkeypatc
     given = values(method) | {"ranks_per_device": 64}
     alone = play(world, given, shared_dir / "cpu", None)
     on(monkeypatch, fake)
-    same(alone, play(world, given, shared_dir / "fake", world.comm))
+    alike(alone, play(world, given, shared_dir / "fake", world.comm))
