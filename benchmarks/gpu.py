@@ -5,8 +5,8 @@
 Each part is a process of its own with a limit of its own, so that one that fails or hangs loses nothing of the others;
 what each has found is printed as it ends, and the last line has all of it as JSON. 8 minutes on one GPU with 16 cores,
 the parts that tell most first. Without a GPU everything is run on the CPU, which says nothing but that the parts work;
-with `--dry-run` small works are run on a device that is none (`hpcfl.testing.fake_device`), as CI does. Parts on
-several ranks need an MPI below .mpi (or HPCFL_MPI), and are left out where there is none.
+with `--dry-run` small works are run on a device that is none (`hpcfl.testing.fake_device`). Parts on several
+ranks need an MPI below .mpi (or HPCFL_MPI), and are left out where there is none.
 
 - ``anchors``: rounds of five works beside the same by hand (`gpu_by_hand`), and without ``deterministic``;
 - ``profile``: launches, seconds that the card is busy and places where the host waits, in one round of each work;
@@ -480,6 +480,7 @@ def main() -> None:
     if options.part:
         if DRY:
             fake_device.registered()
+            torch.__future__.set_swap_module_params_on_conversion(True)  # as on a GPU, tied parameters stay tied
             launched.chosen = lambda wanted, *_: "cpu" if wanted == "cpu" else PLACE  # type: ignore[attr-defined]
         print(json.dumps(part(options.part, options.mpi)))
         return
