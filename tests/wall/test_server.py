@@ -282,7 +282,7 @@ def test_scores_and_state_of_who_does_not_answer(monkeypatch: pytest.MonkeyPatch
         lane.answer = Answer(int(lane.hosted[0]))
     lanes[1].state, lanes[1].due = "late", -1
     server, now = server_of(job, lanes), Progress(1, job.algorithm.init_server(job.task), {})
-    np.testing.assert_array_equal(server.scores(now), [[0.0, np.nan, 2.0]] * 2)
+    np.testing.assert_array_equal(server.scores(now), [[0.0, np.nan, 2.0]] * 3)
     like = job.algorithm.init_client(job.task, 0)
 
     def load(path: Path, clients: list[int], check: bool = False) -> dict[int, Any]:
