@@ -1,6 +1,6 @@
 """Runs on a GPU beside the same by hand and on the CPU: speed, results, determinism, real time, ranks per device.
 
-    python benchmarks/gpu.py [--seconds 480] [--only PART ...] [--mpi openmpi] [--dry-run]
+    python benchmarks/gpu.py [--seconds 480] [--only PART ...] [--works WORK ...] [--mpi openmpi] [--dry-run]
 
 Each part is a process of its own with a limit of its own, so that one that fails or hangs loses nothing of the others;
 what each has found is printed as it ends, and the last line has all of it as JSON. 8 minutes on one GPU with 16 cores,
@@ -72,6 +72,7 @@ DRY = "--dry-run" in sys.argv
 GPU = "auto" if DRY else "cuda" if torch.cuda.is_available() else "cpu"
 PLACE = "fake:0" if DRY else "cuda:0" if GPU == "cuda" else "cpu"
 BOTH = ("device", GPU), ("cpu", "cpu")  # of the folder, of the key
+WORKS: list[str] = []  # those that are wanted; none: all
 Found = dict[str, Any]
 
 
@@ -123,13 +124,17 @@ def beside(config: Any, **more: Any) -> Found:
     }
 
 
+def wanted() -> dict[str, gpu_by_hand.Work]:
+    return {name: work for name, work in gpu_by_hand.works(DRY).items() if not WORKS or name in WORKS}
+
+
 # the parts
 
 
 def anchors() -> Found:
     """Return seconds per round of each work by hand and by hpcfl, and what hpcfl takes of the best by hand."""
     found: Found = {}
-    for name, work in gpu_by_hand.works(DRY).items():
+    for name, work in wanted().items():
         hand: Found = {}
         for way in work.ways:
             with fixed_arithmetic(True):
@@ -158,7 +163,7 @@ def by_hpcfl(name: str, work: gpu_by_hand.Work, more: Found) -> Found:
 def profile() -> Found:
     """Return, of one round of each work, launches, busy time, waits of the host by place, and the dearest kernels."""
     found: Found = {}
-    for name, work in gpu_by_hand.works(DRY).items():
+    for name, work in wanted().items():
         given = work.config(name, rounds=9, batch_clients=work.clients)
         given["data"] |= {"small": DRY}
         with fixed_arithmetic(True):
@@ -216,7 +221,7 @@ def waited(work: Callable[[], None]) -> dict[str, int]:
 def neighbours() -> Found:
     """Return the largest difference that the number of clients beside it makes to a client's parameters, by work."""
     found: Found = {}
-    for name, work in gpu_by_hand.works(DRY).items():
+    for name, work in wanted().items():
         hand = gpu_by_hand.ByHand(name, "written" if "written" in work.ways else "vmap", PLACE, DRY)
         orders, counts = hand.keyed_orders(), sorted({1, 2, work.clients // 3, work.clients // 2} - {0})
         with fixed_arithmetic(True):
@@ -435,9 +440,9 @@ PARTS: dict[str, tuple[float, Callable[[str], Found]]] = {  # seconds that each 
     "methods": (80, lambda mpi: methods()),
     "determinism": (90, determinism),
     "wall": (50, wall),
-    "presets": (120, lambda mpi: presets()),
+    "presets": (240, lambda mpi: presets()),
     "busy": (60, lambda mpi: busy()),
-    "sharing": (60, sharing),
+    "sharing": (90, sharing),
     "100MB": (50, lambda mpi: model("100MB", mpi)),
     "1GB": (60, lambda mpi: model("1GB", mpi)),
 }
@@ -452,13 +457,15 @@ def part(name: str, mpi: str) -> Found:
 def outcome(name: str, limit: float, mpi: str = "") -> Found:
     """Return what a part finds in a process of its own; what went wrong, where it does not end well."""
     words = [sys.executable, __file__, "--part", name, "--mpi", mpi, *(["--dry-run"] if DRY else [])]
+    words += ["--works", *WORKS] if WORKS else []
     child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         out, err = child.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         out, err = child.communicate()
-        return {"error": f"no end after {limit:.0f} s", "so far": out[-1500:]}
+        print(out, end="", flush=True)
+        return {"error": f"no end after {limit:.0f} s"}
     *lines, last = out.splitlines() or [""]
     if child.returncode or not last.startswith("{"):
         return {"error": f"exit code {child.returncode}", "said": (out + err)[-1500:]}
@@ -473,10 +480,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=480.0, help="All of it; what is left then is not begun.")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--works", nargs="*", choices=gpu_by_hand.works(DRY), default=WORKS, help="Of the first three.")
     parser.add_argument("--mpi", default="" if DRY else next(iter(launching.mpis()), ""))
     parser.add_argument("--dry-run", action="store_true", help="Small works on a device that is none.")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    WORKS[:] = options.works
     if options.part:
         if DRY:
             fake_device.registered()
