@@ -125,6 +125,7 @@ def _launch(decide: Callable[[], RunRequest | None], allow_mixed: bool) -> None:
 @click.option("--only", type=int, metavar="INDEX", help="Only this one of the list.")
 @DATA_DIR
 @FORCE
+@MIXED
 def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: Any) -> None:
     """Run every CONFIG with all of --with, --grid and --seeds: finished runs are skipped, others gone on with."""
     from hpcfl.commands import sweep as sweeps

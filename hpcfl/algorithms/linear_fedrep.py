@@ -148,7 +148,7 @@ class LinearFedRep(Algorithm):
         return {"distance": float(torch.linalg.matrix_norm(estimate - truth @ (truth.T @ estimate), 2))}
 
     def model(self, task: Task, shared: State, personal: State, visits: Visits) -> State:
-        return {name: value.float() for name, value in (task.replicate(shared, visits) | personal).items()}
+        return {name: value.to(task.dtype) for name, value in (task.replicate(shared, visits) | personal).items()}
 
 
 def _check_embedding(task: Task, latent: int) -> None:

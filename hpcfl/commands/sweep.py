@@ -73,6 +73,7 @@ def runs(
     seeds: str | None = None,
     data_dir: Path | None = None,
     force: bool = False,
+    allow_mixed: bool = False,
     overlays: Sequence[Sequence[str]] = (),
 ) -> list[Run]:
     """List the runs of a sweep, in an order that follows from the arguments alone; the last key changes fastest.
@@ -86,7 +87,8 @@ def runs(
         If a list cannot be read, a key is set twice, or two runs would share a folder.
     """
     given = axes(settings, grid, seeds)
-    options = (*(("--data-dir", str(data_dir)) if data_dir else ()), *(("--force",) if force else ()))
+    flags = {"--force": force, "--allow-mixed": allow_mixed}
+    options = (*(("--data-dir", str(data_dir)) if data_dir else ()), *(flag for flag, wanted in flags.items() if wanted))
     by_name: dict[str, Run] = {}
     for config, each, values in itertools.product(
         configs, itertools.product(*overlays), itertools.product(*given.values())

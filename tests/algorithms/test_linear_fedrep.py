@@ -21,6 +21,7 @@ from hpcfl.comm.message import ExactSums
 from hpcfl.config import from_table
 from hpcfl.data.linear import Linear, LinearSpaces
 from hpcfl.engine.job import Job
+from hpcfl.learning.batches import Visits
 from hpcfl.learning.task import Task
 from hpcfl.models import linear as models
 from hpcfl.schedule.plan import Plan
@@ -115,6 +116,16 @@ def test_only_what_a_round_needs_travels() -> None:
     assert [job.sent(plan) for plan in plans] == [{"loss", MOMENT}, {"loss", B}]
     nobody = replace(plans[1], depth=np.full_like(plans[1].depth, 2))
     assert job.sent(nobody) == job.sent(Plan.nobody(1, 1)) == set()
+
+
+@pytest.mark.parametrize(("precision", "wanted"), [("single", torch.float32), ("double", torch.float64)])
+def test_a_clients_model_has_the_precision_of_the_run(precision: Any, wanted: torch.dtype) -> None:
+    source = Linear(dimension=6, samples=30)
+    task = Task(models.Linear(rank=source.rank), source.federate(2, 1, None), 1, precision=precision)
+    method = LinearFedRep()
+    own = {name: value.unsqueeze(0) for name, value in method.init_client(task, 0).items()}
+    model = method.model(task, method.init_server(task), own, Visits.for_test(0, np.array([0])))
+    assert {value.dtype for value in model.values()} == {wanted}
 
 
 def test_the_model_is_as_stated() -> None:

@@ -308,16 +308,17 @@ def test_what_is_listed_is_what_is_run(stub: list[str], tmp_path: Path, capsys: 
 
 @pytest.mark.launch
 def test_one_of_the_list(stub: list[str], capsys: Any) -> None:
-    assert swept("--seeds", "4-9", "--only", "3", "--launcher", "env A=1", "--force") == 0
+    words = "--seeds", "4-9", "--only", "3", "--launcher", "env A=1", "--force", "--allow-mixed"
+    assert swept(*words) == 0
     assert capsys.readouterr().out.splitlines() == [
         "1/1  done  fedavg-digits_seed=7",
         "1 run: 1 done, 0 skipped, 0 failed",
     ]
     (begun,) = facts("begun").values()
-    ((index, _, folder, command),) = listed(capsys, "--seeds", "4-9", "--only", "3", "--launcher", "env A=1", "--force")
+    ((index, _, folder, command),) = listed(capsys, *words)
     assert (index, folder) == ("3", "s/fedavg-digits_seed=7")
     assert shlex.split(command) == ["env", "A=1", "hpcfl", *begun["words"]]
-    assert begun["words"][-2:] == ["--resume", "--force"]
+    assert begun["words"][-3:] == ["--resume", "--force", "--allow-mixed"]
 
 
 # ---- processes that stand for runs
