@@ -88,7 +88,10 @@ def runs(
     """
     given = axes(settings, grid, seeds)
     flags = {"--force": force, "--allow-mixed": allow_mixed}
-    options = (*(("--data-dir", str(data_dir)) if data_dir else ()), *(flag for flag, wanted in flags.items() if wanted))
+    options = (
+        *(("--data-dir", str(data_dir)) if data_dir else ()),
+        *(flag for flag, wanted in flags.items() if wanted),
+    )
     by_name: dict[str, Run] = {}
     for config, each, values in itertools.product(
         configs, itertools.product(*overlays), itertools.product(*given.values())

@@ -55,7 +55,7 @@ def units(
             where = f"model.name = '{model.name}'"
             x, _ = trial(federation, dtype, shape)
             hook = module.register_forward_pre_hook(partial(unpacked, federation.pieces)) if shapes else None
-            found = examined(module, x, where, computing)
+            found = examined(module, x, where, computing, device)
             whole = Whole(model.name, module.to(device), found, kind.buffers in ("keep", "static"), hook)
             if kind.buffers == "static":
                 _check_normal(module, found.state, where)

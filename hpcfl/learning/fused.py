@@ -19,7 +19,7 @@ from hpcfl.base.rng import StepKey
 from hpcfl.base.types import State
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.loss import PerSample
-from hpcfl.models.modules.custom import Dropout
+from hpcfl.models.modules.dropout import kept, seeds_of
 from hpcfl.models.modules.layers import Layer
 from hpcfl.models.modules.tracing import share_apart
 from hpcfl.models.modules.whole import Whole
@@ -58,16 +58,17 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
 
 NO_CLASS = -(2**63)  # no sample is left out
 
-EXACT = (nn.Linear, Dropout, nn.Identity, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.Softmax)
+EXACT = (nn.Linear, nn.Dropout, nn.Identity, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.Softmax)
 """What computes a client's numbers alike with whomever it is computed; others may round the last ones otherwise."""
 
 
 class Unit(NamedTuple):
-    """A module of the stack, the number of its layer, and the names of weight and bias where it has them."""
+    """A module of the stack, the number of its layer, the names of weight and bias if any, the place where it drops."""
 
     module: nn.Module
     layer: int
     names: dict[str, str]
+    place: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,8 @@ class Fused:
         x = batch.x
         for unit in self.units:
             given = x
-            if isinstance(unit.module, Dropout):
-                got = unit.module.dropped(torch.ones_like(x), batch.key, unit.layer)
+            if isinstance(unit.module, nn.Dropout):
+                got = _kept(unit, x, batch.key)
                 x = given * got
             elif unit.names:
                 x = got = _linear(given, **{own: params[name] for own, name in unit.names.items()})
@@ -172,6 +173,12 @@ class Fused:
             return each.mean(1), d.div_(y.shape[1])
         share = batch.valid / batch.valid.sum(1, keepdim=True).clamp(min=1).to(d.dtype)
         return (each * share).sum(1), d.mul_(share.unsqueeze(-1))
+
+
+def _kept(unit: Unit, x: Tensor, key: StepKey) -> Tensor:
+    """Return by what a dropout multiplies ``[c, B, n]``: 0, or 1 over the chance that a number is kept."""
+    seeds, chance = seeds_of(key, x.device), float(unit.module.p)  # type: ignore[arg-type]
+    return kept(seeds, unit.place, x.shape[1:], chance).to(x.dtype).mul_(1 / (1 - chance) if chance < 1 else 0.0)
 
 
 def one_client(initial: State, x: Tensor, y: Tensor, seed: int) -> tuple[State, Batch]:
@@ -211,7 +218,7 @@ def _backward(
                     return
                 d, weight = d[:count], weight[:count]
             d = torch.bmm(d, weight)
-        elif isinstance(unit.module, Dropout):
+        elif isinstance(unit.module, nn.Dropout):
             d = d * got
         else:
             d = POINTWISE[type(unit.module)].backward(unit.module, d, given, got)
@@ -226,11 +233,13 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _units(layer: Layer | Whole) -> list[Unit]:
     """Return the modules of a layer, or of a module that is a chain; none where another kind is among them."""
     if isinstance(layer, Layer):
-        found = [Unit(module, layer.number, names) for module, names in zip(layer.modules, layer.names)]
+        pairs = enumerate(zip(layer.modules, layer.names))
+        found = [Unit(module, layer.number, names, layer.first_place(place)) for place, (module, names) in pairs]
     else:
         numbers = {name: number for number, names in enumerate(layer.groups) for name in names}
-        found, number = [], 0
+        found, number, place = [], 0, 0
         for module, names in layer.chain():
             number = max((numbers.get(name, 0) for name in names.values()), default=number)
-            found.append(Unit(module, number, names))
-    return found if all(type(unit.module) in (nn.Linear, Dropout, *POINTWISE) for unit in found) else []
+            found.append(Unit(module, number, names, place))
+            place += isinstance(module, nn.Dropout) and module.p > 0
+    return found if all(type(unit.module) in (nn.Linear, nn.Dropout, *POINTWISE) for unit in found) else []

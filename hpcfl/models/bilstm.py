@@ -42,7 +42,7 @@ class BiLstm(Model):
             if number == self.layers:
                 modules.append(custom.Ends())
             elif self.dropout:
-                modules.append(custom.Dropout(self.dropout))
+                modules.append(nn.Dropout(self.dropout))
             layers.append((f"lstm{number}", nn.Sequential(*modules)))
             inputs = 2 * self.hidden
         return layers + dense([inputs, *([self.bottleneck] if self.bottleneck else []), classes], 0.0)

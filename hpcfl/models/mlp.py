@@ -36,13 +36,11 @@ def dense(widths: list[int], dropout: Chance) -> list[tuple[str, nn.Sequential]]
     """Return linear layers fc1 … fcn for these widths, the input flattened, ReLU between them."""
     from torch import nn
 
-    from hpcfl.models.modules.custom import Dropout
-
     layers = []
     for number, (inputs, outputs) in enumerate(pairwise(widths), start=1):
         modules: list[nn.Module] = [nn.Flatten()] if number == 1 else []
         modules.append(nn.Linear(inputs, outputs))
         if number < len(widths) - 1:
-            modules += [nn.ReLU(), *([Dropout(dropout)] if dropout else [])]
+            modules += [nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
         layers.append((f"fc{number}", nn.Sequential(*modules)))
     return layers

@@ -126,6 +126,7 @@ class _Device:
     device_count = staticmethod(lambda: 1)
     is_available = is_initialized = staticmethod(lambda: True)
     manual_seed_all = staticmethod(lambda seed: None)
+    get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
     get_device_properties = staticmethod(lambda device: SimpleNamespace(total_memory=MEMORY))
 
 
@@ -142,7 +143,15 @@ def registered() -> str:
     _KEPT.append(libraries.Library("_", "IMPL"))
     # what makes a tensor there from nothing
     _KEPT[-1].fallback(lambda func, *args, **kwargs: _computed(func, args, kwargs), "PrivateUse1")
+    _KEPT.append(libraries.Library("aten", "IMPL"))
+    for overload in ("arange", "arange.start", "arange.start_step"):  # by itself it would fill one of no numbers
+        _KEPT[-1].impl(overload, _arange, "PrivateUse1")
     return f"{NAME}:0"
+
+
+def _arange(*ends: Any, dtype: Any = None, **_: Any) -> Any:
+    launches["arange"] += 1
+    return _made(torch.arange(*ends, dtype=dtype))
 
 
 _KEPT: list[Any] = []
@@ -209,7 +218,7 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
         with _one_thread:  # another may wait for an event meanwhile
             _under_way.append((out, out.clone()))
             out.fill_(torch.nan if out.is_floating_point() else 0)
-    if name.endswith("_"):  # in place
+    if name.startswith("__i") if name.startswith("__") else name.endswith("_"):  # in place; others are __rshift__, …
         return args[0] if func._schema.returns else None
     return tree_map(_made, out) if to == NAME else out
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from resnet import ResNet
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 def two(shape: tuple[int, ...], classes: int, width: int = 6) -> nn.Module:
@@ -111,6 +112,30 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.encoder(x.flatten(1, -2)).mean(1))
+
+
+class Noisy(nn.Module):
+    """Adds noise that no function of dropout's draws."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, noise: float = 0.1) -> None:
+        super().__init__()
+        self.noise, self.head = noise, nn.Linear(prod(shape), classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.head(x + self.noise * torch.randn_like(x) * self.training)
+
+
+class Again(nn.Module):
+    """Computes a part with dropout once more where it is differentiated, to save memory."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 6), nn.Dropout(dropout), nn.Tanh())
+        self.head = nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.part, x, use_reentrant=False))
 
 
 class Tied(nn.Module):

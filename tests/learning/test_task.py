@@ -15,7 +15,7 @@ from hpcfl.learning.fused import formed
 from hpcfl.learning.task import Task
 from hpcfl.models.cnn import Cnn
 from hpcfl.models.mlp import Mlp
-from hpcfl.models.modules.custom import Dropout
+from hpcfl.models.modules.dropout import keyed, seeds_of
 from hpcfl.models.modules.layers import Layer
 
 SIZES = [3, 9, 5, 12]
@@ -304,7 +304,9 @@ def test_the_order_depends_on_seed_round_and_client_only(work):
 
 
 def mask(clients, round_=0, step=0, seed=0, number=1, chance=0.5, shape=(6, 40)):
-    return Dropout(chance).dropped(torch.ones(len(clients), *shape), StepKey(seed, round_, clients, step), number)
+    seeds = seeds_of(StepKey(seed, round_, clients, step), torch.device("cpu"))
+    with keyed(seeds, number):
+        return torch.nn.Dropout(chance)(torch.ones(len(clients), *shape))
 
 
 def test_dropout_masks_belong_to_client_step_round_seed_and_layer():

@@ -60,9 +60,9 @@ LAYERS = {
         ("head.weight", "head.bias"),
     ),
 }
-DRAWING = {"Attention"}
-WHO = ["two", "Residual", "Normed", "resnet18", "Attention", "Tied", "Branch", "Recurrent"]
-VMAPPED = ["two", "Residual", "Normed", "resnet18", "Tied", "Branch"]
+DRAWING = {"Attention": "dropout", "Noisy": "noise"}
+WHO = ["two", "Residual", "Normed", "resnet18", "Attention", "Tied", "Branch", "Recurrent", "Noisy"]
+VMAPPED = ["two", "Residual", "Normed", "resnet18", "Attention", "Tied", "Branch"]
 
 
 def section(name: str, **keys: Any) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def test_methods_that_split_or_differentiate_twice(method: str, name: str, tmp_p
 
 @pytest.mark.parametrize("name", [*WHO, "twice"])
 def test_gradients_are_the_plain_modules(name: str) -> None:
-    task = task_of(name, **({"dropout": 0.0} if name in DRAWING else {}))
+    task = task_of(name, **({DRAWING[name]: 0.0} if name in DRAWING else {}))
     params = own_params(task, 3)
     batch = next(task.batches(visits_of(task, range(3)), 0, steps=1))
     together, losses = task.gradients(params, batch)
@@ -194,7 +194,7 @@ def test_vmapped_is_looped_to_rounding(name: str) -> None:
 def test_who_is_vmapped() -> None:
     found = {name: task_of(name).whole.found for name in WHO}
     assert [name for name in WHO if found[name].computing == "vmapped"] == VMAPPED
-    assert found["Attention"].why == "it draws random numbers, by client"
+    assert found["Noisy"].why == "it draws random numbers, by client"
     assert "lstm" in found["Recurrent"].why
     assert [name for name in WHO if found[name].mixes or found[name].state] == ["Normed", "resnet18"]
 
@@ -303,12 +303,14 @@ def steps(task: Task, clients: list[int], round_: int = 0, step: int = 0) -> tor
     return task.losses(params, batch)
 
 
-def test_what_is_drawn_is_keyed_by_seed_round_client_and_step() -> None:
-    task = task_of("Attention", dropout=0.5)
+@pytest.mark.parametrize("name", [*DRAWING, "Again"])
+def test_what_is_drawn_is_keyed_by_seed_round_client_and_step(name: str) -> None:
+    key = DRAWING.get(name, "dropout")
+    task = task_of(name, **{key: 0.5})
     both = steps(task, [0, 2])
     torch.testing.assert_close(both[1], steps(task, [2])[0], **CLOSE)
     assert torch.equal(both, steps(task, [0, 2]))
-    still = task_of("Attention", dropout=0.0)
+    still = task_of(name, **{key: 0.0})
     assert not torch.allclose(both, steps(still, [0, 2]))
     visits = visits_of(task, [0])
     batch = next(task.batches(visits, 0, steps=1))

@@ -18,7 +18,6 @@ from hpcfl.models.bilstm import BiLstm
 from hpcfl.models.cnn import Cnn
 from hpcfl.models.latent import Latent
 from hpcfl.models.mlp import Mlp
-from hpcfl.models.modules.custom import Dropout
 
 SIZES = [3, 7, 5]
 LENGTH, DIM = 6, 4
@@ -202,7 +201,7 @@ def test_lenet_5_is_a_cnn(keys, classes, shapes):
     stages = model.build((3, 32, 32), classes)
     weights = [value for _, own in stages for key, value in own.named_parameters() if key.endswith("weight")]
     assert [tuple(weight.shape) for weight in weights] == shapes
-    dropped = [[module.chance for module in own if isinstance(module, Dropout)] for _, own in stages]
+    dropped = [[module.p for module in own if isinstance(module, nn.Dropout)] for _, own in stages]
     assert dropped == ([[], [], [0.6], [0.6], []] if "dropout" in keys else [[]] * 5)
     assert nn.Sequential(*[own for _, own in stages])(torch.zeros(2, 3, 32, 32)).shape == (2, classes)
 

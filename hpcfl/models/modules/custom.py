@@ -1,4 +1,4 @@
-"""Modules that torch does not have: keyed dropout, an LSTM that can be batched over clients, links of linear models."""
+"""Modules that torch does not have: an LSTM that can be batched over clients, links of linear models."""
 
 from __future__ import annotations
 
@@ -6,29 +6,6 @@ from math import ceil, pi, sqrt
 
 import torch
 from torch import Tensor, nn
-
-from hpcfl.base.rng import StepKey
-from hpcfl.base.transfer import on_device
-
-
-class Dropout(nn.Module):
-    """Dropout whose mask is keyed by step, client and layer, so that it is the same on any rank.
-
-    ``torch.nn.functional.dropout`` takes no generator. Called as an ordinary module it drops nothing.
-    """
-
-    def __init__(self, chance: float) -> None:
-        super().__init__()
-        self.chance = chance
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-    def dropped(self, x: Tensor, key: StepKey, layer: int) -> Tensor:
-        """Return x ``[c, B, …]`` with units dropped and the rest scaled by 1/(1 − chance)."""
-        kept = [rng.random(x.shape[1:], dtype="float32") >= self.chance for rng in key.generators(f"dropout {layer}")]
-        mask = on_device(torch.stack([torch.from_numpy(rows) for rows in kept]), x.device)
-        return x * mask / (1.0 - self.chance)
 
 
 class BiLstm(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
@@ -17,11 +16,11 @@ from torch.func import functional_call, vmap
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import StepKey
 from hpcfl.base.types import State
-from hpcfl.models.modules.custom import Dropout
+from hpcfl.models.modules.dropout import keyed, seeds_of
 from hpcfl.models.modules.tracing import seeded
 
 KINKED = nn.ReLU, nn.LeakyReLU, nn.Hardtanh, nn.MaxPool1d, nn.MaxPool2d
-TorchDropout = nn.modules.dropout._DropoutNd
+DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
 SMALL_IMAGE = 64  # pixels up to which a convolution costs less than its call
 LARGE_FILTERS = 2**16  # numbers from which on its call costs nothing beside it
 
@@ -35,7 +34,7 @@ class Layer:
         # which names belong to which module, found once: looking through modules costs as much as a small layer
         self.modules = list(modules)
         self.names = _names(name, self.modules)
-        self.drawing = [bool(names) and _draws(m) for names, m in zip(self.names, self.modules)]
+        self.drawing = [type(module) not in DROPOUTS and _draws(module) for module in self.modules]
         pairs = zip(self.names, self.modules)
         self.tensors = {names[key]: value for names, m in pairs for key, value in m.named_parameters()}
         if buffers := [key for key, _ in modules.named_buffers()]:
@@ -51,8 +50,8 @@ class Layer:
 
     @property
     def unbatched(self) -> bool:
-        """True for torch's own dropout, by itself or in another module, which clients take one by one."""
-        return any(self.drawing) or any(isinstance(module, TorchDropout) for module in self.modules)
+        """True for a module with dropout inside, which clients take one by one."""
+        return any(self.drawing)
 
     @property
     def heavy(self) -> bool:
@@ -72,13 +71,13 @@ class Layer:
     @property
     def random(self) -> bool:
         """True where the layer gives something else in each training step."""
-        return self.unbatched or any(isinstance(module, Dropout) for module in self.modules)
+        return self.unbatched or any(type(module) in DROPOUTS for module in self.modules)
 
     def module(self, params: State) -> nn.Sequential:
         """Return the layer as plain modules with copies of one client's parameters."""
         copies = []
         for original, names in zip(self.modules, self.names):
-            copied = nn.Dropout(original.chance) if isinstance(original, Dropout) else deepcopy(original)
+            copied = deepcopy(original)
             for own, name in names.items():
                 place, _, last = own.rpartition(".")
                 setattr(copied.get_submodule(place), last, nn.Parameter(params[name].detach().clone()))
@@ -87,21 +86,29 @@ class Layer:
 
     def __call__(self, params: dict[str, Tensor], x: Tensor, key: StepKey | None) -> Tensor:
         """Return the layer's output ``[c, B, …]``; `key` is None outside training."""
-        for module, names, drawing in zip(self.modules, self.names, self.drawing):
+        seeds = seeds_of(key, x.device) if key is not None and self.random else None
+        for place, (module, names, drawing) in enumerate(zip(self.modules, self.names, self.drawing)):
+            own = {own: params[name] for own, name in names.items()}
             if drawing:
-                x = self._drawn(module, {own: params[name] for own, name in names.items()}, x, key)
+                x = self._drawn(module, own, x, key, seeds, self.first_place(place))
+            elif type(module) in DROPOUTS:
+                if seeds is not None:
+                    with keyed(seeds, self.first_place(place)):
+                        x = module.train()(x)
             elif names:
-                x = _with_parameters(module, {own: params[name] for own, name in names.items()}, x)
-            elif isinstance(module, Dropout):
-                x = x if key is None else module.dropped(x, key, self.number)
-            elif isinstance(module, TorchDropout):
-                x = x if key is None else _torch_dropout(module, x, key, self.number)
+                x = _with_parameters(module, own, x)
             else:
                 x = module(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return x
 
-    def _drawn(self, module: nn.Module, params: State, x: Tensor, key: StepKey | None) -> Tensor:
-        """Run a module with torch's dropout inside client by client.
+    def first_place(self, module: int) -> int:
+        """Return the number of the first place at which the layer's module drops."""
+        return (self.number << 16) + (module << 8)
+
+    def _drawn(
+        self, module: nn.Module, params: State, x: Tensor, key: StepKey | None, seeds: Tensor | None, first: int
+    ) -> Tensor:
+        """Run a module with dropout inside client by client, under a generator of its own for what else it draws.
 
         In tests too: there a transformer's layer is one operation of torch's, which vmap would loop over and warn of.
         """
@@ -109,21 +116,16 @@ class Layer:
         rows = []
         for row in range(len(x)):
             own = {name: value[row : row + 1] for name, value in params.items()}
-            with self._keyed(key, row, x.device):
+            drawn = 0 if key is None else key.as_seed(f"dropout {self.number}", row)
+            with seeded(drawn, x.device), keyed(None if seeds is None else seeds[row], first):
                 rows.append(_with_parameters(module, own, x[row : row + 1]))
         return torch.cat(rows)
-
-    def _keyed(self, key: StepKey | None, row: int, device: torch.device) -> AbstractContextManager[None]:
-        """Return a block in which what is drawn is a client's own; nothing is drawn in a test."""
-        if key is None:
-            return nullcontext()
-        return seeded(key.as_seed(f"dropout {self.number}", row), device)
 
 
 def _draws(module: nn.Module) -> bool:
     """Return whether there is torch's dropout in a module, as a part of it or as a chance that it is given."""
     parts = list(module.modules())
-    return any(isinstance(part, TorchDropout) for part in parts) or any(
+    return any(isinstance(part, nn.modules.dropout._DropoutNd) for part in parts) or any(
         isinstance(chance := getattr(part, "dropout", 0), float) and chance > 0 for part in parts
     )
 
@@ -186,15 +188,6 @@ def _call(module: nn.Module, params: dict[str, Tensor], x: Tensor) -> Tensor:
     else:
         result = functional_call(module, params, (x,))
     return result
-
-
-def _torch_dropout(module: nn.Module, x: Tensor, key: StepKey, layer: int) -> Tensor:
-    """A dropout that takes no generator, client by client, each under a keyed global seed."""
-    rows = []
-    for row, own in enumerate(x):
-        with seeded(key.as_seed(f"dropout {layer}", row), x.device):
-            rows.append(module.train()(own))
-    return torch.stack(rows)
 
 
 @dataclass(frozen=True)

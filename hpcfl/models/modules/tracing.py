@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpcfl.base.errors import UsageError, listed
 from hpcfl.base.plugins import reason
 from hpcfl.base.types import Computing, State
+from hpcfl.models.modules.dropout import keyed
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 CLOSE = 1e-3
@@ -32,8 +34,8 @@ class Findings:
     ----------
     layers : tuple of tuple of str
         The names of the tensors of layers 1 … L: the last layer's gradients are ready first.
-    draws : bool
-        A forward pass draws random numbers.
+    draws, drops : bool
+        A forward pass draws random numbers of a global generator; of the seeds of `dropout.keyed` instead.
     mixes : bool
         What a step gives for a sample depends on the others in the batch.
     state : tuple of str
@@ -46,6 +48,7 @@ class Findings:
 
     layers: tuple[tuple[str, ...], ...]
     draws: bool
+    drops: bool
     mixes: bool
     state: tuple[str, ...]
     outputs: tuple[int, ...]
@@ -53,10 +56,12 @@ class Findings:
     why: str
 
 
-def examined(module: nn.Module, x: Tensor, where: str, decided: Computing | None = None) -> Findings:
-    """Return what a module is like, by samples ``[B, …]``; the module stays as it is, but for its mode.
+def examined(
+    module: nn.Module, x: Tensor, where: str, decided: Computing | None = None, device: str | torch.device = "cpu"
+) -> Findings:
+    """Return what a module is like, by samples ``[B, …]``; it stays as it is, but for its mode and the device it is on.
 
-    How it is computed is tried out unless that was `decided` before.
+    How it is computed is tried out, on the `device` where it will be, unless that was `decided` before.
 
     Raises
     ------
@@ -76,10 +81,12 @@ def examined(module: nn.Module, x: Tensor, where: str, decided: Computing | None
     before = copies(module)
     state = tuple(name for name, _ in module.named_buffers() if not torch.equal(before[name], tensors[name]))
     layers = _layers(module, x, where)
-    drawn = draws(lambda: _run(module.train(), x)) or draws(lambda: _run(module.eval(), x))
-    mixes = _mixes(module, x)
-    computing, why = (decided, DECIDED) if decided else _computing(module, x, drawn)
-    return Findings(layers, drawn, mixes, state, tuple(outputs.shape[1:]), computing, why)
+    random = draws(lambda: _run(module.train(), x)) or draws(lambda: _run(module.eval(), x))
+    drops = random and _drops(module, x)
+    mixes = _mixes(module, x, drops)
+    how = module.to(device), x.to(device), random and not drops, drops
+    computing, why = (decided, DECIDED) if decided else _computing(*how)
+    return Findings(layers, random and not drops, drops, mixes, state, tuple(outputs.shape[1:]), computing, why)
 
 
 def copies(module: nn.Module) -> State:
@@ -120,6 +127,25 @@ def _run(module: nn.Module, x: Tensor) -> Tensor:
     return outputs
 
 
+def _drops(module: nn.Module, x: Tensor) -> bool:
+    """Return whether a step draws nothing but what `keyed` does, and a test nothing at all."""
+    tensors = copies(module)
+    for name, value in module.named_parameters():
+        tensors[name].requires_grad_(value.requires_grad)
+
+    def step() -> None:
+        _run(module.eval(), x)
+        with keyed(torch.zeros((), dtype=torch.int64)):
+            outputs = _called(module.train(), tensors, x)
+        if outputs.requires_grad:
+            outputs.sum().backward()
+
+    try:
+        return not draws(step)
+    except RuntimeError:  # a part that is run once more for its gradient, to save memory, drops something else there
+        return False
+
+
 def draws(call: Callable[[], object]) -> bool:
     """Return whether a global generator is another one after a call."""
 
@@ -133,8 +159,8 @@ def draws(call: Callable[[], object]) -> bool:
         return now() != before
 
 
-def _mixes(module: nn.Module, x: Tensor) -> bool:
-    """Return whether the outputs of samples change with another sample of the batch."""
+def _mixes(module: nn.Module, x: Tensor, drops: bool) -> bool:
+    """Return whether the outputs of samples change with another sample of the batch, or without it."""
     # what may be integers, in a sample of several tensors too, must stay what it can be
     plain = x.is_floating_point() and not module._forward_pre_hooks
     other = torch.cat([x[:-1], 2 * x[-1:] + 1 if plain else torch.zeros_like(x[-1:])])
@@ -143,8 +169,14 @@ def _mixes(module: nn.Module, x: Tensor) -> bool:
         with seeded(0):
             one = _run(module.train(mode), x)
         with seeded(0):
-            pairs.append((one, _run(module, other)))
-    return any(share_apart(one[:-1], two[:-1]) > 0.01 * CLOSE for one, two in pairs)
+            pairs.append((one[:-1], _run(module, other)[:-1]))
+    if drops:  # masks of fewer samples begin with the same numbers where samples are the first axis
+        found = []
+        for rows in (x, x[:-1]):
+            with keyed(torch.zeros((), dtype=torch.int64)):
+                found.append(_run(module.train(), rows)[: len(x) - 1])
+        pairs.append((found[0], found[1]))
+    return any(share_apart(one, two) > 0.01 * CLOSE for one, two in pairs)
 
 
 def share_apart(one: Tensor, other: Tensor) -> float:
@@ -221,29 +253,40 @@ def _watched(module: nn.Module) -> Iterator[dict[str, str]]:
 # vmap
 
 
-def _computing(module: nn.Module, x: Tensor, drawn: bool) -> tuple[Computing, str]:
-    why = "it draws random numbers, by client" if drawn else _vmap_fails(module, x)
+def _computing(module: nn.Module, x: Tensor, drawn: bool, drops: bool) -> tuple[Computing, str]:
+    why = "it draws random numbers, by client" if drawn else _vmap_fails(module, x, drops)
     return ("looped", why) if why else ("vmapped", "vmap gives what the loop does")
 
 
-def _vmap_fails(module: nn.Module, x: Tensor) -> str:
+def _vmap_fails(module: nn.Module, x: Tensor, drops: bool) -> str:
     """Return why chunks cannot go through vmap; "" where they can, and outputs and gradients are those of the loop."""
     module.train()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            found = _two_clients(module, x, lambda run, *both: vmap(run)(*both))
+            found = _two_clients(module, x, at_once, drops)
         except Exception as error:
             return f"vmap: {' '.join(str(error).split())[:120]}"
     slow = [str(each.message) for each in said if "batching rule" in str(each.message)]
     if slow:
         return f"vmap: no batching rule for {slow[0].partition('aten::')[2].partition(' ')[0].rstrip('.')}"
-    wanted = _two_clients(module, x, _one_by_one)
+    wanted = _two_clients(module, x, _one_by_one, drops)
     apart = max(share_apart(one, other) for one, other in zip(found, wanted))
     return "" if apart <= CLOSE else f"vmap differs from the loop by {apart:.1g}"
 
 
-def _two_clients(module: nn.Module, x: Tensor, run: Callable[..., list[Tensor]]) -> list[Tensor]:
+def at_once(run: Callable[..., Any], *given: Any) -> Any:
+    """Return what vmap gives; of the kernels of attention it takes the plain one, and none of a transformer's layer."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            return vmap(run)(*given)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _two_clients(module: nn.Module, x: Tensor, run: Callable[..., list[Tensor]], drops: bool) -> list[Tensor]:
     """Return outputs, gradients and buffers of two clients of unlike values and samples, `run` together."""
     values = copies(module)
     both = {
@@ -253,15 +296,16 @@ def _two_clients(module: nn.Module, x: Tensor, run: Callable[..., list[Tensor]])
     leaves = [both[name].requires_grad_() for name, value in module.named_parameters() if value.requires_grad]
     buffers = [name for name, value in module.named_buffers() if value.is_floating_point()]
 
-    def one(state: State, rows: Tensor) -> list[Tensor]:
-        outputs = _called(module, state, rows)
+    def one(state: State, rows: Tensor, seed: Tensor) -> list[Tensor]:
+        with keyed(seed if drops else None):
+            outputs = _called(module, state, rows)
         return [outputs, *(state[name] for name in buffers)]  # other tensors, where the module has put others there
 
-    outputs, *after = run(one, both, torch.stack([x, x.flip(0)]))
+    outputs, *after = run(one, both, torch.stack([x, x.flip(0)]), torch.arange(2, device=x.device))
     gradients = torch.autograd.grad(outputs.square().sum(), leaves, materialize_grads=True)
     return [outputs.detach(), *gradients, *(value.detach() for value in after)]
 
 
-def _one_by_one(run: Callable[..., list[Tensor]], both: State, x: Tensor) -> list[Tensor]:
-    rows = [run({name: value[row] for name, value in both.items()}, x[row]) for row in range(len(x))]
+def _one_by_one(run: Callable[..., list[Tensor]], both: State, *more: Tensor) -> list[Tensor]:
+    rows = [run({name: value[row] for name, value in both.items()}, *given) for row, given in enumerate(zip(*more))]
     return [torch.stack(each) for each in zip(*rows)]

@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from hpcfl.base.errors import RunError, UsageError, did_you_mean
 from hpcfl.base.plugins import reason
 from hpcfl.base.rng import StepKey
 from hpcfl.base.types import State
+from hpcfl.models.modules.dropout import keyed, seeds_of
 from hpcfl.models.modules.layers import KINKED
-from hpcfl.models.modules.tracing import Findings, seeded
+from hpcfl.models.modules.tracing import Findings, at_once, seeded
 
 Part = Literal["all", "below", "above"]
 ALL: Part = "all"
@@ -47,7 +47,7 @@ class Whole:
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         self.groups = findings.layers
         self.tensors = {own: parameters[own] for names in findings.layers for own in names}
-        self.random = findings.draws
+        self.random = findings.draws or findings.drops
         self._types = {own: buffers[own].dtype for own in findings.state}
         self.buffers = {own: _held(buffers[own]).clone() for own in findings.state}
         self._running: dict[int, State] = {}
@@ -214,7 +214,8 @@ class Whole:
     def _vmapped(self, params: State, x: Tensor, key: StepKey | None) -> Tensor:
         begun = [self._begun(params, row, key) for row in range(len(x))]
         buffers = {name: torch.stack([each[name] for each in begun]).to(kind) for name, kind in self._types.items()}
-        outputs, after = vmap(self._plain)({name: params[name] for name in self.tensors}, buffers, x)
+        seeds = [seeds_of(key, x.device)] if key is not None and self.found.drops else []
+        outputs, after = at_once(self._plain, {name: params[name] for name in self.tensors}, buffers, x, *seeds)
         for row in range(len(x)):
             self._keep(key, row, {name: value[row] for name, value in after.items()})
         result: Tensor = outputs
@@ -237,10 +238,13 @@ class Whole:
         """Run one client, under a generator of its own where something is drawn."""
         fresh = {name: buffers[name].to(kind, copy=True) for name, kind in self._types.items()}
         drawn: AbstractContextManager[None] = nullcontext()
-        if self.random:
+        if self.found.draws:
             drawn = seeded(0 if key is None else key.as_seed("module", row), x.device)
+        seed = None
+        if key is not None and self.found.drops:
+            (seed,) = seeds_of(key._replace(clients=[key.clients[row]]), x.device)
         with drawn:
-            outputs, after = self._plain(params, fresh, x)
+            outputs, after = self._plain(params, fresh, x, seed)
         self._keep(key, row, after)
         return outputs
 
@@ -251,7 +255,7 @@ class Whole:
             return outputs
         return self._below(x) if self._part == "below" else self._above(x)
 
-    def _plain(self, params: State, buffers: State, x: Tensor) -> tuple[Tensor, State]:
+    def _plain(self, params: State, buffers: State, x: Tensor, seed: Tensor | None = None) -> tuple[Tensor, State]:
         """Run the module with these tensors in place of its own; return its outputs, and the buffers as they are then.
 
         A module may have changed a buffer in place, or have put another tensor there.
@@ -260,7 +264,8 @@ class Whole:
         try:
             for held, key, name in self._places:
                 held[key] = values[name]
-            outputs = self._run(x)
+            with keyed(seed):
+                outputs = self._run(x)
             after = {name: held[key] for held, key, name in self._places if name in buffers}
         finally:
             for (held, key, _), value in zip(self._places, own):
