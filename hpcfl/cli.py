@@ -128,6 +128,7 @@ def _launch(decide: Callable[[], RunRequest | None], allow_mixed: bool) -> None:
 @MIXED
 def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: Any) -> None:
     """Run every CONFIG with all of --with, --grid and --seeds: finished runs are skipped, others gone on with."""
+    from hpcfl.base.plugins import told
     from hpcfl.commands import sweep as sweeps
     from hpcfl.commands import sweep_run
 
@@ -136,7 +137,8 @@ def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: 
     )  # or each rank would start every run
     before = sweep_run.launcher_words(launcher)
     runs = sweeps.picked(sweeps.runs(**options), only)
-    sweeps.check(runs, options["data_dir"])
+    with told(_say):
+        sweeps.check(runs, options["data_dir"])
     if not listing:
         sys.exit(sweep_run.carry_out(runs, jobs, before))
     _echo(each.line(before) for each in runs)
@@ -245,7 +247,8 @@ def check(
     like: Path | None,
     per_host: int | None,
 ) -> None:
-    """Validate CONFIG and print what it would do; nothing runs."""
+    """Validate CONFIG and print what it would do; nothing runs but the files of yours that it names."""
+    from hpcfl.base.plugins import told
     from hpcfl.commands.check import report
     from hpcfl.commands.prediction import Like
     from hpcfl.config import load
@@ -253,8 +256,9 @@ def check(
     if per_host is not None and like is None:
         raise UsageError("--per-host says where the ranks of a prediction are: expected --like FILE with it")
     measured = None if like is None else Like.of(like, ranks, per_host)
-    loaded = load(config, settings, overlays, tell=True, data_dir=data_dir)
-    header = loaded.check(data_dir)
+    with told(_say):
+        loaded = load(config, settings, overlays, tell=True, data_dir=data_dir)
+        header = loaded.check(data_dir)
     if measured is not None:
         measured.check(loaded)
     _echo(report(loaded, header, data_dir, ranks or (1 + loaded.clients if loaded.clock == "wall" else 1), measured))
@@ -400,6 +404,10 @@ def _check_alone(command: str, text: str) -> None:
 
     if world() is not None:
         raise UsageError(f"hpcfl {command} was started by an MPI launcher, {text}")
+
+
+def _say(line: str) -> None:
+    click.echo(f"hpcfl: {line}", err=True)
 
 
 def _echo(lines: Iterable[str]) -> None:

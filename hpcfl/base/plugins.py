@@ -3,6 +3,9 @@
 A module is looked for in the working directory, then where `look_in` says (beside the config), then where Python itself
 looks. Which file it was, and the digest of what was loaded, is recorded with a run, for each module that it has
 imported of its folder too: what goes on with the run looks there.
+
+A config calls functions of the user's files alone, and of what is installed classes of the kind that its key wants: one
+from somebody else could otherwise call whatever Python has.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import functools
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from inspect import isabstract
@@ -24,7 +27,7 @@ from pydantic import create_model
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.files import is_file, origin
-from hpcfl.base.loaded import load, reached, renew
+from hpcfl.base.loaded import INSTALLED, LIBRARY, load, reached, renew
 
 C = TypeVar("C", bound=ConfigBase)
 
@@ -32,6 +35,7 @@ SPEC = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 
 _folders: list[Path] = []
 _before: list[Path] = []  # folders that come before the working directory
+_told: list[Callable[[str], None]] = []  # who is told what is imported
 
 
 def look_in(folder: Path) -> None:
@@ -84,6 +88,41 @@ def outside(spec: str, key: str, form: str = "package.module:Class") -> Any:
     return found
 
 
+def callable_of(spec: str, key: str, found: Any, kind: str, base: type | None = None) -> Callable[..., Any]:
+    """Return what a config names and may call: of the user's files whatever can be called, else subclasses of `base`.
+
+    UsageError, which says that it should be a `kind`, where it is neither.
+    """
+    where, module = f"{key} = '{spec}'", spec.partition(":")[0]
+    if not callable(found):
+        raise UsageError(f"{where}: expected {kind}, got {found!r:.80}")
+    if not _users(module) and not (base is not None and isinstance(found, type) and issubclass(found, base)):
+        kinds = f"a class derived from {base.__module__}.{base.__qualname__}, or " if base is not None else ""
+        raise UsageError(
+            f"{where}: a config calls no function of what is installed ({file_of(module)}): expected {kinds}a function "
+            "that calls it, of a file in the working directory or beside the config"
+        )
+    made: Callable[..., Any] = found
+    return made
+
+
+def _users(module: str) -> bool:
+    """Whether a module that is loaded lies below one of the `places`, and is not installed there."""
+    file = file_of(module)
+    below = [file.relative_to(place) for place in map(Path.resolve, places()) if file.is_relative_to(place)]
+    return not file.is_relative_to(LIBRARY.resolve()) and any(not INSTALLED & {*path.parts} for path in below)
+
+
+@contextmanager
+def told(tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell within the block in a line of each of the user's modules that is imported, before it is."""
+    _told.append(tell)
+    try:
+        yield
+    finally:
+        _told.remove(tell)
+
+
 @functools.cache
 def _named(cls: type[C], spec: str, by: str) -> type[C]:
     """Return the class with its name's key set to `spec`, whatever the class says of it."""
@@ -97,6 +136,9 @@ def _module(name: str, key: str) -> ModuleType:
     found = PathFinder.find_spec(top, [str(place) for place in places()])
     if found is not None and found.origin and top in sys.modules and file_of(top) != Path(found.origin).resolve():
         raise UsageError(f"{key}: this process has loaded '{top}' from {file_of(top)}, expected {found.origin}")
+    if name not in sys.modules and found is not None:
+        for tell in _told:
+            tell(f"imports {name} from {found.origin or ', '.join(found.submodule_search_locations or ())}")
     try:
         with _first(places()):
             return load(name)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field, create_model
 
 from hpcfl.base.errors import UsageError, refusal
-from hpcfl.base.plugins import outside, reason
+from hpcfl.base.plugins import callable_of, outside, reason
 from hpcfl.base.rng import key_as_seed, keyed
 from hpcfl.data.base import Labels, Piece, Pixels, check_largest, packed
 from hpcfl.data.formats.hdf5_file import PEAK
@@ -78,9 +78,9 @@ class TorchDataset(Pooled):
 
 def section(spec: str, found: object) -> type[TorchDataset]:
     """Return the section of a dataset; UsageError where it is nothing that can be called."""
-    if not callable(found):
-        raise UsageError(f"data.name = '{spec}': expected a Source, a Dataset or what makes one, got {found!r:.80}")
-    return _section(spec, found)
+    from torch.utils.data import Dataset
+
+    return _section(spec, callable_of(spec, "data.name", found, "a Source, a Dataset or what makes one", Dataset))
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Literal
 
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, refusal
-from hpcfl.base.plugins import outside
+from hpcfl.base.plugins import callable_of, outside
 from hpcfl.data import Header
 
 Buffers = Literal["mean", "keep", "local", "static"]
@@ -58,8 +58,7 @@ class TaskConfig(ConfigBase):
         for name in self.metrics:
             _check_name("task.metrics", name, METRICS)
         for key, name in self.own:
-            if not callable(found := outside(name, key, FORM)):
-                raise UsageError(f"{key} = '{name}': expected a function of outputs and labels, got {found!r:.80}")
+            callable_of(name, key, outside(name, key, FORM), "a function of outputs and labels")
         if twice := sorted(name for name in self.columns if self.columns.count(name) > 1):
             raise UsageError(f"task.metrics: expected a name of its own for each, got '{twice[0]}' again")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, create_model
 
 from hpcfl.base.errors import UsageError
-from hpcfl.base.plugins import outside, reason
+from hpcfl.base.plugins import callable_of, outside, reason
 from hpcfl.base.types import Shape
 from hpcfl.models.base import Model, ModuleModel
 
@@ -61,11 +61,11 @@ class _OpenEnded(Foreign):
 
 def section(spec: str, factory: object) -> type[Foreign]:
     """Return the section of a factory; UsageError where it is none, or cannot be called with `GIVEN` and keys."""
-    where = f"model.name = '{spec}'"
-    if not callable(factory):
-        raise UsageError(f"{where}: expected a class or function that makes a torch.nn.Module, got {factory!r:.80}")
-    made = _section(spec, factory, where)
-    made._factory = factory
+    from torch import nn
+
+    may = callable_of(spec, "model.name", factory, "a class or function that makes a torch.nn.Module", nn.Module)
+    made = _section(spec, may, f"model.name = '{spec}'")
+    made._factory = may
     return made
 
 

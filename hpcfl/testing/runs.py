@@ -58,7 +58,14 @@ def toml(values: dict[str, Any], path: Path) -> Path:
     flat = [f"{key} = {json.dumps(value)}" for key, value in values.items() if not isinstance(value, dict)]
     for name, section in values.items():
         if isinstance(section, dict):
-            flat += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
+            inner = [(key, value) for key, value in section.items() if not isinstance(value, dict)]
+            inner += [
+                (f"{key}.{own}", each)
+                for key, value in section.items()
+                if isinstance(value, dict)
+                for own, each in value.items()
+            ]
+            flat += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in inner)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(flat))
     return path
