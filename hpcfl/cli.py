@@ -48,6 +48,7 @@ OVERLAYS = _overlays(
     help="Merge the keys of a TOML file, or of an overlay that hpcfl list names, onto the config, before --set.",
 )
 FORCE = click.option("--force", is_flag=True, help="Go on even if the run seems to be running on a host that is gone.")
+TRUST = click.option("--trust", is_flag=True, help="Import the code that the run folder names, now and later.")
 MIXED = click.option(
     "--allow-mixed", is_flag=True, help="Run though ranks have other versions of hpcfl, torch, NumPy or Python."
 )
@@ -76,6 +77,7 @@ def cli(context: click.Context, debug: bool) -> None:
 @QUIET
 @PROFILE
 @FORCE
+@TRUST
 @MIXED
 def run(allow_mixed: bool, **options: Any) -> None:
     """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""
@@ -94,6 +96,7 @@ def run(allow_mixed: bool, **options: Any) -> None:
 @QUIET
 @PROFILE
 @FORCE
+@TRUST
 @MIXED
 def resume(allow_mixed: bool, **options: Any) -> None:
     """Go on with a run after its newest checkpoint that can be read whole, on any number of ranks."""
@@ -125,6 +128,7 @@ def _launch(decide: Callable[[], RunRequest | None], allow_mixed: bool) -> None:
 @click.option("--only", type=int, metavar="INDEX", help="Only this one of the list.")
 @DATA_DIR
 @FORCE
+@TRUST
 @MIXED
 def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: Any) -> None:
     """Run every CONFIG with all of --with, --grid and --seeds: finished runs are skipped, others gone on with."""
@@ -320,6 +324,7 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool, groups: bool) -> 
 @DATA_DIR
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--out", type=PATH, metavar="FILE.h5", help="Write the layers that learned, as HDF5.")
+@TRUST
 def adapt(as_json: bool, **options: Any) -> None:
     """Let clients that never took part in a run learn their personal layers on its shared ones, and test them."""
     from hpcfl.base.tables import print_table

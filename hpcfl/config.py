@@ -474,21 +474,36 @@ def _recorded(text: str) -> dict[str, Any]:
     return table
 
 
-def of_run(attributes: Mapping[str, str], run: Path, force: bool = False) -> Config:
+def of_run(attributes: Mapping[str, str], run: Path, force: bool = False, trust: bool = False) -> Config:
     """Return the config of a recorded run; `force` takes its files, and those of classes from outside, as they are.
 
-    UsageError where such a file has changed or is not there.
+    Code is imported that has run here, and with `trust` what the folder names. UsageError where a file has changed, is
+    not there, or is not to be imported.
     """
-    places, lost = plugins.whereabouts(json.loads(attributes.get("code", "{}")), run, force)
-    for reason in lost.values():
+    for reason in _look_for(attributes, run, force, trust).values():
         raise UsageError(reason)
-    plugins.look_first(places)
     for key, recorded in {} if force else json.loads(attributes.get("files", "{}")).items():
         check_unchanged(key, recorded, "expected it there")
     return from_text(attributes["config"])
 
 
-def to_read(attributes: Mapping[str, str], run: Path, force: bool = False) -> tuple[Config, dict[str, str]]:
+def _look_for(attributes: Mapping[str, str], run: Path, force: bool, trust: bool) -> dict[str, str]:
+    """Look for a run's code from now on; return why not, by the names in its config."""
+    code, table = json.loads(attributes.get("code", "{}")), _recorded(attributes["config"])
+    lost = plugins.look_for(code, run, force, trust)
+    picked = [(section, pick.by) for section, pick in PICKED.items()]
+    for section, key in (*picked, ("task", "loss"), ("task", "metrics")):
+        named = table.get(section)
+        names = named.get(key) if isinstance(named, dict) else None
+        for name in names if isinstance(names, list) else [names]:
+            if isinstance(name, str) and ":" in name and name not in code:
+                lost[name] = f"{section}.{key} = '{name}': expected its file in the attribute code of run.h5, got none"
+    return lost
+
+
+def to_read(
+    attributes: Mapping[str, str], run: Path, force: bool = False, trust: bool = False
+) -> tuple[Config, dict[str, str]]:
     """Return the config of a recorded run whose models are to be read, and why what of it is not here.
 
     In the place of a section that is not here, by the names ``algorithm``, ``task``, ``speed`` and ``data``, stands one
@@ -497,10 +512,9 @@ def to_read(attributes: Mapping[str, str], run: Path, force: bool = False) -> tu
     Raises
     ------
     UsageError
-        If the model's own class is not here.
+        If the model's own class is not here, or is not to be imported.
     """
-    places, lost = plugins.whereabouts(json.loads(attributes.get("code", "{}")), run, force)
-    plugins.look_first(places)
+    lost = _look_for(attributes, run, force, trust)
     table, absent = _recorded(attributes["config"]), dict[str, str]()
     for key, recorded in {} if force else json.loads(attributes.get("files", "{}")).items():
         try:

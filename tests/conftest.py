@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # digests are those of CPUs
+if "HPCFL_TESTS_STATE" not in os.environ:  # what has run here is no affair of whoever runs the tests
+    os.environ["HPCFL_TESTS_STATE"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="hpcfl-state-")
 
 from helpers.summary import SPENT, processor_seconds, summary
 from hpcfl.comm.launcher import launched

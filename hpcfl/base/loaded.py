@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -20,10 +20,14 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from types import ModuleType
 
+from hpcfl.base.trusted import ASK, remember
+
 OURS = ("hpcfl", "numpy", "torch")
 """What a run is computed by. It is no code of the user's, even where it lies in the user's folder."""
 INSTALLED = {"site-packages", "dist-packages"}
-LIBRARY = Path(os.__file__).parent
+LIBRARY, PACKAGE = Path(os.__file__).resolve().parent, Path(__file__).resolve().parents[1]
+_ROOTS = [LIBRARY, PACKAGE, PACKAGE.parent / "examples"]  # the last one where the package is a checkout
+_ROOTS += [path for path in map(Path.resolve, map(Path, sys.path)) if path.name in INSTALLED]
 
 
 def _began() -> float:
@@ -38,6 +42,8 @@ def _began() -> float:
 BEGAN = _began()
 
 _folders: set[Path] = set()
+_guarded: dict[Path, frozenset[str]] = {}
+_running: list[bool] = []  # whether what is loaded runs here, and is noted
 _known: dict[str, Loaded] = {}
 
 
@@ -103,6 +109,42 @@ def reached(name: str) -> dict[str, Loaded]:
             found[each] = known
             todo += sorted(known.imports)
     return found
+
+
+def remembering(files: Mapping[str, str]) -> str:
+    """Note from now on what is loaded as having run here, these files, ``{digest: file}``, first; return why not."""
+    _running[:] = [True]
+    return remember(files)
+
+
+def guard(folders: Iterable[Path], digests: frozenset[str]) -> None:
+    """Load from now on nothing of these folders but files with these digests, or others that are installed there."""
+    for folder in map(Path.resolve, folders):
+        _guarded[folder] = _guarded.get(folder, frozenset()) | digests
+
+
+def unguard(folders: Iterable[Path]) -> None:
+    """Load any file of these folders again, but for what lies in another one that is guarded."""
+    for folder in map(Path.resolve, folders):
+        _guarded.pop(folder, None)
+
+
+def is_installed(file: Path) -> bool:
+    """Return whether a file belongs to what is installed: packages, the standard library, this one.
+
+    Not whether its path looks so: a run folder may have any.
+    """
+    return any(file.is_relative_to(root) for root in _ROOTS)
+
+
+def _check_guarded(file: Path) -> None:
+    """Raise ImportError where a file is in a folder that is guarded, and is not one of those that may be loaded."""
+    folders = [folder for folder in _guarded if file.is_relative_to(folder)]
+    if not folders or is_installed(file) or not file.is_file():
+        return
+    digest = sha256(file.read_bytes()).hexdigest()
+    if digest not in _guarded[max(folders, key=lambda folder: len(folder.parts))]:
+        raise ImportError(f"'{file}' (SHA-256 {digest[:12]}…) has not run here: {ASK}")
 
 
 def renew() -> None:
@@ -186,6 +228,8 @@ def _is_users(name: str, file: Path) -> bool:
 class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         source, name = self.get_data(self.path), module.__name__
+        if _running:  # late, by a run that has begun
+            remember({sha256(source).hexdigest(): self.path})
         code = self.source_to_code(source, self.path)
         imports = frozenset(_imports(module, source))
         _known[name] = Loaded(module, Path(self.path), sha256(source).hexdigest(), imports, True)
@@ -199,7 +243,11 @@ class _Finder:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path, target)
-        if spec is None or spec.origin is None or type(spec.loader) is not SourceFileLoader:
+        if spec is None or spec.origin is None:
+            return spec
+        if _guarded:
+            _check_guarded(Path(spec.origin).resolve())
+        if type(spec.loader) is not SourceFileLoader:
             return spec
         if _is_users(name, Path(spec.origin)):
             spec.loader = _Loader(name, spec.origin)

@@ -27,7 +27,8 @@ from pydantic import create_model
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.files import is_file, origin
-from hpcfl.base.loaded import INSTALLED, LIBRARY, load, reached, renew
+from hpcfl.base.loaded import INSTALLED, LIBRARY, guard, is_installed, load, reached, remembering, renew, unguard
+from hpcfl.base.trusted import ASK, known, remember
 
 C = TypeVar("C", bound=ConfigBase)
 
@@ -35,6 +36,8 @@ SPEC = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
 
 _folders: list[Path] = []
 _before: list[Path] = []  # folders that come before the working directory
+_only: list[frozenset[str]] = []  # digests of what alone may be imported, if there is any such limit
+_last: list[str] = []  # folders that stand last in Python's path, for what is imported late
 _told: list[Callable[[str], None]] = []  # who is told what is imported
 
 
@@ -51,12 +54,23 @@ def places() -> list[Path]:
     return list(dict.fromkeys([*_before, Path.cwd(), *_folders]))
 
 
-def look_first(folders: Iterable[Path]) -> None:
+def look_first(folders: Iterable[Path], only: Iterable[str] | None = None) -> None:
     """Look for modules in these folders before the working directory, and no more in those that were so named before.
 
-    A config that is new names none; one that a run has recorded names where its code is.
+    A config that is new names none; one that a run has recorded names where its code is, and has, of all folders that
+    are looked at, `only` files with these digests imported.
     """
     _before[:] = [folder.resolve() for folder in folders]
+    _only[:] = [] if only is None else [frozenset(only)]
+    if only is None:
+        unguard([Path.cwd(), *_folders])
+    else:
+        guard(places(), _only[0])
+
+
+def only() -> list[str] | None:
+    """Return the digests of the files that may be imported; None: any file may."""
+    return sorted(_only[0]) if _only else None
 
 
 def plugin(spec: str, base: type[C], key: str, by: str) -> type[C]:
@@ -110,7 +124,7 @@ def _users(module: str) -> bool:
     """Whether a module that is loaded lies below one of the `places`, and is not installed there."""
     file = file_of(module)
     below = [file.relative_to(place) for place in map(Path.resolve, places()) if file.is_relative_to(place)]
-    return not file.is_relative_to(LIBRARY.resolve()) and any(not INSTALLED & {*path.parts} for path in below)
+    return not file.is_relative_to(LIBRARY) and any(not INSTALLED & {*path.parts} for path in below)
 
 
 @contextmanager
@@ -162,15 +176,17 @@ def reason(error: BaseException) -> str:
 
 @contextmanager
 def _first(folders: list[Path]) -> Iterator[None]:
-    """Search the folders before all others within the block, and afterwards after all others."""
+    """Search the folders before all others within the block, and afterwards after all but earlier such ones."""
     own = [str(folder) for folder in folders]
-    there = [name for name in own if name in sys.path]
+    later = [name for name in own if name in _last or name not in sys.path]
     sys.path[:0] = own
     try:
         yield
     finally:
         del sys.path[: len(own)]
-        sys.path += [name for name in own if name not in there and name not in sys.path]
+        sys.path[:] = [name for name in sys.path if name not in _last]
+        _last[:] = [*later, *(name for name in _last if name not in later)]
+        sys.path += _last
 
 
 def file_of(module: str) -> Path:
@@ -202,6 +218,12 @@ def _origin(module: str) -> dict[str, Any]:
     return own | ({"modules": all_of_it} if all_of_it else {})
 
 
+def run_here(code: Mapping[str, Mapping[str, Any]]) -> str:
+    """Note that these `origins`, and what is loaded of the user's from now on, run here; return why that cannot be."""
+    parts = [about for each in code.values() for about in (each, *each.get("modules", {}).values())]
+    return remembering({about["sha256"]: about["file"] for about in parts})
+
+
 def digests(code: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     """Return the SHA-256 of each module of these `origins`, by class and name."""
     return {
@@ -211,17 +233,18 @@ def digests(code: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     }
 
 
-def whereabouts(
-    recorded: Mapping[str, Mapping[str, Any]], run: Path, force: bool = False
-) -> tuple[list[Path], dict[str, str]]:
-    """Return the folders of the classes that a `run` folder has recorded, and why which are not here, by name.
+def look_for(
+    recorded: Mapping[str, Mapping[str, Any]], run: Path, force: bool = False, trust: bool = False
+) -> dict[str, str]:
+    """Look from now on for the classes that a `run` folder has recorded where they are; return why not, by name.
 
     The files with the recorded digests, of a class and of what it has imported of its folder, are looked for where this
     process has them from, in ``code`` of the run folder, in the working directory, where the run found them, and where
-    Python looks; with `force` any file of the class's name does.
+    Python looks; with `force` any file of the class's name does. Only those are imported that have run here under this
+    user, or with `trust`, which is remembered.
     """
     renew()
-    found, lost = list[Path](), dict[str, str]()
+    found, lost, may = list[Path](), dict[str, str](), {*known()}
     for spec, about in recorded.items():
         file, module = Path(about["file"]), spec.partition(":")[0]
         up = module.count(".") + (file.name == "__init__.py")
@@ -230,9 +253,21 @@ def whereabouts(
         elsewhere = dict.fromkeys((*loaded, run / "code", Path.cwd(), before, *map(Path, sys.path)))
         there = [root for root in elsewhere if is_file(root / file.relative_to(before))]
         odd = {root: _other(spec, about, root, before) for root in there}
-        # whether this user trusts the files is to be asked here, before anything imports them
         same = [root for root in there if not odd[root]]
         if found_there := same or (there if force else []):
+            files = _parts(spec, about, found_there[0], before)
+            strange = {
+                digest: file
+                for file in files.values()
+                if not is_installed(file.resolve()) and (digest := origin(file)["sha256"]) not in may
+            }
+            if strange and not trust:
+                digest, file = next(iter(strange.items()))
+                lost[spec] = f"'{file}' (SHA-256 {digest[:12]}…), which is code of {spec}, has not run here: {ASK}"
+                continue
+            if strange and (line := remember({digest: str(file) for digest, file in strange.items()})):
+                print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+            may |= strange.keys()
             found.append(found_there[0])
         elif there:
             lost[spec] = odd[there[0]]
@@ -242,15 +277,24 @@ def whereabouts(
                 f"(SHA-256 {about['sha256'][:12]}…) in the working directory or in code/ of the run folder; "
                 "--force (force=True) looks elsewhere"
             )
-    return found, lost
+    look_first(found, may)
+    return lost
+
+
+def _parts(spec: str, about: Mapping[str, Any], root: Path, before: Path) -> dict[str, Path]:
+    """Return the files of a class and of what it has imported, below `root` where they were below `before`."""
+    parts = {spec: about} | {f"module '{name}' of {spec}": each for name, each in about.get("modules", {}).items()}
+    files = {what: Path(each["file"]) for what, each in parts.items()}
+    return {
+        what: root / file.relative_to(before) if file.is_relative_to(before) else file for what, file in files.items()
+    }
 
 
 def _other(spec: str, about: Mapping[str, Any], root: Path, before: Path) -> str:
     """Return which file of a class is another one below `root` than it was below the folder of `before`, "" if none."""
     parts = {spec: about} | {f"module '{name}' of {spec}": each for name, each in about.get("modules", {}).items()}
-    for what, each in parts.items():
-        file = Path(each["file"])
-        now = root / file.relative_to(before) if file.is_relative_to(before) else file
+    for what, now in _parts(spec, about, root, before).items():
+        file, each = Path(parts[what]["file"]), parts[what]
         if not is_file(now):
             return f"'{file}', where the run found {what}, is not there; --force (force=True) looks elsewhere"
         if origin(now)["sha256"] != each["sha256"]:

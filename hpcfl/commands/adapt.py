@@ -89,12 +89,13 @@ def adapt_request(
     data_dir: Path | None,
     out: Path | None,
     newcomers: Path | None = None,
+    trust: bool = False,
 ) -> AdaptRequest:
     """Judge what is asked for, from headers and checkpoints alone: torch is not loaded.
 
     `chosen` are client ids with commas between them or ``"all"``, None: who has not taken part. `epochs` are numbers
     with commas between them, None: the algorithm's own. `out` is a file that does not exist, `newcomers` one of clients
-    that are to adapt in place of the run's.
+    that are to adapt in place of the run's. With `trust` code is imported that has not run here.
 
     Raises
     ------
@@ -106,7 +107,7 @@ def adapt_request(
     """
     folder = store.run_folder(folder)
     attributes = store.run_attributes(folder)
-    config = configs.of_run(attributes, folder)
+    config = configs.of_run(attributes, folder, trust=trust)
     if not config.algorithm.adapt_epochs:
         able = [name for name in algorithms() if algorithm_class(name).model_construct(name=name).adapt_epochs]
         raise UsageError(

@@ -73,6 +73,7 @@ def runs(
     seeds: str | None = None,
     data_dir: Path | None = None,
     force: bool = False,
+    trust: bool = False,
     allow_mixed: bool = False,
     overlays: Sequence[Sequence[str]] = (),
 ) -> list[Run]:
@@ -87,7 +88,7 @@ def runs(
         If a list cannot be read, a key is set twice, or two runs would share a folder.
     """
     given = axes(settings, grid, seeds)
-    flags = {"--force": force, "--allow-mixed": allow_mixed}
+    flags = {"--force": force, "--trust": trust, "--allow-mixed": allow_mixed}
     options = (
         *(("--data-dir", str(data_dir)) if data_dir else ()),
         *(flag for flag, wanted in flags.items() if wanted),

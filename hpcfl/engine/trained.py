@@ -41,7 +41,11 @@ class NotHereError(UsageError):
 
 
 def open_models(
-    run: Path | str, data_dir: Path | str | None = None, stored: bool = False, force: bool = False
+    run: Path | str,
+    data_dir: Path | str | None = None,
+    stored: bool = False,
+    force: bool = False,
+    trust: bool = False,
 ) -> Models:
     """Return the models of all clients at the newest whole checkpoint of a run that has finished or was stopped.
 
@@ -58,12 +62,14 @@ def open_models(
         Models as they are stored. False: as the run tests them, by ``algorithm.evaluation``: they may learn first.
     force : bool
         Take files and classes from outside that have changed since the run began as they are.
+    trust : bool
+        Import the code that the folder names, now and later. False: only what has run here under this user.
 
     Raises
     ------
     UsageError
         If there is no run or no checkpoint, the data in `data_dir` are not those of the run, or the class of the model,
-        one from outside the package, is not here.
+        one from outside the package, is not here or is not trusted.
     RunError
         If no checkpoint can be read whole.
     """
@@ -73,7 +79,7 @@ def open_models(
     folder = store.run_folder(run)
     attributes, path = store.run_attributes(folder), newest(folder)
     try:
-        config, absent = configs.to_read(attributes, folder, force)
+        config, absent = configs.to_read(attributes, folder, force, trust)
     except UsageError as error:
         raise NotHereError(str(error)) from None
     saved = store.load(path, personal=False)

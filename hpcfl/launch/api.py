@@ -44,11 +44,14 @@ class Run:
         Folder of the data sets; None: where the run found them.
     force : bool
         Take files and classes from outside that have changed as they are.
+    trust : bool
+        Import the code that the folder names, whoever has sent it.
     """
 
     folder: Path
     data_dir: Path | None = None
     force: bool = False
+    trust: bool = False
 
     @cached_property
     def data(self) -> xarray.Dataset:
@@ -58,7 +61,7 @@ class Run:
     @cached_property
     def models(self) -> Models:
         """The clients' models at the end, as `hpcfl.open_models` returns them."""
-        return open_models(self.folder, self.data_dir, force=self.force)
+        return open_models(self.folder, self.data_dir, force=self.force, trust=self.trust)
 
     def module(self, client: int | None = None) -> nn.Module:
         """Return the trained model as a plain module, set to evaluate: the shared one, or a client's own.
@@ -96,6 +99,7 @@ def run(
     quiet: bool | None = None,
     comm: Any = None,
     allow_mixed: bool = False,
+    trust: bool = False,
 ) -> Run:
     """Carry out a run, as ``hpcfl run`` does, and return what it left.
 
@@ -127,6 +131,8 @@ def run(
         The ranks that take part; None: all that a launcher has started, otherwise this process alone.
     allow_mixed : bool
         Run though ranks have other versions of hpcfl, torch, NumPy or Python; rank 0's says whether.
+    trust : bool
+        With `resume`: import the code that the folder names, though it has not run here.
 
     Raises
     ------
@@ -146,7 +152,7 @@ def run(
         comm = world() if comm is None else comm
         try:
             launch(
-                lambda: run_request(config, settings or {}, folder, data, resume, silent, force, overlays),
+                lambda: run_request(config, settings or {}, folder, data, resume, silent, force, overlays, trust=trust),
                 comm,
                 from_python=True,
                 allow_mixed=allow_mixed,
@@ -154,7 +160,7 @@ def run(
         except ErrorOnOtherRank as other:
             kind = UsageError if other.code == UsageError.code else RunError
             raise kind(other.line) from None
-    return Run(folder, data, force)
+    return Run(folder, data, force, trust)
 
 
 @contextmanager

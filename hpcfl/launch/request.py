@@ -33,6 +33,8 @@ class RunRequest(BaseModel):
     quiet: bool = False
     force: bool = False
     profile: bool = False
+    only: list[str] | None = Field(default_factory=plugins.only)
+    """The digests of the files that alone may be imported."""
     computing: Computing | None = None
     """How the clients of a chunk are computed, where the run has decided that."""
     chunk: int | None = None
@@ -53,6 +55,7 @@ def run_request(
     force: bool = False,
     overlays: Overlay | Iterable[Overlay] = (),
     profile: bool = False,
+    trust: bool = False,
 ) -> RunRequest | None:
     """Judge a new run: its config, its data's headers, its folder. None where nothing is left to do."""
     loaded = configs.load(config, settings, overlays, tell=True, data_dir=data_dir)
@@ -60,8 +63,8 @@ def run_request(
     if (run_dir / "run.h5").exists():
         if not resume:
             raise UsageError(f"'{run_dir}' already holds a run: choose another --out, or hpcfl resume {run_dir}")
-        check_same(run_dir, loaded, force)
-        return resume_request(run_dir, data_dir, quiet, force, profile)
+        check_same(run_dir, loaded, force, trust)
+        return resume_request(run_dir, data_dir, quiet, force, profile, trust=trust)
     loaded.check(data_dir)
     check_writable(run_dir)
     place = data_dir.resolve() if data_dir else None
@@ -77,9 +80,9 @@ def default_folder(config: ConfigLike) -> Path:
     return Path("runs") / str(name or "run")
 
 
-def check_same(run_dir: Path, config: Config, force: bool = False) -> None:
+def check_same(run_dir: Path, config: Config, force: bool = False, trust: bool = False) -> None:
     """Raise UsageError where the folder holds a run of another config: it would be gone on with in silence."""
-    held = configs.of_run(store.run_attributes(run_dir), run_dir, force)
+    held = configs.of_run(store.run_attributes(run_dir), run_dir, force, trust)
     there, here = (dict(flat(each.model_dump(mode="json"))) for each in (held, config))
     if here["oracle.phi"] is None:  # earlier versions reckoned with 100 unasked; nothing of a run depends on it
         for key in ("oracle.phi", "oracle.record"):
@@ -107,8 +110,11 @@ def resume_request(
     force: bool = False,
     profile: bool = False,
     rounds: int | None = None,
+    trust: bool = False,
 ) -> RunRequest | None:
     """Judge a resumption; a finished run says so and gives None. `force` passes over an owner on another host.
+
+    `trust` imports the code that the folder names, whoever has sent it.
 
     `rounds` are those that the run has from now on, finished or not; None: as before.
 
@@ -118,7 +124,7 @@ def resume_request(
     store.take(folder, force)
     request = None
     try:
-        request = _resumption(folder, data_dir, quiet, force, profile, rounds)
+        request = _resumption(folder, data_dir, quiet, force, profile, rounds, trust)
     finally:
         if request is None:
             store.release(folder)
@@ -159,7 +165,7 @@ def extended(folder: Path, config: Config, rounds: int, done: int, history: list
 
 
 def _resumption(
-    folder: Path, data_dir: Path | None, quiet: bool, force: bool, profile: bool, rounds: int | None
+    folder: Path, data_dir: Path | None, quiet: bool, force: bool, profile: bool, rounds: int | None, trust: bool
 ) -> RunRequest | None:
     store.segment_paths(folder)  # a run whose metrics are gone is not done
     status, attributes = store.read_status(folder), store.run_attributes(folder)
@@ -176,7 +182,7 @@ def _resumption(
             "such as one with a smaller step size"
         )
     data = store.data_folder(attributes, data_dir)
-    config, newest, text = configs.of_run(attributes, folder, force), store.latest(folder), attributes["config"]
+    config, newest, text = configs.of_run(attributes, folder, force, trust), store.latest(folder), attributes["config"]
     if rounds not in (None, config.rounds):
         done, history = 0 if newest is None else number_of(newest), json.loads(attributes.get("history", "[]"))
         history = [change for change in history if change["key"] == "rounds"]

@@ -110,7 +110,7 @@ def _decided(
 
 def carry_out(request: RunRequest, comm: Any) -> None:
     """Put the job together on every rank, then run it; `Stopped` if it was asked to stop."""
-    plugins.look_first(request.places)
+    plugins.look_first(request.places, request.only)
     renew()
     config = raise_together(comm, lambda: configs.from_text(request.config))
     serves = comm is None or comm.Get_rank() == 0
@@ -503,6 +503,8 @@ def _open(
                 store.rebuild(folder, changed)
         if other := other_device(held, devices):
             print(f"hpcfl: '{folder}' {other}", file=sys.stderr, flush=True)
+    if line := plugins.run_here(job.config.code):
+        print(f"hpcfl: '{folder}': {line}", file=sys.stderr, flush=True)
     with _writable(folder):
         mark = _mark(folder, processes)
         mark.parent.mkdir(exist_ok=True)
