@@ -191,5 +191,6 @@ def _unless(stays: Tensor | None, old: Tensor, new: Tensor) -> Tensor:
 
 def _learnt(method: Algorithm, task: Task) -> list[str]:
     """Return the model's tensors that are shared and learnt so: not means of what is personal."""
-    shared, personal = method.init_server(task), method.personal(task)
-    return [name for names in task.layer_names() for name in names if name in shared and name not in personal]
+    shared = method.init_server(task)
+    own = method.personal(task) & method.init_client(task, 0).keys()  # a copy beside what is shared has another name
+    return [name for names in task.layer_names() for name in names if name in shared and name not in own]

@@ -90,6 +90,7 @@ EQUAL = {
         "@ scaled * count": "eigenvectors do not depend on the scale, and all clients have as many",
         "q / torch.sign": "1 and -1 are their own inverses",
     },
+    "algorithms.flic.anchors": {"mask.sum(-1).amax(+1)": "counts [c, h] have two axes"},
     "algorithms.flic.barycenters": {
         "2 / self.tolerance": "a first change above the tolerance",
         "rest.shape[+1]": "rest [C, k, k] has as many rows as columns",

@@ -27,9 +27,15 @@ def mean_loss(x: Tensor, y: Tensor) -> Callable[[Mapping[str, Tensor]], Tensor]:
 
 def gradient(loss: Loss, w: Params, names: Iterable[str] | None = None) -> Params:
     """The gradient by the tensors named, or by all."""
+    return graded(loss, w, names)[1]
+
+
+def graded(loss: Loss, w: Params, names: Iterable[str] | None = None) -> tuple[float, Params]:
+    """The loss, and its gradient by the tensors named, or by all."""
     asked = list(w if names is None else names)
     leaves = {name: value.detach().clone().requires_grad_(name in asked) for name, value in w.items()}
-    return dict(zip(asked, torch.autograd.grad(loss(leaves), [leaves[name] for name in asked])))
+    value = loss(leaves)
+    return float(value.detach()), dict(zip(asked, torch.autograd.grad(value, [leaves[name] for name in asked])))
 
 
 def penalised(g: Params, w: Params, decay: float) -> Params:

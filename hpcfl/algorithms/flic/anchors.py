@@ -148,7 +148,7 @@ class TargetAnchors:
         generators = key.generators("draws of anchors")
         y = torch.stack([torch.from_numpy(rng.random(count, dtype="float32")) for rng in generators])
         noise = [torch.from_numpy(rng.standard_normal((count, self.dimension), dtype="float32")) for rng in generators]
-        y, xi = (on_device(part, params[MEANS].device) for part in (y, torch.stack(noise)))
+        y, xi = (on_device(part, params[MEANS].device).to(params[MEANS].dtype) for part in (y, torch.stack(noise)))
         return Drawn(self._means(params, y) + xi, y, torch.full_like(y, 1 / count), [count] * len(y))
 
     def losses(self, outputs: Tensor, drawn: Drawn) -> Tensor:
