@@ -163,7 +163,7 @@ class Rows(Recorder):
     def __init__(self, job: Job) -> None:
         self.job, self.warned, self.rejections, self.kept = job, set(), 0, []
         self.segment = SimpleNamespace(write=lambda round_, row: self.kept.append(row), event=lambda *event: None)
-        self.reporter = SimpleNamespace(round=lambda done, row: None, warn=lambda kind, text: None)
+        self.reporter = SimpleNamespace(round=lambda done, row: None, warn=lambda kind, text, always=False: None)
 
 
 def play(folder: Path, **sections: Any) -> Outcome:
