@@ -87,6 +87,10 @@ EQUAL = {
         "/ (1.0 if aged else factor)": "it is 1 but for a module's buffers, of which no paper speaks"
     },
     "algorithms.fedrep": {"layers + 1": "it says which config is refused"},
+    "algorithms.last_step": {
+        "own and level[name] != 1": "it is the order of messages, which nobody sees but in real time "
+        "(tests/algorithms/test_last_step.py)"
+    },
     "algorithms.linear_fedrep": {
         "@ scaled * count": "eigenvectors do not depend on the scale, and all clients have as many",
         "q / torch.sign": "1 and -1 are their own inverses",
