@@ -8,6 +8,7 @@ that it began with; its staleness is how many steps the server has taken since.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, count
 from math import inf
 from typing import Any
 
@@ -173,3 +174,20 @@ def timetable(
         if every and reports[i] >= buffer:
             due[i] = inf
     return found
+
+
+def delays(noise: float, accuracy: float) -> int:
+    """Ringmaster's R: so many gradients have together a variance σ² of at most ε."""
+    return next(R for R in count(1) if R * accuracy >= noise)
+
+
+def step_size(R: int, smooth: float, noise: float, accuracy: float) -> float:
+    """Its γ: the largest with ``2 γ R L ≤ 1`` and ``4 γ L σ² ≤ ε``."""
+    return 1 / max(2 * R * smooth, 4 * smooth * noise / accuracy)
+
+
+def optimal_time(seconds: Sequence[float], smooth: float, gap: float, noise: float, accuracy: float) -> float:
+    """The least of all sets of m workers, each with ``LΔ/ε + σ²LΔ/(mε²)`` gradients of their mean pace (harmonic)."""
+    teams = [team for m in range(1, 1 + len(seconds)) for team in combinations(seconds, m)]
+    each = [smooth * gap / accuracy + noise * smooth * gap / (len(team) * accuracy**2) for team in teams]
+    return min(n * len(team) / sum(1 / pace for pace in team) for n, team in zip(each, teams))
