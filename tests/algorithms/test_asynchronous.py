@@ -14,7 +14,7 @@ from hpcfl.algorithms import Algorithm
 from hpcfl.algorithms.corrected import with_correction
 from hpcfl.algorithms.fedasync import FedAsync
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.algorithms.ringmaster import Ringmaster, optimal_time, step_size, threshold
+from hpcfl.algorithms.ringmaster import Ringmaster
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
 from hpcfl.algorithms.weighting import Weighting
 from hpcfl.base.errors import UsageError
@@ -145,22 +145,6 @@ def test_ringmaster_ignores_gradients_of_delay_r(delay: int, wanted: list[Any], 
     rules = {"buffer": 1, "max_staleness": delay - 1, "stop_stale": stops, "dispatch": "reporter"}
     toy = Arriving(Ringmaster(batch=0, lr=0.5), quadratics([0.0, 0.0], start=8.0), [1.0, 2.5], **rules)
     reached(toy.path(len(wanted)), *wanted)
-
-
-def test_ringmasters_theory() -> None:
-    """σ² = 4, ε = .5: R = 8; γ is by the delay where 1/(2RL) < ε/(4Lσ²)."""
-    assert [threshold(4.0, 0.5), threshold(4.1, 0.5), threshold(0.0, 0.5)] == [8, 9, 1]
-    assert step_size(8, 2.0, 4.0, 0.5) == pytest.approx(1 / 64)  # by the noise as well: 1/32 by the delay
-    assert step_size(8, 2.0, 1.0, 0.5) == pytest.approx(1 / 32)
-    assert step_size(1, 2.0, 0.0, 0.5) == 0.25
-
-
-def test_the_optimal_time_leaves_out_workers_that_do_not_help() -> None:
-    """LΔ/ε = 10. No noise: the fastest alone. σ²/ε = 100 and equal paces: all of them. A very slow one: not that."""
-    assert optimal_time([1.0, 2.0, 4.0], 1.0, 1.0, 0.0, 0.1) == pytest.approx(10.0)
-    assert optimal_time([1.0] * 4, 1.0, 1.0, 10.0, 0.1) == pytest.approx(10 * (1 + 100 / 4))
-    slow = optimal_time([1.0] * 4 + [1000.0], 1.0, 1.0, 10.0, 0.1)
-    assert slow == pytest.approx(min(10 * (1 + 100 / 4), 5 / 4.001 * 10 * (1 + 100 / 5)))
 
 
 # ---- Malenia

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.loops import Clients
 from helpers.loops.ditto import ditto
 from helpers.loops.feddyn import feddyn
 from hpcfl import store
@@ -50,8 +51,9 @@ def judged(method: str, run: Path) -> None:
     assert len(cohorts) == ROUNDS
     assert len({client for cohort in cohorts for client in cohort}) == len(SIZES) - 1
     keys = {key: value for key, value in config.algorithm.model_dump().items() if key != "name"}
+    clients = Clients(data, config.seed, LAYERS, keys.pop("batch"), keys.pop("epochs"))
     loop = {"feddyn": feddyn, "ditto": ditto}[method]
-    shared, *others = loop(task.initial(), data, cohorts, config.seed, layers=LAYERS, **keys)  # type: ignore[operator]
+    shared, *others = loop(task.initial(), clients, cohorts, **keys)  # type: ignore[operator]
     if method == "feddyn":
         slopes, h = others
         own = {client: {"slope." + name: value for name, value in each.items()} for client, each in slopes.items()}

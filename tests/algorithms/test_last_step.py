@@ -74,6 +74,7 @@ def test_own_layers_advance_where_the_visit_was_complete() -> None:
         lambda message: sent.update({name: len(weight) for name, (_, weight) in message.items()}),
     )
     assert sent == {"loss": 2, "head.weight": 2, "head.bias": 2, "hidden1.weight": 1, "hidden1.bias": 1}
+    assert [name.partition(".")[0] for name in sent] == ["loss", *2 * ["head"], *2 * ["hidden1"]]
     for name, value in after.items():
         assert [torch.equal(value[row], begun[name][row]) for row in range(2)] == [False, True], name
 

@@ -8,6 +8,7 @@ that it began with; its staleness is how many steps the server has taken since.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, count
 from math import inf
 from typing import Any
 
@@ -22,6 +23,8 @@ Visit = tuple[int, int, int]
 """Client, the version that it began with, how many visits it had begun before with the same."""
 Change = tuple[Params, Params, int, int]
 """Δ, the version that it belongs to, staleness, client."""
+Work = Callable[[Params, int, int, int], Params]
+"""Δ of a visit that begins with these parameters."""
 
 
 def trace(rows: Mapping[str, Any]) -> list[list[Visit]]:
@@ -30,8 +33,13 @@ def trace(rows: Mapping[str, Any]) -> list[list[Visit]]:
     return [[visit for visit in zip(*row) if visit[0] >= 0] for row in zip(*(column.tolist() for column in columns))]
 
 
+def depths(rows: Mapping[str, Any]) -> dict[Visit, int]:
+    """The first layer that was there of each visit."""
+    return {visit: int(d) for visits, row in zip(trace(rows), rows["arrival_depth"]) for visit, d in zip(visits, row)}
+
+
 def played(
-    w: Params, steps: Sequence[Sequence[Visit]], work: Callable[[Params, int, int, int], Params],
+    w: Params, steps: Sequence[Sequence[Visit]], work: Work,
     server: Callable[[Params, list[Change]], Params],
 ) -> Params:  # fmt: skip
     versions = [w]
@@ -44,7 +52,7 @@ def played(
 def local(
     data: Sequence[Client], batches: Callable[[int, int, int], list[Tensor]], optimiser: Callable[[], Sgd | Adam],
     rho: float = 0.0, persist: bool = False,
-) -> Callable[[Params, int, int, int], Params]:  # fmt: skip
+) -> Work:  # fmt: skip
     """Local steps on the mean loss and ``ρ/2 |y − w|²``; `persist`: the optimiser's memory stays with the client."""
     kept: dict[int, Sgd | Adam] = {}
 
@@ -56,6 +64,16 @@ def local(
         return {name: y[name] - w[name] for name in w}
 
     return work
+
+
+def reaching(work: Work, depth: Mapping[Visit, int], layer: Mapping[str, int]) -> Work:
+    """What visits send who send those layers alone that they have reached."""
+
+    def some(w: Params, i: int, version: int, number: int) -> Params:
+        change, first = work(w, i, version, number), depth[i, version, number]
+        return {name: d for name, d in change.items() if layer[name] >= first}
+
+    return some
 
 
 def polynomial(x: int, a: float) -> float:
@@ -80,31 +98,39 @@ def fedasync(alpha: float, s: Callable[[int], float]) -> Callable[[Params, list[
 def fedbuff(
     s: Callable[[int], float], weights: dict[int, float], move: Server
 ) -> Callable[[Params, list[Change]], Params]:
-    """``Δ = (1/K) Σ s(x) Δ_i``, with weights ``Σ n_i s(x) Δ_i / Σ n_i``; `move` says what becomes of it."""
+    """``Δ = (1/K) Σ s(x) Δ_i``, with weights ``Σ n_i s(x) Δ_i / Σ n_i``; `move` says what becomes of it.
+
+    K are the visits that sent the tensor.
+    """
 
     def server(w: Params, came: list[Change]) -> Params:
-        total = sum(weights[i] for *_, i in came)
-        mean = {name: sum(weights[i] * s(x) * d[name] for d, _, x, i in came) / total for name in w}
+        mean = {}
+        for n in w:
+            if sent := [(weights[i], s(x) * d[n]) for d, _, x, i in came if n in d]:
+                mean[n] = sum(v * d for v, d in sent) / sum(v for v, _ in sent)
         return move(w, mean)
 
     return server
 
 
-def ca2fl(clients: int, weights: dict[int, float], move: Server) -> Callable[[Params, list[Change]], Params]:
-    """``v = h + (1/M) Σ (Δ_i − h_i)``, h the mean over all clients of what they sent last, as it was a step ago."""
-    sent: list[Params | None] = [None] * clients
+def ca2fl(weights: dict[int, float], move: Server) -> Callable[[Params, list[Change]], Params]:
+    """``v = h + (1/M) Σ (Δ_i − h_i)``, h the mean over all clients of what they sent last, as it was a step ago.
 
-    def memory(i: int, name: str, like: Tensor) -> Tensor:
-        found = sent[i]
-        return torch.zeros_like(like) if found is None else found[name]
+    All of it is each tensor's own: M are the visits that sent it, and without any v is h.
+    """
+    sent: Params = {}
 
     def server(w: Params, came: list[Change]) -> Params:
-        h = {n: sum(weights[i] * memory(i, n, w[n]) for i in range(clients)) / sum(weights.values()) for n in w}
-        d, total = {n: torch.zeros_like(w[n]) for n in w}, sum(weights[i] for *_, i in came)
-        for change, _, _, i in came:  # who comes twice is compared with what it sent in this very step
-            d = {n: d[n] + weights[i] * (change[n] - memory(i, n, w[n])) for n in w}
-            sent[i] = change
-        return move(w, {n: h[n] + d[n] / total for n in w})
+        v = {}
+        for n in w:
+            h = {i: sent.get(f"{i} {n}", torch.zeros_like(w[n])) for i in weights}
+            v[n] = sum(weights[i] * h[i] for i in weights) / sum(weights.values())
+            over = sum(weights[i] for change, _, _, i in came if n in change)
+            for change, _, _, i in came:  # who comes twice is compared with what it sent in this very step
+                if n in change:
+                    v[n] = v[n] + weights[i] / over * (change[n] - h[i])
+                    h[i] = sent[f"{i} {n}"] = change[n]
+        return move(w, v)
 
     return server
 
@@ -148,3 +174,20 @@ def timetable(
         if every and reports[i] >= buffer:
             due[i] = inf
     return found
+
+
+def delays(noise: float, accuracy: float) -> int:
+    """Ringmaster's R: so many gradients have together a variance σ² of at most ε."""
+    return next(R for R in count(1) if R * accuracy >= noise)
+
+
+def step_size(R: int, smooth: float, noise: float, accuracy: float) -> float:
+    """Its γ: the largest with ``2 γ R L ≤ 1`` and ``4 γ L σ² ≤ ε``."""
+    return 1 / max(2 * R * smooth, 4 * smooth * noise / accuracy)
+
+
+def optimal_time(seconds: Sequence[float], smooth: float, gap: float, noise: float, accuracy: float) -> float:
+    """The least of all sets of m workers, each with ``LΔ/ε + σ²LΔ/(mε²)`` gradients of their mean pace (harmonic)."""
+    teams = [team for m in range(1, 1 + len(seconds)) for team in combinations(seconds, m)]
+    each = [smooth * gap / accuracy + noise * smooth * gap / (len(team) * accuracy**2) for team in teams]
+    return min(n * len(team) / sum(1 / pace for pace in team) for n, team in zip(each, teams))

@@ -31,20 +31,17 @@ def fedavg(
     """Return the model after all rounds, and each round's mean training loss.
 
     `local` is the local optimiser by round and client, whose memory clients `keep` or begin anew. Of some visits only
-    those tensors count that backpropagation had `reached` in their last step. FedProx (Li et al.,
+    those tensors count, and are kept of, that backpropagation had `reached` in their last step. FedProx (Li et al.,
     MLSys 2020, Algorithm 2): clients minimise ``F_i(y) + μ/2 ‖y − w‖²``, `proximal` being μ.
     """
     losses, memory = [], {i: {} for i in weights}
     for round_, clients in enumerate(arrived):
         changes, loss = {}, {}
         for i in clients:
-            after, loss[i] = descend(
-                w,
-                near(w, loss_on(data[i]), proximal),
-                batches(round_, i),
-                local(round_, i),
-                memory[i] if keep else None,
-            )
+            held = dict(memory[i])
+            task = near(w, loss_on(data[i]), proximal)
+            after, loss[i] = descend(w, task, batches(round_, i), local(round_, i), held)
+            memory[i] |= {name: value for name, value in held.items() if keep and reached(round_, i, name)}
             changes[i] = {name: d for name, d in change(after, w).items() if reached(round_, i, name)}
         losses.append(mean(loss, weights) if clients else float("nan"))
         w = server(w, correct(round_, changes, weights))

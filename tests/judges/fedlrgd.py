@@ -12,24 +12,31 @@ Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``∂f(x; θ)/∂θ`` of one sample: ``(x, y, θ) → [p]``."""
 
 
-def weights(own: Client, clients: Sequence[Client], points: Tensor, g: Gradient) -> Tensor:
+def matrices(own: Client, points: Tensor, g: Gradient) -> Tensor:
+    """``G^(i)``, [p, r, r]: row j is of the server's sample j, column k of the parameter vector ϑ_k."""
+    return torch.stack([torch.stack([g(x, y, point) for point in points], 1) for x, y in zip(*own)], 1)
+
+
+def weights(
+    G: Tensor, clients: Sequence[Client], points: Tensor, g: Gradient, truncation: float = 0.0, damping: float = 0.0
+) -> Tensor:
     """``Σ_c v^(i,c)``, [p, r]: what the server's samples stand for beside themselves, in each coordinate i.
 
-    `own` are the server's r samples, `points` the r parameter vectors ϑ_k.
+    ``v G = a``, or beyond the paper the least v that makes ``|v G − a|² + (damping·|G|)² |v|²`` least, or that of a G
+    without singular values of at most ``truncation·|G|``.
     """
-    G = torch.stack([torch.stack([g(x, y, point) for point in points]) for x, y in zip(*own)])  # [j, k, p]
-    total = torch.zeros(G.shape[2], len(points), dtype=G.dtype)
+    total = torch.zeros(len(G), len(points), dtype=G.dtype)
     for client in clients:
         a = torch.stack([sum(g(x, y, point) for x, y in zip(*client)) for point in points])  # [k, p]
-        for i in range(G.shape[2]):
-            total[i] += a[:, i] @ torch.linalg.inv(G[:, :, i])
+        for i, each in enumerate(G):
+            if damping:
+                ridge = (damping * torch.linalg.matrix_norm(each, 2)) ** 2 * torch.eye(len(each), dtype=G.dtype)
+                total[i] += torch.linalg.solve(each @ each.T + ridge, each @ a[:, i])
+            elif truncation:
+                total[i] += a[:, i] @ torch.linalg.pinv(each, rtol=truncation)
+            else:
+                total[i] += a[:, i] @ torch.linalg.inv(each)
     return total
-
-
-def condition(own: Client, points: Tensor, g: Gradient) -> float:
-    """The worst condition number of the matrices that are inverted."""
-    G = torch.stack([torch.stack([g(x, y, point) for point in points]) for x, y in zip(*own)])
-    return max(float(torch.linalg.cond(G[:, :, i])) for i in range(G.shape[2]))
 
 
 def descend(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from judges.corrections import plain
 from judges.plain import Batches, Client, Objective, Params, descend, mean, sgd
 from judges.server import Server, move
 
 Units = Callable[[int, float, int], Tensor]
 """Which of a layer's units a client holds: by round, the client's rate and how many there are."""
+Numbers = dict[tuple[str, int], Tensor]
+"""Single numbers of tensors, by tensor and place."""
 
 
 def held(w: Params, units: list[Tensor]) -> dict[str, tuple[Tensor, ...]]:
@@ -40,56 +45,52 @@ def objective(data: Client, rate: float, masked: bool) -> Objective:
     return loss
 
 
-def heterofl(
-    w: Params,
-    data: list[Client],
-    arrived: list[list[int]],
-    batches: Batches,
-    weights: dict[int, float],
-    rates: Callable[[int, int], float],
-    units: Units,
-    *,
-    lr: float,
-    momentum: float = 0.0,
-    decay: float = 0.0,
-    scaler: bool = True,
-    masked: bool = True,
-    server: Server = move,
-) -> tuple[Params, list[float]]:
-    """Return the model after all rounds, and each round's mean training loss.
+def visit(
+    w: Params, data: Client, steps: Iterable[Tensor], rate: float, units: Callable[[int], Tensor],
+    *, lr: float, momentum: float = 0.0, decay: float = 0.0, scaler: bool = True, masked: bool = True,
+) -> tuple[Numbers, float]:  # fmt: skip
+    """Return what a client sends, the changes of the numbers that it holds, and its mean training loss.
 
-    Each number is averaged over those who hold it and came, and stays where nobody does; of the last layer a client
-    holds the rows of its classes. `server` takes its step number by number.
+    Of the last layer it holds the rows of its classes if `masked`; `units` are those of a layer of so many.
     """
     widths = [w["fc1.weight"].shape[1], *(value.shape[0] for name, value in w.items() if name.endswith("bias"))]
+    own = [torch.arange(widths[0]), *map(units, widths[1:-1]), torch.arange(widths[-1])]
+    places, sent = held(w, own), held(w, [*own[:-1], data[1].unique() if masked else own[-1]])
+    start = {name: w[name][place] for name, place in places.items()}
+    after, loss = descend(start, objective(data, rate if scaler else 1.0, masked), steps, sgd(lr, momentum, decay))
+    found: Numbers = {}
+    for name, value in w.items():
+        change, there = torch.zeros_like(value), torch.zeros_like(value)
+        change[places[name]], there[sent[name]] = after[name] - start[name], 1
+        found |= {(name, k): change.flatten()[k] for k in there.flatten().nonzero()[:, 0].tolist()}
+    return found, loss
+
+
+def heterofl(
+    w: Params, data: list[Client], arrived: list[list[int]], batches: Batches, weights: dict[int, float],
+    rates: Callable[[int, int], float], units: Units, *, server: Server = move, **how: Any,
+) -> tuple[Params, list[float]]:  # fmt: skip
+    """Return the model after all rounds, and each round's mean training loss.
+
+    Each number is averaged over those who hold it and came, and stays where nobody does. `server` takes its step number
+    by number.
+    """
     losses = []
     for round_, clients in enumerate(arrived):
-        total = {name: torch.zeros_like(value) for name, value in w.items()}
-        over, loss = {name: torch.zeros_like(value) for name, value in w.items()}, {}
+        changes, loss = {}, {}
         for i in clients:
-            hidden = [units(round_, rates(round_, i), width) for width in widths[1:-1]]
-            own = [torch.arange(widths[0]), *hidden, torch.arange(widths[-1])]
-            places = held(w, own)
-            task = objective(data[i], rates(round_, i) if scaler else 1.0, masked)
-            start = {name: w[name][place] for name, place in places.items()}
-            after, loss[i] = descend(start, task, batches(round_, i), sgd(lr, momentum, decay))
-            rows = data[i][1].unique() if masked else own[-1]
-            for name, place in held(w, [*own[:-1], rows]).items():
-                whole = w[name].clone()
-                whole[places[name]] = after[name]
-                total[name][place] += weights[i] * whole[place]
-                over[name][place] += weights[i]
+            rate = rates(round_, i)
+            changes[i], loss[i] = visit(w, data[i], batches(round_, i), rate, partial(units, round_, rate), **how)
         losses.append(mean(loss, weights) if clients else float("nan"))
-        came = {name: value > 0 for name, value in over.items()}
-        proposed = {name: total[name][came[name]] / over[name][came[name]] for name in w}
-        after = server(numbers(w), numbers({n: proposed[n] - w[n][came[n]] for n in w}, came))
-        w = {n: torch.stack([after[n, k] for k in range(w[n].numel())]).view(w[n].shape) for n in w}
+        w = whole(server(numbers(w), plain(round_, changes, weights)), w)
     return w, losses
 
 
-def numbers(values: Params, where: Params | None = None) -> dict[tuple[str, int], Tensor]:
-    """The single numbers of tensors by their places; `where` says which places they are of."""
-    places = {
-        n: range(v.numel()) if where is None else where[n].flatten().nonzero()[:, 0].tolist() for n, v in values.items()
-    }
-    return {(n, k): value for n, v in values.items() for k, value in zip(places[n], v.flatten())}
+def numbers(w: Params) -> Numbers:
+    """The single numbers of tensors by their places."""
+    return {(name, k): number for name, value in w.items() for k, number in enumerate(value.flatten())}
+
+
+def whole(found: Numbers, like: Params) -> Params:
+    """The tensors again."""
+    return {n: torch.stack([found[n, k] for k in range(value.numel())]).view(value.shape) for n, value in like.items()}

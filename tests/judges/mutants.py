@@ -65,6 +65,7 @@ TESTED = "it is of tests of the models"
 WARNING = "it decides about a warning"
 RESUMED = "it is asked where a rank did not answer for a checkpoint (tests/algorithms/test_corrected.py)"
 OUTSIDE = "it is of buffers of modules from outside"
+MEMORY = "it says how much is held at a time, which no result depends on (tests/algorithms/test_fedlrgd.py)"
 EQUAL = {
     "algorithms.fednova": {"(1 - rho)) * (1 - rho)": CANCELS, "(1 - rho)) / (1 + rho)": CANCELS},
     "algorithms.local_sgd": {"self.evaluation != 'new-client'": TESTED, "self.newcomer != 'initial'": TESTED},
@@ -86,6 +87,10 @@ EQUAL = {
         "/ (1.0 if aged else factor)": "it is 1 but for a module's buffers, of which no paper speaks"
     },
     "algorithms.fedrep": {"layers + 1": "it says which config is refused"},
+    "algorithms.last_step": {
+        "own and level[name] != 1": "it is the order of messages, which nobody sees but in real time "
+        "(tests/algorithms/test_last_step.py)"
+    },
     "algorithms.linear_fedrep": {
         "@ scaled * count": "eigenvectors do not depend on the scale, and all clients have as many",
         "q / torch.sign": "1 and -1 are their own inverses",
@@ -98,6 +103,10 @@ EQUAL = {
     "algorithms.flic.phases": {"self.offset - SHARED": "SHARED is 0"},
     "algorithms.fedlrgd.algorithm": {
         "<= (self.solve_at == 'client')": "it says when ranks are released; nobody is invited then in any case"
+    },
+    "algorithms.fedlrgd.low_rank": {
+        **{"nbytes": MEMORY, "matrices * (8 * r * r)": MEMORY, "most * PARTS": MEMORY},
+        "s[:, +1] > 0": "a quotient by 0 is inf too",
     },
 }
 """Mutants that no judge can see, by module and what only they say, and why."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -63,15 +63,22 @@ class Srpfl:
     def __post_init__(self) -> None:
         self.first = list(self.own)
 
-    def round(self, t: int, active: Sequence[int], most: dict[int, int] | None = None) -> float:
-        """Return the mean over clients of their loss in the turns in which what is shared learns."""
+    def round(
+        self, t: int, active: Sequence[int], most: dict[int, int] | None = None,
+        missing: Collection[tuple[int, str]] = (),
+    ) -> float:  # fmt: skip
+        """Return the mean over clients of their loss in the turns in which what is shared learns.
+
+        Of what is `missing`, by client and tensor, nothing counts, and nothing of the client's personal layers either.
+        """
         sent, loss = {}, {}
         for i in active:
             begins = self.model(i)
             w, losses = visit(
                 begins, self.data[i], self.turns, self.local(t), partial(self.draws, t, i), most and most[i]
             )
-            sent[i], self.own[i] = w, {name: w[name] for name in self.own[i]}
+            sent[i] = {name: value for name, value in w.items() if (i, name) not in missing}
+            self.own[i] = {name: w[name] for name in self.own[i]} if len(sent[i]) == len(w) else self.own[i]
             body = [
                 mean for mean, (layers, *_) in zip(losses, self.turns) if any(n.startswith(layers) for n in self.bare)
             ]
@@ -79,9 +86,10 @@ class Srpfl:
         self.seen |= set(active)
         if not active:
             return float("nan")
-        average = {name: mean({i: w[name] for i, w in sent.items()}, self.weights) for name in self.shared}
-        delta = {name: average[name] - self.shared[name] for name in self.bare}
-        self.shared = self.move(self.shared, delta) | {name: average[name] for name in self.own[0]}
+        there = {name: {i: w[name] for i, w in sent.items() if name in w} for name in self.shared}
+        average = {name: mean(each, self.weights) for name, each in there.items() if each}
+        delta = {name: average[name] - self.shared[name] for name in self.bare if name in average}
+        self.shared = self.move(self.shared, delta) | {n: average[n] for n in self.own[0] if n in average}
         return mean(loss, self.weights)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from hpcfl.algorithms import ringmaster
 from judges import arrivals, world
 from judges.arrivals import Visit, hinge, local, played, polynomial, timetable, trace
 from judges.server import FedOpt, Momentum, move
@@ -26,6 +28,10 @@ ROUNDS = 6
 
 def passes(version: int, client: int, number: int) -> list[Tensor]:
     return world.batches(version, client, phase=AGAIN * number)
+
+
+def three(version: int, client: int, number: int) -> list[Tensor]:
+    return world.batches(version, client, steps=3, phase=AGAIN * number)
 
 
 def one(version: int, client: int, number: int) -> list[Tensor]:
@@ -75,46 +81,51 @@ MOVES: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
 }
 
 
+BUFFERED: dict[str, tuple[dict[str, Any], Callable[..., Any]]] = {
+    **{law: ({"staleness": keys}, partial(arrivals.fedbuff, s)) for law, (keys, s) in STALE.items()},
+    "ca2fl": ({"weighting": {"correct": "remembered"}}, arrivals.ca2fl),
+}
+IN_PART = np.random.default_rng(2).choice([0.4, 1.9, 2.15, 2.35, 2.55, 2.75], (9, len(PACES)))
+"""Of three steps each layer is a ninth; after 2 seconds those of 2.15 lack the first layer, of 2.75 all."""
+
+
 @pytest.mark.parametrize(
-    ("law", "weights", "step", "chunk"),
-    [("polynomial", "uniform", "none", 4), ("hinge", "samples", "nesterov", 1), ("constant", "uniform", "adam", 4)],
+    ("law", "weights", "step", "chunk", "layers"),
+    [
+        ("polynomial", "uniform", "none", 4, False),
+        ("hinge", "samples", "nesterov", 1, False),
+        ("constant", "uniform", "adam", 4, False),
+        ("ca2fl", "uniform", "none", 4, False),
+        ("ca2fl", "samples", "adam", 1, False),
+        ("polynomial", "samples", "nesterov", 4, True),
+        ("ca2fl", "uniform", "adam", 4, True),
+        ("ca2fl", "samples", "none", 1, True),
+    ],
 )
-def test_fedbuff(tmp_path: Path, law: str, weights: str, step: str, chunk: int) -> None:
-    (keys, s), (server, moved) = STALE[law], MOVES[step]
+def test_buffered(tmp_path: Path, law: str, weights: str, step: str, chunk: int, layers: bool) -> None:
+    (more, rule), (server, moved) = BUFFERED[law], MOVES[step]
+    rules: dict[str, Any] = {"close": "arrivals", "buffer": 3, "concurrency": 4}
     found = world.play(
         tmp_path,
-        rounds=ROUNDS,
+        rounds=len(IN_PART) if layers else ROUNDS,
         batch_clients=chunk,
-        algorithm={"name": "fedavg", **KEYS, "weights": weights},
-        participation={"close": "arrivals", "buffer": 3, "concurrency": 4},
+        algorithm={"name": "fedavg", **KEYS, "weights": weights, **({"epochs": 0, "steps": 3} if layers else {})},
+        participation=rules | ({"partial": "layers", "max_seconds": 2.0} if layers else {}),
         server=server,
-        staleness=keys,
-        speed=PACES,
+        speed=IN_PART if layers else PACES,
+        **more,
     )
     steps = trace(found.rows)
     assert max(staleness(steps)) > 1
     assert any(len({visit[0] for visit in visits}) < len(visits) for visits in steps)  # one came twice
-    buffer = arrivals.fedbuff(s, world.weights(weights), moved())
-    world.near(found.shared, played(world.start(), steps, local(world.clients(), passes, sgd), buffer))
-
-
-@pytest.mark.parametrize(("weights", "step", "chunk"), [("uniform", "none", 4), ("samples", "adam", 1)])
-def test_ca2fl(tmp_path: Path, weights: str, step: str, chunk: int) -> None:
-    server, moved = MOVES[step]
-    found = world.play(
-        tmp_path,
-        rounds=ROUNDS,
-        batch_clients=chunk,
-        algorithm={"name": "fedavg", **KEYS, "weights": weights},
-        participation={"close": "arrivals", "buffer": 3, "concurrency": 4},
-        weighting={"correct": "remembered"},
-        server=server,
-        speed=PACES,
-    )
-    steps = trace(found.rows)
-    assert any(len({visit[0] for visit in visits}) < len(visits) for visits in steps)
-    rule = arrivals.ca2fl(len(world.SIZES), world.weights(weights), moved())
-    world.near(found.shared, played(world.start(), steps, local(world.clients(), passes, sgd), rule))
+    work = local(world.clients(), three if layers else passes, sgd)
+    if layers:
+        depth = arrivals.depths(found.rows)
+        assert set(depth.values()) == {1, 2, 3}
+        assert any(min(depth[visit] for visit in visits) > 1 for visits in steps)  # none had the first layer
+        work = arrivals.reaching(work, depth, world.LAYER)
+    buffer = rule(world.weights(weights), moved())
+    world.near(found.shared, played(world.start(), steps, work, buffer))
 
 
 GRADIENT: dict[str, Any] = {"lr": 0.1, "batch": world.BATCH}
@@ -152,6 +163,19 @@ def test_ringmaster(tmp_path: Path, R: int, stop: bool) -> None:
     assert steps == timetable(SOON.tolist(), 2 * ROUNDS, most=R - 1, stop=stop)
     rule = arrivals.fedbuff(lambda x: 1.0, UNIFORM, move)
     world.near(found.shared, played(world.start(), steps, local(world.clients(), one, plain), rule))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3, 4.0, 4.1, 90.0])
+def test_theory(noise: float) -> None:
+    """More or fewer workers are worth their seconds; γ is by the delay or by the noise."""
+    L, gap, accuracy, paces = 2.5, 3.0, 0.5, [0.4, 1.7, 0.9, 3.5, 90.0]
+    R = ringmaster.threshold(noise, accuracy)
+    assert arrivals.delays(noise, accuracy) == R
+    for most in (R, 2 * R):
+        step = ringmaster.step_size(most, L, noise, accuracy)
+        assert step == pytest.approx(arrivals.step_size(most, L, noise, accuracy), rel=world.TOLERANCE)
+    law = ringmaster.optimal_time(paces, L, gap, noise, accuracy)
+    assert law == pytest.approx(arrivals.optimal_time(paces, L, gap, noise, accuracy), rel=world.TOLERANCE)
 
 
 @pytest.mark.parametrize(("buffer", "chunk"), [(6, 4), (9, 1)])

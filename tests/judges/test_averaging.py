@@ -21,7 +21,6 @@ BALL = {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.01, "epochs": 2, "batch": 
 DEPTH = np.array([[1, 4, 1, 2, 1, 1], [4, 1, 1, 1, 4, 4], [4, 4, 3, 4, 4, 2], [1, 1, 4, 1, 4, 1], [4, 1, 1, 4, 1, 4]])
 """Who is there at the deadline (1): in round 2 nobody; a visit that is there in part counts for nothing."""
 ARRIVED = [np.flatnonzero(row == 1).tolist() for row in DEPTH]
-NUMBER = {f"{layer}.{part}": number for number, layer in enumerate(world.LAYERS, 1) for part in ("weight", "bias")}
 LATE = {"close": "deadline", "partial": "discard"}
 ADAM = {"optimizer": "adam", "lr": 0.02, "betas": [0.8, 0.95], "epsilon": 1e-3, "momentum": 0.0}
 
@@ -76,16 +75,19 @@ def test_stragglers_are_dropped(tmp_path: Path, chunk: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "keys", [{}, {"weights": "uniform", "momentum": 0.0, "weight_decay": 0.0}], ids=["ball", "plain"]
+    "keys",
+    [{}, {"weights": "uniform", "momentum": 0.0, "weight_decay": 0.0}, {"persist_optimizer": True}],
+    ids=["ball", "plain", "kept"],
 )
 def test_layers_of_the_last_step_count(tmp_path: Path, keys: dict[str, Any]) -> None:
     algorithm = {"epochs": 0, "steps": 3, **keys}
     layers = {"close": "deadline", "partial": "layers"}
-    found = late(tmp_path, algorithm=algorithm, participation=layers, batch_clients=1 if keys else 4)
+    found = late(tmp_path, algorithm=algorithm, participation=layers, batch_clients=1 if "weights" in keys else 4)
     how: dict[str, Any] = {
         "batches": partial(world.batches, steps=3),
-        "reached": lambda round_, client, name: DEPTH[round_, client] <= NUMBER[name],
-        **({"local": lambda *_: sgd(0.2)} if keys else {}),
+        "reached": lambda round_, client, name: DEPTH[round_, client] <= world.LAYER[name],
+        "keep": "persist_optimizer" in keys,
+        **({"local": lambda *_: sgd(0.2)} if "weights" in keys else {}),
     }
     there = [np.flatnonzero(row <= len(world.LAYERS)).tolist() for row in DEPTH]
     judge(found, there, how, keys.get("weights", "samples"))

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from hpcfl import config as configs
+from hpcfl.algorithms.fedlrgd import low_rank
 from judges import world
-from judges.fedlrgd import condition, descend, weights
+from judges.fedlrgd import descend, matrices, weights
 
 R, STEPS, RIDGE, LR = 3, 4, 0.05, 0.4
 SIZES = 1, 3, 60, 7
@@ -36,11 +37,21 @@ def gradient_of(link: str, ridge: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("link", "penalty", "pipelined", "chunk"),
-    [("logistic", "reweighted", False, 1), ("logistic", "exact", True, 4), ("softmax", "reweighted", False, 4)],
+    ("link", "penalty", "pipelined", "chunk", "regular"),
+    [
+        ("logistic", "reweighted", False, 1, {}),
+        ("logistic", "exact", True, 4, {"damping": 0.1}),
+        ("softmax", "reweighted", False, 4, {"truncation": 0.1}),
+    ],
 )
 @pytest.mark.parametrize("solve_at", ["server", "client"])
-def test_fedlrgd(tmp_path: Path, link: str, penalty: str, pipelined: bool, chunk: int, solve_at: str) -> None:
+def test_fedlrgd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    link: str, penalty: str, pipelined: bool, chunk: int, regular: dict[str, float], solve_at: str,
+) -> None:  # fmt: skip
+    if chunk == 1:  # a coordinate, two samples at a time
+        monkeypatch.setattr(low_rank.Bound, "of", lambda *sizes: low_rank.Bound(2, 2))
+        monkeypatch.setattr(low_rank, "PARTS", 2)
     rng = np.random.default_rng({"logistic": 11, "softmax": 21}[link])  # well-conditioned ones
     count, rows = sum(SIZES) + HELD, 1 if link == "logistic" else CLASSES[link]
     y = rng.integers(CLASSES[link], size=count)
@@ -67,6 +78,7 @@ def test_fedlrgd(tmp_path: Path, link: str, penalty: str, pipelined: bool, chunk
                     "growth": 1e6,
                     "reach": 1e6,
                     "batch": 0 if chunk == 1 else 8,
+                    **regular,
                 },
                 "data": {**source, "partition_file": f"{tmp_path}/split.h5", "labels": CLASSES[link]},
                 "model": {"name": "glm", "link": link, "ridge": RIDGE, "initial": f"{tmp_path}/initial.h5"},
@@ -77,8 +89,15 @@ def test_fedlrgd(tmp_path: Path, link: str, penalty: str, pipelined: bool, chunk
     held = [(torch.from_numpy(x[part]).double(), torch.from_numpy(y[part])) for part in places]
     own, rest = [part[:R] for part in held[-1]], [part[R:] for part in held[-1]]
     clients, at = [*held[:-1], (rest[0], rest[1])], torch.from_numpy(points)
-    assert condition((own[0], own[1]), at, g) < 100
-    v = weights((own[0], own[1]), clients, at, g)
+    G = matrices((own[0], own[1]), at, g)
+    condition = torch.linalg.cond(G)
+    assert condition.max() < 100
+    world.equal(found.rows["condition"][-1], condition.median(), tolerance=1e-10)
+    world.equal(found.rows["worst_condition"][-1], condition.max(), tolerance=1e-10)
+    cut = torch.linalg.matrix_rank(G, rtol=regular.get("truncation", 0.0)) < R
+    assert found.rows["truncated"][-1] == cut.sum()
+    assert cut.any() == ("truncation" in regular)
+    v = weights(G, clients, at, g, **regular)
     np.testing.assert_allclose(found.extras["weights"].T * count, 1 + v, rtol=0, atol=1e-11)
     steps = STEPS * (3 if solve_at == "server" else 2)
     exact = RIDGE if penalty == "exact" else 0.0

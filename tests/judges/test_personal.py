@@ -135,6 +135,35 @@ def test_what_fedrep_has_begun_counts(tmp_path: Path, chunk: int) -> None:
     world.equal(found.rows["loss"], losses)
 
 
+DEPTH = np.array([[1, 3, 2, 1, 2, 3], [2, 2, 3, 2, 3, 2], [3, 1, 1, 2, 1, 1]])
+"""First shared layer that is there in time: in round 1 the last one at most."""
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_layers_of_the_last_step_count(tmp_path: Path, chunk: int) -> None:
+    """A client's own layer advances with the first of the shared ones."""
+    judge = loop("lg_fedavg")
+    judge.turns, judge.draws = [((*LOWER, *HEAD), 0, 2)], lambda t, i, **_: world.batches(t, i, steps=3)
+    found = world.play(
+        tmp_path,
+        rounds=len(DEPTH),
+        batch_clients=chunk,
+        algorithm={"name": "lg_fedavg", "shared_layers": 2, **KEYS, "epochs": 0, "steps": 3, "decay": 0.2},
+        initial=dict(enumerate(judge.own)),
+        speed=DEPTH,
+        participation={"close": "deadline", "partial": "layers"},
+    )
+    least = {name: max(1, layer - 1) for name, layer in world.LAYER.items()}
+    losses = []
+    for t, row in enumerate(DEPTH):
+        missing = {(i, name) for i, first in enumerate(row) for name in least if first > least[name]}
+        losses.append(judge.round(t, np.flatnonzero(row < 3).tolist(), missing=missing))
+    world.near(found.shared, {name: judge.shared[name] for name in judge.bare})
+    for state, kept in zip(found.personal, judge.own, strict=True):
+        world.near(state, kept)
+    world.equal(found.rows["loss"], losses)
+
+
 def threes(round_: int, client: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     one, two, three = (world.batches(round_, client, steps=3, phase=phase) for phase in range(3))
     return list(zip(one, two, three))

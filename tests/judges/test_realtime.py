@@ -93,7 +93,7 @@ WITHOUT_ROUNDS: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Params
     "ca2fl": (
         {"name": "fedprox", "mu": 0.7},
         {"participation": {"buffer": 3}, "weighting": {"correct": "remembered"}},
-        arrivals.ca2fl(len(judged.SIZES), judged.weights(), move),
+        arrivals.ca2fl(judged.weights(), move),
     ),
 }
 

@@ -120,9 +120,6 @@ def test_missing_from_the_law_of_seconds(tmp_path: Path) -> None:
     )
 
 
-NUMBER = {name: number for number, layer in enumerate(LAYERS, 1) for name in layer}
-
-
 @pytest.mark.parametrize(
     "keys",
     [{"rule": "inverse-probability"}, {"missing": "none", "weighting": {"correct": "known"}}],
@@ -130,7 +127,7 @@ NUMBER = {name: number for number, layer in enumerate(LAYERS, 1) for name in lay
 )
 def test_chances_of_each_layer(tmp_path: Path, keys: dict[str, Any]) -> None:
     found = play(tmp_path, GROUPS, world.SOME, rounds=4, **keys)
-    known = Known(lambda client, name: reached(client, NUMBER[name]), found.who("cohort"))
+    known = Known(lambda client, name: reached(client, world.LAYER[name]), found.who("cohort"))
     judged(found, found.rows["depth"], LAYERS, correct=known)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import hpcfl
-from judges import world
-from judges.heterofl import Units, heterofl
+from judges import arrivals, world
+from judges.heterofl import Numbers, Units, heterofl, numbers, visit, whole
 from judges.server import FedOpt, move
 
 RATES = [0.8, 0.5, 0.7, 0.3, 0.8, 1.0]
@@ -69,3 +71,29 @@ def test_submodels(tmp_path: Path, case: str, chunk: int) -> None:
     )
     world.near(found.shared, w)
     world.equal(found.rows["loss"], losses)
+
+
+PACES = np.array([0.9, 3.5, 1.7, 0.4, 2.6, 90.0])
+
+
+@pytest.mark.parametrize(("chunk", "redraw", "masked"), [(1, False, True), (4, True, False)])
+def test_submodels_in_a_buffer(tmp_path: Path, chunk: int, redraw: bool, masked: bool) -> None:
+    """FedBuff number by number: the mean is over the visits that hold it."""
+    keys = {"redraw": redraw, "mask_labels": masked}
+    found = world.play(
+        tmp_path,
+        rounds=6,
+        algorithm={"name": "heterofl", **FIT, "assign": "clients", "rates": RATES, "weights": "samples", **keys},
+        participation={"close": "arrivals", "buffer": 3, "concurrency": 4},
+        staleness={"weight": "polynomial", "a": 0.7},
+        speed=PACES,
+        batch_clients=chunk,
+    )
+
+    def work(w: Numbers, i: int, version: int, number: int) -> Numbers:
+        rate, steps = (dealt if redraw else fixed)(version, i), world.batches(version, i, phase=2**16 * number)
+        how: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "decay": 0.01, "masked": masked}
+        return visit(whole(w, start), world.clients()[i], steps, rate, partial(first, version, rate), **how)[0]
+
+    start, rule = world.start(), arrivals.fedbuff(lambda x: arrivals.polynomial(x, 0.7), world.weights(), move)
+    world.near(found.shared, whole(arrivals.played(numbers(start), arrivals.trace(found.rows), work, rule), start))

@@ -37,6 +37,8 @@ NEVER = 5
 SOME = {"invite": "uniform", "size": 3}
 LAYERS = {"fc1": (5, 4), "fc2": (3, 5), "fc3": (CLASSES, 3)}
 """Three linear layers with ReLU between them: outputs and inputs of each."""
+LAYER = {f"{layer}.{part}": number for number, layer in enumerate(LAYERS, 1) for part in ("weight", "bias")}
+"""The layer (1 … 3) that a tensor is in."""
 TOLERANCE = 1e-12
 
 Params = dict[str, Tensor]

@@ -6,7 +6,8 @@ computed by themselves, in double precision. A parameter is a float64 tensor by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -59,6 +60,23 @@ def dense(params: Params, x: Tensor, names: list[str]) -> Tensor:
     for number, name in enumerate(names):
         x = F.linear(x if number == 0 else F.relu(x), params[f"{name}.weight"], params[f"{name}.bias"])
     return x
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Who holds which data, and how they learn from them."""
+
+    data: list[Client]
+    seed: int
+    layers: list[str]
+    batch: int
+    epochs: int
+
+    def losses(self, round_: int, client: int) -> Iterator[Callable[[Params], Tensor]]:
+        """Yield the loss of parameters on each batch of a visit."""
+        x, y = self.data[client]
+        for rows in passes(self.seed, round_, client, 0, len(y), self.batch, self.epochs):
+            yield lambda params, rows=rows: F.cross_entropy(dense(params, x[rows], self.layers), y[rows])
 
 
 def weighted(values: list[Tensor], weights: list[int]) -> Tensor:
