@@ -217,7 +217,7 @@ def test_commands_in_a_pages_text_exist(page: Path) -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("page", ["README.md", "docs/running.md", "docs/srpfl.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/running.md"])
 def test_a_launch_works_on_its_ranks(page: str, typed: Path) -> None:
     lines = [words for block in blocks(ROOT / page) if block.language == "sh" for words in noted(block.text, typed)]
     real = [words for words in lines if words[0] == "mpirun" and "wall" in " ".join(words)]

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -117,16 +117,23 @@ def remembering(files: Mapping[str, str]) -> str:
     return remember(files)
 
 
-def guard(folders: Iterable[Path], digests: frozenset[str]) -> None:
-    """Load from now on nothing of these folders but files with these digests, or others that are installed there."""
-    for folder in map(Path.resolve, folders):
-        _guarded[folder] = _guarded.get(folder, frozenset()) | digests
+def guard(folder: Path, digests: frozenset[str]) -> None:
+    """Load from now on nothing of a folder but files with these digests, or others that are installed there."""
+    folder = folder.resolve()
+    _guarded[folder] = _guarded.get(folder, frozenset()) | digests
 
 
-def unguard(folders: Iterable[Path]) -> None:
-    """Load any file of these folders again, but for what lies in another one that is guarded."""
-    for folder in map(Path.resolve, folders):
-        _guarded.pop(folder, None)
+@contextmanager
+def guarded(folders: Iterable[Path], digests: frozenset[str]) -> Iterator[None]:
+    """Load within the block nothing of these folders but files with these digests, or others that are installed."""
+    before = dict(_guarded)
+    for folder in folders:
+        guard(folder, digests)
+    try:
+        yield
+    finally:
+        _guarded.clear()
+        _guarded.update(before)
 
 
 def is_installed(file: Path) -> bool:

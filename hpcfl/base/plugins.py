@@ -15,7 +15,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.machinery import PathFinder
 from inspect import isabstract
 from pathlib import Path
@@ -27,7 +27,7 @@ from pydantic import create_model
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.files import is_file, origin
-from hpcfl.base.loaded import INSTALLED, LIBRARY, guard, is_installed, load, reached, remembering, renew, unguard
+from hpcfl.base.loaded import INSTALLED, LIBRARY, guard, guarded, is_installed, load, reached, remembering, renew
 from hpcfl.base.trusted import ASK, known, remember
 
 C = TypeVar("C", bound=ConfigBase)
@@ -54,18 +54,16 @@ def places() -> list[Path]:
     return list(dict.fromkeys([*_before, Path.cwd(), *_folders]))
 
 
-def look_first(folders: Iterable[Path], only: Iterable[str] | None = None) -> None:
+def look_first(folders: Iterable[Path], run: Path | None = None, only: Iterable[str] | None = None) -> None:
     """Look for modules in these folders before the working directory, and no more in those that were so named before.
 
-    A config that is new names none; one that a run has recorded names where its code is, and has, of all folders that
-    are looked at, `only` files with these digests imported.
+    A config that is new names none; one that a `run` folder has recorded names where its code is, and has `only` files
+    with these digests imported. Of ``code`` of that folder nothing else ever is, what is imported late included.
     """
     _before[:] = [folder.resolve() for folder in folders]
     _only[:] = [] if only is None else [frozenset(only)]
-    if only is None:
-        unguard([Path.cwd(), *_folders])
-    else:
-        guard(places(), _only[0])
+    if run is not None and only is not None:
+        guard(run / "code", _only[0])
 
 
 def only() -> list[str] | None:
@@ -153,8 +151,9 @@ def _module(name: str, key: str) -> ModuleType:
     if name not in sys.modules and found is not None:
         for tell in _told:
             tell(f"imports {name} from {found.origin or ', '.join(found.submodule_search_locations or ())}")
+    limit = guarded(places(), _only[0]) if _only else nullcontext()
     try:
-        with _first(places()):
+        with _first(places()), limit:
             return load(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
@@ -184,8 +183,9 @@ def _first(folders: list[Path]) -> Iterator[None]:
         yield
     finally:
         del sys.path[: len(own)]
+        kept = [name for name in _last if name in sys.path and name not in later]
         sys.path[:] = [name for name in sys.path if name not in _last]
-        _last[:] = [*later, *(name for name in _last if name not in later)]
+        _last[:] = [*later, *kept]
         sys.path += _last
 
 
@@ -277,7 +277,7 @@ def look_for(
                 f"(SHA-256 {about['sha256'][:12]}…) in the working directory or in code/ of the run folder; "
                 "--force (force=True) looks elsewhere"
             )
-    look_first(found, may)
+    look_first(found, run, may)
     return lost
 
 

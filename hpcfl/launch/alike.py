@@ -10,6 +10,7 @@ import platform
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from hashlib import sha256
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
@@ -56,8 +57,12 @@ def _digest(name: str) -> str:
     return sha256(file.read_bytes()).hexdigest() if file and file.is_file() else "unknown"
 
 
+@cache
 def package_digest(package: Path = PACKAGE) -> str:
-    """Return the SHA-256 of the package's modules, whatever is compiled or installed beside them."""
+    """Return the SHA-256 of the package's modules, whatever is compiled or installed beside them.
+
+    As they are when a process asks first: it computes by what it has loaded.
+    """
     digest = sha256()
     for path in sorted(package.rglob("*.py")):
         place = path.relative_to(package)

@@ -110,7 +110,7 @@ def _decided(
 
 def carry_out(request: RunRequest, comm: Any) -> None:
     """Put the job together on every rank, then run it; `Stopped` if it was asked to stop."""
-    plugins.look_first(request.places, request.only)
+    plugins.look_first(request.places, request.folder, request.only)
     renew()
     config = raise_together(comm, lambda: configs.from_text(request.config))
     serves = comm is None or comm.Get_rank() == 0

@@ -205,7 +205,8 @@ def test_several_runs_in_one_script_on_ranks(clock: str, tmp_path: Path) -> None
     values = {**VALUES, **plain, "clock": clock} if clock == "wall" else VALUES
     values = {**values, "algorithm": {"name": "salf", "missing": "none"}} if clock == "wall" else values
     (tmp_path / "script.py").write_text(SCRIPT)
-    for mpi in [*mpis(), *([] if clock == "wall" else [""])]:
+    used = mpis()[-1:] if clock == "wall" else mpis()[:1]
+    for mpi in [*used, *([] if clock == "wall" else [""])]:
         words = [str(tmp_path / "script.py"), json.dumps(values), str(tmp_path / (mpi or "alone"))]
         ended = job(mpi, 3, words) if mpi else alone([sys.executable, *words])
         assert ended.code == 0, ended.err
@@ -220,5 +221,5 @@ def test_several_runs_in_one_script_on_ranks(clock: str, tmp_path: Path) -> None
         ]
     for seed in ("1", "2"):
         if clock == "simulated":
-            for mpi in mpis():
+            for mpi in used:
                 same(tmp_path / "alone" / seed, tmp_path / mpi / seed)

@@ -222,13 +222,13 @@ def test_alone_and_on_ranks_by_command_and_by_script(folder: Path, monkeypatch: 
     monkeypatch.chdir(folder)
     command = ["-m", "hpcfl", "run", "my.toml", "--set", "seed=1", "--quiet", "--out"]
     assert alone([sys.executable, *command, "command"]).code == 0
-    for mpi in ("", *mpis()):
+    for mpi in ("", *mpis()[-1:]):
         words = ["script.py", mpi or "alone"]
         ended = job(mpi, 3, words) if mpi else alone([sys.executable, *words])
         assert ended.code == 0, ended.err
         same(folder / "command", folder / (mpi or "alone") / "1")
     found = [path.read_text() for path in folder.glob("*-*.json")]
-    assert len(found) == 1 + 3 * len(mpis())
+    assert len(found) == 1 + 3 * len(mpis()[-1:])
     assert len(set(found)) == 1
 
 

@@ -155,7 +155,7 @@ def test_the_default_is_the_papers_network():
     weights = stages[0][1][0].weight_hh
     assert weights.abs().max() <= 1 / 16
     assert weights.std().item() == pytest.approx(1 / 16 / 3**0.5, rel=0.02)
-    assert stages[0][1][1].chance == 0.5
+    assert stages[0][1][1].p == 0.5
 
 
 @pytest.mark.parametrize(
