@@ -156,7 +156,9 @@ def test_an_edited_helper_is_noticed_on_resume(helped: Path, capsys: pytest.Capt
     assert said.startswith(
         f"hpcfl: '{scale}' has changed since the run began, which found module 'users.deep.scale' of "
     )
-    assert main(["resume", "out", "--quiet", "--force"]) == 0
+    assert main(["resume", "out", "--quiet", "--force"]) == 2
+    assert f"hpcfl: '{scale}' (SHA-256 {sha(scale)[:12]}…), which is code of " in capsys.readouterr().err
+    assert main(["resume", "out", "--quiet", "--force", "--trust"]) == 0
     attributes = store.run_attributes(Path("out"))
     assert json.loads(attributes["code"])["users.mine:loss"]["modules"]["users.deep.scale"]["sha256"] == sha(scale)
     (change,) = json.loads(attributes["history"])

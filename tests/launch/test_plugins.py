@@ -123,7 +123,7 @@ def test_a_changed_or_lost_file_is_refused(folder: Path, capsys: pytest.CaptureF
     assert line(capsys).startswith(f"hpcfl: '{folder / 'mine.py'}', where the run found mine:FedProx, is not there; ")
     assert {path: path.read_bytes() for path in (folder / "out").rglob("*.h5")} == before
     (folder / "other.py").rename(folder / "mine.py")
-    assert main(["resume", str(folder / "out"), "--force", "--quiet"]) == 0
+    assert main(["resume", str(folder / "out"), "--force", "--trust", "--quiet"]) == 0
 
 
 def test_reading_a_run_imports_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
