@@ -224,12 +224,13 @@ def _make(folder: Path) -> None:
 def outcome(code: int, asked: bool, state: str = "new") -> str:
     """How a run has ended; one that was asked to stop may have been ended by that before it could say so.
 
-    Some launchers return a code of their own when they are told to end: the `state` of the run folder counts then.
+    Some launchers return a code of their own when they are told to end: the `state` of the run folder counts then. And
+    whatever ends the process with code 0, only a run that says so is done.
     """
     if state == "diverged":
         return "diverged"
     if code == 0:
-        return "done"
+        return "done" if state == "done" else "failed"
     by_signal = asked and (-code in SIGNALS or code - 128 in SIGNALS)  # launchers and shells: 128 + n
     return "stopped" if code == Stopped.code or by_signal or (asked and state == "stopped") else "failed"
 
@@ -238,6 +239,8 @@ def failure(child: Child) -> str:
     """One line on why a run has failed: what it said last."""
     code = child.process.returncode
     how = f"exit code {code}"
+    if code == 0:
+        how += f", but the run's state is {child.run.state}, expected done"
     if code < 0:
         names = {number.value: number.name.removeprefix("SIG") for number in signal.Signals}
         how = f"signal {names.get(-code, -code)}"  # most real-time signals have no name

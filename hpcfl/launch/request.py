@@ -174,6 +174,7 @@ def _resumption(
             name, reason = next(iter(damaged.items()))
             more = f" (and {len(damaged) - 1} more: hpcfl verify {folder})" if damaged.keys() - {name} else ""
             raise RunError(f"'{folder}' is done, but {name} is not whole: {reason}{more}")
+        store.seal(folder)  # an earlier version could be killed between "done" and that
         print(f"'{folder}' is done already")
         return None
     if status.state == "diverged":

@@ -406,15 +406,13 @@ def _run_rounds(
 def _write_end(folder: Path, stopped: Stopped | None) -> None:
     """Write down, and say, how the rounds ended."""
     stopping.withdraw(folder)
+    store.seal(folder)  # before the status: whoever reads it finds all rows, and somebody may go on with the run
     if stopped is None:
         store.write_status(folder, "done")
-        store.seal(folder)
     elif isinstance(stopped, Diverged):
-        store.seal(folder)
         store.write_status(folder, "diverged", stopped.reason)
         print(f"hpcfl: '{folder}' has diverged: {stopped.reason}; {stopped.remedy}", file=sys.stderr, flush=True)
     else:
-        store.seal(folder)  # before the status: once it says so, somebody else may go on with the run
         store.write_status(folder, "stopped", stopped.reason)
         print(f"stopped after round {stopped.round} ({stopped.reason}); hpcfl resume {folder} goes on", flush=True)
     store.release(folder)  # now: a process that waits for the status need not wait for the last rank to leave

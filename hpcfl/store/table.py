@@ -100,7 +100,7 @@ def begin(run_dir: Path, columns: Sequence[Column], coords: Coords, first: int, 
 
 
 def seal(run_dir: Path, force: bool = False) -> None:
-    """Make every file of a run readable by any HDF5 or netCDF-4 program; does nothing where it is so already.
+    """Make every file of a run readable by any HDF5 or netCDF-4 program, and remove what a kill left half written.
 
     The last segment may have been left by a kill. `force` seals even if the run seems to be running on another host:
     rows that it writes from then on are lost.
@@ -115,6 +115,8 @@ def seal(run_dir: Path, force: bool = False) -> None:
         doubt = "" if other.here else ", or was killed there"
         raise UsageError(f"'{run_dir}' is still running as process {other.pid} on {other.host}{doubt}")
     with owned(run_dir, force):
+        for folder in (run_dir, run_dir / "metrics", run_dir / "checkpoints"):
+            clean(folder)
         paths = segment_paths(run_dir)
         _list(run_dir, paths)
         changed = [_seal_segment(path) for path in paths]

@@ -69,6 +69,8 @@ if seed == 2:
     sys.exit(3)
 if seed == 3:
     os.kill(os.getpid(), signal.SIGKILL)
+folder.mkdir(exist_ok=True)
+(folder / "status").write_text(f"{'running' if seed == 9 else 'done'}\\nreason: \\nhost: stub\\n")
 """
 
 
@@ -354,6 +356,17 @@ def test_a_failed_run_does_not_stop_the_others(stub: list[str], capfd: Any) -> N
     assert Path("s/fedavg-digits_seed=2.log").read_text() == "first\nhpcfl: rounds: no luck\n-----\n\n"
 
 
+@pytest.mark.launch
+def test_a_run_that_ends_without_a_word_is_not_done(stub: list[str], capfd: Any) -> None:
+    assert swept("--seeds", "8-9") == 1
+    said, complained = capfd.readouterr()
+    assert said.splitlines()[-1] == "2 runs: 1 done, 0 skipped, 1 failed"
+    assert complained == (
+        "hpcfl: fedavg-digits_seed=9 failed: exit code 0, but the run's state is new, expected done: nothing was said "
+        "in s/fedavg-digits_seed=9.log\n"
+    )
+
+
 class Ended:
     """A process that is over."""
 
@@ -377,7 +390,8 @@ def test_only_what_a_request_to_stop_brings_about_is_stopped() -> None:
         assert sweep_run.outcome(code, asked=False) == ("stopped" if code == 85 else "failed")
     for code in (1, 2, 3, -9, -11, 137):
         assert {sweep_run.outcome(code, asked) for asked in (True, False)} == {"failed"}
-    assert {sweep_run.outcome(0, asked) for asked in (True, False)} == {"done"}
+    assert {sweep_run.outcome(0, asked, "done") for asked in (True, False)} == {"done"}
+    assert {sweep_run.outcome(0, asked, "running") for asked in (True, False)} == {"failed"}
     assert [sweep_run.outcome(9, asked, "stopped") for asked in (True, False)] == ["stopped", "failed"]
 
 
