@@ -145,7 +145,7 @@ def number_of(path: Path) -> int:
 def clean(folder: Path) -> None:
     """Remove the temporary files and folders that a killed process left in `folder`."""
     for stale in folder.glob(f"{PREFIX}*"):
-        if stale.is_dir():
+        if stale.is_dir() and not stale.is_symlink():
             shutil.rmtree(stale)
         else:
             stale.unlink(missing_ok=True)

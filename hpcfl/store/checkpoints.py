@@ -27,7 +27,7 @@ import numpy as np
 
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.types import Ints, Shape
-from hpcfl.store import manifest
+from hpcfl.store import inside, manifest
 from hpcfl.store.atomic import PREFIX, created, number_of, numbered, sync, sync_folder
 from hpcfl.store.columns import Array
 from hpcfl.store.integrity import RUN, SERVER, damage, one_line, run_of
@@ -382,7 +382,7 @@ def _opened(path: Path, check: bool = False) -> Iterator[h5py.File]:
     if check and (reason := manifest.damage_of(path.parent, path.name)):
         raise RunError(f"checkpoint {path} is damaged: {reason}")
     try:
-        with h5py.File(path, "r") as file:
+        with inside.checked(h5py.File(path, "r")) as file:
             yield file
     except Exception as error:  # h5py raises almost anything on a damaged file
         raise RunError(f"checkpoint {path} cannot be read: {one_line(error)}") from error

@@ -15,6 +15,7 @@ import h5py
 
 from hpcfl.store import manifest
 from hpcfl.store.atomic import check_regular, number_of, numbered
+from hpcfl.store.inside import checked
 
 SERVER = "server.h5"  # of a folder: what the server holds
 RUN = "run_id"
@@ -40,7 +41,7 @@ def damage(path: Path) -> str:
             if not head.startswith(_SIGNATURE):
                 return "" if head == user_block(file) else "its bytes are not those that were written"
         most = path.stat().st_size
-        with h5py.File(path, "r") as old:
+        with checked(h5py.File(path, "r")) as old:
             int(old.attrs["round"])
             dict(old.attrs)
             old.visititems(lambda _, item: _read(item, most))
@@ -67,7 +68,7 @@ def of_another(run: str, run_dir: Path) -> str:
 
 def _stranger(path: Path) -> str:
     """Return that a checkpoint that is whole is of another run or round than its place says."""
-    with h5py.File(path / SERVER, "r") as file:
+    with checked(h5py.File(path / SERVER, "r")) as file:
         round_, run = int(file.attrs["round"]), str(file.attrs.get(RUN, ""))
     if path in numbered(path.parent, "round", "") and round_ != number_of(path):
         return f"it is the state after round {round_}"

@@ -84,6 +84,8 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
         whole = False
     if not whole:
         raise DamagedError(f"{path} is damaged: its digest is not that of its content")
+    if outside := [name for name in listed if Path(name).is_absolute() or ".." in Path(name).parts]:
+        raise RunError(f"{path} lists '{outside[0]}', which is not in its folder: expected files of the run alone")
     return listed
 
 

@@ -85,7 +85,7 @@ def _locked(run_dir: Path, force: bool) -> FileIO | None:
     until = time.monotonic() + _NAMED_SECONDS
     while True:
         try:
-            file = FileIO(run_dir / FILE, "a+")
+            file = FileIO(run_dir / FILE, "a+", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
         except OSError as error:
             if error.errno in _NOT_OURS:
                 return None

@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 
 from hpcfl.base.errors import RunError, UsageError, listed
-from hpcfl.store import live, manifest
+from hpcfl.store import inside, live, manifest
 from hpcfl.store.atomic import check_regular, number_of, numbered
 from hpcfl.store.checkpoints import saved
 from hpcfl.store.columns import (
@@ -137,6 +137,7 @@ def run_folder(path: Path | str) -> Path:
     folder = given.parent if given.name == "run.h5" else given
     if not (folder / "run.h5").is_file():
         raise UsageError(f"'{given}' is no run folder: {folder / 'run.h5'} does not exist")
+    inside.check_folder(folder)
     return folder
 
 
@@ -162,7 +163,7 @@ def _table(run_dir: Path) -> h5py.File:
     if reason := file_damage(run_dir, "run.h5"):
         raise RunError(f"{path} cannot be read: {reason}; expected a copy of the one that was written")
     try:
-        return h5py.File(path, "r")
+        return inside.checked(h5py.File(path, "r"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
 
@@ -211,11 +212,11 @@ def open_segment(path: Path) -> h5py.File:
     """Open a segment, whether it is closed, growing, or was left by a killed process; UsageError if it cannot be."""
     try:
         try:
-            return h5py.File(path, "r")
+            return inside.checked(h5py.File(path, "r"))
         except FileNotFoundError:
             raise
         except OSError:  # still, or for ever, marked as being written
-            return h5py.File(path, "r", swmr=True)
+            return inside.checked(h5py.File(path, "r", swmr=True))
     except OSError as error:
         raise UsageError(f"segment {path} cannot be read: {error}") from error
 

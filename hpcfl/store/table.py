@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.store import manifest
+from hpcfl.store import inside, manifest
 from hpcfl.store.atomic import clean, created, number_of, numbered, replace
 from hpcfl.store.checkpoints import saved
 from hpcfl.store.columns import (
@@ -70,6 +70,7 @@ def create(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact] =
 
     `attributes` are what is known for the whole run: config, versions, hosts, git_commit.
     """
+    inside.check_folder(run_dir)
     if (run_dir / "run.h5").exists():
         raise UsageError(f"'{run_dir}' already holds a run")
     if left := [*numbered(run_dir / "metrics", "segment", ".h5"), *saved(run_dir)]:

@@ -13,6 +13,7 @@ from hpcfl.base.errors import RunError, UsageError
 from hpcfl.store import live, manifest, status
 from hpcfl.store.atomic import check_regular, number_of, numbered, read_text
 from hpcfl.store.checkpoints import lacking, saved
+from hpcfl.store.inside import LINK, links
 from hpcfl.store.integrity import damage, of_another, one_line
 from hpcfl.store.reading import (
     counts,
@@ -43,13 +44,15 @@ class Findings:
 def verify(run_dir: Path) -> Findings:
     """Read all of a run folder, in whatever state the run is, and say what is not as it was written.
 
-    Checked are the manifest, run.h5, segments, checkpoints and the status; and that what must be there is. A run may be
-    going on meanwhile. UsageError where this is no run folder.
+    Checked are the manifest, run.h5, segments, checkpoints and the status; and that what must be there is. Where one is
+    a link, that is all that is said. A run may be going on meanwhile. UsageError where this is no run folder.
     """
     there = numbered(run_dir / "metrics", "segment", ".h5")
     begun = there or saved(run_dir) or os.path.lexists(run_dir / "status")
     if not os.path.lexists(run_dir / "run.h5") and not (begun and (run_dir / manifest.NAME).exists()):
         raise UsageError(f"'{run_dir}' is no run folder: {run_dir / 'run.h5'} does not exist")
+    if linked := links(run_dir):
+        return Findings(len(linked), dict.fromkeys(linked, f"it {LINK}"))
     found = Findings()
     known = _manifest(run_dir, found)
     names = _table(run_dir, known, found)

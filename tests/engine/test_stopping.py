@@ -129,7 +129,7 @@ def test_stopped_again_and_again(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert codes == [85] * (ROUNDS - 2) + [0]
     assert checkpoints(here / "one") == [1, 2, 3, 4, 5, 6]
     monkeypatch.undo()
-    os.chdir(here)
+    monkeypatch.chdir(here)
     same(here / "one", whole(here))
 
 
