@@ -202,7 +202,7 @@ def test_a_round_without_visits_changes_nothing(solo: Any, tmp_path: Path, name:
 
 
 def test_learns(solo: Any, tmp_path: Path, name: str) -> None:
-    run = play(solo, values(name) | {"rounds": 6, "speed": {"model": "none"}}, tmp_path / "run", None)
+    run = play(solo, values(name) | {"rounds": 12, "speed": {"model": "none"}}, tmp_path / "run", None)
     data = store.open_run(run)
     kinds = data["test_loss"], data["client_test_loss"].mean("client"), data["loss"]
     assert np.isfinite(data["sim_seconds"].values).all()

@@ -171,7 +171,7 @@ def test_who_is_refused_leaves_the_name_of_another(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_written_there_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
         raise OSError(errno.EROFS, "read-only file system")
 
     monkeypatch.setattr(owner, "FileIO", fails)

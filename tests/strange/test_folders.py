@@ -66,6 +66,14 @@ TAMPERED: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
+def device(run: Path, decoy: Path) -> None:
+    (run / "status").unlink()
+    (run / "status").symlink_to("/dev/zero")
+
+
+TAMPERED["a device"] = device
+
+
 def content(place: Path) -> dict[str, Any]:
     return {
         str(path.relative_to(place)): (path.lstat().st_mtime_ns, path.read_bytes())
