@@ -235,11 +235,12 @@ def _is_users(name: str, file: Path) -> bool:
 class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         source, name = self.get_data(self.path), module.__name__
+        digest = sha256(source).hexdigest()
         if _running:  # late, by a run that has begun
-            remember({sha256(source).hexdigest(): self.path})
+            remember({digest: self.path})
         code = self.source_to_code(source, self.path)
         imports = frozenset(_imports(module, source))
-        _known[name] = Loaded(module, Path(self.path), sha256(source).hexdigest(), imports, True)
+        _known[name] = Loaded(module, Path(self.path), digest, imports, True)
         exec(code, vars(module))
 
 

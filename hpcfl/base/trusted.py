@@ -28,7 +28,8 @@ def known() -> frozenset[str]:
 
 def remember(files: Mapping[str, str]) -> str:
     """Add files, ``{digest: file}``, to those that have run here; return why that cannot be, "" if it can."""
-    new = {digest: file for digest, file in files.items() if digest not in known()}
+    before = known()
+    new = {digest: file for digest, file in files.items() if digest not in before}
     if not new:
         return ""
     try:
