@@ -255,10 +255,9 @@ def look_for(
         odd = {root: _other(spec, about, root, before) for root in there}
         same = [root for root in there if not odd[root]]
         if found_there := same or (there if force else []):
-            files = _parts(spec, about, found_there[0], before)
             strange = {
                 digest: file
-                for file in files.values()
+                for _, _, file in _parts(spec, about, found_there[0], before)
                 if not is_installed(file.resolve()) and (digest := origin(file)["sha256"]) not in may
             }
             if strange and not trust:
@@ -281,20 +280,23 @@ def look_for(
     return lost
 
 
-def _parts(spec: str, about: Mapping[str, Any], root: Path, before: Path) -> dict[str, Path]:
-    """Return the files of a class and of what it has imported, below `root` where they were below `before`."""
+def _parts(
+    spec: str, about: Mapping[str, Any], root: Path, before: Path
+) -> Iterator[tuple[str, Mapping[str, Any], Path]]:
+    """Yield a class and what it has imported: what each is, what is recorded of it, and its file.
+
+    That lies below `root` where it was below `before`.
+    """
     parts = {spec: about} | {f"module '{name}' of {spec}": each for name, each in about.get("modules", {}).items()}
-    files = {what: Path(each["file"]) for what, each in parts.items()}
-    return {
-        what: root / file.relative_to(before) if file.is_relative_to(before) else file for what, file in files.items()
-    }
+    for what, each in parts.items():
+        file = Path(each["file"])
+        yield what, each, root / file.relative_to(before) if file.is_relative_to(before) else file
 
 
 def _other(spec: str, about: Mapping[str, Any], root: Path, before: Path) -> str:
     """Return which file of a class is another one below `root` than it was below the folder of `before`, "" if none."""
-    parts = {spec: about} | {f"module '{name}' of {spec}": each for name, each in about.get("modules", {}).items()}
-    for what, now in _parts(spec, about, root, before).items():
-        file, each = Path(parts[what]["file"]), parts[what]
+    for what, each, now in _parts(spec, about, root, before):
+        file = each["file"]
         if not is_file(now):
             return f"'{file}', where the run found {what}, is not there; --force (force=True) looks elsewhere"
         if origin(now)["sha256"] != each["sha256"]:

@@ -38,6 +38,7 @@ class Sent:
     def __init__(self, base: Path, patch: pytest.MonkeyPatch) -> None:
         self.patch, self.home, self.mark, self.folder = patch, base / "home", base / "imported", base / "theirs" / "run"
         self.home.mkdir()
+        patch.setattr(sys, "path", [*sys.path])  # other tests have modules of these names too
         theirs = base / "theirs"
         theirs.mkdir()
         self.user("they")
