@@ -340,15 +340,20 @@ class RunGuard:
     def stepped(self, before: State, after: State, loss: Tensor) -> tuple[str, bool, float]:
         """Return in words how a round's step has led the shared state out of all bounds, "" where it has not.
 
-        And whether the step has moved it, as far as norms tell; single numbers may count rounds, and tell nothing. And
-        the round's loss as a number: a device is waited for once for all of this.
+        And whether the step has moved it; single numbers may count rounds, and tell nothing. And the round's loss as a
+        number: a device is waited for once for all of this, but where all norms are as before.
         """
+        import torch
+
         states = [(value, 1) for value in (*before.values(), *after.values())]
         *norms, found = fetched([*row_norms(states), loss.reshape(1)])
         sizes = iter(norms)
         held = {name: size[0] for name, size in zip(before, sizes)}
         new = {name: size[0] for name, size in zip(after, sizes)}
-        moved = any(new[name] != held.get(name) for name, value in after.items() if value.numel() > 1)
+        large = [name for name, value in after.items() if value.numel() > 1]
+        moved = any(new[name] != held.get(name) for name in large)
+        # a rotation keeps norms: as of orthonormal representations
+        moved = moved or not all(torch.equal(before[name], after[name]) for name in large)
         grown = {name: size for name, size in new.items() if held.get(name) or not isfinite(size)}
         return self._out_of_bounds(hypot(*held.values()), grown), moved, float(found[0])
 

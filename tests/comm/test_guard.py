@@ -100,6 +100,18 @@ def test_what_grows_from_nothing_is_no_divergence() -> None:
     assert "from 3 to 6e+03, most in layer 'a'" in said(a=2e3 * model, inverse=nothing + 1e9)
 
 
+def test_a_step_that_keeps_all_norms_has_moved() -> None:
+    """As of an orthonormal representation, whose norm is the root of its rank in every round."""
+    guard = RunGuard(Guard(), Layers((("a",),), LAYOUT[2:]), LAYOUT[2:], True)
+    before = {"a": torch.eye(3)[:2], "rounds": torch.zeros(())}
+
+    def moved(**after: torch.Tensor) -> bool:
+        return guard.stepped(before, before | after, torch.zeros(()))[1]
+
+    assert moved(a=torch.eye(3)[1:])
+    assert not moved(rounds=torch.ones(()))
+
+
 def digits(path: Path, poisoned: float = 0.0, scale: float = 1 / 16) -> Path:
     """Write the digits of some clients; the features of one are `poisoned`."""
     images, labels, *_ = loaded("digits", 0)
