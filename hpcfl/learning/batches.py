@@ -223,11 +223,16 @@ def _picked(x: Tensor, y: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor
 
     On a CPU each step's are picked when it comes, into its caches; elsewhere those of many steps by one operation.
     """
+    x_shape, y_shape = ((*rows.shape[1:], *part.shape[1:]) for part in (x, y))
+    if x.device.type == "cpu":
+        for places in rows.flatten(1).unbind():
+            yield x.index_select(0, places).view(x_shape), y.index_select(0, places).view(y_shape)
+        return
     step_bytes = sum(part[:1].nbytes * rows[:1].numel() for part in (x, y))
-    count = 1 if x.device.type == "cpu" else max(1, PICKED_BYTES // max(1, step_bytes))
+    count = max(1, PICKED_BYTES // max(1, step_bytes))
     for start in range(0, len(rows), count):
-        some = rows[start : start + count]
-        yield from zip(*(part.index_select(0, some.flatten()).view(*some.shape, *part.shape[1:]) for part in (x, y)))
+        places = rows[start : start + count].flatten()
+        yield from zip(x.index_select(0, places).view(-1, *x_shape), y.index_select(0, places).view(-1, *y_shape))
 
 
 def orders(

@@ -56,8 +56,6 @@ POINTWISE: dict[type[nn.Module], Pointwise] = {
 }
 
 
-NO_CLASS = -(2**63)  # no sample is left out
-
 EXACT = (nn.Linear, nn.Dropout, nn.Identity, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.Softmax)
 """What computes a client's numbers alike with whomever it is computed; others may round the last ones otherwise."""
 
@@ -165,10 +163,10 @@ class Fused:
             apart = outputs - (y if y.dim() == outputs.dim() else y.unsqueeze(-1))
             each, d = apart.square().mean(-1), apart * (2 / outputs.shape[-1])
         else:
-            logs = outputs.log_softmax(-1)
-            each = F.nll_loss(logs.flatten(0, -2), y.flatten(), reduction="none", ignore_index=NO_CLASS).view(y.shape)
+            logs, classes = outputs.log_softmax(-1), y.unsqueeze(-1)
+            each = logs.gather(-1, classes).squeeze(-1).neg_()
             # not scatter_add_, whose deterministic form on a GPU sorts: some 25 launches
-            d = logs.exp_().add_(y.unsqueeze(-1) == _classes(logs.shape[-1], y.device), alpha=-1)
+            d = logs.exp_().add_(classes == _classes(logs.shape[-1], y.device), alpha=-1)
         if batch.valid is None:
             return each.mean(1), d.div_(y.shape[1])
         share = batch.valid / batch.valid.sum(1, keepdim=True).clamp(min=1).to(d.dtype)
