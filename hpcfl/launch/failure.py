@@ -25,6 +25,7 @@ T = TypeVar("T")
 GIVE_UP_SECONDS = 4.0  # how long a failed rank waits for the one that speaks to end the job, or for a disk that hangs
 ERROR_FILE = "error.txt"  # in the run folder: written by the rank that is the first to fail, removed by the next start
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG)
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO, errno.EHOSTDOWN)
 
 
 def raise_together(comm: Any, make: Callable[[], T]) -> T:
@@ -87,7 +88,7 @@ def noted(folder: Path | None, error: BaseException) -> BaseException:
     """Write the status of a run of this process alone that has failed; return the error, or what is behind it."""
     keep_open(error)
     explained = _explained(None, folder, error)
-    if folder is not None and (folder / "run.h5").exists():
+    if folder is not None and _is_there(folder / "run.h5"):
         note(folder, _line(explained))
     return explained
 
@@ -105,7 +106,7 @@ def _tell(comm: Any, folder: Path | None, error: BaseException) -> None:
         time.sleep(GIVE_UP_SECONDS)  # another rank speaks and is about to end the job
         return
     print(f"hpcfl: {line}\n{text}", end="", file=sys.stderr, flush=True)
-    if folder is not None and (folder / "run.h5").exists():
+    if folder is not None and _is_there(folder / "run.h5"):
         note(folder, line)
 
 
@@ -114,10 +115,8 @@ def note(folder: Path, reason: str) -> None:
     try:
         store.write_status(folder, "failed", reason)
     except OSError:
-        with contextlib.suppress(OSError), (folder / "status").open("r+b") as file:
-            if file.read(8) == b"running\n":
-                file.seek(0)
-                file.write(b"failed \n")
+        with contextlib.suppress(OSError):
+            store.overwrite_status(folder, "failed", reason)
 
 
 def _explained(comm: Any, folder: Path | None, error: BaseException) -> BaseException:
@@ -138,27 +137,44 @@ def _explained(comm: Any, folder: Path | None, error: BaseException) -> BaseExce
 
 
 def refused(folder: Path, error: BaseException) -> RunError | None:
-    """What to say where a disk that is full, broken or read-only is behind an error; None where it is not.
+    """What to say where a file of the run, or all of its folder, is behind an error; None where it is not.
 
     HDF5 tells of the system's error and of the file in its text alone, and not always as an OSError.
     """
     numbers = {getattr(error, "errno", None), *map(int, re.findall(r"errno = (\d+)", str(error)))}
     number = next((number for number in DISK if number in numbers), None)
-    if number is None and isinstance(error, store.WriteError):
-        number = error.errno
+    named = re.search(r"filename = '([^']+)'", str(error))
+    file = named[1] if named else str(getattr(error, "filename", None) or folder)
+    if isinstance(error, OSError) and number is None:
+        ours = Path(file).absolute().is_relative_to(folder.absolute())
+        number = error.errno if ours or isinstance(error, store.WriteError) else None
     if number is None:
         return None
-    file = re.search(r"filename = '([^']+)'", str(error))
-    path = re.sub(r"\.tmp-\d+-", "", file[1] if file else str(getattr(error, "filename", None) or folder))
+    why = os.strerror(number)
+    if number in GONE:
+        there = file if _is_there(folder / "run.h5") else folder
+        text = f"'{there}' is gone: it was deleted, moved or unmounted under the run ({why}); what was written there "
+        text += "may be lost; where the folder is still whole, hpcfl resume goes on after its last checkpoint"
+        return RunError(text).with_traceback(error.__traceback__)
+    path = re.sub(r"\.tmp-\d+-", "", file)
     saved = store.saved(folder)
     safe = f", and the state after {number_of(saved[-1])} of them" if saved else ""
-    text = f"'{path}' cannot be written: {os.strerror(number)}; all rounds reported are safe{safe}"
+    text = f"'{path}' cannot be written: {why}; all rounds reported are safe{safe}"
     return RunError(f"{text}: hpcfl resume {folder} goes on").with_traceback(error.__traceback__)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a path is there; of a file system that has gone even that is refused."""
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
 
 
 def _claimed(folder: Path | None, text: str) -> bool:
     """True where this rank is the first to write down an error of the run, or nobody can."""
-    if folder is None or not folder.is_dir():
+    if folder is None or not _is_there(folder):
         return True
     try:
         with (folder / ERROR_FILE).open("x") as file:

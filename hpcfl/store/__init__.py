@@ -25,7 +25,7 @@ from hpcfl.store.columns import Column, Fact
 from hpcfl.store.owner import release, take
 from hpcfl.store.reading import data_folder, events, open_run, read_facts, run_attributes, run_folder, segment_paths
 from hpcfl.store.segment import Segment
-from hpcfl.store.status import Status, read_status, write_status
+from hpcfl.store.status import Status, overwrite_status, read_status, write_status
 from hpcfl.store.table import begin, create, rebuild, seal
 from hpcfl.store.verify import Findings, verify
 
@@ -49,6 +49,7 @@ __all__ = [
     "load",
     "load_personal",
     "open_run",
+    "overwrite_status",
     "personal_rounds",
     "publish",
     "read_facts",

@@ -42,8 +42,11 @@ def replace(path: Path) -> Iterator[Path]:
         yield new
         sync(new)
         new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename in (None, str(new)):
+            error.filename = str(path)
+        with contextlib.suppress(OSError):
+            new.unlink()
         raise
     sync_folder(path.parent)
 
@@ -117,6 +120,9 @@ def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
         os.close(handle)
 

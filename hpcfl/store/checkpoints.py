@@ -89,7 +89,8 @@ def draft(run_dir: Path, round: int, token: str) -> Path:
     `token` is the same on all ranks of a start, and another one at each start.
     """
     folder = drafted(run_dir, round, token)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(exist_ok=True)  # not the run's own: where that is gone, it stays gone
+    folder.mkdir(exist_ok=True)
     return folder
 
 

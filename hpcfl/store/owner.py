@@ -139,7 +139,7 @@ def _text(file: FileIO) -> str:
 
 def _is_there(run_dir: Path, file: FileIO) -> bool:
     """True where the open file is the one that others find in the folder."""
-    with suppress(FileNotFoundError):
+    with suppress(OSError):  # also that the folder is gone
         return os.path.samestat(os.fstat(file.fileno()), (run_dir / FILE).stat())
     return False
 

@@ -6,6 +6,7 @@ columns of them (table.py). Rare things that happen to a run are events, records
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -62,15 +63,23 @@ class Segment:
         KeyError, IndexError, ValueError, TypeError
             For an unknown column, a round of another segment, a wrong shape, a fraction for an integer
             column; the row does not count then.
+        OSError
+            If the disk refuses it, or the file has been removed from the folder.
         """
         if not self.first <= round < self.rounds:
             raise IndexError(f"round {round} is not one of {self.first} to {self.rounds - 1}")
+        self._check_there()
         self._row.view("u1")[:] = np.frombuffer(self._blank, "u1")
         for name, value in row.items():
             self._fit(name, value)
         place = round - self.first
         sign(self._row, place)
         self._put(place)
+
+    def _check_there(self) -> None:
+        """Raise OSError where the open file is not the folder's any more: rows would be lost in silence."""
+        if not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
 
     def _fit(self, name: str, value: Any) -> None:
         """Put `value` into the row, in the column's dtype and shape."""
@@ -111,7 +120,11 @@ class Segment:
 
     def sync(self) -> None:
         """Wait until all rows and events so far are on the disk, where a loss of power leaves them."""
-        os.fsync(self._file.fileno())
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
 
     def close(self) -> None:
         self._file.close()

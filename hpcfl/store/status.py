@@ -8,6 +8,7 @@ check of all others: what does not fit it is not believed.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import zlib
@@ -47,11 +48,26 @@ def write_status(run_dir: Path, state: str, reason: str = "", ranks: Sequence[st
     if state not in STATES:
         raise ValueError(f"a run is one of {', '.join(STATES)}, not '{state}'")
     text = signed(state, reason) + "".join(f"rank {rank}: {process}\n" for rank, process in enumerate(ranks))
-    word, _, rest = text.partition("\n")
-    write_text(run_dir / "status", f"{word}\n{CHECK}{_check(text)}\n{rest}")
+    write_text(run_dir / "status", _checked(text))
 
 
-def signed(state: str, reason: str) -> str:
+def overwrite_status(run_dir: Path, state: str, reason: str) -> None:
+    """Write a status into the bytes of the one that is there: a full disk lets nothing but that be changed.
+
+    What they do not hold of the reason is cut off. OSError where that is refused too, or there is no room for any.
+    """
+    with (run_dir / "status").open("r+b", buffering=0) as file:
+        room = os.fstat(file.fileno()).st_size
+        spare = room - len(_checked(signed(state)).encode())
+        if spare < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
+        reason = reason.encode()[:spare].decode(errors="ignore")
+        text = signed(state, reason)
+        text += "\n" * (room - len(_checked(text).encode()))
+        file.write(_checked(text).encode())
+
+
+def signed(state: str, reason: str = "") -> str:
     """The text of a status, in the name of this process."""
     fields = {
         "reason": " ".join(reason.split()),
@@ -103,8 +119,14 @@ def parsed(text: str) -> Status:
         time=fields.get("time", ""),
     )
     if state == "running" and status.here and not _alive(status.pid, fields.get("started", "")):
-        return Status("killed", f"process {status.pid} is no more", status.host, status.pid, status.time)
+        return Status("killed", f"process {status.pid} ended without a word", status.host, status.pid, status.time)
     return status
+
+
+def _checked(text: str) -> str:
+    """The content of the file: a text of `signed`, with the check behind its first line."""
+    word, _, rest = text.partition("\n")
+    return f"{word}\n{CHECK}{_check(text)}\n{rest}"
 
 
 def _check(text: str) -> str:

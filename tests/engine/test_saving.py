@@ -151,10 +151,11 @@ def test_a_file_that_cannot_be_written_ends_the_run_and_the_one_before_stays(
 
 def test_whatever_the_disk_says_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "checkpoints" / ".tmp-77-round-000004" / "rank-0002.h5"
-    error = refused(tmp_path, store.WriteError(errno.ENOTDIR, "no", str(file)))
-    assert isinstance(error, RunError)
-    assert str(error).startswith(f"'{tmp_path}/checkpoints/round-000004/rank-0002.h5' cannot be written: ")
-    assert refused(tmp_path, NotADirectoryError(errno.ENOTDIR, "no", str(file))) is None
+    for kind in (store.WriteError, OSError):
+        error = refused(tmp_path, kind(errno.EKEYEXPIRED, "no", str(file)))
+        assert isinstance(error, RunError)
+        assert str(error).startswith(f"'{tmp_path}/checkpoints/round-000004/rank-0002.h5' cannot be written: ")
+    assert refused(tmp_path, OSError(errno.EACCES, "no", "/data/images.h5")) is None
 
 
 # ---- beside the rounds

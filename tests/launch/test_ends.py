@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,11 @@ import pytest
 
 import hpcfl
 from hpcfl import store
+from hpcfl.base.errors import RunError
 from hpcfl.cli import main
+from hpcfl.engine import loop
 from hpcfl.launch import run as launched
+from hpcfl.store import atomic, status
 from hpcfl.testing.runs import table
 
 ROUNDS = 3
@@ -71,3 +78,95 @@ def test_a_done_run_that_was_not_sealed_is_mended(
     assert (store.read_status(folder).state, rows(folder)) == ("done", ROUNDS)
     assert not list(folder.rglob(".tmp-*"))
     assert not store.verify(folder).damaged
+
+
+# ---- folders that go away
+
+
+def moved(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+
+
+def replaced(folder: Path) -> None:
+    moved(folder)
+    folder.mkdir()
+
+
+def without_rows(folder: Path) -> None:
+    shutil.rmtree(folder / "metrics")
+
+
+@pytest.mark.parametrize("vanish", [shutil.rmtree, moved, replaced, without_rows])
+@pytest.mark.parametrize("every", [1, None])
+def test_a_folder_that_goes_away_ends_the_run(
+    vanish: Callable[[Path], None], every: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not made anew, and no round is called safe."""
+    folder, step, done = tmp_path / "run", loop.step, list[int]()
+
+    def stepped(job: Any, now: Any, *more: Any) -> None:
+        step(job, now, *more)
+        done.append(now.round)
+        if now.round == 2:
+            vanish(folder)
+
+    monkeypatch.setattr(loop, "step", stepped)
+    config = table("fedavg", "mlp", False, rounds=9) | ({"checkpoint": {"every": every}} if every else {})
+    with pytest.raises(RunError, match=r"^'[^']*' is gone: it was deleted, moved or unmounted under the run") as caught:
+        hpcfl.run(config, out=folder, quiet=True)
+    assert "safe" not in str(caught.value)
+    assert done[-1] <= 3
+    assert "run.h5" not in {path.name for path in folder.glob("*")} or vanish is without_rows
+    if vanish in (moved, replaced) and every:
+        monkeypatch.undo()
+        assert main(["resume", str(tmp_path / "elsewhere"), "--quiet"]) == 0
+        assert rows(tmp_path / "elsewhere") == 9
+
+
+# ---- what the system answers
+
+ERRORS = (errno.EPERM, errno.EACCES, errno.EKEYEXPIRED, errno.ENOSPC, errno.ESTALE, errno.ENOTCONN)
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, number: int) -> dict[str, Callable[[], None]]:
+    """What lets the system refuse rows, their way to the disk, the status at the end, checkpoints."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    def end(folder: Path, state: str, *more: Any, **others: Any) -> None:
+        if state != "running":
+            monkeypatch.setattr(atomic.os, "fsync", refuse)
+        status.write_status(folder, state, *more, **others)
+
+    return {
+        "rows": lambda: monkeypatch.setattr("hpcfl.store.segment.os.pwrite", refuse),
+        "status": lambda: monkeypatch.setattr(launched.store, "write_status", end),
+        "checkpoints": lambda: monkeypatch.setattr("hpcfl.engine.saving.store.write_server", refuse),
+    }
+
+
+@pytest.mark.parametrize("number", ERRORS)
+@pytest.mark.parametrize("what", ["rows", "status", "checkpoints"])
+def test_what_the_system_answers_is_told(
+    what: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    folder = tmp_path / "run"
+    refusing(monkeypatch, number)[what]()
+    config = table("fedavg", "mlp", False, rounds=3) | {"checkpoint": {"every": 1}}
+    with pytest.raises(RunError) as caught:
+        hpcfl.run(config, out=folder, quiet=True)
+    part = {"rows": "metrics/segment-000.h5", "status": "status", "checkpoints": ""}[what]
+    assert os.strerror(number) in str(caught.value)
+    assert str(folder / part) in str(caught.value)
+    monkeypatch.undo()
+    assert store.read_status(folder).state == "failed"
+
+
+def test_a_full_disk_takes_a_word_that_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write_status(tmp_path, "running", ranks=["process 7 on host"])
+    before = (tmp_path / "status").stat().st_size
+    store.overwrite_status(tmp_path, "failed", "no room " * 99)
+    assert (tmp_path / "status").stat().st_size == before
+    found = store.read_status(tmp_path)
+    assert (found.state, found.reason[:7]) == ("failed", "no room")
