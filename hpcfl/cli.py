@@ -5,11 +5,13 @@ Each command imports what it needs: options are judged, and signals noted, befor
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -110,7 +112,10 @@ def _launch(decide: Callable[[], RunRequest | None], allow_mixed: bool) -> None:
     from hpcfl.comm.launcher import world
     from hpcfl.launch.run import launch
 
-    launch(decide, world(), allow_mixed=allow_mixed)
+    comm = world()
+    with suppress(ValueError, OSError):  # there may be no file behind stderr
+        faulthandler.enable()  # a crash leaves Python's lines; MPI has set its own handlers before
+    launch(decide, comm, allow_mixed=allow_mixed)
 
 
 @cli.command()
@@ -151,13 +156,20 @@ def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: 
 @cli.command()
 @FOLDERS
 @click.option("--wait", is_flag=True, help="Return when they have stopped.")
-def stop(folders: tuple[Path, ...], wait: bool) -> None:
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="With --wait: seconds after which a run that writes nothing is given up.",
+)
+def stop(folders: tuple[Path, ...], wait: bool, patience: float) -> None:
     """Ask running runs to stop after the round they are in; `hpcfl resume` goes on with them."""
     running = [stopping.running(folder) for folder in folders]  # all are judged before one is asked
     for folder in running:
         stopping.request(folder)
     for folder in running if wait else ():
-        state = stopping.outcome(folder)
+        state = stopping.outcome(folder, patience)
         if state != "stopped":
             raise RunError(f"'{folder}' did not stop: expected it to be stopped, it is {state}")
 

@@ -111,8 +111,8 @@ class Config(ConfigBase):
     """Wall clock: seconds of silence after which a rank that owes an answer counts as dead; for MPIs that do not tell.
     By default never."""
     patience: float = Field(30.0, gt=0)
-    """Wall clock: seconds for which the server waits for ranks before it says on stderr for whom; it says so again
-    every 5 minutes."""
+    """Seconds for which nothing may move before a rank says on stderr where it stands; at least ten median rounds.
+    Wall clock: also those for which the server waits for ranks before it says for whom. Said again every 5 minutes."""
     fault_tolerance: Literal["auto", "ulfm"] = "auto"
     """Wall clock: go on without dead ranks where the MPI tells of them (``auto``), or refuse to run elsewhere."""
     lost_clients: Literal["drop", "rehost"] = "drop"

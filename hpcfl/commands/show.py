@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,9 +22,12 @@ from hpcfl.commands.groups import Group, Recorded, groups
 from hpcfl.store.integrity import one_line
 
 Rows = Sequence[Mapping[str, Any]]
+QUIET_SECONDS = 60.0  # without a row, after which a running run is said to be quiet
 LAST = 10  # evaluations that accuracy_last is the mean of
 WRAP = 24  # characters of a line of a name, where a table is turned
 NOTHING: dict[str, Any] = {
+    "reason": "",  # of the status, where a run has not ended well
+    "quiet_seconds": None,  # since a run that is said to be running wrote anything
     "rounds": 0,
     "accuracy": None,  # of the last evaluation
     "accuracy_last": None,
@@ -88,7 +92,12 @@ def summary(path: Path) -> dict[str, Any]:
     """One run's figures: run, status, and the keys of `NOTHING`."""
     folder = store.run_folder(path)
     data = store.open_run(folder)
-    row = {"run": str(folder), "status": store.read_status(folder).state, **NOTHING}
+    status = store.read_status(folder)
+    row = {"run": str(folder), "status": status.state, **NOTHING}
+    if status.state == "running":
+        row["quiet_seconds"] = max(0.0, time.time() - store.last_written(folder))
+    elif status.state not in ("done", "stopped"):
+        row["reason"] = status.reason
     if "cohort" not in data:
         return row
     events = store.events(folder)
@@ -218,8 +227,12 @@ def _turned(lines: Sequence[Mapping[str, str]]) -> Any:
 
 
 def remarks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What does not fit into a table: who was lost on the way, how much was rejected, what the guard warned of."""
+    """What does not fit into a table: why a run ended, whether one moves, who was lost, what the guard says."""
     for row in rows:
+        if row["reason"]:
+            yield f"{Path(row['run']).name}: {row['status']}: {row['reason']}"
+        if (row["quiet_seconds"] or 0.0) > QUIET_SECONDS:
+            yield f"{Path(row['run']).name}: running, but has written nothing for {row['quiet_seconds']:.0f} s"
         for client, how in row["lost"]:
             yield f"{Path(row['run']).name}: client {client} was lost {how}"
         for client, how in row["rehosted"]:

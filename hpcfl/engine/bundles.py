@@ -18,6 +18,7 @@ from hpcfl.base.memory import LARGEST_BYTES, last_level_cache
 from hpcfl.base.transfer import memory_of
 from hpcfl.base.types import State
 from hpcfl.comm.placement import Chunk
+from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import Sent, collected, told, visited
 from hpcfl.learning.batches import Visits
 
@@ -55,9 +56,15 @@ class Bundles:
     """
 
     def __init__(
-        self, task: Task, algorithm: Algorithm, kinds: Sequence[Hashable], wanted: bool, apart: bool = True
+        self,
+        task: Task,
+        algorithm: Algorithm,
+        kinds: Sequence[Hashable],
+        wanted: bool,
+        apart: bool = True,
+        moves: Moves | None = None,
     ) -> None:
-        self.task, self.algorithm, self.kinds = task, algorithm, kinds
+        self.task, self.algorithm, self.kinds, self.moves = task, algorithm, kinds, moves or Moves()
         self._same: dict[tuple[int, Kind], bool] = {}  # by a chunk's number of visits, and their kind
         self._tried: set[tuple[int, Kind, int]] = set()  # where chunks of these began in a line
         self._widest: dict[Kind, int] = {}  # clients that may be computed at once on a device, where it was found out
@@ -80,6 +87,7 @@ class Bundles:
         for bundle, kind in self._cut(parts) if self.bytes else (([part], None) for part in parts):
             held = [part.chunk.clients for part in bundle]
             self.task.hold(np.concatenate(held) if len(held) > 1 else held[0])
+            self.moves.to(bundle[0].visits.round, np.concatenate([part.visits.clients for part in bundle]))
             done = self._at_once(shared, bundle, kind) if kind and len(bundle) > 1 else None
             if done and self.apart:
                 yield from (([part], part.visits, told(own)) for part, own in zip(bundle, done[2]))

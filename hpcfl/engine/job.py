@@ -24,6 +24,7 @@ from hpcfl.comm.transport import Personal
 from hpcfl.config import Config
 from hpcfl.data import Federation
 from hpcfl.engine.bundles import Bundles
+from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import evenly
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_finite, client_objectives, client_scores
@@ -80,6 +81,7 @@ class Job:
     task: Task
     algorithm: Algorithm
     chunks: list[Chunk]
+    moves: Moves = field(default_factory=Moves)
 
     @classmethod
     def of(
@@ -228,7 +230,7 @@ class Job:
         """What computes this rank's visits."""
         wanted = self.config.batch_clients == "auto" and self.planner.whole
         apart = self.config.clock == "wall"
-        return Bundles(self.task, self.algorithm, kinds(self.algorithm, self.task), wanted, apart)
+        return Bundles(self.task, self.algorithm, kinds(self.algorithm, self.task), wanted, apart, self.moves)
 
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""

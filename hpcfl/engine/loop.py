@@ -32,6 +32,7 @@ def run(job: Job, rounds: Rounds, recorder: Recorder | None, now: Progress, stop
     """
     config = job.config
     while now.round < config.rounds:
+        job.moves.to(now.round)
         record = Record.open(rounds.phases)
         if rounds.release(now, record):
             return

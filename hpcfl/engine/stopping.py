@@ -7,6 +7,7 @@ and can be gone on with. Nothing heavy is imported with this module: until `inst
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from hpcfl.base.errors import UsageError
+from hpcfl.base.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from hpcfl.base.types import Floats
@@ -25,11 +26,14 @@ ASKED = "hpcfl stop"
 NAMES = ("TERM", "INT", "USR1")
 LOOK_SECONDS = 0.2  # a look at a file costs a network file system a message
 REPEAT_SECONDS = 2.0  # schedulers say TERM several times; a person who says it again waits longer
+REACT_SECONDS = 1.0  # how long the main thread may take to see a signal
 WAIT_SECONDS = 0.1
 
 _signal = ""
 _since = 0.0
+_noted = 0.0
 _before: dict[int, Any] = {}
+_pipe: list[int] = []
 
 
 def install() -> None:
@@ -44,6 +48,13 @@ def install() -> None:
         number = signal.Signals[f"SIG{name}"]
         if number not in _before and signal.getsignal(number) is not signal.SIG_IGN:
             _before[number] = signal.signal(number, _note)
+    if _before and not _pipe and (others := signal.set_wakeup_fd(-1)) == -1:
+        _pipe.extend(os.pipe())
+        os.set_blocking(_pipe[1], False)
+        signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
+        threading.Thread(target=_listen, args=(_pipe[0],), name="hpcfl signals", daemon=True).start()
+    elif _before and not _pipe:
+        signal.set_wakeup_fd(others)  # somebody else listens, as in a notebook
 
 
 def uninstall() -> None:
@@ -53,6 +64,10 @@ def uninstall() -> None:
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
     _before.clear()
     _signal = ""
+    if _pipe:
+        signal.set_wakeup_fd(-1)
+        os.close(_pipe[1])  # the other end is the listener's
+        _pipe.clear()
 
 
 def disregard() -> None:
@@ -66,12 +81,32 @@ def disregard() -> None:
 
 def _note(number: int, _: FrameType | None) -> None:
     """Keep the first signal; a second INT or TERM ends the process as if nothing had been installed."""
-    global _signal, _since
+    global _signal, _since, _noted
+    _noted = time.monotonic()
     if not _signal:
-        _signal, _since = signal.Signals(number).name.removeprefix("SIG"), time.monotonic()
+        _signal, _since = signal.Signals(number).name.removeprefix("SIG"), _noted
     elif number != signal.SIGUSR1 and time.monotonic() - _since > REPEAT_SECONDS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         signal.raise_signal(number)
+
+
+def _listen(pipe: int) -> None:
+    """End the process at a second INT or TERM where the main thread does not come back to Python to do so.
+
+    As in a call of MPI, or of torch. Python's handlers wait for it; what is written to the pipe does not.
+    """
+    first = 0.0
+    while numbers := os.read(pipe, 64):
+        number = next((each for each in numbers if each in (signal.SIGINT, signal.SIGTERM)), None)
+        if number is None:
+            continue
+        now = time.monotonic()
+        if first and now - first > REPEAT_SECONDS:
+            time.sleep(REACT_SECONDS)
+            if _noted < now:
+                os._exit(128 + number)
+        first = first or now
+    os.close(pipe)
 
 
 class Stop:
@@ -164,10 +199,29 @@ def running(path: Path) -> Path:
     return folder
 
 
-def outcome(folder: Path) -> str:
-    """Wait until a run is no longer running; return the first word of its status then."""
+def outcome(folder: Path, patience: float) -> str:
+    """Wait until a run is no longer running; return the first word of its status then.
+
+    Raises
+    ------
+    RunError
+        If it has written nothing for `patience` seconds; a line says so before, when a tenth of these are over.
+    """
     from hpcfl import store
 
-    while (state := store.read_status(folder).state) == "running":
+    written, since, told = -1.0, time.monotonic(), False
+    while (status := store.read_status(folder)).state == "running":
+        if (last := store.last_written(folder)) != written:
+            written, since, told = last, time.monotonic(), False
+        quiet = time.monotonic() - since
+        if quiet > patience:
+            raise RunError(
+                f"'{folder}' did not stop: it has written nothing for {quiet:.0f} s; its process is {status.pid} on "
+                f"{status.host}, which a second signal TERM ends"
+            )
+        if quiet > patience / 10 and not told:
+            told = True
+            line = f"'{folder}' has written nothing for {quiet:.0f} s; it stops after the round that it is in"
+            print(f"hpcfl: {line}", file=sys.stderr, flush=True)
         time.sleep(WAIT_SECONDS)
-    return state
+    return status.state

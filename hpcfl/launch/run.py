@@ -39,6 +39,7 @@ from hpcfl.comm.launcher import end_job, has_ulfm, library
 from hpcfl.comm.placement import check_there, lane_topologies
 from hpcfl.comm.processors import Processors, processors, shares, threads
 from hpcfl.engine import stopping
+from hpcfl.engine.hangs import Moves, watched
 from hpcfl.engine.profile import Phases, Profile
 from hpcfl.launch.alike import builds, check_builds, check_code, other_code, package_digest
 from hpcfl.launch.device import fixed_arithmetic, other_device, placed
@@ -113,7 +114,8 @@ def carry_out(request: RunRequest, comm: Any) -> None:
     plugins.look_first(request.places, request.folder, request.only)
     renew()
     config = raise_together(comm, lambda: configs.from_text(request.config))
-    serves = comm is None or comm.Get_rank() == 0
+    rank = 0 if comm is None else comm.Get_rank()
+    serves = rank == 0
     if serves:
         (request.folder / ERROR_FILE).unlink(missing_ok=True)
     processes = _processes(comm)
@@ -126,14 +128,15 @@ def carry_out(request: RunRequest, comm: Any) -> None:
         board = _board(ranks, hosts) if config.clock == "wall" else None
         device, devices = placed(config, ranks, hosts)
     with fixed_arithmetic(config.reproducible and device != "cpu"):
-        with _without_absent(request, ranks):
+        with _without_absent(request, ranks), watched(Moves(), config.patience, rank, len(hosts)):
             job, now = _prepared(config, request, ranks, hosts, device, count, share)
             check_code(config, ranks)
             raise_together(ranks, lambda: _opened(request, processes, devices, counts, job, ranks) if serves else None)
         run = _in_step if board is None else partial(_in_real_time, board=board)
         phases = Profile() if request.profile else Phases()
         try:
-            stopped = run(job, request, now, ranks, processes, phases)
+            with watched(job.moves, config.patience, rank, len(hosts), waits_in_words=board is not None):
+                stopped = run(job, request, now, ranks, processes, phases)
         except UserError as error:
             if comm is None:
                 note(request.folder, str(error))

@@ -23,7 +23,16 @@ from hpcfl.store.checkpoints import (
 )
 from hpcfl.store.columns import Column, Fact
 from hpcfl.store.owner import release, take
-from hpcfl.store.reading import data_folder, events, open_run, read_facts, run_attributes, run_folder, segment_paths
+from hpcfl.store.reading import (
+    data_folder,
+    events,
+    last_written,
+    open_run,
+    read_facts,
+    run_attributes,
+    run_folder,
+    segment_paths,
+)
 from hpcfl.store.segment import Segment
 from hpcfl.store.status import Status, overwrite_status, read_status, write_status
 from hpcfl.store.table import begin, create, rebuild, seal
@@ -45,6 +54,7 @@ __all__ = [
     "draft",
     "drafted",
     "events",
+    "last_written",
     "latest",
     "load",
     "load_personal",

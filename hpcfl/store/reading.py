@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,6 +189,15 @@ def read_facts(run_dir: Path) -> list[Fact]:
     """What run.h5 knows of each client; nothing where it was written before there was such a thing."""
     with _table(run_dir) as file:
         return facts_of(file)
+
+
+def last_written(run_dir: Path) -> float:
+    """Return when a run last wrote a row, a checkpoint or its status, in seconds as files have them; 0: never."""
+    times = [0.0]
+    for path in (run_dir / "status", run_dir / "checkpoints", *segment_paths(run_dir)):
+        with suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)
 
 
 def segment_paths(run_dir: Path) -> list[Path]:

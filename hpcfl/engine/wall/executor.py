@@ -274,6 +274,7 @@ class Executor:
 
     def _work(self, shared: State, visits: Visits) -> Client:
         """Begin the visits of some clients of one chunk."""
+        self.job.moves.to(visits.round, visits.clients)
         self.job.task.hold(self._chunk_of(visits).clients)
         self.job.task.oracle_calls[:] = 0
         return self.job.algorithm.client(self.job.task, shared, self._personal(visits), visits)
