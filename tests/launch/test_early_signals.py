@@ -19,19 +19,25 @@ from hpcfl.testing.runs import table, toml
 pytestmark = pytest.mark.launch
 
 RANKS = 2
+RANK_SETTINGS = b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK="
 
 
 def loading(job: Live) -> int:
-    """How many of a job's processes of Python have loaded NumPy's library: the first large one that a run needs."""
-    found = 0
+    """How many of a job's ranks have loaded NumPy's library: the first large one that a run needs.
+
+    A rank that is just starting a program is two processes of Python for a moment.
+    """
+    found = set()
     for pid in descendants(job.process.pid):
         place = Path(f"/proc/{pid}")
         try:
             python = (place / "cmdline").read_bytes().split(b"\0")[0] == sys.executable.encode()
-            found += python and b"_multiarray_umath" in (place / "maps").read_bytes()
+            if python and b"_multiarray_umath" in (place / "maps").read_bytes():
+                settings = (place / "environ").read_bytes().split(b"\0")
+                found.add(next((each for each in settings if each.startswith(RANK_SETTINGS)), b""))
         except OSError:  # it has ended
             continue
-    return found
+    return len(found)
 
 
 @pytest.mark.parametrize("mpi", ["", *mpis()], ids=lambda name: name or "alone")
