@@ -3,6 +3,7 @@
     python tests/chaos.py --trials 300 --out FOLDER                 # kills
     python tests/chaos.py --faults --out FOLDER                     # calls on the run folder fail, on ranks
     python tests/chaos.py --faults --alone --out FOLDER             # each of them, in one process
+    python tests/chaos.py --ends --out FOLDER                       # one process, killed at each call of its end
     python tests/chaos.py --both --trials 12 --out FOLDER           # a suspended client and a full disk, in real time
 
 A trial of the first kind is a small run (one of `PRESETS`, simulated clock, a checkpoint after each round) on 2 to
@@ -16,10 +17,12 @@ With ``--faults`` a first run counts the calls (open, write, truncate, fsync, re
 then one of them fails in each trial, once (``fail``) or with all that need room after it (``full``; on ranks only the
 first, the middle and the last of equal calls on one file). The run must bear it or end within `FAULT_SECONDS` with one
 line and an exit code other than 0, and go on later. With ``--alone`` that is a single process without MPI, forked.
+With ``--ends`` it is killed at each call from its last row on, in a write when half of it is written: what says done
+then is done for every reader, and nothing is left of it once it was resumed.
 
-Trials that are in ``FOLDER/trials.jsonl`` (``faults.jsonl``, ``both.jsonl``) already are not repeated. Prints a line
-per trial and one JSON line last; ends with 1 if there was any problem. Needs a C compiler for whatever happens on the
-disk, and the MPIs under ``.mpi`` or ``HPCFL_MPI``. A trial of kills takes 5 to 20 s on 2 cores.
+Trials that are in ``FOLDER/trials.jsonl`` (``faults.jsonl``, ``ends.jsonl``, ``both.jsonl``) already are not
+repeated. Prints a line per trial and one JSON line last; ends with 1 if there was any problem. Needs a C compiler for
+whatever happens on the disk, and the MPIs under ``.mpi`` or ``HPCFL_MPI``. A trial of kills takes 5 to 20 s on 2 cores.
 """
 
 from __future__ import annotations
@@ -364,6 +367,8 @@ class Scene:
         if (found := self.read())["status"] != "done":
             self.wrong("resume", f"ended with status {found['status']}")
         self.plain()
+        if left := [path.name for path in self.folder.rglob(".tmp-*")]:
+            self.wrong("leftovers", left)
         if self.reference is None or self.problems:
             return code
         if found["recorded"] != self.reference.rounds:
@@ -574,7 +579,10 @@ def kills_summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Fault:
-    """The number-th call (from 1) of a rank on the run folder fails, once (``fail``) or from there on (``full``)."""
+    """The number-th call (from 1) of a rank on the run folder fails, once (``fail``) or from there on (``full``).
+
+    Or the rank is killed there (``kill``).
+    """
 
     action: str
     rank: int
@@ -625,6 +633,23 @@ def faults(given: argparse.Namespace, place: Place) -> list[dict[str, Any]]:
     return [each for each in place.done() if each["name"] in asked]
 
 
+def ends(given: argparse.Namespace, place: Place) -> list[dict[str, Any]]:
+    """Kill one process at each call on its folder from its last row on, in an order drawn at random."""
+    if place.disk is None:
+        raise SystemExit("chaos: kills at calls on the disk need a C compiler (cc)")
+    reference = place.reference("faulty-", FAULTY, 1, "")
+    calls = [line for line in reference.calls[0] if not line.startswith("phase ")]
+    rows = [number for number, line in enumerate(calls, 1) if line == "write /metrics/segment-000.h5"]
+    every = [Fault("kill", 0, number, "") for number in range(rows[-1], len(calls) + 1)]
+    order = np.random.default_rng(given.seed).permutation(len(every))[: given.trials]
+    chosen, done = [every[each] for each in order], {each["name"] for each in place.done()}
+    for fault in chosen:
+        if fault.name not in done:
+            place.note(result := failed(fault, place, reference, 1))
+            tell(f"{fault.name:24s} {result['hit']:60s} {result['outcome']:9s}", result)
+    return [each for each in place.done() if each["name"] in {fault.name for fault in chosen}]
+
+
 def failed(fault: Fault, place: Place, reference: Reference, ranks: int) -> dict[str, Any]:
     """Let one call fail; return what came of it."""
     here = place.folder / "faults" / fault.name
@@ -656,6 +681,10 @@ def judged(scene: Scene, job: Struck, code: int, took: float | None) -> tuple[di
     if NOISE.search(job.err):
         scene.wrong("noise", job.err[-600:])
     found = scene.read()
+    if code == -signal.SIGKILL:
+        if found["status"] == "done":
+            scene.plain()
+        return found, "killed"
     if took is None:
         return found, "missed"
     if code == 0:
@@ -759,6 +788,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", action="store_true", help="let each call on the run folder fail")
     parser.add_argument("--alone", action="store_true", help="with --faults: each call of one process, without MPI")
+    parser.add_argument("--ends", action="store_true", help="kill one process at each call of its end")
     parser.add_argument("--both", action="store_true", help="a suspended client and a full disk, in real time")
     parser.add_argument("--trials", type=int, help="how many; of faults all unless it says fewer", default=None)
     parser.add_argument("--mpi", nargs="+", choices=mpis(), default=mpis())
@@ -770,11 +800,13 @@ def main() -> int:
     act, summary, file = (
         (faults, faults_summary, "faults.jsonl")
         if given.faults
+        else (ends, faults_summary, "ends.jsonl")
+        if given.ends
         else (both, both_summary, "both.jsonl")
         if given.both
         else (kills, kills_summary, "trials.jsonl")
     )
-    if given.trials is None and not given.faults:
+    if given.trials is None and not given.faults and not given.ends:
         given.trials = 12 if given.both else 300
     place = Place(given.out.resolve(), file)
     try:

@@ -42,6 +42,11 @@ def test_a_call_on_the_folder_that_fails_is_borne_or_explained(place: chaos.Plac
     assert found[0]["outcome"] in ("explained", "borne")
 
 
+def test_a_run_that_is_killed_in_its_end_is_done_for_all_readers_or_goes_on(place: chaos.Place) -> None:
+    found = chaos.ends(Namespace(seed=5, trials=2), place)
+    assert [(each["problems"], each["outcome"]) for each in found] == [([], "killed")] * 2
+
+
 def test_a_job_that_loses_a_client_in_the_midst_of_a_visit_goes_on_alone(tmp_path: Path) -> None:
     if "openmpi" not in mpis():
         pytest.skip("openmpi is not installed")
