@@ -46,6 +46,7 @@ from pathlib import Path
 from threading import Lock, local
 from typing import Any
 
+import h5py
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -382,6 +383,9 @@ class Scene:
         import xarray
 
         try:
+            with h5py.File(self.folder / "run.h5", "r") as file:
+                if len(file["round"]) != (count := store.open_run(self.folder).sizes["round"]):
+                    self.wrong("reader", f"h5py finds {len(file['round'])} rounds of {count}")
             with xarray.open_dataset(self.folder / "run.h5", engine="h5netcdf") as data:
                 if names := different(data, store.open_run(self.folder)):
                     self.wrong("reader", f"plain xarray reads other {', '.join(names)}")

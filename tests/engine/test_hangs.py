@@ -17,9 +17,9 @@ import pytest
 import hpcfl
 from hpcfl import store
 from hpcfl.cli import main
-from hpcfl.engine import hangs
+from hpcfl.engine import hangs, simulated
 from hpcfl.engine.hangs import Moves, watched
-from hpcfl.testing.runs import table, toml
+from hpcfl.testing.runs import play, table, toml
 
 SLOW = '''"""A method whose client 3 takes its time in round 1."""
 import time
@@ -84,6 +84,37 @@ def test_a_round_is_long_only_beside_others(capfd: Any) -> None:
     with watched(moves, 0.01):
         time.sleep(0.5)
     assert not capfd.readouterr().err
+
+
+@pytest.mark.mpi
+def test_only_who_computes_and_rank_0_say_where_they_stand(
+    world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """The last rank sleeps in the first visits of round 1, here."""
+    drained, slow = simulated.drained, world.rank == world.size - 1
+
+    def sleepy(*args: Any) -> Any:
+        if slow and rounds[-1] == 1:
+            time.sleep(1.5)
+        return drained(*args)
+
+    def moved(self: Moves, number: int, clients: Any = None) -> None:
+        rounds.append(number)
+        to(self, number, clients)
+
+    rounds, to = list[int](), Moves.to
+    monkeypatch.setattr(hangs, "TIMES", 1)
+    monkeypatch.setattr(simulated, "drained", sleepy)
+    monkeypatch.setattr(Moves, "to", moved)
+    play(world, table("fedavg", "mlp", False, rounds=3, patience=0.3), shared_dir / "run", world.comm)
+    said = [line for line in capfd.readouterr().err.splitlines() if "nothing has moved" in line and "round 1" in line]
+    who = f"rank {world.rank} of {world.size}: " if world.size > 1 else ""
+    if slow:
+        assert any(line.startswith(f"hpcfl: {who}nothing") and f"{__file__}, line" in line for line in said), said
+    elif world.rank == 0:
+        assert any("it waits for other ranks; those that compute say where" in line for line in said), said
+    else:
+        assert not any("waits" in line for line in said)
 
 
 DEAF = """
