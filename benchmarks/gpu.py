@@ -5,7 +5,8 @@
 Each part is a process of its own with a limit of its own, so that one that fails or hangs loses nothing of the others;
 what each has found is printed as it ends, and the last line has all of it as JSON. 8 minutes on one GPU with 16 cores,
 the parts that tell most first. Without a GPU everything is run on the CPU, which says nothing but that the parts work;
-with `--dry-run` small works are run on a device that is none (`hpcfl.testing.fake_device`). Parts on several
+with `--dry-run` small works are run on a device that is none (`hpcfl.testing.fake_device`), in one process, which ends
+with the traceback of the first error. Parts on several
 ranks need an MPI below .mpi (or HPCFL_MPI), and are left out where there is none.
 
 - ``anchors``: rounds of five works beside the same by hand (`gpu_by_hand`), and without ``deterministic``;
@@ -63,12 +64,12 @@ PRESETS: tuple[str, ...] = (
     *("fedlrgd-breast-cancer", "fedlrgd-softmax-digits", "fedave-logistic"),
     *("next-token", "next-token without dropout", "multi-label", "survival"),
 )
-if "--dry-run" in sys.argv:
-    PRESETS = ("salf-digits", "next-token without dropout")
 ROUNDS = 10  # of each preset
 AT_ONCE = max(1, min(6, len(cores()) // 2))
-DETERMINED = ("salf-digits", "fedavg-digits", "srpfl-fedrep-digits", "resnet-digits")
+DETERMINED: tuple[str, ...] = ("salf-digits", "fedavg-digits", "srpfl-fedrep-digits", "resnet-digits")
 DRY = "--dry-run" in sys.argv
+if DRY:
+    PRESETS, DETERMINED, ROUNDS, AT_ONCE = ("next-token without dropout",), ("salf-digits",), 2, 1
 GPU = "auto" if DRY else "cuda" if torch.cuda.is_available() else "cpu"
 PLACE = "fake:0" if DRY else "cuda:0" if GPU == "cuda" else "cpu"
 BOTH = ("device", GPU), ("cpu", "cpu")  # of the folder, of the key
@@ -357,7 +358,7 @@ def busy() -> Found:
 def sampled() -> Iterator[list[float]]:
     """Sample the GPU's utilisation within the block."""
     samples: list[float] = []
-    if GPU == "cpu":
+    if DRY or GPU == "cpu":
         yield samples
         return
     words = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
@@ -456,7 +457,9 @@ def part(name: str, mpi: str) -> Found:
 
 def outcome(name: str, limit: float, mpi: str = "") -> Found:
     """Return what a part finds in a process of its own; what went wrong, where it does not end well."""
-    words = [sys.executable, __file__, "--part", name, "--mpi", mpi, *(["--dry-run"] if DRY else [])]
+    if DRY:
+        return part(name, mpi)
+    words = [sys.executable, __file__, "--part", name, "--mpi", mpi]
     words += ["--works", *WORKS] if WORKS else []
     child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -486,11 +489,11 @@ def main() -> None:
     parser.add_argument("--part", help=argparse.SUPPRESS)
     options = parser.parse_args()
     WORKS[:] = options.works
+    if DRY:
+        fake_device.registered()
+        torch.__future__.set_swap_module_params_on_conversion(True)  # as on a GPU, tied parameters stay tied
+        launched.chosen = lambda wanted, *_: "cpu" if wanted == "cpu" else PLACE  # type: ignore[attr-defined]
     if options.part:
-        if DRY:
-            fake_device.registered()
-            torch.__future__.set_swap_module_params_on_conversion(True)  # as on a GPU, tied parameters stay tied
-            launched.chosen = lambda wanted, *_: "cpu" if wanted == "cpu" else PLACE  # type: ignore[attr-defined]
         print(json.dumps(part(options.part, options.mpi)))
         return
     start = time.monotonic()
