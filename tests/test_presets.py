@@ -203,7 +203,7 @@ def test_every_experiment_runs_a_round_at_its_size(name: str, folder: Path) -> N
     assert all(value.isfinite().all() for value in after.values())
     assert any((value != now.shared[key]).any() for key, value in after.items())
     chunk = job.chunks[0]  # testing all clients would take most of the time
-    losses, correct, _ = job.scored(1, after, now.personal[chunk.number], chunk.clients)
+    losses, correct, _ = job.scored(1, after, [(chunk.clients, now.personal[chunk.number])])[0]
     assert np.isfinite(losses).all()
     assert (correct <= job.task.federation.test_sizes[chunk.clients]).all()
 

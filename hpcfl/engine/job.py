@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import inf, log
@@ -15,6 +16,7 @@ from hpcfl.algorithms import Algorithm, IteratedReduction
 from hpcfl.algorithms.base import Extras
 from hpcfl.base.errors import refusal
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
+from hpcfl.base.transfer import on_host
 from hpcfl.base.types import Computing, Floats, Ints, Shape, State
 from hpcfl.comm.guard import Norms, RunGuard, Watch
 from hpcfl.comm.layers import Layers
@@ -27,7 +29,7 @@ from hpcfl.engine.bundles import Bundles
 from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import evenly
 from hpcfl.learning.batches import Visits
-from hpcfl.learning.evaluate import client_finite, client_objectives, client_scores
+from hpcfl.learning.evaluate import client_finite, client_objectives, client_sums
 from hpcfl.learning.statistics import client_statistics
 from hpcfl.learning.task import Task
 from hpcfl.schedule.arrivals import Flights
@@ -297,23 +299,36 @@ class Job:
         sums[:, own] = found
         return sums
 
-    def scored(self, round: int, shared: State, personal: State, clients: Ints) -> Floats:
-        """Return the `scores` of a chunk's clients, ``[scores, c]``; who is held out is not tested, and gets 0."""
-        rows = self.members(clients)
-        if len(rows) < len(clients):
-            scores = np.zeros((self.scores, len(clients)))
-            if len(rows):
+    def scored(self, round: int, shared: State, hosted: Iterable[tuple[Ints, State]]) -> list[Floats]:
+        """Return the `scores` of chunks' clients, ``[scores, c]`` each; who is held out is not tested, and gets 0.
+
+        `hosted` has the clients of each chunk and their personal state. All are tested before the device is waited for.
+        """
+        task, model = self.task, partial(self.algorithm.model, self.task, shared)
+        chunks = [(clients, self.members(clients), personal) for clients, personal in hosted]
+
+        def params(clients: Ints, rows: Ints, personal: State) -> State:
+            own = personal
+            if len(rows) < len(clients):
                 own = {name: value[torch.from_numpy(rows)] for name, value in personal.items()}
-                scores[:, rows] = self.scored(round, shared, own, clients[rows])
-            return scores
-        self.task.hold(clients)
-        model = partial(self.algorithm.model, self.task, shared)
-        params = evenly(model, self.task, personal, Visits.for_test(round, clients))
-        tested = client_scores(self.task, params, clients)
-        looked = not np.isfinite(tested[0]).all()  # a finite loss has finite outputs
-        finite = client_finite(self.task, params, clients) if looked else self.task.federation.test_sizes[clients]
-        wanted = self.config.evaluate.objective
-        return np.array([*tested, finite, *([client_objectives(self.task, params, clients)] if wanted else [])])
+            task.hold(clients[rows])
+            return evenly(model, task, own, Visits.for_test(round, clients[rows]))
+
+        sums = on_host([client_sums(task, params(*chunk), chunk[0][chunk[1]]) for chunk in chunks if len(chunk[1])])
+        found, every = [], iter(sums)
+        for clients, rows, personal in chunks:
+            scores, own = np.zeros((self.scores, len(clients))), clients[rows]
+            if len(rows):
+                tested = next(every).numpy()
+                looked = not np.isfinite(tested[0]).all()  # a finite loss has finite outputs
+                finite: Ints | Floats = task.federation.test_sizes[own]
+                if looked or self.config.evaluate.objective:
+                    state = params(clients, rows, personal)
+                    finite = client_finite(task, state, own) if looked else finite
+                rest = [client_objectives(task, state, own)] if self.config.evaluate.objective else []
+                scores[:, rows] = np.array([*tested, finite, *rest])
+            found.append(scores)
+        return found
 
 
 def kinds(algorithm: Algorithm, task: Task) -> list[tuple[Shape, int]]:

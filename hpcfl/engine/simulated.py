@@ -148,8 +148,9 @@ class Simulated(Rounds):
             gathered = with_statistics(self.job.task, now.shared, found) if self.serves else now.shared
             now.shared = self.transport.invite(gathered)
         sums = np.zeros((self.job.scores, self.job.config.clients))
-        for chunk in self.mine:
-            sums[:, chunk.clients] = self.job.scored(now.round, now.shared, now.personal[chunk.number], chunk.clients)
+        hosted = [(chunk.clients, now.personal[chunk.number]) for chunk in self.mine]
+        for (clients, _), scores in zip(hosted, self.job.scored(now.round, now.shared, hosted)):
+            sums[:, clients] = scores
         return self.transport.reduce(sums)
 
     def together(self, record: Record, reason: str) -> str:

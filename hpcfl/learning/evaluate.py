@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 
+from hpcfl.base.transfer import on_host
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.learning.padded import Padded
 from hpcfl.learning.task import TEST_BATCH, Task
@@ -18,10 +19,16 @@ BATCH_BYTES = 2**26  # of samples and of the largest tensor made of them, in one
 FEW = 2  # samples on which it is found out what one costs
 
 
-@torch.no_grad()
 def client_scores(task: Task, params: State, clients: Ints) -> Floats:
     """Sums of the loss and of each metric over the clients' own test samples, ``[1 + metrics, c]``."""
-    sums = np.zeros((1 + len(task.metrics), len(clients)))
+    found: Floats = on_host([client_sums(task, params, clients)])[0].numpy()
+    return found
+
+
+@torch.no_grad()
+def client_sums(task: Task, params: State, clients: Ints) -> Tensor:
+    """The same, float64, on the device that computes, which is not waited for."""
+    sums = torch.zeros(1 + len(task.metrics), len(clients), dtype=torch.float64, device=task.device)
     batches = _batches(task, params, clients, test=True)
     found = ((task.forward(params, batch.x, sizes=batch.sizes), batch) for batch in batches)
     ours = all(each.ours for each in (task.loss, *task.metrics.values()))
@@ -44,10 +51,11 @@ def server_scores(task: Task, shared: State) -> tuple[Floats, int] | None:
     """The same of the global test set, ``[1 + metrics]``, and its size; None without samples or a whole model."""
     if not _whole(task, shared) or task.server_test is None:
         return None
-    params, sums = {name: value.unsqueeze(0) for name, value in shared.items()}, np.zeros(1 + len(task.metrics))
+    params = {name: value.unsqueeze(0) for name, value in shared.items()}
+    sums = torch.zeros(1 + len(task.metrics), dtype=torch.float64, device=task.device)
     for x, y, valid in _server_batches(task, params):
         sums += _scores(task, task.forward(params, x), y, valid)[:, 0]
-    return sums, len(task.server_test[1])
+    return on_host([sums])[0].numpy(), len(task.server_test[1])
 
 
 @torch.no_grad()
@@ -69,10 +77,11 @@ def _server_batches(task: Task, params: State) -> Iterator[tuple[Tensor, Tensor,
 @torch.no_grad()
 def client_objectives(task: Task, params: State, clients: Ints) -> Floats:
     """Each client's sum of losses over its training samples, each with the penalty, float64 ``[c]``."""
-    sums = np.zeros(len(clients))
+    there = torch.zeros(len(clients), dtype=torch.float64, device=task.device)
     for batch in _batches(task, params, clients, test=False):
         each = task.loss.each(task.forward(params, batch.x, sizes=batch.sizes), batch.y, batch.sizes).double()
-        sums += torch.where(batch.valid, each, 0.0).sum(1).cpu().numpy()
+        there += torch.where(batch.valid, each, 0.0).sum(1)
+    sums: Floats = on_host([there])[0].numpy()
     if task.penalty:
         sums += task.federation.train_sizes[clients] * _penalties(task, params)
     return sums
@@ -159,7 +168,6 @@ def _finite(outputs: Tensor, valid: Tensor) -> Floats:
     return found
 
 
-def _scores(task: Task, outputs: Tensor, y: Tensor, valid: Tensor, sizes: Sequence[int] | None = None) -> Floats:
+def _scores(task: Task, outputs: Tensor, y: Tensor, valid: Tensor, sizes: Sequence[int] | None = None) -> Tensor:
     found = [each.each(outputs, y, sizes).double() for each in (task.loss, *task.metrics.values())]
-    sums: Floats = torch.stack([torch.where(valid, each, 0.0).sum(1) for each in found]).cpu().numpy()
-    return sums
+    return torch.stack([torch.where(valid, each, 0.0).sum(1) for each in found])

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from hpcfl.base.memory import let_go
-from hpcfl.base.transfer import on_device
+from hpcfl.base.transfer import memory_of, on_device
 from hpcfl.base.types import Ints
 from hpcfl.data import Federation
 from hpcfl.data.base import Inputs, Labels
 from hpcfl.learning.padded import Kept
+
+TEST_SHARE = 16  # the global test set takes at most this part of the memory of a device that is not the CPU
 
 
 class Samples(NamedTuple):
@@ -67,9 +69,14 @@ class Held:
 
     @cached_property
     def server_test(self) -> tuple[Tensor, Tensor] | None:
-        """Features and labels of the global test set, in main memory; None without samples."""
+        """Features and labels of the global test set, on the device where they fit well; None without samples."""
         held = self.federation.server_test()
-        return None if held is None or not len(held[1]) else (self._tensor(held[0]), self._tensor(held[1]))
+        if held is None or not len(held[1]):
+            return None
+        x, y = self._tensor(held[0]), self._tensor(held[1])
+        if self.device.type != "cpu" and x.nbytes + y.nbytes <= memory_of(self.device) // TEST_SHARE:
+            x, y = on_device(x, self.device), on_device(y, self.device)
+        return x, y
 
     def _tensor(self, part: Inputs | Labels) -> Tensor:
         tensor = torch.from_numpy(part)

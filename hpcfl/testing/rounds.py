@@ -62,7 +62,9 @@ class Played:
         """What each client's test gives: the sums of loss and metrics."""
         found: Figures = {}
         for chunk in self.job.chunks:
-            sums = self.job.scored(self.now.round, self.now.shared, self.now.personal[chunk.number], chunk.clients)
+            sums = self.job.scored(self.now.round, self.now.shared, [(chunk.clients, self.now.personal[chunk.number])])[
+                0
+            ]
             found |= {(client, "test"): torch.from_numpy(own) for client, own in zip(chunk.clients.tolist(), sums.T)}
         return found
 

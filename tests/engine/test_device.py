@@ -22,7 +22,7 @@ from hpcfl.comm.message import ExactSums
 from hpcfl.comm.transport import Alone, arrays
 from hpcfl.engine import bundles
 from hpcfl.engine.job import Job, Progress
-from hpcfl.engine.loop import step
+from hpcfl.engine.loop import evaluate, step
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.launch import device as launched
@@ -253,6 +253,21 @@ def test_launches_and_waits_of_a_round_do_not_depend_on_how_many_clients_there_a
     few, many = (cost(perceptron(clients, 2), fake) for clients in (24, 64))
     assert few == many
     assert few[1] == 2
+
+
+def test_an_evaluation_waits_once_for_the_clients_and_once_for_the_server(fake: str) -> None:
+    job = Job.of(configs.from_table(perceptron(24, 2, batch_clients=3)), None, 1, fake)
+    now, rounds = job.begin(0), Simulated(job, Alone(), 0)
+    evaluate(job, rounds, now, Record.open())  # ways are tried
+    with fake_device.counted() as waits:
+        scores = evaluate(job, rounds, now, Record.open())
+    assert waits.total() == 2
+    assert job.task.server_test is not None
+    assert job.task.server_test[0].device.type == "fake"
+    cpu = Job.of(configs.from_table(perceptron(24, 2, batch_clients=3)), None, 1, "cpu")
+    alike = evaluate(cpu, Simulated(cpu, Alone(), 0), cpu.begin(0), Record.open())
+    for name, value in scores.items():
+        np.testing.assert_array_equal(value, alike[name], name)
 
 
 def test_visits_of_several_chunks_send_one_sum(fake: str) -> None:

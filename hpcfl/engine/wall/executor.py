@@ -310,8 +310,8 @@ class Executor:
 
     def scores(self, round_: int, shared: State) -> Floats:
         """Return the clients' scores, ``[scores, h]``, see `Job.scores`."""
-        scored = [self.job.scored(round_, shared, self.states[each.number], each.clients) for each in self.chunks]
-        return np.concatenate(scored, axis=1)
+        hosted = [(chunk.clients, self.states[chunk.number]) for chunk in self.chunks]
+        return np.concatenate(self.job.scored(round_, shared, hosted), axis=1)
 
     def adopt(self, chunks: Sequence[Chunk], states: Mapping[int, State]) -> None:
         """Take over clients of another rank with their personal state, and read their samples."""
