@@ -25,7 +25,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpcfl.base.errors import VALUE, RunError, UsageError, cut
+from hpcfl.base.errors import LINE, VALUE, RunError, UsageError, cut
 from hpcfl.base.types import Ints, Shape
 from hpcfl.store import inside, manifest
 from hpcfl.store.atomic import PREFIX, created, number_of, numbered, read_text, sync, sync_folder
@@ -250,7 +250,11 @@ def _remove(path: Path) -> None:
         return
     left = next(name for name in (path.with_name(f"{LEFT}{n}-{path.name}") for n in count(1)) if not name.exists())
     gone.rename(left)
-    _log.warning("hpcfl: '%s' holds what the manifest of %s did not list: it is left there", left, path.name)
+    _warn(f"'{left}' holds what the manifest of {path.name} did not list: it is left there")
+
+
+def _warn(line: str) -> None:
+    _log.warning("hpcfl: %s", cut(line, LINE))
 
 
 def _scores(paths: Mapping[int, Path]) -> dict[int, float]:
@@ -273,7 +277,7 @@ def latest(run_dir: Path) -> Path | None:
         reason = damage(path)
         if not reason:
             for other, why in passed:
-                _log.warning("hpcfl: checkpoint %s cannot be read whole and is passed over: %s", other, why)
+                _warn(f"checkpoint {other} cannot be read whole and is passed over: {why}")
             return path
         if not os.path.lexists(path):  # the run goes on: a newer one is there, and this one is no more
             return latest(run_dir)
