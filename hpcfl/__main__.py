@@ -6,6 +6,7 @@ import os
 import sys
 from types import TracebackType
 
+from hpcfl.base import terminal
 from hpcfl.engine import stopping
 
 NOTED = ("run", "resume")  # the commands that end in an orderly way when they are signalled; others are interrupted
@@ -19,6 +20,7 @@ def main() -> None:
     from hpcfl.cli import carry_out  # only now: this takes a good part of a second
 
     hush()
+    terminal.install()
     code = carry_out()
     if code and "mpi4py.MPI" in sys.modules:
         # a planned non-zero exit must come after MPI_Finalize on every rank, or the launcher kills the others

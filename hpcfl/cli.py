@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcfl.base import terminal
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, Stopped, UsageError, UserError
 from hpcfl.engine import stopping
 
@@ -317,7 +318,7 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool, groups: bool) -> 
         print_table(shown)
     _echo(map(json.dumps, rows) if as_json else remarks(rows))
     for line in odd:
-        click.echo(f"hpcfl: {line}", err=True)
+        _say(line)
     if odd:
         sys.exit(RunError.code)
 
@@ -424,18 +425,19 @@ def _check_alone(command: str, text: str) -> None:
 
 
 def _say(line: str) -> None:
-    click.echo(f"hpcfl: {line}", err=True)
+    print(f"hpcfl: {line}", file=sys.stderr, flush=True)
 
 
 def _echo(lines: Iterable[str]) -> None:
     for line in lines:
-        click.echo(line)
+        print(line, flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Carry out a command in this process and return its exit code; signals do afterwards what they did before."""
     try:
-        return carry_out(arguments)
+        with terminal.installed():
+            return carry_out(arguments)
     finally:
         stopping.uninstall()
 

@@ -22,6 +22,7 @@ from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optim
 from hpcfl.algorithms.weighting import Weighting
 from hpcfl.base import plugins
 from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
+from hpcfl.base.config import recorded as recorded_table
 from hpcfl.base.errors import UsageError, no_meaning, toml
 from hpcfl.base.files import check_unchanged, origin
 from hpcfl.base.loaded import renew
@@ -461,17 +462,7 @@ def _overlay_table(overlay: Overlay) -> Table:
 
 def from_text(text: str) -> Config:
     """Return the config that `Config.text` wrote."""
-    return from_table(_recorded(text), recorded=True)
-
-
-def _recorded(text: str) -> dict[str, Any]:
-    try:
-        table = json.loads(text)
-    except (ValueError, RecursionError):
-        table = None
-    if not isinstance(table, dict):
-        raise UsageError(f"config: expected what a run has recorded, a table in JSON, got {toml(text)}")
-    return table
+    return from_table(recorded_table(text), recorded=True)
 
 
 def of_run(attributes: Mapping[str, str], run: Path, force: bool = False, trust: bool = False) -> Config:
@@ -489,7 +480,7 @@ def of_run(attributes: Mapping[str, str], run: Path, force: bool = False, trust:
 
 def _look_for(attributes: Mapping[str, str], run: Path, force: bool, trust: bool) -> dict[str, str]:
     """Look for a run's code from now on; return why not, by the names in its config."""
-    code, table = json.loads(attributes.get("code", "{}")), _recorded(attributes["config"])
+    code, table = json.loads(attributes.get("code", "{}")), recorded_table(attributes["config"])
     lost = plugins.look_for(code, run, force, trust)
     picked = [(section, pick.by) for section, pick in PICKED.items()]
     for section, key in (*picked, ("task", "loss"), ("task", "metrics")):
@@ -515,7 +506,10 @@ def to_read(
         If the model's own class is not here, or is not to be imported.
     """
     lost = _look_for(attributes, run, force, trust)
-    table, absent = _recorded(attributes["config"]), dict[str, str]()
+    table, absent = recorded_table(attributes["config"]), dict[str, str]()
+    for section in PICKED:
+        if not isinstance(table.get(section, {}), dict):
+            raise UsageError(f"{section}: expected a table, got {toml(table[section])}")
     for key, recorded in {} if force else json.loads(attributes.get("files", "{}")).items():
         try:
             check_unchanged(key, recorded, "expected it there")

@@ -65,6 +65,18 @@ def check_plain(table: Any, where: str) -> None:
         raise UsageError(f"{where}: expected tables and lists at most {DEPTH} deep in one another")
 
 
+def recorded(text: str) -> dict[str, Any]:
+    """Return the table, in JSON, that a run has recorded as its config; UsageError where it is none."""
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError):
+        table = None
+    if not isinstance(table, dict):
+        raise UsageError(f"config: expected what a run has recorded, a table in JSON, got {toml(text)}")
+    check_plain(table, "config")
+    return table
+
+
 def _holds(value: Any) -> bool:
     return isinstance(value, Mapping | list | tuple)
 

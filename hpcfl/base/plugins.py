@@ -248,6 +248,9 @@ def look_for(
     for spec, about in recorded.items():
         file, module = Path(about["file"]), spec.partition(":")[0]
         up = module.count(".") + (file.name == "__init__.py")
+        if not file.is_absolute() or len(file.parents) <= up:
+            lost[spec] = f"attribute code of run.h5: {spec}: expected the path of a module's file, got '{file}'"
+            continue
         before = file.parents[up]
         loaded = [file_of(module).parents[up]] if getattr(sys.modules.get(module), "__file__", None) else []
         elsewhere = dict.fromkeys((*loaded, run / "code", Path.cwd(), before, *map(Path, sys.path)))

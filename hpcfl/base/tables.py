@@ -10,7 +10,7 @@ def width_of(table: Any) -> int:
     """The characters that a `rich` table takes where nothing is cut."""
     from rich.console import Console
 
-    return Console(width=100_000).measure(table).maximum
+    return Console(width=100_000, markup=False, emoji=False).measure(table).maximum
 
 
 def terminal_width() -> int | None:
@@ -24,4 +24,5 @@ def print_table(table: Any) -> None:
     """Print a `rich` table as wide as it is: what is read by another program, or does not fit, is not cut either."""
     from rich.console import Console
 
-    Console(width=max(width_of(table), terminal_width() or 0)).print(table, crop=False)
+    width = max(width_of(table), terminal_width() or 0)
+    Console(width=width, color_system=None, markup=False, emoji=False).print(table, crop=False)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl import store
+from hpcfl.base.config import recorded
 from hpcfl.base.errors import UsageError, listed
 from hpcfl.base.plugins import digests
 from hpcfl.presets import PICKED, flat
@@ -41,21 +42,18 @@ class Recorded:
     def of(cls, folder: Path) -> Recorded:
         """Read a run folder; UsageError where it is none. A config that is not JSON has no keys."""
         attributes = store.run_attributes(folder)
-        code = {name: _digest(each) for name, each in digests(_json(attributes.get("code", "{}"))).items()}
-        keys = {key: _text(value) for key, value in flat({**_json(attributes["config"]), "code": code})}
+        code = {name: _digest(each) for name, each in digests(json.loads(attributes.get("code", "{}"))).items()}
+        try:
+            table = recorded(attributes["config"])
+        except UsageError as error:
+            tell(f"'{folder}': {error}; it is shown without keys")
+            table = {}
+        keys = {key: _text(value) for key, value in flat({**table, "code": code})}
         return cls(folder, keys, keys.pop("seed", ""))
 
     @property
     def name(self) -> str:
         return self.folder.resolve().name
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        table = json.loads(text)
-    except ValueError:
-        return {}
-    return table if isinstance(table, dict) else {}
 
 
 def _digest(modules: Mapping[str, str]) -> str:

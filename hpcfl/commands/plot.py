@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcfl import store
-from hpcfl.base.errors import UsageError, did_you_mean
+from hpcfl.base.errors import UsageError, UserError, did_you_mean, listed
 from hpcfl.commands.curves import ACCURACY, Curve, has_any, over_rounds, over_time, recorded_metrics, scores
 from hpcfl.commands.group_figures import FIGURES, group_figures
 from hpcfl.commands.groups import Recorded, check_one_data_set, differing, run_folders
 from hpcfl.commands.groups import groups as group_runs
+from hpcfl.commands.show import unforeseen
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,11 +75,16 @@ def plot(
     runs = [Recorded.of(folder) for folder in run_folders(folders)]
     width = width or ("column" if picture.suffix == ".pdf" else "page")
     with rc_context(STYLE):
-        if groups:
-            figure = draw_groups(runs, width)
-        else:
-            what, drawn = lines(runs, clients, any_data, metric)
-            figure = draw(drawn, what, seconds(runs), width, log_time)
+        try:
+            if groups:
+                figure = draw_groups(runs, width)
+            else:
+                what, drawn = lines(runs, clients, any_data, metric)
+                figure = draw(drawn, what, seconds(runs), width, log_time)
+        except UserError:
+            raise
+        except Exception as error:  # what an odd table makes xarray and h5py raise is not foreseen
+            raise unforeseen(listed([f"'{folder}'" for folder in folders]), error) from error
         picture.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, dpi=200)
 

@@ -82,10 +82,15 @@ def summaries(folders: Iterable[Path], by_group: bool = False) -> tuple[list[dic
         except UserError as error:
             odd.append(error)
         except Exception as error:  # what an odd table makes xarray and h5py raise is not foreseen
-            odd.append(RunError(f"'{folder}' cannot be shown: {type(error).__name__}: {one_line(error)}"))
+            odd.append(unforeseen(f"'{folder}'", error))
     if odd and not rows:
         raise odd[0]
     return rows, [str(error) for error in odd]
+
+
+def unforeseen(what: str, error: Exception) -> RunError:
+    """Return in one line that a table that can be read is not one of ours."""
+    return RunError(f"{what} cannot be shown: {type(error).__name__}: {one_line(error)}")
 
 
 def summary(path: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
 from hpcfl.base.errors import Stopped, UsageError
+from hpcfl.base.terminal import plain, raw
 from hpcfl.commands.sweep import FINISHED, Run
 from hpcfl.commands.verify import findings
 from hpcfl.engine.stopping import NAMES, REPEAT_SECONDS
@@ -121,14 +122,14 @@ class Board:
             running = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
             columns = TextColumn("runs"), BarColumn(20), MofNCompleteColumn(), running
             # refreshed by hand: a thread of its own would make it unsafe to start processes
-            self.bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, expand=True)
+            self.bar = Progress(*columns, console=Console(file=raw(sys.stderr)), auto_refresh=False, expand=True)
             self.task = self.bar.add_task("", total=runs, completed=skipped + diverged)
             self.bar.start()
 
     def running(self, names: Sequence[str]) -> None:
         if self.bar is not None:
             done = self.counts.total()
-            self.bar.update(self.task, completed=done, description=", ".join(names), refresh=True)
+            self.bar.update(self.task, completed=done, description=plain(", ".join(names)), refresh=True)
 
     def over(self, name: str, outcome: str, reason: str = "") -> None:
         """Tell of a run that has ended, and keep the reason if it has failed."""

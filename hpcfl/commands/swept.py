@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcfl import store
+from hpcfl.base.config import recorded
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.groups import FIRST, run_folders
 from hpcfl.presets import flat
@@ -43,7 +44,7 @@ def open_sweep(folder: Path | str) -> xarray.Dataset:
     import xarray as xr
 
     folders = list(run_folders([Path(folder)]))
-    configs = [dict(flat(json.loads(store.run_attributes(each)["config"]))) for each in folders]
+    configs = [dict(flat(recorded(store.run_attributes(each)["config"]))) for each in folders]
     keys = [*_telling(configs), SEED]
     places = [tuple(config.get(key) for key in keys) for config in configs]
     for number, place in enumerate(places):

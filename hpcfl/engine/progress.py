@@ -10,6 +10,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from hpcfl.base.terminal import install, plain, raw
+
 
 class Reporter:
     """Tells of rounds that are safely on disk; `first` is the round that this start begins with.
@@ -23,14 +25,15 @@ class Reporter:
         self.bar: Progress | None = None
         if sys.stderr.isatty() and not quiet:
             columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn()
-            self.bar = Progress(TextColumn("round"), *columns, console=Console(stderr=True))
+            self.bar = Progress(TextColumn("round"), *columns, console=Console(file=raw(sys.stderr)))
             self.task = self.bar.add_task("", total=rounds, completed=first)
             self.bar.start()
+            install()  # what is printed meanwhile goes to the bar's console, until it stops
 
     def round(self, done: int, row: Mapping[str, Any]) -> None:
         """Tell of one round; in a log only where it was evaluated."""
         if "client_test_loss" in row:
-            self.text, self.short = describe(row, self.clock), tested(row)
+            self.text, self.short = describe(row, self.clock), plain(tested(row))
         if self.bar is not None:
             self.bar.update(self.task, completed=done, description=self.short)
         elif not self.quiet and "client_test_loss" in row:
@@ -39,7 +42,7 @@ class Reporter:
     def warn(self, kind: str, text: str, always: bool = False) -> None:
         """Warn of something, also where the run is quiet if `always`."""
         if self.bar is not None:
-            self.bar.console.print(f"hpcfl: warning: {kind}: {text}", markup=False, soft_wrap=True)
+            self.bar.console.print(plain(f"hpcfl: warning: {kind}: {text}"), markup=False, soft_wrap=True)
         elif always or not self.quiet:
             print(f"hpcfl: warning: {kind}: {text}", file=sys.stderr, flush=True)
 

@@ -129,6 +129,8 @@ def _recorded_clients(folder: Path, attributes: Mapping[str, str], why: str) -> 
     from hpcfl.data.absent import Absent
 
     facts = {fact.name: fact.values for fact in store.read_facts(folder)}
+    if lacking := [name for name in ("train_samples", "test_samples") if name not in facts]:
+        raise UsageError(f"{folder / 'run.h5'} has no {lacking[0]} of the clients: expected one number for each")
     return Absent.of(json.loads(attributes["samples"]), facts["train_samples"], facts["test_samples"], why)
 
 

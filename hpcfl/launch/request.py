@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
+from hpcfl.base.config import recorded as recorded_table
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.types import Computing
 from hpcfl.config import Config, ConfigLike, Overlay
@@ -169,7 +170,7 @@ def _resumption(
 ) -> RunRequest | None:
     store.segment_paths(folder)  # a run whose metrics are gone is not done
     status, attributes = store.read_status(folder), store.run_attributes(folder)
-    if status.state == "done" and rounds in (None, json.loads(attributes["config"])["rounds"]):
+    if status.state == "done" and rounds in (None, recorded_table(attributes["config"]).get("rounds")):
         if damaged := store.verify(folder).damaged:
             name, reason = next(iter(damaged.items()))
             more = f" (and {len(damaged) - 1} more: hpcfl verify {folder})" if damaged.keys() - {name} else ""

@@ -50,6 +50,7 @@ from hpcfl.launch.request import RunRequest
 from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
 from hpcfl.store.atomic import PREFIX, number_of
+from hpcfl.store.integrity import one_line
 
 if TYPE_CHECKING:
     from hpcfl.comm.transport import Transport
@@ -426,11 +427,21 @@ def _begun(job: Job, request: RunRequest, rank: int) -> Progress:
     now = job.begin(rank)
     if request.checkpoint is None:
         return now
+    try:
+        _taken_up(now, request.checkpoint, job, rank)
+    except (ValueError, TypeError, LookupError, RuntimeError) as error:
+        what = f"{type(error).__name__}: {one_line(error)}"
+        raise RunError(f"checkpoint {request.checkpoint} does not fit the run: {what}") from error
+    return now
+
+
+def _taken_up(now: Progress, path: Path, job: Job, rank: int) -> None:
+    """Set a rank to where a checkpoint was written."""
     import torch
 
     from hpcfl.engine.trained import restored
 
-    now.saved = path = request.checkpoint
+    now.saved = path
     saved = store.load(path, personal=False)
     now.round, now.stage = saved.round, Stage.of(saved.clock)
     now.clock = {name: saved.clock[name] for name in now.clock}
@@ -449,7 +460,6 @@ def _begun(job: Job, request: RunRequest, rank: int) -> Progress:
                 state[name][row] = torch.from_numpy(held[client][name])
     if saved.stale and rank == 0:
         now.extras = job.algorithm.recalled(job.task, now.extras, partial(_saved, job, path))
-    return now
 
 
 def _saved(job: Job, path: Path) -> Iterator[tuple[int, State]]:

@@ -14,22 +14,22 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from hpcfl.base.errors import RunError, UsageError
+from hpcfl.base.errors import LINE, VALUE, RunError, UsageError, cut
 from hpcfl.base.types import Ints, Shape
 from hpcfl.store import inside, manifest
-from hpcfl.store.atomic import PREFIX, created, number_of, numbered, sync, sync_folder
-from hpcfl.store.columns import Array
+from hpcfl.store.atomic import PREFIX, created, number_of, numbered, read_text, sync, sync_folder
+from hpcfl.store.columns import Array, values, whole
 from hpcfl.store.integrity import RUN, SERVER, damage, one_line, run_of
 
 Tensors = Mapping[str, Array]
@@ -37,6 +37,8 @@ Chunk = tuple[Array, dict[str, Array]]
 """Client ids [c], and their tensors ``{name: [c, …]}``."""
 Shapes = Mapping[str, tuple[int, ...]]
 
+NUMBERS = "fiubc"
+LEFT = "left-"
 BESIDE = "beside.json"  # which other checkpoints there were when it became visible
 _CHUNK_BYTES = 1 << 20
 _LEAST_BYTES = 1 << 12
@@ -194,9 +196,13 @@ def lacking(path: Path) -> list[str]:
     None where an earlier version wrote it, or the run has gone on to a newer one meanwhile.
     """
     try:
-        kept = json.loads((path / BESIDE).read_text())
+        kept = json.loads(read_text(path / BESIDE))
     except FileNotFoundError:
         return []
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path / BESIDE} cannot be read: {one_line(error)}") from error
+    if not isinstance(kept, list) or not all(type(number) is int for number in kept):
+        raise RunError(f"{path / BESIDE}: expected numbers of checkpoints, got {cut(repr(kept), VALUE)}")
     there = [number_of(each) for each in saved(path.parents[1])]
     return [f"round-{number:06d}" for number in kept if number not in there] if there[-1:] == [number_of(path)] else []
 
@@ -222,13 +228,34 @@ def _noted(folder: Path, rank: int) -> Any:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint, out of sight at one stroke: a reader sees all of it or nothing."""
+    """Remove a checkpoint, out of sight at one stroke: a reader sees all of it or nothing.
+
+    Of a folder those files go that its manifest lists. Others stay in it, under another name, and a line says where.
+    """
     gone = path.with_name(f"{PREFIX}{os.getpid()}-gone-{path.name}")
     path.rename(gone)
-    if gone.is_dir():
-        shutil.rmtree(gone, ignore_errors=True)
-    else:
+    if not gone.is_dir():
         gone.unlink(missing_ok=True)
+        return
+    try:
+        listed = {*manifest.read(gone), manifest.NAME}
+    except RunError:
+        listed = set()
+    there = [*os.scandir(gone)]
+    ours = [entry for entry in there if entry.name in listed and entry.is_file(follow_symlinks=False)]
+    for entry in ours:
+        Path(entry.path).unlink(missing_ok=True)
+    if len(ours) == len(there):
+        with suppress(OSError):  # a network file system may keep a file that somebody has open
+            gone.rmdir()
+        return
+    left = next(name for name in (path.with_name(f"{LEFT}{n}-{path.name}") for n in count(1)) if not name.exists())
+    gone.rename(left)
+    _warn(f"'{left}' holds what the manifest of {path.name} did not list: it is left there")
+
+
+def _warn(line: str) -> None:
+    _log.warning("hpcfl: %s", cut(line, LINE))
 
 
 def _scores(paths: Mapping[int, Path]) -> dict[int, float]:
@@ -251,7 +278,7 @@ def latest(run_dir: Path) -> Path | None:
         reason = damage(path)
         if not reason:
             for other, why in passed:
-                _log.warning("hpcfl: checkpoint %s cannot be read whole and is passed over: %s", other, why)
+                _warn(f"checkpoint {other} cannot be read whole and is passed over: {why}")
             return path
         if not os.path.lexists(path):  # the run goes on: a newer one is there, and this one is no more
             return latest(run_dir)
@@ -271,23 +298,24 @@ def load(path: Path, personal: bool = True) -> Checkpoint:
     for group in _personal(path) if personal else ():
         states.append((group["ids"][:], {name: item[:] for name, item in group["tensors"].items()}))
     with _opened(_server_file(path)) as file:
-        shared = {name: np.asarray(item[()]) for name, item in file["shared"].items()}
+        shared = _tensors(file["shared"])
         extras = {name: _read(item) for name, item in file.get("extras", {}).items()}
         for name in [name for name in shared if name.startswith(_EARLIER)]:
             extras[name.removeprefix(_EARLIER)] = shared.pop(name)
         return Checkpoint(
-            round=int(file.attrs["round"]),
+            round=whole(file, "round"),
             shared=shared,
             personal=states,
             clock={name: float(value) for name, value in file["clock"].attrs.items()},
-            memory={name: np.asarray(item[()]) for name, item in file.get("memory", {}).items()},
+            memory=_tensors(file["memory"]) if "memory" in file else {},
             stale=_read_stale(file),
             extras=extras,
-            served={
-                int(version): {name: np.asarray(item[()]) for name, item in state.items()}
-                for version, state in file.get("served", {}).items()
-            },
+            served={int(version): _tensors(state) for version, state in file.get("served", {}).items()},
         )
+
+
+def _tensors(group: h5py.Group) -> dict[str, Array]:
+    return {name: np.asarray(values(group, name, NUMBERS)) for name in group}
 
 
 def load_personal(path: Path, client_ids: Iterable[int], check: bool = False) -> dict[int, dict[str, Array]]:
@@ -310,7 +338,7 @@ def load_personal(path: Path, client_ids: Iterable[int], check: bool = False) ->
 def personal_rounds(path: Path, client_ids: Iterable[int]) -> dict[int, int]:
     """Return after how many rounds some clients' personal state was as a checkpoint has it; RunError as `load`."""
     with _opened(_server_file(path)) as file:
-        stale, done = _read_stale(file), int(file.attrs["round"])
+        stale, done = _read_stale(file), whole(file, "round")
     return {client: stale.get(client, done) for client in client_ids}
 
 
@@ -369,12 +397,22 @@ def _personal(path: Path, clients: Ints | None = None, check: bool = False) -> I
     files, check = [path], check and not path.suffix
     if not path.suffix:
         with _opened(path / SERVER, check) as file:
-            homes = file["homes"][:]
+            homes = values(file, "homes", "i", (None,))
         homes = homes if clients is None else homes[clients[clients < len(homes)]]
         files = [path / _rank_file(rank) for rank in np.unique(homes).tolist()]
     for name in files:
         with _opened(name, check) as file:
-            yield from file["personal"].values()
+            for group in file["personal"].values():
+                _check_personal(group)
+                yield group
+
+
+def _check_personal(group: h5py.Group) -> None:
+    """Raise ValueError where clients' tensors have not a row of numbers for each of them."""
+    clients = len(values(group, "ids", "i", (None,)))
+    for name, item in group["tensors"].items():
+        if not isinstance(item, h5py.Dataset) or item.dtype.kind not in NUMBERS or item.shape[:1] != (clients,):
+            raise ValueError(f"{group.name}/tensors/{name}: expected numbers of {clients} clients, got {item}")
 
 
 @contextmanager
@@ -383,7 +421,7 @@ def _opened(path: Path, check: bool = False) -> Iterator[h5py.File]:
     if check and (reason := manifest.damage_of(path.parent, path.name)):
         raise RunError(f"checkpoint {path} is damaged: {reason}")
     try:
-        with inside.checked(h5py.File(path, "r")) as file:
+        with inside.opened(path) as file:
             yield file
     except Exception as error:  # h5py raises almost anything on a damaged file
         raise RunError(f"checkpoint {path} cannot be read: {one_line(error)}") from error

@@ -2,6 +2,8 @@
 
 A column has the round as its first axis, then any of client, layer, rank and arrival; the axes carry attached
 dimension scales, so that netCDF-4 readers see named dimensions and coordinates.
+
+A file may come from somebody else: what is read is what it is expected to be, or a ValueError says which part is not.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ AXES = ("sim_seconds", "wall_seconds", "message_bytes")
 """Columns that readers get as coordinates over the round: a curve may be drawn against any of them."""
 CLIENT = "client"
 LABELS = {"round": "round", "client": "client id", "layer": "layer", "rank": "MPI rank", "arrival": "arrival"}
+KINDS = {"i": "integers", "u": "unsigned integers", "f": "floating-point", "c": "complex", "b": "truth values"}
+MOST_ROUNDS = 2**31 - 1
 ROWS = "rows"
 """The one dataset of a growing segment's rows."""
 
@@ -149,13 +153,66 @@ def add_facts(file: h5py.File, facts: Iterable[Fact]) -> None:
         dataset.attrs["long_name"] = fact.long_name
 
 
+def check_table(columns: Sequence[Column], coords: Mapping[str, Array]) -> None:
+    """Raise ValueError or TypeError where a file describes columns or labels that cannot be."""
+    for name, labels in coords.items():
+        if name not in LABELS or labels.ndim != 1 or labels.dtype.kind not in "iuU":
+            raise ValueError(f"axis {name}: expected a list of integers or of names, got {labels.dtype} {labels.shape}")
+    for column in columns:
+        texts = (column.name, column.dtype, column.long_name, column.units, *column.dims)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"column {column.name}: expected text for all that describes it, got {texts}")
+        if len({*column.dims}) < len(column.dims):
+            raise ValueError(f"column {column.name}: expected each axis once, got {column.dims}")
+        fill_of(column.stored)
+        shape_of(column, coords, 0)
+    if len({column.name for column in columns}) < len(columns):
+        raise ValueError("columns: expected each once")
+
+
+def values(group: h5py.Group, name: str, kinds: str, shape: tuple[int | None, ...] | None = None) -> Array:
+    """The numbers of a dataset; ValueError where it is none of such a shape (None: any, or any length), or type."""
+    item = group.get(name)
+    where = f"{group.name.rstrip('/')}/{name}"
+    if not isinstance(item, h5py.Dataset):
+        raise ValueError(f"{where}: expected a dataset, got {'nothing' if item is None else 'a group'}")
+    there = item.shape or ()
+    if shape is not None and (
+        len(there) != len(shape) or any(want not in (None, got) for want, got in zip(shape, there))
+    ):
+        raise ValueError(f"{where}: expected the shape {shape}, got {there}".replace("None", "n"))
+    if item.dtype.kind not in kinds:
+        raise ValueError(f"{where}: expected {' or '.join(KINDS[kind] for kind in kinds)}, got {item.dtype}")
+    found: Array = item[()]
+    return found
+
+
+def whole(item: Any, name: str) -> int:
+    """An attribute that is a number of rounds, rows or the like; ValueError where it is none."""
+    value = item.attrs.get(name)
+    if not isinstance(value, np.integer) or value < 0:
+        raise ValueError(f"attribute {name}: expected an integer of at least 0, got {value!r:.80}")
+    return int(value)
+
+
+def _axes(item: h5py.Dataset) -> list[str]:
+    """The names of a dataset's axes, by their scales; ValueError where one has none."""
+    try:
+        return [axis[0].name.lstrip("/") for axis in item.dims]
+    except Exception:  # h5py raises almost anything where a scale is gone
+        raise ValueError(f"{item.name}: expected a dimension scale on each of its axes, got others") from None
+
+
 def facts_of(file: h5py.File) -> list[Fact]:
-    """The datasets whose first axis is that of the clients."""
-    return [
-        Fact(name, item[:], str(item.attrs["long_name"]))
-        for name, item in file.items()
-        if isinstance(item, h5py.Dataset) and not item.is_scale and item.dims[0][0].name == f"/{CLIENT}"
-    ]
+    """The datasets of run.h5 whose axis is that of the clients; ValueError where one is neither such nor a column."""
+    facts = []
+    for name, item in file.items():
+        if not isinstance(item, h5py.Dataset):
+            raise ValueError(f"/{name}: expected a dataset, got a group")
+        axes = ["round"] if item.is_scale else _axes(item)
+        if axes[:1] != ["round"]:
+            facts.append(Fact(name, values(file, name, "iuf", (None,)), str(item.attrs.get("long_name", ""))))
+    return facts
 
 
 def label(file: h5py.File, dataset: h5py.Dataset, column: Column) -> None:
@@ -180,13 +237,13 @@ def columns_of(file: h5py.File) -> tuple[Column, ...]:
     return tuple(
         Column(
             name=name,
-            dims=tuple(axis[0].name.lstrip("/") for axis in list(item.dims)[1:]),
+            dims=tuple(_axes(item)[1:]),
             dtype=item.dtype.str,
             long_name=str(item.attrs.get("long_name", "")),
             units=str(item.attrs.get("units", "")),
         )
         for name, item in file.items()
-        if isinstance(item, h5py.Dataset) and not item.is_scale and item.dims[0][0].name == "/round"
+        if isinstance(item, h5py.Dataset) and not item.is_scale and _axes(item)[:1] == ["round"]
     )
 
 

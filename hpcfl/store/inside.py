@@ -1,23 +1,34 @@
 """A run folder keeps to itself: nothing in it leads out, since it may come from somebody else.
 
-The folder itself may be a link, as to a scratch disk.
+The folder itself may be a link, as to a scratch disk. Nor does an HDF5 file in it claim more than it has, or hold
+groups in a circle: what walks through it, or reads it, comes to an end.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
 
 from hpcfl.base.errors import UsageError
+from hpcfl.store.atomic import SMALL, check_regular
 
 MAPPED = re.compile(r"metrics/segment-\d+\.h5")
 """What run.h5 maps."""
 FOLDERS = ("", "metrics", "checkpoints")
+WRITTEN = ("run.h5", "status", "manifest.json", "lock", "stop", "error.txt")
+"""What lies in a run folder itself and is replaced while a run goes on."""
+RATIO = 1032
+"""How many bytes one byte can stand for: deflate makes no more of it."""
 LINK = "is a link: expected what it points at, in its place; only the run folder itself may be one"
+DEEPEST = 5
+"""Names on the way to a dataset, at most."""
 _known: set[tuple[str, int, int, int]] = set()  # files, as they are, that keep to themselves
 
 
@@ -33,6 +44,17 @@ def links(run_dir: Path) -> list[str]:
     return sorted({os.path.relpath(path, run_dir) for path in found} - {"code"})
 
 
+def check_writable(run_dir: Path) -> None:
+    """Raise UsageError where something else is in the place of a file or folder that a run that goes on writes."""
+    for names, test, kind in ((WRITTEN, stat.S_ISREG, "file"), (FOLDERS, stat.S_ISDIR, "folder")):
+        for name in names:
+            with suppress(FileNotFoundError):
+                mode = (run_dir / name).stat().st_mode
+                if not test(mode):
+                    what = "Is a directory" if stat.S_ISDIR(mode) else f"it is no {kind}"
+                    raise UsageError(f"'{run_dir / name}' cannot be written: {what}; expected a {kind}, or nothing")
+
+
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
@@ -44,33 +66,52 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
         return
 
 
-def checked(file: h5py.File) -> h5py.File:
-    """Return an HDF5 file of a run; UsageError, and closed, where it has numbers of another file than run.h5 maps."""
-    path = Path(file.filename)
+def opened(path: Path, **how: bool) -> h5py.File:
+    """Open an HDF5 file of a run to be read.
+
+    Raises
+    ------
+    UsageError
+        If it has numbers of another file than run.h5 maps, or claims more than it can have.
+    OSError
+        If it cannot be opened.
+    """
+    check_regular(path)
+    file = h5py.File(path, "r", **how)
     about = path.stat()
     version = str(path), about.st_ino, about.st_size, about.st_mtime_ns
     if version not in _known:
         maps = MAPPED if path.name == "run.h5" else None
-        if reason := next(_outside(file, maps), ""):
+        if reason := next(_strange(file, maps, about.st_size), ""):
             file.close()
             raise UsageError(f"{path}: {reason}, expected the numbers themselves")
         _known.add(version)
     return file
 
 
-def _outside(group: h5py.Group, maps: re.Pattern[str] | None) -> Iterator[str]:
-    for name in group:
-        where = f"{group.name.rstrip('/')}/{name}"
-        kind = group.id.links.get_info(name.encode(errors="surrogateescape")).type
-        if kind != h5py.h5l.TYPE_HARD:
-            yield f"{where} is a link"
-            continue
-        item = group[name]
-        if isinstance(item, h5py.Group):
-            yield from _outside(item, maps)
-        elif isinstance(item, h5py.Dataset):
-            if item.external:
-                yield f"{where} is kept in '{item.external[0][0]}'"
-            for source in item.virtual_sources() if item.is_virtual else ():
-                if maps is None or not maps.fullmatch(source.file_name):
-                    yield f"{where} maps '{source.file_name}'"
+def _strange(file: h5py.File, maps: re.Pattern[str] | None, size: int) -> Iterator[str]:
+    groups, claimed = [("", file["/"])], 0
+    while groups:
+        above, group = groups.pop()
+        for name in group:
+            where = f"{above}/{name}"
+            if where.count("/") > DEEPEST:
+                yield f"{where} lies deeper than anything of ours"
+            kind = group.id.links.get_info(name.encode(errors="surrogateescape")).type
+            if kind != h5py.h5l.TYPE_HARD:
+                yield f"{where} is a link"
+                continue
+            item = group[name]
+            if h5py.h5o.get_info(item.id).rc > 1:
+                yield f"{where} has several names"
+            if isinstance(item, h5py.Group):
+                groups.append((where, item))
+            elif isinstance(item, h5py.Dataset):
+                if item.external:
+                    yield f"{where} is kept in '{item.external[0][0]}'"
+                for source in item.virtual_sources() if item.is_virtual else ():
+                    if maps is None or not maps.fullmatch(source.file_name):
+                        yield f"{where} maps '{source.file_name}'"
+                claimed += 0 if item.is_virtual else math.prod(item.shape or ()) * item.dtype.itemsize
+                if claimed > max(SMALL, RATIO * size):
+                    yield f"{where} claims the shape {item.shape} in a file of {size} bytes"

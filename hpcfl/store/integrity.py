@@ -15,7 +15,8 @@ import h5py
 
 from hpcfl.store import manifest
 from hpcfl.store.atomic import check_regular, number_of, numbered
-from hpcfl.store.inside import checked
+from hpcfl.store.columns import whole
+from hpcfl.store.inside import opened
 
 SERVER = "server.h5"  # of a folder: what the server holds
 RUN = "run_id"
@@ -41,8 +42,8 @@ def damage(path: Path) -> str:
             if not head.startswith(_SIGNATURE):
                 return "" if head == user_block(file) else "its bytes are not those that were written"
         most = path.stat().st_size
-        with checked(h5py.File(path, "r")) as old:
-            int(old.attrs["round"])
+        with opened(path) as old:
+            whole(old, "round")
             dict(old.attrs)
             old.visititems(lambda _, item: _read(item, most))
     except Exception as error:  # h5py raises almost anything on a damaged file
@@ -53,8 +54,7 @@ def damage(path: Path) -> str:
 def run_of(run_dir: Path) -> str:
     """Return what a run calls itself since it began, "" where that is not known."""
     try:
-        check_regular(run_dir / "run.h5")
-        with h5py.File(run_dir / "run.h5", "r") as file:
+        with opened(run_dir / "run.h5") as file:
             return str(file.attrs.get(RUN, ""))
     except Exception:  # h5py raises almost anything on a damaged file
         return ""
@@ -68,8 +68,8 @@ def of_another(run: str, run_dir: Path) -> str:
 
 def _stranger(path: Path) -> str:
     """Return that a checkpoint that is whole is of another run or round than its place says."""
-    with checked(h5py.File(path / SERVER, "r")) as file:
-        round_, run = int(file.attrs["round"]), str(file.attrs.get(RUN, ""))
+    with opened(path / SERVER) as file:
+        round_, run = whole(file, "round"), str(file.attrs.get(RUN, ""))
     if path in numbered(path.parent, "round", "") and round_ != number_of(path):
         return f"it is the state after round {round_}"
     return of_another(run, path.parents[1])

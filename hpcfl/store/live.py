@@ -28,7 +28,19 @@ import numpy as np
 
 from hpcfl.base.errors import RunError, UsageError, listed
 from hpcfl.store.atomic import created, sync
-from hpcfl.store.columns import ROWS, Array, Column, Coords, add_scales, columns_in, coords_in, described, row_type
+from hpcfl.store.columns import (
+    MOST_ROUNDS,
+    ROWS,
+    Array,
+    Column,
+    Coords,
+    add_scales,
+    check_table,
+    columns_in,
+    coords_in,
+    described,
+    row_type,
+)
 
 MAGIC = b"hpcfl segment: "
 BEGUN, CHECK = "begun", "check"
@@ -171,7 +183,26 @@ def read_layout(file: BinaryIO) -> Layout:
     text = file.read(min(int(digits), _MOST)) if digits.isdigit() else b""
     if _line(text) != line:
         raise RunError("its header is not what was written")
-    return _layout(json.loads(text))
+    try:
+        layout = _layout(json.loads(text))
+        _check_layout(layout)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise RunError(f"its header describes no segment: {type(error).__name__}: {error}") from None
+    return layout
+
+
+def _check_layout(layout: Layout) -> None:
+    """Raise ValueError or TypeError where a header says what cannot be."""
+    check_table(layout.columns, layout.coords)
+    first, rounds, size = layout.first, layout.rounds, layout.size
+    if not 0 <= first <= rounds <= MOST_ROUNDS:
+        raise ValueError(f"expected rounds from 0 to at most {MOST_ROUNDS}, got {first} to {rounds}")
+    for area, record in ((layout.rows, row_type(layout.columns, layout.coords)), (layout.events, EVENT)):
+        each = checked(record, area.lead).itemsize
+        if area.each != each or min(area) < 0 or area.at + area.records * each > size:
+            raise ValueError(f"expected records of {each} bytes within {size} bytes, got {area}")
+    if layout.rows.records != rounds - first:
+        raise ValueError(f"expected {rounds - first} rows, got {layout.rows}")
 
 
 def size_damage(file: BinaryIO, layout: Layout) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcfl.base.errors import RunError
+from hpcfl.base.errors import VALUE, RunError, cut
 from hpcfl.store.atomic import check_regular, read_text, write_text
 
 NAME = "manifest.json"
@@ -74,7 +74,7 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
     path = folder / NAME
     try:
         text = read_text(path)
-        listed: dict[str, dict[str, Any]] = json.loads(text)["files"]
+        listed = json.loads(text)["files"]
         whole = text == _text(listed)
     except FileNotFoundError:
         raise RunError(f"{path} is missing") from None
@@ -84,9 +84,25 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
         whole = False
     if not whole:
         raise DamagedError(f"{path} is damaged: its digest is not that of its content")
+    if not _is_listing(listed):
+        raise RunError(f"{path}: files: expected bytes and sha256 of each file, got {cut(repr(listed), VALUE)}")
     if outside := [name for name in listed if Path(name).is_absolute() or ".." in Path(name).parts]:
         raise RunError(f"{path} lists '{outside[0]}', which is not in its folder: expected files of the run alone")
-    return listed
+    found: dict[str, dict[str, Any]] = listed
+    return found
+
+
+def _is_listing(listed: Any) -> bool:
+    """Whether what a manifest lists are files, each with the bytes and the digest of all that it may be."""
+    return isinstance(listed, dict) and all(
+        name and "\0" not in name and isinstance(known, dict) and all(map(_is_version, [known, *_before(known)]))
+        for name, known in listed.items()
+    )
+
+
+def _is_version(version: Any) -> bool:
+    size, sha256 = (version.get(key) if isinstance(version, dict) else None for key in ("bytes", "sha256"))
+    return type(size) is int and size >= 0 and isinstance(sha256, str)
 
 
 def damage(folder: Path) -> dict[str, str]:
@@ -123,8 +139,11 @@ def _reason(path: Path, known: Mapping[str, Any]) -> str:
 
 def _versions(known: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What a file may be: as it is listed, or as it was before it was replaced."""
-    versions = [known, known["before"]] if "before" in known else [known]
-    return [{key: version[key] for key in ("bytes", "sha256")} for version in versions]
+    return [{key: version[key] for key in ("bytes", "sha256")} for version in [known, *_before(known)]]
+
+
+def _before(known: Mapping[str, Any]) -> list[Any]:
+    return [known["before"]] if "before" in known else []
 
 
 def _sha256(path: Path) -> str:

@@ -16,6 +16,8 @@ from io import FileIO
 from pathlib import Path
 
 from hpcfl.base.errors import UsageError
+from hpcfl.store import inside
+from hpcfl.store.atomic import SMALL
 from hpcfl.store.status import Status, parsed, read_status, signed
 
 FILE = "lock"
@@ -33,6 +35,7 @@ def take(run_dir: Path, force: bool = False) -> None:
     `force` passes over an owner, or a run that is said to be running, on another host. UsageError if another process
     owns the folder or runs its run, or the file cannot be written.
     """
+    inside.check_writable(run_dir)
     try:
         file = _locked(run_dir, force)
         try:
@@ -134,7 +137,7 @@ def _sign(file: FileIO) -> None:
 
 def _text(file: FileIO) -> str:
     file.seek(0)
-    return file.read().decode(errors="replace")
+    return file.read(SMALL).decode(errors="replace")
 
 
 def _is_there(run_dir: Path, file: FileIO) -> bool:

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 
-from hpcfl.base.errors import RunError, UsageError, listed
+from hpcfl.base.errors import LINE, RunError, UsageError, UserError, cut, listed
 from hpcfl.store import inside, live, manifest
 from hpcfl.store.atomic import check_regular, number_of, numbered
+from hpcfl.store.attributes import attributes_of
 from hpcfl.store.checkpoints import saved
 from hpcfl.store.columns import (
     AXES,
@@ -33,13 +36,17 @@ from hpcfl.store.columns import (
     Column,
     Coords,
     Fact,
+    check_table,
     columns_in,
     columns_of,
     coords_in,
     facts_of,
     fill_of,
     row_type,
+    shape_of,
+    values,
     values_of,
+    whole,
 )
 from hpcfl.store.integrity import RUN, damage, of_another, one_line
 from hpcfl.store.status import read_status
@@ -52,12 +59,16 @@ INTERNAL = ("segments", "sealed", "coordinates", "parts", "manifest", "rows")
 HEADER = "header"
 """A sealed segment's description of its columns and labels, as bytes of JSON."""
 HDF5 = b"\x89HDF\r\n\x1a\n"
+MOST_LOST = 1 << 24
+"""Rounds that are not there and read as not recorded: more of them are a claim, which memory could not hold."""
+MOST_BYTES = 1 << 30
 _log = logging.getLogger(__name__)
 _told: set[str] = set()
 
 
 def tell(line: str) -> None:
     """Warn of damage, of each once in a process."""
+    line = cut(line, LINE)
     if line not in _told:
         _told.add(line)
         _log.warning("hpcfl: %s", line)
@@ -101,7 +112,9 @@ def open_run(path: Path | str) -> xarray.Dataset:
     variables: dict[str, Any] = {name: (name, labels) for name, labels in coords.items()}
     rounds = [part.rounds[:n] for part, n in counted]
     variables["round"] = ("round", np.concatenate([np.empty(0, np.int64), *rounds]))
-    for column in merged_columns(parts):
+    columns = merged_columns(parts)
+    _check_room(run_dir, parts, columns, coords, sum(map(len, rounds)))
+    for column in columns:
         about = {"long_name": column.long_name} | ({"units": column.units} if column.units else {})
         variables[column.name] = (("round", *column.dims), _joined(column, coords, counted), about)
     variables |= {fact.name: (CLIENT, fact.values, {"long_name": fact.long_name}) for fact in facts}
@@ -137,7 +150,8 @@ def run_folder(path: Path | str) -> Path:
     given = Path(path)
     folder = given.parent if given.name == "run.h5" else given
     if not (folder / "run.h5").is_file():
-        raise UsageError(f"'{given}' is no run folder: {folder / 'run.h5'} does not exist")
+        lacks = "is no file" if os.path.lexists(folder / "run.h5") else "does not exist"
+        raise UsageError(f"'{given}' is no run folder: {folder / 'run.h5'} {lacks}")
     inside.check_folder(folder)
     return folder
 
@@ -145,9 +159,7 @@ def run_folder(path: Path | str) -> Path:
 def run_attributes(run_dir: Path) -> dict[str, Any]:
     """The attributes of run.h5; UsageError where it cannot be read, RunError where it is damaged."""
     with _table(run_dir) as file:
-        attributes = {name: file.attrs[name] for name in file.attrs}
-    if "config" not in attributes or "segments" not in attributes:
-        raise UsageError(f"{run_dir / 'run.h5'} cannot be read: it is no run's table")
+        attributes = attributes_of(file)
     if "manifest" in attributes and not _alone(run_dir) and not (run_dir / manifest.NAME).exists():
         tell(f"{run_dir / manifest.NAME} is missing: what is read of this run is not checked")
     return attributes
@@ -158,15 +170,19 @@ def _alone(run_dir: Path) -> bool:
     return not any((run_dir / name).exists() for name in ("metrics", "checkpoints", manifest.NAME))
 
 
-def _table(run_dir: Path) -> h5py.File:
-    """Open run.h5 once its bytes are known to be right."""
+@contextmanager
+def _table(run_dir: Path) -> Iterator[h5py.File]:
+    """Open run.h5 once its bytes are known to be right; UsageError where what is read there is not as it should be."""
     path = run_dir / "run.h5"
     if reason := file_damage(run_dir, "run.h5"):
         raise RunError(f"{path} cannot be read: {reason}; expected a copy of the one that was written")
     try:
-        return inside.checked(h5py.File(path, "r"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        with inside.opened(path) as file:
+            yield file
+    except UserError:
+        raise
+    except Exception as error:  # h5py raises almost anything on a damaged file
+        raise UsageError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def file_damage(run_dir: Path, name: str) -> str:
@@ -222,13 +238,23 @@ def open_segment(path: Path) -> h5py.File:
     """Open a segment, whether it is closed, growing, or was left by a killed process; UsageError if it cannot be."""
     try:
         try:
-            return inside.checked(h5py.File(path, "r"))
+            return inside.opened(path)
         except FileNotFoundError:
             raise
-        except OSError:  # still, or for ever, marked as being written
-            return inside.checked(h5py.File(path, "r", swmr=True))
+        except OSError:
+            if not _is_marked(path):  # HDF5 would wait for a writer for ever
+                raise
+            return inside.opened(path, swmr=True)
     except OSError as error:
         raise UsageError(f"segment {path} cannot be read: {error}") from error
+
+
+def _is_marked(path: Path) -> bool:
+    """Whether a file is still, or for ever, marked as being written, and no part of it is cut off."""
+    check_regular(path)
+    with path.open("rb") as file:
+        head = file.read(36)
+    return head[8:9] == b"\3" and bool(head[11] & 5) and path.stat().st_size >= int.from_bytes(head[28:], "little")
 
 
 @dataclass(frozen=True)
@@ -331,18 +357,24 @@ def _closed_part(path: Path, with_data: bool) -> Part:
         # The rounds first: a row that is acknowledged now is complete in whatever is opened from now on.
         rounds = _rounds(file)
         rows = np.flatnonzero(rounds >= 0)
-        about = json.loads(file[HEADER][:].tobytes()) if HEADER in file else {}
+        first, total = whole(file, "first"), whole(file, "rounds")
+        rising = np.unique(rounds[rows].clip(first, total - 1))
+        if not np.array_equal(rounds[rows], rising) or (HEADER in file and len(rows) < len(rounds)):
+            raise ValueError(f"/round: expected rising numbers from {first} to {total - 1}, got {listed(rounds)}")
+        about = json.loads(values(file, HEADER, "u", (None,)).tobytes()) if HEADER in file else {}
         columns = columns_in(about) if about else columns_of(file)
+        coords = coords_in(about) if about else _coords_of(file)
+        check_table(columns, coords)
         return Part(
             path=path,
-            first=int(file.attrs["first"]),
-            total=int(file.attrs["rounds"]),
-            sealed=bool(file.attrs["sealed"]),
+            first=first,
+            total=total,
+            sealed=bool(whole(file, "sealed")),
             rounds=rounds[rows],
             columns=columns,
-            coords=coords_in(about) if about else _coords_of(file),
+            coords=coords,
             stored=len(rows),
-            data=read_rows(file, columns, rows) if with_data else {},
+            data=read_rows(file, columns, rows, coords) if with_data else {},
             lost=_unpacked(json.loads(file.attrs.get("lost", "[]"))),
             reason=str(file.attrs.get("damage", "")),
             run=run,
@@ -355,8 +387,9 @@ def _damaged_part(path: Path, reason: str) -> Part:
     with _table(run_dir) as file:
         columns = columns_of(file)
         coords = _coords_of(file)
-        known = json.loads(file.attrs.get("parts", "{}")).get(path.name, {"first": 0, "rounds": 0, "rows": []})
-    rounds = _unpacked(known["rows"])
+        check_table(columns, coords)
+        known = json.loads(attributes_of(file).get("parts", "{}")).get(path.name, {"first": 0, "rounds": 0, "rows": []})
+        rounds = _unpacked(known["rows"])
     about = {"first": known["first"], "total": known["rounds"], "rounds": rounds, "lost": rounds}
     return Part(path=path, **about, sealed=True, columns=columns, coords=coords, stored=0, reason=reason)
 
@@ -383,7 +416,7 @@ def read_events(path: Path) -> Array:
         with open_segment(path) as file:
             count = int(file["log/count"][0]) if "log/count" in file else len(file["log/events"])
             events: Array = file["log/events"][:count]
-            return events
+            return events if events.dtype == live.EVENT else _no_events(path)
     except Exception:  # h5py raises almost anything on a damaged file, where there is no digest
         return _no_events(path)
 
@@ -429,23 +462,35 @@ def packed(rounds: Array) -> list[list[int]]:
 
 
 def _unpacked(runs: Sequence[Sequence[int]]) -> Array:
+    if (lost := sum(last - first for first, last in runs)) > MOST_LOST:
+        raise ValueError(f"{lost} rounds are said to be there, expected at most {MOST_LOST} that are not")
     return np.concatenate([np.empty(0, np.int64), *(np.arange(first, last) for first, last in runs)])
 
 
-def read_rows(
-    file: h5py.File, columns: Sequence[Column], rows: Array, coords: Coords | None = None
-) -> dict[str, Array]:
-    """Return some rows (ascending) of a segment, ``[n, ...]`` of each column."""
+def read_rows(file: h5py.File, columns: Sequence[Column], rows: Array, coords: Coords) -> dict[str, Array]:
+    """Return some rows (ascending) of a segment, ``[n, ...]`` of each column; ValueError where one is not so."""
     if ROWS in file:
-        return values_of(_rows(file[ROWS], rows), columns, coords or _coords_of(file))
-    return {column.name: _rows(file[column.name], rows) for column in columns}  # sealed, or of an earlier version
+        found = values_of(_rows(file[ROWS], rows), columns, coords)
+        for column in columns:
+            if found[column.name].shape != shape_of(column, coords, len(rows)):
+                raise ValueError(f"/{ROWS}: {column.name} has the shape {found[column.name].shape}, expected another")
+        return found
+    return {column.name: _column(file, column, coords, rows) for column in columns}  # sealed, or of an earlier version
+
+
+def _column(file: h5py.File, column: Column, coords: Coords, rows: Array) -> Array:
+    item = file.get(column.name)
+    shape = shape_of(column, coords, int(rows[-1]) + 1 if len(rows) else 0)
+    fits = isinstance(item, h5py.Dataset) and item.dtype == column.stored and item.shape[1:] == shape[1:]
+    if not fits or len(item) < shape[0] or (HEADER in file and len(item) > shape[0]):
+        raise ValueError(f"/{column.name}: expected a dataset of {column.stored} and the shape {shape}, got {item}")
+    return _rows(item, rows)
 
 
 def _rounds(file: h5py.File) -> Array:
     """Return the round of each row, -1 where none is acknowledged."""
     if ROWS not in file:
-        found: Array = file["round"][:]
-        return found
+        return values(file, "round", "i", (None,))
     done = file[ROWS].fields("done")[:]
     rounds = int(file.attrs["first"]) + np.arange(len(done))
     return np.where(done == rounds + 1, rounds, -1)  # a kill may have cut the number itself
@@ -461,12 +506,14 @@ def _rows(dataset: h5py.Dataset, rows: Array) -> Array:
 
 
 def _coords_of(file: h5py.File) -> dict[str, Array]:
-    return {name: _labels(file[name]) for name in LABELS if name in file and name != "round"}
+    return {name: _labels(file, name) for name in LABELS if name in file and name != "round"}
 
 
-def _labels(scale: h5py.Dataset) -> Array:
-    is_text = h5py.check_string_dtype(scale.dtype) is not None
-    return np.asarray(scale.asstr()[:], dtype=np.str_) if is_text else np.asarray(scale[:])
+def _labels(file: h5py.File, name: str) -> Array:
+    scale = file[name]
+    if isinstance(scale, h5py.Dataset) and h5py.check_string_dtype(scale.dtype) is not None:
+        return np.asarray(scale.asstr()[()], dtype=np.str_)
+    return values(file, name, "iu", (None,))
 
 
 def promises(run_dir: Path) -> tuple[bool, list[Path]]:
@@ -510,6 +557,10 @@ def _filled(part: Part, limit: float) -> Part:
     begin = int(part.rounds[-1]) + 1 if len(part.rounds) else part.first
     if begin >= limit:
         return part
+    if limit - begin > MOST_LOST:
+        raise RunError(
+            f"{part.path} lacks {int(limit) - begin} rounds that are said to be done: expected at most {MOST_LOST}"
+        )
     more = np.arange(begin, int(limit))
     return replace(part, rounds=np.append(part.rounds, more), lost=np.append(part.lost, more))
 
@@ -527,8 +578,17 @@ def ends(firsts: Sequence[int], holds: Sequence[bool]) -> list[float]:
 
 
 def merged_columns(parts: Sequence[Part]) -> list[Column]:
-    """The columns of all parts, each once; the newest part says what a column is."""
-    return list({column.name: column for part in parts for column in part.columns}.values())
+    """The columns of all parts, each once; the newest part says what a column is.
+
+    UsageError if it is another thing in an earlier part, of other axes or values that cannot stand beside these.
+    """
+    newest = {column.name: column for part in parts for column in part.columns}
+    for part in parts:
+        for column in part.columns:
+            other = newest[column.name]
+            if column.dims != other.dims or not np.can_cast(column.stored, other.stored, "same_kind"):
+                raise UsageError(f"{part.path} has another column '{column.name}' than other segments")
+    return list(newest.values())
 
 
 def merged_coords(parts: Sequence[Part], facts: Sequence[Fact] = ()) -> dict[str, Array]:
@@ -551,10 +611,22 @@ def merged_coords(parts: Sequence[Part], facts: Sequence[Fact] = ()) -> dict[str
 def other_clients(parts: Sequence[Part], facts: Sequence[Fact]) -> str:
     """Return where segments have another number of clients than run.h5 knows of, "" where none has."""
     known = {len(fact.values) for fact in facts}
+    if len(known) > 1:
+        return f"run.h5 knows of {listed(sorted(known))} clients"
     for part in parts:
         if CLIENT in part.coords and known - {len(part.coords[CLIENT])}:
             return f"run.h5 knows of {listed(known)} clients, metrics/{part.path.name} of {len(part.coords[CLIENT])}"
     return ""
+
+
+def _check_room(
+    run_dir: Path, parts: Sequence[Part], columns: Sequence[Column], coords: Mapping[str, Array], rows: int
+) -> None:
+    """Raise RunError where so many rows take memory that they have not taken on the disk, most of them being lost."""
+    needed = sum(prod(shape_of(column, coords, rows)) * column.stored.itemsize for column in columns)
+    there = sum(part.path.stat().st_size for part in parts if part.path.is_file())
+    if needed > max(MOST_BYTES, inside.RATIO * there):
+        raise RunError(f"'{run_dir}' claims {needed} bytes of rows; its segments have {there}: expected what they hold")
 
 
 def _joined(column: Column, coords: Mapping[str, Array], counted: Sequence[tuple[Part, int]]) -> Array:

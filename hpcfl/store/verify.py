@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcfl.base.errors import RunError, UsageError
+from hpcfl.base.errors import RunError, UsageError, UserError
 from hpcfl.store import live, manifest, status
 from hpcfl.store.atomic import check_regular, number_of, numbered, read_text
 from hpcfl.store.checkpoints import lacking, saved
@@ -61,7 +61,10 @@ def verify(run_dir: Path) -> Findings:
     _status(run_dir, found)
     for path in saved(run_dir):
         _checkpoint(path, found)
-    _lacking(run_dir, found)
+    try:
+        _lacking(run_dir, found)
+    except UserError as error:  # what is said to be there cannot be
+        found.damaged.setdefault("run.h5", str(error))
     return found
 
 

@@ -41,7 +41,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hangs, "TIMES", 1)
     config = table("fedavg", "mlp", False, rounds=3)
-    config["algorithm"]["name"] = "slow:Slow"
+    config["algorithm"] = {**config["algorithm"], "name": "slow:Slow"}
     return config | {"patience": 0.3}
 
 
@@ -166,7 +166,7 @@ def test_a_crash_leaves_the_lines_of_python(tmp_path: Path) -> None:
     """A method that reads where nothing is."""
     (tmp_path / "crash.py").write_text(SLOW.replace("time.sleep(1.5)", "__import__('ctypes').string_at(0)"))
     config = table("fedavg", "mlp", False, rounds=3)
-    config["algorithm"]["name"] = "crash:Slow"
+    config["algorithm"] = {**config["algorithm"], "name": "crash:Slow"}
     toml(config, tmp_path / "my.toml")
     command = [sys.executable, "-m", "hpcfl", "run", "my.toml", "--quiet"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import SerializeAsAny, field_validator
 
-from hpcfl.base.config import ConfigBase
+from hpcfl.base.config import ConfigBase, recorded
 from hpcfl.base.errors import RunError, UsageError, UserError, listed, refusal
 from hpcfl.base.registry import lookup
 from hpcfl.base.types import Computing, Floats, Ints
@@ -40,7 +40,7 @@ class Recorded(ConfigBase):
     @classmethod
     def of(cls, text: str) -> Recorded:
         """Return that of a recorded config, JSON; ValueError or KeyError if it is none."""
-        table = json.loads(text)
+        table = recorded(text)
         speed = lookup("hpcfl.schedule.speeds", Speed, table["speed"]["model"], "speed.model", "model")
         return cls(
             seed=table["seed"],

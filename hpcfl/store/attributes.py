@@ -1,0 +1,107 @@
+"""What run.h5 says of a run in its attributes: most of it JSON, checked where it is read, as anybody may write it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+
+from hpcfl.base.errors import VALUE, UsageError, cut
+from hpcfl.base.types import Computing
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _File(_Checked):
+    file: str
+    sha256: str
+
+
+class _Code(_File):
+    modules: dict[str, _File] = {}
+
+
+class _Rows(_Checked):
+    first: NonNegativeInt
+    rounds: NonNegativeInt
+    rows: list[tuple[NonNegativeInt, NonNegativeInt]]
+
+
+class _Samples(_Checked):
+    classes: NonNegativeInt
+    shapes: list[list[NonNegativeInt]]
+    pieces: list[tuple[list[NonNegativeInt], bool]]
+    tokens: bool
+    label_shape: list[NonNegativeInt]
+    targets: bool
+
+
+class _Tensors(_Checked):
+    names: list[str]
+    buffers: dict[str, bool]
+
+
+class _How(_Checked):
+    how: Computing
+
+
+class _Rounds(_Checked):
+    key: Literal["rounds"]
+    before: PositiveInt = Field(alias="from")
+    after_round: NonNegativeInt
+
+
+class _Other(_Checked):
+    key: Literal["code"]
+    after_round: NonNegativeInt
+
+
+TEXTS = ("config", "data_dir", "run_id", "git_commit", "package_sha256", "mixed")
+JSON: dict[str, TypeAdapter[Any]] = {
+    "segments": TypeAdapter(list[str]),
+    "parts": TypeAdapter(dict[str, _Rows]),
+    "hosts": TypeAdapter(list[str]),
+    "devices": TypeAdapter(list[str]),
+    "threads": TypeAdapter(list[int]),
+    "chunk": TypeAdapter(PositiveInt),
+    "code": TypeAdapter(dict[str, _Code]),
+    "files": TypeAdapter(dict[str, _File]),
+    "samples": TypeAdapter(_Samples),
+    "tensors": TypeAdapter(_Tensors),
+    "computing": TypeAdapter(_How),
+    "history": TypeAdapter(list[_Rounds | _Other]),
+    "versions": TypeAdapter(dict[str, str]),
+}
+NEEDED = ("config", "segments")
+
+
+def attributes_of(file: h5py.File) -> dict[str, Any]:
+    """Return the attributes of run.h5, those that are JSON as text; UsageError for one that is missing or odd."""
+    found = {name: file.attrs[name] for name in file.attrs}
+    for name in NEEDED:
+        if name not in found:
+            raise UsageError(f"{file.filename} cannot be read: it is no run's table: expected an attribute {name}")
+    for name, value in found.items():
+        if reason := _odd(name, value):
+            raise UsageError(f"{file.filename}: attribute {name}: {reason}")
+    return found
+
+
+def _odd(name: str, value: Any) -> str:
+    """Return what is wrong with an attribute, "" where nothing is, or it is none of ours."""
+    if name in (*TEXTS, *JSON) and not isinstance(value, str):
+        return f"expected text, got {cut(repr(value), VALUE)}"
+    if name in ("sealed", "manifest") and not isinstance(value, np.integer):
+        return f"expected 0 or 1, got {cut(repr(value), VALUE)}"
+    if name in JSON:
+        try:
+            JSON[name].validate_json(value.encode(errors="replace"), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = "".join(f"[{part!r}]" for part in first["loc"])
+            return f"{place}{': ' * bool(place)}{first['msg']}, got {cut(repr(first['input']), VALUE)}"
+    return ""
