@@ -352,9 +352,13 @@ class Config(ConfigBase):
     @property
     def code(self) -> dict[str, dict[str, Any]]:
         """What was loaded from outside the package, by ``package.module:Class``, as `plugins.origins` has it."""
-        names = [getattr(getattr(self, section), pick.by) for section, pick in PICKED.items()]
-        names += [name for _, name in self.task.own]
-        return plugins.origins(name for name in names if ":" in name)
+        return plugins.origins(name for _, name in self.named)
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """What the config names from outside the package, as ``package.module:Class``, each with its key."""
+        names = [(f"{section}.{pick.by}", getattr(getattr(self, section), pick.by)) for section, pick in PICKED.items()]
+        return [(key, name) for key, name in (*names, *self.task.own) if ":" in name]
 
     def placed(self, data_dir: Path | None) -> Config:
         """Return the same with absolute paths of the files that its sections name; UsageError where one is missing."""

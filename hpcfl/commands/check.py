@@ -47,9 +47,11 @@ def report(
 
     With `like` also what a round's messages would take.
     """
+    from hpcfl.engine.border import tried
     from hpcfl.engine.job import Job
 
     job = Job.of(config, data_dir, ranks)
+    tried(job, job.begin(0))
     if config.task.own:
         from hpcfl.engine.columns import columns
 

@@ -23,6 +23,7 @@ from hpcfl.comm.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.comm.transport import Personal
 from hpcfl.config import Config
 from hpcfl.data import Federation
+from hpcfl.engine.border import Border
 from hpcfl.engine.bundles import Bundles
 from hpcfl.engine.uneven import evenly
 from hpcfl.learning.batches import Visits
@@ -224,17 +225,22 @@ class Job:
         return {name: block for group in self.layout for name, block in group.items() if block.kept}
 
     @cached_property
+    def border(self) -> Border:
+        """The method as it is asked."""
+        return Border(self.algorithm, self.task, self.layout)
+
+    @cached_property
     def bundles(self) -> Bundles:
         """What computes this rank's visits."""
         wanted = self.config.batch_clients == "auto" and self.planner.whole
         apart = self.config.clock == "wall"
-        return Bundles(self.task, self.algorithm, kinds(self.algorithm, self.task), wanted, apart)
+        return Bundles(self.task, self.algorithm, kinds(self.algorithm, self.task), wanted, apart, self.border.client)
 
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
-        shared, stage = self.task.start.given(self.algorithm.init_server(self.task)), self.planner.first_stage
-        extras = self.algorithm.init_extras(self.task) if rank == 0 else {}
+        begun, stage = self.border.begun(self.algorithm.init_server(self.task), "init_server"), self.planner.first_stage
+        shared, extras = self.task.start.given(begun), self.algorithm.init_extras(self.task) if rank == 0 else {}
         return Progress(
             0, shared, personal, stage=stage, extras=extras, flights=Flights.none(self.task.federation.clients)
         )
@@ -245,7 +251,8 @@ class Job:
 
     def enter(self, chunk: Chunk) -> State:
         """Return the personal state of a chunk's clients before their first visit, ``{name: [c, …]}``."""
-        return stacked([self.algorithm.init_client(self.task, int(client)) for client in chunk.clients])
+        states = (self.algorithm.init_client(self.task, int(client)) for client in chunk.clients)
+        return stacked([self.border.begun(state, "init_client") for state in states])
 
     def like(self, client: int) -> State:
         """Return a client's personal state before its first visit, for its names, shapes and types."""

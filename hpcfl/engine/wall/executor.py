@@ -253,7 +253,7 @@ class Executor:
         trained = Training(params, memory, visits.training.loss, buffers)
         alone = replace(visits, more=None, training=None, trained=trained)
         calls = task.oracle_calls.copy()
-        work = self.job.algorithm.client(task, shared, self._personal(visits), alone)
+        work = self.job.border.client(task, shared, self._personal(visits), alone)
         state = drained(sieve.through(work), sender.take)
         sender.end(sieve.first, task.oracle_calls[visits.clients].tolist(), alone.steps)
         sender.finish()
@@ -276,7 +276,7 @@ class Executor:
         """Begin the visits of some clients of one chunk."""
         self.job.task.hold(self._chunk_of(visits).clients)
         self.job.task.oracle_calls[:] = 0
-        return self.job.algorithm.client(self.job.task, shared, self._personal(visits), visits)
+        return self.job.border.client(self.job.task, shared, self._personal(visits), visits)
 
     def _personal(self, visits: Visits) -> State:
         """Return the acknowledged state of some clients of one chunk, ``{name: [c, …]}``."""

@@ -1,0 +1,360 @@
+"""What comes from a method of the user's is judged where it enters: what clients send and keep, and the server's step.
+
+And before round 0 a visit, and all that follows it, is tried for nothing, see `tried`. Methods of hpcfl's own are
+judged by the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfl.algorithms import Algorithm, ServerState
+from hpcfl.base.blame import place, place_of
+from hpcfl.base.errors import RunError, listed
+from hpcfl.base.loaded import is_of_user
+from hpcfl.base.types import State
+from hpcfl.comm.message import Arrived, Block, ExactSums, Layout, Message, Sums
+from hpcfl.engine.uneven import Sent, collected
+from hpcfl.learning.batches import Visits
+from hpcfl.learning.evaluate import server_scores
+from hpcfl.learning.task import Task
+from hpcfl.models.modules.tracing import seeded
+
+if TYPE_CHECKING:
+    from hpcfl.algorithms.base import Client
+    from hpcfl.engine.job import Job, Progress
+
+AT_ONCE = 32  # samples of the batch on which model and loss are tried
+ELSEWHERE = (
+    "what outlasts a visit belongs in `init_client`, `init_server` or `init_extras`, and random numbers come from "
+    "hpcfl.keyed"
+)
+Marks = list[tuple[str, Tensor, int]]
+"""Tensors by what they are called, and the versions that they were at."""
+
+
+@dataclass(frozen=True)
+class Border:
+    """A method as the engine asks it: one of the user's is judged by what it returns, RunError names its file."""
+
+    algorithm: Algorithm
+    task: Task
+    layout: Layout
+
+    @property
+    def users(self) -> bool:
+        return ":" in self.algorithm.name
+
+    @cached_property
+    def _blocks(self) -> dict[str, Block]:
+        return {name: block for group in self.layout for name, block in group.items()}
+
+    def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        """Do what `Algorithm.client` does."""
+        work = self.algorithm.client(task, shared, personal, visits)
+        return self._judged(work, task, shared, personal, visits) if self.users else work
+
+    def step(self, state: ServerState, sums: Sums) -> ServerState:
+        """Do what `Algorithm.step` does."""
+        if not self.users:
+            return self.algorithm.step(self.task, state, sums)
+        marks = marked({f"'{name}' of the shared state": value for name, value in state.shared.items()})
+        after = self.algorithm.step(self.task, state, sums)
+        if not isinstance(after, ServerState) or not isinstance(after.shared, Mapping):
+            what = kind(after.shared if isinstance(after, ServerState) else after)
+            self.refuse(f"the server's step returned {what}, expected a ServerState of tensors by name")
+        if wrong := differing(like(state.shared), like(after.shared)) or changed(marks):
+            self.refuse(f"the server's step: {wrong}")
+        return after
+
+    def begun(self, state: State, function: str) -> State:
+        """Return a state that a function of the method's begins with."""
+        if self.users and not (isinstance(state, Mapping) and all(isinstance(each, Tensor) for each in state.values())):
+            self.refuse(f"{function} returned {kind(state)}, expected tensors by name")
+        return state
+
+    def refuse(self, what: str, work: object = None) -> NoReturn:
+        """Raise RunError; the line is that at which the client is, if it is known."""
+        name, at = self.algorithm.name, ""
+        while isinstance(work, GeneratorType) and (frame := work.gi_frame) is not None:
+            if is_of_user(Path(frame.f_code.co_filename)):
+                at = place(frame.f_code.co_filename, frame.f_lineno)
+            work = work.gi_yieldfrom
+        raise RunError(f"algorithm.name = '{name}': {what}{at or place_of(name)}")
+
+    def _judged(self, work: Client, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+        """Yield and return what a client does, once judged."""
+        if not isinstance(work, GeneratorType):
+            self.refuse(f"client returned {kind(work)}, expected a generator, which yields messages")
+        given = {f"'{name}' of the shared state": value for name, value in shared.items()}
+        marks = marked(given | samples_of(task, visits))
+        kept, seen, when = like(personal), set[str](), f"in round {visits.round}"
+        while True:
+            try:
+                message = next(work)
+            except StopIteration as end:
+                after: State = end.value
+                break
+            if wrong := self._wrong(message, seen, len(visits.clients)):
+                self.refuse(f"client sent {wrong} {when}", work)
+            seen |= message.keys()
+            yield message
+        if wrong := changed(marks):
+            self.refuse(f"client {when}: {wrong}")
+        if lost := [name for name in self._blocks if name not in seen and self._expected(name, visits)]:
+            self.refuse(f"client sent no {listed(map(repr, lost))} {when}; its blocks are {listed(self._blocks)}")
+        if not isinstance(after, Mapping):
+            self.refuse(f"client returned {kind(after)} {when}, expected its personal state, tensors by name")
+        if wrong := differing(kept, like(after)):
+            self.refuse(f"client {when}: personal state {wrong}")
+        return after
+
+    def _expected(self, name: str, visits: Visits) -> bool:
+        """Return whether visits that nobody cuts short send a block."""
+        cut = visits.closed is not None or (self.algorithm.layerwise and visits.depth[0] > 1)
+        some = self.algorithm.sends(visits.round)
+        return not cut and (some is None or name in some)
+
+    def _wrong(self, message: Message, seen: set[str], clients: int) -> str:
+        """Return what is wrong with a message, "" if nothing is."""
+        if not isinstance(message, Mapping):
+            return f"{kind(message)}, expected {{block: (value, weight)}}"
+        for name, part in message.items():
+            if name not in self._blocks:
+                return f"{name!r:.80}; its blocks are {listed(self._blocks)}"
+            if name in seen:
+                return f"'{name}' twice"
+            if wrong := misfit(self._blocks[name], part, clients):
+                return f"'{name}': {wrong}"
+        return ""
+
+
+def misfit(block: Block | None, part: Any, clients: int) -> str:
+    """Return what is wrong with a block as visits of so many clients send it, "" if nothing is."""
+    if block is None:
+        return "expected a block of the layout"
+    if not (isinstance(part, tuple | list) and len(part) == 2 and all(isinstance(each, Tensor) for each in part)):
+        return f"expected a pair of tensors, value and weight, got {kind(part)}"
+    value, weight = part
+    shapes, rows = [list(shape) for shape in block.held], len(weight) if weight.dim() else 0
+    if list(value.shape[1:]) not in shapes or list(weight.shape) != [*value.shape[:1]] or rows > clients:
+        wanted = " or ".join(f"[{clients}, {', '.join(map(str, shape))}]".replace(", ]", "]") for shape in shapes)
+        return f"expected {wanted} with weights [{clients}], got {list(value.shape)} with {list(weight.shape)}"
+    if value.dtype != block.dtype:
+        return f"expected {block.dtype} as in the layout, got {value.dtype}"
+    if value.layout is not torch.strided or value.is_meta:
+        return f"expected numbers, got a tensor {'of' if value.is_meta else 'laid out as'} {_odd(value)}"
+    if weight.is_complex() or weight.is_meta or not all(isfinite(each) and each >= 0 for each in weight.tolist()):
+        return f"expected weights that are finite and not negative, got {_odd(weight) or weight.tolist()}"
+    return ""
+
+
+def _odd(value: Tensor) -> str:
+    return "meta" if value.is_meta else "" if value.layout is torch.strided else str(value.layout)
+
+
+def like(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return shapes and types by name; of what is no tensor what it is."""
+    return {
+        name: (list(value.shape), value.dtype) if isinstance(value, Tensor) else kind(value)
+        for name, value in state.items()
+    }
+
+
+def differing(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Return the first name that is missing, too many or of another shape or type, "" where none is."""
+    for name in (*wanted, *found):
+        if wanted.get(name) != found.get(name):
+            return f"'{name}': expected {_kind(wanted.get(name))} as it began, got {_kind(found.get(name))}"
+    return ""
+
+
+def _kind(of: Any) -> str:
+    return of if isinstance(of, str) else "none" if of is None else f"{of[1]} {of[0]}"
+
+
+def kind(value: object) -> str:
+    """Return what a value is, in a word."""
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def marked(tensors: Mapping[str, Tensor]) -> Marks:
+    return [(name, value, value._version) for name, value in tensors.items()]
+
+
+def changed(marks: Marks) -> str:
+    """Return which of some tensors was changed in place since, "" where none was."""
+    for name, value, version in marks:
+        if value._version != version:
+            return in_place(name)
+    return ""
+
+
+def in_place(name: str) -> str:
+    return f"changes {name}, which it is given, in place: expected a clone to be changed"
+
+
+def samples_of(task: Task, visits: Visits) -> dict[str, Tensor]:
+    """Return the samples of some clients, as far as they are there, by what they are called."""
+    names = {"x": "features", "y": "labels", "test_x": "test features", "test_y": "test labels"}
+    held = {client: task.held_now[client] for client in visits.clients.tolist() if client in task.held_now}
+    return {
+        f"the {name} of client {client}": getattr(samples, field)
+        for client, samples in held.items()
+        for field, name in names.items()
+    }
+
+
+# before round 0
+
+
+def tried(job: Job, now: Progress) -> None:
+    """Try what is the user's on one client, the one with the fewest samples, and leave no trace of that.
+
+    It is one batch's gradient where model, loss or data are the user's, and a whole visit, the server's step, a test
+    and the metrics where the method is; each twice, with the same bits. RunError names the user's file.
+    """
+    config = job.config
+    own = dict(config.named)
+    sizes, members = job.task.federation.train_sizes, job.planner.members
+    having = [client for client in members.tolist() if sizes[client] > 0]
+    if not own or not having:
+        return
+    task = copy(job.task)  # what is held and counted is this one's own
+    task.release_held()
+    task.oracle_calls, layers = job.task.oracle_calls.copy(), len(job.layers.tensors)
+    client = min(having, key=lambda each: (sizes[each] < 2, sizes[each]))  # no module can normalise a single sample
+    clients = np.array([client])
+    visits = Visits(0, clients, np.ones(1, np.int64), sizes[clients], np.ones((1, layers)))
+    with seeded(0):
+        task.hold(clients)
+        if own.keys() - {"algorithm.name", "speed.model"}:
+            _try_batch(task, visits, own)
+        if "algorithm.name" in own:
+            _try_method(replace(job, task=task), now, visits)
+    if task.whole is not None:
+        task.whole.begin([], {})
+
+
+def _try_batch(task: Task, visits: Visits, own: Mapping[str, str]) -> None:
+    """Try the gradient of one batch."""
+
+    def refuse(what: str, *keys: str) -> NoReturn:
+        key = next(key for key in (*keys, *own) if key in own)
+        raise RunError(f"{key} = '{own[key]}': {what}{place_of(own[key])}")
+
+    client = int(visits.clients[0])
+    params = {name: value[None].clone() for name, value in task.initial(client).items()}
+    batch = next(task.batches(visits, AT_ONCE, steps=1))
+    held = {"features": batch.x, "labels": batch.y} | {f"the parameter {name}": each for name, each in params.items()}
+    before = {name: value.clone() for name, value in held.items()}
+    outputs = task.forward(params, batch.x, batch.key).detach()
+    if not outputs.isfinite().all():
+        features = "" if batch.x.isfinite().all() else f", as are features of client {client}"
+        refuse(f"outputs are not finite{features}", *(("data.name",) if features else ()), "model.name", "data.name")
+    found, losses = task.gradients(params, batch)
+    if not losses.isfinite().all():
+        refuse(f"the loss is {losses.tolist()[0]}, expected a finite one", "task.loss", "data.name", "model.name")
+    if not all(each.isfinite().all() for each in found.values()):
+        refuse("gradients are not finite", "task.loss", "model.name")
+    if not any(each.any() for each in found.values()):
+        refuse("all gradients are 0: the loss does not depend on the parameters", "task.loss", "model.name")
+    for name, value in before.items():
+        if not torch.equal(value, held[name]):
+            refuse(in_place(name), "task.loss" if name == "labels" else "model.name")
+    again, other = task.gradients(params, batch)
+    if not all(torch.equal(each, again[name]) for name, each in found.items()) or not torch.equal(losses, other):
+        refuse(
+            "gradients of the same batch differ when computed again: expected random numbers of torch's, NumPy's or "
+            "Python's global generator alone, and nothing else that outlasts a step",
+            *("model.name", "task.loss"),
+        )
+
+
+def _try_method(job: Job, now: Progress, visits: Visits) -> None:
+    """Try a visit, the server's step, a test and the metrics."""
+    border, task, method = job.border, job.task, job.algorithm
+    (client,) = visits.clients.tolist()
+    given = {f"'{name}' of the shared state": each for name, each in now.shared.items()} | samples_of(task, visits)
+    before, shared = {name: each.clone() for name, each in given.items()}, dict(now.shared)
+    begun = [border.begun(method.init_client(task, client), "init_client") for _ in range(2)]
+    if name := _apart(*begun):
+        border.refuse(f"init_client gave other numbers for '{name}' when asked again: {ELSEWHERE}")
+    if name := _apart(now.shared, task.start.given(border.begun(method.init_server(task), "init_server"))):
+        border.refuse(f"init_server gave other numbers for '{name}' when asked again: {ELSEWHERE}")
+
+    def visit() -> Sent:
+        own = {name: value[None].clone() for name, value in begun[0].items()}
+        return collected(border.client(task, now.shared, own, visits))
+
+    sent, after = visit()
+    blocks = {name: part for message in sent for name, part in message.items()}
+    if now.shared.keys() != shared.keys():
+        border.refuse("client changes the names of the shared state, which it is given")
+    for name, value in before.items():
+        if not torch.equal(value, given[name]):
+            border.refuse(f"client: {in_place(name)}")
+    if name := next((name for name, (value, _) in blocks.items() if not value.isfinite().all()), ""):
+        border.refuse(f"client sent '{name}' that is not finite in round 0")
+    counted = any(weight.any() for name, (_, weight) in blocks.items() if name in job.layers.of)
+    if not counted and not method.sends_loss_only:
+        border.refuse("client sent weight 0 with all layers in round 0: nothing of it counts")
+    messages, later = visit()
+    values = {name: value for name, (value, _) in blocks.items()}
+    others = {name: value for message in messages for name, (value, _) in message.items()}
+    if name := _apart(values, others) or _apart(after, later):
+        border.refuse(f"client gave other numbers for '{name}' when asked the same again: {ELSEWHERE}")
+    if job.iterated is None:
+        _try_server(job, now, visits, sent)
+
+
+def _try_server(job: Job, now: Progress, visits: Visits, sent: Iterable[Message]) -> None:
+    """Try the server's step, a test and the metrics."""
+    border, task, method = job.border, job.task, job.algorithm
+    sums = ExactSums(job.layout, visits.clients, np.zeros(visits.arrival.shape[1]), task.device)
+    for message in sent:
+        sums.add(message)
+    if job.config.speed.rules(job.config.participation).by_arrivals:
+        sums.arrived = Arrived(visits.clients, np.zeros(1, np.int64), np.ones(1), {0: now.shared})
+    before = {name: value.clone() for name, value in now.shared.items()}
+    state, again = (border.step(ServerState(now.shared, now.extras), sums) for _ in range(2))
+    if name := _apart(before, now.shared):
+        border.refuse(f"the server's step {in_place(name)}")
+    if name := _apart(state.shared, again.shared):
+        border.refuse(f"the server's step gave other numbers for '{name}' when asked the same again: {ELSEWHERE}")
+    if name := next((name for name, value in state.shared.items() if not value.isfinite().all()), ""):
+        border.refuse(f"the server's step made '{name}' that is not finite of what is")
+    personal = {name: value[None] for name, value in method.init_client(task, int(visits.clients[0])).items()}
+    test = Visits.for_test(1, visits.clients)
+    params = method.model(task, state.shared, personal, test)
+    if not isinstance(params, Mapping):
+        border.refuse(f"model returned {kind(params)}, expected the model's tensors, {{name: [c, …]}}")
+    wanted = like({name: value[None] for name, value in task.initial(int(visits.clients[0])).items()})
+    if wrong := differing(wanted, {name: each for name, each in like(params).items() if name in wanted}):
+        border.refuse(f"model: {wrong.replace('as it began', '[c, …]')}")
+    job.scored(1, state.shared, personal, visits.clients)
+    if method.evaluates_shared:
+        server_scores(task, state.shared)
+    metrics = method.metrics(task, state)
+    if not isinstance(metrics, Mapping) or not metrics.keys() <= method.metric_columns.keys():
+        said = kind(metrics) if not isinstance(metrics, Mapping) else listed(map(repr, metrics))
+        border.refuse(f"metrics returned {said}, expected numbers by the names in metric_columns")
+    for name, value in metrics.items():
+        if not isinstance(value, int | float | np.number | Tensor):
+            border.refuse(f"metrics returned {kind(value)} as '{name}', expected a number")
+
+
+def _apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
+    """Return the first name whose numbers differ, "" where none do."""
+    return next((name for name, value in one.items() if name not in other or not torch.equal(value, other[name])), "")
