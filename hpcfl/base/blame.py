@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,7 @@ def frames(error: BaseException | None) -> list[tuple[str, int]]:
 
 def words(error: BaseException) -> str:
     """Return an error's type and text in one line."""
-    text = cut(" ".join(f"{type(error).__name__}: {error}".split()), MOST).removesuffix(":")
-    return text + ("; did you mean a smaller batch_clients?" if MEMORY.search(text) else "")
+    return cut(" ".join(f"{type(error).__name__}: {error}".split()), MOST).removesuffix(":")
 
 
 def place(file: object, line: int) -> str:
@@ -60,10 +59,11 @@ def place_of(spec: str) -> str:
     return f" ({file})" if file else ""
 
 
-def blamed(error: BaseException, when: str = "") -> BaseException:
+def blamed(error: BaseException, when: str = "", of: Collection[str] = ()) -> BaseException:
     """Return what is told in one line of an error that has come by way of the user's code, others as they are.
 
-    What is one line already is given the user's file and line, where it names a class but no place.
+    Another error is taken for the doing of what the first of the keys `of` names that names any of the user's. What is
+    one line already is given the user's file and line, where it names a class but no place.
     """
     if isinstance(error, UserError):
         spec = next((spec for spec in _named if f"= '{spec}'" in str(error)), None)
@@ -72,22 +72,29 @@ def blamed(error: BaseException, when: str = "") -> BaseException:
         return error
     last = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
     by_signal = isinstance(error, KeyboardInterrupt) and not any(is_of_user(Path(file)) for file in last)
-    if by_signal or not (steps := frames(error)):
+    if by_signal:
         return error
+    if not (steps := frames(error)):
+        behind = {key: spec for spec, (key, _) in _named.items() if key in of}
+        key = next((key for key in of if key in behind), "")
+        known = key and isinstance(error, Exception)
+        return RunError(f"{key} = '{behind[key]}': {words(error)}{when}{place_of(behind[key])}") if known else error
     first = error.__traceback__
     while first is not None and not is_of_user(Path(first.tb_frame.f_code.co_filename)):
         first = first.tb_next
     error.__traceback__ = first or error.__traceback__  # the user's own frames first
-    return RunError(f"{_owner(steps)}{words(error)}{when}{place(*steps[-1])}")
+    owner, text = _owner(steps), words(error)
+    hint = "; did you mean a smaller batch_clients?" if MEMORY.search(text) and not owner.startswith("data") else ""
+    return RunError(f"{owner}{text}{hint}{when}{place(*steps[-1])}")
 
 
 @contextmanager
-def blaming(when: Callable[[], str] = str) -> Iterator[None]:
+def blaming(when: Callable[[], str] = str, of: Collection[str] = ()) -> Iterator[None]:
     """Raise within the block what `blamed` makes of an error; ``when()`` says of which round it is."""
     try:
         yield
     except (Exception, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
-        told = blamed(error, when())
+        told = blamed(error, when(), of)
         if told is error:
             raise
         raise told from error

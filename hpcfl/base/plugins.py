@@ -173,7 +173,7 @@ def reason(error: BaseException) -> str:
     if own := blame.frames(error):
         return text + ("" if isinstance(error, SyntaxError) else blame.place(*own[-1]))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    users = frames and Path(frames[-1].filename).parent != Path(__file__).parent
+    users = frames and not is_installed(Path(frames[-1].filename).resolve())
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if users else ""
     return text + ("" if isinstance(error, SyntaxError) else place)
 

@@ -51,7 +51,7 @@ def report(
     from hpcfl.engine.job import Job
 
     job = Job.of(config, data_dir, ranks)
-    tried(job, job.begin(0))
+    tried(job, job.begin(0), data_dir)
     if config.task.own:
         from hpcfl.engine.columns import columns
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,13 +20,15 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms import Algorithm, ServerState
-from hpcfl.base.blame import place, place_of
+from hpcfl.base.blame import blaming, place, place_of
 from hpcfl.base.errors import RunError, listed
 from hpcfl.base.loaded import is_of_user
 from hpcfl.base.types import State
 from hpcfl.comm.message import Arrived, Block, ExactSums, Layout, Message, Sums
+from hpcfl.data import Federation
 from hpcfl.engine.uneven import Sent, collected
 from hpcfl.learning.batches import Visits
+from hpcfl.learning.build import check_outputs
 from hpcfl.learning.evaluate import server_scores
 from hpcfl.learning.task import Task
 from hpcfl.models.modules.tracing import seeded
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from hpcfl.engine.job import Job, Progress
 
 AT_ONCE = 32  # samples of the batch on which model and loss are tried
+SMALL = 2**26  # bytes of data that may be made twice
 ELSEWHERE = (
     "what outlasts a visit belongs in `init_client`, `init_server` or `init_extras`, and random numbers come from "
     "hpcfl.keyed"
@@ -106,8 +109,8 @@ class Border:
             except StopIteration as end:
                 after: State = end.value
                 break
-            if wrong := self._wrong(message, seen, len(visits.clients)):
-                self.refuse(f"client sent {wrong} {when}", work)
+            if wrong := self._wrong(message, seen, len(visits.clients), when):
+                self.refuse(f"client sent {wrong}", work)
             seen |= message.keys()
             yield message
         if wrong := changed(marks):
@@ -126,17 +129,17 @@ class Border:
         some = self.algorithm.sends(visits.round)
         return not cut and (some is None or name in some)
 
-    def _wrong(self, message: Message, seen: set[str], clients: int) -> str:
+    def _wrong(self, message: Message, seen: set[str], clients: int, when: str) -> str:
         """Return what is wrong with a message, "" if nothing is."""
         if not isinstance(message, Mapping):
-            return f"{kind(message)}, expected {{block: (value, weight)}}"
+            return f"{kind(message)} {when}, expected {{block: (value, weight)}}"
         for name, part in message.items():
             if name not in self._blocks:
-                return f"{name!r:.80}; its blocks are {listed(self._blocks)}"
+                return f"{name!r:.80} {when}; its blocks are {listed(self._blocks)}"
             if name in seen:
-                return f"'{name}' twice"
+                return f"'{name}' twice {when}"
             if wrong := misfit(self._blocks[name], part, clients):
-                return f"'{name}': {wrong}"
+                return f"'{name}' {when}: {wrong}"
         return ""
 
 
@@ -145,7 +148,8 @@ def misfit(block: Block | None, part: Any, clients: int) -> str:
     if block is None:
         return "expected a block of the layout"
     if not (isinstance(part, tuple | list) and len(part) == 2 and all(isinstance(each, Tensor) for each in part)):
-        return f"expected a pair of tensors, value and weight, got {kind(part)}"
+        got = ", ".join(map(kind, part)) if isinstance(part, tuple | list) else kind(part)
+        return f"expected a pair of tensors, value and weight, got {got:.100}"
     value, weight = part
     shapes, rows = [list(shape) for shape in block.held], len(weight) if weight.dim() else 0
     if list(value.shape[1:]) not in shapes or list(weight.shape) != [*value.shape[:1]] or rows > clients:
@@ -172,11 +176,11 @@ def like(state: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def differing(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def differing(wanted: Mapping[str, Any], found: Mapping[str, Any], how: str = "as it began") -> str:
     """Return the first name that is missing, too many or of another shape or type, "" where none is."""
     for name in (*wanted, *found):
         if wanted.get(name) != found.get(name):
-            return f"'{name}': expected {_kind(wanted.get(name))} as it began, got {_kind(found.get(name))}"
+            return f"'{name}': expected {_kind(wanted.get(name))} {how}, got {_kind(found.get(name))}"
     return ""
 
 
@@ -185,7 +189,6 @@ def _kind(of: Any) -> str:
 
 
 def kind(value: object) -> str:
-    """Return what a value is, in a word."""
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
@@ -219,11 +222,12 @@ def samples_of(task: Task, visits: Visits) -> dict[str, Tensor]:
 # before round 0
 
 
-def tried(job: Job, now: Progress) -> None:
+def tried(job: Job, now: Progress, data_dir: Path | None) -> None:
     """Try what is the user's on one client, the one with the fewest samples, and leave no trace of that.
 
     It is one batch's gradient where model, loss or data are the user's, and a whole visit, the server's step, a test
-    and the metrics where the method is; each twice, with the same bits. RunError names the user's file.
+    and the metrics where the method is; each twice, with the same bits. So are data of the user's made once more, but
+    large ones. RunError names the user's file.
     """
     config = job.config
     own = dict(config.named)
@@ -240,9 +244,13 @@ def tried(job: Job, now: Progress) -> None:
     with seeded(0):
         task.hold(clients)
         if own.keys() - {"algorithm.name", "speed.model"}:
-            _try_batch(task, visits, own)
+            with blaming(of=("model.name", "task.loss", "data.name")):
+                _try_batch(task, visits, own)
+        if "data.name" in own and _bytes(task.federation) <= SMALL:
+            _try_data(task.federation, config.federation(data_dir), client, own["data.name"])
         if "algorithm.name" in own:
-            _try_method(replace(job, task=task), now, visits)
+            with blaming(of=("algorithm.name",)):
+                _try_method(replace(job, task=task), now, visits)
     if task.whole is not None:
         task.whole.begin([], {})
 
@@ -263,6 +271,7 @@ def _try_batch(task: Task, visits: Visits, own: Mapping[str, str]) -> None:
     if not outputs.isfinite().all():
         features = "" if batch.x.isfinite().all() else f", as are features of client {client}"
         refuse(f"outputs are not finite{features}", *(("data.name",) if features else ()), "model.name", "data.name")
+    check_outputs(task.loss, outputs[0], batch.y[0], task.federation.classes, f"model.name = '{own.get('model.name')}'")
     found, losses = task.gradients(params, batch)
     if not losses.isfinite().all():
         refuse(f"the loss is {losses.tolist()[0]}, expected a finite one", "task.loss", "data.name", "model.name")
@@ -280,6 +289,22 @@ def _try_batch(task: Task, visits: Visits, own: Mapping[str, str]) -> None:
             "Python's global generator alone, and nothing else that outlasts a step",
             *("model.name", "task.loss"),
         )
+
+
+def _bytes(federation: Federation) -> int:
+    """Return about how many bytes all samples have."""
+    counts = federation.train_sizes + federation.test_sizes
+    return sum(4 * int(count) * prod(shape) for count, shape in zip(counts, federation.shapes))
+
+
+def _try_data(one: Federation, other: Federation, client: int, name: str) -> None:
+    """Compare data with those that were made once more."""
+    for part, values in vars(one.client(client)).items():
+        if not np.array_equal(values, getattr(other.client(client), part), equal_nan=values.dtype.kind == "f"):
+            line = (
+                f"{part} of client {client} are others when they are made again: random numbers come from hpcfl.keyed"
+            )
+            raise RunError(f"data.name = '{name}': {line}{place_of(name)}")
 
 
 def _try_method(job: Job, now: Progress, visits: Visits) -> None:
@@ -331,18 +356,20 @@ def _try_server(job: Job, now: Progress, visits: Visits, sent: Iterable[Message]
     state, again = (border.step(ServerState(now.shared, now.extras), sums) for _ in range(2))
     if name := _apart(before, now.shared):
         border.refuse(f"the server's step {in_place(name)}")
-    if name := _apart(state.shared, again.shared):
-        border.refuse(f"the server's step gave other numbers for '{name}' when asked the same again: {ELSEWHERE}")
     if name := next((name for name, value in state.shared.items() if not value.isfinite().all()), ""):
         border.refuse(f"the server's step made '{name}' that is not finite of what is")
+    if name := _apart(state.shared, again.shared):
+        border.refuse(f"the server's step gave other numbers for '{name}' when asked the same again: {ELSEWHERE}")
     personal = {name: value[None] for name, value in method.init_client(task, int(visits.clients[0])).items()}
     test = Visits.for_test(1, visits.clients)
     params = method.model(task, state.shared, personal, test)
     if not isinstance(params, Mapping):
         border.refuse(f"model returned {kind(params)}, expected the model's tensors, {{name: [c, …]}}")
     wanted = like({name: value[None] for name, value in task.initial(int(visits.clients[0])).items()})
-    if wrong := differing(wanted, {name: each for name, each in like(params).items() if name in wanted}):
-        border.refuse(f"model: {wrong.replace('as it began', '[c, …]')}")
+    if wrong := differing(
+        wanted, {name: each for name, each in like(params).items() if name in wanted}, "for a client"
+    ):
+        border.refuse(f"model: {wrong}")
     job.scored(1, state.shared, personal, visits.clients)
     if method.evaluates_shared:
         server_scores(task, state.shared)

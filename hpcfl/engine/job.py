@@ -13,6 +13,7 @@ import torch
 
 from hpcfl.algorithms import Algorithm, IteratedReduction
 from hpcfl.algorithms.base import Extras
+from hpcfl.base.blame import blaming
 from hpcfl.base.errors import refusal
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.base.types import Computing, Floats, Ints, Shape, State
@@ -112,8 +113,15 @@ class Job:
         if computing is None and config.model.chain:
             computing = config.speed.computing
         how = config.precision, None, config.task, computing
-        task = Task(config.model, federation, config.seed, device, *how)
+        with blaming(of=("model.name", "task.loss", "data.name")):
+            task = Task(config.model, federation, config.seed, device, *how)
         task.paces = config.speed.paces(config.seed, config.clients)
+        with blaming(of=("algorithm.name",)):
+            return cls._dealt(config, task, ranks, chunk)
+
+    @classmethod
+    def _dealt(cls, config: Config, task: Task, ranks: int, chunk: int | None) -> Job:
+        """Return the job of a task, its clients in chunks."""
         algorithm = config.method(task)
         give_back() if config.clock == "wall" and task.nbytes >= LEAN_BYTES else keep_freed()
         if config.doubling.when == "gradient" and config.algorithm.init_server(task).keys().isdisjoint(task.initial()):

@@ -473,7 +473,7 @@ def _opened(
     from hpcfl.engine.border import tried
 
     if request.new:
-        tried(job, now)
+        tried(job, now, request.data_dir)
     if absent := getattr(ranks, "absent", None):
         check_there(job.config.min_ranks, len(processes), absent, ranks.seconds)
     _open(request, processes, devices, counts, job)
