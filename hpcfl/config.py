@@ -335,7 +335,7 @@ class Config(ConfigBase):
         with blaming(of=("data.name",)), self._seeded():
             made = self.data.federate(self.clients, self.seed, data_dir)
             if ":" in (name := getattr(self.data, PICKED["data"].by)):
-                check_samples(f"data.name = '{name}'", made, ":" in self.task.loss)
+                check_samples(f"data.name = '{name}'", made, ":" in self.model.name, ":" in self.task.loss)
         for there in (made.clients, len(made.train_sizes), len(made.test_sizes)):
             self._check_clients(there)
         return made

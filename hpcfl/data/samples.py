@@ -14,10 +14,10 @@ Part = tuple[str, Pixels, Labels]
 """What some samples are called, their features and labels ``[n, …]``."""
 
 
-def check_samples(where: str, made: Federation, any_labels: bool) -> None:
+def check_samples(where: str, made: Federation, any_features: bool, any_labels: bool) -> None:
     """Raise UsageError where samples that are there already do not fit one another, or what is said of them.
 
-    With `any_labels` a loss of the user's knows what they mean.
+    With `any_features` a model of the user's knows what they mean, with `any_labels` a loss.
     """
     if not isinstance(made, Federation):
         raise UsageError(f"{where}: federate returned a {type(made).__name__}, expected a Federation, such as InMemory")
@@ -27,6 +27,8 @@ def check_samples(where: str, made: Federation, any_labels: bool) -> None:
         shape = made.shapes[number // 2 if isinstance(made, InMemory) else 0]
         if len(x) != len(y) or tuple(x.shape[1:]) != tuple(shape):
             raise UsageError(f"{where}: {part}: {len(y)} labels for features {[*x.shape]}, expected {[len(y), *shape]}")
+        if not any_features and not np.isfinite(x).all():
+            raise UsageError(f"{where}: {part}: features are not finite")
         if not any_labels and (wrong := _wrong_labels(y, made.classes)):
             raise UsageError(f"{where}: {part}: labels {wrong}")
 

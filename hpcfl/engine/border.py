@@ -241,15 +241,19 @@ def tried(job: Job, now: Progress, data_dir: Path | None) -> None:
     client = min(having, key=lambda each: (sizes[each] < 2, sizes[each]))  # no module can normalise a single sample
     clients = np.array([client])
     visits = Visits(0, clients, np.ones(1, np.int64), sizes[clients], np.ones((1, layers)))
+
+    def first() -> str:
+        return " in round 0"
+
     with seeded(0):
         task.hold(clients)
         if own.keys() - {"algorithm.name", "speed.model"}:
-            with blaming(of=("model.name", "task.loss", "data.name")):
+            with blaming(first, ("model.name", "task.loss", "data.name")):
                 _try_batch(task, visits, own)
         if "data.name" in own and _bytes(task.federation) <= SMALL:
             _try_data(task.federation, config.federation(data_dir), client, own["data.name"])
         if "algorithm.name" in own:
-            with blaming(of=("algorithm.name",)):
+            with blaming(first, ("algorithm.name",)):
                 _try_method(replace(job, task=task), now, visits)
     if task.whole is not None:
         task.whole.begin([], {})

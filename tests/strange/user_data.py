@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset
 from hpcfl import ClientData, Header, InMemory, Source, keyed
 
 
-class Legacy:
+class _Legacy:
     """NumPy's global generator."""
 
     integers = staticmethod(np.random.randint)
@@ -218,7 +218,7 @@ class DrawsNumpy(Fair):
     """Right: what is drawn while data are made is keyed."""
 
     def client(self, rng):
-        return super().client(Legacy)
+        return super().client(_Legacy)
 
 
 class DrawsTorch(Fair):

@@ -5,6 +5,7 @@ import random
 import sys
 import threading
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -718,7 +719,7 @@ class MetricsUnknown(Fair):
 
 
 class MetricsText(Fair):
-    metric_columns = {"word": "A word."}
+    metric_columns = MappingProxyType({"word": "A word."})
 
     def metrics(self, task, state):
         return {"word": "many"}
