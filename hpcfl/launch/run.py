@@ -135,7 +135,8 @@ def carry_out(request: RunRequest, comm: Any) -> None:
         run = _in_step if board is None else partial(_in_real_time, board=board)
         phases = Profile() if request.profile else Phases()
         try:
-            with blaming(lambda: f" in round {now.round}"):
+            tells = board is None or serves  # of the round: other ranks are told of each by the server
+            with blaming(lambda: f" in round {now.round}" if tells else ""):
                 stopped = run(job, request, now, ranks, processes, phases)
         except UserError as error:
             if comm is None:

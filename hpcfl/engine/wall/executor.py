@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from hpcfl.base.blame import blaming
 from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, State
 from hpcfl.comm.placement import Chunk, Turn
@@ -171,7 +172,7 @@ class Executor:
             own = narrow[int(self.job.parts[turn[0][0]])] if narrow else formats
             given = own, local_rank, self.staging, pace, put
             chunks = (self._clocked(self.job.visits(plan, each, over), leaves, state, *given) for each in rows)
-            with suppress(RoundClosed):
+            with blaming(lambda: f" in round {attempt.round}"), suppress(RoundClosed):
                 if self.job.planner.whole:
                     self._whole(state, chunks, SumSender(*given) if formats[0].sums else WholeSender(*given))
                 else:
