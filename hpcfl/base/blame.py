@@ -16,7 +16,7 @@ from hpcfl.base.loaded import is_of_user, reached
 
 MOST = 500  # characters of an error's own words
 PLACE = re.compile(r", line \d+\)")
-MEMORY = re.compile(r"^(?:_?Array|OutOf)?MemoryError|^OutOfMemoryError|can't allocate memory")
+MEMORY = re.compile(r"^\w*MemoryError|can't allocate memory")
 
 _named: dict[str, tuple[str, Any]] = {}  # what the config names, by ``package.module:Class``: under which key, what
 

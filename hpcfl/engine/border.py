@@ -24,6 +24,7 @@ from hpcfl.base.blame import blaming, place, place_of
 from hpcfl.base.errors import RunError, listed
 from hpcfl.base.loaded import is_of_user
 from hpcfl.base.types import State
+from hpcfl.comm.guard import METRIC
 from hpcfl.comm.message import Arrived, Block, ExactSums, Layout, Message, Sums
 from hpcfl.data import Federation
 from hpcfl.engine.uneven import Sent, collected
@@ -252,7 +253,7 @@ def tried(job: Job, now: Progress, data_dir: Path | None) -> None:
                 _try_batch(task, visits, own)
         if "data.name" in own and _bytes(task.federation) <= SMALL:
             _try_data(task.federation, config.federation(data_dir), client, own["data.name"])
-        if "algorithm.name" in own:
+        if "algorithm.name" in own and job.algorithm.invites(0):
             with blaming(first, ("algorithm.name",)):
                 _try_method(replace(job, task=task), now, visits)
     if task.whole is not None:
@@ -336,9 +337,9 @@ def _try_method(job: Job, now: Progress, visits: Visits) -> None:
             border.refuse(f"client: {in_place(name)}")
     if name := next((name for name, (value, _) in blocks.items() if not value.isfinite().all()), ""):
         border.refuse(f"client sent '{name}' that is not finite in round 0")
-    counted = any(weight.any() for name, (_, weight) in blocks.items() if name in job.layers.of)
+    counted = any(weight.any() for name, (_, weight) in blocks.items() if name != METRIC)
     if not counted and not method.sends_loss_only:
-        border.refuse("client sent weight 0 with all layers in round 0: nothing of it counts")
+        border.refuse(f"client sent weight 0 with all blocks but '{METRIC}' in round 0: nothing of it counts")
     messages, later = visit()
     values = {name: value for name, (value, _) in blocks.items()}
     others = {name: value for message in messages for name, (value, _) in message.items()}

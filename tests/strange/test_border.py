@@ -13,11 +13,15 @@ import pytest
 import torch
 
 from helpers.launcher import job, mpis, start
+from hpcfl.algorithms import algorithms
 from hpcfl.cli import main
 from hpcfl.commands.show import summary
+from hpcfl.config import Config, from_table
 from hpcfl.engine import border
+from hpcfl.engine.job import Job
 from hpcfl.launch.failure import ERROR_FILE
 from hpcfl.testing.runs import cut_back, table, toml
+from hpcfl.testing.test_algorithms import values
 from strange import test_data, test_losses, test_methods, test_models
 from strange.users import ended, line_of, written
 
@@ -94,6 +98,15 @@ def test_what_is_ours_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(border.Border, "_judged", forbidden)
     file = toml(table("fedavg", "mlp", False, rounds=1, clients=4, participation={}), tmp_path / "ours.toml")
     assert main(["run", str(file), "--out", str(tmp_path / "out"), "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("name", sorted(algorithms()))
+def test_ours_would_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked of the user's methods that those of hpcfl do not keep."""
+    monkeypatch.setattr(border.Border, "users", True)
+    monkeypatch.setattr(Config, "named", [("algorithm.name", name), ("model.name", ""), ("task.loss", "")])
+    job = Job.of(from_table(values(name)), None, 1)
+    border.tried(job, job.begin(0), None)
 
 
 def test_a_run_that_goes_on_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

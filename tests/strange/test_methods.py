@@ -30,7 +30,7 @@ FAULTY = {
     "WideWeight": "client sent 'loss' in round 0: expected [1] with weights [1], got [1]",
     "LongWeight": "client sent 'loss' in round 0: expected [1] with weights [1], got [1]",
     "ScalarWeight": "client sent 'loss' in round 0: expected [1] with weights [1], got [1]",
-    "ZeroWeight": "client sent weight 0 with all layers in round 0: nothing of it counts",
+    "ZeroWeight": "client sent weight 0 with all blocks but 'loss' in round 0",
     "NegativeWeight": "client sent 'loss' in round 0: expected weights that are finite and not",
     "NanWeight": "client sent 'loss' in round 0: expected weights that are finite and not",
     "InfiniteWeight": "client sent 'loss' in round 0: expected weights that are finite and not",

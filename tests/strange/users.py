@@ -6,6 +6,7 @@ Every thing in these files either ends in one line that names the file, or is ri
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 from functools import cache
@@ -44,7 +45,11 @@ def written(kind: str, name: str, folder: Path) -> Path:
 
 def ended(kind: str, name: str, folder: Path, out: str = "out") -> int:
     """Run it in this process; return the exit code."""
-    return main(["run", str(written(kind, name, folder)), "--out", str(folder / out), "--quiet"])
+    before = Path.cwd()
+    try:
+        return main(["run", str(written(kind, name, folder)), "--out", str(folder / out), "--quiet"])
+    finally:
+        os.chdir(before)
 
 
 def line_of(kind: str, name: str, error: str) -> str:
