@@ -231,7 +231,7 @@ def tried(job: Job, now: Progress, data_dir: Path | None) -> None:
     large ones. RunError names the user's file.
     """
     config = job.config
-    own = dict(config.named)
+    own = {key: name for key, name in config.named if key != "speed.model"}
     sizes, members = job.task.federation.train_sizes, job.planner.members
     having = [client for client in members.tolist() if sizes[client] > 0]
     if not own or not having:
@@ -248,7 +248,7 @@ def tried(job: Job, now: Progress, data_dir: Path | None) -> None:
 
     with seeded(0):
         task.hold(clients)
-        if own.keys() - {"algorithm.name", "speed.model"}:
+        if own.keys() - {"algorithm.name"}:
             with blaming(first, ("model.name", "task.loss", "data.name")):
                 _try_batch(task, visits, own)
         if "data.name" in own and _bytes(task.federation) <= SMALL:
@@ -285,7 +285,7 @@ def _try_batch(task: Task, visits: Visits, own: Mapping[str, str]) -> None:
     if not any(each.any() for each in found.values()):
         refuse("all gradients are 0: the loss does not depend on the parameters", "task.loss", "model.name")
     for name, value in before.items():
-        if not torch.equal(value, held[name]):
+        if not _same(value, held[name]):
             refuse(in_place(name), "task.loss" if name == "labels" else "model.name")
     again, other = task.gradients(params, batch)
     if not all(torch.equal(each, again[name]) for name, each in found.items()) or not torch.equal(losses, other):
@@ -333,7 +333,7 @@ def _try_method(job: Job, now: Progress, visits: Visits) -> None:
     if now.shared.keys() != shared.keys():
         border.refuse("client changes the names of the shared state, which it is given")
     for name, value in before.items():
-        if not torch.equal(value, given[name]):
+        if not _same(value, given[name]):
             border.refuse(f"client: {in_place(name)}")
     if name := next((name for name, (value, _) in blocks.items() if not value.isfinite().all()), ""):
         border.refuse(f"client sent '{name}' that is not finite in round 0")
@@ -385,6 +385,11 @@ def _try_server(job: Job, now: Progress, visits: Visits, sent: Iterable[Message]
     for name, value in metrics.items():
         if not isinstance(value, int | float | np.number | Tensor):
             border.refuse(f"metrics returned {kind(value)} as '{name}', expected a number")
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are equal; what is not finite is equal to itself."""
+    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
