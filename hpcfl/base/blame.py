@@ -72,7 +72,7 @@ def blamed(error: BaseException, when: str = "", of: Collection[str] = ()) -> Ba
         return error
     last = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)][-1:]
     by_signal = isinstance(error, KeyboardInterrupt) and not any(is_of_user(Path(file)) for file in last)
-    if by_signal:
+    if by_signal or not _named:
         return error
     if not (steps := frames(error)):
         behind = {key: spec for spec, (key, _) in _named.items() if key in of}

@@ -47,8 +47,8 @@ def report(
 
     With `like` also what a round's messages would take.
     """
-    from hpcfl.engine.border import tried
     from hpcfl.engine.job import Job
+    from hpcfl.engine.trial import tried
 
     job = Job.of(config, data_dir, ranks)
     tried(job, job.begin(0), data_dir)

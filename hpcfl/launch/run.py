@@ -471,7 +471,7 @@ def _opened(
     ranks: Any,
 ) -> None:
     """Try what of a new run is the user's; make the run folder, or take it up again, if enough ranks are there."""
-    from hpcfl.engine.border import tried
+    from hpcfl.engine.trial import tried
 
     if request.new:
         tried(job, now, request.data_dir)

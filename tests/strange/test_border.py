@@ -17,7 +17,7 @@ from hpcfl.algorithms import algorithms
 from hpcfl.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.config import Config, from_table
-from hpcfl.engine import border
+from hpcfl.engine import border, trial
 from hpcfl.engine.job import Job
 from hpcfl.launch.failure import ERROR_FILE
 from hpcfl.testing.runs import cut_back, table, toml
@@ -87,14 +87,14 @@ def test_a_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     torch.manual_seed(1), np.random.seed(1), random.seed(1)
     assert ended("methods", "Fair", tmp_path, "tried") == 0
     assert drawn() == untouched
-    monkeypatch.setattr(border, "tried", lambda *_: None)
+    monkeypatch.setattr(trial, "tried", lambda *_: None)
     assert ended("methods", "Fair", tmp_path, "untried") == 0
     assert len({summary(tmp_path / out)["state_sha256"] for out in ("tried", "untried")}) == 1
 
 
 def test_what_is_ours_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(border, "_try_batch", forbidden)
-    monkeypatch.setattr(border, "_try_method", forbidden)
+    monkeypatch.setattr(trial, "_try_batch", forbidden)
+    monkeypatch.setattr(trial, "_try_method", forbidden)
     monkeypatch.setattr(border.Border, "_judged", forbidden)
     file = toml(table("fedavg", "mlp", False, rounds=1, clients=4, participation={}), tmp_path / "ours.toml")
     assert main(["run", str(file), "--out", str(tmp_path / "out"), "--quiet"]) == 0
@@ -106,13 +106,13 @@ def test_ours_would_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(border.Border, "users", True)
     monkeypatch.setattr(Config, "named", [("algorithm.name", name), ("model.name", ""), ("task.loss", "")])
     job = Job.of(from_table(values(name)), None, 1)
-    border.tried(job, job.begin(0), None)
+    trial.tried(job, job.begin(0), None)
 
 
 def test_a_run_that_goes_on_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended("methods", "Fair", tmp_path) == 0
     cut_back(tmp_path / "out", 0)
-    monkeypatch.setattr(border, "tried", forbidden)
+    monkeypatch.setattr(trial, "tried", forbidden)
     assert main(["resume", str(tmp_path / "out"), "--rounds", "3", "--quiet"]) == 0
 
 
