@@ -100,7 +100,7 @@ class Border:
             yield message
         if wrong := changed(marks):
             self.refuse(f"client {when}: {wrong}")
-        if lost := [name for name in self._blocks if name not in seen and self._expected(name, visits)]:
+        if lost := [name for name in self._expected(visits) if name not in seen]:
             self.refuse(f"client sent no {listed(map(repr, lost))} {when}; its blocks are {listed(self._blocks)}")
         if not isinstance(after, Mapping):
             self.refuse(f"client returned {kind(after)} {when}, expected its personal state, tensors by name")
@@ -108,11 +108,12 @@ class Border:
             self.refuse(f"client {when}: personal state {wrong}")
         return after
 
-    def _expected(self, name: str, visits: Visits) -> bool:
-        """Return whether visits that nobody cuts short send a block."""
-        cut = visits.closed is not None or (self.algorithm.layerwise and visits.depth[0] > 1)
+    def _expected(self, visits: Visits) -> list[str]:
+        """Return the names of the blocks that all of them must have sent: none where visits may be cut short."""
+        if visits.closed is not None or (self.algorithm.layerwise and visits.depth[0] > 1):
+            return []
         some = self.algorithm.sends(visits.round)
-        return not cut and (some is None or name in some)
+        return [name for name in self._blocks if some is None or name in some]
 
     def _wrong(self, message: Message, seen: set[str], clients: int, when: str) -> str:
         """Return what is wrong with a message, "" if nothing is."""

@@ -184,9 +184,8 @@ def _try_server(job: Job, now: Progress, visits: Visits, sent: Iterable[Message]
     if not isinstance(params, Mapping):
         border.refuse(f"model returned {kind(params)}, expected the model's tensors, {{name: [c, …]}}")
     wanted = like({name: value[None] for name, value in task.initial(int(visits.clients[0])).items()})
-    if wrong := differing(
-        wanted, {name: each for name, each in like(params).items() if name in wanted}, "for a client"
-    ):
+    got = {name: each for name, each in like(params).items() if name in wanted}
+    if wrong := differing(wanted, got, "for a client"):
         border.refuse(f"model: {wrong}")
     job.scored(1, state.shared, personal, visits.clients)
     if method.evaluates_shared:
