@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcfl.base import terminal
+from hpcfl.base.blame import blaming
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, Stopped, UsageError, UserError
 from hpcfl.engine import stopping
 
@@ -446,7 +447,8 @@ def carry_out(arguments: list[str] | None = None) -> int:
     """Carry out a command; return its exit code. Errors of usage are one line on stderr, from one rank."""
     try:
         try:
-            cli.main(arguments, prog_name="hpcfl", standalone_mode=False)
+            with blaming():
+                cli.main(arguments, prog_name="hpcfl", standalone_mode=False)
         except click.ClickException as error:
             where = f"{error.ctx.command_path}: " if isinstance(error, click.UsageError) and error.ctx else ""
             raise UsageError(where + " ".join(error.format_message().split())) from error

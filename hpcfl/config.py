@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -21,11 +22,13 @@ from hpcfl.algorithms.last_step import with_last_step
 from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
 from hpcfl.algorithms.weighting import Weighting
 from hpcfl.base import plugins
+from hpcfl.base.blame import blaming
 from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
 from hpcfl.base.config import recorded as recorded_table
 from hpcfl.base.errors import UsageError, no_meaning, toml
 from hpcfl.base.files import check_unchanged, origin
 from hpcfl.base.loaded import renew
+from hpcfl.base.rng import key_as_seed
 from hpcfl.comm.devices import Device
 from hpcfl.comm.guard import Guard
 from hpcfl.comm.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
@@ -33,6 +36,7 @@ from hpcfl.data import Federation, Header, Source
 from hpcfl.data.absent import AbsentSource
 from hpcfl.data.base import check_clients
 from hpcfl.data.formats.files import found
+from hpcfl.data.samples import check_samples
 from hpcfl.learning.config import METRICS, TaskConfig
 from hpcfl.models import Model
 from hpcfl.presets import (
@@ -206,7 +210,10 @@ class Config(ConfigBase):
     def check(self, data_dir: Path | None) -> Header:
         """Raise UsageError where values do not go together or with the data's headers; return the headers."""
         self.check_values()
-        header = self.data.check(self.clients, data_dir)
+        with blaming(of=("data.name",)):
+            header = self.data.check(self.clients, data_dir)
+            if not isinstance(header, Header):
+                raise TypeError(f"check returned {header!r:.80}, expected a Header")
         self.check_shapes(header)
         return header
 
@@ -326,10 +333,21 @@ class Config(ConfigBase):
 
     def federation(self, data_dir: Path | None) -> Federation:
         """Return the clients' data; UsageError where they cannot be read, or are those of another number of clients."""
-        made = self.data.federate(self.clients, self.seed, data_dir)
+        with blaming(of=("data.name",)), self._seeded():
+            made = self.data.federate(self.clients, self.seed, data_dir)
+            if ":" in (name := getattr(self.data, PICKED["data"].by)):
+                check_samples(f"data.name = '{name}'", made, ":" in self.model.name, ":" in self.task.loss)
         for there in (made.clients, len(made.train_sizes), len(made.test_sizes)):
             self._check_clients(there)
         return made
+
+    def _seeded(self) -> AbstractContextManager[None]:
+        """Return a block in which data of the user's draw the same from global generators wherever they are made."""
+        if ":" not in getattr(self.data, PICKED["data"].by):
+            return nullcontext()
+        from hpcfl.models.modules.tracing import seeded  # it loads torch
+
+        return seeded(key_as_seed(self.seed, "data"))
 
     def _check_clients(self, there: int | None) -> None:
         check_clients(self.clients, there, f"data.name = '{getattr(self.data, PICKED['data'].by)}'")
@@ -353,9 +371,13 @@ class Config(ConfigBase):
     @property
     def code(self) -> dict[str, dict[str, Any]]:
         """What was loaded from outside the package, by ``package.module:Class``, as `plugins.origins` has it."""
-        names = [getattr(getattr(self, section), pick.by) for section, pick in PICKED.items()]
-        names += [name for _, name in self.task.own]
-        return plugins.origins(name for name in names if ":" in name)
+        return plugins.origins(name for _, name in self.named)
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """What the config names from outside the package, as ``package.module:Class``, each with its key."""
+        names = [(f"{section}.{pick.by}", getattr(getattr(self, section), pick.by)) for section, pick in PICKED.items()]
+        return [(key, name) for key, name in (*names, *self.task.own) if ":" in name]
 
     def placed(self, data_dir: Path | None) -> Config:
         """Return the same with absolute paths of the files that its sections name; UsageError where one is missing."""

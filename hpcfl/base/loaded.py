@@ -232,6 +232,11 @@ def _is_users(name: str, file: Path) -> bool:
     return any(path.is_relative_to(folder) for path in paths for folder in (*_folders, *map(Path.resolve, _folders)))
 
 
+def is_of_user(file: Path) -> bool:
+    """Return whether a file is one of the user's from which modules are loaded."""
+    return file.is_file() and not file.resolve().is_relative_to(PACKAGE) and _is_users("", file)
+
+
 class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         source, name = self.get_data(self.path), module.__name__

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import create_model
 
+from hpcfl.base import blame
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, did_you_mean
 from hpcfl.base.files import is_file, origin
@@ -60,6 +61,7 @@ def look_first(folders: Iterable[Path], run: Path | None = None, only: Iterable[
     A config that is new names none; one that a `run` folder has recorded names where its code is, and has `only` files
     with these digests imported. Of ``code`` of that folder nothing else ever is, what is imported late included.
     """
+    blame.forget()
     _before[:] = [folder.resolve() for folder in folders]
     _only[:] = [] if only is None else [frozenset(only)]
     if run is not None and only is not None:
@@ -97,6 +99,7 @@ def outside(spec: str, key: str, form: str = "package.module:Class") -> Any:
     if found is None:
         known = [name for name, value in vars(sys.modules[parts[1]]).items() if callable(value)]
         raise UsageError(f"{key} = '{spec}': no '{parts[2]}' in {file_of(parts[1])}{did_you_mean(parts[2], known)}")
+    blame.named(spec, key, found)
     return found
 
 
@@ -165,10 +168,12 @@ def _module(name: str, key: str) -> ModuleType:
 
 
 def reason(error: BaseException) -> str:
-    """Return an error in one line, and where it was raised."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    """Return an error in one line, and where it was raised: where in the user's code, if by way of that."""
+    text = blame.words(error)
+    if own := blame.frames(error):
+        return text + ("" if isinstance(error, SyntaxError) else blame.place(*own[-1]))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    users = frames and Path(frames[-1].filename).parent != Path(__file__).parent
+    users = frames and not is_installed(Path(frames[-1].filename).resolve())
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if users else ""
     return text + ("" if isinstance(error, SyntaxError) else place)
 

@@ -48,8 +48,10 @@ def report(
     With `like` also what a round's messages would take.
     """
     from hpcfl.engine.job import Job
+    from hpcfl.engine.trial import tried
 
     job = Job.of(config, data_dir, ranks)
+    tried(job, job.begin(0), data_dir)
     if config.task.own:
         from hpcfl.engine.columns import columns
 

@@ -245,6 +245,9 @@ def check_order(key: str, value: float, limit_key: str, limit: float) -> None:
 
 
 def _plain(values: NDArray[Any]) -> Inputs:
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
+        got = getattr(values, "dtype", type(values).__name__)
+        raise TypeError(f"expected arrays of real numbers or of integers, got {got}")
     return values.astype(np.float32, copy=False) if values.dtype.kind == "f" else values.astype(np.int64, copy=False)
 
 

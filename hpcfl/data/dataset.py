@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ from hpcfl.data.formats.hdf5_file import PEAK
 from hpcfl.data.pooled import Pool, Pooled
 
 FORM = "package.module:Class"
+MOST, MOST_SAID = 2**22, 2**28
+"""Samples of a dataset that does not say how many it has, which may be without end, and of one that does."""
 PARTS: tuple[tuple[str, Any, Any], ...] = (("train", True, False), ("split", "train", "test"))
 """Parameters by which datasets tell training from test samples, and what they then are."""
 
@@ -93,9 +96,15 @@ def _section(spec: str, found: Callable[..., Any]) -> type[TorchDataset]:
 def _read(dataset: Any, where: str) -> tuple[Pixels, Labels, tuple[Piece, ...]]:
     """Return all samples' features and labels ``[n, …]``; those of several tensors as `packed` has them."""
     try:
-        samples = [dataset[i] for i in range(len(dataset))] if hasattr(dataset, "__len__") else list(dataset)
+        count = len(dataset) if hasattr(dataset, "__len__") else None
+        if count is None:
+            samples = list(islice(dataset, MOST + 1))
+        else:
+            samples = [dataset[i] for i in range(count)] if count <= MOST_SAID else []
     except Exception as error:
         raise UsageError(f"{where}: {reason(error)}") from error
+    if (count or len(samples)) > (most := MOST if count is None else MOST_SAID):
+        raise UsageError(f"{where}: expected at most {most} samples, got {'more' if count is None else count}")
     if not samples:
         raise UsageError(f"{where}: it has no samples, expected at least 1")
     if not all(isinstance(sample, Sequence) and len(sample) == 2 for sample in samples):

@@ -19,7 +19,7 @@ from hpcfl.base.transfer import memory_of
 from hpcfl.base.types import State
 from hpcfl.comm.placement import Chunk
 from hpcfl.engine.hangs import Moves
-from hpcfl.engine.uneven import Sent, collected, told, visited
+from hpcfl.engine.uneven import Sent, Work, collected, told, visited
 from hpcfl.learning.batches import Visits
 
 if TYPE_CHECKING:
@@ -62,9 +62,11 @@ class Bundles:
         kinds: Sequence[Hashable],
         wanted: bool,
         apart: bool = True,
+        client: Work | None = None,
         moves: Moves | None = None,
     ) -> None:
         self.task, self.algorithm, self.kinds, self.moves = task, algorithm, kinds, moves or Moves()
+        self.client = client or algorithm.client
         self._same: dict[tuple[int, Kind], bool] = {}  # by a chunk's number of visits, and their kind
         self._tried: set[tuple[int, Kind, int]] = set()  # where chunks of these began in a line
         self._widest: dict[Kind, int] = {}  # clients that may be computed at once on a device, where it was found out
@@ -97,7 +99,7 @@ class Bundles:
                 yield from (([part], part.visits, self._client(shared, part)) for part in bundle)
 
     def _client(self, shared: State, part: Part) -> Client:
-        return visited(self.algorithm, self.task, shared, part.personal, part.visits)
+        return visited(self.client, self.task, shared, part.personal, part.visits)
 
     def _cut(self, parts: Iterable[Part]) -> Iterator[tuple[list[Part], Kind | None]]:
         """Yield parts that follow one another and may be computed at once, and their kind."""

@@ -14,6 +14,7 @@ import torch
 
 from hpcfl.algorithms import Algorithm, IteratedReduction
 from hpcfl.algorithms.base import Extras
+from hpcfl.base.blame import blaming
 from hpcfl.base.errors import refusal
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
 from hpcfl.base.transfer import on_host
@@ -25,6 +26,7 @@ from hpcfl.comm.placement import Chunk, check_width, chunk_size, cut
 from hpcfl.comm.transport import Personal
 from hpcfl.config import Config
 from hpcfl.data import Federation
+from hpcfl.engine.border import Border
 from hpcfl.engine.bundles import Bundles
 from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import evenly
@@ -115,8 +117,15 @@ class Job:
         if computing is None and config.model.chain:
             computing = config.speed.computing
         how = config.precision, None, config.task, computing
-        task = Task(config.model, federation, config.seed, device, *how)
+        with blaming(of=("model.name", "task.loss", "data.name")):
+            task = Task(config.model, federation, config.seed, device, *how)
         task.paces = config.speed.paces(config.seed, config.clients)
+        with blaming(of=("algorithm.name",)):
+            return cls._dealt(config, task, ranks, chunk)
+
+    @classmethod
+    def _dealt(cls, config: Config, task: Task, ranks: int, chunk: int | None) -> Job:
+        """Return the job of a task, its clients in chunks."""
         algorithm = config.method(task)
         give_back() if config.clock == "wall" and task.nbytes >= LEAN_BYTES else keep_freed()
         if config.doubling.when == "gradient" and config.algorithm.init_server(task).keys().isdisjoint(task.initial()):
@@ -228,17 +237,23 @@ class Job:
         return {name: block for group in self.layout for name, block in group.items() if block.kept}
 
     @cached_property
+    def border(self) -> Border:
+        """The method as it is asked."""
+        return Border(self.algorithm, self.task, self.layout)
+
+    @cached_property
     def bundles(self) -> Bundles:
         """What computes this rank's visits."""
         wanted = self.config.batch_clients == "auto" and self.planner.whole
         apart = self.config.clock == "wall"
-        return Bundles(self.task, self.algorithm, kinds(self.algorithm, self.task), wanted, apart, self.moves)
+        of = kinds(self.algorithm, self.task)
+        return Bundles(self.task, self.algorithm, of, wanted, apart, self.border.client, self.moves)
 
     def begin(self, rank: int) -> Progress:
         """Return the state before round 0, on one rank."""
         personal = {chunk.number: self.enter(chunk) for chunk in self.hosted(rank)}
-        shared, stage = self.task.start.given(self.algorithm.init_server(self.task)), self.planner.first_stage
-        extras = self.algorithm.init_extras(self.task) if rank == 0 else {}
+        begun, stage = self.border.begun(self.algorithm.init_server(self.task), "init_server"), self.planner.first_stage
+        shared, extras = self.task.start.given(begun), self.algorithm.init_extras(self.task) if rank == 0 else {}
         return Progress(
             0, shared, personal, stage=stage, extras=extras, flights=Flights.none(self.task.federation.clients)
         )
@@ -249,7 +264,8 @@ class Job:
 
     def enter(self, chunk: Chunk) -> State:
         """Return the personal state of a chunk's clients before their first visit, ``{name: [c, …]}``."""
-        return stacked([self.algorithm.init_client(self.task, int(client)) for client in chunk.clients])
+        states = (self.algorithm.init_client(self.task, int(client)) for client in chunk.clients)
+        return stacked([self.border.begun(state, "init_client") for state in states])
 
     def like(self, client: int) -> State:
         """Return a client's personal state before its first visit, for its names, shapes and types."""

@@ -63,7 +63,7 @@ def step(job: Job, now: Progress, record: Record, plan: Plan) -> None:
     """Take the server's step at the end of round ``now.round``, and note what is known of it."""
     before, sums = now.shared, record.sums
     with record.timed("server_seconds"):
-        state = job.algorithm.step(job.task, ServerState(now.shared, now.extras), sums)
+        state = job.border.step(ServerState(now.shared, now.extras), sums)
     now.shared, now.extras = state.shared, state.extras
     record.server_gradients = int(job.task.oracle_calls[SERVER])
     rate = job.algorithm.learning_rate(now.round)

@@ -23,22 +23,24 @@ from hpcfl.learning.batches import Uneven, Visits
 from hpcfl.learning.task import Task
 
 if TYPE_CHECKING:
-    from hpcfl.algorithms.base import Algorithm, Client
+    from hpcfl.algorithms.base import Client
     from hpcfl.comm.message import Message
 
+Work = Callable[[Task, State, State, Visits], "Client"]
+"""What `Algorithm.client` is."""
 Sent = tuple[list["Message"], State]
 """All messages of some visits, and their state afterwards."""
 
 
-def visited(method: Algorithm, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-    """Do what `Algorithm.client` does, of a chunk whose clients need not have equal steps."""
+def visited(client: Work, task: Task, shared: State, personal: State, visits: Visits) -> Client:
+    """Do what `client` does, as `Algorithm.client`, of a chunk whose clients need not have equal steps."""
     work = np.stack([visits.samples, visits.samples if visits.steps is None else visits.steps])
     if (work == work[:, :1]).all():
-        return (yield from method.client(task, shared, personal, visits))
+        return (yield from client(task, shared, personal, visits))
 
     def sent(own: State, some: Visits) -> Sent:
         begun = {name: value.clone() for name, value in own.items()}  # a visit may change its state, and begin anew
-        return collected(method.client(task, shared, begun, some))
+        return collected(client(task, shared, begun, some))
 
     return (yield from told(_apart(sent, task, personal, visits)))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcfl import store
+from hpcfl.base.blame import blamed, blaming
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UserError
 from hpcfl.comm.launcher import checked_world, end_job, launched
 from hpcfl.store.atomic import keep_open, number_of
@@ -36,13 +37,15 @@ def raise_together(comm: Any, make: Callable[[], T]) -> T:
     `comm` is None for a process alone.
     """
     if comm is None:
-        return make()
+        with blaming():
+            return make()
     from hpcfl.comm.mpi import settle
 
     error: Exception | None = None
     made = None
     try:
-        made = make()
+        with blaming():
+            made = make()
     except Exception as caught:  # any: a rank that leaves alone would let the others wait for ever
         error = caught
     settle(comm, error)
@@ -89,6 +92,7 @@ def noted(folder: Path | None, error: BaseException) -> BaseException:
     keep_open(error)
     explained = _explained(None, folder, error)
     if folder is not None and _is_there(folder / "run.h5"):
+        _claimed(folder, f"{_line(explained)}\n{_trace(explained)}")
         note(folder, _line(explained))
     return explained
 
@@ -97,12 +101,18 @@ def _line(error: BaseException) -> str:
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
+def _trace(error: BaseException) -> str:
+    """What is written down of where an error came from: nothing of one that was foreseen."""
+    foreseen = isinstance(error, UserError) and error.__cause__ is None
+    return "" if foreseen else "".join(traceback.format_exception(error))
+
+
 def _tell(comm: Any, folder: Path | None, error: BaseException) -> None:
     who = "" if comm is None else f"rank {comm.Get_rank()} of {comm.Get_size()}: "
     line = f"{who}{_line(error)}"
     bare = isinstance(error, UserError) and "--debug" not in sys.argv
     text = "" if bare else "".join(traceback.format_exception(error))
-    if not _claimed(folder, f"{line}\n{text}"):
+    if not _claimed(folder, f"{line}\n{_trace(error)}"):
         time.sleep(GIVE_UP_SECONDS)  # another rank speaks and is about to end the job
         return
     print(f"hpcfl: {line}\n{text}", end="", file=sys.stderr, flush=True)
@@ -128,7 +138,10 @@ def _explained(comm: Any, folder: Path | None, error: BaseException) -> BaseExce
         line = f"deterministic: expected false, since {what}; did you mean deterministic = false?"
         return RunError(line).with_traceback(error.__traceback__)
     if comm is None or not type(error).__module__.startswith("mpi4py"):
-        return error
+        told = blamed(error)
+        if told is not error:
+            told.__cause__ = error
+        return told
     dead = comm.Get_failed().Translate_ranks(None, comm.Get_group())
     if not len(dead):
         return error
@@ -146,7 +159,7 @@ def refused(folder: Path, error: BaseException) -> RunError | None:
     named = re.search(r"filename = '([^']+)'", str(error))
     file = named[1] if named else str(getattr(error, "filename", None) or folder)
     if isinstance(error, OSError) and number is None:
-        ours = Path(file).absolute().is_relative_to(folder.absolute())
+        ours = error.filename is not None and Path(file).absolute().is_relative_to(folder.absolute())
         number = error.errno if ours or isinstance(error, store.WriteError) else None
     if number is None:
         return None

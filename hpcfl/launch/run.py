@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.base import plugins
+from hpcfl.base.blame import blaming
 from hpcfl.base.errors import (
     Diverged,
     ErrorOnOtherRank,
@@ -43,7 +44,7 @@ from hpcfl.engine.hangs import Moves, watched
 from hpcfl.engine.profile import Phases, Profile
 from hpcfl.launch.alike import builds, check_builds, check_code, other_code, package_digest
 from hpcfl.launch.device import fixed_arithmetic, other_device, placed
-from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, note, noted, raise_together
+from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise_together
 from hpcfl.launch.profile import gathered, report
 from hpcfl.launch.reading import read_once
 from hpcfl.launch.request import RunRequest
@@ -132,16 +133,18 @@ def carry_out(request: RunRequest, comm: Any) -> None:
         with _without_absent(request, ranks), watched(Moves(), config.patience, rank, len(hosts)):
             job, now = _prepared(config, request, ranks, hosts, device, count, share)
             check_code(config, ranks)
-            raise_together(ranks, lambda: _opened(request, processes, devices, counts, job, ranks) if serves else None)
+            opened = partial(_opened, request, processes, devices, counts, job, now, ranks)
+            raise_together(ranks, opened if serves else lambda: None)
         run = _in_step if board is None else partial(_in_real_time, board=board)
         phases = Profile() if request.profile else Phases()
         try:
-            with watched(job.moves, config.patience, rank, len(hosts), waits_in_words=board is not None):
+            tells = board is None or serves  # of the round: other ranks are told of each by the server
+            moving = watched(job.moves, config.patience, rank, len(hosts), waits_in_words=board is not None)
+            with moving, blaming(lambda: f" in round {now.round}" if tells else ""):
                 stopped = run(job, request, now, ranks, processes, phases)
         except UserError as error:
             if comm is None:
-                note(request.folder, str(error))
-                raise
+                raise noted(request.folder, error) from error.__cause__
             fail(comm, request.folder, error)  # on this rank only: the others are in the middle of a round
     if stopped is not None:
         raise stopped
@@ -472,9 +475,19 @@ def _saved(job: Job, path: Path) -> Iterator[tuple[int, State]]:
 
 
 def _opened(
-    request: RunRequest, processes: list[tuple[str, str]], devices: list[str], counts: list[str], job: Job, ranks: Any
+    request: RunRequest,
+    processes: list[tuple[str, str]],
+    devices: list[str],
+    counts: list[str],
+    job: Job,
+    now: Progress,
+    ranks: Any,
 ) -> None:
-    """Make the run folder, or take it up again, if enough ranks are there."""
+    """Try what of a new run is the user's; make the run folder, or take it up again, if enough ranks are there."""
+    from hpcfl.engine.trial import tried
+
+    if request.new:
+        tried(job, now, request.data_dir)
     if absent := getattr(ranks, "absent", None):
         check_there(job.config.min_ranks, len(processes), absent, ranks.seconds)
     _open(request, processes, devices, counts, job)

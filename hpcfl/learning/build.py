@@ -101,7 +101,7 @@ def check_outputs(loss: PerSample, outputs: Tensor, y: Tensor, classes: int, whe
         axis = class_axis(outputs[None], y[None])
         if axis is None or outputs[None].shape[axis] != classes:
             wanted, got = [*y.shape, classes], list(outputs.shape)
-            raise UsageError(f"{where}: expected outputs of shape {wanted} for {TRIAL} samples, got {got}")
+            raise UsageError(f"{where}: expected outputs of shape {wanted} for {len(y)} samples, got {got}")
     loss.each(outputs[None], y[None])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -42,6 +43,15 @@ class Held:
         self.federation, self.dtype, self.device = federation, dtype, device
         self._samples: dict[int, Samples] = {}
         self.kept = Kept()
+
+    @property
+    def held_now(self) -> Mapping[int, Samples]:
+        """The clients' samples that are there."""
+        return self._samples
+
+    def release_held(self) -> None:
+        """Hold no client's samples any more, until they are asked for."""
+        self._samples, self.kept = {}, Kept()
 
     def hold(self, clients: Ints) -> None:
         """Read the samples of some clients that are not there yet; those of one shape lie in one array."""
@@ -84,7 +94,7 @@ class Held:
 
     def release_data(self) -> None:
         """Free the memory of all samples: nothing is asked of this task any more."""
-        self._samples, self.kept = {}, Kept()
+        self.release_held()
         del self.federation
         let_go()
         if self.device.type == "cuda":

@@ -55,10 +55,14 @@ class PerSample:
     def _of_one(self, outputs: Tensor, y: Tensor) -> Tensor:
         if not len(y):
             return outputs.new_zeros(0)
+        versions, shapes = (outputs._version, y._version), f"outputs {list(outputs.shape)} and labels {list(y.shape)}"
         try:
-            return self._function(outputs, y)
+            found = self._function(outputs, y)
         except Exception as error:
-            raise RunError(f"{self.where}: {reason(error)}") from error
+            raise RunError(f"{self.where}: {shapes}: {reason(error)}") from error
+        if wrong := _wrong(found, outputs, y, versions):
+            raise RunError(f"{self.where}: {shapes}: {wrong}")
+        return found
 
     def mean(self, outputs: Tensor, batch: Batch, rows: int | None = None) -> Tensor:
         """Return the mean over each client's real samples, ``[c]`` (or of the first `rows` clients)."""
@@ -76,18 +80,24 @@ class PerSample:
         """
         if self.ours:
             return
-        found: list[Tensor] = []
-        shapes = f"outputs {list(outputs.shape)} and labels {list(y.shape)}"
         try:
-            self._draws = draws(lambda: found.append(self._function(outputs, y)))
-        except Exception as error:
-            raise UsageError(f"{self.where}: {shapes}: {reason(error)}") from error
-        got = list(found[0].shape) if isinstance(found[0], Tensor) else type(found[0]).__name__
-        if got != [len(y)]:
-            raise UsageError(
-                f"{self.where}: {shapes}: expected a value per sample, a tensor [{len(y)}], got {got}; did you mean "
-                "reduction = 'none'?"
-            )
+            self._draws = draws(lambda: self._of_one(outputs, y))
+        except RunError as error:
+            raise UsageError(str(error)) from error.__cause__
+
+
+def _wrong(found: object, outputs: Tensor, y: Tensor, versions: tuple[int, int]) -> str:
+    """Return what is wrong with what a function has made of one client's samples, "" if nothing is."""
+    got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(found, Tensor) or got != [len(y)]:
+        return f"expected a value per sample, a tensor [{len(y)}], got {got}; did you mean reduction = 'none'?"
+    if found.is_complex() or (outputs.requires_grad and not found.requires_grad):
+        what = str(found.dtype) if found.is_complex() else "some without a gradient"
+        return f"expected real values that depend on the outputs, got {what}"
+    for name, tensor, version in zip(("outputs", "labels"), (outputs, y), versions):
+        if tensor._version != version:
+            return f"it changes the {name}, which it is given, in place: expected a clone to be changed"
+    return ""
 
 
 def class_axis(outputs: Tensor, y: Tensor) -> int | None:

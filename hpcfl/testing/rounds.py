@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from hpcfl.algorithms.wrapped import Wrapper, changed, wrapped
 from hpcfl.base.types import Computing, State
 from hpcfl.comm.transport import Alone
 from hpcfl.config import Config
+from hpcfl.engine.border import differing, like, misfit
 from hpcfl.engine.job import Job
 from hpcfl.engine.loop import step
 from hpcfl.engine.record import Record
@@ -21,7 +21,7 @@ from hpcfl.engine.simulated import Simulated
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client, ServerState
-    from hpcfl.comm.message import Block, Message, Sums
+    from hpcfl.comm.message import Message, Sums
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
 
@@ -96,8 +96,8 @@ class Watched(Wrapper):
         served, kept = copied(shared), like(personal)
 
         def judged(message: Message) -> Message:
-            for name, (value, weight) in message.items():
-                if wrong := misfit(blocks.get(name), value, weight, len(visits.clients)):
+            for name, part in message.items():
+                if wrong := misfit(blocks.get(name), part, len(visits.clients)):
                     failed(self.name, "client", f"block '{name}': {wrong}")
             return message
 
@@ -121,35 +121,6 @@ class Watched(Wrapper):
         unchanged(self.name, "model", served, shared)
         unchanged(self.name, "model", kept, personal)
         return params
-
-
-def misfit(block: Block | None, value: Tensor, weight: Tensor, clients: int) -> str:
-    """Return what is wrong with a block as visits of so many clients send it, "" if nothing is."""
-    if block is None:
-        return "expected a block of the layout"
-    shapes, rows = [list(shape) for shape in block.held], len(weight)
-    if list(value.shape[1:]) not in shapes or list(weight.shape) != [len(value)] or rows > clients:
-        wanted = " or ".join(f"[{clients}, {', '.join(map(str, shape))}]".replace(", ]", "]") for shape in shapes)
-        return f"expected {wanted} with weights [{clients}], got {list(value.shape)} with {list(weight.shape)}"
-    if value.dtype != block.dtype:
-        return f"expected {block.dtype} as in the layout, got {value.dtype}"
-    return ""
-
-
-def like(state: State) -> Mapping[str, Any]:
-    return {name: (list(value.shape), value.dtype) for name, value in state.items()}
-
-
-def differing(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """Return the first name that is missing, too many or of another shape or type, "" where none is."""
-    for name in (*wanted, *found):
-        if wanted.get(name) != found.get(name):
-            return f"'{name}': expected {_kind(wanted.get(name))} as it began, got {_kind(found.get(name))}"
-    return ""
-
-
-def _kind(of: Any) -> str:
-    return "none" if of is None else f"{of[1]} {of[0]}"
 
 
 def copied(state: State) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import getsourcelines
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import hpcfl
 from data.test_files import TWEETS, femnist, sent140
+from helpers import sources
 from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
 from hpcfl.config import load
@@ -29,6 +31,7 @@ def test_another_number_than_the_datas_is_one_line_from_check_and_run(
 ) -> None:
     file = toml({**PLAIN, "clients": 8, "data": {"name": f"helpers.sources:{source}"}}, tmp_path / "own.toml")
     said = f"clients: expected 12, which data.name = 'helpers.sources:{source}' holds, got 8; did you mean 12?"
+    said += f" ({sources.__file__}, line {getsourcelines(getattr(sources, source))[1]})"
     for words in (["check", str(file)], ["run", str(file), "--out", str(tmp_path / "run")]):
         assert main(words) == 2
         assert capsys.readouterr().err == f"hpcfl: {said}\n"

@@ -83,9 +83,9 @@ def sha(file: Path) -> str:
 
 
 def test_an_edited_loss_is_read_again_in_the_same_process(folder: Path) -> None:
-    """Times 1.0 and times 0.0 ended in one state under two hashes, in files of one length and second."""
+    """Times 1.0 and times 0.5 ended in one state under two hashes, in files of one length and second."""
     states, hashes = [], []
-    for number, factor in enumerate((1.0, 0.0, 1.0)):
+    for number, factor in enumerate((1.0, 0.5, 1.0)):
         (folder / "users" / "mine.py").write_text(LOSS.format(factor))
         state, code = play(f"out-{number}")
         states.append(state)
@@ -137,7 +137,7 @@ def test_an_edited_helper_is_loaded_anew_with_what_depends_on_it(helped: Path) -
     assert set(modules) == {"users", "users.between", "users.deep", "users.deep.scale"}
     scale = helped / "users" / "deep" / "scale.py"
     assert modules["users.deep.scale"] == {"file": str(scale), "sha256": sha(scale)}
-    scale.write_text("FACTOR = 0.0\n")
+    scale.write_text("FACTOR = 0.5\n")
     two, code = play("two")
     assert code["users.mine:loss"]["modules"]["users.deep.scale"]["sha256"] == sha(scale)
     assert one != two
@@ -180,7 +180,7 @@ def test_what_others_have_loaded_stays_unless_it_has_changed(folder: Path, monke
     del sys.modules["users.mine"]
     sys.meta_path.remove(loaded.FINDER)
     stale = importlib.import_module("users.mine")
-    file.write_text(LOSS.format(0.0))
+    file.write_text(LOSS.format(0.5))
     monkeypatch.setattr(loaded, "BEGAN", 0.0)
     two, code = play("two")
     assert sys.modules["users.mine"] is not stale

@@ -359,7 +359,7 @@ def test_a_loss_that_fails_in_a_step_ends_the_run_in_one_line(tmp_path: Path, ca
     file = toml(table("fedavg", "mlp", True, task={"loss": "helpers.losses:late"}), tmp_path / "a.toml")
     assert main(["run", str(file), "--out", str(tmp_path / "out"), "--quiet"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "task.loss = 'helpers.losses:late': ValueError: too many" in line
+    assert "task.loss = 'helpers.losses:late': outputs [32, 10] and labels [32]: ValueError: too many" in line
 
 
 def test_check_tells_the_loss(tmp_path: Path, capsys: Any) -> None:

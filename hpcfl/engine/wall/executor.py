@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from hpcfl.base.blame import blaming
 from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, State
 from hpcfl.comm.placement import Chunk, Turn
@@ -171,7 +172,7 @@ class Executor:
             own = narrow[int(self.job.parts[turn[0][0]])] if narrow else formats
             given = own, local_rank, self.staging, pace, put
             chunks = (self._clocked(self.job.visits(plan, each, over), leaves, state, *given) for each in rows)
-            with suppress(RoundClosed):
+            with blaming(lambda: f" in round {attempt.round}"), suppress(RoundClosed):
                 if self.job.planner.whole:
                     self._whole(state, chunks, SumSender(*given) if formats[0].sums else WholeSender(*given))
                 else:
@@ -253,7 +254,7 @@ class Executor:
         trained = Training(params, memory, visits.training.loss, buffers)
         alone = replace(visits, more=None, training=None, trained=trained)
         calls = task.oracle_calls.copy()
-        work = self.job.algorithm.client(task, shared, self._personal(visits), alone)
+        work = self.job.border.client(task, shared, self._personal(visits), alone)
         state = drained(sieve.through(work), sender.take)
         sender.end(sieve.first, task.oracle_calls[visits.clients].tolist(), alone.steps)
         sender.finish()
@@ -277,7 +278,7 @@ class Executor:
         self.job.moves.to(visits.round, visits.clients)
         self.job.task.hold(self._chunk_of(visits).clients)
         self.job.task.oracle_calls[:] = 0
-        return self.job.algorithm.client(self.job.task, shared, self._personal(visits), visits)
+        return self.job.border.client(self.job.task, shared, self._personal(visits), visits)
 
     def _personal(self, visits: Visits) -> State:
         """Return the acknowledged state of some clients of one chunk, ``{name: [c, …]}``."""

@@ -1,0 +1,123 @@
+"""What is judged before round 0 costs hpcfl's own methods nothing and leaves no trace; what is told, and where."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.launcher import job, mpis, start
+from hpcfl.algorithms import algorithms
+from hpcfl.cli import main
+from hpcfl.commands.show import summary
+from hpcfl.config import Config, from_table
+from hpcfl.engine import border, trial
+from hpcfl.engine.job import Job
+from hpcfl.launch.failure import ERROR_FILE
+from hpcfl.testing.runs import cut_back, table, toml
+from hpcfl.testing.test_algorithms import values
+from strange import test_data, test_losses, test_methods, test_models
+from strange.users import ended, line_of, written
+
+TABLES = {"methods": test_methods, "models": test_models, "data": test_data, "losses": test_losses}
+FAULTS = [(kind, name, words) for kind, each in TABLES.items() for name, words in each.FAULTY.items()]
+SLOW = ("Endless", "EndlessItems")  # as many samples as are read of them take seconds
+DRAWN = random.Random(5).sample([fault for fault in FAULTS if fault[1] not in SLOW], 8)
+
+
+def forbidden(*_: Any) -> None:
+    raise AssertionError("nothing of the user's is to be tried")
+
+
+def test_processes_of_some_drawn(tmp_path: Path) -> None:
+    running = []
+    for number, (kind, name, words) in enumerate(DRAWN):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        command = ["-W", "ignore", "-m", "hpcfl", "run", str(written(kind, name, folder)), "--out", str(folder / "out")]
+        child = start([sys.executable, *command], {}, stderr=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder)
+        running.append((kind, name, words, child))
+    for kind, name, words, child in running:
+        error = child.communicate(timeout=120)[1]
+        assert child.returncode in (1, 2)
+        assert words in line_of(kind, name, error)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("name", ["Forgotten", "RaisesLater"])
+def test_one_rank_speaks_for_all(name: str, tmp_path: Path) -> None:
+    if "openmpi" not in mpis():
+        pytest.skip("openmpi is not installed")
+    file = written("methods", name, tmp_path)
+    over = job("openmpi", 3, ["-m", "hpcfl", "run", str(file), "--out", str(tmp_path / "out")])
+    assert over.code != 0
+    (said,) = over.said
+    assert test_methods.FAULTY[name] in said
+    assert "user_methods.py, line " in said
+    assert "Traceback" not in over.err
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_where_it_came_from_is_written_down(debug: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The traceback begins in the user's file."""
+    words = ["run", str(written("methods", "RaisesLater", tmp_path)), "--out", str(tmp_path / "out"), "--quiet"]
+    assert main([*["--debug"] * debug, *words]) == 1
+    said, kept = capsys.readouterr().err, (tmp_path / "out" / ERROR_FILE).read_text()
+    assert ("Traceback" in said) == debug
+    for text in [kept, *[said] * debug]:
+        first = text[text.index("Traceback") :].splitlines()[1]
+        assert first.startswith(f'  File "{tmp_path}/user_methods.py", line ')
+    assert kept.splitlines()[0] == said.splitlines()[-1].removeprefix("hpcfl: ")
+
+
+def test_a_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in what a run gives, nor in anybody's generators."""
+
+    def drawn() -> list[float]:
+        return [float(torch.rand(())), float(np.random.rand()), random.random()]
+
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    untouched = drawn()
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    assert ended("methods", "Fair", tmp_path, "tried") == 0
+    assert drawn() == untouched
+    monkeypatch.setattr(trial, "tried", lambda *_: None)
+    assert ended("methods", "Fair", tmp_path, "untried") == 0
+    assert len({summary(tmp_path / out)["state_sha256"] for out in ("tried", "untried")}) == 1
+
+
+def test_what_is_ours_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_try_batch", forbidden)
+    monkeypatch.setattr(trial, "_try_method", forbidden)
+    monkeypatch.setattr(border.Border, "_judged", forbidden)
+    file = toml(table("fedavg", "mlp", False, rounds=1, clients=4, participation={}), tmp_path / "ours.toml")
+    assert main(["run", str(file), "--out", str(tmp_path / "out"), "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("name", sorted(algorithms()))
+def test_ours_would_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked of the user's methods that those of hpcfl do not keep."""
+    monkeypatch.setattr(border.Border, "users", True)
+    monkeypatch.setattr(Config, "named", [("algorithm.name", name), ("model.name", ""), ("task.loss", "")])
+    job = Job.of(from_table(values(name)), None, 1)
+    trial.tried(job, job.begin(0), None)
+
+
+def test_a_run_that_goes_on_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ended("methods", "Fair", tmp_path) == 0
+    cut_back(tmp_path / "out", 0)
+    monkeypatch.setattr(trial, "tried", forbidden)
+    assert main(["resume", str(tmp_path / "out"), "--rounds", "3", "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(("kind", "name"), [("methods", "Transposed"), ("models", "Counts"), ("losses", "detached")])
+def test_check_tries_it_too(kind: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(written(kind, name, tmp_path))]) in (1, 2)
+    said = [line for line in capsys.readouterr().err.splitlines() if "imports" not in line]
+    assert TABLES[kind].FAULTY[name] in line_of(kind, name, "\n".join(said))
