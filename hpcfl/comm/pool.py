@@ -40,7 +40,7 @@ class BufferPool:
             if len(self._rest) < size:
                 self._rest = self._chunk(CHUNK_BYTES)
             part, self._rest = self._rest[:nbytes], self._rest[size:]
-            return part.view(dtype).view(shape)
+            return part.view(dtype).view(shape).data  # a change of one is none of its neighbours, as torch counts
 
     def zeros(self, nbytes: int) -> Tensor:
         """Return a buffer of zeros, uint8 ``[nbytes]``; one that fills no large page is torch's own."""

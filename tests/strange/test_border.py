@@ -15,6 +15,7 @@ import torch
 from helpers.launcher import job, mpis, start
 from hpcfl.algorithms import algorithms
 from hpcfl.cli import main
+from hpcfl.comm.exact import PIECE
 from hpcfl.commands.show import summary
 from hpcfl.config import Config, from_table
 from hpcfl.engine import border, trial
@@ -121,3 +122,13 @@ def test_check_tries_it_too(kind: str, name: str, tmp_path: Path, capsys: pytest
     assert main(["check", str(written(kind, name, tmp_path))]) in (1, 2)
     said = [line for line in capsys.readouterr().err.splitlines() if "imports" not in line]
     assert TABLES[kind].FAULTY[name] in line_of(kind, name, "\n".join(said))
+
+
+def test_a_method_that_is_right_is_let_pass_with_a_large_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies beside the shared state in one piece of memory may be written."""
+    monkeypatch.chdir(tmp_path)
+    Path("large.py").write_text("from hpcfl.algorithms.fedavg import FedAvg\n\n\nclass Large(FedAvg):\n    pass\n")
+    given = {"model": {"name": "mlp", "hidden": [PIECE // 64 + 1]}, "rounds": 3, "participation": {}}
+    given["algorithm"] = {"name": "large:Large", "epochs": 1, "batch": 500}
+    toml({**table("fedavg", "mlp", True), **given}, Path("large.toml"))
+    assert main(["run", "large.toml", "--quiet"]) == 0
