@@ -137,9 +137,9 @@ def misfit(block: Block | None, part: Any, clients: int) -> str:
         got = ", ".join(map(kind, part)) if isinstance(part, tuple | list) else kind(part)
         return f"expected a pair of tensors, value and weight, got {got:.100}"
     value, weight = part
-    shapes, rows = [list(shape) for shape in block.held], len(weight) if weight.dim() else 0
-    if list(value.shape[1:]) not in shapes or list(weight.shape) != [*value.shape[:1]] or rows > clients:
-        wanted = " or ".join(f"[{clients}, {', '.join(map(str, shape))}]".replace(", ]", "]") for shape in shapes)
+    rows = len(weight) if weight.dim() else 0
+    if value.shape[1:] not in block.held or weight.shape != value.shape[:1] or rows > clients:
+        wanted = " or ".join(f"[{clients}, {', '.join(map(str, shape))}]".replace(", ]", "]") for shape in block.held)
         return f"expected {wanted} with weights [{clients}], got {list(value.shape)} with {list(weight.shape)}"
     if value.dtype != block.dtype:
         return f"expected {block.dtype} as in the layout, got {value.dtype}"
