@@ -16,7 +16,7 @@ class Held(Salf):
     victim : int
         This client.
     gates : str
-        The folder in which a file, named after its round, lets a visit go on.
+        The folder in which a file, named after its round, lets a visit go on. What is tried before the rounds goes on.
     """
 
     victim: int = 0
@@ -24,6 +24,6 @@ class Held(Salf):
 
     def client(self, task, shared, personal, visits):
         gate = Path(self.gates) / str(visits.round)
-        while self.victim in visits.clients and not gate.exists():
+        while visits.closed is not None and self.victim in visits.clients and not gate.exists():
             time.sleep(0.01)
         return (yield from super().client(task, shared, personal, visits))

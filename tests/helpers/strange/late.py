@@ -30,7 +30,8 @@ class Late(FedAvg):
     pause: float = 0.0
 
     def client(self, task, shared, personal, visits):
-        self.linger(visits.round, int(visits.clients[0]))
+        if visits.closed is not None:  # not what is tried before the rounds
+            self.linger(visits.round, int(visits.clients[0]))
         return (yield from super().client(task, shared, personal, visits))
 
     def linger(self, round_: int, client: int) -> None:
