@@ -125,7 +125,7 @@ def gradients(models: Models, points: Tensor) -> Tensor:
         θ.
     """
     from hpcfl.algorithms.fedlrgd.low_rank import Bound, Surrogates
-    from hpcfl.commands.optimum import PooledObjective
+    from hpcfl.contrib.theory.optimum import PooledObjective
 
     task, held = models.task, models.task.server_batch()
     assert held is not None  # no run of FedLRGD's begins without

@@ -28,11 +28,11 @@ from rich.table import Table
 import hpcfl
 from hpcfl.algorithms.local import Local
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.placement import cut_by_kind
 from hpcfl.commands.adapt import adapt_request, adapted
 from hpcfl.commands.groups import Recorded, groups
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_scores
+from hpcfl.mpi.placement import cut_by_kind
 
 Floats = npt.NDArray[np.float64]
 LEARNING = ("lr", "batch", "optimizer", "momentum", "weight_decay", "tune_lr", "tune_momentum", "tune_weight_decay")

@@ -34,8 +34,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.commands.optimum import PooledObjective, optimum
 from hpcfl.config import from_table
+from hpcfl.contrib.theory.optimum import PooledObjective, optimum
 from hpcfl.learning.task import Task
 
 REPEAT = """\

@@ -33,10 +33,10 @@ from rich.table import Table
 
 import hpcfl
 from hpcfl.algorithms.salf import Salf
-from hpcfl.algorithms.salf_theory import Convergence, uniform_reach
-from hpcfl.commands.optimum import PooledObjective, optimum
-from hpcfl.commands.theorem import convergence
 from hpcfl.config import load
+from hpcfl.contrib.theory.optimum import PooledObjective, optimum
+from hpcfl.contrib.theory.salf_bounds import convergence
+from hpcfl.contrib.theory.salf_formulas import Convergence, uniform_reach
 from hpcfl.engine.job import Job
 from hpcfl.presets import read
 

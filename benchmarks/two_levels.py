@@ -41,8 +41,8 @@ from typing import TYPE_CHECKING, Any
 import launching
 import numpy as np
 
-from hpcfl.comm.launcher import FAREWELL, has_ulfm
-from hpcfl.comm.placement import TWO_LEVEL, tree
+from hpcfl.mpi.launcher import FAREWELL, has_ulfm
+from hpcfl.mpi.placement import TWO_LEVEL, tree
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
@@ -110,8 +110,8 @@ def job_of(asked: argparse.Namespace, rules: dict[str, Any]) -> Job:
     import torch
     import wall_rounds
 
-    from hpcfl.comm.mpi import Patience
-    from hpcfl.comm.processors import cores
+    from hpcfl.mpi.cores import cores
+    from hpcfl.mpi.waiting import Patience
 
     (layout,), (case,) = asked.layouts, asked.cases
 
@@ -175,9 +175,9 @@ def puppet(comm: Any) -> None:
     """Be a rank that neither leads nor is at fault."""
     from puppet import Facts, Puppet, joined
 
-    from hpcfl.comm.channel import connect, direct
-    from hpcfl.comm.mpi import Patience
-    from hpcfl.comm.processors import cores
+    from hpcfl.mpi.channel import connect, direct
+    from hpcfl.mpi.cores import cores
+    from hpcfl.mpi.waiting import Patience
 
     os.nice(10)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # it takes no core from the others when it wakes

@@ -111,8 +111,8 @@ def resume(allow_mixed: bool, **options: Any) -> None:
 
 
 def _launch(decide: Callable[[], RunRequest | None], allow_mixed: bool) -> None:
-    from hpcfl.comm.launcher import world
     from hpcfl.launch.run import launch
+    from hpcfl.mpi.launcher import world
 
     comm = world()
     with suppress(ValueError, OSError):  # there may be no file behind stderr
@@ -197,7 +197,7 @@ def stop(folders: tuple[Path, ...], wait: bool, patience: float) -> None:
 )
 def doctor(json_to: str | None, launcher: bool, network: bool) -> None:
     """Print what a launch looks like from the inside, and the traps in it; alone, under mpirun and under srun."""
-    from hpcfl.comm.launcher import starter, world
+    from hpcfl.mpi.launcher import starter, world
 
     if launcher and network:
         raise UsageError("hpcfl doctor: --launcher starts no ranks, --network measures between them: expected one")
@@ -208,12 +208,12 @@ def doctor(json_to: str | None, launcher: bool, network: bool) -> None:
         return
     if network:
         from hpcfl.base.tables import print_table
-        from hpcfl.commands import network as networks
+        from hpcfl.commands.contributed import contributed
 
-        measured = networks.measured(world(), Path(json_to or "-"))
+        measured = contributed("network")(world(), Path(json_to or "-"))
         if measured is not None:
-            print_table(networks.table(measured))
-            _echo(_told(json_to, networks.document(measured), []))
+            print_table(measured[0])
+            _echo(_told(json_to, measured[1], []))
         return
     from hpcfl.commands import doctor as doctors
 
@@ -268,12 +268,12 @@ def check(
     """Validate CONFIG and print what it would do; nothing runs but the files of yours that it names."""
     from hpcfl.base.plugins import told
     from hpcfl.commands.check import report
-    from hpcfl.commands.prediction import Like
+    from hpcfl.commands.contributed import contributed
     from hpcfl.config import load
 
     if per_host is not None and like is None:
         raise UsageError("--per-host says where the ranks of a prediction are: expected --like FILE with it")
-    measured = None if like is None else Like.of(like, ranks, per_host)
+    measured = None if like is None else contributed("other ranks")(like, ranks, per_host)
     with told(_say):
         loaded = load(config, settings, overlays, tell=True, data_dir=data_dir)
         header = loaded.check(data_dir)
@@ -289,10 +289,11 @@ def check(
 @DATA_DIR
 def optimum(config: str, overlays: list[str], settings: tuple[str, ...], data_dir: Path | None) -> None:
     """Find the minimum of CONFIG's objective over all training samples, and print it as one JSON object."""
-    from hpcfl.commands import optimum as optima
+    from hpcfl.commands.contributed import contributed
     from hpcfl.config import load
 
-    _echo([json.dumps(optima.of(load(config, settings, overlays, True, data_dir), data_dir).facts())])
+    found = contributed("optimum")(load(config, settings, overlays, True, data_dir), data_dir)
+    _echo([json.dumps(found.facts())])
 
 
 @cli.command()
@@ -419,7 +420,7 @@ def list_(name: str, as_page: bool) -> None:
 
 
 def _check_alone(command: str, text: str) -> None:
-    from hpcfl.comm.launcher import world
+    from hpcfl.mpi.launcher import world
 
     if world() is not None:
         raise UsageError(f"hpcfl {command} was started by an MPI launcher, {text}")

@@ -29,9 +29,6 @@ from hpcfl.base.errors import UsageError, no_meaning, toml
 from hpcfl.base.files import check_unchanged, origin
 from hpcfl.base.loaded import renew
 from hpcfl.base.rng import key_as_seed
-from hpcfl.comm.devices import Device
-from hpcfl.comm.guard import Guard
-from hpcfl.comm.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
 from hpcfl.data import Federation, Header, Source
 from hpcfl.data.absent import AbsentSource
 from hpcfl.data.base import check_clients
@@ -39,6 +36,8 @@ from hpcfl.data.formats.files import found
 from hpcfl.data.samples import check_samples
 from hpcfl.learning.config import METRICS, TaskConfig
 from hpcfl.models import Model
+from hpcfl.mpi.devices import Device
+from hpcfl.mpi.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
 from hpcfl.presets import (
     PICKED,
     Settings,
@@ -58,6 +57,7 @@ from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import Speed
 from hpcfl.schedule.staleness import Staleness
+from hpcfl.sums.guard import Guard
 
 if TYPE_CHECKING:
     from hpcfl.learning.task import Task

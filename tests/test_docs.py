@@ -40,8 +40,8 @@ from helpers.networks import FOUND, written
 from hpcfl.base import plugins
 from hpcfl.cli import cli, main
 from hpcfl.commands import sweep as sweeps
-from hpcfl.commands.network import document
 from hpcfl.config import load
+from hpcfl.contrib.network.measure import document
 from hpcfl.learning.task import Task
 from test_presets import images
 
@@ -94,7 +94,7 @@ def typed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HPCFL_DATA", str(data))
     monkeypatch.setenv("MPLBACKEND", "agg")
-    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
+    for module in ("hpcfl.launch.failure", "hpcfl.mpi.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
     for place in (".venv/bin", ".mpi/openmpi/bin", ".mpi/mpich/bin"):
         Path(place).mkdir(parents=True)

@@ -15,7 +15,6 @@ import pytest
 from data.test_sources import idx_bytes, refused
 from golden import presets as golden
 from hpcfl.algorithms import ServerState
-from hpcfl.comm.transport import Alone
 from hpcfl.commands import check
 from hpcfl.commands.check import report
 from hpcfl.config import Config, load
@@ -26,6 +25,7 @@ from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
+from hpcfl.mpi.transport import Alone
 from hpcfl.presets import about, flat, overlays, presets, read, read_overlay, variants
 from hpcfl.store import open_run
 

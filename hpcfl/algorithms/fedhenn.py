@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import Client
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Layout, Sums
     from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
+    from hpcfl.sums.message import Layout, Sums
 
 KERNEL, ROUND = "kernel", "round"
 
@@ -54,8 +54,8 @@ class FedHeNN(Local):
     def layout(self, task: Task) -> Layout:
         import torch
 
-        from hpcfl.comm.message import Block
         from hpcfl.math.cka import triangle_size
+        from hpcfl.sums.message import Block
 
         kernel = Block((triangle_size(self.alignment),), task.dtype)
         return (*super().layout(task), {KERNEL: kernel, ROUND: Block((), torch.float64)})

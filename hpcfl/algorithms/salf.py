@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import By, Client, Extras
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Sums
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
     from hpcfl.schedule.participation import Participation
+    from hpcfl.sums.message import Sums
 
 
 class Salf(Algorithm):

@@ -2,7 +2,7 @@
 
 Chunks follow from the config alone. How many visits are computed at once is then a matter of time only: on a CPU as
 many as suit its caches, on another device as many as its memory takes. On a CPU each chunk is summed up by itself: it
-decides about the last bits of sums, which elsewhere have no chunks (`hpcfl.comm.device_sums`).
+decides about the last bits of sums, which elsewhere have no chunks (`hpcfl.sums.device`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch
 from hpcfl.base.memory import LARGEST_BYTES, last_level_cache
 from hpcfl.base.transfer import memory_of
 from hpcfl.base.types import State
-from hpcfl.comm.placement import Chunk
 from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import Sent, Work, collected, told, visited
 from hpcfl.learning.batches import Visits
+from hpcfl.mpi.placement import Chunk
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Algorithm, Client
-    from hpcfl.comm.message import Message
     from hpcfl.learning.task import Task
+    from hpcfl.sums.message import Message
 
 CACHE_SHARE = 4  # a bundle's models take at most this part of the last-level cache, which others use too;
 SHARED = 2  # where several threads compute them, this one: they wait for each other after each operation

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms import Algorithm
     from hpcfl.base.types import Computing, State
-    from hpcfl.comm.placement import Chunk
     from hpcfl.config import Config
     from hpcfl.data import ClientData, Federation
     from hpcfl.learning.task import Task
+    from hpcfl.mpi.placement import Chunk
 
 Array = npt.NDArray[Any]
 STORED = ("stored", "shared")
@@ -207,9 +207,9 @@ def with_shared(
 
     What is `absent` of the config is why by section; without data or method the state is taken as it was saved.
     """
-    from hpcfl.comm.devices import chosen
     from hpcfl.data.absent import Absent
     from hpcfl.learning.task import Task
+    from hpcfl.mpi.devices import chosen
 
     where = chosen("cpu" if config.device == "cpu" else "auto", "device", 0)  # a run on a GPU is read anywhere
     kinds = config.precision, config.clients, config.task, computing
@@ -320,8 +320,8 @@ class Models:
 
         Not where the law of their speeds, which orders them, is not here.
         """
-        from hpcfl.comm.placement import chunk_size, cut
         from hpcfl.engine.job import kinds
+        from hpcfl.mpi.placement import chunk_size, cut
 
         config = self.config
         kind = self.task.nbytes, self.task.looped, self.task.heavy

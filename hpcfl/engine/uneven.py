@@ -24,7 +24,7 @@ from hpcfl.learning.task import Task
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import Message
+    from hpcfl.sums.message import Message
 
 Work = Callable[[Task, State, State, Visits], "Client"]
 """What `Algorithm.client` is."""

@@ -20,7 +20,7 @@ def gathered(phases: Phases, comm: Any) -> dict[int, Floats]:
     own = phases.figures()
     if comm is None:
         return {0: own}
-    from hpcfl.comm.mpi import rows
+    from hpcfl.mpi.waiting import rows
 
     ranks = dict(enumerate(rows(comm, own)))
     return ranks if comm.Get_rank() == 0 else {}

@@ -49,7 +49,7 @@ def read_once(
         if len({*hosts}) == len(hosts):
             yield None
             return
-        from hpcfl.comm.mpi import names
+        from hpcfl.mpi.waiting import names
 
         text = names(comm, own)[here[0]]
         yield _mapped(config, text, rank == here[min(1, len(here) - 1)]) if text else None

@@ -34,11 +34,6 @@ from hpcfl.base.errors import (
 from hpcfl.base.loaded import renew
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
-from hpcfl.comm.costs import check_communicators
-from hpcfl.comm.guard import Norms, Watch
-from hpcfl.comm.launcher import end_job, has_ulfm, library
-from hpcfl.comm.placement import check_there, lane_topologies
-from hpcfl.comm.processors import Processors, processors, shares, threads
 from hpcfl.engine import stopping
 from hpcfl.engine.hangs import Moves, watched
 from hpcfl.engine.profile import Phases, Profile
@@ -48,17 +43,21 @@ from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise
 from hpcfl.launch.profile import gathered, report
 from hpcfl.launch.reading import read_once
 from hpcfl.launch.request import RunRequest
+from hpcfl.mpi.cores import Processors, processors, shares, threads
+from hpcfl.mpi.launcher import end_job, has_ulfm, library
+from hpcfl.mpi.placement import check_communicators, check_there, lane_topologies
 from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
 from hpcfl.store.atomic import PREFIX, number_of
 from hpcfl.store.integrity import one_line
+from hpcfl.sums.guard import Norms, Watch
 
 if TYPE_CHECKING:
-    from hpcfl.comm.transport import Transport
     from hpcfl.config import Config
     from hpcfl.engine.job import Job, Progress
     from hpcfl.engine.rounds import Rounds
     from hpcfl.engine.wall.watchdog import Noticeboard, Watchdog
+    from hpcfl.mpi.transport import Transport
 
 
 def launch(
@@ -83,7 +82,7 @@ def launch(
             comm, lambda: None if comm is not None and comm.Get_rank() else _decided(decide, found, allow_mixed)
         )
         if comm is not None:
-            from hpcfl.comm.mpi import tell
+            from hpcfl.mpi.waiting import tell
 
             # not by pydantic's own JSON, which refuses paths that are not UTF-8
             text = tell(comm, json.dumps(request.model_dump(mode="json") if request else None))
@@ -154,8 +153,8 @@ def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
     """The communicator with which the job starts, or what stands for it where some ranks may be missing."""
     if comm is None or config.start_within is None:
         return comm
-    from hpcfl.comm.channel import connect
-    from hpcfl.comm.mpi import Roll
+    from hpcfl.mpi.channel import connect
+    from hpcfl.mpi.waiting import Roll
 
     arrivals = config.participation.by_arrivals
     return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts, has_ulfm(comm), arrivals))
@@ -167,7 +166,7 @@ def _board(comm: Any, hosts: list[str]) -> Noticeboard:
 
     if comm is None:
         return Noticeboard()
-    from hpcfl.comm.mpi import names
+    from hpcfl.mpi.waiting import names
 
     first = hosts.index(hosts[comm.Get_rank()])
     own = Noticeboard.offered() if comm.Get_rank() == first else None
@@ -202,7 +201,7 @@ def _prepared(
 
     rank, size = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
     if comm is not None:
-        from hpcfl.comm.mpi import Patience
+        from hpcfl.mpi.waiting import Patience
 
         Patience.crowd = 1 / share
 
@@ -224,7 +223,7 @@ def _prepared(
         job, now = raise_together(comm, make)
     if comm is None:
         return job, now
-    from hpcfl.comm.mpi import tell
+    from hpcfl.mpi.waiting import tell
 
     decided = cast("Computing", tell(comm, job.task.computing))  # rank 0's: others may be other machines
     return (job, now) if decided == job.task.computing else make(decided)
@@ -298,7 +297,7 @@ def _see_one_folder(folder: Path, comm: Any, processes: list[tuple[str, str]]) -
     """Whether all ranks see the run folder that rank 0 has opened; where one does not, that is said once."""
     if comm is None:
         return True
-    from hpcfl.comm.mpi import names
+    from hpcfl.mpi.waiting import names
 
     seen = names(comm, str(_mark(folder, processes).exists()))
     blind = [f"rank {rank}" for rank, word in enumerate(seen) if word != str(True)]
@@ -315,10 +314,10 @@ def _mark(folder: Path, processes: list[tuple[str, str]]) -> Path:
 
 def _transport(comm: Any, phases: Phases) -> Transport:
     if comm is None:
-        from hpcfl.comm.transport import Alone
+        from hpcfl.mpi.transport import Alone
 
         return Alone()
-    from hpcfl.comm.collective import Collective, Profiled
+    from hpcfl.mpi.collective import Collective, Profiled
 
     return Profiled(comm, phases.phase) if isinstance(phases, Profile) else Collective(comm)
 
@@ -333,10 +332,10 @@ def _in_real_time(
     board: Noticeboard,
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
-    from hpcfl.comm.mpi import Roll
     from hpcfl.engine.saving import write_part
     from hpcfl.engine.wall import start
     from hpcfl.engine.wall.watchdog import Watchdog
+    from hpcfl.mpi.waiting import Roll
 
     apart = _see_one_folder(request.folder, comm, processes)
     connected, absent = None, dict[int, str]()
@@ -579,7 +578,7 @@ def _told(comm: Any, text: str) -> list[str]:
     """Every rank's text, whole, in the order of the ranks."""
     if comm is None:
         return [text]
-    from hpcfl.comm.mpi import texts
+    from hpcfl.mpi.waiting import texts
 
     return texts(comm, text)
 

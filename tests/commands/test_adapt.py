@@ -22,13 +22,13 @@ from hpcfl import store
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.lg_fedavg import LgFedAvg
 from hpcfl.cli import main
-from hpcfl.comm.launcher import launched
 from hpcfl.commands.adapt import adapt_request, adapted
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.engine.columns import COLUMNS
 from hpcfl.learning.optim import FINE_TUNING
 from hpcfl.learning.task import Task
+from hpcfl.mpi.launcher import launched
 from hpcfl.testing.runs import play, resume, table
 
 ROUNDS = 3

@@ -14,10 +14,6 @@ from hpcfl.algorithms import Algorithm, IteratedReduction
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
-from hpcfl.comm.message import Block
-from hpcfl.comm.packing import APART_BYTES
-from hpcfl.comm.placement import Topology, check_single, cut
-from hpcfl.comm.transport import Alone
 from hpcfl.config import from_table
 from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
@@ -25,6 +21,10 @@ from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.engine.wall.framing import frame_formats
 from hpcfl.engine.wall.outcome import ReceivedSums, messages
+from hpcfl.mpi.placement import Topology, check_single, cut
+from hpcfl.mpi.transport import Alone
+from hpcfl.sums.message import Block
+from hpcfl.sums.packing import APART_BYTES
 from hpcfl.testing.runs import table
 from wall.test_sums import Messages
 
@@ -177,7 +177,7 @@ def played(job: Job, transport: Any) -> tuple[list[dict[str, torch.Tensor]], Pro
 
 @pytest.mark.mpi
 def test_any_number_of_ranks_finds_the_same_to_the_bit(world: Any) -> None:
-    from hpcfl.comm.collective import Collective
+    from hpcfl.mpi.collective import Collective
 
     alone, last, _ = played(in_step(1), Alone())
     assert all(each.keys() == {"centre"} for each in alone)

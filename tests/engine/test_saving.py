@@ -42,7 +42,7 @@ def values(**more: Any) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("mpi") is None:
-        for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
+        for module in ("hpcfl.launch.failure", "hpcfl.mpi.launcher"):
             monkeypatch.setattr(f"{module}.launched", lambda: False)
 
 

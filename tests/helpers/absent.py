@@ -12,7 +12,7 @@ import sys
 from importlib.abc import MetaPathFinder
 from typing import Any
 
-from hpcfl.comm.launcher import launched_rank
+from hpcfl.mpi.launcher import launched_rank
 
 VARIABLE = "HPCFL_ABSENT"
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

@@ -24,9 +24,9 @@ from helpers.launcher import alone, job, mpis
 from hpcfl import cli, store
 from hpcfl import config as configs
 from hpcfl.base.errors import ErrorOnOtherRank
-from hpcfl.comm.launcher import launched
 from hpcfl.launch.request import RunRequest, run_request
 from hpcfl.launch.run import launch
+from hpcfl.mpi.launcher import launched
 from hpcfl.testing.world import World
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -498,7 +498,7 @@ def brought_together(world: World, counts: list[int]) -> Array:
         return own
     from mpi4py import MPI
 
-    from hpcfl.comm.mpi import wait
+    from hpcfl.mpi.waiting import wait
 
     whole = np.empty_like(own)
     wait([world.comm.Iallreduce(own, whole, MPI.SUM)])

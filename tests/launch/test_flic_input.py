@@ -177,7 +177,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in an empty folder, as a process alone, whoever else runs the tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HPCFL_DATA", raising=False)
-    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
+    for module in ("hpcfl.launch.failure", "hpcfl.mpi.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
 
 

@@ -36,7 +36,7 @@ FILES = ("server.h5", "rank-0000.h5", "beside.json", "manifest.json")
 def _alone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("mpi") is not None:
         return
-    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
+    for module in ("hpcfl.launch.failure", "hpcfl.mpi.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from comm.test_guard import POISONED, config, digits
 from test_rounds import (  # noqa: F401
     CLIENTS,
     FEDAVG,
@@ -23,7 +24,6 @@ from test_rounds import (  # noqa: F401
     simulated,
 )
 
-from comm.test_guard import POISONED, config, digits
 from helpers.runs import after_each_round
 from hpcfl import store
 from hpcfl.testing.runs import play, resume

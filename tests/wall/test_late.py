@@ -82,8 +82,8 @@ def test_layers_under_way_count_where_another_rank_of_the_lane_is_slow(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No group can have arrived when a round closes; that bytes are under way is all that gives them time, minutes."""
-    from hpcfl.comm import mpi
     from hpcfl.engine.wall import lanes
+    from hpcfl.mpi import waiting as mpi
 
     monkeypatch.setattr(lanes, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(mpi, "TELLING", 2**60)
@@ -111,7 +111,7 @@ def test_who_had_sent_nothing_catches_up_without_its_large_blocks(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head of each of its frames says that nothing was sent."""
-    from hpcfl.comm.channel import Direct
+    from hpcfl.mpi.channel import Direct
 
     absent, carried = [], Direct.absent
 
@@ -142,7 +142,7 @@ def test_who_had_sent_nothing_catches_up_without_its_large_blocks(
 
 def test_how_long_bytes_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the median of what has come; before, by what has left, but on no more than gigabit Ethernet is counted."""
-    from hpcfl.comm import mpi
+    from hpcfl.mpi import waiting as mpi
 
     monkeypatch.setattr(mpi.time, "monotonic", lambda: 10.0)
     bandwidth, size = mpi.Bandwidth(), 10**8

@@ -22,7 +22,7 @@ def test_puppets_among_ranks(world: Any, width: str, monkeypatch: pytest.MonkeyP
     """One is so slow that each round closes without it, and is there where everybody is waited for."""
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.comm.mpi import Patience
+    from hpcfl.mpi.waiting import Patience
 
     monkeypatch.setattr(Patience, "crowd", 1.0)
     monkeypatch.syspath_prepend(BENCHMARKS)

@@ -18,11 +18,11 @@ import pytest
 from helpers.runs import after_each_round
 from hpcfl import store
 from hpcfl.base.errors import Stopped, UsageError
-from hpcfl.comm.placement import cut
 from hpcfl.config import from_table
 from hpcfl.engine import stopping
 from hpcfl.launch.request import resume_request
 from hpcfl.launch.run import launch
+from hpcfl.mpi.placement import cut
 from hpcfl.testing.runs import play, recorded, resume, table
 
 pytestmark = pytest.mark.mpi
@@ -164,7 +164,7 @@ def test_what_is_sent_in_pieces_arrives_whole(
     world: Any, shared_dir: Path, width: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """State, messages, sums, scores and personal state, where a message has a thousand bytes at most."""
-    from hpcfl.comm import channel
+    from hpcfl.mpi import channel
 
     values = real(width, algorithm=SALF, rounds=2)
     twin = play(world, simulated(values), shared_dir / "twin", None)
@@ -228,7 +228,7 @@ def test_a_replay_ends_in_the_same_state(
     With one rule, blocks of 1 kB already travel by themselves, as large ones do.
     """
     if rule == "drawn":
-        for module in ("hpcfl.comm.packing", "hpcfl.engine.wall.framing"):
+        for module in ("hpcfl.sums.packing", "hpcfl.engine.wall.framing"):
             monkeypatch.setattr(f"{module}.APART_BYTES", 1000)
     values = real(fitting(world, width), **RULES[rule])
     run = play(world, values, shared_dir / "run", world.comm)
@@ -259,7 +259,7 @@ def rounds_are_sound(run: Path) -> None:
 
 
 def scores_are_missing_on_late_lanes_only(world: Any, values: dict[str, Any], run: Path) -> None:
-    from hpcfl.comm.placement import lane_topologies
+    from hpcfl.mpi.placement import lane_topologies
 
     config, data = from_table(values), store.open_run(run)
     chunks = cut(1, config.speed.paces(config.seed, CLIENTS), world.size)

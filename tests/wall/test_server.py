@@ -15,10 +15,10 @@ import pytest
 from helpers.runs import job_in_real_time
 from hpcfl import store
 from hpcfl.base.errors import RunError
-from hpcfl.comm.placement import Topology
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.wall.framing import frame_formats
 from hpcfl.engine.wall.protocol import Command, Handover, Op, TableReply
+from hpcfl.mpi.placement import Topology
 
 pytestmark = pytest.mark.mpi
 
@@ -118,9 +118,9 @@ def lanes_of(job: Job, scripts: list[list[int]]) -> list[Any]:
 
 def server_of(job: Job, lanes: list[Any]) -> Any:
     """A server that moves on all of these lanes at each look."""
-    from hpcfl.comm.transfers import Transfers
     from hpcfl.engine.wall.lanes import Lanes
     from hpcfl.engine.wall.server import Server
+    from hpcfl.mpi.transfers import Transfers
 
     class All(Transfers):
         def look(self) -> dict[Any, str]:
@@ -371,10 +371,10 @@ def test_a_reply_that_was_given_up_has_room_until_it_has_come() -> None:
     """MPI goes on writing it: were the room free, it would write into what is there by then."""
     from mpi4py import MPI
 
-    from hpcfl.comm.channel import direct
-    from hpcfl.comm.mpi import Bandwidth
-    from hpcfl.comm.transfers import Transfers
     from hpcfl.engine.wall.lane import Lane
+    from hpcfl.mpi.channel import direct
+    from hpcfl.mpi.transfers import Transfers
+    from hpcfl.mpi.waiting import Bandwidth
 
     job = soon()
     transfers = Transfers()

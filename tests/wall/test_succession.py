@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.runs import job_in_real_time
-from hpcfl.comm.placement import tree
+from hpcfl.mpi.placement import tree
 
 if TYPE_CHECKING:
     from hpcfl.engine.wall.lanes import Lanes
@@ -41,10 +41,10 @@ class Nowhere:
 @pytest.fixture
 def server() -> tuple[Succession, Lanes, Nowhere]:
     """The server of a job of three nodes, all of whose ranks are there."""
-    from hpcfl.comm.mpi import Bandwidth
-    from hpcfl.comm.transfers import Transfers
     from hpcfl.engine.wall.lanes import Lanes
     from hpcfl.engine.wall.succession import Succession
+    from hpcfl.mpi.transfers import Transfers
+    from hpcfl.mpi.waiting import Bandwidth
 
     job, comm, bandwidth, transfers = job_in_real_time(RANKS), Nowhere(), Bandwidth(), Transfers()
     hosts = ["", *(str(next(n for n, row in enumerate(NODES) if rank in row)) for rank in range(1, RANKS))]

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfl.comm.exact import PIECE
-from hpcfl.comm.guard import NO_GROUP
-from hpcfl.comm.message import Block, ExactSums
-from hpcfl.comm.packing import ALIGNED, APART_BYTES, Packing
 from hpcfl.engine.wall.framing import FrameFormat, Staging, frame_formats
 from hpcfl.engine.wall.outcome import ReceivedSums, add_all
 from hpcfl.engine.wall.sending import SumSender
+from hpcfl.sums.exact import PIECE
+from hpcfl.sums.guard import NO_GROUP
+from hpcfl.sums.message import Block, ExactSums
+from hpcfl.sums.packing import ALIGNED, APART_BYTES, Packing
 
 LARGE = max(PIECE, APART_BYTES // 4) + 7
 LAYOUT = (

@@ -14,8 +14,8 @@ import pytest
 from helpers.runs import after_each_round, job_in_real_time
 from hpcfl import store
 from hpcfl.base.errors import Stopped
-from hpcfl.comm.placement import tree
 from hpcfl.engine import stopping
+from hpcfl.mpi.placement import tree
 from hpcfl.testing.runs import play, resume
 from wall.test_rounds import RULES, SALF, agree, real, replay, rounds_are_sound, simulated
 
@@ -62,8 +62,8 @@ def test_without_a_deadline_it_is_the_simulated_run(world: Any, shared_dir: Path
 @pytest.mark.usefixtures("several")
 def test_leaders_pass_on_pieces_of_a_state(world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last piece leaves the server once a leader has passed on the first one; all is there in the end."""
-    from hpcfl.comm import channel
     from hpcfl.engine.wall.own import OwnLane
+    from hpcfl.mpi import channel
 
     monkeypatch.setattr(channel, "DOWN_BYTES", 1000)
     flag, carried, pass_on = shared_dir / "passed-on", channel.Direct._carried, OwnLane.pass_on

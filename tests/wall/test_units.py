@@ -16,9 +16,6 @@ import torch
 
 from helpers.runs import job_in_real_time
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.guard import NO_GROUP, Sieve
-from hpcfl.comm.message import Block, ExactSums
-from hpcfl.comm.placement import Chunk, Topology, check_width, cut, lane_topologies
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import drained, visit
@@ -27,7 +24,10 @@ from hpcfl.engine.wall.framing import REJECTED, FrameFormat, StagedFrame, Stagin
 from hpcfl.engine.wall.protocol import HEAD, Command, Op
 from hpcfl.engine.wall.sending import LayerSender, Pace, SumSender, WholeSender
 from hpcfl.learning.batches import Visits
+from hpcfl.mpi.placement import Chunk, Topology, check_width, cut, lane_topologies
 from hpcfl.schedule.plan import Attempt
+from hpcfl.sums.guard import NO_GROUP, Sieve
+from hpcfl.sums.message import Block, ExactSums
 
 PATIENCE = 60.0  # seconds that a thread is given to end; no thread needs them
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.flic.objective import Parts
     from hpcfl.algorithms.flic.phases import Learner
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Layout, Sums
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
+    from hpcfl.sums.message import Layout, Sums
 
 
 class Flic(FlicKeys):
@@ -58,7 +58,7 @@ class Flic(FlicKeys):
         return ((*self.parts(task).shared, *anchors),)
 
     def layout(self, task: Task) -> Layout:
-        from hpcfl.comm.message import Block
+        from hpcfl.sums.message import Block
 
         _, dimension = self.size(task)
         initial, blocks = task.initial(), {}

@@ -17,9 +17,6 @@ import numpy as np
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.rng import keyed
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, Rejection
-from hpcfl.comm.message import ExactSums, Sums
-from hpcfl.comm.transport import idle
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record
 from hpcfl.engine.wall.lane import Lane, PendingReceive
@@ -27,8 +24,11 @@ from hpcfl.engine.wall.lanes import Lanes
 from hpcfl.engine.wall.outcome import add_all
 from hpcfl.engine.wall.protocol import Command, Op, StateReply
 from hpcfl.engine.wall.server import SAVE_SECONDS, Server
+from hpcfl.mpi.transport import idle
 from hpcfl.schedule.arrivals import Came, check_fruitless, counts, enough, planned
 from hpcfl.schedule.plan import Plan
+from hpcfl.sums.guard import NO_GROUP, NOT_FINITE, Rejection
+from hpcfl.sums.message import ExactSums, Sums
 
 
 @dataclass(frozen=True)

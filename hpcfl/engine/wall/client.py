@@ -15,16 +15,16 @@ from mpi4py import MPI
 from hpcfl.base.errors import RunError
 from hpcfl.base.memory import freeze
 from hpcfl.base.types import State
-from hpcfl.comm.channel import Pair, Requests
-from hpcfl.comm.mpi import Patience, doze
-from hpcfl.comm.packing import Packing
-from hpcfl.comm.placement import Topology, Turn
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.saving import begun
 from hpcfl.engine.wall.executor import Executor, Worker
 from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, frame_formats, narrow_formats
 from hpcfl.engine.wall.protocol import Command, Handover, Op, StateReply, TableReply
+from hpcfl.mpi.channel import Pair, Requests
+from hpcfl.mpi.placement import Topology, Turn
+from hpcfl.mpi.waiting import Patience, doze
+from hpcfl.sums.packing import Packing
 
 PHASE = {Op.VISIT: "compute", Op.CLOSE: "reduction", Op.SCORE: "evaluation", Op.SAVE: "store", Op.WRITE: "store"}
 LOOK_SECONDS = 0.002  # how often a rank that computes looks for the server's word

@@ -20,14 +20,14 @@ import torch
 from hpcfl.base.blame import blaming
 from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, State
-from hpcfl.comm.placement import Chunk, Turn
-from hpcfl.comm.transport import Personal
 from hpcfl.engine.bundles import Part
 from hpcfl.engine.job import Job, stacked
 from hpcfl.engine.simulated import drained
 from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, Staging
 from hpcfl.engine.wall.sending import LayerSender, Pace, Put, StepClock, SumSender, WholeSender
 from hpcfl.learning.batches import RoundClosed, Training, Visits
+from hpcfl.mpi.placement import Chunk, Turn
+from hpcfl.mpi.transport import Personal
 from hpcfl.schedule.plan import Attempt, Plan
 
 if TYPE_CHECKING:

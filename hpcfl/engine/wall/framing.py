@@ -5,7 +5,7 @@ flags, seconds and gradients of its visits, and its weights, at places of its ow
 be told apart. Large blocks are sent from where they are. A rank alone on its lane sends a visit's values as they are,
 and the server multiplies them by their weights in float64, as in simulated time. Ranks that share a lane send
 ``weight·value``, since MPI adds them up on the way; there the sum is rounded at the blocks' precision. Of chunks of
-visits the exact sums travel that are formed in simulated time (`hpcfl.comm.message`): the bins of ``Σ weight·value``.
+visits the exact sums travel that are formed in simulated time (`hpcfl.sums.message`): the bins of ``Σ weight·value``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch import Tensor
 
 from hpcfl.base.transfer import backend, behind
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.exact import BinnedSum, ExactSum, FixedSum
-from hpcfl.comm.message import Block, ExactSums, Layout
-from hpcfl.comm.packing import APART_BYTES, Packing
-from hpcfl.comm.placement import Topology
-from hpcfl.comm.pool import POOL
+from hpcfl.mpi.placement import Topology
+from hpcfl.sums.exact import BinnedSum, ExactSum, FixedSum
+from hpcfl.sums.message import Block, ExactSums, Layout
+from hpcfl.sums.packing import APART_BYTES, Packing
+from hpcfl.sums.pool import POOL
 
 Frame = list[Tensor]
 """One group of blocks as it travels: its head, then its large blocks, all of them flat."""
@@ -161,7 +161,7 @@ class SumFormat:
 
     A head comes first, ``[signs, what single visits have sent of blocks that are kept, then for each block its weights,
     how its sum comes, and the sum if it is small]``; then what the head says of each large block: nothing where nobody
-    has sent any, its whole numbers, and what is beside them only where that is needed (`hpcfl.comm.exact`). Visits sign
+    has sent any, its whole numbers, and what is beside them only where that is needed (`hpcfl.sums.exact`). Visits sign
     as in a `FrameFormat`, and with the seconds from the round's start until the leader had the group.
     """
 

@@ -16,15 +16,15 @@ import numpy as np
 from mpi4py import MPI
 
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.channel import Channel, Pair, Requests
-from hpcfl.comm.guard import NO_GROUP
-from hpcfl.comm.message import Layout
-from hpcfl.comm.mpi import Bandwidth
-from hpcfl.comm.packing import Bytes
-from hpcfl.comm.placement import Chunk, Topology
-from hpcfl.comm.transfers import Transfer, Transfers
 from hpcfl.engine.wall.framing import REJECTED, Frame, FrameFormat, frame_formats, narrow_formats, zero_frames
 from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply
+from hpcfl.mpi.channel import Channel, Pair, Requests
+from hpcfl.mpi.placement import Chunk, Topology
+from hpcfl.mpi.transfers import Transfer, Transfers
+from hpcfl.mpi.waiting import Bandwidth
+from hpcfl.sums.guard import NO_GROUP
+from hpcfl.sums.message import Layout
+from hpcfl.sums.packing import Bytes
 
 
 class PendingReceive:

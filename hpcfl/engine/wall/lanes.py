@@ -13,11 +13,11 @@ import numpy as np
 
 from hpcfl.base.errors import Interrupted, listed
 from hpcfl.base.types import Ints
-from hpcfl.comm.mpi import Bandwidth, Patience
-from hpcfl.comm.transfers import Transfers
-from hpcfl.comm.transport import idle
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.wall.lane import Lane
+from hpcfl.mpi.transfers import Transfers
+from hpcfl.mpi.transport import idle
+from hpcfl.mpi.waiting import Bandwidth, Patience
 
 GRACE_SECONDS = 0.05  # for lanes to become free after a closing, beyond what the bytes under way may take
 ANSWER_SECONDS = 1.0  # least time for replies

@@ -20,13 +20,6 @@ import torch
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.memory import freeze
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.channel import Channel, in_pieces
-from hpcfl.comm.message import ExactSums
-from hpcfl.comm.mpi import DOZE_SECONDS, Patience
-from hpcfl.comm.packing import Bytes, Packing
-from hpcfl.comm.placement import Topology
-from hpcfl.comm.pool import POOL
-from hpcfl.comm.transfers import Transfer
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.wall.framing import SIGNS, SumFormat
@@ -38,7 +31,14 @@ from hpcfl.engine.wall.own import OwnLane
 from hpcfl.engine.wall.protocol import RANK_STATES, Command, Notice, Op, StateReply, TableReply
 from hpcfl.engine.wall.server import DISK, SAVE_SECONDS
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
+from hpcfl.mpi.channel import Channel, in_pieces
+from hpcfl.mpi.placement import Topology
+from hpcfl.mpi.transfers import Transfer
+from hpcfl.mpi.waiting import DOZE_SECONDS, Patience
 from hpcfl.schedule.plan import Attempt
+from hpcfl.sums.message import ExactSums
+from hpcfl.sums.packing import Bytes, Packing
+from hpcfl.sums.pool import POOL
 
 REPLIED = 1.0
 """In a table of ranks: this one has done what was asked."""

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.channel import Channel
-from hpcfl.comm.packing import Bytes
-from hpcfl.comm.placement import Topology
-from hpcfl.comm.transfers import Transfer
 from hpcfl.engine.wall.framing import SumFormat
 from hpcfl.engine.wall.lane import Lane, PendingReceive
 from hpcfl.engine.wall.protocol import RANK_STATES, Command, Notice, Op, TableReply
+from hpcfl.mpi.channel import Channel
+from hpcfl.mpi.placement import Topology
+from hpcfl.mpi.transfers import Transfer
+from hpcfl.sums.packing import Bytes
 
 HERE_SECONDS = 1.0  # for one that has come to lead others to say that it is here
 

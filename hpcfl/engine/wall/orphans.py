@@ -13,12 +13,12 @@ import torch
 from hpcfl import store
 from hpcfl.base.errors import listed
 from hpcfl.base.types import Ints, State
-from hpcfl.comm.placement import Chunk
-from hpcfl.comm.transport import Arrays
 from hpcfl.engine.job import Job
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Lanes
 from hpcfl.engine.wall.protocol import Handover
+from hpcfl.mpi.placement import Chunk
+from hpcfl.mpi.transport import Arrays
 
 NOWHERE = -1
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.exact import FixedSum, each_piece, sum_small
-from hpcfl.comm.guard import NO_GROUP, NOT_FINITE, Rejection
-from hpcfl.comm.message import Block, ExactSums, Fill, Layout, Message, Sums
-from hpcfl.comm.pool import SPARE
 from hpcfl.engine.iterated import blank, keep
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.sums.exact import FixedSum, each_piece, sum_small
+from hpcfl.sums.guard import NO_GROUP, NOT_FINITE, Rejection
+from hpcfl.sums.message import Block, ExactSums, Fill, Layout, Message, Sums
+from hpcfl.sums.pool import SPARE
 
 if TYPE_CHECKING:
     from hpcfl.engine.wall.lane import Lane, PendingReceive

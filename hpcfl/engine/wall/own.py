@@ -11,10 +11,6 @@ from itertools import chain
 from typing import Any
 
 from hpcfl.base.types import Ints, State
-from hpcfl.comm.mpi import Bandwidth
-from hpcfl.comm.packing import Bytes
-from hpcfl.comm.placement import Topology
-from hpcfl.comm.transfers import Transfers
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.saving import begun
@@ -22,6 +18,10 @@ from hpcfl.engine.wall.executor import Executor, Worker
 from hpcfl.engine.wall.framing import FrameFormat, StagedFrame
 from hpcfl.engine.wall.lane import Lane, PendingReceive
 from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply
+from hpcfl.mpi.placement import Topology
+from hpcfl.mpi.transfers import Transfers
+from hpcfl.mpi.waiting import Bandwidth
+from hpcfl.sums.packing import Bytes
 
 
 class PendingOwn(PendingReceive):

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.comm.packing import Bytes, Packing, as_bytes
-from hpcfl.comm.placement import Chunk, Topology
-from hpcfl.comm.transport import Like, Saved, arrays, as_chunk
+from hpcfl.mpi.placement import Chunk, Topology
+from hpcfl.mpi.transport import Like, Saved, arrays, as_chunk
+from hpcfl.sums.packing import Bytes, Packing, as_bytes
 
 if TYPE_CHECKING:
-    from hpcfl.comm.channel import Channel, Requests
+    from hpcfl.mpi.channel import Channel, Requests
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
 HEAD = 7  # op, round, attempt, closes_after, stage, stopped, hard

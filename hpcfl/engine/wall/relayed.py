@@ -1,6 +1,6 @@
 """Arrivals over two levels: each rank is alone on its lane, and those of a node reach the server by way of its leader.
 
-Every visit counts by itself there, so leaders have nothing to add up: they pass messages on (`hpcfl.comm.relay`).
+Every visit counts by itself there, so leaders have nothing to add up: they pass messages on (`hpcfl.mpi.relay`).
 Where MPI tells that one is dead, or a lane has been silent for too long, the ranks go on without it.
 """
 
@@ -14,10 +14,6 @@ from typing import Any
 from mpi4py import MPI
 
 from hpcfl.base.types import State
-from hpcfl.comm.channel import NOTHING, Pair, direct, farewell, relayed, single, word
-from hpcfl.comm.mpi import Patience
-from hpcfl.comm.placement import Tree, topology
-from hpcfl.comm.relay import Relay
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.wall.client import ClientRank
@@ -25,6 +21,10 @@ from hpcfl.engine.wall.executor import Executor
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.protocol import Command
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
+from hpcfl.mpi.channel import NOTHING, Pair, direct, farewell, relayed, single, word
+from hpcfl.mpi.placement import Tree, topology
+from hpcfl.mpi.relay import Relay
+from hpcfl.mpi.waiting import Patience
 
 LAST_SECONDS = 2.0  # for neighbours to leave where some are lost, and may hang for ever
 Comms = list[MPI.Intracomm]

@@ -11,10 +11,6 @@ from mpi4py import MPI
 
 from hpcfl.base.errors import LeftOut, RunError
 from hpcfl.base.types import Ints, State
-from hpcfl.comm.channel import direct, notices, words
-from hpcfl.comm.mpi import Bandwidth
-from hpcfl.comm.placement import Tree, topology
-from hpcfl.comm.transfers import Transfers
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.wall.client import ClientRank
@@ -23,6 +19,10 @@ from hpcfl.engine.wall.leader import Leader
 from hpcfl.engine.wall.own import OwnLane
 from hpcfl.engine.wall.protocol import Command
 from hpcfl.engine.wall.succession import lane_to
+from hpcfl.mpi.channel import direct, notices, words
+from hpcfl.mpi.placement import Tree, topology
+from hpcfl.mpi.transfers import Transfers
+from hpcfl.mpi.waiting import Bandwidth
 
 PAUSE_SECONDS = 0.01
 

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from hpcfl.base.transfer import on_host
 from hpcfl.base.types import Ints
-from hpcfl.comm.device_sums import weighted_sum
-from hpcfl.comm.exact import BinnedSum
-from hpcfl.comm.guard import NO_GROUP, norms
-from hpcfl.comm.message import Message
 from hpcfl.engine.job import Job
 from hpcfl.engine.wall.framing import REJECTED, SENT, FrameFormat, StagedFrame, Staging, zero_frames
+from hpcfl.sums.device import weighted_sum
+from hpcfl.sums.exact import BinnedSum
+from hpcfl.sums.guard import NO_GROUP, norms
+from hpcfl.sums.message import Message
 
 Put = Callable[[StagedFrame], None]
 

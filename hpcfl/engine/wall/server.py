@@ -14,11 +14,6 @@ from hpcfl import store
 from hpcfl.base.errors import Interrupted, RunError
 from hpcfl.base.memory import freeze
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.comm.channel import Connected
-from hpcfl.comm.message import Sums
-from hpcfl.comm.packing import Packing
-from hpcfl.comm.placement import check_there
-from hpcfl.comm.transport import Saved, arrays, as_chunk, idle
 from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, released
@@ -31,7 +26,12 @@ from hpcfl.engine.wall.protocol import Command, Op, StateReply, TableReply
 from hpcfl.engine.wall.succession import Succession
 from hpcfl.engine.wall.watchdog import LEAVE_SECONDS
 from hpcfl.learning.statistics import with_statistics
+from hpcfl.mpi.channel import Connected
+from hpcfl.mpi.placement import check_there
+from hpcfl.mpi.transport import Saved, arrays, as_chunk, idle
 from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.sums.message import Sums
+from hpcfl.sums.packing import Packing
 
 SAVE_SECONDS = 5.0  # for personal state to begin to come, beyond what its bytes may take
 DISK = 2e7  # bytes per second that a rank writes at least

@@ -14,11 +14,6 @@ from mpi4py import MPI
 
 from hpcfl.base.errors import Diverged, Interrupted, LeftOut, Stopped, ended
 from hpcfl.base.types import State
-from hpcfl.comm.channel import Connected, connect, direct, single
-from hpcfl.comm.launcher import end_job, end_ranks, has_cuda, has_ulfm
-from hpcfl.comm.mpi import Bandwidth
-from hpcfl.comm.placement import TWO_LEVEL, Topology, lane_topologies, topology, tree
-from hpcfl.comm.transfers import Transfers
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.stopping import Stop
@@ -33,6 +28,11 @@ from hpcfl.engine.wall.roles import Roles
 from hpcfl.engine.wall.server import Server
 from hpcfl.engine.wall.succession import Succession
 from hpcfl.engine.wall.watchdog import LeftBehind
+from hpcfl.mpi.channel import Connected, connect, direct, single
+from hpcfl.mpi.launcher import end_job, end_ranks, has_cuda, has_ulfm
+from hpcfl.mpi.placement import TWO_LEVEL, Topology, lane_topologies, topology, tree
+from hpcfl.mpi.transfers import Transfers
+from hpcfl.mpi.waiting import Bandwidth
 
 
 def lead(

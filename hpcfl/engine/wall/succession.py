@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpcfl.comm.channel import direct, notices, words
-from hpcfl.comm.placement import Tree, Under, topology
 from hpcfl.engine.job import Job
 from hpcfl.engine.wall.lane import Lane
 from hpcfl.engine.wall.lanes import Lanes
 from hpcfl.engine.wall.node import NodeLane
+from hpcfl.mpi.channel import direct, notices, words
+from hpcfl.mpi.placement import Tree, Under, topology
 
 MISSED = 2  # rounds at whose end a leader has not replied, before another rank leads
 
