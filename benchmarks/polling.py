@@ -74,14 +74,14 @@ def many_lanes(comm: Any, count: int, seconds: float) -> dict[str, Any]:
     import wall_rounds
     from mpi4py import MPI
 
-    from hpcfl.engine.wall.framing import frame_formats
-    from hpcfl.engine.wall.lane import Lane
-    from hpcfl.engine.wall.lanes import Lanes
-    from hpcfl.engine.wall.protocol import Command, Op
     from hpcfl.mpi.channel import direct
     from hpcfl.mpi.placement import Topology
     from hpcfl.mpi.transfers import Transfers
     from hpcfl.mpi.waiting import Bandwidth, wait
+    from hpcfl.realtime.frames import frame_formats
+    from hpcfl.realtime.lane import Lane
+    from hpcfl.realtime.lanes import Lanes
+    from hpcfl.realtime.orders import Command, Op
 
     rank, peers = comm.Get_rank(), comm.Get_size() - 1
     job = wall_rounds.job_of(wall_rounds.Layers(count=1, entries=10), count + 1, 1, {"close": "all"})

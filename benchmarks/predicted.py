@@ -23,8 +23,8 @@ import torch
 
 from hpcfl.contrib.network.measure import Network, read
 from hpcfl.contrib.network.model import Layout, Load, layout, predict
-from hpcfl.engine.wall.framing import frame_formats
-from hpcfl.engine.wall.protocol import Command
+from hpcfl.realtime.frames import frame_formats
+from hpcfl.realtime.orders import Command
 from hpcfl.sums.message import Block
 
 LIMIT = 300.0

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from wall_rounds import Timed
 
     from hpcfl.engine.job import Job
-    from hpcfl.engine.wall.framing import FrameFormat
+    from hpcfl.realtime.frames import FrameFormat
 
 LAYERS = 4
 VISIT, SLOW = 0.5, 1.5  # parts of the deadline that a visit takes
@@ -104,8 +104,8 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
     from mpi4py import MPI
 
     from hpcfl.engine.stopping import Stop
-    from hpcfl.engine.wall import start
     from hpcfl.mpi.channel import connect
+    from hpcfl.realtime import start
 
     ranks, (width,) = comm.Get_size(), asked.width
     entries = max(1, round(asked.kilobytes[0] * 250 / LAYERS))
@@ -283,9 +283,9 @@ def facts_of(job: Job, hosts: list[str], seconds: list[float], rounds: int, apar
     from puppet import Facts
 
     from hpcfl.engine.profile import Phases
-    from hpcfl.engine.wall.framing import frame_formats
-    from hpcfl.engine.wall.protocol import Command, Op
     from hpcfl.mpi.placement import TWO_LEVEL, lane_ranks
+    from hpcfl.realtime.frames import frame_formats
+    from hpcfl.realtime.orders import Command, Op
     from hpcfl.sums.packing import Packing
 
     width = job.config.lane_width

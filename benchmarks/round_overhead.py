@@ -39,10 +39,10 @@ if launching.inside():
     from mpi4py import MPI
 
     from hpcfl.engine.job import Job
-    from hpcfl.engine.wall.client import ClientRank
-    from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, zero_frames
-    from hpcfl.engine.wall.lane import Lane
     from hpcfl.mpi.waiting import wait
+    from hpcfl.realtime.client import ClientRank
+    from hpcfl.realtime.frames import FrameFormat, StagedFrame, zero_frames
+    from hpcfl.realtime.lane import Lane
     from hpcfl.sums.packing import Bytes
 
 WIDTHS: tuple[int | str, ...] = ("all", 1)

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
     from hpcfl.base.types import State
     from hpcfl.engine.job import Job
-    from hpcfl.engine.wall.leader import Leader
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
+    from hpcfl.realtime.leader import Leader
 
 NODES, PER_NODE, LAYERS = 4, 8, 8
 RANKS = 1 + NODES * PER_NODE
@@ -196,7 +196,7 @@ def real(comm: Any, asked: argparse.Namespace) -> None:
     """Be a client rank as in any run; one that leads keeps a record of what has arrived when rounds closed."""
     from puppet import Facts
 
-    from hpcfl.engine.wall import leader, start
+    from hpcfl.realtime import leader, start
 
     Facts.heard(comm)
     job, arrived = job_of(asked, {"close": "all"}), dict[int, int]()
@@ -249,7 +249,7 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
     import wall_rounds
 
     from hpcfl.engine.stopping import Stop
-    from hpcfl.engine.wall import start
+    from hpcfl.realtime import start
 
     puppets.LAYERS = LAYERS
     (case,) = asked.cases

@@ -18,7 +18,7 @@ from hpcfl.sums.message import Sums
 
 
 class Rounds(ABC):
-    """How rounds are carried out: in simulated time (`hpcfl.engine.simulated`) or in real time (`hpcfl.engine.wall`).
+    """How rounds are carried out: in simulated time (`hpcfl.engine.simulated`) or in real time (`hpcfl.realtime`).
 
     Attributes
     ----------

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from hpcfl.config import Config
     from hpcfl.engine.job import Job, Progress
     from hpcfl.engine.rounds import Rounds
-    from hpcfl.engine.wall.watchdog import Noticeboard, Watchdog
     from hpcfl.mpi.transport import Transport
+    from hpcfl.realtime.watchdog import Noticeboard, Watchdog
 
 
 def launch(
@@ -162,7 +162,7 @@ def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
 
 def _board(comm: Any, hosts: list[str]) -> Noticeboard:
     """What this rank shares with the others of its host, of which the first offers it."""
-    from hpcfl.engine.wall.watchdog import Noticeboard
+    from hpcfl.realtime.watchdog import Noticeboard
 
     if comm is None:
         return Noticeboard()
@@ -333,9 +333,9 @@ def _in_real_time(
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
     from hpcfl.engine.saving import write_part
-    from hpcfl.engine.wall import start
-    from hpcfl.engine.wall.watchdog import Watchdog
     from hpcfl.mpi.waiting import Roll
+    from hpcfl.realtime import start
+    from hpcfl.realtime.watchdog import Watchdog
 
     apart = _see_one_folder(request.folder, comm, processes)
     connected, absent = None, dict[int, str]()

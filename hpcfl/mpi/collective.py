@@ -1,6 +1,6 @@
 """Transport over MPI in simulated time: one lane of all ranks, on which collectives carry state down and sums up.
 
-Nonblocking and in a fixed order, polled so that nobody's waiting slows another. (`hpcfl.engine.wall` has the lanes of
+Nonblocking and in a fixed order, polled so that nobody's waiting slows another. (`hpcfl.realtime` has the lanes of
 real time.)
 """
 

@@ -186,7 +186,7 @@ def test_ranks_in_real_time_tell(
 ) -> None:
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.engine.wall import server
+    from hpcfl.realtime import server
 
     monkeypatch.setattr(server, "SAVE_SECONDS", 1e6)
     plain = {"participation": {"close": "all"}, "speed": {"model": "none"}, "clock": "wall", "threads": 1}

@@ -193,7 +193,7 @@ def test_in_real_time_ranks_sleep_and_nobody_tests_clients(
 ) -> None:
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.engine.wall import lanes, server
+    from hpcfl.realtime import lanes, server
 
     for module, name in ((lanes, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (server, "LEAVE_SECONDS")):
         monkeypatch.setattr(module, name, 1e6)

@@ -36,7 +36,7 @@ def install(setting: str) -> None:
         kind, _, rank = word.partition(":")
         if int(rank) == launched_rank(os.environ):
             if kind == "last":
-                from hpcfl.engine.wall import start
+                from hpcfl.realtime import start
 
                 start.serve = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
             else:

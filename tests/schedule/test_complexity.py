@@ -28,11 +28,11 @@ from hpcfl.engine import loop as engine
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Record, Recorder
 from hpcfl.engine.simulated import Simulated
-from hpcfl.engine.wall.framing import FrameFormat
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.derivatives import hessian_vector_product, per_sample_gradients
 from hpcfl.learning.task import SERVER, Task
 from hpcfl.mpi.transport import Alone
+from hpcfl.realtime.frames import FrameFormat
 from hpcfl.schedule.complexity import Oracle, Spent
 from hpcfl.schedule.plan import Plan
 from hpcfl.sums.guard import Watch

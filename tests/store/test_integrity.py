@@ -216,7 +216,7 @@ def test_of_clients_that_do_not_answer_the_last_checkpoint_is_repeated(
     """In real time: that from which the run goes on, not the damaged one, then the one that it has written."""
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.engine.wall.server import Server
+    from hpcfl.realtime.server import Server
 
     real = {"clock": "wall", "speed": {"model": "none"}, "participation": {"close": "all"}}
     folder = play(world, table("salf", "mlp", False, rounds=ROUNDS, **real), shared_dir / "run", world.comm)

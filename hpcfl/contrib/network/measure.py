@@ -146,7 +146,7 @@ def measure(comm: Any, hosts: Sequence[str], seconds: float) -> Network | None:
     from hpcfl.mpi import waiting as mpi
 
     if comm.Get_rank() == 0:
-        import_module("hpcfl.engine.wall.lanes")  # loads torch, which may take as long as all the rest
+        import_module("hpcfl.realtime.lanes")  # loads torch, which may take as long as all the rest
     began, load = time.monotonic(), os.getloadavg()[0] / len(cores())
     mpi.Patience.crowd = hosts.count(hosts[comm.Get_rank()]) / len(cores())
     lanes = _lanes(hosts)
@@ -376,8 +376,8 @@ class _Server:
         """Bytes per second at which the server adds up the frames of a round."""
         import torch
 
-        from hpcfl.engine.wall.framing import frame_formats
-        from hpcfl.engine.wall.outcome import ReceivedSums
+        from hpcfl.realtime.frames import frame_formats
+        from hpcfl.realtime.outcome import ReceivedSums
         from hpcfl.sums.message import Block
 
         layout = ({"block": Block((NUMBERS,))},)
@@ -402,14 +402,14 @@ class _Server:
         """Seconds of this thread for a lane of one rank in a round, its messages included: it leads to this process."""
         from mpi4py import MPI
 
-        from hpcfl.engine.wall.framing import frame_formats
-        from hpcfl.engine.wall.lane import Lane
-        from hpcfl.engine.wall.lanes import Lanes
-        from hpcfl.engine.wall.protocol import Command, Op
         from hpcfl.mpi.channel import direct
         from hpcfl.mpi.placement import Topology
         from hpcfl.mpi.transfers import Transfers
         from hpcfl.mpi.waiting import Bandwidth
+        from hpcfl.realtime.frames import frame_formats
+        from hpcfl.realtime.lane import Lane
+        from hpcfl.realtime.lanes import Lanes
+        from hpcfl.realtime.orders import Command, Op
         from hpcfl.sums.message import Block
 
         layout, cohort, bandwidth = ({"block": Block((8,))},), np.arange(LANES), Bandwidth()

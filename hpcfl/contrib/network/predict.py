@@ -112,8 +112,8 @@ def facts(job: Job, like: Like) -> Iterator[tuple[str, str]]:
 
 def loaded(job: Job, lanes: Sequence[Topology], cohort: Ints) -> Load:
     """Return what a round with this cohort carries on the lanes that take part, at most."""
-    from hpcfl.engine.wall.framing import frame_formats
-    from hpcfl.engine.wall.protocol import Command
+    from hpcfl.realtime.frames import frame_formats
+    from hpcfl.realtime.orders import Command
     from hpcfl.sums.packing import Packing  # these load torch
 
     busy = [(lane, len(lane.turns(cohort, job.together))) for lane in lanes]
