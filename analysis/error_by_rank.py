@@ -42,7 +42,7 @@ from hpcfl.base.rng import keyed
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.engine.trained import Models
+    from hpcfl.results.trained import Models
 
 POINTS = 384
 """Parameters θ at which errors are measured: more than the largest rank, or nothing is left of the matrices."""

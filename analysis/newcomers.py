@@ -29,10 +29,10 @@ import hpcfl
 from hpcfl.algorithms.local import Local
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.adapt import adapt_request, adapted
-from hpcfl.commands.groups import Recorded, groups
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_scores
 from hpcfl.mpi.placement import cut_by_kind
+from hpcfl.results.run_table import Recorded, groups
 
 Floats = npt.NDArray[np.float64]
 LEARNING = ("lr", "batch", "optimizer", "momentum", "weight_decay", "tune_lr", "tune_momentum", "tune_weight_decay")

@@ -207,7 +207,7 @@ def doctor(json_to: str | None, launcher: bool, network: bool) -> None:
         _echo(_told(json_to, words, [shlex.join(words)]))
         return
     if network:
-        from hpcfl.base.tables import print_table
+        from hpcfl.base.console import print_table
         from hpcfl.commands.contributed import contributed
 
         measured = contributed("network")(world(), Path(json_to or "-"))
@@ -307,10 +307,10 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool, groups: bool) -> 
     FOLDERS are runs, or folders of runs, such as a sweep's. Runs that differ in nothing but the seed are one row: mean
     ± standard deviation over the seeds.
     """
-    from hpcfl.base.tables import print_table, terminal_width
-    from hpcfl.commands.group_figures import table as groups_table
-    from hpcfl.commands.groups import run_folders
+    from hpcfl.base.console import print_table, terminal_width
     from hpcfl.commands.show import remarks, summaries, table
+    from hpcfl.results.run_table import run_folders
+    from hpcfl.results.run_table import table as groups_table
 
     rows, odd = summaries(run_folders(folders), groups)
     tables = [] if as_json else table(rows, each, terminal_width())
@@ -342,7 +342,7 @@ def show(folders: tuple[Path, ...], as_json: bool, each: bool, groups: bool) -> 
 @TRUST
 def adapt(as_json: bool, **options: Any) -> None:
     """Let clients that never took part in a run learn their personal layers on its shared ones, and test them."""
-    from hpcfl.base.tables import print_table
+    from hpcfl.base.console import print_table
     from hpcfl.commands.adapt import adapt_request, adapted, headline, table
 
     _check_alone("adapt", "but is one process: expected it without mpirun")

@@ -25,8 +25,8 @@ from hpcfl.base import plugins
 from hpcfl.base.blame import blaming
 from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
 from hpcfl.base.config import recorded as recorded_table
+from hpcfl.base.digests import check_unchanged, origin
 from hpcfl.base.errors import UsageError, no_meaning, toml
-from hpcfl.base.files import check_unchanged, origin
 from hpcfl.base.loaded import renew
 from hpcfl.base.rng import key_as_seed
 from hpcfl.data import Federation, Header, Source
@@ -52,8 +52,8 @@ from hpcfl.presets import (
 )
 from hpcfl.schedule import planner
 from hpcfl.schedule.cadence import Checkpoints, Evaluate
-from hpcfl.schedule.complexity import Oracle
 from hpcfl.schedule.doubling import Doubling
+from hpcfl.schedule.oracle import Oracle
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import Speed
 from hpcfl.schedule.staleness import Staleness
@@ -312,7 +312,7 @@ class Config(ConfigBase):
                 "arrays of real numbers: expected a model from outside, 'package.module:factory'"
             )
         if self.model.initial is not None:
-            from hpcfl.learning.initial import InitialFile  # it loads HDF5, which other configs may not need
+            from hpcfl.learning.initial_values import InitialFile  # it loads HDF5, which other configs may not need
 
             InitialFile(Path(self.model.initial), self.clients, self.precision)
         shapes = header.shapes

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.algorithms.server_optimizer import ServerOptimizer
 from hpcfl.base.config import DEPTH, ConfigBase, check_plain
+from hpcfl.base.digests import is_file
 from hpcfl.base.errors import VALUE, UsageError, cut, did_you_mean
-from hpcfl.base.files import is_file
 from hpcfl.data import source_class, sources
 from hpcfl.models import model_class, models
 from hpcfl.schedule.participation import Participation

@@ -345,7 +345,7 @@ def test_every_public_attribute_that_a_page_names_exists(page: Path) -> None:
             meant(expression, known)
         except AssertionError as error:
             raise AssertionError(f"{page.name}: {ast.unparse(expression)}: {error}") from None
-    written = "".join((ROOT / "hpcfl" / file).read_text() for file in ("launch/run.py", "store/table.py"))
+    written = "".join((ROOT / "hpcfl" / file).read_text() for file in ("launch/run.py", "store/run_file.py"))
     for name in re.findall(r"attribute `(\w+)`", prose(page)):
         assert f'"{name}"' in written, f"{page.name}: run.h5 has no attribute {name}"
 
@@ -359,7 +359,7 @@ def test_an_attribute_that_is_gone_is_found(tmp_path: Path) -> None:
         "`hpcfl.open_modules`",
         "`Run.weights()`",
         "`task.samples_of(client)`",
-        "`client_statistics` and `no_statistics` of `hpcfl.learning.statistics`",
+        "`client_statistics` and `no_statistics` of `hpcfl.learning.batchnorm`",
         "(attribute `nothing`)",
     ):
         page.write_text(f"A page of {lost}.\n")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpcfl.base.types import State
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.models.modules.whole import Whole
+    from hpcfl.models.modules.module import Whole
     from hpcfl.sums.message import Block, Layout, Message, Sums
 
 LOSS = "loss"

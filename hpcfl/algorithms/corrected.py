@@ -175,7 +175,7 @@ class _Remembered(_Corrected):
         return change, kept
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
         from hpcfl.sums.message import CorrectedSums
 
         names, over = _blocks(self, task), _weight(self, task, self.members)
@@ -244,7 +244,7 @@ def _column(factors: Tensor | Floats, value: Tensor) -> Tensor:
     """Return the factors of the first rows, as many as `value` has, ready to be multiplied with it."""
     import torch
 
-    from hpcfl.base.transfer import on_device
+    from hpcfl.base.device_copy import on_device
 
     found = torch.as_tensor(factors[: len(value)]).to(value.dtype)
     return on_device(found, value.device).view(-1, *[1] * (value.dim() - 1))

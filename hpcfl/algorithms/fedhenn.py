@@ -125,7 +125,7 @@ class FedHeNN(Local):
         """Return a round's samples as the clients of a chunk see them, ``[c, m, …]``: the same for each, a view."""
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         shapes = task.federation.shapes
         widest = self.alignment, *map(max, zip(*shapes))

@@ -53,7 +53,7 @@ class FedNova(FedProx):
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
         from hpcfl.learning.optim import column
 
         for message in super().client(task, shared, personal, visits):

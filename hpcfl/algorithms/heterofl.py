@@ -166,7 +166,7 @@ class HeteroFl(FedAvg):
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
         from hpcfl.models.modules.narrow import divided
 
         present, rates = self._present(task, visits), self._rates(task, visits)

@@ -109,7 +109,7 @@ class LinearFedRep(Algorithm):
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         x, y = (on_device(part, task.device) for part in _drawn(task.federation, visits))  # type: ignore[arg-type]
         if WEIGHT in personal:

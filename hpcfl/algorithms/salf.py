@@ -134,7 +134,7 @@ class Salf(Algorithm):
             return change
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         chance = on_device(torch.from_numpy(visits.arrival[: len(change), layer - 1]).to(change.dtype), change.device)
         return change / chance.view(-1, *[1] * (change.dim() - 1))

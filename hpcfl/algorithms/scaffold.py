@@ -76,7 +76,7 @@ class Scaffold(FedAvg):
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
         from hpcfl.learning.optim import column
 
         after, one = dict(personal), visits.ones(len(visits.clients))

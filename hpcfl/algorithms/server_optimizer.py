@@ -177,7 +177,7 @@ class _Stepping(Wrapper):
 
 def _stays(sums: Sums, name: str, before: Tensor, proposed: Tensor) -> Tensor | None:
     """Return which coordinates nobody has sent and the method leaves as they were, bool; None: none."""
-    from hpcfl.base.transfer import on_device
+    from hpcfl.base.device_copy import on_device
 
     if name not in sums or not sums.weight(name):
         return proposed == before

@@ -50,7 +50,7 @@ def report(config: Config, header: Header, data_dir: Path | None, ranks: int, li
     job = Job.of(config, data_dir, ranks)
     tried(job, job.begin(0), data_dir)
     if config.task.own:
-        from hpcfl.engine.columns import columns
+        from hpcfl.engine.recorded_columns import columns
 
         columns(job)  # they must have names of their own
     federation = job.task.federation

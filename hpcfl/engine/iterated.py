@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms import IteratedReduction
-from hpcfl.base.transfer import on_host
+from hpcfl.base.device_copy import on_host
 from hpcfl.base.types import State
 from hpcfl.sums.message import Block, ExactSums, Message, Sums
 

@@ -15,11 +15,11 @@ import numpy as np
 from hpcfl import store
 from hpcfl.base.errors import listed
 from hpcfl.base.types import Floats, Ints
-from hpcfl.engine.columns import columns
 from hpcfl.engine.profile import Phases
+from hpcfl.engine.recorded_columns import columns
 from hpcfl.engine.stopping import decode, encode
 from hpcfl.mpi.transport import Transport
-from hpcfl.schedule.complexity import Spent
+from hpcfl.schedule.oracle import Spent
 from hpcfl.schedule.plan import Plan
 from hpcfl.store import Fact
 from hpcfl.sums.guard import Rejection

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.base.transfer import on_device
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.types import Ints, State
 from hpcfl.learning.batches import Uneven, Visits
 from hpcfl.learning.task import Task

@@ -36,13 +36,12 @@ from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
 from hpcfl.engine import stopping
 from hpcfl.engine.hangs import Moves, watched
-from hpcfl.engine.profile import Phases, Profile
+from hpcfl.engine.profile import Phases, Profile, gathered, report
 from hpcfl.launch.alike import builds, check_builds, check_code, other_code, package_digest
 from hpcfl.launch.device import fixed_arithmetic, other_device, placed
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise_together
-from hpcfl.launch.profile import gathered, report
-from hpcfl.launch.reading import read_once
 from hpcfl.launch.request import RunRequest
+from hpcfl.launch.shared_data import read_once
 from hpcfl.mpi.cores import Processors, processors, shares, threads
 from hpcfl.mpi.launcher import end_job, has_ulfm, library
 from hpcfl.mpi.placement import check_communicators, check_there, lane_topologies
@@ -196,8 +195,8 @@ def _prepared(
     """The job, and where this rank begins; it has `count` threads, and a `share` of its host's cores."""
     import torch
 
-    from hpcfl.engine.columns import columns
     from hpcfl.engine.job import Job
+    from hpcfl.engine.recorded_columns import columns
 
     rank, size = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
     if comm is not None:
@@ -332,7 +331,7 @@ def _in_real_time(
     board: Noticeboard,
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
-    from hpcfl.engine.saving import write_part
+    from hpcfl.engine.checkpointing import write_part
     from hpcfl.mpi.waiting import Roll
     from hpcfl.realtime import start
     from hpcfl.realtime.watchdog import Watchdog
@@ -384,10 +383,10 @@ def _run_rounds(
     stop: stopping.Stop,
 ) -> Stopped | None:
     """Run the rounds that are left, recorded by the server; return why not all of them, if so."""
+    from hpcfl.engine.checkpointing import Saver
     from hpcfl.engine.loop import run
     from hpcfl.engine.progress import Reporter
     from hpcfl.engine.record import Recorder
-    from hpcfl.engine.saving import Saver
 
     recorder = stopped = None
     if rounds.serves:
@@ -441,7 +440,7 @@ def _taken_up(now: Progress, path: Path, job: Job, rank: int) -> None:
     """Set a rank to where a checkpoint was written."""
     import torch
 
-    from hpcfl.engine.trained import restored
+    from hpcfl.engine.checkpointing import restored
 
     now.saved = path
     saved = store.load(path, personal=False)
@@ -466,7 +465,7 @@ def _taken_up(now: Progress, path: Path, job: Job, rank: int) -> None:
 
 def _saved(job: Job, path: Path) -> Iterator[tuple[int, State]]:
     """Yield all clients and the personal state that a checkpoint has of them."""
-    from hpcfl.engine.trained import restored
+    from hpcfl.engine.checkpointing import restored
 
     for chunk in job.chunks:
         for client, held in store.load_personal(path, chunk.clients.tolist()).items():

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import Stopped, ended
-from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.mpi.channel import in_pieces
 from hpcfl.mpi.placement import Chunk

@@ -15,9 +15,9 @@ from mpi4py import MPI
 from hpcfl.base.errors import RunError
 from hpcfl.base.memory import freeze
 from hpcfl.base.types import State
+from hpcfl.engine.checkpointing import begun
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
-from hpcfl.engine.saving import begun
 from hpcfl.mpi.channel import Pair, Requests
 from hpcfl.mpi.placement import Topology, Turn
 from hpcfl.mpi.waiting import Patience, doze

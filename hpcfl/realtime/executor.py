@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from hpcfl.base.blame import blaming
-from hpcfl.base.transfer import on_device
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.types import Floats, State
-from hpcfl.engine.bundles import Part
+from hpcfl.engine.chunk_batches import Part
 from hpcfl.engine.job import Job, stacked
 from hpcfl.engine.simulated import drained
 from hpcfl.learning.batches import RoundClosed, Training, Visits

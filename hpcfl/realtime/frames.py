@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hpcfl.base.transfer import backend, behind
+from hpcfl.base.device_copy import backend, behind
 from hpcfl.base.types import Floats, Ints
 from hpcfl.mpi.placement import Topology
 from hpcfl.sums.exact import BinnedSum, ExactSum, FixedSum

@@ -11,9 +11,9 @@ from itertools import chain
 from typing import Any
 
 from hpcfl.base.types import Ints, State
+from hpcfl.engine.checkpointing import begun
 from hpcfl.engine.job import Job
 from hpcfl.engine.profile import Phases
-from hpcfl.engine.saving import begun
 from hpcfl.mpi.placement import Topology
 from hpcfl.mpi.transfers import Transfers
 from hpcfl.mpi.waiting import Bandwidth

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.base.transfer import on_host
+from hpcfl.base.device_copy import on_host
 from hpcfl.base.types import Ints
 from hpcfl.engine.job import Job
 from hpcfl.realtime.frames import REJECTED, SENT, FrameFormat, StagedFrame, Staging, zero_frames

@@ -18,7 +18,7 @@ from hpcfl.engine.iterated import iterate
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, released
 from hpcfl.engine.rounds import Rounds
-from hpcfl.learning.statistics import with_statistics
+from hpcfl.learning.batchnorm import with_statistics
 from hpcfl.mpi.channel import Connected
 from hpcfl.mpi.placement import check_there
 from hpcfl.mpi.transport import Saved, arrays, as_chunk, idle

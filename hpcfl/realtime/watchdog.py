@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hpcfl import store
-from hpcfl.base import nameless
+from hpcfl.base import memfd as nameless
 from hpcfl.base.errors import RunError
 
 LOOK_SECONDS = 2.0

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.base.transfer import on_device, on_host
+from hpcfl.base.device_copy import on_device, on_host
 from hpcfl.base.types import Floats
 from hpcfl.sums.exact import COARSE_BITS, GRIDS, ROUNDER, STEPS, BinnedSum, ExactSum, FixedSum, each_piece
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hpcfl.base.config import ConfigBase
-from hpcfl.base.transfer import on_host
+from hpcfl.base.device_copy import on_host
 from hpcfl.base.types import Floats, Ints
 
 if TYPE_CHECKING:

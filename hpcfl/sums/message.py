@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.base.transfer import on_device, on_host
+from hpcfl.base.device_copy import on_device, on_host
 from hpcfl.base.types import Floats, Ints, State
 from hpcfl.sums.device import DeviceSums
 from hpcfl.sums.exact import PIECE, RANGE, ROOM, BinnedSum, ExactSum, FixedSum, each_piece

@@ -13,7 +13,7 @@ import hpcfl
 from helpers.recorded import config, write_run
 from hpcfl.base.errors import UsageError
 from hpcfl.cli import main
-from hpcfl.commands.group_figures import last_figures
+from hpcfl.results.run_table import last_figures
 
 NAN = np.nan
 GROUPS = ["slow-third", "middle-third", "fast-third", "worst-decile"]

@@ -41,7 +41,7 @@ from hpcfl.data.mnist import Mnist
 from hpcfl.data.partition import Split
 from hpcfl.data.sent140 import Sent140
 from hpcfl.data.usps import Usps
-from hpcfl.learning.initial import InitialFile
+from hpcfl.learning.initial_values import InitialFile
 from hpcfl.schedule.speeds.table import Table
 
 SECONDS, MEMORY = 20, 400 << 20

@@ -23,7 +23,7 @@ from hpcfl.data.cifar import Cifar100
 from hpcfl.data.formats import files, hdf5_file, idx, leaf, pickles, split_file, text
 from hpcfl.data.hdf5 import Hdf5
 from hpcfl.data.sent140 import Sent140
-from hpcfl.learning.initial import InitialFile
+from hpcfl.learning.initial_values import InitialFile
 from hpcfl.schedule.speeds.table import Table
 
 MINE = Hdf5(file="mine.h5")

@@ -18,7 +18,7 @@ from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.lg_fedavg import LgFedAvg
 from hpcfl.algorithms.local import Local
 from hpcfl.base.memory import last_level_cache
-from hpcfl.engine import bundles
+from hpcfl.engine import chunk_batches as bundles
 from hpcfl.learning.task import Task
 from hpcfl.models.mlp import Mlp
 

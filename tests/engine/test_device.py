@@ -17,8 +17,8 @@ import hpcfl
 from helpers.runs import after_each_round
 from hpcfl import config as configs
 from hpcfl.algorithms import algorithms
-from hpcfl.base.transfer import behind, on_host
-from hpcfl.engine import bundles
+from hpcfl.base.device_copy import behind, on_host
+from hpcfl.engine import chunk_batches as bundles
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import evaluate, step
 from hpcfl.engine.record import Record

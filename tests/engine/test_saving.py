@@ -22,7 +22,7 @@ from hpcfl.base.errors import RunError, UsageError
 from hpcfl.cli import main
 from hpcfl.commands.check import report
 from hpcfl.config import from_table
-from hpcfl.engine.saving import Saver
+from hpcfl.engine.checkpointing import Saver
 from hpcfl.launch import run as launching
 from hpcfl.launch.failure import refused
 from hpcfl.launch.request import resume_request, run_request

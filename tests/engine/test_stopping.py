@@ -21,7 +21,7 @@ from hpcfl import store
 from hpcfl.base.errors import Stopped, UsageError
 from hpcfl.cli import carry_out, main
 from hpcfl.engine import stopping
-from hpcfl.engine.saving import Saver
+from hpcfl.engine.checkpointing import Saver
 from hpcfl.launch.request import resume_request, run_request
 from hpcfl.launch.run import launch
 from hpcfl.store import atomic

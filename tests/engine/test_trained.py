@@ -16,7 +16,7 @@ import torch
 import hpcfl
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.engine.trained import restored
+from hpcfl.engine.checkpointing import restored
 from hpcfl.testing.runs import alone, table, toml
 
 CHEAP = {"epochs": 1, "batch": 50}

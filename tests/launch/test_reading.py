@@ -11,7 +11,7 @@ from hpcfl import config as configs
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.data import shared
 from hpcfl.data.bundled import Digits
-from hpcfl.launch.reading import read_once
+from hpcfl.launch.shared_data import read_once
 from hpcfl.testing.runs import table
 
 pytestmark = pytest.mark.mpi

@@ -33,7 +33,7 @@ from hpcfl.learning.derivatives import hessian_vector_product, per_sample_gradie
 from hpcfl.learning.task import SERVER, Task
 from hpcfl.mpi.transport import Alone
 from hpcfl.realtime.frames import FrameFormat
-from hpcfl.schedule.complexity import Oracle, Spent
+from hpcfl.schedule.oracle import Oracle, Spent
 from hpcfl.schedule.plan import Plan
 from hpcfl.sums.guard import Watch
 from hpcfl.sums.message import Block, Sums

@@ -158,7 +158,7 @@ class FedLrgd(Algorithm):
         import torch
 
         from hpcfl.algorithms.fedlrgd.low_rank import flat
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         theta, r = flat(task.initial()), self.rank
         drawn = keyed(task.seed, "points").standard_normal((r, len(theta)))
@@ -201,7 +201,7 @@ class FedLrgd(Algorithm):
         import torch
 
         from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         at = task.replicate(shaped(point, task.initial()), visits)
         gradient = 0.0 * flat(at, 1)

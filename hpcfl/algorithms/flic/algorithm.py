@@ -72,8 +72,8 @@ class Flic(FlicKeys):
         """Return the first anchors: random means and spherical covariances, if not given."""
         import torch
 
+        from hpcfl.base.device_copy import on_device
         from hpcfl.base.rng import keyed
-        from hpcfl.base.transfer import on_device
 
         means = keyed(task.seed, "anchors").standard_normal(self.size(task), dtype="float32")
         anchors = {MEANS: self.spread * on_device(torch.from_numpy(means).to(task.dtype), task.device)}
@@ -174,7 +174,7 @@ class Flic(FlicKeys):
         import torch
 
         from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors, held
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         _, dimension = self.size(task)
         if task.federation.classes == 1:
@@ -185,7 +185,7 @@ class Flic(FlicKeys):
     def server(self, task: Task, shared: State, sums: Sums) -> State:
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         after = super().server(task, shared, sums)
         for kind in (MEANS, FACTORS):

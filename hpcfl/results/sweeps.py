@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hpcfl import store
 from hpcfl.base.config import recorded
 from hpcfl.base.errors import UsageError
-from hpcfl.commands.groups import FIRST, run_folders
 from hpcfl.presets import flat
+from hpcfl.results.run_table import FIRST, run_folders
 
 if TYPE_CHECKING:
     import xarray

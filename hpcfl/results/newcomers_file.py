@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from hpcfl.algorithms import algorithm_class, algorithms
+from hpcfl.base.digests import origin
 from hpcfl.base.errors import UsageError, listed
-from hpcfl.base.files import origin
 from hpcfl.base.types import Ints
 from hpcfl.config import Config
 from hpcfl.data import ClientData, Federation, Header

@@ -205,3 +205,16 @@ def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _array(value: Any) -> Any:
     return np.array(value.cpu().numpy() if hasattr(value, "cpu") else value)
+
+
+def restored(likes: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint holds as tensors, numbers and strings like those given."""
+    import torch
+
+    # copied into torch's own memory: the last bits of products may depend on how memory is aligned
+    return {
+        name: torch.from_numpy(np.asarray(saved[name])).to(like, copy=True)
+        if isinstance(like, torch.Tensor)
+        else type(like)(np.asarray(saved[name]).item())  # earlier versions kept some numbers as tensors [1]
+        for name, like in likes.items()
+    }

@@ -36,8 +36,8 @@ from hpcfl.store.columns import (
     name_axes,
     shape_of,
 )
+from hpcfl.store.growing_file import FORMAT
 from hpcfl.store.integrity import RUN, run_of
-from hpcfl.store.live import FORMAT
 from hpcfl.store.owner import owned, running
 from hpcfl.store.reading import (
     HEADER,

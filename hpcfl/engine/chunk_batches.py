@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from hpcfl.base.device_copy import memory_of
 from hpcfl.base.memory import LARGEST_BYTES, last_level_cache
-from hpcfl.base.transfer import memory_of
 from hpcfl.base.types import State
 from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import Sent, Work, collected, told, visited

@@ -208,6 +208,7 @@ def with_shared(
     What is `absent` of the config is why by section; without data or method the state is taken as it was saved.
     """
     from hpcfl.data.absent import Absent
+    from hpcfl.engine.checkpointing import restored
     from hpcfl.learning.task import Task
     from hpcfl.mpi.devices import chosen
 
@@ -435,19 +436,6 @@ def as_tensors(saved: Mapping[str, Any], device: Any) -> State:
     import torch
 
     return {name: torch.from_numpy(np.asarray(value)).to(device, copy=True) for name, value in saved.items()}
-
-
-def restored(likes: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a checkpoint holds as tensors, numbers and strings like those given."""
-    import torch
-
-    # copied into torch's own memory: the last bits of products may depend on how memory is aligned
-    return {
-        name: torch.from_numpy(np.asarray(saved[name])).to(like, copy=True)
-        if isinstance(like, torch.Tensor)
-        else type(like)(np.asarray(saved[name]).item())  # earlier versions kept some numbers as tensors [1]
-        for name, like in likes.items()
-    }
 
 
 def _check_sizes(folder: Path, data: Path | None, federation: Federation) -> None:

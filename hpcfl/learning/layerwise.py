@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hpcfl.base.types import State
 from hpcfl.learning.batches import RoundClosed
-from hpcfl.models.modules.whole import Whole
+from hpcfl.models.modules.module import Whole
 
 
 def as_ready(
