@@ -35,9 +35,9 @@ from rich.console import Console
 from rich.table import Table
 
 import hpcfl
-from hpcfl import presets
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
+from hpcfl.config import presets
 
 if TYPE_CHECKING:
     from torch import Tensor

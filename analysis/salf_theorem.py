@@ -34,11 +34,11 @@ from rich.table import Table
 import hpcfl
 from hpcfl.algorithms.salf import Salf
 from hpcfl.config import load
+from hpcfl.config.presets import read
 from hpcfl.contrib.theory.optimum import PooledObjective, optimum
 from hpcfl.contrib.theory.salf_bounds import convergence
 from hpcfl.contrib.theory.salf_formulas import Convergence, uniform_reach
 from hpcfl.engine.job import Job
-from hpcfl.presets import read
 
 Floats = npt.NDArray[np.float64]
 PRESET = "salf-ridge"

@@ -38,8 +38,8 @@ import hpcfl
 from helpers.launcher import ROOT, job, mpis
 from helpers.networks import FOUND, written
 from hpcfl.base import plugins
-from hpcfl.cli import cli, main
 from hpcfl.commands import sweep as sweeps
+from hpcfl.commands.cli import cli, main
 from hpcfl.config import load
 from hpcfl.contrib.network.measure import document
 from hpcfl.learning.task import Task

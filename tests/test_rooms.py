@@ -11,19 +11,7 @@ import hpcfl
 
 PACKAGE = Path(hpcfl.__file__).parent
 ORDER = (
-    *(
-        "__main__",
-        "cli",
-        "testing",
-        "commands",
-        "contrib",
-        "launch",
-        "realtime",
-        "engine",
-        "config",
-        "presets",
-        "algorithms",
-    ),
+    *("__main__", "testing", "commands", "contrib", "launch", "results", "realtime", "engine", "config", "algorithms"),
     *("learning", "models", "schedule", "store", "data", "mpi", "sums", "math", "base"),
 )
 """A room imports from those to its right alone."""

@@ -19,7 +19,7 @@ from hpcfl import store
 from hpcfl.base.config import recorded
 from hpcfl.base.errors import UsageError, listed
 from hpcfl.base.plugins import digests
-from hpcfl.presets import PICKED, flat
+from hpcfl.config.presets import PICKED, flat
 from hpcfl.results.curves import DECILE, tenth, thirds, worst_decile
 from hpcfl.store.reading import tell
 

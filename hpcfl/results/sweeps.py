@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hpcfl import store
 from hpcfl.base.config import recorded
 from hpcfl.base.errors import UsageError
-from hpcfl.presets import flat
+from hpcfl.config.presets import flat
 from hpcfl.results.run_table import FIRST, run_folders
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from torch import nn
 
 from hpcfl import store
 from hpcfl.algorithms.flic.algorithm import Flic
-from hpcfl.cli import main
 from hpcfl.commands.check import report
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.data.base import ClientData

@@ -21,8 +21,8 @@ from helpers.toys import load, mlp_task, plain, same_bits, visits_of
 from hpcfl import store
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.lg_fedavg import LgFedAvg
-from hpcfl.cli import main
 from hpcfl.commands.adapt import adapt_request, adapted
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.engine.recorded_columns import COLUMNS
@@ -482,7 +482,7 @@ def test_one_line(
 
 SEVERAL = """
 import json, sys
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 
 codes = [main(["adapt", *words.split()]) for words in json.loads(sys.argv[1])]
 print(json.dumps({"codes": codes, "torch": "torch" in sys.modules}))

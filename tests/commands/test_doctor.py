@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpcfl.cli import main
 from hpcfl.commands import doctor
+from hpcfl.commands.cli import main
 from hpcfl.commands.diagnostics import Facts, Rank, diagnose
 from hpcfl.commands.doctor import as_object, examine, gathered, report
 from hpcfl.mpi import launcher as worlds

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl import cli
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError
+from hpcfl.commands import cli
 from hpcfl.commands import list as catalogue
 from hpcfl.config import Config
+from hpcfl.config.presets import overlays, presets
 from hpcfl.data import source_class, sources
 from hpcfl.models import model_class, models
-from hpcfl.presets import overlays, presets
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import speed_class, speeds
 

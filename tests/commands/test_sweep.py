@@ -22,8 +22,8 @@ from helpers.launcher import LIMIT, alive, descendants
 from helpers.recorded import curve, restated, write_run
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
 from hpcfl.commands import sweep, sweep_run
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.commands.sweep_run import Board
 from hpcfl.data import Header

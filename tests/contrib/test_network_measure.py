@@ -11,7 +11,7 @@ import pytest
 
 from helpers.networks import FOUND, written
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.contrib.network import measure as network
 from hpcfl.contrib.network.measure import document, measure, read
 

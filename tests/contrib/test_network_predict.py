@@ -11,7 +11,7 @@ import pytest
 
 from helpers.networks import COSTS, FOUND, written
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.contrib.network import model as module
 from hpcfl.contrib.network.measure import Network, document
 

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 
 from helpers import toys
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.contrib.theory.optimum import Optimum, optimum
 from hpcfl.data.base import Federation
 from hpcfl.data.bundled import Digits, Reduced, reduced

@@ -15,7 +15,7 @@ import torch
 
 from hpcfl import store
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.engine import profile
 from hpcfl.engine.profile import PHASES, Phases, Profile
 from hpcfl.engine.record import Record

@@ -19,7 +19,7 @@ from helpers.recorded import restated
 from helpers.runs import after_each_round
 from hpcfl import store
 from hpcfl.base.errors import Stopped, UsageError
-from hpcfl.cli import carry_out, main
+from hpcfl.commands.cli import carry_out, main
 from hpcfl.engine import stopping
 from hpcfl.engine.checkpointing import Saver
 from hpcfl.launch.request import resume_request, run_request

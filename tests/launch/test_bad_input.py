@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from helpers.launcher import alone, job, mpis
-from hpcfl import cli, store
 from hpcfl import config as configs
 from hpcfl.base.errors import ErrorOnOtherRank
+from hpcfl.commands import cli, store
 from hpcfl.launch.request import RunRequest, run_request
 from hpcfl.launch.run import launch
 from hpcfl.mpi.launcher import launched
@@ -551,7 +551,7 @@ def test_one_line_from_one_rank(
 
 SEVERAL = """
 import json, sys
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 
 codes = {name: main(argv) for name, argv in json.loads(sys.argv[1]).items()}
 print(json.dumps({"codes": codes, "torch": "torch" in sys.modules, "mpi": "mpi4py.MPI" in sys.modules}))

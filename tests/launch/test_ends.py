@@ -15,7 +15,7 @@ import pytest
 import hpcfl
 from hpcfl import store
 from hpcfl.base.errors import RunError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.engine import loop
 from hpcfl.launch import run as launched
 from hpcfl.store import atomic, status

@@ -17,7 +17,7 @@ from test_bad_input import SEVERAL
 from helpers.launcher import alone
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.data.hdf5 import Hdf5

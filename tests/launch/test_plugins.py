@@ -16,7 +16,7 @@ import hpcfl
 from helpers.launcher import ROOT, alone, job, mpis
 from hpcfl import store
 from hpcfl.base import plugins
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.testing.runs import cut_back, same, table, toml
 

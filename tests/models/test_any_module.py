@@ -20,7 +20,7 @@ import hpcfl
 from helpers import modules
 from helpers.toys import federation, full_batch, same_bits, visits_of
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.config import from_table, load
 from hpcfl.learning import layerwise as early
 from hpcfl.learning.fused import Fused, formed

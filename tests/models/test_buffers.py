@@ -19,7 +19,7 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.learning import batchnorm as statistics
 from hpcfl.learning import build
 from hpcfl.learning.config import TaskConfig

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from helpers.launcher import job, mpis
-from hpcfl import cli
 from hpcfl.base.errors import ErrorOnOtherRank, UsageError
+from hpcfl.commands import cli
 from hpcfl.config import Config, from_table
 from hpcfl.launch.device import other_device, placed
 from hpcfl.mpi import devices

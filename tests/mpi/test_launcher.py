@@ -16,7 +16,7 @@ import pytest
 
 from helpers.launcher import LIBRARIES, PREFIXES, alone, mpis
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.mpi import launcher as worlds
 
 OPENMPI = "Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11"

@@ -15,7 +15,7 @@ from helpers import absent, faults
 from helpers.launcher import ROOT, Ended, alive, job, mpis
 from hpcfl import store
 from hpcfl.commands.show import summary
-from hpcfl.presets import read
+from hpcfl.config.presets import read
 from hpcfl.testing.runs import play
 
 pytestmark = pytest.mark.launch

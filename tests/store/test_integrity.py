@@ -20,7 +20,7 @@ from helpers.checkpoints import as_one_file, save
 from helpers.launcher import alone
 from hpcfl import store
 from hpcfl.base.errors import RunError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import digest, summary
 from hpcfl.launch.request import resume_request
 from hpcfl.launch.run import launch

@@ -14,7 +14,7 @@ import pytest
 
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError, UserError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.store import growing_file as live
 from hpcfl.store import manifest, reading
 from hpcfl.testing.runs import play, table, toml

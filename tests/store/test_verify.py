@@ -23,7 +23,7 @@ import xarray
 
 from hpcfl import store
 from hpcfl.base.errors import RunError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.store import growing_file as live
 from hpcfl.store import manifest, reading
 from hpcfl.testing import runs

@@ -14,7 +14,7 @@ import torch
 
 from helpers.launcher import job, mpis, start
 from hpcfl.algorithms import algorithms
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.config import Config, from_table
 from hpcfl.engine import border, trial

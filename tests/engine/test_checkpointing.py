@@ -19,8 +19,8 @@ from helpers import faults
 from helpers.runs import after_each_round
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.cli import main
 from hpcfl.commands.check import report
+from hpcfl.commands.cli import main
 from hpcfl.config import from_table
 from hpcfl.engine.checkpointing import Saver
 from hpcfl.launch import run as launching

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.recorded import config, curve, write_run
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.results.run_table import Recorded, differing, groups, run_folders
 from hpcfl.store import reading
 

@@ -29,16 +29,7 @@ from hpcfl.base.digests import check_unchanged, origin
 from hpcfl.base.errors import UsageError, no_meaning, toml
 from hpcfl.base.loaded import renew
 from hpcfl.base.rng import key_as_seed
-from hpcfl.data import Federation, Header, Source
-from hpcfl.data.absent import AbsentSource
-from hpcfl.data.base import check_clients
-from hpcfl.data.formats.files import found
-from hpcfl.data.samples import check_samples
-from hpcfl.learning.config import METRICS, TaskConfig
-from hpcfl.models import Model
-from hpcfl.mpi.devices import Device
-from hpcfl.mpi.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
-from hpcfl.presets import (
+from hpcfl.config.presets import (
     PICKED,
     Settings,
     Table,
@@ -50,6 +41,15 @@ from hpcfl.presets import (
     read,
     read_overlay,
 )
+from hpcfl.data import Federation, Header, Source
+from hpcfl.data.absent import AbsentSource
+from hpcfl.data.base import check_clients
+from hpcfl.data.formats.files import found
+from hpcfl.data.samples import check_samples
+from hpcfl.learning.config import METRICS, TaskConfig
+from hpcfl.models import Model
+from hpcfl.mpi.devices import Device
+from hpcfl.mpi.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
 from hpcfl.schedule import planner
 from hpcfl.schedule.cadence import Checkpoints, Evaluate
 from hpcfl.schedule.doubling import Doubling

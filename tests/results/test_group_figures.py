@@ -12,7 +12,7 @@ import pytest
 import hpcfl
 from helpers.recorded import config, write_run
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.results.run_table import last_figures
 
 NAN = np.nan
