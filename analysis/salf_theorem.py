@@ -1,6 +1,6 @@
 """Theorem III.1 of SALF on ridge regression in layers: gap against rounds, beside its expectation and the bound (15).
 
-    python analysis/salf_theorem.py -o docs/salf_theorem.png --jobs 2
+    python analysis/salf_theorem.py -o docs/studies/salf_theorem.png --jobs 2
 
 Runs the preset salf-ridge with 20 seeds on the same samples, those of its own seed: only the depths differ, over which
 the theorem takes its expectation. Runs that are there already are only read. On a quadratic objective the expectation

@@ -46,7 +46,7 @@ from hpcfl.learning.task import Task
 from test_presets import images
 
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = ("hpcfl", "mpirun", "mpiexec", "sbatch", "make", "python", "pytest")
 KEYS = {"with": "overlays", "set": "settings"}
 BATCH = {"run.sbatch": "run", "sweep.sbatch": "sweep"}
@@ -104,7 +104,7 @@ def typed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             stub.chmod(0o755)
     Path(".venv/bin/activate").touch()
     Path("my.toml").write_text("base = 'salf-digits'")
-    for block in blocks(ROOT / "docs" / "own-code.md"):
+    for block in blocks(ROOT / "docs" / "howto" / "own-code.md"):
         if block.file:
             Path(block.file).write_text(block.text, encoding="utf-8")
     monkeypatch.setattr(plugins, "_folders", [])
@@ -217,7 +217,7 @@ def test_commands_in_a_pages_text_exist(page: Path) -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("page", ["README.md", "docs/running.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/howto/running.md"])
 def test_a_launch_works_on_its_ranks(page: str, typed: Path) -> None:
     lines = [words for block in blocks(ROOT / page) if block.language == "sh" for words in noted(block.text, typed)]
     real = [words for words in lines if words[0] == "mpirun" and "wall" in " ".join(words)]
@@ -255,7 +255,9 @@ def test_links_inside_the_repository_resolve(page: Path) -> None:
 
 def test_the_index_has_every_page() -> None:
     index = ROOT / "docs" / "README.md"
-    assert set(targets_of_links(index)) >= {page.name for page in PAGES[1:] if page != index}
+    assert set(targets_of_links(index)) >= {
+        page.relative_to(index.parent).as_posix() for page in PAGES[1:] if page != index
+    }
 
 
 def test_the_readme_is_short_and_has_two_commands() -> None:

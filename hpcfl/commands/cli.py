@@ -407,7 +407,7 @@ def verify(folders: tuple[Path, ...], as_json: bool) -> None:
 
 @cli.command("list")
 @click.argument("name", default="")
-@click.option("--markdown", "as_page", is_flag=True, help="The page of all keys, as in docs/keys.md.")
+@click.option("--markdown", "as_page", is_flag=True, help="The page of all keys, as in docs/reference/keys.md.")
 def list_(name: str, as_page: bool) -> None:
     """Print the presets, the overlays and every key of a config; with NAME only that.
 
