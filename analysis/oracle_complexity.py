@@ -42,16 +42,20 @@ REPEAT = """\
 How the runs of docs/explanation/oracle_complexity.png were made, here for m = 50. The others: m = 10 with --set
 clients=10; m = 200 with --set clients=200 --set batch_clients=200 and seed 2; d = 5 with --set data.dimension=5 --set
 data.server=64 and seed 2, FedLRGD's lr = 0.66 and ranks 4,8,16,32,48,64, exact descent's lr = 1.32,2.64,5.28;
-fedlrgd-breast-cancer and fedave-breast-cancer with seeds 1,2,3, ranks 2,4,8,16,24,35 and 1.98,3.96,7.92. Exact
-descent is the second line.   study() { hpcfl sweep "$@" --seeds 2,3,5 --out runs/gamma; }   study fedlrgd-logistic
---set rounds=120 --grid algorithm.rank=2,4,8,12,16,24,32 --grid algorithm.scale=1,2 \\     --grid
-algorithm.penalty=reweighted,exact   study fedave-logistic --set rounds=300 --grid algorithm.batch=0 --grid
-algorithm.steps=1 \\     --grid algorithm.lr=2.62,5.24,7.86   study fedave-logistic --set rounds=150 --grid
-algorithm.batch=0 --grid algorithm.steps=5 \\     --grid algorithm.lr=0.5,1.31 --grid algorithm.decay=0,0.05   for b
-in 1:300 5:200 20:100 50:50 200:10; do study fedave-logistic --set rounds=${b#*:} \\     --grid
-algorithm.steps=${b%:*} --grid algorithm.lr=0.1,0.5 --grid algorithm.decay=0,0.05; done   for b in 5 20; do study
-fedave-logistic --set rounds=100 --grid algorithm.steps=$b \\     --set algorithm.lr=400 --set algorithm.decay=$b;
-done"""
+fedlrgd-breast-cancer and fedave-breast-cancer with seeds 1,2,3, ranks 2,4,8,16,24,35 and 1.98,3.96,7.92. Exact descent
+is the second line.
+  study() { hpcfl sweep "$@" --seeds 2,3,5 --out runs/gamma; }
+  study fedlrgd-logistic --set rounds=120 --grid algorithm.rank=2,4,8,12,16,24,32 --grid algorithm.scale=1,2 \\
+    --grid algorithm.penalty=reweighted,exact
+  study fedave-logistic --set rounds=300 --grid algorithm.batch=0 --grid algorithm.steps=1 \\
+    --grid algorithm.lr=2.62,5.24,7.86
+  study fedave-logistic --set rounds=150 --grid algorithm.batch=0 --grid algorithm.steps=5 \\
+    --grid algorithm.lr=0.5,1.31 --grid algorithm.decay=0,0.05
+  for b in 1:300 5:200 20:100 50:50 200:10; do study fedave-logistic --set rounds=${b#*:} \\
+    --grid algorithm.steps=${b%:*} --grid algorithm.lr=0.1,0.5 --grid algorithm.decay=0,0.05; done
+  for b in 5 20; do study fedave-logistic --set rounds=100 --grid algorithm.steps=$b \\
+    --set algorithm.lr=400 --set algorithm.decay=$b; done
+"""
 THEORY = """\
 In theory Γ(FedLRGD) = r² + r s + r S + φ m r, with r = O((p/ε)^Θ(d/η)) for a loss of Hölder order η in the data
 (Theorem 2), and Γ(FedAve) = O(φ m (p/ε)^(3/4)) (Theorem 3). The latter is an upper bound: to compare bounds is not to
