@@ -260,6 +260,13 @@ def test_the_index_has_every_page() -> None:
     }
 
 
+def test_every_path_that_contributors_are_told_of_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:hpcfl|tests|docs|benchmarks)/[\w/.]*)", text)
+    assert len(paths) > 20
+    assert not [path for path in paths if not (ROOT / path).exists()]
+
+
 def test_the_readme_is_short_and_has_two_commands() -> None:
     assert len(README.read_text(encoding="utf-8").split()) <= 1200
     first, after = [block.text for block in blocks(README) if block.language == "sh"][:2]
