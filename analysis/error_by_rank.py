@@ -35,14 +35,14 @@ from rich.console import Console
 from rich.table import Table
 
 import hpcfl
-from hpcfl import presets
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
+from hpcfl.config import presets
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfl.engine.trained import Models
+    from hpcfl.results.trained import Models
 
 POINTS = 384
 """Parameters θ at which errors are measured: more than the largest rank, or nothing is left of the matrices."""
@@ -125,7 +125,7 @@ def gradients(models: Models, points: Tensor) -> Tensor:
         θ.
     """
     from hpcfl.algorithms.fedlrgd.low_rank import Bound, Surrogates
-    from hpcfl.commands.optimum import PooledObjective
+    from hpcfl.contrib.theory.optimum import PooledObjective
 
     task, held = models.task, models.task.server_batch()
     assert held is not None  # no run of FedLRGD's begins without

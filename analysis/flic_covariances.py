@@ -26,7 +26,7 @@ from rich.table import Table
 
 import hpcfl
 from hpcfl.base.errors import UsageError
-from hpcfl.presets import flat
+from hpcfl.config.presets import flat
 
 FREE = ("seed", "algorithm.covariances", "checkpoint.every", "checkpoint.keep")
 FIGURES = ("bures from I", "mean from I", "apart", "accuracy bures", "accuracy mean")

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 import hpcfl
 from hpcfl.base.errors import UsageError
-from hpcfl.engine.trained import Models
+from hpcfl.results.trained import Models
 
 MARKERS = "o^sDvPX<>p"
 DRAWN = 4000

@@ -31,7 +31,7 @@ from rich.table import Table
 import hpcfl
 from hpcfl.base.errors import UsageError
 from hpcfl.config import load
-from hpcfl.presets import read_overlay
+from hpcfl.config.presets import read_overlay
 
 SOURCE = "flic/toy_nf.npz"
 FILE = "toy_nf.h5"

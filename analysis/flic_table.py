@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcfl.base.errors import UsageError
-from hpcfl.presets import flat
+from hpcfl.config.presets import flat
 
 METHODS = {"local": "Local", "fedhenn": "FedHeNN"}
 FREE = ("seed", "checkpoint.every", "checkpoint.keep")

@@ -49,12 +49,12 @@ from gradient_ranks import files
 from gradient_ranks.files import Array, Case, Setting, Trained
 
 from hpcfl.base.errors import ErrorOnOtherRank, UsageError, UserError, did_you_mean
-from hpcfl.comm.launcher import world
 from hpcfl.data.bundled import Digits
 from hpcfl.data.cifar import Cifar10
 from hpcfl.data.mnist import Mnist
 from hpcfl.data.pooled import Pool, Pooled
 from hpcfl.launch.failure import fail, raise_together
+from hpcfl.mpi.launcher import world
 from hpcfl.store.atomic import replace
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """What a run's shared layers are worth to newcomers: their accuracy against epochs, beside training alone.
 
-    python analysis/newcomers.py runs/newcomers/*/ -o docs/newcomers.png
+    python analysis/newcomers.py runs/newcomers/*/ -o docs/howto/newcomers.png
 
 Takes finished runs of methods that newcomers can adapt to; those that differ in the seed alone are one group. Newcomers
 are whom `hpcfl adapt` takes by default: who was held out. Each is tested before it learns and after so many epochs in
@@ -28,11 +28,11 @@ from rich.table import Table
 import hpcfl
 from hpcfl.algorithms.local import Local
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.placement import cut_by_kind
 from hpcfl.commands.adapt import adapt_request, adapted
-from hpcfl.commands.groups import Recorded, groups
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.evaluate import client_scores
+from hpcfl.mpi.placement import cut_by_kind
+from hpcfl.results.run_table import Recorded, groups
 
 Floats = npt.NDArray[np.float64]
 LEARNING = ("lr", "batch", "optimizer", "momentum", "weight_decay", "tune_lr", "tune_momentum", "tune_weight_decay")

@@ -1,6 +1,6 @@
 """Theorem III.1 of SALF on ridge regression in layers: gap against rounds, beside its expectation and the bound (15).
 
-    python analysis/salf_theorem.py -o docs/salf_theorem.png --jobs 2
+    python analysis/salf_theorem.py -o docs/studies/salf_theorem.png --jobs 2
 
 Runs the preset salf-ridge with 20 seeds on the same samples, those of its own seed: only the depths differ, over which
 the theorem takes its expectation. Runs that are there already are only read. On a quadratic objective the expectation
@@ -33,12 +33,12 @@ from rich.table import Table
 
 import hpcfl
 from hpcfl.algorithms.salf import Salf
-from hpcfl.algorithms.salf_theory import Convergence, uniform_reach
-from hpcfl.commands.optimum import PooledObjective, optimum
-from hpcfl.commands.theorem import convergence
 from hpcfl.config import load
+from hpcfl.config.presets import read
+from hpcfl.contrib.theory.optimum import PooledObjective, optimum
+from hpcfl.contrib.theory.salf_bounds import convergence
+from hpcfl.contrib.theory.salf_formulas import Convergence, uniform_reach
 from hpcfl.engine.job import Job
-from hpcfl.presets import read
 
 Floats = npt.NDArray[np.float64]
 PRESET = "salf-ridge"

@@ -4,13 +4,13 @@
     python benchmarks/puppets.py --ranks 32 64 128 --width 16 all > trees.log
     python analysis/scaling.py lanes.log trees.log -o scaling.png
 
-Reads the last line of each file. Fits the costs of `hpcfl.comm.costs`, which has the formulae, to the rounds in which
-nobody sleeps: latency, bandwidth between the server and lanes of one rank, bandwidth per level of a tree, and seconds
-per lane, by least squares of logarithms; a look over lanes, and the sums, to what was measured of them. Prints what was
-measured beside the fit, then predictions for each layout. Two levels, with leaders in a tree of fan-out 32, are what
-hpcfl cannot do yet, and were not measured. Beside them, of the server: bytes of commands per round (each names the
-cohort, a bit per client), memory for frames, and seconds to make the lanes; late: its median lateness in rounds with
-a deadline, fitted as a straight line over lanes.
+Reads the last line of each file. Fits the costs of `hpcfl.contrib.network.model`, which has the formulae, to the
+rounds in which nobody sleeps: latency, bandwidth between the server and lanes of one rank, bandwidth per level of a
+tree, and seconds per lane, by least squares of logarithms; a look over lanes, and the sums, to what was measured of
+them. Prints what was measured beside the fit, then predictions for each layout. Two levels, with leaders in a tree of
+fan-out 32, are what hpcfl cannot do yet, and were not measured. Beside them, of the server: bytes of commands per round
+(each names the cohort, a bit per client), memory for frames, and seconds to make the lanes; late: its median lateness
+in rounds with a deadline, fitted as a straight line over lanes.
 
 Measured ranks share one machine: its cores do the work of all of them, so what is fitted is slower than a server whose
 ranks have cores of their own, while a network is slower than its memory. Hosts apart are taken to be reached as ranks
@@ -37,10 +37,10 @@ from rich.table import Table
 from scipy.optimize import least_squares, nnls
 
 from hpcfl.base.types import Floats
-from hpcfl.comm.costs import Costs, Layout, Link, Load, Prediction, Rates, layouts, predict, two_levels
-from hpcfl.comm.message import Block
-from hpcfl.engine.wall.framing import frame_formats
-from hpcfl.engine.wall.protocol import Command
+from hpcfl.contrib.network.model import Costs, Layout, Link, Load, Prediction, Rates, layouts, predict, two_levels
+from hpcfl.realtime.frames import frame_formats
+from hpcfl.realtime.orders import Command
+from hpcfl.sums.message import Block
 
 RANKS = (1_000, 10_000, 100_000)
 PARAMETERS = ("latency", "bandwidth", "tree", "lane")

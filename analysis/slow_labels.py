@@ -1,6 +1,6 @@
 """What becomes of slow clients whose labels nobody else holds: waiting, dropping, and SALF by two rules.
 
-    python analysis/slow_labels.py -o docs/slow_labels.png --jobs 2
+    python analysis/slow_labels.py -o docs/studies/slow_labels.png --jobs 2
 
 Runs 12 clients on the bundled digits, 4 fast, 4 middling, 4 slow, each third with digits of its own; 5 methods, 5
 seeds. A visit takes an exponential time, on average 0.5, 1 or 5 seconds; a round closes after 0.5 seconds, or with the

@@ -35,9 +35,9 @@ from rich.table import Table
 
 import hpcfl
 from hpcfl.base.types import Ints
+from hpcfl.config.presets import flat
 from hpcfl.data.base import Labels
 from hpcfl.data.mnist import Mnist
-from hpcfl.presets import flat
 
 ROUNDS = (10, 20, 30)
 METHODS = {  # by algorithm, and whether participants double

@@ -27,7 +27,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from hpcfl.base.types import Floats
-    from hpcfl.comm.message import ExactSums, Message
+    from hpcfl.sums.message import ExactSums, Message
 
 if launching.inside():
     import torch
@@ -36,10 +36,10 @@ if launching.inside():
     from hpcfl.algorithms.flic.barycenters import Barycenters, sent
     from hpcfl.algorithms.flic.config import FACTORS
     from hpcfl.base.rng import keyed
-    from hpcfl.comm.collective import Collective
-    from hpcfl.comm.mpi import Patience
-    from hpcfl.comm.processors import cores
     from hpcfl.engine.iterated import iterate
+    from hpcfl.mpi.collective import Collective
+    from hpcfl.mpi.cores import cores
+    from hpcfl.mpi.waiting import Patience
 
 ITERATIONS = 10
 

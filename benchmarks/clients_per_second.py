@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Sums
     from hpcfl.learning.task import Task
+    from hpcfl.sums.message import Sums
 
 BATCH, LR, ROUNDS, SEED, CLASSES = 10, 0.1, 10, 0, 10
 NEVER = 10**6

@@ -42,9 +42,6 @@ import hpcfl
 from hpcfl import config as configs
 from hpcfl import store
 from hpcfl.algorithms import algorithms
-from hpcfl.comm.devices import described
-from hpcfl.comm.processors import cores
-from hpcfl.comm.transport import Alone
 from hpcfl.commands.show import summary
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import step
@@ -54,6 +51,9 @@ from hpcfl.launch import device as launched
 from hpcfl.launch.device import fixed_arithmetic
 from hpcfl.learning.fused import formed
 from hpcfl.learning.optim import Adam, Sgd
+from hpcfl.mpi.cores import cores
+from hpcfl.mpi.devices import described
+from hpcfl.mpi.transport import Alone
 from hpcfl.testing import fake_device
 from hpcfl.testing.runs import table, toml
 

@@ -94,8 +94,8 @@ def on_a_rank(kind: str, began: float, data_dir: str, settings: Sequence[str]) -
     from mpi4py import MPI
 
     import hpcfl
-    from hpcfl.engine.wall import start
     from hpcfl.launch import run
+    from hpcfl.realtime import start
 
     comm = MPI.COMM_WORLD
     read_once, lead, serve = run.read_once, start.lead, start.serve  # type: ignore[attr-defined]

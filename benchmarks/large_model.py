@@ -34,7 +34,7 @@ if launching.inside():
     from mpi4py import MPI
 
     from hpcfl import store
-    from hpcfl.comm.mpi import rows
+    from hpcfl.mpi.waiting import rows
 
     if TYPE_CHECKING:
         from torch import Tensor

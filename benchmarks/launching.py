@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl.base.memory import prefer_large_pages
-from hpcfl.comm.launcher import set_defaults
+from hpcfl.mpi.launcher import set_defaults
 
 PREFIXES = Path(os.environ.get("HPCFL_MPI", Path(__file__).parent.parent / ".mpi"))
 LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}

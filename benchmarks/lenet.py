@@ -43,7 +43,7 @@ from hpcfl.learning.task import Task
 if launching.inside():
     from mpi4py import MPI
 
-    from hpcfl.comm.mpi import wait
+    from hpcfl.mpi.waiting import wait
 
 CLIENTS, SAMPLES, TESTS, BATCH, LR, SEED = 10, 100, 20, 10, 0.01, 1
 ASLEEP_SECONDS = 0.05

@@ -74,14 +74,14 @@ def many_lanes(comm: Any, count: int, seconds: float) -> dict[str, Any]:
     import wall_rounds
     from mpi4py import MPI
 
-    from hpcfl.comm.channel import direct
-    from hpcfl.comm.mpi import Bandwidth, wait
-    from hpcfl.comm.placement import Topology
-    from hpcfl.comm.transfers import Transfers
-    from hpcfl.engine.wall.framing import frame_formats
-    from hpcfl.engine.wall.lane import Lane
-    from hpcfl.engine.wall.lanes import Lanes
-    from hpcfl.engine.wall.protocol import Command, Op
+    from hpcfl.mpi.channel import direct
+    from hpcfl.mpi.placement import Topology
+    from hpcfl.mpi.transfers import Transfers
+    from hpcfl.mpi.waiting import Bandwidth, wait
+    from hpcfl.realtime.frames import frame_formats
+    from hpcfl.realtime.lane import Lane
+    from hpcfl.realtime.lanes import Lanes
+    from hpcfl.realtime.orders import Command, Op
 
     rank, peers = comm.Get_rank(), comm.Get_size() - 1
     job = wall_rounds.job_of(wall_rounds.Layers(count=1, entries=10), count + 1, 1, {"close": "all"})
@@ -198,7 +198,7 @@ def shares(comm: Any, seconds: float) -> dict[str, Any]:
     import wall_rounds
     from puppets import seconds_of
 
-    from hpcfl.comm.mpi import rows
+    from hpcfl.mpi.waiting import rows
 
     class Asleep(wall_rounds.Layers):
         """Layers that are there after a sleep in all rounds but the first."""

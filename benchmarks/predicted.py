@@ -21,11 +21,11 @@ from typing import Any
 import launching
 import torch
 
-from hpcfl.comm.costs import Layout, Load, layout, predict
-from hpcfl.comm.message import Block
-from hpcfl.commands.network import Network, read
-from hpcfl.engine.wall.framing import frame_formats
-from hpcfl.engine.wall.protocol import Command
+from hpcfl.contrib.network.measure import Network, read
+from hpcfl.contrib.network.model import Layout, Load, layout, predict
+from hpcfl.realtime.frames import frame_formats
+from hpcfl.realtime.orders import Command
+from hpcfl.sums.message import Block
 
 LIMIT = 300.0
 HERE = Path(__file__).parent

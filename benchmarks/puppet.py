@@ -19,10 +19,10 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from hpcfl.comm.channel import Connected, Pair, connect, single
-from hpcfl.comm.mpi import Patience, doze, rows, tell
-from hpcfl.comm.placement import lane_ranks
-from hpcfl.comm.processors import cores
+from hpcfl.mpi.channel import Connected, Pair, connect, single
+from hpcfl.mpi.cores import cores
+from hpcfl.mpi.placement import lane_ranks
+from hpcfl.mpi.waiting import Patience, doze, rows, tell
 
 Frame = list[NDArray[Any]]
 COUNTED = ("visits", "control", "down", "up")

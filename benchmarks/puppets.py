@@ -40,14 +40,14 @@ from typing import TYPE_CHECKING, Any
 import launching
 import numpy as np
 
-from hpcfl.comm.launcher import FAREWELL, has_ulfm, library
+from hpcfl.mpi.launcher import FAREWELL, has_ulfm, library
 
 if TYPE_CHECKING:
     from puppet import Facts
     from wall_rounds import Timed
 
     from hpcfl.engine.job import Job
-    from hpcfl.engine.wall.framing import FrameFormat
+    from hpcfl.realtime.frames import FrameFormat
 
 LAYERS = 4
 VISIT, SLOW = 0.5, 1.5  # parts of the deadline that a visit takes
@@ -103,9 +103,9 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
     import wall_rounds
     from mpi4py import MPI
 
-    from hpcfl.comm.channel import connect
     from hpcfl.engine.stopping import Stop
-    from hpcfl.engine.wall import start
+    from hpcfl.mpi.channel import connect
+    from hpcfl.realtime import start
 
     ranks, (width,) = comm.Get_size(), asked.width
     entries = max(1, round(asked.kilobytes[0] * 250 / LAYERS))
@@ -282,11 +282,11 @@ def facts_of(job: Job, hosts: list[str], seconds: list[float], rounds: int, apar
     """Return what the puppets are told."""
     from puppet import Facts
 
-    from hpcfl.comm.packing import Packing
-    from hpcfl.comm.placement import TWO_LEVEL, lane_ranks
     from hpcfl.engine.profile import Phases
-    from hpcfl.engine.wall.framing import frame_formats
-    from hpcfl.engine.wall.protocol import Command, Op
+    from hpcfl.mpi.placement import TWO_LEVEL, lane_ranks
+    from hpcfl.realtime.frames import frame_formats
+    from hpcfl.realtime.orders import Command, Op
+    from hpcfl.sums.packing import Packing
 
     width = job.config.lane_width
     sizes = {1}  # what is left of a lane of several that has lost a rank

@@ -36,12 +36,12 @@ if launching.inside():
     from torch import Tensor
 
     from hpcfl.base.memory import keep_freed
-    from hpcfl.comm.mpi import Patience, wait
-    from hpcfl.comm.placement import chunk_size, cut
-    from hpcfl.comm.processors import cores
     from hpcfl.config import from_table
     from hpcfl.engine.job import Job
     from hpcfl.learning.task import Task
+    from hpcfl.mpi.cores import cores
+    from hpcfl.mpi.placement import chunk_size, cut
+    from hpcfl.mpi.waiting import Patience, wait
 
 HIDDEN, CLASSES, FEATURES, WARM = 200, 10, 784, 3
 

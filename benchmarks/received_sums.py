@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcfl.comm.message import Block, ExactSums
-from hpcfl.comm.processors import cores
-from hpcfl.engine.wall.framing import FrameFormat, frame_formats
-from hpcfl.engine.wall.outcome import ReceivedSums, add_all
+from hpcfl.mpi.cores import cores
+from hpcfl.realtime.frames import FrameFormat, frame_formats
+from hpcfl.realtime.outcome import ReceivedSums, add_all
+from hpcfl.sums.message import Block, ExactSums
 
 LEAST_BYTES = 800_000_000
 MODEL = "model"

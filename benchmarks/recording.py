@@ -26,13 +26,13 @@ import numpy as np
 from launching import load
 
 from hpcfl import store
-from hpcfl.comm.transport import Alone
 from hpcfl.config import from_table
 from hpcfl.engine import loop
 from hpcfl.engine.job import Job
 from hpcfl.engine.progress import Reporter
 from hpcfl.engine.record import Record, Recorder
 from hpcfl.engine.simulated import Simulated
+from hpcfl.mpi.transport import Alone
 
 Rows = Callable[[int], None]
 

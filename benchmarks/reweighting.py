@@ -35,9 +35,9 @@ from hpcfl.algorithms.fedlrgd.algorithm import POINTS, FedLrgd
 from hpcfl.algorithms.fedlrgd.low_rank import shaped
 from hpcfl.base.memory import give_back
 from hpcfl.base.rng import StepKey
-from hpcfl.comm.message import ExactSums
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
+from hpcfl.sums.message import ExactSums
 
 DIMENSION, CLASSES = 10, 10
 

@@ -38,12 +38,12 @@ if launching.inside():
     import wall_rounds
     from mpi4py import MPI
 
-    from hpcfl.comm.mpi import wait
-    from hpcfl.comm.packing import Bytes
     from hpcfl.engine.job import Job
-    from hpcfl.engine.wall.client import ClientRank
-    from hpcfl.engine.wall.framing import FrameFormat, StagedFrame, zero_frames
-    from hpcfl.engine.wall.lane import Lane
+    from hpcfl.mpi.waiting import wait
+    from hpcfl.realtime.client import ClientRank
+    from hpcfl.realtime.frames import FrameFormat, StagedFrame, zero_frames
+    from hpcfl.realtime.lane import Lane
+    from hpcfl.sums.packing import Bytes
 
 WIDTHS: tuple[int | str, ...] = ("all", 1)
 WARM = 3

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcfl.comm.message import Block, ExactSums
-from hpcfl.engine.wall.framing import frame_formats
-from hpcfl.engine.wall.outcome import ReceivedSums
+from hpcfl.realtime.frames import frame_formats
+from hpcfl.realtime.outcome import ReceivedSums
+from hpcfl.sums.message import Block, ExactSums
 
 WEIGHT = 3.0
 VISITS = 2

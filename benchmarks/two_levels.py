@@ -41,16 +41,16 @@ from typing import TYPE_CHECKING, Any
 import launching
 import numpy as np
 
-from hpcfl.comm.launcher import FAREWELL, has_ulfm
-from hpcfl.comm.placement import TWO_LEVEL, tree
+from hpcfl.mpi.launcher import FAREWELL, has_ulfm
+from hpcfl.mpi.placement import TWO_LEVEL, tree
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
     from hpcfl.base.types import State
     from hpcfl.engine.job import Job
-    from hpcfl.engine.wall.leader import Leader
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
+    from hpcfl.realtime.leader import Leader
 
 NODES, PER_NODE, LAYERS = 4, 8, 8
 RANKS = 1 + NODES * PER_NODE
@@ -110,8 +110,8 @@ def job_of(asked: argparse.Namespace, rules: dict[str, Any]) -> Job:
     import torch
     import wall_rounds
 
-    from hpcfl.comm.mpi import Patience
-    from hpcfl.comm.processors import cores
+    from hpcfl.mpi.cores import cores
+    from hpcfl.mpi.waiting import Patience
 
     (layout,), (case,) = asked.layouts, asked.cases
 
@@ -175,9 +175,9 @@ def puppet(comm: Any) -> None:
     """Be a rank that neither leads nor is at fault."""
     from puppet import Facts, Puppet, joined
 
-    from hpcfl.comm.channel import connect, direct
-    from hpcfl.comm.mpi import Patience
-    from hpcfl.comm.processors import cores
+    from hpcfl.mpi.channel import connect, direct
+    from hpcfl.mpi.cores import cores
+    from hpcfl.mpi.waiting import Patience
 
     os.nice(10)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # it takes no core from the others when it wakes
@@ -196,7 +196,7 @@ def real(comm: Any, asked: argparse.Namespace) -> None:
     """Be a client rank as in any run; one that leads keeps a record of what has arrived when rounds closed."""
     from puppet import Facts
 
-    from hpcfl.engine.wall import leader, start
+    from hpcfl.realtime import leader, start
 
     Facts.heard(comm)
     job, arrived = job_of(asked, {"close": "all"}), dict[int, int]()
@@ -249,7 +249,7 @@ def serve(comm: Any, asked: argparse.Namespace) -> dict[str, Any]:
     import wall_rounds
 
     from hpcfl.engine.stopping import Stop
-    from hpcfl.engine.wall import start
+    from hpcfl.realtime import start
 
     puppets.LAYERS = LAYERS
     (case,) = asked.cases

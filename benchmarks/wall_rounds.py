@@ -19,20 +19,20 @@ from torch import Tensor
 from hpcfl.algorithms import Algorithm
 from hpcfl.base.memory import LEAN_BYTES, give_back
 from hpcfl.base.types import State
-from hpcfl.comm.channel import connect
-from hpcfl.comm.message import Block, Layout
-from hpcfl.comm.mpi import Patience
-from hpcfl.comm.placement import lane_topologies
-from hpcfl.comm.processors import cores
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.stopping import Stop
-from hpcfl.engine.wall import start
-from hpcfl.engine.wall.client import ClientRank
-from hpcfl.engine.wall.executor import Executor
-from hpcfl.engine.wall.outcome import RoundOutcome
-from hpcfl.engine.wall.server import Server
+from hpcfl.mpi.channel import connect
+from hpcfl.mpi.cores import cores
+from hpcfl.mpi.placement import lane_topologies
+from hpcfl.mpi.waiting import Patience
+from hpcfl.realtime import start
+from hpcfl.realtime.client import ClientRank
+from hpcfl.realtime.executor import Executor
+from hpcfl.realtime.outcome import RoundOutcome
+from hpcfl.realtime.server import Server
 from hpcfl.schedule.plan import Attempt
+from hpcfl.sums.message import Block, Layout
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.local_sgd import LocalSgd
     from hpcfl.base.errors import Diverged, RunError, Stopped, UsageError
     from hpcfl.base.rng import keyed
-    from hpcfl.commands.group_figures import group_figures
-    from hpcfl.commands.swept import open_sweep
     from hpcfl.config import Config
     from hpcfl.data import ClientData, Federation, Header, InMemory, Source
-    from hpcfl.engine.trained import open_models
     from hpcfl.launch.api import Run, run
+    from hpcfl.results.run_table import group_figures
+    from hpcfl.results.sweeps import open_sweep
+    from hpcfl.results.trained import open_models
     from hpcfl.schedule.speeds import Speed
     from hpcfl.store import open_run
 
@@ -55,12 +55,12 @@ _PLACES = {
     "keyed": "hpcfl.base.rng",
     "Config": "hpcfl.config",
     **dict.fromkeys(("ClientData", "Federation", "Header", "InMemory", "Source"), "hpcfl.data"),
-    "open_models": "hpcfl.engine.trained",
+    "open_models": "hpcfl.results.trained",
     **dict.fromkeys(("Run", "run"), "hpcfl.launch.api"),
     "Speed": "hpcfl.schedule.speeds",
     "open_run": "hpcfl.store",
-    "group_figures": "hpcfl.commands.group_figures",
-    "open_sweep": "hpcfl.commands.swept",
+    "group_figures": "hpcfl.results.run_table",
+    "open_sweep": "hpcfl.results.sweeps",
 }
 
 

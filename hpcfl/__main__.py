@@ -17,7 +17,7 @@ def main() -> None:
     """Carry out the command line and leave with its exit code."""
     if next((word for word in sys.argv[1:] if not word.startswith("-")), "") in NOTED:
         stopping.install()
-    from hpcfl.cli import carry_out  # only now: this takes a good part of a second
+    from hpcfl.commands.cli import carry_out  # only now: this takes a good part of a second
 
     hush()
     terminal.install()

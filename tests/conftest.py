@@ -19,7 +19,7 @@ if "HPCFL_TESTS_STATE" not in os.environ:  # what has run here is no affair of w
     os.environ["HPCFL_TESTS_STATE"] = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="hpcfl-state-")
 
 from helpers.summary import SPENT, processor_seconds, summary
-from hpcfl.comm.launcher import launched
+from hpcfl.mpi.launcher import launched
 from hpcfl.testing.conftest import shared_dir, solo, world
 from hpcfl.testing.world import RESULTS, World
 

@@ -13,7 +13,7 @@ import pytest
 
 import hpcfl
 from helpers.launcher import alone
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 
 GOLDEN = Path(__file__).parent / "golden" / "salf-digits.json"
 FEW = ["--set", "rounds=3", "--set", "evaluate.every=1"]
@@ -23,7 +23,7 @@ FEW = ["--set", "rounds=3", "--set", "evaluate.every=1"]
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in an empty folder, as a process alone, whoever else runs the tests."""
     monkeypatch.chdir(tmp_path)
-    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
+    for module in ("hpcfl.launch.failure", "hpcfl.mpi.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
 
 
@@ -215,7 +215,7 @@ def test_golden_curve(capsys: pytest.CaptureFixture[str]) -> None:
 def test_runs_where_there_is_no_mpi(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['mpi4py'] = None\n"  # any import of it fails
-        "from hpcfl.cli import main\n"
+        "from hpcfl.commands.cli import main\n"
         "sys.exit(main(['run', 'salf-digits', '--set', 'rounds=2', '--out', 'one']))"
     )
     ended = alone([sys.executable, "-c", code], env={"MPI4PY_LIBMPI": "/nonexistent", "PWD": str(tmp_path)})
@@ -225,7 +225,7 @@ def test_runs_where_there_is_no_mpi(tmp_path: Path) -> None:
 
 LOADED = """
 import sys
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 for preset in sys.argv[1:]:
     assert main(["check", preset]) == 0
 needless = "h5netcdf", "matplotlib", "mpi4py", "pandas", "rich", "scipy", "sklearn", "sympy", "torch._dynamo", "xarray"

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import pytest
 
-from hpcfl import config as configs
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError, check_within, refusal
+from hpcfl.config import config as configs
 
 
 class Pace(ConfigBase):

@@ -38,15 +38,15 @@ import hpcfl
 from helpers.launcher import ROOT, job, mpis
 from helpers.networks import FOUND, written
 from hpcfl.base import plugins
-from hpcfl.cli import cli, main
 from hpcfl.commands import sweep as sweeps
-from hpcfl.commands.network import document
+from hpcfl.commands.cli import cli, main
 from hpcfl.config import load
+from hpcfl.contrib.network.measure import document
 from hpcfl.learning.task import Task
 from test_presets import images
 
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = ("hpcfl", "mpirun", "mpiexec", "sbatch", "make", "python", "pytest")
 KEYS = {"with": "overlays", "set": "settings"}
 BATCH = {"run.sbatch": "run", "sweep.sbatch": "sweep"}
@@ -94,7 +94,7 @@ def typed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HPCFL_DATA", str(data))
     monkeypatch.setenv("MPLBACKEND", "agg")
-    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
+    for module in ("hpcfl.launch.failure", "hpcfl.mpi.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
     for place in (".venv/bin", ".mpi/openmpi/bin", ".mpi/mpich/bin"):
         Path(place).mkdir(parents=True)
@@ -104,7 +104,7 @@ def typed(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             stub.chmod(0o755)
     Path(".venv/bin/activate").touch()
     Path("my.toml").write_text("base = 'salf-digits'")
-    for block in blocks(ROOT / "docs" / "own-code.md"):
+    for block in blocks(ROOT / "docs" / "howto" / "own-code.md"):
         if block.file:
             Path(block.file).write_text(block.text, encoding="utf-8")
     monkeypatch.setattr(plugins, "_folders", [])
@@ -217,7 +217,7 @@ def test_commands_in_a_pages_text_exist(page: Path) -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("page", ["README.md", "docs/running.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/howto/running.md"])
 def test_a_launch_works_on_its_ranks(page: str, typed: Path) -> None:
     lines = [words for block in blocks(ROOT / page) if block.language == "sh" for words in noted(block.text, typed)]
     real = [words for words in lines if words[0] == "mpirun" and "wall" in " ".join(words)]
@@ -255,7 +255,16 @@ def test_links_inside_the_repository_resolve(page: Path) -> None:
 
 def test_the_index_has_every_page() -> None:
     index = ROOT / "docs" / "README.md"
-    assert set(targets_of_links(index)) >= {page.name for page in PAGES[1:] if page != index}
+    assert set(targets_of_links(index)) >= {
+        page.relative_to(index.parent).as_posix() for page in PAGES[1:] if page != index
+    }
+
+
+def test_every_path_that_contributors_are_told_of_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:hpcfl|tests|docs|benchmarks)/[\w/.]*)", text)
+    assert len(paths) > 20
+    assert not [path for path in paths if not (ROOT / path).exists()]
 
 
 def test_the_readme_is_short_and_has_two_commands() -> None:
@@ -345,7 +354,7 @@ def test_every_public_attribute_that_a_page_names_exists(page: Path) -> None:
             meant(expression, known)
         except AssertionError as error:
             raise AssertionError(f"{page.name}: {ast.unparse(expression)}: {error}") from None
-    written = "".join((ROOT / "hpcfl" / file).read_text() for file in ("launch/run.py", "store/table.py"))
+    written = "".join((ROOT / "hpcfl" / file).read_text() for file in ("launch/run.py", "store/run_file.py"))
     for name in re.findall(r"attribute `(\w+)`", prose(page)):
         assert f'"{name}"' in written, f"{page.name}: run.h5 has no attribute {name}"
 
@@ -359,7 +368,7 @@ def test_an_attribute_that_is_gone_is_found(tmp_path: Path) -> None:
         "`hpcfl.open_modules`",
         "`Run.weights()`",
         "`task.samples_of(client)`",
-        "`client_statistics` and `no_statistics` of `hpcfl.learning.statistics`",
+        "`client_statistics` and `no_statistics` of `hpcfl.learning.batchnorm`",
         "(attribute `nothing`)",
     ):
         page.write_text(f"A page of {lost}.\n")

@@ -12,7 +12,7 @@ import hpcfl
 from hpcfl import config as configs
 from hpcfl.algorithms import algorithm_class
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.config import Config, load
 
 SALF = {  # keys of each section that other classes have too, and keys that they have not

@@ -15,10 +15,10 @@ import pytest
 from data.test_sources import idx_bytes, refused
 from golden import presets as golden
 from hpcfl.algorithms import ServerState
-from hpcfl.comm.transport import Alone
 from hpcfl.commands import check
 from hpcfl.commands.check import report
 from hpcfl.config import Config, load
+from hpcfl.config.presets import about, flat, overlays, presets, read, read_overlay, variants
 from hpcfl.data import Federation
 from hpcfl.data.shared import attach, shared
 from hpcfl.engine.job import Job
@@ -26,7 +26,7 @@ from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
-from hpcfl.presets import about, flat, overlays, presets, read, read_overlay, variants
+from hpcfl.mpi.transport import Alone
 from hpcfl.store import open_run
 
 NAMES = sorted(presets())

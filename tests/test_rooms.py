@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import hpcfl
+from hpcfl.commands.contributed import CONTRIBUTED, contributed
 
 PACKAGE = Path(hpcfl.__file__).parent
 ORDER = (
-    *("__main__", "cli", "testing", "commands", "launch", "engine", "config", "presets", "algorithms"),
-    *("learning", "models", "schedule", "store", "comm", "data", "math", "base"),
+    *("__main__", "testing", "commands", "contrib", "launch", "results", "realtime", "engine", "config", "algorithms"),
+    *("learning", "models", "schedule", "store", "data", "mpi", "sums", "math", "base"),
 )
 """A room imports from those to its right alone."""
 APART = {
     "learning": {"schedule"},
     "models": {"schedule"},
-    "store": {"comm", "data", "math"},
-    "comm": {"data", "math"},
+    "store": {"mpi", "sums", "data", "math"},
+    "data": {"mpi", "sums", "math"},
+    "mpi": {"math"},
+    "sums": {"math"},
 }
 
 
@@ -58,4 +63,35 @@ def test_no_module_needs_itself() -> None:
 def test_a_newcomer_finds_few_rooms() -> None:
     entries = {path.stem for path in PACKAGE.iterdir() if path.name != "__pycache__"}
     assert entries == {"__init__", *ORDER}
-    assert len(entries) <= 18
+    assert len(entries) <= 20
+
+
+HIDDEN = """
+import sys
+from importlib import import_module
+
+class Hides:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("hpcfl.contrib"):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Hides())
+for name in sys.argv[1].split():
+    try:
+        import_module(name)
+    except (ImportError, RuntimeError) as error:  # there may be no MPI here
+        if "hpcfl.contrib" in str(error):
+            raise
+import hpcfl
+for preset in ("salf-digits", "fedlrgd-logistic"):
+    hpcfl.run(preset, out=f"{sys.argv[2]}/{preset}", settings={"rounds": 1}, quiet=True)
+"""
+
+
+def test_nothing_but_a_few_commands_needs_what_few_need(tmp_path: Path) -> None:
+    others = [name for name in MODULES if not name.startswith(("hpcfl.contrib", "hpcfl.__main__", "hpcfl.testing"))]
+    subprocess.run([sys.executable, "-c", HIDDEN, " ".join(others), str(tmp_path)], check=True)
+
+
+def test_what_few_need_is_found_by_name() -> None:
+    assert all(map(contributed, CONTRIBUTED))

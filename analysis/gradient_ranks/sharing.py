@@ -42,7 +42,7 @@ def shared(comm: Any, draw: Draw | None) -> Draw:
     if comm is None:
         assert draw is not None
         return draw
-    from hpcfl.comm.mpi import tell, wait
+    from hpcfl.mpi.waiting import tell, wait
 
     kinds = {name: [str(a.dtype), a.shape] for name, a in draw.arrays.items()} if draw else {}
     facts, kinds = json.loads(tell(comm, json.dumps([draw.facts if draw else {}, kinds])))
@@ -84,7 +84,7 @@ def slices(comm: Any, draw: Draw) -> Array:
     if comm is not None:
         from mpi4py import MPI
 
-        from hpcfl.comm.mpi import wait
+        from hpcfl.mpi.waiting import wait
 
         sent = np.concatenate([part.ravel() for part in np.split(found, np.cumsum(own)[:-1], axis=1)])
         found = np.empty((k, own[rank], k))  # those of rank 0 first, as the columns are
@@ -99,7 +99,7 @@ def gathered(comm: Any, own: Array, count: int) -> Array:
         return own
     from mpi4py import MPI
 
-    from hpcfl.comm.mpi import wait
+    from hpcfl.mpi.waiting import wait
 
     shape, size, serves = own.shape[1:], comm.Get_size(), comm.Get_rank() == 0
     counts = [len(part) * prod(shape) for part in np.array_split(np.arange(count), size)]

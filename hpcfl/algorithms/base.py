@@ -33,7 +33,7 @@ class FedSgd(Algorithm):
 ```
 
 A file like this in this folder is a new method: its fields are the keys of ``[algorithm]``, the string below a field
-explains the key. It imports what a learner needs (`hpcfl.learning`, `hpcfl.comm.message`) and nothing that knows MPI,
+explains the key. It imports what a learner needs (`hpcfl.learning`, `hpcfl.sums.message`) and nothing that knows MPI,
 files or clocks. It derives from another algorithm only if it is that one with something more; a method whose clients
 train a model, or layers of it, begins from `local_sgd`.
 
@@ -59,12 +59,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.base.types import Ints, State
-    from hpcfl.comm.message import Layout, Message, Sums
     from hpcfl.data import Header
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
     from hpcfl.models import Model
     from hpcfl.schedule.participation import Participation
+    from hpcfl.sums.message import Layout, Message, Sums
 
     By = Literal["samples", "uniform"]
 
@@ -191,7 +191,7 @@ class Algorithm(ConfigBase):
 
         A message is ``{block: (value [c, …], weight [c])}``; a layerwise algorithm may send fewer rows, those of the
         first clients (`Visits.in_time`). A value has the shape of its block or of one of its `parts`, as `holds` says;
-        `hpcfl.comm.message.masked` sends one that is held in part by a mask. Do not change a tensor once it is yielded:
+        `hpcfl.sums.message.masked` sends one that is held in part by a mask. Do not change a tensor once it is yielded:
         it may still be on its way.
 
         The engine keeps the returned state only of visits that counted. In a layerwise algorithm, a personal tensor
@@ -255,7 +255,7 @@ class Algorithm(ConfigBase):
 
     def layout(self, task: Task) -> Layout:
         """Return the groups of blocks that a visit sends, in their order: the loss, then layers L … 1."""
-        from hpcfl.comm.message import Block
+        from hpcfl.sums.message import Block
 
         shapes = task.initial()
         groups = [

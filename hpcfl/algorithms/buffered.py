@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import Algorithm, Client, ServerState
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Block, Layout, Message, Sums
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
-    from hpcfl.models.modules.whole import Whole
+    from hpcfl.models.modules.module import Whole
+    from hpcfl.sums.message import Block, Layout, Message, Sums
 
 LOSS = "loss"
 
@@ -141,7 +141,7 @@ def _begun(method: Algorithm, task: Task, shared: State, personal: State, visits
 def _block(task: Task, name: str) -> Block:
     import torch
 
-    from hpcfl.comm.message import Block
+    from hpcfl.sums.message import Block
 
     shape, clients = tuple(_whole(task).buffers[name].shape), task.federation.clients
     if _whole(task).integer(name):
@@ -169,7 +169,7 @@ def _with_change(task: Task, message: Message, begun: State, visits: Visits) -> 
 
 
 def _after(method: Algorithm, task: Task, value: Tensor, name: str, sums: Sums) -> Tensor:
-    from hpcfl.comm.message import moved
+    from hpcfl.sums.message import moved
 
     if _whole(task).integer(name):  # who told nothing has 0 at its place: such a buffer never falls
         return moved(value, sums.total(name).amax(0).clamp(min=0))

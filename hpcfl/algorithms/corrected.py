@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.base import Algorithm, By, Client, Extras, Recalled, ServerState
     from hpcfl.algorithms.weighting import Weighting
     from hpcfl.base.types import Floats, Ints, State
-    from hpcfl.comm.message import Block, Sums
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
+    from hpcfl.sums.message import Block, Sums
 
 Change = Callable[[str, int, "Tensor"], "Tensor"]
 """What becomes of a block's values ``[k, …]``: block, layer (1 … L), values."""
@@ -98,7 +98,7 @@ class _Scaled(_Corrected):
         return self.members
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        from hpcfl.comm.message import CorrectedSums
+        from hpcfl.sums.message import CorrectedSums
 
         over = _weight(self, task, self.counted(sums))
         return super().step(task, state, CorrectedSums(sums, dict.fromkeys(_numbers(self, task), over)))
@@ -175,8 +175,8 @@ class _Remembered(_Corrected):
         return change, kept
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        from hpcfl.base.transfer import on_device
-        from hpcfl.comm.message import CorrectedSums
+        from hpcfl.base.device_copy import on_device
+        from hpcfl.sums.message import CorrectedSums
 
         names, over = _blocks(self, task), _weight(self, task, self.members)
         rounds, scale = state.extras[ROUNDS], _scale(self, int(state.extras[ROUNDS]))
@@ -244,7 +244,7 @@ def _column(factors: Tensor | Floats, value: Tensor) -> Tensor:
     """Return the factors of the first rows, as many as `value` has, ready to be multiplied with it."""
     import torch
 
-    from hpcfl.base.transfer import on_device
+    from hpcfl.base.device_copy import on_device
 
     found = torch.as_tensor(factors[: len(value)]).to(value.dtype)
     return on_device(found, value.device).view(-1, *[1] * (value.dim() - 1))

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Sums
     from hpcfl.learning.task import Task
     from hpcfl.schedule.participation import Participation
+    from hpcfl.sums.message import Sums
 
 
 class FedAsync(FedProx):
@@ -47,7 +47,7 @@ class FedAsync(FedProx):
 
 def _mixed(alpha: float, name: str, value: Tensor, sums: Sums, aged: bool = True) -> Tensor:
     """Return ``(1 − α s) value + α s w_i`` of one tensor; `aged`: the change that came is multiplied by s already."""
-    from hpcfl.comm.message import moved
+    from hpcfl.sums.message import moved
 
     assert sums.arrived is not None
     if name not in sums or not sums.weight(name):  # a deadline ended the round, or it was rejected or not there in time

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import Client
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Layout, Sums
     from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
+    from hpcfl.sums.message import Layout, Sums
 
 KERNEL, ROUND = "kernel", "round"
 
@@ -54,8 +54,8 @@ class FedHeNN(Local):
     def layout(self, task: Task) -> Layout:
         import torch
 
-        from hpcfl.comm.message import Block
         from hpcfl.math.cka import triangle_size
+        from hpcfl.sums.message import Block
 
         kernel = Block((triangle_size(self.alignment),), task.dtype)
         return (*super().layout(task), {KERNEL: kernel, ROUND: Block((), torch.float64)})
@@ -125,7 +125,7 @@ class FedHeNN(Local):
         """Return a round's samples as the clients of a chunk see them, ``[c, m, …]``: the same for each, a view."""
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         shapes = task.federation.shapes
         widest = self.alignment, *map(max, zip(*shapes))

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import By, Client
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Layout, Sums
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
     from hpcfl.schedule.participation import Participation
+    from hpcfl.sums.message import Layout, Sums
 
 
 class FedNova(FedProx):
@@ -45,7 +45,7 @@ class FedNova(FedProx):
         return Algorithm.mean_weights(self)  # the server does more
 
     def layout(self, task: Task) -> Layout:
-        from hpcfl.comm.message import Block
+        from hpcfl.sums.message import Block
 
         first, *layers = super().layout(task)
         return ({**first, "steps": Block((), task.dtype)}, *layers)
@@ -53,7 +53,7 @@ class FedNova(FedProx):
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
         from hpcfl.learning.optim import column
 
         for message in super().client(task, shared, personal, visits):
@@ -75,7 +75,7 @@ class FedNova(FedProx):
         return (1 - (1 - rate * self.mu) ** taken) / (rate * self.mu) if self.mu else taken
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
-        from hpcfl.comm.message import moved
+        from hpcfl.sums.message import moved
 
         steps = sums.mean("steps")  # on the device, which nobody waits for
         return {name: moved(value, sums.mean(name).mul_(steps)) for name, value in shared.items()}

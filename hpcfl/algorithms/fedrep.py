@@ -49,7 +49,7 @@ class FedRep(PartlyPersonal):
         import numpy as np
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         optimiser, own = self.optimiser_in(visits.round), self.personal(task)
         memory = optimiser.init(params)

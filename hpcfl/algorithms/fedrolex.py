@@ -15,8 +15,8 @@ from hpcfl.algorithms.heterofl import HeteroFl
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Extras
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Sums
     from hpcfl.learning.task import Task
+    from hpcfl.sums.message import Sums
 
 
 class FedRolex(HeteroFl):

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import By, Client
     from hpcfl.base.types import Ints, Shape, State
-    from hpcfl.comm.message import Layout, Message
     from hpcfl.data import Header
     from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Objective, Task
     from hpcfl.models import Model
     from hpcfl.models.modules.narrow import Axes
     from hpcfl.schedule.participation import Participation
+    from hpcfl.sums.message import Layout, Message
 
 Rate = Annotated[float, Field(gt=0, le=1)]
 
@@ -115,8 +115,8 @@ class HeteroFl(FedAvg):
         return tuple(sizes.get(axis, size) for axis, size in enumerate(shape))
 
     def layout(self, task: Task) -> Layout:
-        from hpcfl.comm.message import HELD
         from hpcfl.models.modules.narrow import hidden_axes
+        from hpcfl.sums.message import HELD
 
         axes, last, groups = hidden_axes(task.layers), task.layer_names()[-1], []
         if min(self.rates) < 1 and not any(axes.values()):
@@ -139,8 +139,8 @@ class HeteroFl(FedAvg):
         return shared
 
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
-        from hpcfl.comm.message import masked
         from hpcfl.models.modules.narrow import hidden_axes
+        from hpcfl.sums.message import masked
 
         axes, placed = hidden_axes(task.layers), self.placed(task, shared, visits.round)
         if not self.redraw:  # a chunk's clients are all of one rate
@@ -166,7 +166,7 @@ class HeteroFl(FedAvg):
     def objective(self, task: Task, shared: State, visits: Visits) -> Objective | None:
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
         from hpcfl.models.modules.narrow import divided
 
         present, rates = self._present(task, visits), self._rates(task, visits)

@@ -17,9 +17,9 @@ from hpcfl.algorithms.wrapped import wrapped
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Algorithm, Client
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Message
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
+    from hpcfl.sums.message import Message
 
     Wrapper = LocalSgd
 else:

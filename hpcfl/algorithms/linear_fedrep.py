@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import Client, ServerState
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Layout, Sums
     from hpcfl.data import Header
     from hpcfl.data.linear import LinearFederation, SpacesFederation
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
     from hpcfl.models import Model
+    from hpcfl.sums.message import Layout, Sums
 
 B, HEAD, MOMENT = "representation.weight", "head.weight", "moment"  # Bᵀ [k, d], w [1, k], mean of y² x xᵀ [d, d]
 WEIGHT, BIAS = "embedding.weight", "embedding.bias"  # where features are embedded in d coordinates: [d, d_i], [d]
@@ -70,7 +70,7 @@ class LinearFedRep(Algorithm):
     def layout(self, task: Task) -> Layout:
         import torch
 
-        from hpcfl.comm.message import Block
+        from hpcfl.sums.message import Block
 
         rank, dimension = self._shape(task)
         exact = torch.float64
@@ -109,7 +109,7 @@ class LinearFedRep(Algorithm):
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         x, y = (on_device(part, task.device) for part in _drawn(task.federation, visits))  # type: ignore[arg-type]
         if WEIGHT in personal:

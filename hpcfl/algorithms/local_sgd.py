@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import By, Client
     from hpcfl.base.types import Ints, State
-    from hpcfl.comm.message import Layout
     from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.optim import Optimizer
     from hpcfl.learning.task import Objective, Task
     from hpcfl.schedule.participation import Participation
+    from hpcfl.sums.message import Layout
 
 
 Personalised = Annotated[
@@ -148,7 +148,7 @@ class LocalTraining(Algorithm):
         return tuple(names for names in task.layer_names() if personal.isdisjoint(names)) or (("loss",),)
 
     def layout(self, task: Task) -> Layout:
-        from hpcfl.comm.message import Block
+        from hpcfl.sums.message import Block
 
         if self.personal(task) >= set(task.initial()):
             return ({"loss": Block(())},)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import By, Client, Extras
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Sums
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
     from hpcfl.schedule.participation import Participation
+    from hpcfl.sums.message import Sums
 
 
 class Salf(Algorithm):
@@ -134,7 +134,7 @@ class Salf(Algorithm):
             return change
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         chance = on_device(torch.from_numpy(visits.arrival[: len(change), layer - 1]).to(change.dtype), change.device)
         return change / chance.view(-1, *[1] * (change.dim() - 1))

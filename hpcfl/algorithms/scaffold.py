@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from hpcfl.algorithms.base import By, Client
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Layout, Sums
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
     from hpcfl.schedule.participation import Participation
+    from hpcfl.sums.message import Layout, Sums
 
 CONTROL, RISE = "control.", "rise."  # c at the server and c_i at clients; what a client tells of c_i⁺ − c_i
 
@@ -60,7 +60,7 @@ class Scaffold(FedAvg):
         return tuple((*names, *(RISE + name for name in names)) for names in super().layers(task))
 
     def layout(self, task: Task) -> Layout:
-        from hpcfl.comm.message import Block
+        from hpcfl.sums.message import Block
 
         like = {name: Block(tuple(value.shape), value.dtype) for name, value in task.initial().items()}
         groups = [{name: like[name.removeprefix(RISE)] for name in names} for names in self.layers(task)]
@@ -76,7 +76,7 @@ class Scaffold(FedAvg):
     def client(self, task: Task, shared: State, personal: State, visits: Visits) -> Client:
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
         from hpcfl.learning.optim import column
 
         after, one = dict(personal), visits.ones(len(visits.clients))
@@ -91,7 +91,7 @@ class Scaffold(FedAvg):
         return after
 
     def server(self, task: Task, shared: State, sums: Sums) -> State:
-        from hpcfl.comm.message import moved
+        from hpcfl.sums.message import moved
 
         after, clients = super().server(task, shared, sums), task.federation.clients
         for name in task.initial():

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfl.algorithms.base import Algorithm, Extras, ServerState
-    from hpcfl.comm.message import Sums
     from hpcfl.learning.task import Task
     from hpcfl.models import Model
     from hpcfl.schedule.doubling import Doubling
+    from hpcfl.sums.message import Sums
 
 PLAIN = "momentum", "nesterov"
 ADAPTIVE = "adam", "yogi", "adagrad"
@@ -157,7 +157,7 @@ class _Stepping(Wrapper):
         return {**super().init_extras(task), **moments}
 
     def step(self, task: Task, state: ServerState, sums: Sums) -> ServerState:
-        from hpcfl.comm.message import moved
+        from hpcfl.sums.message import moved
 
         moments = {name: value for name, value in state.extras.items() if name.startswith((M, V))}
         rest = {name: value for name, value in state.extras.items() if name not in moments}
@@ -177,7 +177,7 @@ class _Stepping(Wrapper):
 
 def _stays(sums: Sums, name: str, before: Tensor, proposed: Tensor) -> Tensor | None:
     """Return which coordinates nobody has sent and the method leaves as they were, bool; None: none."""
-    from hpcfl.base.transfer import on_device
+    from hpcfl.base.device_copy import on_device
 
     if name not in sums or not sums.weight(name):
         return proposed == before

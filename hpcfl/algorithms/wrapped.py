@@ -15,7 +15,7 @@ from hpcfl.algorithms.base import Algorithm
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Message
+    from hpcfl.sums.message import Message
 
     Wrapper = Algorithm
 else:

@@ -26,8 +26,8 @@ from pydantic import create_model
 
 from hpcfl.base import blame
 from hpcfl.base.config import ConfigBase
+from hpcfl.base.digests import is_file, origin
 from hpcfl.base.errors import UsageError, did_you_mean
-from hpcfl.base.files import is_file, origin
 from hpcfl.base.loaded import INSTALLED, LIBRARY, guard, guarded, is_installed, load, reached, remembering, renew
 from hpcfl.base.trusted import ASK, known, remember
 

@@ -20,11 +20,11 @@ from hpcfl import store
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.errors import UsageError, refusal
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.placement import chunk_size, cut_by_kind
-from hpcfl.commands.newcomers import NewcomersFile
 from hpcfl.commands.show import digest
-from hpcfl.engine.trained import loaded, newest, recorded_chunk, threads, with_shared
 from hpcfl.launch.request import check_writable
+from hpcfl.mpi.placement import chunk_size, cut_by_kind
+from hpcfl.results.newcomers_file import NewcomersFile
+from hpcfl.results.trained import loaded, newest, recorded_chunk, threads, with_shared
 from hpcfl.store.atomic import created, replace
 
 if TYPE_CHECKING:

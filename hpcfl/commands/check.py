@@ -7,24 +7,23 @@ from dataclasses import replace
 from itertools import accumulate, chain
 from math import inf, isnan, prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpcfl.algorithms import ServerState
 from hpcfl.base.errors import listed
-from hpcfl.comm.placement import TWO_LEVEL, Tree, lane_topologies, tree
-from hpcfl.commands.prediction import facts as prediction
+from hpcfl.commands.contributed import contributed
 from hpcfl.config import Config
 from hpcfl.data import Federation, Header
 from hpcfl.data.base import Range
 from hpcfl.learning.config import METRICS
+from hpcfl.mpi.placement import TWO_LEVEL, Tree, lane_topologies, tree
 
 if TYPE_CHECKING:
-    from hpcfl.comm.message import Block
-    from hpcfl.commands.prediction import Like
     from hpcfl.engine.job import Job
     from hpcfl.schedule.plan import Plan
+    from hpcfl.sums.message import Block
 
 Facts = Iterator[tuple[str, str]]
 """What a line is about, and what it says."""
@@ -40,9 +39,7 @@ standardised feature is in fewer than 10⁴ samples: it is at most √n in n of 
 """
 
 
-def report(
-    config: Config, header: Header, data_dir: Path | None, ranks: int, like: Like | None = None
-) -> Iterator[str]:
+def report(config: Config, header: Header, data_dir: Path | None, ranks: int, like: Any = None) -> Iterator[str]:
     """Yield one fact per line about a config that is valid; memory and placement are stated for `ranks` MPI ranks.
 
     With `like` also what a round's messages would take.
@@ -53,7 +50,7 @@ def report(
     job = Job.of(config, data_dir, ranks)
     tried(job, job.begin(0), data_dir)
     if config.task.own:
-        from hpcfl.engine.columns import columns
+        from hpcfl.engine.recorded_columns import columns
 
         columns(job)  # they must have names of their own
     federation = job.task.federation
@@ -75,7 +72,7 @@ def report(
         _warnings(job),
         () if header.tokens else features(config, header.ranges, federation),
         _memory(job, ranks, like.per_host if like else ranks),
-        () if like is None else prediction(job, like),
+        () if like is None else contributed("prediction")(job, like),
     )
     yield from (f"{name:<14}{text}" for name, text in facts)
 
@@ -101,7 +98,7 @@ def _device(config: Config) -> Facts:
         return
     import torch
 
-    from hpcfl.comm.devices import described
+    from hpcfl.mpi.devices import described
 
     if not torch.cuda.device_count():
         asked = [key for key in ("device", "server_device") if getattr(config, key) == "cuda"]
@@ -172,14 +169,8 @@ def _theory(job: Job) -> Facts:
     if job.config.server.optimizer != "none":  # theory is about the method's own steps
         return
     name = job.config.algorithm.name  # of one class only: others are not loaded
-    if name == "salf":
-        from hpcfl.commands.theorem import facts  # it needs torch and SciPy
-
-        yield from facts(job)
-    if name == "fedlrgd":
-        from hpcfl.commands.complexity import theory  # it needs torch
-
-        yield from theory(job)
+    if name in ("salf", "fedlrgd"):
+        yield from contributed(f"bounds of {name}")(job)
 
 
 def _planned(job: Job, rounds: int, ranks: int) -> list[Plan]:
@@ -220,14 +211,12 @@ def _costs(job: Job, ranks: int) -> Facts:
     config, count = job.config, job.task.parameter_count
     if config.oracle.phi is None:
         return
-    from hpcfl.commands.complexity import gamma  # it needs torch
-
     share = int(job.layers.numbers.sum()) / count
     recorded = "" if config.oracle.record else "; not recorded, oracle.record being false"
     vectors = f"p = {count}, φ = {config.oracle.phi:g}; {share:.4g} vectors of p numbers per whole visit"
     yield "oracle", f"{vectors}{recorded}"
     known = config.clock == "simulated" or config.speed.known(config.clock)
-    if found := gamma(job, _planned(job, min(PREVIEW, config.rounds), ranks)) if known else "":
+    if known and (found := contributed("oracle complexity")(job, _planned(job, min(PREVIEW, config.rounds), ranks))):
         yield "", found
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hpcfl.comm.launcher import OPENMPI
-from hpcfl.comm.processors import Processors, shares, threads
+from hpcfl.mpi.cores import Processors, shares, threads
+from hpcfl.mpi.launcher import OPENMPI
 
 LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 

@@ -16,12 +16,12 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from hpcfl.comm import launcher as world
-from hpcfl.comm.devices import chosen, described
-from hpcfl.comm.processors import host_cores, processors
 from hpcfl.commands.diagnostics import LEVELS, Facts, Rank, diagnose
 from hpcfl.launch.failure import raise_together
 from hpcfl.launch.run import versions
+from hpcfl.mpi import launcher as world
+from hpcfl.mpi.cores import host_cores, processors
+from hpcfl.mpi.devices import chosen, described
 
 SETTINGS = ("OMP_NUM_THREADS", "MPIR_CVAR_ASYNC_PROGRESS", "MPI4PY_LIBMPI", "CUDA_VISIBLE_DEVICES")
 SIZES = (8, 1_000_000)  # bytes of the broadcasts that are timed
@@ -54,7 +54,7 @@ def gathered(comm: Any, text: str) -> list[str]:
         return [text]
     import numpy as np
 
-    from hpcfl.comm.mpi import wait
+    from hpcfl.mpi.waiting import wait
 
     own = np.frombuffer(text.encode(), dtype=np.uint8).copy()
     sizes = np.empty(comm.Get_size(), dtype=np.int64)
@@ -159,7 +159,7 @@ def _polling(comm: Any) -> list[float]:
         return []
     import numpy as np
 
-    from hpcfl.comm.mpi import wait
+    from hpcfl.mpi.waiting import wait
 
     medians = []
     for size in SIZES:

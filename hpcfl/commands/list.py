@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from hpcfl.base.config import ConfigBase, sections
 from hpcfl.base.errors import UsageError, did_you_mean, toml
 from hpcfl.config import Config
-from hpcfl.presets import PICKED, about, overlays, presets
+from hpcfl.config.presets import PICKED, about, overlays, presets
 
 PICK = "What the section is, and so which other keys it has; or ``package.module:Class``, a class of your own."
 TYPES = {"boolean": "true or false", "integer": "integer", "number": "number", "string": "string"}

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpcfl import store
 from hpcfl.base.errors import UsageError, UserError, did_you_mean, listed
-from hpcfl.commands.curves import ACCURACY, Curve, has_any, over_rounds, over_time, recorded_metrics, scores
-from hpcfl.commands.group_figures import FIGURES, group_figures
-from hpcfl.commands.groups import Recorded, check_one_data_set, differing, run_folders
-from hpcfl.commands.groups import groups as group_runs
 from hpcfl.commands.show import unforeseen
+from hpcfl.results.curves import ACCURACY, Curve, has_any, over_rounds, over_time, recorded_metrics, scores
+from hpcfl.results.run_table import FIGURES, Recorded, check_one_data_set, differing, group_figures, run_folders
+from hpcfl.results.run_table import groups as group_runs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from hpcfl import store
+from hpcfl.base.console import width_of
 from hpcfl.base.errors import RunError, UserError
-from hpcfl.base.tables import width_of
-from hpcfl.comm.guard import WARNINGS
-from hpcfl.commands.curves import ACCURACY, recorded_metrics
-from hpcfl.commands.group_figures import last_figures
-from hpcfl.commands.groups import Group, Recorded, groups
+from hpcfl.results.curves import ACCURACY, recorded_metrics
+from hpcfl.results.run_table import Group, Recorded, groups, last_figures
 from hpcfl.store.integrity import one_line
+from hpcfl.sums.guard import WARNINGS
 
 Rows = Sequence[Mapping[str, Any]]
 QUIET_SECONDS = 60.0  # without a row, after which a running run is said to be quiet

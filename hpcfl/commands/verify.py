@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl import store
-from hpcfl.commands.groups import runs_within
+from hpcfl.results.run_table import runs_within
 from hpcfl.store import Findings, manifest
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.base import nameless
+from hpcfl.base import memfd as nameless
 from hpcfl.base.errors import RunError
-from hpcfl.base.nameless import START
+from hpcfl.base.memfd import START
 from hpcfl.data.base import Federation, Source
 
 ALIGNED = 64  # bytes: where arrays begin
@@ -60,7 +60,7 @@ def attach(text: str, source: Source) -> Federation:
     Raises
     ------
     RunError
-        If it cannot be reached, see `hpcfl.base.nameless.opened`.
+        If it cannot be reached, see `hpcfl.base.memfd.opened`.
     """
     file = nameless.opened(text)
     try:

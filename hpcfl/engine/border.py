@@ -21,9 +21,9 @@ from hpcfl.base.blame import place, place_of
 from hpcfl.base.errors import RunError, listed
 from hpcfl.base.loaded import is_of_user
 from hpcfl.base.types import State
-from hpcfl.comm.message import Block, Layout, Message, Sums
 from hpcfl.learning.batches import Visits
 from hpcfl.learning.task import Task
+from hpcfl.sums.message import Block, Layout, Message, Sums
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client

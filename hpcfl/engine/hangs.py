@@ -24,7 +24,7 @@ TIMES = 10
 """So many median rounds may pass without a move; before the first round has ended, so many times the patience."""
 AGAIN_SECONDS = 300.0
 LOOKS = 20  # in the seconds that must pass
-WAITS = ("hpcfl.comm", "mpi4py")  # modules in which a rank waits for others
+WAITS = ("hpcfl.mpi", "mpi4py")  # modules in which a rank waits for others
 
 
 @dataclass

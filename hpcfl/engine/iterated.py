@@ -2,7 +2,7 @@
 
 The visits are not asked again: who holds their messages responds for them. Where each rank holds its own visits'
 messages (simulated time) all ranks iterate alike, with one all-reduce per iteration; where the server holds them (real
-time) it iterates alone, so that nobody can hold it up. Exact sums (`hpcfl.comm.message`) make the two the same to the
+time) it iterates alone, so that nobody can hold it up. Exact sums (`hpcfl.sums.message`) make the two the same to the
 bit.
 """
 
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from hpcfl.algorithms import IteratedReduction
-from hpcfl.base.transfer import on_host
+from hpcfl.base.device_copy import on_host
 from hpcfl.base.types import State
-from hpcfl.comm.message import Block, ExactSums, Message, Sums
+from hpcfl.sums.message import Block, ExactSums, Message, Sums
 
 
 class Responses(ExactSums):

@@ -15,29 +15,29 @@ import torch
 from hpcfl.algorithms import Algorithm, IteratedReduction
 from hpcfl.algorithms.base import Extras
 from hpcfl.base.blame import blaming
+from hpcfl.base.device_copy import on_host
 from hpcfl.base.errors import refusal
 from hpcfl.base.memory import LEAN_BYTES, give_back, keep_freed
-from hpcfl.base.transfer import on_host
 from hpcfl.base.types import Computing, Floats, Ints, Shape, State
-from hpcfl.comm.guard import Norms, RunGuard, Watch
-from hpcfl.comm.layers import Layers
-from hpcfl.comm.message import Arrived, Block, Layout
-from hpcfl.comm.placement import Chunk, check_width, chunk_size, cut
-from hpcfl.comm.transport import Personal
 from hpcfl.config import Config
 from hpcfl.data import Federation
 from hpcfl.engine.border import Border
-from hpcfl.engine.bundles import Bundles
+from hpcfl.engine.chunk_batches import Bundles
 from hpcfl.engine.hangs import Moves
 from hpcfl.engine.uneven import evenly
 from hpcfl.learning.batches import Visits
+from hpcfl.learning.batchnorm import client_statistics
 from hpcfl.learning.evaluate import client_finite, client_objectives, client_sums
-from hpcfl.learning.statistics import client_statistics
 from hpcfl.learning.task import Task
+from hpcfl.mpi.placement import Chunk, check_width, chunk_size, cut
+from hpcfl.mpi.transport import Personal
 from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
+from hpcfl.sums.guard import Norms, RunGuard, Watch
+from hpcfl.sums.layers import Layers
+from hpcfl.sums.message import Arrived, Block, Layout
 
 
 @dataclass

@@ -8,10 +8,10 @@ import torch
 from hpcfl.algorithms import ServerState
 from hpcfl.base.errors import Diverged, Interrupted, LearntNothing, Stopped
 from hpcfl.base.types import Floats
+from hpcfl.engine.checkpointing import Saver
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, Recorder
 from hpcfl.engine.rounds import Rounds
-from hpcfl.engine.saving import Saver
 from hpcfl.engine.stopping import Stop
 from hpcfl.learning.evaluate import server_finite, server_objective, server_scores
 from hpcfl.learning.task import SERVER

@@ -15,15 +15,15 @@ import numpy as np
 from hpcfl import store
 from hpcfl.base.errors import listed
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.guard import Rejection
-from hpcfl.comm.message import Sums
-from hpcfl.comm.transport import Transport
-from hpcfl.engine.columns import columns
 from hpcfl.engine.profile import Phases
+from hpcfl.engine.recorded_columns import columns
 from hpcfl.engine.stopping import decode, encode
-from hpcfl.schedule.complexity import Spent
+from hpcfl.mpi.transport import Transport
+from hpcfl.schedule.oracle import Spent
 from hpcfl.schedule.plan import Plan
 from hpcfl.store import Fact
+from hpcfl.sums.guard import Rejection
+from hpcfl.sums.message import Sums
 
 if TYPE_CHECKING:
     from pathlib import Path

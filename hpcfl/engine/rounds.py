@@ -9,16 +9,16 @@ from types import MappingProxyType
 import numpy as np
 
 from hpcfl.base.types import Floats, Ints
-from hpcfl.comm.message import Sums
-from hpcfl.comm.transport import Saved, idle
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.profile import Phases
 from hpcfl.engine.record import Record
+from hpcfl.mpi.transport import Saved, idle
 from hpcfl.schedule.plan import Plan
+from hpcfl.sums.message import Sums
 
 
 class Rounds(ABC):
-    """How rounds are carried out: in simulated time (`hpcfl.engine.simulated`) or in real time (`hpcfl.engine.wall`).
+    """How rounds are carried out: in simulated time (`hpcfl.engine.simulated`) or in real time (`hpcfl.realtime`).
 
     Attributes
     ----------

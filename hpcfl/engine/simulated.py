@@ -10,20 +10,20 @@ import numpy as np
 import torch
 
 from hpcfl.algorithms import IteratedReduction
-from hpcfl.base.transfer import on_device
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.comm.message import ExactSums, Message
-from hpcfl.comm.placement import Chunk
-from hpcfl.comm.transport import Alone, Personal, Saved, Transport, arrays
-from hpcfl.engine.bundles import Part
+from hpcfl.engine.chunk_batches import Part
 from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record, released
 from hpcfl.engine.rounds import Rounds
 from hpcfl.engine.uneven import evenly
 from hpcfl.learning.batches import Visits
-from hpcfl.learning.statistics import with_statistics
+from hpcfl.learning.batchnorm import with_statistics
+from hpcfl.mpi.placement import Chunk
+from hpcfl.mpi.transport import Alone, Personal, Saved, Transport, arrays
 from hpcfl.schedule.plan import Arrivals, Plan
+from hpcfl.sums.message import ExactSums, Message
 
 R = TypeVar("R")
 

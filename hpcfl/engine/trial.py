@@ -16,8 +16,6 @@ from torch import Tensor
 from hpcfl.algorithms import ServerState
 from hpcfl.base.blame import blaming, place_of
 from hpcfl.base.errors import RunError, listed
-from hpcfl.comm.guard import METRIC
-from hpcfl.comm.message import Arrived, ExactSums, Message
 from hpcfl.data import Federation
 from hpcfl.engine.border import differing, in_place, kind, like, samples_of
 from hpcfl.engine.job import Job, Progress
@@ -27,6 +25,8 @@ from hpcfl.learning.build import check_outputs
 from hpcfl.learning.evaluate import server_scores
 from hpcfl.learning.task import Task
 from hpcfl.models.modules.tracing import seeded
+from hpcfl.sums.guard import METRIC
+from hpcfl.sums.message import Arrived, ExactSums, Message
 
 AT_ONCE = 32  # samples of the batch on which model and loss are tried
 SMALL = 2**26  # bytes of data that may be made twice

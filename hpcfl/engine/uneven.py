@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfl.base.transfer import on_device
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.types import Ints, State
 from hpcfl.learning.batches import Uneven, Visits
 from hpcfl.learning.task import Task
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client
-    from hpcfl.comm.message import Message
+    from hpcfl.sums.message import Message
 
 Work = Callable[[Task, State, State, Visits], "Client"]
 """What `Algorithm.client` is."""

@@ -79,7 +79,7 @@ def builds(comm: Any) -> list[dict[str, str]]:
     """
     if comm is None:
         return []
-    from hpcfl.comm.mpi import texts
+    from hpcfl.mpi.waiting import texts
 
     return [json.loads(text) for text in texts(comm, json.dumps(build()))]
 
@@ -124,7 +124,7 @@ def check_code(config: Config, ranks: Any) -> None:
     code = raise_together(ranks, lambda: config.code)
     if ranks is None or not code:
         return
-    from hpcfl.comm.mpi import tell
+    from hpcfl.mpi.waiting import tell
 
     who = f"rank {ranks.Get_rank()} on {socket.gethostname()}"
     first = json.loads(tell(ranks, json.dumps(code)))

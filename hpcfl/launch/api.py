@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.base.memory import LARGE_PAGES
-from hpcfl.comm.devices import VISIBLE
-from hpcfl.comm.launcher import world
-from hpcfl.comm.processors import cores
 from hpcfl.engine import stopping
-from hpcfl.engine.trained import Models, NotHereError, open_models, shared_weights
 from hpcfl.launch.request import default_folder, run_request
 from hpcfl.launch.run import launch
+from hpcfl.mpi.cores import cores
+from hpcfl.mpi.devices import VISIBLE
+from hpcfl.mpi.launcher import world
+from hpcfl.results.trained import Models, NotHereError, open_models, shared_weights
 
 if TYPE_CHECKING:
     import xarray

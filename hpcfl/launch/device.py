@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hpcfl.comm.devices import NAME_BYTES, check_shared, chosen, described
 from hpcfl.launch.failure import raise_together
+from hpcfl.mpi.devices import NAME_BYTES, check_shared, chosen, described
 
 if TYPE_CHECKING:
     from hpcfl.config import Config
@@ -32,7 +32,7 @@ def placed(config: Config, comm: Any, hosts: Sequence[str]) -> tuple[str, list[s
     own = raise_together(comm, lambda: chosen(getattr(config, key), key, hosts[:rank].count(hosts[rank])))
     if comm is None:
         return own, [described(own)]
-    from hpcfl.comm.mpi import names
+    from hpcfl.mpi.waiting import names
 
     devices = names(comm, described(own), NAME_BYTES)
     raise_together(comm, lambda: check_shared(devices, hosts, config.ranks_per_device))

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from hpcfl import store
 from hpcfl.base.blame import blamed, blaming
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UserError
-from hpcfl.comm.launcher import checked_world, end_job, launched
+from hpcfl.mpi.launcher import checked_world, end_job, launched
 from hpcfl.store.atomic import keep_open, number_of
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ def raise_together(comm: Any, make: Callable[[], T]) -> T:
     if comm is None:
         with blaming():
             return make()
-    from hpcfl.comm.mpi import settle
+    from hpcfl.mpi.waiting import settle
 
     error: Exception | None = None
     made = None
@@ -59,7 +59,7 @@ def speaks(error: UserError) -> bool:
     try:
         comm = checked_world()[0]
         if comm is not None:
-            from hpcfl.comm.mpi import settle
+            from hpcfl.mpi.waiting import settle
 
             settle(comm, error)
     except ErrorOnOtherRank:

@@ -18,8 +18,8 @@ from hpcfl.base.config import recorded as recorded_table
 from hpcfl.base.errors import RunError, UsageError
 from hpcfl.base.types import Computing
 from hpcfl.config import Config, ConfigLike, Overlay
-from hpcfl.engine.trained import recorded, recorded_chunk
-from hpcfl.presets import Settings, flat
+from hpcfl.config.presets import Settings, flat
+from hpcfl.results.trained import recorded, recorded_chunk
 from hpcfl.store.atomic import number_of
 
 

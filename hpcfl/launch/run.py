@@ -34,31 +34,29 @@ from hpcfl.base.errors import (
 from hpcfl.base.loaded import renew
 from hpcfl.base.memory import prefer_large_pages
 from hpcfl.base.types import Computing, State
-from hpcfl.comm.costs import check_communicators
-from hpcfl.comm.guard import Norms, Watch
-from hpcfl.comm.launcher import end_job, has_ulfm, library
-from hpcfl.comm.placement import check_there, lane_topologies
-from hpcfl.comm.processors import Processors, processors, shares, threads
 from hpcfl.engine import stopping
 from hpcfl.engine.hangs import Moves, watched
-from hpcfl.engine.profile import Phases, Profile
+from hpcfl.engine.profile import Phases, Profile, gathered, report
 from hpcfl.launch.alike import builds, check_builds, check_code, other_code, package_digest
 from hpcfl.launch.device import fixed_arithmetic, other_device, placed
 from hpcfl.launch.failure import ERROR_FILE, GIVE_UP_SECONDS, fail, noted, raise_together
-from hpcfl.launch.profile import gathered, report
-from hpcfl.launch.reading import read_once
 from hpcfl.launch.request import RunRequest
+from hpcfl.launch.shared_data import read_once
+from hpcfl.mpi.cores import Processors, processors, shares, threads
+from hpcfl.mpi.launcher import end_job, has_ulfm, library
+from hpcfl.mpi.placement import check_communicators, check_there, lane_topologies
 from hpcfl.schedule.arrivals import Flights
 from hpcfl.schedule.doubling import Stage
 from hpcfl.store.atomic import PREFIX, number_of
 from hpcfl.store.integrity import one_line
+from hpcfl.sums.guard import Norms, Watch
 
 if TYPE_CHECKING:
-    from hpcfl.comm.transport import Transport
     from hpcfl.config import Config
     from hpcfl.engine.job import Job, Progress
     from hpcfl.engine.rounds import Rounds
-    from hpcfl.engine.wall.watchdog import Noticeboard, Watchdog
+    from hpcfl.mpi.transport import Transport
+    from hpcfl.realtime.watchdog import Noticeboard, Watchdog
 
 
 def launch(
@@ -83,7 +81,7 @@ def launch(
             comm, lambda: None if comm is not None and comm.Get_rank() else _decided(decide, found, allow_mixed)
         )
         if comm is not None:
-            from hpcfl.comm.mpi import tell
+            from hpcfl.mpi.waiting import tell
 
             # not by pydantic's own JSON, which refuses paths that are not UTF-8
             text = tell(comm, json.dumps(request.model_dump(mode="json") if request else None))
@@ -154,8 +152,8 @@ def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
     """The communicator with which the job starts, or what stands for it where some ranks may be missing."""
     if comm is None or config.start_within is None:
         return comm
-    from hpcfl.comm.channel import connect
-    from hpcfl.comm.mpi import Roll
+    from hpcfl.mpi.channel import connect
+    from hpcfl.mpi.waiting import Roll
 
     arrivals = config.participation.by_arrivals
     return Roll(comm, config.start_within, connect(comm, config.lane_width, hosts, has_ulfm(comm), arrivals))
@@ -163,11 +161,11 @@ def _roll(config: Config, comm: Any, hosts: list[str]) -> Any:
 
 def _board(comm: Any, hosts: list[str]) -> Noticeboard:
     """What this rank shares with the others of its host, of which the first offers it."""
-    from hpcfl.engine.wall.watchdog import Noticeboard
+    from hpcfl.realtime.watchdog import Noticeboard
 
     if comm is None:
         return Noticeboard()
-    from hpcfl.comm.mpi import names
+    from hpcfl.mpi.waiting import names
 
     first = hosts.index(hosts[comm.Get_rank()])
     own = Noticeboard.offered() if comm.Get_rank() == first else None
@@ -197,12 +195,12 @@ def _prepared(
     """The job, and where this rank begins; it has `count` threads, and a `share` of its host's cores."""
     import torch
 
-    from hpcfl.engine.columns import columns
     from hpcfl.engine.job import Job
+    from hpcfl.engine.recorded_columns import columns
 
     rank, size = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
     if comm is not None:
-        from hpcfl.comm.mpi import Patience
+        from hpcfl.mpi.waiting import Patience
 
         Patience.crowd = 1 / share
 
@@ -224,7 +222,7 @@ def _prepared(
         job, now = raise_together(comm, make)
     if comm is None:
         return job, now
-    from hpcfl.comm.mpi import tell
+    from hpcfl.mpi.waiting import tell
 
     decided = cast("Computing", tell(comm, job.task.computing))  # rank 0's: others may be other machines
     return (job, now) if decided == job.task.computing else make(decided)
@@ -298,7 +296,7 @@ def _see_one_folder(folder: Path, comm: Any, processes: list[tuple[str, str]]) -
     """Whether all ranks see the run folder that rank 0 has opened; where one does not, that is said once."""
     if comm is None:
         return True
-    from hpcfl.comm.mpi import names
+    from hpcfl.mpi.waiting import names
 
     seen = names(comm, str(_mark(folder, processes).exists()))
     blind = [f"rank {rank}" for rank, word in enumerate(seen) if word != str(True)]
@@ -315,10 +313,10 @@ def _mark(folder: Path, processes: list[tuple[str, str]]) -> Path:
 
 def _transport(comm: Any, phases: Phases) -> Transport:
     if comm is None:
-        from hpcfl.comm.transport import Alone
+        from hpcfl.mpi.transport import Alone
 
         return Alone()
-    from hpcfl.comm.collective import Collective, Profiled
+    from hpcfl.mpi.collective import Collective, Profiled
 
     return Profiled(comm, phases.phase) if isinstance(phases, Profile) else Collective(comm)
 
@@ -333,10 +331,10 @@ def _in_real_time(
     board: Noticeboard,
 ) -> Stopped | None:
     """Run in real time: the server leads, the client ranks do what they are asked."""
-    from hpcfl.comm.mpi import Roll
-    from hpcfl.engine.saving import write_part
-    from hpcfl.engine.wall import start
-    from hpcfl.engine.wall.watchdog import Watchdog
+    from hpcfl.engine.checkpointing import write_part
+    from hpcfl.mpi.waiting import Roll
+    from hpcfl.realtime import start
+    from hpcfl.realtime.watchdog import Watchdog
 
     apart = _see_one_folder(request.folder, comm, processes)
     connected, absent = None, dict[int, str]()
@@ -385,10 +383,10 @@ def _run_rounds(
     stop: stopping.Stop,
 ) -> Stopped | None:
     """Run the rounds that are left, recorded by the server; return why not all of them, if so."""
+    from hpcfl.engine.checkpointing import Saver
     from hpcfl.engine.loop import run
     from hpcfl.engine.progress import Reporter
     from hpcfl.engine.record import Recorder
-    from hpcfl.engine.saving import Saver
 
     recorder = stopped = None
     if rounds.serves:
@@ -442,7 +440,7 @@ def _taken_up(now: Progress, path: Path, job: Job, rank: int) -> None:
     """Set a rank to where a checkpoint was written."""
     import torch
 
-    from hpcfl.engine.trained import restored
+    from hpcfl.engine.checkpointing import restored
 
     now.saved = path
     saved = store.load(path, personal=False)
@@ -467,7 +465,7 @@ def _taken_up(now: Progress, path: Path, job: Job, rank: int) -> None:
 
 def _saved(job: Job, path: Path) -> Iterator[tuple[int, State]]:
     """Yield all clients and the personal state that a checkpoint has of them."""
-    from hpcfl.engine.trained import restored
+    from hpcfl.engine.checkpointing import restored
 
     for chunk in job.chunks:
         for client, held in store.load_personal(path, chunk.clients.tolist()).items():
@@ -579,7 +577,7 @@ def _told(comm: Any, text: str) -> list[str]:
     """Every rank's text, whole, in the order of the ranks."""
     if comm is None:
         return [text]
-    from hpcfl.comm.mpi import texts
+    from hpcfl.mpi.waiting import texts
 
     return texts(comm, text)
 

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.rng import StepKey, keyed_in_turn
-from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.learning.held import Samples
+from hpcfl.learning.samples import Samples
 
 PHASE_STEPS = 2**32  # more steps than a phase of a visit has
 PHASES = 2**16  # more phases than a visit has

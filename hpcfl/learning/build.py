@@ -22,13 +22,13 @@ from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.loss import PerSample, class_axis
 from hpcfl.models import Model, ModuleModel
 from hpcfl.models.modules.layers import Layer
+from hpcfl.models.modules.module import Whole
 from hpcfl.models.modules.narrow import NORMS
 from hpcfl.models.modules.tracing import examined
-from hpcfl.models.modules.whole import Whole
 
 MOST = 2**20  # numbers of an integer buffer that all clients tell together
 if TYPE_CHECKING:
-    from hpcfl.learning.initial import InitialFile
+    from hpcfl.learning.initial_values import InitialFile
 
 TRIAL = 3  # samples on which a module is tried
 
@@ -146,7 +146,7 @@ class Start:
         self.drawn, self._shapes = drawn, federation.shapes
         self._file: InitialFile | None = None
         if file is not None:
-            from hpcfl.learning.initial import InitialFile
+            from hpcfl.learning.initial_values import InitialFile
 
             self._file = InitialFile(Path(file), federation.clients, precision)
             shapes = {shape: _shapes_of(state) for shape, state in drawn.items()}

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 
-from hpcfl.base.transfer import on_host
+from hpcfl.base.device_copy import on_host
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.learning.padded import Padded
+from hpcfl.learning.samples import Padded
 from hpcfl.learning.task import TEST_BATCH, Task
 
 BATCH_BYTES = 2**26  # of samples and of the largest tensor made of them, in one forward pass

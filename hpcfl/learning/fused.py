@@ -21,8 +21,8 @@ from hpcfl.learning.batches import Batch
 from hpcfl.learning.loss import PerSample
 from hpcfl.models.modules.dropout import kept, seeds_of
 from hpcfl.models.modules.layers import Layer
+from hpcfl.models.modules.module import Whole
 from hpcfl.models.modules.tracing import share_apart
-from hpcfl.models.modules.whole import Whole
 
 backwards = torch.ops.aten
 

@@ -18,23 +18,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import StepKey
-from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Computing, Floats, Ints, State
 from hpcfl.data import Federation
 from hpcfl.learning.batches import Batch, Batches, Visits
 from hpcfl.learning.build import Start, check_outputs, made_up, trial, units
 from hpcfl.learning.config import TaskConfig
-from hpcfl.learning.early import as_ready
 from hpcfl.learning.fused import Fused, Gradients, formed, one_client
-from hpcfl.learning.held import Held, Samples
+from hpcfl.learning.layerwise import as_ready
 from hpcfl.learning.loss import PerSample
+from hpcfl.learning.samples import Held, Samples
 from hpcfl.models import Model
 from hpcfl.models.latent import EMBED
 from hpcfl.models.modules.layers import Layer, Tape
+from hpcfl.models.modules.module import Whole
 from hpcfl.models.modules.tracing import CLOSE, DECIDED
-from hpcfl.models.modules.whole import Whole
 
 TEST_BATCH = 1000  # rows per forward pass outside training
 DEFAULT = TaskConfig()

@@ -15,8 +15,8 @@ from hpcfl.base.types import Floats
 
 if TYPE_CHECKING:
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Sums
     from hpcfl.schedule.participation import Participation
+    from hpcfl.sums.message import Sums
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from hpcfl.store.reading import (
     run_folder,
     segment_paths,
 )
+from hpcfl.store.run_file import begin, create, rebuild, seal
 from hpcfl.store.segment import Segment
 from hpcfl.store.status import Status, overwrite_status, read_status, write_status
-from hpcfl.store.table import begin, create, rebuild, seal
 from hpcfl.store.verify import Findings, verify
 
 __all__ = [

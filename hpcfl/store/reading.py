@@ -23,7 +23,8 @@ import h5py
 import numpy as np
 
 from hpcfl.base.errors import LINE, RunError, UsageError, UserError, cut, listed
-from hpcfl.store import inside, live, manifest
+from hpcfl.store import growing_file as live
+from hpcfl.store import inside, manifest
 from hpcfl.store.atomic import check_regular, number_of, numbered
 from hpcfl.store.attributes import attributes_of
 from hpcfl.store.checkpoints import saved

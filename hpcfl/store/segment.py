@@ -17,7 +17,7 @@ import numpy as np
 
 from hpcfl.store.atomic import sync_folder, temporary
 from hpcfl.store.columns import Column, Coords, fill_of, row_type, values_of
-from hpcfl.store.live import EVENT, Area, checked, lay_out, sign
+from hpcfl.store.growing_file import EVENT, Area, checked, lay_out, sign
 
 EVENTS = 10_000
 """The most events of one segment."""

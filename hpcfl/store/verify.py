@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl.base.errors import RunError, UsageError, UserError
-from hpcfl.store import live, manifest, status
+from hpcfl.store import growing_file as live
+from hpcfl.store import manifest, status
 from hpcfl.store.atomic import check_regular, number_of, numbered, read_text
 from hpcfl.store.checkpoints import lacking, saved
 from hpcfl.store.inside import LINK, links

@@ -11,19 +11,19 @@ from torch import Tensor
 
 from hpcfl.algorithms.wrapped import Wrapper, changed, wrapped
 from hpcfl.base.types import Computing, State
-from hpcfl.comm.transport import Alone
 from hpcfl.config import Config
 from hpcfl.engine.border import differing, like, misfit
 from hpcfl.engine.job import Job
 from hpcfl.engine.loop import step
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
+from hpcfl.mpi.transport import Alone
 
 if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client, ServerState
-    from hpcfl.comm.message import Message, Sums
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
+    from hpcfl.sums.message import Message, Sums
 
 Figures = dict[tuple[int, str], Tensor]
 """Numbers by the client whose they are and their name; of client −1 the server's."""

@@ -38,7 +38,7 @@ GENERATORS: dict[str, Callable[[int], Any]] = {
 }
 FORBIDDEN = (
     *("mpi4py", "h5py", "time", "os", "pathlib"),
-    *("hpcfl.store", "hpcfl.comm.collective", "hpcfl.engine.wall", "hpcfl.comm.mpi", "hpcfl.engine.loop"),
+    *("hpcfl.store", "hpcfl.mpi.collective", "hpcfl.realtime", "hpcfl.mpi.waiting", "hpcfl.engine.loop"),
 )
 
 ARRIVING = {"model": "exponential", "kind": "dynamic"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcfl.comm.launcher import launched
+from hpcfl.mpi.launcher import launched
 
 RESULTS = "HPCFL_TEST_RESULTS"  # folder for rank-<n>.json where a launching test wants to read them
 
@@ -25,13 +25,13 @@ class World:
         """Return rank 0's text on all ranks."""
         if self.comm is None:
             return text
-        from hpcfl.comm.mpi import tell
+        from hpcfl.mpi.waiting import tell
 
         return tell(self.comm, text)
 
     def meet(self) -> None:
         """Wait for all ranks without spinning."""
         if self.comm is not None:
-            from hpcfl.comm.mpi import wait
+            from hpcfl.mpi.waiting import wait
 
             wait([self.comm.Ibarrier()])

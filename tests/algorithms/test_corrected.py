@@ -20,7 +20,6 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
 from hpcfl.algorithms.weighting import Weighting
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.message import Block
 from hpcfl.config import from_table
 from hpcfl.data import ClientData
 from hpcfl.data.bundled import loaded
@@ -29,6 +28,7 @@ from hpcfl.learning.task import Task
 from hpcfl.models.mlp import Mlp
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.exponential import Exponential
+from hpcfl.sums.message import Block
 from hpcfl.testing.runs import play, resume, same, table
 
 L, LR = 3, 0.5

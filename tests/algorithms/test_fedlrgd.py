@@ -19,6 +19,7 @@ from hpcfl.algorithms.fedlrgd.safeguard import Descent, Safeguard
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
+from hpcfl.config.presets import presets
 from hpcfl.data import ClientData
 from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
@@ -26,7 +27,6 @@ from hpcfl.learning.derivatives import per_sample_gradients
 from hpcfl.learning.task import Task
 from hpcfl.models.glm import Glm
 from hpcfl.models.mlp import Mlp
-from hpcfl.presets import presets
 from hpcfl.schedule.plan import Plan
 from hpcfl.testing.runs import play, recorded, same
 

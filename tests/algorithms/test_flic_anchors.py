@@ -14,12 +14,12 @@ from hpcfl.algorithms.flic.algorithm import Flic
 from hpcfl.algorithms.flic.barycenters import Barycenters, sent
 from hpcfl.algorithms.flic.config import FACTORS, MEANS
 from hpcfl.base.rng import keyed
-from hpcfl.comm.message import Block, ExactSums
 from hpcfl.engine.iterated import iterate
 from hpcfl.engine.simulated import drained
 from hpcfl.learning.task import Task
 from hpcfl.math.barycenter import Barycenter, barycenter
 from hpcfl.models.latent import Latent
+from hpcfl.sums.message import Block, ExactSums
 
 CLIENTS, C, K = 7, 3, 4
 EVERYBODY = range(CLIENTS)
@@ -224,7 +224,7 @@ def test_any_number_of_ranks_finds_the_same_to_the_bit_whoever_holds_which_messa
     keys = {"tolerance": 1e-2, "iterations": 3}
     alone = reduced([message([client]) for client in EVERYBODY], **keys)
     if world.comm is not None:
-        from hpcfl.comm.collective import Collective
+        from hpcfl.mpi.collective import Collective
 
         tree = Collective(world.comm)
         own = EVERYBODY[::-1][world.rank :: world.size]  # another deal, in another order, on each number of ranks

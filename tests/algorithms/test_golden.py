@@ -16,7 +16,7 @@ from helpers.loops.flic import Flic
 from helpers.loops.salf import salf
 from helpers.loops.srpfl import Visit, srpfl
 from hpcfl import store
-from hpcfl.presets import read_overlay
+from hpcfl.config.presets import read_overlay
 from hpcfl.testing.runs import play
 
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -17,8 +17,6 @@ from hpcfl.algorithms.fedrolex import FedRolex
 from hpcfl.algorithms.heterofl import HeteroFl
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import StepKey
-from hpcfl.comm.guard import Sieve
-from hpcfl.comm.message import Block, ExactSums, masked, moved
 from hpcfl.config import load
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.config import TaskConfig
@@ -28,6 +26,8 @@ from hpcfl.models.bilstm import BiLstm
 from hpcfl.models.mlp import Mlp
 from hpcfl.models.modules.narrow import hidden_axes
 from hpcfl.models.vgg import Vgg
+from hpcfl.sums.guard import Sieve
+from hpcfl.sums.message import Block, ExactSums, masked, moved
 
 SIZES = [3, 20, 8, 11, 4]
 BOTH = pytest.mark.parametrize("method", [HeteroFl, FedRolex])

@@ -17,7 +17,6 @@ from hpcfl import store
 from hpcfl.algorithms import ServerState
 from hpcfl.algorithms.linear_fedrep import HEAD, MOMENT, B, LinearFedRep
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.message import ExactSums
 from hpcfl.config import from_table
 from hpcfl.data.linear import Linear, LinearSpaces
 from hpcfl.engine.job import Job
@@ -25,6 +24,7 @@ from hpcfl.learning.batches import Visits
 from hpcfl.learning.task import Task
 from hpcfl.models import linear as models
 from hpcfl.schedule.plan import Plan
+from hpcfl.sums.message import ExactSums
 from hpcfl.testing.runs import play, resume, same
 
 CLIENTS = 12

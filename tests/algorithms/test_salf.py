@@ -24,13 +24,13 @@ from hpcfl.algorithms import ServerState
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.message import ExactSums
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.base import Equal
 from hpcfl.schedule.speeds.exponential import Exponential
 from hpcfl.schedule.speeds.uniform_depth import UniformDepth
+from hpcfl.sums.message import ExactSums
 from hpcfl.testing.runs import table as run_table
 
 L = 3

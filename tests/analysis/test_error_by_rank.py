@@ -15,9 +15,9 @@ from test_flic_figures import script
 
 from hpcfl import store
 from hpcfl.algorithms.fedlrgd.low_rank import Bound, Inverse, Surrogates, solved
-from hpcfl.comm.guard import Watch
-from hpcfl.commands.optimum import PooledObjective
-from hpcfl.engine.trained import open_models
+from hpcfl.contrib.theory.optimum import PooledObjective
+from hpcfl.results.trained import open_models
+from hpcfl.sums.guard import Watch
 from hpcfl.testing.runs import alone, toml
 
 error_by_rank = script("error_by_rank")

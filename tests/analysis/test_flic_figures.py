@@ -16,7 +16,7 @@ import pytest
 import hpcfl
 from helpers.scripts import script
 from hpcfl import store
-from hpcfl.engine.trained import ClientModel
+from hpcfl.results.trained import ClientModel
 from hpcfl.testing.runs import alone, toml
 
 FLIC = {"algorithm": {"name": "flic", "epochs": 1, "batch": 50}, "model": {"name": "latent", "dimension": 8}}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from helpers.scripts import script
-from hpcfl.comm.costs import Costs, Link, Rates, layouts, predict
+from hpcfl.contrib.network.model import Costs, Link, Rates, layouts, predict
 
 
 @pytest.fixture(scope="module")

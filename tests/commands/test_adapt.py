@@ -21,14 +21,14 @@ from helpers.toys import load, mlp_task, plain, same_bits, visits_of
 from hpcfl import store
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.lg_fedavg import LgFedAvg
-from hpcfl.cli import main
-from hpcfl.comm.launcher import launched
 from hpcfl.commands.adapt import adapt_request, adapted
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
-from hpcfl.engine.columns import COLUMNS
+from hpcfl.engine.recorded_columns import COLUMNS
 from hpcfl.learning.optim import FINE_TUNING
 from hpcfl.learning.task import Task
+from hpcfl.mpi.launcher import launched
 from hpcfl.testing.runs import play, resume, table
 
 ROUNDS = 3
@@ -482,7 +482,7 @@ def test_one_line(
 
 SEVERAL = """
 import json, sys
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 
 codes = [main(["adapt", *words.split()]) for words in json.loads(sys.argv[1])]
 print(json.dumps({"codes": codes, "torch": "torch" in sys.modules}))

@@ -9,9 +9,9 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfl.cli import main
 from hpcfl.commands import check
 from hpcfl.commands.check import report
+from hpcfl.commands.cli import main
 from hpcfl.config import from_table
 from hpcfl.data import hdf5
 from hpcfl.data.formats import hdf5_file

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from hpcfl.cli import main
-from hpcfl.comm import launcher as worlds
-from hpcfl.comm.processors import cores
 from hpcfl.commands import doctor
+from hpcfl.commands.cli import main
 from hpcfl.commands.diagnostics import Facts, Rank, diagnose
 from hpcfl.commands.doctor import as_object, examine, gathered, report
+from hpcfl.mpi import launcher as worlds
+from hpcfl.mpi.cores import cores
 
 ONE = Rank("n1", "cpu", "", [0, 1, 2, 3], 4, 1, settings={"OMP_NUM_THREADS": "1"})
 

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from hpcfl import cli
 from hpcfl.algorithms import algorithm_class, algorithms
 from hpcfl.base.config import ConfigBase
 from hpcfl.base.errors import UsageError
+from hpcfl.commands import cli
 from hpcfl.commands import list as catalogue
 from hpcfl.config import Config
+from hpcfl.config.presets import overlays, presets
 from hpcfl.data import source_class, sources
 from hpcfl.models import model_class, models
-from hpcfl.presets import overlays, presets
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds import speed_class, speeds
 
 SCHEMA = Config.model_json_schema()
-PAGE = Path(__file__).parents[2] / "docs" / "keys.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "keys.md"
 CLASSES = {
     **{("algorithm", "name", name): algorithm_class(name) for name in algorithms()},
     **{("speed", "model", name): speed_class(name) for name in speeds()},
@@ -210,4 +210,4 @@ def test_on_a_terminal_a_text_goes_on_below_itself() -> None:
 
 def test_the_page_of_keys_is_what_is_printed_now(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", "--markdown"]) == 0
-    assert capsys.readouterr().out == PAGE.read_text(encoding="utf-8"), "hpcfl list --markdown > docs/keys.md"
+    assert capsys.readouterr().out == PAGE.read_text(encoding="utf-8"), "hpcfl list --markdown > docs/reference/keys.md"

@@ -12,9 +12,9 @@ import pytest
 
 from helpers.recorded import config, curve, write_run
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
-from hpcfl.commands.groups import Recorded, run_folders
+from hpcfl.commands.cli import main
 from hpcfl.commands.plot import Line, draw, lines, seconds
+from hpcfl.results.run_table import Recorded, run_folders
 
 NAN = np.nan
 FEDAVG = {"name": "fedavg", "lr": 0.1, "batch": 8}

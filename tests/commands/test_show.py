@@ -11,10 +11,10 @@ import pytest
 
 from helpers.recorded import config, curve, write_run
 from hpcfl import store
-from hpcfl.base import tables
-from hpcfl.cli import main
+from hpcfl.base import console as tables
 from hpcfl.commands import show
-from hpcfl.store import table
+from hpcfl.commands.cli import main
+from hpcfl.store import run_file as table
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "batch": 8}
 

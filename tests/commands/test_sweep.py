@@ -22,13 +22,13 @@ from helpers.launcher import LIMIT, alive, descendants
 from helpers.recorded import curve, restated, write_run
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
-from hpcfl.comm.launcher import launched
 from hpcfl.commands import sweep, sweep_run
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.commands.sweep_run import Board
 from hpcfl.data import Header
 from hpcfl.data.bundled import Digits
+from hpcfl.mpi.launcher import launched
 from hpcfl.testing.runs import cut_back
 
 FEW = ["--set", "rounds=4", "--set", "checkpoint.every=2", "--set", "evaluate.every=1"]
@@ -80,7 +80,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HPCFL_DATA", raising=False)
     if request.node.get_closest_marker("mpi") is None:
-        for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
+        for module in ("hpcfl.launch.failure", "hpcfl.mpi.launcher"):
             monkeypatch.setattr(f"{module}.launched", lambda: False)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield

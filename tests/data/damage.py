@@ -18,7 +18,6 @@ import faulthandler
 import gzip
 import io
 import json
-import pickle
 import resource
 import signal
 import sys
@@ -41,7 +40,7 @@ from hpcfl.data.mnist import Mnist
 from hpcfl.data.partition import Split
 from hpcfl.data.sent140 import Sent140
 from hpcfl.data.usps import Usps
-from hpcfl.learning.initial import InitialFile
+from hpcfl.learning.initial_values import InitialFile
 from hpcfl.schedule.speeds.table import Table
 
 SECONDS, MEMORY = 20, 400 << 20
@@ -96,12 +95,6 @@ def cifar_records(folder: Path) -> None:
     for part in ("train", "test"):
         records = RNG.integers(0, 100, (3, 3074)).astype(np.uint8)
         write(folder / f"cifar-100-binary/{part}.bin", records.tobytes())
-
-
-def cifar_pickles(folder: Path) -> None:
-    for protocol, part in ((2, "train"), (4, "test")):
-        content = {b"data": RNG.integers(0, 256, (3, 3072)).astype(np.uint8), b"fine_labels": [1, 99, 5]}
-        write(folder / f"cifar-100-python/{part}", pickle.dumps(content | {b"filenames": [b"a.png"] * 3}, protocol))
 
 
 def femnist(folder: Path) -> None:
@@ -244,7 +237,6 @@ KINDS: dict[str, Kind] = {
     "idx": Kind(lambda folder: mnist(folder, bytes), pooled(Mnist(), (1, 28, 28), np.uint8)),
     "idx.gz": Kind(lambda folder: mnist(folder, gzip.compress), pooled(Mnist(), (1, 28, 28), np.uint8)),
     "cifar": Kind(cifar_records, pooled(Cifar100(), (3, 32, 32), np.uint8)),
-    "cifar-pickled": Kind(cifar_pickles, pooled(Cifar100(), (3, 32, 32), np.uint8)),
     "leaf": Kind(femnist, federated(Femnist(), 2, 3)),
     "libsvm": Kind(libsvm, pooled(Usps(), (1, 16, 16), np.float32)),
     "usps.h5": Kind(usps, pooled(Usps(), (1, 16, 16), np.float32)),

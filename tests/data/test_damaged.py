@@ -6,7 +6,6 @@ import bz2
 import gzip
 import json
 import os
-import pickle
 import subprocess
 import sys
 import tracemalloc
@@ -20,10 +19,10 @@ import pytest
 from test_sources import idx_bytes, refused, sound, store
 
 from hpcfl.data.cifar import Cifar100
-from hpcfl.data.formats import files, hdf5_file, idx, leaf, pickles, split_file, text
+from hpcfl.data.formats import files, hdf5_file, idx, leaf, split_file, text
 from hpcfl.data.hdf5 import Hdf5
 from hpcfl.data.sent140 import Sent140
-from hpcfl.learning.initial import InitialFile
+from hpcfl.learning.initial_values import InitialFile
 from hpcfl.schedule.speeds.table import Table
 
 MINE = Hdf5(file="mine.h5")
@@ -35,10 +34,10 @@ VAST = 2**40
 def test_damaged_files_are_refused_or_read() -> None:
     """Some of the trials of `damage`, in a process of their own, which a library could end."""
     script = Path(__file__).with_name("damage.py")
-    ended = subprocess.run([sys.executable, script, "--trials", "105"], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, script, "--trials", "98"], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     kinds = json.loads(ended.stdout)["kinds"]
-    assert len(kinds) == 15
+    assert len(kinds) == 14
     assert all(sum(outcomes.values()) == 7 for outcomes in kinds.values())
 
 
@@ -46,7 +45,6 @@ def test_damaged_files_are_refused_or_read() -> None:
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "idx": lambda path: idx.read(path, 1),
-    "pickle": pickles.read,
     "leaf": lambda path: leaf.read(path.parent, 784, 62),
     "libsvm": lambda path: text.read_libsvm(path, 256),
     "glove": lambda path: text.read_glove(path, {"good"}),
@@ -228,50 +226,6 @@ def test_tokens_beyond_any_table_are_refused(tmp_path: Path) -> None:
     assert said in refused(Hdf5(file="mine.h5", tokens=True).check, 3, tmp_path)
 
 
-# --- pickles
-
-
-def laughs(depth: int, twice: bytes) -> bytes:
-    """What is made of itself twice, again and again."""
-    return b"".join(b"q%bh%b%b" % (bytes([n]), bytes([n]), twice) for n in range(depth))
-
-
-PICKLES = {
-    "lists of lists": (b"\x80\x02]" + laughs(60, b"\x86") + b".", "holds a tuple, expected a dictionary"),
-    "a key of tuples": (b"\x80\x02})" + laughs(60, b"\x86") + b"Ns.", "keys are no names"),
-    "a type of tuples": (b"\x80\x02cnumpy\ndtype\n)" + laughs(60, b"\x86") + b"\x85R.", "names something by a tuple"),
-    "a shape of lists": (
-        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n)R(K\x01]" + laughs(60, b"\x86")
-        + b"cnumpy\ndtype\nU\x02u1\x85R\x89U\x01atb.",
-        "whose shape is no tuple of up to 64 integers",
-    ),
-    "an endless integer": (b"\x80\x02\x8b\xff\xff\xff\x7f" + bytes(100), "uses the opcode 0x8b, expected nothing but"),
-    "digits": (b"\x80\x02L" + b"9" * 5000 + b"L\n.", "holds a line of 5001 bytes, expected at most 1000"),
-    "bytes without end": (b"\x80\x05\x8e" + (2**60).to_bytes(8, "little") + b"x.", "truncated or damaged"),
-    "a frame without end": (b"\x80\x04\x95" + b"\xff" * 8 + b"N.", "holds a NoneType"),
-    "a memo without end": (b"\x80\x02]r\xff\xff\xff\xff.", "holds a list, expected a dictionary"),
-    "a set": (b"\x80\x04\x8f.", "uses the opcode 0x8f"),
-    "text again and again": (
-        b"\x80\x02X\x60\xea\0\0" + b"a" * 60_000 + b"q\x01X\x06\0\0\0latin1q\x02"
-        + b"c_codecs\nencode\nh\x01h\x02\x86R" * 9,
-        "encodes more text than it has",
-    ),
-    "lists without end": (b"\x80\x02" + b"]" * 20_000, "has more than 20000 opcodes"),
-    "deep lists": (b"\x80\x02" + b"]" * 8000 + b"a" * 7999 + b".", "holds a list, expected a dictionary"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", PICKLES)
-def test_pickles_take_no_more_than_they_are(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickles, "STEPS", 20_000)
-    content, said = PICKLES[case]
-    (tmp_path / "cifar-100-python").mkdir()
-    (tmp_path / "cifar-100-python/train").write_bytes(content)
-    line = refused(peak, lambda: Cifar100().check(2, tmp_path), 32 << 20)
-    assert line.startswith(str(tmp_path / "cifar-100-python/train"))
-    assert said in line
-
-
 # --- text
 
 
@@ -330,13 +284,6 @@ def of_records(folder: Path) -> int:
     return sum((folder / f"cifar-100-binary/{name}.bin").write_bytes(records) for name in ("train", "test"))
 
 
-def of_pickles(folder: Path) -> int:
-    (folder / "cifar-100-python").mkdir()
-    content = {b"data": RNG.integers(0, 256, (500, 3072)).astype(np.uint8), b"fine_labels": [7] * 500}
-    files = [folder / f"cifar-100-python/{name}" for name in ("train", "test")]
-    return sum(file.write_bytes(pickle.dumps(content, 4)) for file in files)
-
-
 def of_users(folder: Path) -> int:
     names = [f"f{number}" for number in range(10)]
     data = {name: {"x": RNG.random((10, 784)).round(2).tolist(), "y": [3] * 10} for name in names}
@@ -379,7 +326,6 @@ MEMORY: dict[str, tuple[Callable[[Path], int], Callable[[Path], Any]]] = {
     "idx": (lambda folder: of_images(folder, bytes), lambda folder: idx.read(folder / "x", 3)),
     "idx.gz": (lambda folder: of_images(folder, gzip.compress), lambda folder: idx.read(folder / "x", 3)),
     "cifar": (of_records, lambda folder: Cifar100().load(0, folder)),
-    "cifar-pickled": (of_pickles, lambda folder: Cifar100().load(0, folder)),
     "leaf": (of_users, lambda folder: leaf.read(folder, 784, 62)),
     "libsvm": (of_lines, lambda folder: text.read_libsvm(folder / "x", 256)),
     "glove": (of_vectors, lambda folder: text.read_glove(folder / "x", {f"w{number}" for number in range(500)})),

@@ -139,7 +139,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_one_line(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from hpcfl.cli import main
+    from hpcfl.commands.cli import main
 
     keys, said = REFUSED[case]
     values = PLAIN | {"clients": 2, "model": {"name": "mlp"}}

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from hpcfl.data import partition, source_class, sources
 from hpcfl.data.bundled import Digits
 from hpcfl.data.cifar import Cifar10, Cifar100
 from hpcfl.data.femnist import Femnist
-from hpcfl.data.formats import pickles
 from hpcfl.data.mnist import Emnist, Mnist, Mnist32
 from hpcfl.data.sent140 import Sent140, words
 
@@ -38,7 +35,7 @@ def refused_by_all(section: Any, folder: Path | None, *said: str, clients: int =
 
 def test_all_of_them_are_found():
     assert {"cifar10", "cifar100", "emnist", "femnist", "sent140"} <= set(sources())
-    assert not {"cifar", "folder", "glove", "leaf", "pickles"} & set(sources())
+    assert not {"cifar", "folder", "glove", "leaf"} & set(sources())
     assert source_class("cifar100") is Cifar100
 
 
@@ -65,33 +62,23 @@ def records(number: int, classes: int) -> bytes:
     return np.concatenate([*head, (IMAGES + number).reshape(N, -1)], axis=1).astype(np.uint8).tobytes()
 
 
-def pickled(number: int, classes: int, protocol: int = 2) -> bytes:
-    key = b"labels" if classes == 10 else b"fine_labels"
-    data = (IMAGES + number).astype(np.uint8).reshape(N, -1)
-    content = {b"data": data, key: labels_of(number, classes).tolist(), b"filenames": [b"a.png"] * N}
-    return pickle.dumps(content, protocol=protocol)
-
-
 FILES = {10: [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"], 100: ["train", "test"]}
-FOLDERS = {(10, "bin"): "cifar-10-batches-bin", (10, "py"): "cifar-10-batches-py"}
-FOLDERS |= {(100, "bin"): "cifar-100-binary", (100, "py"): "cifar-100-python"}
+FOLDERS = {10: "cifar-10-batches-bin", 100: "cifar-100-binary"}
 
 
-def cifar(folder: Path, classes: int, version: str) -> Path:
-    """Write the files of one version; return their folder."""
-    home = folder / FOLDERS[classes, version]
+def cifar(folder: Path, classes: int) -> Path:
+    """Write the files; return their folder."""
+    home = folder / FOLDERS[classes]
     home.mkdir()
     for number, name in enumerate(FILES[classes]):
-        content = records(number, classes) if version == "bin" else pickled(number, classes)
-        (home / (f"{name}.bin" if version == "bin" else name)).write_bytes(content)
+        (home / f"{name}.bin").write_bytes(records(number, classes))
     return home
 
 
-@pytest.mark.parametrize("version", ["bin", "py"])
 @pytest.mark.parametrize("section", [Cifar10(), Cifar100()], ids=lambda s: s.name)
-def test_both_versions_of_cifar_are_read(section, version, tmp_path):
+def test_cifar_is_read(section, tmp_path):
     classes = section.layout.classes
-    cifar(tmp_path, classes, version)
+    cifar(tmp_path, classes)
     batches = len(FILES[classes]) - 1
     header = section.check(3, tmp_path)
     assert (header.train, header.test) == (batches * N, N)
@@ -108,182 +95,33 @@ def test_both_versions_of_cifar_are_read(section, version, tmp_path):
     assert np.array_equal(labels, labels_of(batches, classes))
 
 
-def python2_pickle(data: np.ndarray, labels: list[int]) -> bytes:
-    """What Python 2 and its NumPy wrote: strings of bytes, short opcodes."""
-
-    def text(content: bytes) -> bytes:
-        return b"T" + len(content).to_bytes(4, "little") + content
-
-    def number(value: int) -> bytes:
-        return b"J" + value.to_bytes(4, "little", signed=True)
-
-    empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(" + number(0) + b"t" + text(b"b") + b"tR"
-    dtype = b"cnumpy\ndtype\n(" + text(b"u1") + number(0) + number(1) + b"tR"
-    dtype += b"(" + number(3) + text(b"|") + b"NNN" + number(-1) * 2 + number(0) + b"tb"
-    shape = b"(" + b"".join(map(number, data.shape)) + b"t"
-    array = empty + b"(" + number(1) + shape + dtype + b"\x89" + text(data.tobytes()) + b"tb"
-    held = b"](" + b"".join(map(number, labels)) + b"e"
-    return b"\x80\x02}(" + text(b"data") + array + text(b"labels") + held + b"u."
-
-
-def test_a_pickle_of_python_2_is_read(tmp_path):
-    home = cifar(tmp_path, 10, "py")
-    labels = labels_of(3, 10)[::-1]
-    (home / "test_batch").write_bytes(python2_pickle(IMAGES.reshape(N, -1), labels.tolist()))
-    features, found = Cifar10().federate(2, 0, tmp_path).server_test()
-    assert np.array_equal(pixels_of(features), IMAGES)
-    assert np.array_equal(found, labels)
-
-
-@pytest.mark.parametrize("protocol", range(1, 5))
-def test_pickles_of_any_protocol_are_read(protocol, tmp_path):
-    (tmp_path / "x").write_bytes(pickled(0, 10, protocol))
-    found = pickles.read(tmp_path / "x")
-    assert np.array_equal(found[b"data"], IMAGES.reshape(N, -1))
-
-
-class Foreign:
-    """Unpickled in good faith, it would make a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_pickle_that_would_run_something_is_refused(protocol, tmp_path):
-    home = cifar(tmp_path, 10, "py")
-    harm = tmp_path / "harm"
-    content = {b"data": Foreign(harm), b"labels": [0]}
-    (home / "data_batch_4").write_bytes(pickle.dumps(content, protocol=protocol))
-    refused_by_all(Cifar10(), tmp_path, str(home / "data_batch_4"), f"{os.mkdir.__module__}.mkdir", "not read")
-    assert not harm.exists()
-
-
-@pytest.mark.parametrize("foreign", [b"cbuiltins\neval\n.", b"cnumpy\nload\n.", b"cnumpy\nndarray.tofile\n."])
-def test_globals_beside_those_of_arrays_are_refused(foreign, tmp_path):
-    (tmp_path / "x").write_bytes(b"\x80\x02" + foreign)
-    module, name = foreign[1:-2].decode().split("\n")
-    assert f"x: refers to '{module}.{name}'" in refused(pickles.read, tmp_path / "x")
-
-
-@pytest.mark.parametrize("name", [b"e\nval", b"\x1b[31m" + b"x" * 200])
-def test_what_a_refused_file_says_is_one_short_line(name, tmp_path):
-    text = b"\x8c\x08builtins\x8c" + bytes([len(name)]) + name
-    (tmp_path / "x").write_bytes(b"\x80\x04" + text + b"\x93.")
-    said = refused(pickles.read, tmp_path / "x")
-    assert said.isprintable()
-    assert len(said) < len(str(tmp_path)) + 200
-
-
-class Reduced:
-    """Pickled as a call of something with arguments, then given a state."""
-
-    def __init__(self, *how: Any) -> None:
-        self.how = how
-
-    def __reduce__(self):
-        return self.how
-
-
-REBUILD = np.zeros(0).__reduce__()[0]
-OBJECTS = {
-    "a call of ndarray": Reduced(np.ndarray, ((1,), "u1")),
-    "a type of objects": Reduced(np.dtype, ("O",)),
-    "a type of records": Reduced(np.dtype, ([("x", "O")],)),
-    "a forged type": Reduced(np.dtype, ("u8", False, True), (3, "<", None, ("x",), {}, 8, 1, 0)),
-    "another order": Reduced(np.dtype, ("u8", False, True), (3, "x")),
-    "an array of nothing": Reduced(REBUILD, (np.ndarray, (0,), b"b"), (1, (1,), None, False, b"A" * 8)),
-    "a shape of its own": Reduced(REBUILD, (np.ndarray, (0,), b"b"), (1, (3,), np.dtype("u8"), False, b"A" * 8)),
-    "a shape below 0": Reduced(REBUILD, (np.ndarray, (0,), b"b"), (1, (-1, -1), np.dtype("u8"), False, b"A" * 8)),
-    "a change of what is called": Reduced(REBUILD, (np.ndarray, (0,), b"b"), (1, (), REBUILD, False, b"")),
-}
-
-
-@pytest.mark.parametrize("case", OBJECTS)
-def test_no_array_is_made_of_anything_but_numbers(case, tmp_path):
-    """With NumPy's own callables these make arrays of pointers to wherever the file says, or raise anything."""
-    (tmp_path / "x").write_bytes(pickle.dumps([OBJECTS[case]], protocol=2))
-    if case == "a forged type":  # taken for what its name says
-        assert isinstance(pickles.read(tmp_path / "x")[0], pickles.Type)
-    else:
-        refused(pickles.read, tmp_path / "x")
-
-
-@pytest.mark.parametrize("dtype", ["u1", "i8", ">f4", "<f8", "?"])
-@pytest.mark.parametrize("protocol", range(1, 5))
-def test_arrays_of_numbers_come_as_they_were(dtype, protocol, tmp_path):
-    values = np.arange(6).reshape(2, 3).astype(dtype)
-    (tmp_path / "x").write_bytes(pickle.dumps((values, np.asfortranarray(values)), protocol=protocol))
-    for found in pickles.read(tmp_path / "x"):
-        assert found.dtype == values.dtype
-        assert np.array_equal(found, values)
-
-
-SOUND = {b"data": IMAGES.reshape(N, -1), b"labels": labels_of(0, 10).tolist()}
-WRONG = {
-    "no dictionary": ([1, 2], "holds a list, expected a dictionary"),
-    "no data": ({b"labels": [1]}, "'data' is NoneType"),
-    "floats": (SOUND | {b"data": np.zeros((N, 3072))}, "'data' is float64 (12, 3072), expected uint8"),
-    "small images": (SOUND | {b"data": IMAGES[:, 0].reshape(N, -1)}, "'data' is uint8 (12, 1024)"),
-    "no labels": ({b"data": SOUND[b"data"], b"fine_labels": [1] * N}, "'labels' is no list of integers"),
-    "float labels": (SOUND | {b"labels": [0.0] * N}, "'labels' is no list of integers"),
-    "vast labels": (SOUND | {b"labels": [2**70] * N}, "'labels' is no list of integers"),
-    "other number": (SOUND | {b"labels": [0] * 5}, "12 images, but 5 labels"),
-    "label beyond": (SOUND | {b"labels": [0, 3, 10] + [0] * 9}, "label 10 of sample 2, expected 0 to 9"),
-    "label below": (SOUND | {b"labels": [-1] * N}, "label -1 of sample 0, expected 0 to 9"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_content_of_a_pickle_is_refused(case, tmp_path):
-    content, said = WRONG[case]
-    home = cifar(tmp_path, 10, "py")
-    (home / "data_batch_2").write_bytes(pickle.dumps(content, protocol=2))
-    refused_by_all(Cifar10(), tmp_path, str(home / "data_batch_2"), said)
-
-
 @pytest.mark.parametrize("kept", [0, 1, 2000, -1])
-@pytest.mark.parametrize("version", ["bin", "py"])
-def test_truncated_files_of_cifar_are_refused(version, kept, tmp_path):
-    home = cifar(tmp_path, 10, version)
-    path = home / ("data_batch_5.bin" if version == "bin" else "data_batch_5")
+def test_truncated_files_of_cifar_are_refused(kept, tmp_path):
+    path = cifar(tmp_path, 10) / "data_batch_5.bin"
     path.write_bytes(path.read_bytes()[:kept])
     refused_by_all(Cifar10(), tmp_path, str(path), "truncated")
 
 
-@pytest.mark.parametrize("version", ["bin", "py"])
-def test_a_batch_of_cifar_that_lost_whole_records_is_refused(version, tmp_path):
-    home = cifar(tmp_path, 10, version)
-    path = home / ("data_batch_1.bin" if version == "bin" else "data_batch_1")
-    fewer = {b"data": SOUND[b"data"][:-1], b"labels": SOUND[b"labels"][:-1]}
-    path.write_bytes(path.read_bytes()[:-3073] if version == "bin" else pickle.dumps(fewer, protocol=2))
+def test_a_batch_of_cifar_that_lost_whole_records_is_refused(tmp_path):
+    path = cifar(tmp_path, 10) / "data_batch_1.bin"
+    path.write_bytes(path.read_bytes()[:-3073])
     refused_by_all(Cifar10(), tmp_path, f"{path}: truncated or damaged, {N - 1} records; expected {N} as in data_batch")
 
 
 def test_cifar_10_is_not_taken_for_cifar_100(tmp_path):
-    home = cifar(tmp_path, 100, "bin")
+    home = cifar(tmp_path, 100)
     (home / "train.bin").write_bytes(records(0, 10))
     refused_by_all(Cifar100(), tmp_path, "train.bin", "whole records of 3074")
 
 
-@pytest.mark.parametrize("version", ["bin", "py"])
-def test_labels_and_files_of_cifar_are_checked(version, tmp_path):
-    home = cifar(tmp_path, 100, version)
-    suffix = ".bin" if version == "bin" else ""
-    wrong = labels_of(0, 100)
-    wrong[4] = 100
-    if version == "bin":
-        content = bytearray(records(0, 100))
-        content[4 * 3074 + 1] = 100
-        (home / "test.bin").write_bytes(content)
-    else:
-        (home / "test").write_bytes(pickle.dumps(SOUND | {b"fine_labels": wrong.tolist()}, protocol=2))
-    refused_by_all(Cifar100(), tmp_path, f"test{suffix}", "label 100 of sample 4, expected 0 to 99")
-    (home / f"train{suffix}").unlink()
-    refused_by_all(Cifar100(), tmp_path, f"train{suffix}", "no such file")
+def test_labels_and_files_of_cifar_are_checked(tmp_path):
+    home = cifar(tmp_path, 100)
+    content = bytearray(records(0, 100))
+    content[4 * 3074 + 1] = 100
+    (home / "test.bin").write_bytes(content)
+    refused_by_all(Cifar100(), tmp_path, "test.bin", "label 100 of sample 4, expected 0 to 99")
+    (home / "train.bin").unlink()
+    refused_by_all(Cifar100(), tmp_path, "train.bin", "no such file")
 
 
 # --- EMNIST -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import hpcfl
 from data.test_files import TWEETS, femnist, sent140
 from helpers import sources
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.config import load
 from hpcfl.testing.runs import toml
 

@@ -14,8 +14,8 @@ from torch.func import functional_call, grad, vmap
 
 from helpers import toys
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.cli import main
-from hpcfl.commands.optimum import Optimum, optimum
+from hpcfl.commands.cli import main
+from hpcfl.contrib.theory.optimum import Optimum, optimum
 from hpcfl.data.base import Federation
 from hpcfl.data.bundled import Digits, Reduced, reduced
 from hpcfl.data.gaussians import NoisyFeatures
@@ -422,7 +422,7 @@ def test_what_has_no_minimum_is_refused():
 
 
 def test_a_descent_that_does_not_come_to_its_end_is_refused(monkeypatch):
-    monkeypatch.setattr("hpcfl.commands.optimum.NEWTON", 0)
+    monkeypatch.setattr("hpcfl.contrib.theory.optimum.NEWTON", 0)
     federation = UnitCube(**CUBE, labels=1).federate(4, 1, None)
     with pytest.raises(RunError, match=r"^no minimum found: the gradient's norm is .*e-0\d, expected at most 1e-09"):
         optimum(Task(Glm(link="tanh", ridge=0.01), federation, 0), starts=1)

@@ -17,17 +17,17 @@ import hpcfl
 from helpers.runs import after_each_round
 from hpcfl import config as configs
 from hpcfl.algorithms import algorithms
-from hpcfl.base.transfer import behind, on_host
-from hpcfl.comm.message import ExactSums
-from hpcfl.comm.transport import Alone, arrays
-from hpcfl.engine import bundles
+from hpcfl.base.device_copy import behind, on_host
+from hpcfl.engine import chunk_batches as bundles
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import evaluate, step
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
 from hpcfl.launch import device as launched
 from hpcfl.learning.optim import Optimizer
+from hpcfl.mpi.transport import Alone, arrays
 from hpcfl.schedule.plan import Plan
+from hpcfl.sums.message import ExactSums
 from hpcfl.testing import fake_device
 from hpcfl.testing.runs import alike, play, resume, table
 from hpcfl.testing.test_algorithms import values

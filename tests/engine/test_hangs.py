@@ -16,7 +16,7 @@ import pytest
 
 import hpcfl
 from hpcfl import store
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.engine import hangs, simulated
 from hpcfl.engine.hangs import Moves, watched
 from hpcfl.testing.runs import play, table, toml

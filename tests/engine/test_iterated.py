@@ -8,25 +8,25 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from wall.test_sums import Messages
 
 from helpers.toys import Rounds, mlp_task, planned, same_bits
 from hpcfl.algorithms import Algorithm, IteratedReduction
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import keyed
-from hpcfl.comm.message import Block
-from hpcfl.comm.packing import APART_BYTES
-from hpcfl.comm.placement import Topology, check_single, cut
-from hpcfl.comm.transport import Alone
 from hpcfl.config import from_table
 from hpcfl.engine.iterated import blank, iterate, keep
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
-from hpcfl.engine.wall.framing import frame_formats
-from hpcfl.engine.wall.outcome import ReceivedSums, messages
+from hpcfl.mpi.placement import Topology, check_single, cut
+from hpcfl.mpi.transport import Alone
+from hpcfl.realtime.frames import frame_formats
+from hpcfl.realtime.outcome import ReceivedSums, messages
+from hpcfl.sums.message import Block
+from hpcfl.sums.packing import APART_BYTES
 from hpcfl.testing.runs import table
-from wall.test_sums import Messages
 
 ITERATIONS = 4
 SUMMED = 64 + 128 + 64  # bytes of one further sum: the weights, and per block three grids, in multiples of 64
@@ -177,7 +177,7 @@ def played(job: Job, transport: Any) -> tuple[list[dict[str, torch.Tensor]], Pro
 
 @pytest.mark.mpi
 def test_any_number_of_ranks_finds_the_same_to_the_bit(world: Any) -> None:
-    from hpcfl.comm.collective import Collective
+    from hpcfl.mpi.collective import Collective
 
     alone, last, _ = played(in_step(1), Alone())
     assert all(each.keys() == {"centre"} for each in alone)
@@ -282,8 +282,9 @@ def test_void_and_late_visits_are_not_asked() -> None:
 @pytest.mark.mpi
 def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
     """A lane uses its buffers again once visits are summed up."""
-    from hpcfl.engine.wall.outcome import RoundOutcome
     from wall.test_server import lanes_of
+
+    from hpcfl.realtime.outcome import RoundOutcome
 
     job = in_real_time()
     lane = lanes_of(job, [[2]])[0]

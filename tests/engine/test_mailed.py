@@ -20,7 +20,7 @@ from helpers import sources
 from hpcfl import store
 from hpcfl.base import plugins
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.data.absent import about_samples
 
 OWN = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hpcfl.comm.message import ExactSums
 from hpcfl.engine import simulated
 from hpcfl.engine.simulated import Simulated
+from hpcfl.sums.message import ExactSums
 from hpcfl.testing.runs import play, table
 
 

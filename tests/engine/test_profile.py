@@ -15,13 +15,13 @@ import torch
 
 from hpcfl import store
 from hpcfl.algorithms.fedavg import FedAvg
-from hpcfl.cli import main
-from hpcfl.comm.message import Block, ExactSums
+from hpcfl.commands.cli import main
 from hpcfl.engine import profile
 from hpcfl.engine.profile import PHASES, Phases, Profile
 from hpcfl.engine.record import Record
 from hpcfl.launch.request import run_request
 from hpcfl.launch.run import launch
+from hpcfl.sums.message import Block, ExactSums
 from hpcfl.testing.runs import play, same, table, toml
 
 NAMES = ("compute", "waiting", "broadcast", "reduction", "server", "evaluation", "store", "other")
@@ -186,7 +186,7 @@ def test_ranks_in_real_time_tell(
 ) -> None:
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.engine.wall import server
+    from hpcfl.realtime import server
 
     monkeypatch.setattr(server, "SAVE_SECONDS", 1e6)
     plain = {"participation": {"close": "all"}, "speed": {"model": "none"}, "clock": "wall", "threads": 1}
@@ -209,7 +209,7 @@ def test_a_collective_begins_when_all_have_come(world: Any, shared_dir: Path) ->
     """Until then it is waiting; what is moved and summed is what it is without."""
     if world.size == 1:
         pytest.skip("nobody to wait for")
-    from hpcfl.comm.collective import Profiled
+    from hpcfl.mpi.collective import Profiled
 
     entered: list[str] = []
 

@@ -20,7 +20,6 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import Stopped
-from hpcfl.comm.transport import Alone
 from hpcfl.config import from_table
 from hpcfl.engine import stopping
 from hpcfl.engine.job import Job
@@ -33,6 +32,7 @@ from hpcfl.learning.evaluate import client_objectives, server_objective
 from hpcfl.learning.task import Task
 from hpcfl.models import Model
 from hpcfl.models.mlp import Mlp
+from hpcfl.mpi.transport import Alone
 from hpcfl.testing.runs import play, recorded, resume, same, table, toml
 
 ROUNDS, OVER = 5, 2
@@ -193,7 +193,7 @@ def test_in_real_time_ranks_sleep_and_nobody_tests_clients(
 ) -> None:
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.engine.wall import lanes, server
+    from hpcfl.realtime import lanes, server
 
     for module, name in ((lanes, "ANSWER_SECONDS"), (server, "SAVE_SECONDS"), (server, "LEAVE_SECONDS")):
         monkeypatch.setattr(module, name, 1e6)

@@ -19,9 +19,9 @@ from helpers.recorded import restated
 from helpers.runs import after_each_round
 from hpcfl import store
 from hpcfl.base.errors import Stopped, UsageError
-from hpcfl.cli import carry_out, main
+from hpcfl.commands.cli import carry_out, main
 from hpcfl.engine import stopping
-from hpcfl.engine.saving import Saver
+from hpcfl.engine.checkpointing import Saver
 from hpcfl.launch.request import resume_request, run_request
 from hpcfl.launch.run import launch
 from hpcfl.store import atomic
@@ -51,7 +51,7 @@ def _as_it_was() -> Iterator[None]:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a config to stand in, as a process alone."""
     monkeypatch.chdir(tmp_path)
-    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
+    for module in ("hpcfl.launch.failure", "hpcfl.mpi.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
     monkeypatch.setattr(stopping, "LOOK_SECONDS", 0.0)
     toml(small(), tmp_path / "small.toml")
@@ -428,12 +428,12 @@ def test_ranks_that_wish_at_different_times_stop_at_the_first_and_go_on(world: A
 
 @pytest.mark.mpi
 def test_what_ranks_agree_on_is_the_same_everywhere(world: Any) -> None:
-    from hpcfl.comm.transport import Alone
+    from hpcfl.mpi.transport import Alone
 
     if world.comm is None:
         transport: Any = Alone()
     else:
-        from hpcfl.comm.collective import Collective
+        from hpcfl.mpi.collective import Collective
 
         transport = Collective(world.comm)
     own = np.zeros((2, world.size))

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 import hpcfl
-from hpcfl.cli import main as command
+from hpcfl.commands.cli import main as command
 
 HERE = Path(__file__).parent
 FILE = HERE / "frozen.json"

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from hpcfl.config import load
-from hpcfl.presets import PICKED, presets
+from hpcfl.config.presets import PICKED, presets
 
 FILE = Path(__file__).with_name("presets.json")
 

@@ -12,7 +12,7 @@ import sys
 from importlib.abc import MetaPathFinder
 from typing import Any
 
-from hpcfl.comm.launcher import launched_rank
+from hpcfl.mpi.launcher import launched_rank
 
 VARIABLE = "HPCFL_ABSENT"
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
@@ -36,7 +36,7 @@ def install(setting: str) -> None:
         kind, _, rank = word.partition(":")
         if int(rank) == launched_rank(os.environ):
             if kind == "last":
-                from hpcfl.engine.wall import start
+                from hpcfl.realtime import start
 
                 start.serve = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
             else:

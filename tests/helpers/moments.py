@@ -33,8 +33,8 @@ SITES = {
     "message": ("hpcfl.engine.simulated", "ExactSums.add"),  # one of their messages is there, in the midst of a visit
     "step": ("hpcfl.engine.loop", "step"),  # before the server's step
     "evaluation": ("hpcfl.engine.loop", "evaluate"),
-    "reduction": ("hpcfl.comm.collective", "wait"),  # requests are posted, of a broadcast, a sum, or states to be saved
-    "leaving": ("hpcfl.comm.collective", "Collective.leave"),
+    "reduction": ("hpcfl.mpi.collective", "wait"),  # requests are posted, of a broadcast, a sum, or states to be saved
+    "leaving": ("hpcfl.mpi.collective", "Collective.leave"),
     "sealing": ("hpcfl.store", "seal"),  # also tells the disk of it
 }
 """Where each site is: a module and a function of it, or a method."""

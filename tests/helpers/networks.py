@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from hpcfl.comm.costs import Costs, Link, Rates
-from hpcfl.commands.network import Network
+from hpcfl.contrib.network.measure import Network
+from hpcfl.contrib.network.model import Costs, Link, Rates
 
 LINK = Link(1e-5, Rates(4e9, 2e9), Rates(5e9, 3e9), Rates(5e9, 3e9), Rates(2e9, 1e9))
 COSTS = Costs(LINK, replace(LINK, latency=1e-3), sent=1e-6, received=2e-6, look=1e-5, request=1e-7, sums=1e9)

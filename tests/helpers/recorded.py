@@ -11,7 +11,7 @@ import numpy as np
 
 from helpers.checkpoints import save
 from hpcfl import store
-from hpcfl.engine.columns import COLUMNS
+from hpcfl.engine.recorded_columns import COLUMNS
 
 KNOWN = (
     *("accuracy", "client_accuracy", "cohort", "arrived", "blocks", "visit_seconds", "void"),

@@ -13,10 +13,6 @@ from torch import nn
 from hpcfl.algorithms import Algorithm, ServerState
 from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
-from hpcfl.comm.guard import Guard
-from hpcfl.comm.message import ExactSums
-from hpcfl.comm.placement import cut
-from hpcfl.comm.transport import Alone
 from hpcfl.data import ClientData, Federation
 from hpcfl.engine import loop
 from hpcfl.engine.iterated import iterate
@@ -29,12 +25,16 @@ from hpcfl.learning.task import Task
 from hpcfl.models.cnn import Cnn
 from hpcfl.models.glm import Glm
 from hpcfl.models.mlp import Mlp
+from hpcfl.mpi.placement import cut
+from hpcfl.mpi.transport import Alone
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
 from hpcfl.schedule.speeds.base import Equal, Speed
 from hpcfl.schedule.staleness import Staleness
+from hpcfl.sums.guard import Guard
+from hpcfl.sums.message import ExactSums
 
 W = "linear.weight"
 PLAIN = SimpleNamespace(  # all of a config that a job looks at

@@ -85,7 +85,7 @@ def serve() -> int:
     import torch
     import xarray  # noqa: F401
 
-    import hpcfl.cli
+    import hpcfl.commands.cli
     import hpcfl.commands.show
     import hpcfl.engine.loop
     import hpcfl.engine.progress
@@ -145,7 +145,7 @@ def fork(order: Mapping[str, Any]) -> int:
 def command(order: Mapping[str, Any]) -> int:
     import faults
 
-    from hpcfl.cli import main
+    from hpcfl.commands.cli import main
 
     faults.install(os.environ.get(faults.VARIABLE, ""))
     if "CHAOS_FOLDER" in order["env"]:

@@ -20,11 +20,11 @@ from torch import Tensor
 import hpcfl
 from hpcfl import config as configs
 from hpcfl import store
-from hpcfl.comm.transport import Alone
 from hpcfl.engine import loop
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Recorder
 from hpcfl.engine.simulated import Simulated
+from hpcfl.mpi.transport import Alone
 
 SEED = 285
 ROUNDS = 4

@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 
 from helpers.launcher import alone, job, mpis
-from hpcfl import cli, store
 from hpcfl import config as configs
 from hpcfl.base.errors import ErrorOnOtherRank
-from hpcfl.comm.launcher import launched
+from hpcfl.commands import cli, store
 from hpcfl.launch.request import RunRequest, run_request
 from hpcfl.launch.run import launch
+from hpcfl.mpi.launcher import launched
 from hpcfl.testing.world import World
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -183,7 +183,7 @@ def with_a_row(here: Path) -> None:
 
 def of_five_clients(here: Path) -> None:
     """Two recorded rounds of 5 clients, and a config of 8."""
-    from hpcfl.engine.columns import COLUMNS
+    from hpcfl.engine.recorded_columns import COLUMNS
 
     (here / "my.toml").write_text(FEDAVG)
     store.create(here / "run", {"config": configs.load(str(here / "my.toml"), ["clients=5"]).text(), "data_dir": ""})
@@ -498,7 +498,7 @@ def brought_together(world: World, counts: list[int]) -> Array:
         return own
     from mpi4py import MPI
 
-    from hpcfl.comm.mpi import wait
+    from hpcfl.mpi.waiting import wait
 
     whole = np.empty_like(own)
     wait([world.comm.Iallreduce(own, whole, MPI.SUM)])
@@ -551,7 +551,7 @@ def test_one_line_from_one_rank(
 
 SEVERAL = """
 import json, sys
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 
 codes = {name: main(argv) for name, argv in json.loads(sys.argv[1]).items()}
 print(json.dumps({"codes": codes, "torch": "torch" in sys.modules, "mpi": "mpi4py.MPI" in sys.modules}))

@@ -15,7 +15,7 @@ import pytest
 import hpcfl
 from hpcfl import store
 from hpcfl.base.errors import RunError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.engine import loop
 from hpcfl.launch import run as launched
 from hpcfl.store import atomic, status
@@ -142,7 +142,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, number: int) -> dict[str, Callable
     return {
         "rows": lambda: monkeypatch.setattr("hpcfl.store.segment.os.pwrite", refuse),
         "status": lambda: monkeypatch.setattr(launched.store, "write_status", end),
-        "checkpoints": lambda: monkeypatch.setattr("hpcfl.engine.saving.store.write_server", refuse),
+        "checkpoints": lambda: monkeypatch.setattr("hpcfl.engine.checkpointing.store.write_server", refuse),
     }
 
 

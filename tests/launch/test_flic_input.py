@@ -17,7 +17,7 @@ from test_bad_input import SEVERAL
 from helpers.launcher import alone
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.data.hdf5 import Hdf5
@@ -177,7 +177,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in an empty folder, as a process alone, whoever else runs the tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HPCFL_DATA", raising=False)
-    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
+    for module in ("hpcfl.launch.failure", "hpcfl.mpi.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
 
 

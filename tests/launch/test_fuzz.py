@@ -24,8 +24,8 @@ from hpcfl import config
 from hpcfl.base.config import sections
 from hpcfl.base.errors import UserError
 from hpcfl.config import Config
+from hpcfl.config.presets import PICKED, read
 from hpcfl.data.formats import hdf5_file, idx, leaf, pickles, text
-from hpcfl.presets import PICKED, read
 from hpcfl.schedule.speeds.table import Table
 
 SECONDS = float(os.environ.get("HPCFL_FUZZ", 0))

@@ -16,11 +16,13 @@ import hpcfl
 from helpers.launcher import ROOT, alone, job, mpis
 from hpcfl import store
 from hpcfl.base import plugins
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.testing.runs import cut_back, same, table, toml
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own-code.md").read_text(encoding="utf-8"), re.DOTALL)
+BLOCKS = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs" / "howto" / "own-code.md").read_text(encoding="utf-8"), re.DOTALL
+)
 FEDPROX, LOGNORMAL, BLOBS, SCRIPT = (
     next(block for block in BLOCKS if what in block)
     for what in ("class FedProx", "class Lognormal", "class Blobs", "hpcfl.run(")

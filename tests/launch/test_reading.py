@@ -11,7 +11,7 @@ from hpcfl import config as configs
 from hpcfl.base.errors import ErrorOnOtherRank, RunError, UsageError
 from hpcfl.data import shared
 from hpcfl.data.bundled import Digits
-from hpcfl.launch.reading import read_once
+from hpcfl.launch.shared_data import read_once
 from hpcfl.testing.runs import table
 
 pytestmark = pytest.mark.mpi
@@ -92,7 +92,7 @@ def test_who_cannot_reach_the_data_reads_them(
 
 def test_where_the_first_rank_is_missing_the_others_read(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a job starts without it: of a rank that is absent there is no word."""
-    from hpcfl.comm import mpi
+    from hpcfl.mpi import waiting as mpi
 
     config = configs.from_table(table("fedavg", "mlp", False))
     monkeypatch.setattr(mpi, "names", lambda comm, text: [""] * world.size)

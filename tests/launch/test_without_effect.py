@@ -8,14 +8,14 @@ import pytest
 
 from hpcfl.algorithms import algorithms
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.transport import Alone
 from hpcfl.config import Config, from_table
 from hpcfl.data import Federation
 from hpcfl.engine import loop
-from hpcfl.engine.columns import columns
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Record
+from hpcfl.engine.recorded_columns import columns
 from hpcfl.engine.simulated import Simulated
+from hpcfl.mpi.transport import Alone
 from hpcfl.testing.test_algorithms import values
 
 ARRIVALS = {"close": "arrivals", "buffer": 1, "dispatch": "reporter"}

@@ -16,7 +16,7 @@ from hpcfl.data import ClientData, Federation
 from hpcfl.learning import evaluate, padded
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.evaluate import client_objectives, client_scores, server_objective, server_scores
-from hpcfl.learning.padded import Padded
+from hpcfl.learning.samples import Padded
 from hpcfl.learning.task import Task
 from hpcfl.models.cnn import Cnn
 from hpcfl.models.foreign import Foreign

@@ -16,7 +16,7 @@ import torch
 import hpcfl
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.config import from_table, load
 from hpcfl.engine.job import Job
 from hpcfl.launch.request import resume_request

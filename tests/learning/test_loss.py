@@ -20,7 +20,7 @@ import hpcfl
 from helpers.toys import federation, full_batch, visits_of
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import StepKey
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.build import check_outputs
 from hpcfl.learning.config import TaskConfig

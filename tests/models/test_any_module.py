@@ -20,15 +20,15 @@ import hpcfl
 from helpers import modules
 from helpers.toys import federation, full_batch, same_bits, visits_of
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.config import from_table, load
-from hpcfl.learning import early
+from hpcfl.learning import layerwise as early
 from hpcfl.learning.fused import Fused, formed
 from hpcfl.learning.optim import Sgd
 from hpcfl.learning.task import Task
 from hpcfl.models import Model, model_class
 from hpcfl.models.modules import tracing
-from hpcfl.models.modules.whole import Whole
+from hpcfl.models.modules.module import Whole
 from hpcfl.testing.runs import play, resume, same, table, toml
 
 SIZES, SHAPE = [7, 4, 6], (1, 6, 8)

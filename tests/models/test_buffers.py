@@ -19,8 +19,9 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
-from hpcfl.learning import build, statistics
+from hpcfl.commands.cli import main
+from hpcfl.learning import batchnorm as statistics
+from hpcfl.learning import build
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.evaluate import client_scores
 from hpcfl.learning.task import Task

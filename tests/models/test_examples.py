@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from helpers.toys import federation, full_batch, visits_of
 from hpcfl.base import plugins
 from hpcfl.config import load
+from hpcfl.config.presets import presets
 from hpcfl.learning.task import Task
 from hpcfl.models import model_class
-from hpcfl.presets import presets
 
 LARGE, SMALL = (3, 224, 224), (3, 32, 32)
 SIZES = [  # as torchvision's documentation counts its own, and those of GPT-2's small model

@@ -19,9 +19,6 @@ from hpcfl.algorithms.fedavg import FedAvg
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
 from hpcfl.base.rng import StepKey
-from hpcfl.comm.guard import Watch
-from hpcfl.comm.message import Block, Sums
-from hpcfl.comm.transport import Alone
 from hpcfl.commands import list as catalogue
 from hpcfl.commands.check import report
 from hpcfl.commands.show import summary
@@ -31,12 +28,15 @@ from hpcfl.engine import loop as engine
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Record, Recorder
 from hpcfl.engine.simulated import Simulated
-from hpcfl.engine.wall.framing import FrameFormat
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.derivatives import hessian_vector_product, per_sample_gradients
 from hpcfl.learning.task import SERVER, Task
-from hpcfl.schedule.complexity import Oracle, Spent
+from hpcfl.mpi.transport import Alone
+from hpcfl.realtime.frames import FrameFormat
+from hpcfl.schedule.oracle import Oracle, Spent
 from hpcfl.schedule.plan import Plan
+from hpcfl.sums.guard import Watch
+from hpcfl.sums.message import Block, Sums
 from hpcfl.testing.runs import play, table
 from hpcfl.testing.test_algorithms import values
 

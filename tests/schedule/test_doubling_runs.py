@@ -13,15 +13,15 @@ import torch
 from helpers.toys import full_batch, plain
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.comm.message import ExactSums
-from hpcfl.comm.transport import Alone
 from hpcfl.commands.check import report
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Record
 from hpcfl.engine.simulated import Simulated
+from hpcfl.mpi.transport import Alone
 from hpcfl.schedule.doubling import Doubling, Stage, Theory
+from hpcfl.sums.message import ExactSums
 from hpcfl.testing.runs import play, recorded, resume, same, table
 from wall.test_rounds import is_exact
 

@@ -12,10 +12,10 @@ import pytest
 from helpers.toys import planner
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.commands import optimum
 from hpcfl.commands.adapt import adapt_request
 from hpcfl.commands.show import summary
 from hpcfl.config import from_table
+from hpcfl.contrib.theory import optimum
 from hpcfl.schedule.doubling import Doubling
 from hpcfl.schedule.participation import Participation
 from hpcfl.schedule.speeds.exponential import Exponential

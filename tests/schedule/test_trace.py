@@ -16,7 +16,7 @@ from hpcfl.commands.check import report
 from hpcfl.config import Config, from_table
 from hpcfl.engine.job import Job
 from hpcfl.engine.record import Recorder
-from hpcfl.engine.trained import recorded_chunk
+from hpcfl.results.trained import recorded_chunk
 from hpcfl.schedule.plan import Plan
 from hpcfl.schedule.planner import Planner
 from hpcfl.schedule.speeds import speed_class

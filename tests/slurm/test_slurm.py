@@ -20,7 +20,7 @@ import pytest
 import hpcfl
 from helpers.launcher import LIBRARIES, PREFIXES, ROOT, mpis
 from hpcfl import store
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from slurm.cluster import Cluster, missing
 

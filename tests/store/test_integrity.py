@@ -20,7 +20,7 @@ from helpers.checkpoints import as_one_file, save
 from helpers.launcher import alone
 from hpcfl import store
 from hpcfl.base.errors import RunError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import digest, summary
 from hpcfl.launch.request import resume_request
 from hpcfl.launch.run import launch
@@ -36,7 +36,7 @@ FILES = ("server.h5", "rank-0000.h5", "beside.json", "manifest.json")
 def _alone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("mpi") is not None:
         return
-    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
+    for module in ("hpcfl.launch.failure", "hpcfl.mpi.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
 
 
@@ -216,7 +216,7 @@ def test_of_clients_that_do_not_answer_the_last_checkpoint_is_repeated(
     """In real time: that from which the run goes on, not the damaged one, then the one that it has written."""
     if world.size == 1:
         pytest.skip("needs a server and a client")
-    from hpcfl.engine.wall.server import Server
+    from hpcfl.realtime.server import Server
 
     real = {"clock": "wall", "speed": {"model": "none"}, "participation": {"close": "all"}}
     folder = play(world, table("salf", "mlp", False, rounds=ROUNDS, **real), shared_dir / "run", world.comm)

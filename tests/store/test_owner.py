@@ -21,7 +21,7 @@ from helpers import faults
 from helpers.launcher import LIMIT
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.store import owner
 from hpcfl.store.status import parsed, signed

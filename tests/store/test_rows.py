@@ -21,7 +21,7 @@ from hpcfl import store
 from hpcfl.base.errors import UsageError
 from hpcfl.store import Column, Segment, reading
 from hpcfl.store.columns import add_column, add_scales, make_scale, row_type, shape_of
-from hpcfl.store.live import EVENT, checked
+from hpcfl.store.growing_file import EVENT, checked
 
 COLUMNS = [
     Column("sim_seconds", (), "f8", "simulated seconds since the start", "s"),

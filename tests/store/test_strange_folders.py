@@ -14,8 +14,9 @@ import pytest
 
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError, UserError
-from hpcfl.cli import main
-from hpcfl.store import live, manifest, reading
+from hpcfl.commands.cli import main
+from hpcfl.store import growing_file as live
+from hpcfl.store import manifest, reading
 from hpcfl.testing.runs import play, table, toml
 from store.test_verify import COLUMNS, COORDS, ROUNDS, ROWS, flip, made, row, segment_of, told  # noqa: F401
 

@@ -23,8 +23,9 @@ import xarray
 
 from hpcfl import store
 from hpcfl.base.errors import RunError
-from hpcfl.cli import main
-from hpcfl.store import live, manifest, reading
+from hpcfl.commands.cli import main
+from hpcfl.store import growing_file as live
+from hpcfl.store import manifest, reading
 from hpcfl.testing import runs
 
 COLUMNS = [
@@ -375,7 +376,7 @@ def stopped(solo: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("hpcfl.launch.failure", "hpcfl.comm.launcher"):
+    for module in ("hpcfl.launch.failure", "hpcfl.mpi.launcher"):
         monkeypatch.setattr(f"{module}.launched", lambda: False)
 
 

@@ -14,13 +14,13 @@ import torch
 
 from helpers.launcher import job, mpis, start
 from hpcfl.algorithms import algorithms
-from hpcfl.cli import main
-from hpcfl.comm.exact import PIECE
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.config import Config, from_table
 from hpcfl.engine import border, trial
 from hpcfl.engine.job import Job
 from hpcfl.launch.failure import ERROR_FILE
+from hpcfl.sums.exact import PIECE
 from hpcfl.testing.runs import cut_back, table, toml
 from hpcfl.testing.test_algorithms import values
 from strange import test_data, test_losses, test_methods, test_models

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.testing.runs import table, toml
 
 TOUCH = {"args": ["touch", "touched"]}

@@ -16,7 +16,7 @@ import pytest
 
 import hpcfl
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.store import manifest
 from hpcfl.testing.runs import table
 

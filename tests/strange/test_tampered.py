@@ -23,8 +23,9 @@ import pytest
 
 import hpcfl
 from hpcfl.base.errors import UserError
-from hpcfl.cli import main
-from hpcfl.store import live, manifest, reading, write_status
+from hpcfl.commands.cli import main
+from hpcfl.store import growing_file as live
+from hpcfl.store import manifest, reading, write_status
 from hpcfl.testing.runs import table, toml
 from strange.test_folders import content, listed_anew, swapped
 

@@ -15,7 +15,7 @@ import pytest
 import hpcfl
 from hpcfl import store
 from hpcfl.base.errors import UsageError
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.testing.runs import table, toml
 
 MODEL = """

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hpcfl import Algorithm, FedAvg, keyed
-from hpcfl.comm.message import Block
+from hpcfl.sums.message import Block
 
 SEEN = []
 OWN = {}

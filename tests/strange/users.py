@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hpcfl.cli import main
+from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
 from hpcfl.store import read_status
 from hpcfl.testing.runs import table, toml

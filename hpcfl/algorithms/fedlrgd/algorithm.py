@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.base import Client, Extras
     from hpcfl.algorithms.fedlrgd.low_rank import Surrogates
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Layout, Sums
     from hpcfl.data import Header
     from hpcfl.learning.batches import Batch, Visits
     from hpcfl.learning.task import Task
     from hpcfl.models import Model
     from hpcfl.schedule.participation import Participation
+    from hpcfl.sums.message import Layout, Sums
 
 POINTS, INVERSE, SUMS = "points", "inverse", "sums"  # ϑ [r, p]; (G^(i))⁻ᵀ [p, r, r]; of a visit [r, p]
 MEGABYTE = 2**20
@@ -146,7 +146,7 @@ class FedLrgd(Algorithm):
     def layout(self, task: Task) -> Layout:
         import torch
 
-        from hpcfl.comm.message import Block
+        from hpcfl.sums.message import Block
 
         self._check_task(task)
         p = task.parameter_count
@@ -158,7 +158,7 @@ class FedLrgd(Algorithm):
         import torch
 
         from hpcfl.algorithms.fedlrgd.low_rank import flat
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         theta, r = flat(task.initial()), self.rank
         drawn = keyed(task.seed, "points").standard_normal((r, len(theta)))
@@ -201,7 +201,7 @@ class FedLrgd(Algorithm):
         import torch
 
         from hpcfl.algorithms.fedlrgd.low_rank import flat, shaped
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         at = task.replicate(shaped(point, task.initial()), visits)
         gradient = 0.0 * flat(at, 1)

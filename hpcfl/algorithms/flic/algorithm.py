@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from hpcfl.algorithms.flic.objective import Parts
     from hpcfl.algorithms.flic.phases import Learner
     from hpcfl.base.types import State
-    from hpcfl.comm.message import Layout, Sums
     from hpcfl.learning.batches import Visits
     from hpcfl.learning.task import Task
+    from hpcfl.sums.message import Layout, Sums
 
 
 class Flic(FlicKeys):
@@ -58,7 +58,7 @@ class Flic(FlicKeys):
         return ((*self.parts(task).shared, *anchors),)
 
     def layout(self, task: Task) -> Layout:
-        from hpcfl.comm.message import Block
+        from hpcfl.sums.message import Block
 
         _, dimension = self.size(task)
         initial, blocks = task.initial(), {}
@@ -72,8 +72,8 @@ class Flic(FlicKeys):
         """Return the first anchors: random means and spherical covariances, if not given."""
         import torch
 
+        from hpcfl.base.device_copy import on_device
         from hpcfl.base.rng import keyed
-        from hpcfl.base.transfer import on_device
 
         means = keyed(task.seed, "anchors").standard_normal(self.size(task), dtype="float32")
         anchors = {MEANS: self.spread * on_device(torch.from_numpy(means).to(task.dtype), task.device)}
@@ -174,7 +174,7 @@ class Flic(FlicKeys):
         import torch
 
         from hpcfl.algorithms.flic.anchors import Anchors, TargetAnchors, held
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         _, dimension = self.size(task)
         if task.federation.classes == 1:
@@ -185,7 +185,7 @@ class Flic(FlicKeys):
     def server(self, task: Task, shared: State, sums: Sums) -> State:
         import torch
 
-        from hpcfl.base.transfer import on_device
+        from hpcfl.base.device_copy import on_device
 
         after = super().server(task, shared, sums)
         for kind in (MEANS, FACTORS):

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hpcfl.algorithms.flic.config import FACTORS, MEANS
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.rng import StepKey
-from hpcfl.base.transfer import on_device
 from hpcfl.base.types import Ints, State
 from hpcfl.learning.batches import Batch
 from hpcfl.learning.task import Task

@@ -16,9 +16,9 @@ from torch import Tensor
 from hpcfl.algorithms.base import IteratedReduction
 from hpcfl.algorithms.flic.config import FACTORS
 from hpcfl.base.types import State
-from hpcfl.comm.message import Block, Message, Sums
 from hpcfl.math.barycenter import barycenter_term, fixed_point, relative_change, sqrtm_and_inverse
 from hpcfl.math.psd import per_matrix, sqrtm, symmetric
+from hpcfl.sums.message import Block, Message, Sums
 
 ROOT, SINCE, COUNTED = "root", "change", "counted"
 """S^½ and its last change, in a query; the weights of all that counted, in a response."""

@@ -16,8 +16,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcfl.base.digests import is_file
 from hpcfl.base.errors import UsageError, cut
-from hpcfl.base.files import is_file
 
 SMALL, RATIO = 64 << 20, 100
 """Packed bytes may unpack to so many, or to so many times as many as they are."""

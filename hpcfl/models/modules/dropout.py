@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hpcfl.base.device_copy import on_device
 from hpcfl.base.rng import StepKey
-from hpcfl.base.transfer import on_device
 
 ALPHA = 1.7580993408473766  # what a unit of SELU tends to: alpha · scale (Klambauer et al. 2017)
 MOST = 2**63 - 1

@@ -8,7 +8,7 @@ from torch import nn
 
 from hpcfl.base.errors import UsageError
 from hpcfl.models.modules.layers import Layer
-from hpcfl.models.modules.whole import Whole
+from hpcfl.models.modules.module import Whole
 
 Axes = dict[str, dict[int, int]]
 """Of each tensor the axes of hidden units, and how many units each has: one or several numbers long."""

@@ -1,1 +1,0 @@
-"""What travels between ranks, how it is summed to the bit, and which ranks there are."""

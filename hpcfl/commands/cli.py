@@ -1,0 +1,473 @@
+"""The commands. Exit codes: 0 done, 1 failed, 2 bad usage or config, 85 stopped on request after a checkpoint.
+
+Each command imports what it needs: options are judged, and signals noted, before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hpcfl.base import terminal
+from hpcfl.base.blame import blaming
+from hpcfl.base.errors import ErrorOnOtherRank, RunError, Stopped, UsageError, UserError
+from hpcfl.engine import stopping
+
+if TYPE_CHECKING:
+    from hpcfl.launch.request import RunRequest
+
+PATH = click.Path(path_type=Path)
+FOLDERS = click.argument("folders", nargs=-1, required=True, type=PATH)
+DATA_DIR = click.option(
+    "--data-dir", type=PATH, envvar="HPCFL_DATA", help="Folder of the data sets, one folder each (or HPCFL_DATA)."
+)
+SETTINGS = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of the config.")
+
+
+def _listed(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> list[list[str]]:
+    """Return the names in each FILE[,FILE...]."""
+    lists = [[name.strip() for name in value.split(",")] for value in values]
+    for value, names in zip(values, lists):
+        if not all(names):
+            raise UsageError(f"--with {value}: expected FILE[,FILE...]")
+    return lists
+
+
+def _overlays(**more: Any) -> Callable[[Any], Any]:
+    return click.option("--with", "overlays", multiple=True, metavar="FILE[,FILE...]", **more)
+
+
+OVERLAYS = _overlays(
+    callback=lambda *given: [name for names in _listed(*given) for name in names],
+    help="Merge the keys of a TOML file, or of an overlay that hpcfl list names, onto the config, before --set.",
+)
+FORCE = click.option("--force", is_flag=True, help="Go on even if the run seems to be running on a host that is gone.")
+TRUST = click.option("--trust", is_flag=True, help="Import the code that the run folder names, now and later.")
+MIXED = click.option(
+    "--allow-mixed", is_flag=True, help="Run though ranks have other versions of hpcfl, torch, NumPy or Python."
+)
+QUIET = click.option("--quiet", is_flag=True, help="No progress.")
+PROFILE = click.option(
+    "--profile", is_flag=True, help="At the end, print where each rank's time went, as a table and one line of JSON."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors in usage too.")
+@click.version_option(package_name="hpcfl")
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
+    """Federated learning as an ordinary MPI batch job."""
+    context.obj = debug
+
+
+@cli.command()
+@click.argument("config")
+@OVERLAYS
+@SETTINGS
+@click.option("--out", type=PATH, help="Run folder (default: runs/<name of the config>).")
+@DATA_DIR
+@click.option("--resume", is_flag=True, help="Go on if the folder already holds a run of this config.")
+@QUIET
+@PROFILE
+@FORCE
+@TRUST
+@MIXED
+def run(allow_mixed: bool, **options: Any) -> None:
+    """Run CONFIG, a TOML file or a preset's name; the same alone, under mpirun and under srun."""
+    stopping.install()
+    from hpcfl.launch.request import run_request
+
+    _launch(lambda: run_request(**options), allow_mixed)
+
+
+@cli.command()
+@click.argument("folder", type=PATH)
+@click.option(
+    "--rounds", type=click.IntRange(min=1), metavar="N", help="Let the run have N rounds from now on, finished or not."
+)
+@DATA_DIR
+@QUIET
+@PROFILE
+@FORCE
+@TRUST
+@MIXED
+def resume(allow_mixed: bool, **options: Any) -> None:
+    """Go on with a run after its newest checkpoint that can be read whole, on any number of ranks."""
+    stopping.install()
+    from hpcfl.launch.request import resume_request
+
+    _launch(lambda: resume_request(**options), allow_mixed)
+
+
+def _launch(decide: Callable[[], RunRequest | None], allow_mixed: bool) -> None:
+    from hpcfl.launch.run import launch
+    from hpcfl.mpi.launcher import world
+
+    comm = world()
+    with suppress(ValueError, OSError):  # there may be no file behind stderr
+        faulthandler.enable()  # a crash leaves Python's lines; MPI has set its own handlers before
+    launch(decide, comm, allow_mixed=allow_mixed)
+
+
+@cli.command()
+@click.argument("configs", nargs=-1, required=True)
+@click.option("--out", type=PATH, required=True, help="Folder of the run folders and their logs.")
+@_overlays(callback=_listed, help="A run for each of these overlays; with several lists, for each of each list.")
+@SETTINGS
+@click.option("--grid", multiple=True, metavar="KEY=V1,V2,...", help="A run for each value of a key.")
+@click.option("--seeds", metavar="SEEDS", help="A run for each seed: 1,2,3 or 1-3.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Runs at a time.")
+@click.option("--launcher", default="", metavar="COMMAND", help="What starts each run, as in 'mpirun -n 4'.")
+@click.option(
+    "--list", "listing", is_flag=True, help="Print index, state, folder and command of each run; nothing runs."
+)
+@click.option("--only", type=int, metavar="INDEX", help="Only this one of the list.")
+@DATA_DIR
+@FORCE
+@TRUST
+@MIXED
+def sweep(jobs: int, launcher: str, listing: bool, only: int | None, **options: Any) -> None:
+    """Run every CONFIG with all of --with, --grid and --seeds: finished runs are skipped, others gone on with."""
+    from hpcfl.base.plugins import told
+    from hpcfl.commands import sweep as sweeps
+    from hpcfl.commands import sweep_run
+
+    _check_alone(
+        "sweep", "which belongs before each of its runs: expected hpcfl sweep ... --launcher 'mpirun -n 4'"
+    )  # or each rank would start every run
+    before = sweep_run.launcher_words(launcher)
+    runs = sweeps.picked(sweeps.runs(**options), only)
+    with told(_say):
+        sweeps.check(runs, options["data_dir"])
+    if not listing:
+        sys.exit(sweep_run.carry_out(runs, jobs, before))
+    _echo(each.line(before) for each in runs)
+
+
+@cli.command()
+@FOLDERS
+@click.option("--wait", is_flag=True, help="Return when they have stopped.")
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="With --wait: seconds after which a run that writes nothing is given up.",
+)
+def stop(folders: tuple[Path, ...], wait: bool, patience: float) -> None:
+    """Ask running runs to stop after the round they are in; `hpcfl resume` goes on with them."""
+    running = [stopping.running(folder) for folder in folders]  # all are judged before one is asked
+    for folder in running:
+        stopping.request(folder)
+    for folder in running if wait else ():
+        state = stopping.outcome(folder, patience)
+        if state != "stopped":
+            raise RunError(f"'{folder}' did not stop: expected it to be stopped, it is {state}")
+
+
+@cli.command()
+@click.option(
+    "--json",
+    "json_to",
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    help="One JSON object: as the last line, or written to FILE.",
+)
+@click.option(
+    "--launcher",
+    is_flag=True,
+    help="Print only what starts ranks of the MPI that mpi4py loads: mpiexec, or srun within a job of Slurm.",
+)
+@click.option(
+    "--network",
+    is_flag=True,
+    help="Measure, in about 20 seconds, what messages between the server and the other ranks cost.",
+)
+def doctor(json_to: str | None, launcher: bool, network: bool) -> None:
+    """Print what a launch looks like from the inside, and the traps in it; alone, under mpirun and under srun."""
+    from hpcfl.mpi.launcher import starter, world
+
+    if launcher and network:
+        raise UsageError("hpcfl doctor: --launcher starts no ranks, --network measures between them: expected one")
+    if launcher:
+        _check_alone("doctor --launcher", "but says what to start one with: expected it without mpirun")
+        words = starter()
+        _echo(_told(json_to, words, [shlex.join(words)]))
+        return
+    if network:
+        from hpcfl.base.console import print_table
+        from hpcfl.commands.contributed import contributed
+
+        measured = contributed("network")(world(), Path(json_to or "-"))
+        if measured is not None:
+            print_table(measured[0])
+            _echo(_told(json_to, measured[1], []))
+        return
+    from hpcfl.commands import doctor as doctors
+
+    facts = doctors.examine(world())
+    if facts is not None:
+        _echo(_told(json_to, doctors.as_object(facts), doctors.report(facts)))
+
+
+def _told(json_to: str | None, found: object, lines: list[str]) -> list[str]:
+    """Return the lines to print: those, or what was `found` as JSON, which may also go to a file."""
+    if json_to == "-":
+        return [json.dumps(found)]
+    if json_to is not None:
+        from hpcfl.store.atomic import replace
+
+        try:
+            with replace(Path(json_to)) as new:
+                new.write_text(json.dumps(found) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"--json '{json_to}': {error.strerror}") from None
+    return lines
+
+
+@cli.command()
+@click.argument("config")
+@OVERLAYS
+@SETTINGS
+@DATA_DIR
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    help="State placement and memory for so many MPI ranks (default: 1, in wall clock one per client).",
+)
+@click.option(
+    "--like",
+    type=PATH,
+    metavar="FILE",
+    help="Also predict a round's messages on --ranks, by what hpcfl doctor --network --json FILE has measured.",
+)
+@click.option(
+    "--per-host", type=click.IntRange(min=1), help="Ranks on each host, with --like (default: as many as measured)."
+)
+def check(
+    config: str,
+    overlays: list[str],
+    settings: tuple[str, ...],
+    data_dir: Path | None,
+    ranks: int | None,
+    like: Path | None,
+    per_host: int | None,
+) -> None:
+    """Validate CONFIG and print what it would do; nothing runs but the files of yours that it names."""
+    from hpcfl.base.plugins import told
+    from hpcfl.commands.check import report
+    from hpcfl.commands.contributed import contributed
+    from hpcfl.config import load
+
+    if per_host is not None and like is None:
+        raise UsageError("--per-host says where the ranks of a prediction are: expected --like FILE with it")
+    measured = None if like is None else contributed("other ranks")(like, ranks, per_host)
+    with told(_say):
+        loaded = load(config, settings, overlays, tell=True, data_dir=data_dir)
+        header = loaded.check(data_dir)
+    if measured is not None:
+        measured.check(loaded)
+    _echo(report(loaded, header, data_dir, ranks or (1 + loaded.clients if loaded.clock == "wall" else 1), measured))
+
+
+@cli.command()
+@click.argument("config")
+@OVERLAYS
+@SETTINGS
+@DATA_DIR
+def optimum(config: str, overlays: list[str], settings: tuple[str, ...], data_dir: Path | None) -> None:
+    """Find the minimum of CONFIG's objective over all training samples, and print it as one JSON object."""
+    from hpcfl.commands.contributed import contributed
+    from hpcfl.config import load
+
+    found = contributed("optimum")(load(config, settings, overlays, True, data_dir), data_dir)
+    _echo([json.dumps(found.facts())])
+
+
+@cli.command()
+@FOLDERS
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
+@click.option("--each", is_flag=True, help="A row for each run, not for each config over its seeds.")
+@click.option("--groups", is_flag=True, help="Also how the fast, the middle, the slow third and the worst tenth fare.")
+def show(folders: tuple[Path, ...], as_json: bool, each: bool, groups: bool) -> None:
+    """Print what runs came to: rounds, accuracy, times, who arrived, digest of the state.
+
+    FOLDERS are runs, or folders of runs, such as a sweep's. Runs that differ in nothing but the seed are one row: mean
+    ± standard deviation over the seeds.
+    """
+    from hpcfl.base.console import print_table, terminal_width
+    from hpcfl.commands.show import remarks, summaries, table
+    from hpcfl.results.run_table import run_folders
+    from hpcfl.results.run_table import table as groups_table
+
+    rows, odd = summaries(run_folders(folders), groups)
+    tables = [] if as_json else table(rows, each, terminal_width())
+    if groups and not as_json:
+        tables.append(groups_table([Path(row["run"]) for row in rows], [row["groups"] for row in rows]))
+    for shown in tables:
+        print_table(shown)
+    _echo(map(json.dumps, rows) if as_json else remarks(rows))
+    for line in odd:
+        _say(line)
+    if odd:
+        sys.exit(RunError.code)
+
+
+@cli.command()
+@click.argument("folder", type=PATH)
+@click.option(
+    "--client", "chosen", metavar="ID[,ID...]|all", help="Who adapts (default: who was held out, or never took part)."
+)
+@click.option(
+    "--epochs",
+    metavar="N[,N...]",
+    help="Passes over their training data (default: tune_epochs); of several numbers, tested after each.",
+)
+@click.option("--data", "newcomers", type=PATH, metavar="FILE.h5", help="Who adapts is in this file, not in the run.")
+@DATA_DIR
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--out", type=PATH, metavar="FILE.h5", help="Write the layers that learned, as HDF5.")
+@TRUST
+def adapt(as_json: bool, **options: Any) -> None:
+    """Let clients that never took part in a run learn their personal layers on its shared ones, and test them."""
+    from hpcfl.base.console import print_table
+    from hpcfl.commands.adapt import adapt_request, adapted, headline, table
+
+    _check_alone("adapt", "but is one process: expected it without mpirun")
+    outcome = adapted(adapt_request(**options))
+    _echo([json.dumps(outcome) if as_json else headline(outcome)])
+    if not as_json:
+        print_table(table(outcome))
+
+
+@cli.command()
+@FOLDERS
+@click.option("-o", "--output", type=PATH, default=Path("accuracy.png"), show_default=True, help="The picture.")
+@click.option("--log-time", is_flag=True, help="Time on a logarithmic axis.")
+@click.option(
+    "--clients",
+    type=click.Choice(["worst-decile", "slow-third", "middle-third", "fast-third"]),
+    help="Accuracy of the worst tenth of the clients, in each round anew, or of a third by what their visits took.",
+)
+@click.option("--groups", is_flag=True, help="Accuracy, participation and depth of the thirds and the worst tenth.")
+@click.option(
+    "--width",
+    type=click.Choice(["column", "page"]),
+    help="3.3 inches, panels below each other, or 6.75, side by side (default: column for PDF, else page).",
+)
+@click.option("--metric", default="accuracy", show_default=True, help="What is drawn: a metric's name, or test_loss.")
+@click.option("--any-data", is_flag=True, help="Draw runs on different data in one picture.")
+def plot(folders: tuple[Path, ...], output: Path, **how: Any) -> None:
+    """Draw accuracy, or another metric, against rounds and against time.
+
+    FOLDERS are runs, or folders of runs, such as a sweep's. Runs that differ in nothing but the seed are one line: the
+    mean over the seeds, with a band of one standard deviation to each side. The legend says what differs.
+    """
+    from hpcfl.commands.plot import plot as draw
+
+    draw(folders, output, **how)
+    _echo([str(output)])
+
+
+@cli.command()
+@FOLDERS
+@click.option("--force", is_flag=True, help="Even if the run seems to be running on another host.")
+def seal(folders: tuple[Path, ...], force: bool) -> None:
+    """Make run folders readable by any HDF5 or netCDF-4 program, also after a kill."""
+    from hpcfl import store
+
+    for folder in folders:
+        store.seal(folder, force)
+
+
+@cli.command()
+@FOLDERS
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
+def verify(folders: tuple[Path, ...], as_json: bool) -> None:
+    """Read every byte of run folders, or of folders of runs, and name the files that are not as they were written."""
+    from hpcfl.commands.verify import as_object, lines, verified
+
+    found = verified(folders)
+    _echo(line for each in found for line in ([json.dumps(as_object(*each))] if as_json else lines(*each)))
+    if any(findings.damaged for _, findings in found):
+        sys.exit(RunError.code)
+
+
+@cli.command("list")
+@click.argument("name", default="")
+@click.option("--markdown", "as_page", is_flag=True, help="The page of all keys, as in docs/reference/keys.md.")
+def list_(name: str, as_page: bool) -> None:
+    """Print the presets, the overlays and every key of a config; with NAME only that.
+
+    NAME is presets, overlays, a section, a class of one or a key: algorithm, algorithm.salf, algorithm.salf.lr, rounds.
+    """
+    from hpcfl.commands import list as catalogue
+
+    lines = catalogue.markdown() if as_page else catalogue.lines(name)
+    _echo(catalogue.wrapped(lines, get_terminal_size().columns) if sys.stdout.isatty() else lines)
+
+
+def _check_alone(command: str, text: str) -> None:
+    from hpcfl.mpi.launcher import world
+
+    if world() is not None:
+        raise UsageError(f"hpcfl {command} was started by an MPI launcher, {text}")
+
+
+def _say(line: str) -> None:
+    print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+
+
+def _echo(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Carry out a command in this process and return its exit code; signals do afterwards what they did before."""
+    try:
+        with terminal.installed():
+            return carry_out(arguments)
+    finally:
+        stopping.uninstall()
+
+
+def carry_out(arguments: list[str] | None = None) -> int:
+    """Carry out a command; return its exit code. Errors of usage are one line on stderr, from one rank."""
+    try:
+        try:
+            with blaming():
+                cli.main(arguments, prog_name="hpcfl", standalone_mode=False)
+        except click.ClickException as error:
+            where = f"{error.ctx.command_path}: " if isinstance(error, click.UsageError) and error.ctx else ""
+            raise UsageError(where + " ".join(error.format_message().split())) from error
+    except UserError as error:
+        from hpcfl.launch.failure import speaks
+
+        if speaks(error):
+            if "--debug" in (arguments or sys.argv):
+                traceback.print_exc()
+            print(f"hpcfl: {error}", file=sys.stderr, flush=True)
+        return error.code
+    except OSError as error:  # of a file, of which nobody has said more
+        if not error.filename or "--debug" in (arguments or sys.argv):
+            raise
+        print(f"hpcfl: '{error.filename}': {error.strerror}", file=sys.stderr, flush=True)
+        return 1
+    except SystemExit as end:
+        return int(end.code or 0)
+    except (ErrorOnOtherRank, Stopped) as error:
+        return error.code
+    return 0

@@ -1,0 +1,26 @@
+"""What few need is not part of the core: the commands load it by name, when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+CONTRIBUTED = {
+    "bounds of salf": "hpcfl.contrib.theory.salf_bounds:facts",
+    "bounds of fedlrgd": "hpcfl.contrib.theory.complexity:theory",
+    "oracle complexity": "hpcfl.contrib.theory.complexity:gamma",
+    "optimum": "hpcfl.contrib.theory.optimum:of",
+    "network": "hpcfl.contrib.network.measure:facts",
+    "prediction": "hpcfl.contrib.network.predict:facts",
+    "other ranks": "hpcfl.contrib.network.predict:Like.of",
+}
+"""By name, what yields facts about a job, a config or these ranks, or what such facts are told of."""
+
+
+def contributed(name: str) -> Any:
+    """Return what stands under a name."""
+    module, _, path = CONTRIBUTED[name].partition(":")
+    found: Any = import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found

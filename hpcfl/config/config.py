@@ -1,0 +1,607 @@
+"""The configuration: typed sections from TOML, with errors that name the key and the nearest valid one.
+
+Nothing here imports torch: a config is judged before anything heavy starts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+from pydantic import Field, SerializeAsAny, field_validator
+
+from hpcfl.algorithms import Algorithm, algorithm_class, algorithms
+from hpcfl.algorithms.buffered import with_buffers
+from hpcfl.algorithms.last_step import with_last_step
+from hpcfl.algorithms.server_optimizer import ServerOptimizer, with_server_optimizer
+from hpcfl.algorithms.weighting import Weighting
+from hpcfl.base import plugins
+from hpcfl.base.blame import blaming
+from hpcfl.base.config import ConfigBase, check_plain, checked, sections, unknown
+from hpcfl.base.config import recorded as recorded_table
+from hpcfl.base.digests import check_unchanged, origin
+from hpcfl.base.errors import UsageError, no_meaning, toml
+from hpcfl.base.loaded import renew
+from hpcfl.base.rng import key_as_seed
+from hpcfl.config.presets import (
+    PICKED,
+    Settings,
+    Table,
+    assignments,
+    chain,
+    flat,
+    on_top,
+    overlay_file,
+    read,
+    read_overlay,
+)
+from hpcfl.data import Federation, Header, Source
+from hpcfl.data.absent import AbsentSource
+from hpcfl.data.base import check_clients
+from hpcfl.data.formats.files import found
+from hpcfl.data.samples import check_samples
+from hpcfl.learning.config import METRICS, TaskConfig
+from hpcfl.models import Model
+from hpcfl.mpi.devices import Device
+from hpcfl.mpi.placement import FAN_OUT, TWO_LEVEL, Topology, check_single
+from hpcfl.schedule import planner
+from hpcfl.schedule.cadence import Checkpoints, Evaluate
+from hpcfl.schedule.doubling import Doubling
+from hpcfl.schedule.oracle import Oracle
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.speeds import Speed
+from hpcfl.schedule.staleness import Staleness
+from hpcfl.sums.guard import Guard
+
+if TYPE_CHECKING:
+    from hpcfl.learning.task import Task
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Config(ConfigBase):
+    """Everything that a run depends on. The same config gives the same result, to the bit."""
+
+    rounds: int = Field(ge=1, le=2**31 - 1)
+    """Rounds of the whole run."""
+    clients: int = Field(ge=1, le=2**24)
+    """Clients of the federation, on however many ranks. In a file or table it may be left out where the data say it."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """All random numbers are drawn by it, so that they are the same on any number of ranks."""
+    clock: Literal["simulated", "wall"] = "simulated"
+    """``simulated``: seconds are drawn, and nothing sleeps. ``wall``: they are real, and rounds close by them."""
+    precision: Literal["single", "double"] = "single"
+    """Type of parameters, samples and messages: float32, or float64 where the last digits of a minimum count."""
+    batch_clients: Literal["auto", False] | Count = "auto"
+    """Clients per chunk: their computations are batched together. The chunk size decides about the last bits of a
+    result, so it follows from the config alone and never from the number of ranks. ``auto``: by the sizes of model and
+    federation; in a replay that of the recorded run. Several such chunks of a rank are computed at once where that
+    changes no bit and their models fit the machine's caches: local SGD on stacks of linear layers. In wall time
+    visits of a chunk end together, and those of one that is not complete when the round closes are all lost. There
+    ``auto`` is one by one, as with ``false``, unless rounds wait for all visits, as fast as they go, and each counts as
+    a whole; with more ranks than chunks these are smaller. A number is refused where layers leave one by one, or where
+    the server looks at single messages."""
+    threads: Literal["auto"] | Count = "auto"
+    """Threads per rank within one operation; like the chunk size part of what decides about the last bits. ``auto``: 1
+    in simulated time; in wall time OMP_NUM_THREADS, or this rank's share of the cores of its host, hyper-threads of one
+    counted once, at most of what its control groups allow."""
+    device: Device = "auto"
+    """What computes: ``cuda`` is a GPU by the rank's number on its host, ``auto`` one where torch sees any."""
+    server_device: Device = "cpu"
+    """What the server computes on, where it is a rank of its own: averaging needs no GPU."""
+    ranks_per_device: Count = 1
+    """Ranks that may share a GPU; more of them are refused."""
+    deterministic: Literal["auto"] | bool = "auto"
+    """On a GPU: only algorithms that give the same bits each time, and no TF32, so that a run has one result on any
+    number of ranks on one kind of GPU. ``auto``: in simulated time."""
+    lane_width: Literal["auto", "node", "all", "two-level"] | Count = "auto"
+    """Wall clock: client ranks that share a lane. A lane can be held up by its own ranks only; 1 is safest, and wider
+    lanes save bytes. ``node``: the ranks of one host. ``all``: all ranks. ``auto``: 1 up to 64 ranks, then ``node``.
+    ``two-level``: one rank of each host leads it, over lanes of one rank; it passes the state on and sends the server
+    sums of what has come in time, so that a rank can hold up nobody and the server hears of hosts only; where arrivals
+    end rounds, which count one by one, it passes its neighbours' messages on."""
+    leaders: Literal["node"] | Count = "node"
+    """With lane_width = 'two-level': ranks that lead others. ``node``: one on each host. A number: so many in all, of
+    which each leads as many neighbours as the others."""
+    fan_out: int = Field(FAN_OUT, ge=2)
+    """With lane_width = 'two-level': leaders that the server leads, and that each leader may lead: more of them are a
+    tree."""
+    lost_after: float | None = Field(None, gt=0)
+    """Wall clock: seconds of silence after which a rank that owes an answer counts as dead; for MPIs that do not tell.
+    By default never."""
+    patience: float = Field(30.0, gt=0)
+    """Seconds for which nothing may move before a rank says on stderr where it stands; at least ten median rounds.
+    Wall clock: also those for which the server waits for ranks before it says for whom. Said again every 5 minutes."""
+    fault_tolerance: Literal["auto", "ulfm"] = "auto"
+    """Wall clock: go on without dead ranks where the MPI tells of them (``auto``), or refuse to run elsewhere."""
+    lost_clients: Literal["drop", "rehost"] = "drop"
+    """Wall clock, where the run goes on without dead ranks: ``drop`` leaves out their clients. ``rehost``: they go on
+    at the ranks with the fewest clients, of several at the first, from the next round on, with the personal state of
+    the last checkpoint; before the first one, with that which they began with."""
+    start_within: float | None = Field(None, gt=0)
+    """Wall clock: seconds for which the server waits for the other ranks, at each step of the start in which it is
+    ready before them. Who is not there by then is lost from the start. By default it waits for ever."""
+    min_ranks: int | None = Field(None, ge=2)
+    """With ``start_within``: so many ranks, the server among them, are enough to start. By default all."""
+    evaluate: Evaluate = Evaluate()
+    checkpoint: Checkpoints = Checkpoints()
+    algorithm: SerializeAsAny[Algorithm]
+    """What clients compute and send, and what the server makes of it."""
+    server: ServerOptimizer = ServerOptimizer()
+    participation: Participation = Participation()
+    weighting: Weighting = Weighting()
+    staleness: Staleness = Staleness()
+    doubling: Doubling = Doubling()
+    guard: Guard = Guard()
+    oracle: Oracle = Oracle()
+    task: TaskConfig = TaskConfig()
+    speed: SerializeAsAny[Speed]
+    """How long each client's visit takes. A section left out is ``model = "none"``."""
+    data: SerializeAsAny[Source]
+    """Where samples come from, and how clients share them."""
+    model: SerializeAsAny[Model]
+    """The model that is trained: a chain of layers, or ``package.module:factory``, any ``torch.nn.Module``."""
+
+    @field_validator("batch_clients", "threads", "lane_width", "leaders", mode="before")
+    @classmethod
+    def _no_zero(cls, value: Any) -> Any:
+        """Refuse 0, which Python takes for False."""
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            raise ValueError("expected a number of at least 1, or a word")
+        return value
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether clients are computed one at a time unless the config says otherwise: each visit may end by itself."""
+        return self.clock == "wall" and not self.ends_together
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether nothing depends on when which visit of a round ends."""
+        return self.participation.close == "all" and not self.speed.slows and not self._unbatched
+
+    @property
+    def _unbatched(self) -> str:
+        """Why visits cannot be computed together in real time; "" where they can."""
+        if self.singles:
+            return f"{self.singles} single messages"
+        if self.participation.by_steps and self.participation.close != "all":
+            return "participation.partial = 'steps' stops each visit by its own clock"
+        layerwise = not self.participation.whole(self.algorithm.layerwise or self._splits_last)
+        return f"algorithm.name = '{self.algorithm.name}' sends layers one by one" if layerwise else ""
+
+    @property
+    def _splits_last(self) -> bool:
+        """Whether visits send the layers of their last step one by one, of a method that does so where asked to."""
+        closes = self.speed.rules(self.participation).close != "all"
+        return closes and self.participation.partial == "layers" and self.algorithm.splits_last
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether a GPU is to give the same bits each time."""
+        return self.clock == "simulated" if self.deterministic == "auto" else self.deterministic
+
+    @property
+    def singles(self) -> str:
+        """Which key looks at single messages in real time, and how; "" where none does."""
+        if self.participation.by_arrivals:
+            return "participation.close = 'arrivals' waits for"
+        if self.guard.max_norm:
+            return f"guard.max_norm = {self.guard.max_norm:g} measures"
+        return f"algorithm.name = '{self.algorithm.name}' asks for further sums over" if self.algorithm.iterates else ""
+
+    @property
+    def passes_singles(self) -> bool:
+        """Whether leaders send on single messages: all of them, or those that are looked at beside their sums."""
+        return bool(self.singles) and not self.guard.max_norm
+
+    def check_lanes(self, lanes: Sequence[Topology] = ()) -> None:
+        """Raise UsageError where ranks would share a lane although single messages are looked at."""
+        led = self.lane_width == TWO_LEVEL and self.passes_singles
+        if self.clock == "wall" and self.singles and not led:
+            check_single(self.singles, self.lane_width, lanes)
+
+    def check(self, data_dir: Path | None) -> Header:
+        """Raise UsageError where values do not go together or with the data's headers; return the headers."""
+        self.check_values()
+        with blaming(of=("data.name",)):
+            header = self.data.check(self.clients, data_dir)
+            if not isinstance(header, Header):
+                raise TypeError(f"check returned {header!r:.80}, expected a Header")
+        self.check_shapes(header)
+        return header
+
+    def check_values(self) -> None:
+        """Raise UsageError where values do not go together; no data are read."""
+        if self.clock == "wall" and self.batch_clients not in ("auto", False, 1) and self._unbatched:
+            raise UsageError(
+                f"batch_clients: with clock = 'wall' {self._unbatched}: expected 'auto', false or 1, "
+                f"got {self.batch_clients}; did you mean 1?"
+            )
+        if self.clock == "wall" and self.participation.by_arrivals and self.guard.max_norm:
+            raise UsageError(
+                "guard.max_norm: with participation.close = 'arrivals' norms are measured in simulated time only: "
+                "remove it, or set clock = 'simulated'"
+            )
+        if self.clock == "wall" and self.algorithm.between_rounds:
+            key = self.algorithm.between_rounds
+            raise UsageError(f"clock: {key} lets all clients learn after each round: expected 'simulated', got 'wall'")
+        self._check_two_levels()
+        if self.lost_clients == "rehost":
+            self._check_rehost()
+        if self.start_within is not None and self.clock != "wall":
+            raise UsageError(
+                "start_within: in simulated time all ranks are needed: expected clock = 'wall', got 'simulated'; "
+                "remove it"
+            )
+        if self.min_ranks is not None and self.start_within is None:
+            raise UsageError(
+                f"min_ranks = {self.min_ranks} is only for a start with a time limit: set start_within, in seconds"
+            )
+        self.check_lanes()
+        for key, idle in (("buffers", "mean"), ("embedding", None)) if self.model.chain else ():
+            if (value := getattr(self.task, key)) != idle:
+                other = "model.name = 'package.module:factory'"
+                raise no_meaning(f"task.{key}", value, f"model.name = '{self.model.name}'", other)
+        self.task.check()
+        self.checkpoint.check(self.evaluate, self.task.columns)
+        self.oracle.check()
+        self.server.check(self.algorithm, self.doubling, self.model)
+        rules = self.participation, self.doubling, self.speed, self.algorithm
+        planner.check(*rules, self.rounds, self.clients, self.clock)
+        how = self.speed.rules(self.participation), self.speed.known(self.clock)
+        kept_by = f"algorithm.name = '{self.algorithm.name}'" if self.algorithm.keeps_sent else ""
+        if self.weighting.correct == "remembered":
+            kept_by = "weighting.correct = 'remembered'"
+        without = "" if self.algorithm.shares_model else f"algorithm.name = '{self.algorithm.name}'"
+        self.staleness.check(how[0], kept_by, without)
+        self.algorithm.check(*how)
+        self.weighting.check(self.algorithm, *how)
+        self._check_effect()
+
+    def _check_effect(self) -> None:
+        """Raise UsageError where a key would have no effect by what the method does."""
+        method, why = self.algorithm, ""
+        if method.sends_loss_only:
+            why = ", which sends nothing but the training loss"
+        elif method.clients_done(2):
+            why = ", whose clients send once"  # there are no norms of rounds before
+        if self.guard.max_norm is not None and why:
+            raise no_meaning("guard.max_norm", self.guard.max_norm, f"algorithm.name = '{method.name}'{why}")
+        if self.doubling.when == "gradient" and not method.shares_any(self.model):
+            raise self.doubling.nothing_moves(method.name)
+        if method.steps_alone and self.weighting.correct == "none":
+            weights, idle = getattr(method, "weights", None), type(method).model_fields["weights"].default
+            if weights != idle:
+                beside = f"algorithm.name = '{method.name}', whose server takes a step with each visit"
+                raise no_meaning("algorithm.weights", weights, beside)
+
+    def _check_two_levels(self) -> None:
+        if self.lane_width != TWO_LEVEL:
+            for key, plain in (("leaders", "node"), ("fan_out", FAN_OUT)):
+                if (value := getattr(self, key)) != plain:
+                    raise no_meaning(key, value, f"lane_width = {self.lane_width!r}", f"lane_width = '{TWO_LEVEL}'")
+        elif self.clock == "wall" and self.lost_clients == "rehost":
+            raise UsageError(
+                f"lost_clients = 'rehost' does not go with lane_width = '{TWO_LEVEL}': remove it, or set lane_width = 1"
+            )
+
+    def _check_rehost(self) -> None:
+        why = ""
+        if self.clock != "wall":
+            why = "in simulated time a dead rank ends the job: expected clock = 'wall'"
+        elif self.weighting.correct == "remembered":
+            why = "with weighting.correct = 'remembered' the server's mean knows of later visits than a checkpoint"
+        if why:
+            raise UsageError(f"lost_clients = 'rehost': {why}; did you mean lost_clients = 'drop'?")
+
+    def check_shapes(self, header: Header) -> None:
+        """Raise UsageError where the data have another number of clients, or the model does not suit them."""
+        self._check_clients(header.clients)
+        self.algorithm.check_model(self.model, header)
+        self.task.check_labels(header)
+        if (header.tokens or header.pieces) and self.model.chain:
+            raise UsageError(
+                f"data: samples are {'tuples' if header.pieces else 'tokens'}, model.name = '{self.model.name}' takes "
+                "arrays of real numbers: expected a model from outside, 'package.module:factory'"
+            )
+        if self.model.initial is not None:
+            from hpcfl.learning.initial_values import InitialFile  # it loads HDF5, which other configs may not need
+
+            InitialFile(Path(self.model.initial), self.clients, self.precision)
+        shapes = header.shapes
+        for shape in dict.fromkeys(shapes):
+            self.model.check(shape, header.classes)
+        other = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if other is None or self.algorithm.any_shape:
+            return
+        whose = "clients have features of different shapes"
+        if len(shapes) == self.clients:
+            whose = f"client number {other} has features of shape {shapes[other]}, the first one {shapes[0]}"
+        classes = {name: algorithm_class(name) for name in algorithms()}
+        able = ", ".join(name for name, cls in classes.items() if cls.any_shape and (header.fresh or not cls.fresh))
+        raise UsageError(
+            f"data: {whose}: algorithm '{self.algorithm.name}' shares one model, which needs equal shapes; "
+            f"expected one of {able}"
+        )
+
+    def federation(self, data_dir: Path | None) -> Federation:
+        """Return the clients' data; UsageError where they cannot be read, or are those of another number of clients."""
+        with blaming(of=("data.name",)), self._seeded():
+            made = self.data.federate(self.clients, self.seed, data_dir)
+            if ":" in (name := getattr(self.data, PICKED["data"].by)):
+                check_samples(f"data.name = '{name}'", made, ":" in self.model.name, ":" in self.task.loss)
+        for there in (made.clients, len(made.train_sizes), len(made.test_sizes)):
+            self._check_clients(there)
+        return made
+
+    def _seeded(self) -> AbstractContextManager[None]:
+        """Return a block in which data of the user's draw the same from global generators wherever they are made."""
+        if ":" not in getattr(self.data, PICKED["data"].by):
+            return nullcontext()
+        from hpcfl.models.modules.tracing import seeded  # it loads torch
+
+        return seeded(key_as_seed(self.seed, "data"))
+
+    def _check_clients(self, there: int | None) -> None:
+        check_clients(self.clients, there, f"data.name = '{getattr(self.data, PICKED['data'].by)}'")
+
+    def method(self, task: Task, algorithm: Algorithm | None = None) -> Algorithm:
+        """Return the config's algorithm, or another, with all that stands around it for a task."""
+        method = algorithm or self.algorithm
+        if self._splits_last and method.splits_last:
+            method = with_last_step(method)
+        if self.weighting.correct != "none":
+            from hpcfl.algorithms.corrected import with_correction  # it loads torch
+
+            members = self.speed.rules(self.participation).taking_part(self.clients)
+            method = with_correction(method, self.weighting, members)
+        return with_server_optimizer(with_buffers(method, task), task, self.server)
+
+    def text(self) -> str:
+        """Return the whole config as JSON, defaults included."""
+        return self.model_dump_json(indent=1)
+
+    @property
+    def code(self) -> dict[str, dict[str, Any]]:
+        """What was loaded from outside the package, by ``package.module:Class``, as `plugins.origins` has it."""
+        return plugins.origins(name for _, name in self.named)
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """What the config names from outside the package, as ``package.module:Class``, each with its key."""
+        names = [(f"{section}.{pick.by}", getattr(getattr(self, section), pick.by)) for section, pick in PICKED.items()]
+        return [(key, name) for key, name in (*names, *self.task.own) if ":" in name]
+
+    def placed(self, data_dir: Path | None) -> Config:
+        """Return the same with absolute paths of the files that its sections name; UsageError where one is missing."""
+        there = {}
+        for name in sections(type(self)):
+            section = getattr(self, name)
+            files = {key: getattr(section, key) for key in section.paths if getattr(section, key) is not None}
+            paths = {key: str(found(f"{name}.{key}", file, data_dir)) for key, file in files.items()}
+            if paths != files:
+                there[name] = section.model_copy(update=paths)
+        return self.model_copy(update=there) if there else self
+
+    @property
+    def files(self) -> dict[str, dict[str, str]]:
+        """The files that its sections name, ``{"section.key": {"file": …, "sha256": …}}``."""
+        held = {name: getattr(self, name) for name in sections(type(self))}
+        named = {f"{name}.{key}": getattr(part, key) for name, part in held.items() for key in part.paths}
+        return {key: origin(Path(file)) for key, file in named.items() if file is not None}
+
+
+Overlay = str | Path | Mapping[str, Any]
+ConfigLike = Overlay | Config
+
+
+def load(
+    what: ConfigLike,
+    settings: Settings = (),
+    overlays: Overlay | Iterable[Overlay] = (),
+    tell: bool = False,
+    data_dir: Path | None = None,
+) -> Config:
+    """Return the typed config of a TOML file, a preset's name, a nested table or a config, with keys set on top.
+
+    Keys of `what` that have no meaning beside names that `overlays` or `settings` change are dropped.
+
+    Parameters
+    ----------
+    what : str, Path, mapping or Config
+    settings : iterable of str, or mapping
+        ``key=value`` with dotted keys and values in TOML, or values by dotted key.
+    overlays : str, Path or mapping, or several
+        TOML files, names of overlays or nested tables whose keys are merged onto `what`, before the settings.
+    tell : bool
+        Say on stderr, in one line, which keys of `what` were dropped.
+    data_dir : Path, optional
+        Where files that the config names are looked for first, then in the working directory.
+
+    Raises
+    ------
+    UsageError
+        One line naming the key or the file, what was expected, and the nearest valid choice.
+    """
+    plugins.look_first([])
+    renew()
+    several = [overlays] if isinstance(overlays, str | Path | Mapping) else list(overlays)
+    settings = settings if isinstance(settings, Mapping) else list(settings)
+    for given in (what, settings, *several):
+        if isinstance(given, Mapping):
+            check_plain(given, "config")
+    if isinstance(what, Config) and not settings and not several:
+        return what.placed(data_dir)
+    tables = [_overlay_table(each) for each in several]
+    below = _table(what)
+    names = ["" if isinstance(each, Mapping) else f"{each}: " for each in several]
+    sources = {key: name for name, table in zip(names, tables) for key, _ in flat(table)}
+    sources |= {key: "" for key, _, _ in assignments(settings)}
+    try:
+        table, dropped = on_top(below, tables, settings)
+        loaded = from_table(table, data_dir=data_dir).placed(data_dir)
+    except UsageError as error:
+        raise UsageError(_source(str(error), sources) + str(error)) from error
+    if dropped and tell:
+        name = f"{what}: " if isinstance(what, str | Path) else ""
+        print(f"hpcfl: {name}dropped {'; '.join(dropped)}", file=sys.stderr, flush=True)
+    return loaded
+
+
+def _source(line: str, sources: Mapping[str, str]) -> str:
+    """Return which source gave the key that an error begins with."""
+    key = line.partition(": ")[0].partition(" ")[0]
+    return next((source for given, source in sources.items() if f"{given}.".startswith(f"{key}.")), "")
+
+
+def _table(what: ConfigLike) -> Table:
+    """Return a config as a nested table; of a `Config` what it was given, not what is the default."""
+    if isinstance(what, Config):
+        given = what.model_dump(mode="json", exclude_unset=True)
+        for section, pick in PICKED.items():
+            given[section][pick.by] = getattr(getattr(what, section), pick.by)
+        return given
+    if isinstance(what, Mapping):
+        return dict(what)
+    for file, _ in chain(str(what)):
+        plugins.look_in(file.parent)
+    return read(str(what))
+
+
+def _overlay_table(overlay: Overlay) -> Table:
+    if isinstance(overlay, Mapping):
+        return dict(overlay)
+    plugins.look_in(overlay_file(str(overlay)).parent)
+    return read_overlay(str(overlay))
+
+
+def from_text(text: str) -> Config:
+    """Return the config that `Config.text` wrote."""
+    return from_table(recorded_table(text), recorded=True)
+
+
+def of_run(attributes: Mapping[str, str], run: Path, force: bool = False, trust: bool = False) -> Config:
+    """Return the config of a recorded run; `force` takes its files, and those of classes from outside, as they are.
+
+    Code is imported that has run here, and with `trust` what the folder names. UsageError where a file has changed, is
+    not there, or is not to be imported.
+    """
+    for reason in _look_for(attributes, run, force, trust).values():
+        raise UsageError(reason)
+    for key, recorded in {} if force else json.loads(attributes.get("files", "{}")).items():
+        check_unchanged(key, recorded, "expected it there")
+    return from_text(attributes["config"])
+
+
+def _look_for(attributes: Mapping[str, str], run: Path, force: bool, trust: bool) -> dict[str, str]:
+    """Look for a run's code from now on; return why not, by the names in its config."""
+    code, table = json.loads(attributes.get("code", "{}")), recorded_table(attributes["config"])
+    lost = plugins.look_for(code, run, force, trust)
+    picked = [(section, pick.by) for section, pick in PICKED.items()]
+    for section, key in (*picked, ("task", "loss"), ("task", "metrics")):
+        named = table.get(section)
+        names = named.get(key) if isinstance(named, dict) else None
+        for name in names if isinstance(names, list) else [names]:
+            if isinstance(name, str) and ":" in name and name not in code:
+                lost[name] = f"{section}.{key} = '{name}': expected its file in the attribute code of run.h5, got none"
+    return lost
+
+
+def to_read(
+    attributes: Mapping[str, str], run: Path, force: bool = False, trust: bool = False
+) -> tuple[Config, dict[str, str]]:
+    """Return the config of a recorded run whose models are to be read, and why what of it is not here.
+
+    In the place of a section that is not here, by the names ``algorithm``, ``task``, ``speed`` and ``data``, stands one
+    that has its name alone; ``model.initial`` is left out. Nothing of these may be computed with.
+
+    Raises
+    ------
+    UsageError
+        If the model's own class is not here, or is not to be imported.
+    """
+    lost = _look_for(attributes, run, force, trust)
+    table, absent = recorded_table(attributes["config"]), dict[str, str]()
+    for section in PICKED:
+        if not isinstance(table.get(section, {}), dict):
+            raise UsageError(f"{section}: expected a table, got {toml(table[section])}")
+    for key, recorded in {} if force else json.loads(attributes.get("files", "{}")).items():
+        try:
+            check_unchanged(key, recorded, "expected it there")
+        except UsageError as error:
+            absent[key if key.startswith("model.") else key.partition(".")[0]] = str(error)
+    if "model.initial" in absent:
+        table["model"] = {**table["model"], "initial": None}
+    task = TaskConfig.from_table(table.get("task", {}), "task", recorded=True)
+    here: dict[str, Callable[[], object]] = {section: partial(_picked, table, section, True) for section in PICKED}
+    here["task"] = task.check
+    names = {section: [table.get(section, {}).get(pick.by, pick.default)] for section, pick in PICKED.items()}
+    names["task"] = [name for _, name in task.own]
+    for section, find in here.items():
+        try:
+            for reason in (lost[name] for name in names[section] if name in lost):
+                raise UsageError(reason)
+            find()
+        except UsageError as error:
+            absent.setdefault(section, str(error))
+    if "model" in absent:
+        raise UsageError(absent["model"])
+    stands: dict[str, Callable[[], ConfigBase]] = {
+        "algorithm": lambda: Algorithm(name=names["algorithm"][0]),
+        "speed": lambda: Speed(model=names["speed"][0]),
+        "data": lambda: AbsentSource(name=names["data"][0]),
+        "task": lambda: task.model_copy(update={"loss": "auto", "metrics": METRICS}),
+    }
+    instead = {section: make() for section, make in stands.items() if section in absent}
+    config = from_table(table, recorded=True, instead=instead)
+    if "speed" not in absent:
+        try:
+            config.speed.paces(config.seed, config.clients)  # of a replay they are in another run's folder
+        except UsageError as error:
+            absent["speed"] = str(error)
+    return config, absent
+
+
+def from_table(
+    table: Table,
+    recorded: bool = False,
+    data_dir: Path | None = None,
+    instead: Mapping[str, ConfigBase] = MappingProxyType({}),
+) -> Config:
+    """Return the typed config of a nested table; one that a run has `recorded` may have keys by earlier names.
+
+    Where it says nothing of `clients` they are as many as the data have, if these say so. Sections that are given
+    `instead` are taken as they are.
+    """
+    table = {Config.renamed.get(key, key): value for key, value in table.items()} if recorded else dict(table)
+    for key in table:
+        if key not in Config.model_fields:
+            raise UsageError(unknown(Config, key))
+    picked = dict(instead) | {key: _picked(table, key, recorded) for key in PICKED if key not in instead}
+    for key, cls in sections(Config).items():
+        if key in table and key not in picked:
+            picked[key] = cls.from_table(table[key], key, recorded)
+    rest = {key: value for key, value in table.items() if key not in picked}
+    source = cast("Source", picked["data"])
+    if "clients" not in rest and (there := source.number_of_clients(data_dir)) is not None:
+        rest["clients"] = there
+    return checked(lambda: Config.model_validate({**rest, **picked}), Config, "")
+
+
+def _picked(table: Table, key: str, recorded: bool) -> ConfigBase:
+    """Return the section at `key`, of the class that one of its own keys names."""
+    by, default, _, find_class = PICKED[key]
+    section = table.get(key, {})
+    if not isinstance(section, dict):
+        raise UsageError(f"{key}: expected a table, got {section!r}")
+    name = section.get(by, default)
+    if not isinstance(name, str):
+        raise UsageError(f"{key}.{by}: expected a name, got {'nothing' if name is None else repr(name)}")
+    return find_class(name).from_table({**section, by: name}, key, recorded)

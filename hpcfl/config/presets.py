@@ -1,0 +1,312 @@
+"""Config files as nested tables: presets, TOML, overlays, and ``--set key=value`` on top."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcfl.algorithms import algorithm_class, algorithms
+from hpcfl.algorithms.server_optimizer import ServerOptimizer
+from hpcfl.base.config import DEPTH, ConfigBase, check_plain
+from hpcfl.base.digests import is_file
+from hpcfl.base.errors import VALUE, UsageError, cut, did_you_mean
+from hpcfl.data import source_class, sources
+from hpcfl.models import model_class, models
+from hpcfl.schedule.participation import Participation
+from hpcfl.schedule.speeds import speed_class, speeds
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Table = dict[str, Any]
+Settings = Iterable[str] | Mapping[str, Any]
+
+
+class Pick(NamedTuple):
+    """The key `by` picks a section's class: what it is where it is not given, what it may be, which class that is."""
+
+    by: str
+    default: str | None
+    names: Callable[[], Iterable[str]]
+    find: Callable[[str], type[ConfigBase]]
+
+
+PICKED = {
+    "algorithm": Pick("name", None, algorithms, algorithm_class),
+    "speed": Pick("model", "none", speeds, speed_class),
+    "data": Pick("name", None, sources, source_class),
+    "model": Pick("name", None, models, model_class),
+}
+VARIANTS = "variants.toml"
+DOTTED = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*)""" + f"{{{DEPTH + 1}}}")
+LARGEST = 4 << 20
+"""Bytes that a config file may have."""
+
+
+# --- files and names
+
+
+def read_toml(path: Path) -> Table:
+    """Read a TOML file; UsageError where it cannot be read or is broken."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise UsageError(f"{path}: {path.stat().st_size} bytes, expected a config of at most {LARGEST}")
+        return _loaded(path.read_text(encoding="utf-8"), str(path))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _loaded(text: str, where: str) -> Table:
+    """Return what TOML says; TOMLDecodeError where it is broken, UsageError where no config can hold it."""
+    deep = UsageError(f"{where}: expected tables and lists at most {DEPTH} deep in one another")
+    if DOTTED.search(text):  # of a key of n parts the parser notes n(n + 1)/2
+        raise deep
+    try:
+        table = tomllib.loads(text)
+    except RecursionError:
+        raise deep from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError as error:  # Python reads no integer of thousands of digits
+        raise UsageError(f"{where}: not valid TOML: {error}") from None
+    check_plain(table, where)
+    return table
+
+
+def _files(pattern: str) -> list[Path]:
+    """Return files below the presets' folder: the package's where installed from a wheel, else the checkout's.
+
+    The folder of examples, whose presets stand beside the modules that they name, is in a wheel among the others.
+    """
+    package = Path(str(resources.files("hpcfl")))
+    if (package / "presets").is_dir():
+        return sorted((package / "presets").glob(pattern))
+    patterns = f"jobs/presets/{pattern}", pattern.replace("*", "examples", 1)
+    return sorted(path for each in patterns for path in package.parent.glob(each))
+
+
+@functools.cache
+def variants() -> Mapping[str, tuple[Path, Table]]:
+    """Presets that are others with overlays on top: the file that lists each, and what it says there.
+
+    ``base`` is a preset, ``with`` the names of overlays, ``set`` keys as after ``--set``, ``about`` one line.
+    """
+    return {name: (path, entry) for path in _files(f"*/{VARIANTS}") for name, entry in read_toml(path).items()}
+
+
+def presets() -> Mapping[str, Path]:
+    """The presets by name, and the files that they stand in."""
+    whole = {path.stem: path for path in _files("*/*.toml") if path.name != VARIANTS}
+    found = whole | {name: path for name, (path, _) in variants().items()}
+    return dict(sorted(found.items(), key=lambda item: (item[1].parent, item[0])))
+
+
+def overlays() -> Mapping[str, Path]:
+    """The overlays that have names: partial configs in a folder beside the presets that they go with."""
+    return {path.stem: path for path in _files("*/overlays/*.toml")}
+
+
+def preset_file(name: str) -> Path:
+    """The file that `name` means: a path, or a preset."""
+    return _named_file(name, presets(), "preset", "; hpcfl list names them all")
+
+
+def overlay_file(name: str) -> Path:
+    """The file that `name` means: a path, or an overlay."""
+    return _named_file(name, overlays(), "overlay", "; expected a TOML file, or one of those that hpcfl list names")
+
+
+def _named_file(name: str, known: Mapping[str, Path], kind: str, otherwise: str) -> Path:
+    path = Path(name)
+    try:
+        there = path.suffix == ".toml" or path.exists()
+    except OSError:  # too long for a name
+        there = False
+    if there:
+        if not is_file(path):
+            raise UsageError(f"{path}: no such file")
+        return path
+    if name not in known:
+        raise UsageError(f"no {kind} '{name}'{_near(name, known, otherwise)}")
+    return known[name]
+
+
+def _near(name: str, known: Iterable[str], otherwise: str = "; hpcfl list names them all") -> str:
+    """A hint at the name that is nearest; where none is near, there are too many to name them all."""
+    hint = did_you_mean(name, known)
+    return hint if "did you mean" in hint else otherwise
+
+
+def about(name: str) -> str:
+    """Return the line in which a preset or an overlay says what it is; "" where it does not."""
+    if name in variants():
+        return str(variants()[name][1]["about"])
+    path = overlays()[name] if name in overlays() else preset_file(name)
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first[1:].strip() if first.startswith("#") else ""
+
+
+# --- one on top of another
+
+
+def read(name: str) -> Table:
+    """Read a preset or file; with a key ``base`` it is another one, in which the sections given are replaced whole.
+
+    The base is a preset or a file in the same folder. UsageError where a file cannot be read or is its own base.
+    """
+    whole: Table = {}
+    for _, table in chain(name):
+        whole |= table
+    return whole
+
+
+def chain(name: str, above: tuple[Path, ...] = ()) -> list[tuple[Path, Table]]:
+    """Return the files that `read` puts together, the lowest base first, each with what it says."""
+    path = preset_file(name)
+    if path.name == VARIANTS and name in variants():
+        _, variant = variants()[name]
+        below = chain(variant["base"])
+        table, _ = on_top(read(variant["base"]), map(read_overlay, variant.get("with", [])), variant.get("set", []))
+        return [*below, (path, table)]
+    table = read_toml(path)
+    base = table.pop("base", None)
+    if base is None:
+        return [(path, table)]
+    if not isinstance(base, str):
+        raise UsageError(f"{path}: base: expected the name of a preset or file, got {base!r}")
+    beside = path.parent / f"{base.removesuffix('.toml')}.toml"
+    if beside.resolve() in (path.resolve(), *above):
+        raise UsageError(f"{path}: base = '{base}' leads back to where it began")
+    if not is_file(beside) and base not in presets():
+        raise UsageError(f"{path}: base: no preset or file '{base}'{_near(base, presets())}")
+    return [*chain(str(beside) if is_file(beside) else base, (path.resolve(), *above)), (path, table)]
+
+
+def read_overlay(name: str) -> Table:
+    """Read an overlay, by its name or as a file; it may have a base as a whole config may."""
+    return read(str(overlay_file(name)))
+
+
+def on_top(table: Table, overlays: Iterable[Table], settings: Settings) -> tuple[Table, list[str]]:
+    """Return a config with overlays and then keys on top, and in words what of the config has no meaning there.
+
+    Keys of `table` that the class lacks which overlays or settings pick for a section are dropped, as are those that
+    are only for another word than the one that these set; keys that they give themselves are not.
+    """
+    result, own = deepcopy(table), set[str]()
+    for overlay in overlays:
+        result = _merged(result, overlay)
+        own.update(key for key, _ in flat(overlay))
+    for key, value, where in assignments(settings):
+        set_key(result, key, value, where)
+        own.update(each for each, _ in flat({key: value}))
+    return result, _dropped(result, table, own)
+
+
+def _merged(below: Table, above: Mapping[str, Any]) -> Table:
+    """Return a table with the keys of another set in it."""
+    both = {key: _merged(below[key], value) for key, value in above.items() if _are_tables(below.get(key), value)}
+    return {**below, **deepcopy(dict(above)), **both}
+
+
+def _are_tables(*values: Any) -> bool:
+    return all(isinstance(value, Mapping) for value in values)
+
+
+def _dropped(table: Table, inherited: Table, own: Collection[str]) -> list[str]:
+    """Take keys out of `table` that are `inherited`, not one's `own`, and have no meaning any more; say which."""
+    said = []
+    for section, before in inherited.items():
+        now = table[section]
+        if not _are_tables(before, now):
+            continue
+        rest = [key for key in before if key in now and f"{section}.{key}" not in own]
+        for lost, why in (_lacking(section, before, now, rest), *_only_for_another(section, before, now, rest)):
+            for key in lost:
+                del now[key]
+            if lost:
+                said.append(f"{', '.join(f'{section}.{key}' for key in lost)}, which {why}")
+    return said
+
+
+def _lacking(section: str, before: Table, now: Table, rest: list[str]) -> tuple[list[str], str]:
+    """Return the keys among `rest` that the section's class lacks, if it is another one than before, and why."""
+    pick = PICKED.get(section)
+    name, was = (table.get(pick.by, pick.default) if pick else None for table in (now, before))
+    if pick is None or not isinstance(name, str) or name == was:
+        return [], ""
+    cls = pick.find(name)
+    lost = [key for key in rest if key not in cls.model_fields and key not in cls.renamed]
+    return lost, f"{section}.{pick.by} = '{name}' does not have"
+
+
+def _only_for_another(section: str, before: Table, now: Table, rest: list[str]) -> Iterator[tuple[list[str], str]]:
+    """Yield each key among `rest` that is only for the word that the section had before, and why it goes."""
+    rules: Mapping[str, tuple[str, str | tuple[str, ...]]] = {}
+    if section == "participation":
+        rules = Participation.only_for
+    if section == "server":
+        rules = ServerOptimizer.only_for
+    if section == "data" and isinstance(name := now.get("name"), str):
+        rules = source_class(name).only_for
+    for key, (choice, words) in rules.items():
+        words = (words,) if isinstance(words, str) else words
+        if key in rest and before.get(choice) in words and now.get(choice) not in words:
+            yield [key], f"is for {section}.{choice} = {' or '.join(map(repr, words))}"
+
+
+# --- keys
+
+
+def flat(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables by dotted key."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{where}{key}.")
+        else:
+            yield f"{where}{key}", value
+
+
+def assignments(settings: Settings) -> Iterator[tuple[str, Any, str]]:
+    """Yield key, value and what an error begins with, of values by dotted key or of texts ``a.b=value``."""
+    if isinstance(settings, Mapping):
+        yield from ((key, value, f"settings: {key}") for key, value in settings.items())
+    else:
+        yield from map(_assignment, settings)
+
+
+def _assignment(setting: str) -> tuple[str, Any, str]:
+    """Read ``a.b=value``; the value is TOML, or a bare word."""
+    key, sign, text = setting.partition("=")
+    if not sign or not key:
+        raise UsageError(f"--set {setting}: expected key=value")
+    where, word = f"--set {cut(setting, VALUE)}", text.strip()
+    check_plain([key, word], where)
+    try:
+        table = _loaded(f"x = {word}", where)
+        value = table["x"] if len(table) == 1 else word  # else the word has lines of its own
+    except tomllib.TOMLDecodeError:
+        value = word
+    return key.strip(), value, where
+
+
+def set_key(table: Table, key: str, value: Any, where: str) -> None:
+    """Set ``a.b`` in a nested table; UsageError, which names `where`, if it leads through a value."""
+    *path, last = key.split(".")
+    if len(path) > DEPTH:
+        raise UsageError(f"{where}: expected tables at most {DEPTH} deep in one another")
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"{where}: '{part}' is a value, not a table")
+    table[last] = value

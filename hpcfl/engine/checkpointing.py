@@ -1,0 +1,220 @@
+"""Checkpoints while the rounds go on: state is copied, a thread of each rank writes what the rank holds."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcfl import store
+from hpcfl.base.types import Ints
+from hpcfl.mpi.transport import arrays, as_chunk
+
+if TYPE_CHECKING:
+    from hpcfl.engine.job import Job, Progress
+    from hpcfl.engine.record import Recorder
+    from hpcfl.engine.rounds import Rounds
+    from hpcfl.mpi.transport import Saved
+
+FAILURE_SECONDS = 30.0  # how long a rank that fails waits for the checkpoint under way: it ends all ranks then
+
+
+@dataclass(frozen=True)
+class Written:
+    """What checkpoints have cost: `seconds` from the first byte until one was visible, `bytes` in all its files."""
+
+    seconds: float
+    bytes: int
+
+    def __add__(self, other: Written) -> Written:
+        return Written(self.seconds + other.seconds, self.bytes + other.bytes)
+
+
+class Saver:
+    """Writes the checkpoints of a run, one at a time: the next one, and the end, wait for the one before.
+
+    Each rank has one; nothing is said over MPI here. An error of the thread is raised on its rank by whatever is called
+    next.
+
+    Parameters
+    ----------
+    rank : int
+        This rank.
+    token : str
+        The same on all ranks of this start, see `store.draft`.
+    first : int
+        How many rounds were done when it began.
+    recorder : Recorder, optional
+        The server's.
+
+    Attributes
+    ----------
+    saved : int
+        How many were done at the last checkpoint.
+    """
+
+    def __init__(
+        self, job: Job, rounds: Rounds, folder: Path, rank: int, token: str, first: int, recorder: Recorder | None
+    ) -> None:
+        self.job, self.rounds, self.folder, self.rank, self.token = job, rounds, folder, rank, token
+        self.saved, self.recorder = first, recorder
+        self.under_way: Future[Written | None] | None = None
+        self.path: Path | None = None
+        self.waited, self.written = 0.0, Written(0.0, 0)
+        rounds.settle = self.finish
+
+    def save(self, now: Progress, scores: Mapping[str, Any]) -> None:
+        """Begin to write the state as it is now; `scores` are those of its evaluation, if there was one."""
+        self.finish()
+        start, self.saved = time.perf_counter(), now.round
+        with self.rounds.phases.phase("store"):
+            if self.recorder is not None:
+                with _named(self.folder):
+                    store.draft(self.folder, now.round, self.token)  # ranks may write to it from now on
+            parts = self.rounds.personal(now) if self.job.personal_bytes else ()
+            personal = [(clients.copy(), _copied(state)) for clients, state in parts]
+            homes = self.rounds.homes if self.job.personal_bytes else np.zeros(0, dtype=np.int64)
+            writers = set(homes.tolist())
+            self.path = self.folder / "checkpoints" / f"round-{now.round:06d}"
+            work = partial(self._write, now.round, personal, writers, self._server(now, homes, scores))
+            if self.recorder is not None:
+                now.saved = self.path
+                self.recorder.stale(now.round, self.rounds.stale)
+            if self.recorder is not None or self.rank in writers:
+                self.under_way = begun(work)
+        self.waited += time.perf_counter() - start
+
+    def _server(self, now: Progress, homes: Ints, scores: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return copies of what the server holds, for `store.write_server`; None on other ranks."""
+        if self.recorder is None:
+            return None
+        return {
+            "shared": _copied(now.shared),
+            "clock": now.clock | now.stage.numbers(),
+            "memory": _copied(now.norms.saved() | now.flights.saved() | now.watch.saved()),
+            "stale": dict(self.rounds.stale),
+            "extras": _copied(now.extras),
+            "served": {version: _copied(state) for version, state in now.served.items()},
+            "homes": homes,
+            "score": self.job.config.checkpoint.score(scores),
+        }
+
+    def _write(
+        self, round: int, personal: list[Saved], writers: Collection[int], server: Mapping[str, Any] | None
+    ) -> Written | None:
+        """Write this rank's part; the server waits for the others' and makes all of it visible."""
+        start = time.perf_counter()
+        with _named(self.folder):
+            draft = store.draft(self.folder, round, self.token)
+            if server is not None:
+                store.write_server(draft, round, **server)
+            if self.rank in writers:
+                store.write_rank(draft, self.rank, personal)
+            if server is None or self.recorder is None:
+                return None
+            self.recorder.segment.sync()  # no checkpoint without the rows of its rounds, whatever the power does
+            _, size = store.publish(draft, sorted(writers), self.job.config.checkpoint.kept)
+            return Written(time.perf_counter() - start, size)
+
+    def look(self) -> dict[str, float]:
+        """Return the columns of a row: what checkpoints have cost since the row before."""
+        if self.under_way is not None and self.under_way.done():
+            self.finish()
+        waited, written = self.waited, self.written
+        self.waited, self.written = 0.0, Written(0.0, 0)
+        return {
+            "checkpoint_wait_seconds": waited,
+            "checkpoint_seconds": written.seconds,
+            "checkpoint_bytes": written.bytes,
+        }
+
+    def finish(self) -> None:
+        """Wait for the checkpoint under way, if there is one: on the server, until it is visible."""
+        if self.under_way is None:
+            return
+        start, under_way, self.under_way = time.perf_counter(), self.under_way, None
+        with self.rounds.phases.phase("store"):
+            written = under_way.result()
+        self.waited += time.perf_counter() - start
+        if written is not None:
+            self.written += written  # one that was waited for, and the next, may both end before a row
+
+    def abandon(self) -> None:
+        """Give the checkpoint under way some time, for this rank has failed and is about to end all others."""
+        if self.under_way is None or self.path is None:
+            return
+        last = time.monotonic() + FAILURE_SECONDS
+        while not self.path.exists() and time.monotonic() < last:
+            if self.under_way.done() and (self.recorder is not None or self.under_way.exception() is not None):
+                return
+            time.sleep(0.01)
+
+
+def write_part(folder: Path, token: str, rank: int, round: int, states: Mapping[int, Mapping[str, Any]]) -> None:
+    """Write a rank's personal state, ``{client: {name: […]}}``, to the checkpoint that the server has begun.
+
+    Nothing is written where that is not there any more: the server has gone on without this rank.
+    """
+    draft = store.drafted(folder, round, token)
+    with _named(folder):
+        try:
+            store.write_rank(draft, rank, (as_chunk(client, arrays(state)) for client, state in states.items()))
+        except FileNotFoundError:
+            if draft.exists():
+                raise
+
+
+@contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """Name the file, or this folder, where the disk refuses anything."""
+    try:
+        yield
+    except OSError as error:
+        if not error.errno:
+            raise
+        raise store.WriteError(error.errno, os.strerror(error.errno), str(error.filename or folder)) from error
+
+
+def begun(work: Callable[[], Written | None]) -> Future[Written | None]:
+    """Do some work in a thread that does not keep the process from ending."""
+    future: Future[Written | None] = Future()
+
+    def carry_out() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=carry_out, name="checkpoint", daemon=True).start()
+    return future
+
+
+def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors, arrays, numbers and strings as arrays, numbers and strings that nothing else changes."""
+    return {name: value if isinstance(value, str) else _array(value) for name, value in state.items()}
+
+
+def _array(value: Any) -> Any:
+    return np.array(value.cpu().numpy() if hasattr(value, "cpu") else value)
+
+
+def restored(likes: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint holds as tensors, numbers and strings like those given."""
+    import torch
+
+    # copied into torch's own memory: the last bits of products may depend on how memory is aligned
+    return {
+        name: torch.from_numpy(np.asarray(saved[name])).to(like, copy=True)
+        if isinstance(like, torch.Tensor)
+        else type(like)(np.asarray(saved[name]).item())  # earlier versions kept some numbers as tensors [1]
+        for name, like in likes.items()
+    }

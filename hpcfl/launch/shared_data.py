@@ -1,0 +1,67 @@
+"""Samples that one rank of each host reads, or makes, for all of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hpcfl.base.errors import RunError
+from hpcfl.launch.failure import raise_together
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpcfl.config import Config
+    from hpcfl.data import Federation
+
+
+@contextmanager
+def read_once(
+    config: Config, data_dir: Path | None, comm: Any, hosts: Sequence[str], first: Callable[[], None]
+) -> Iterator[Federation | None]:
+    """Yield what this rank maps of the data that the first rank of its host has read; None: it reads them itself.
+
+    `hosts` [ranks] are those of all ranks, which enter together; until they have all entered what follows, no rank
+    leaves the block. Each calls `first` before anything is read. A rank reads by itself where no other is on its host,
+    or the first one is missing, or the data cannot be shared.
+
+    Raises
+    ------
+    UsageError
+        If the data cannot be read; on one rank, as by `raise_together`.
+    """
+    rank = 0 if comm is None else comm.Get_rank()
+    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    with ExitStack() as stack:
+
+        def offered() -> str:
+            from hpcfl.data.shared import shared
+
+            first()
+            if len(here) == 1 or rank != here[0]:
+                return ""
+            federation = config.federation(data_dir)
+            return stack.enter_context(shared(federation, config.data))
+
+        own = raise_together(comm, offered)
+        if len({*hosts}) == len(hosts):
+            yield None
+            return
+        from hpcfl.mpi.waiting import names
+
+        text = names(comm, own)[here[0]]
+        yield _mapped(config, text, rank == here[min(1, len(here) - 1)]) if text else None
+
+
+def _mapped(config: Config, text: str, speaks: bool) -> Federation | None:
+    """The federation that lies where a text says; where it cannot be reached, one rank of the host says so."""
+    from hpcfl.data.shared import attach
+
+    try:
+        return attach(text, config.data)
+    except RunError as error:
+        if speaks:
+            print(f"hpcfl: each rank of this host reads the data by itself: {error}", file=sys.stderr, flush=True)
+        return None

@@ -1,0 +1,1 @@
+"""Ranks: who is where, and what travels between them."""

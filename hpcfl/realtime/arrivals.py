@@ -1,0 +1,312 @@
+"""Rounds that arrivals end, in real time: nobody is waited for, and the server steps with every K visits.
+
+Each lane is one client rank, at work for one of its clients at a time. Visits go on over the server's steps, and over
+evaluations and checkpoints. Who is asked for scores are the clients of lanes that have just reported: those of the
+others are not known. Personal state comes from all, also in the middle of a visit: it is what their visits began with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from hpcfl.base.errors import Interrupted, RunError
+from hpcfl.base.rng import keyed
+from hpcfl.base.types import Floats, Ints
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.record import Record
+from hpcfl.mpi.transport import idle
+from hpcfl.realtime.lane import Lane, PendingReceive
+from hpcfl.realtime.lanes import Lanes
+from hpcfl.realtime.orders import Command, Op, StateReply
+from hpcfl.realtime.outcome import add_all
+from hpcfl.realtime.server import SAVE_SECONDS, Server
+from hpcfl.schedule.arrivals import Came, check_fruitless, counts, enough, planned
+from hpcfl.schedule.plan import Plan
+from hpcfl.sums.guard import NO_GROUP, NOT_FINITE, Rejection
+from hpcfl.sums.message import ExactSums, Sums
+
+
+@dataclass(frozen=True)
+class Flight:
+    """The visit that a lane is at: when it was sent out, and when it ends at the latest, by the monotonic clock."""
+
+    client: int
+    sent: float
+    ends: float
+
+
+@dataclass
+class Step:
+    """What has come since the server's last step; it is over when it is full, or at a second of the monotonic clock.
+
+    Where clients count alike, however often each has reported, visits are `held` until it is known how often.
+    """
+
+    sums: ExactSums
+    ends: float
+    came: list[Came] = field(default_factory=list)
+    held: list[PendingReceive] = field(default_factory=list)
+    rejected: dict[int, Rejection] = field(default_factory=dict)  # by their places in `came`
+    fruitless: int = 0
+    full: bool = False
+
+
+class ArrivalsServer(Server):
+    """The server of rounds that arrivals end, see `Server`.
+
+    Attributes
+    ----------
+    at_work : dict of Lane to Flight
+        Visits under way, and those that have arrived since the last step was over.
+    owed : list of int
+        Clients that were at work when the run was stopped: they are sent out again with the state that they had.
+    """
+
+    def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
+        super().__init__(job, lanes, rest)
+        self.rules = job.config.participation
+        self.lane = self._hosts()
+        self.at_work: dict[Lane, Flight] = {}
+        self.owed: list[int] | None = None
+        self.origin = 0.0  # second of the monotonic clock at which the run would have begun, had it never been stopped
+
+    def gather(self, absent: Mapping[int, str]) -> None:
+        super().gather(absent)
+        self.lane = self._hosts()
+
+    def _hosts(self) -> dict[int, Lane]:
+        return {client: lane for lane in self.lanes.all for client in lane.hosted.tolist()}
+
+    def exchange(self, now: Progress, record: Record) -> tuple[Plan, Sums]:
+        if self.owed is None:
+            self.owed, self.origin = now.flights.waiting.tolist(), time.monotonic() - now.flights.now
+        self.saved = now.saved
+        flights, start, began = now.flights, now.flights.now, time.monotonic()
+        lasts = self.rules.closes_after(now.round, ())
+        now.served[now.round] = now.shared
+        due = self.origin + start + lasts  # what the server's step took is a part of the round, as in simulated time
+        step = Step(ExactSums(self.job.layout), due if due > began else began + lasts)
+        with record.timed("wait_seconds"):
+            self._stop_stale(now)
+            self._fill(step, now, record)
+        clients = np.array([visit[0] for visit in step.came], dtype=np.int64)
+        for one, factor in zip(step.held, self.rules.evened(clients).tolist()):
+            add_all(one, step.sums, factors=dict.fromkeys(self.job.layers.of, factor))
+        last = step.came[-1][3] if step.came else start
+        flights.now = last if step.full or time.monotonic() < step.ends else step.ends - self.origin
+        plan = planned(self.job.planner, now.round, step.came, flights, start, lasts)
+        places = np.argsort(np.argsort(clients, kind="stable")).tolist()  # of those that came, in the cohort
+        record.rejected = {places[number]: rejection for number, rejection in step.rejected.items()}
+        step.sums.cohort, step.sums.miss_probability = plan.invited, plan.miss_probability
+        step.sums.arrived = now.arrived(plan)
+        now.served = {version: now.served[version] for version in set(flights.version[flights.waiting].tolist())}
+        if now.round + 1 == self.job.config.rounds:
+            self._halt()
+            self.lanes.wait_for_all(SAVE_SECONDS, "ranks to stop their visits")
+        return plan, step.sums
+
+    def _fill(self, step: Step, now: Progress, record: Record) -> None:
+        """Take what arrives and send clients out in its stead, until the step is over.
+
+        A wish to stop ends it with what has arrived, since that is acknowledged.
+        """
+        patience = max(self.lanes.patience, 3 * self.lasted) if step.ends == inf else inf
+        began = time.monotonic()
+
+        def owing() -> list[Lane]:
+            return self.lanes.those("active", "late") or (self.lanes.those("idle") if step.ends < inf else [])
+
+        def left() -> float:
+            return min(step.ends, *(flight.ends for flight in self.at_work.values()), inf) - time.monotonic()
+
+        try:
+            for _ in self.lanes.waiting(f"visits of round {now.round}", owing, self.rest, left, patience):
+                with self.phases.phase("reduction"):
+                    self._take(step, now, record)
+                if step.full or time.monotonic() >= step.ends:
+                    break
+                with self.phases.phase("broadcast"):
+                    self._send(now)
+            else:
+                lost = ", ".join(str(loss.rank) for loss in self.lanes.lost) or "none"
+                some = ", some of every client" if self.rules.every_client else ""
+                raise RunError(
+                    f"round {now.round}: expected participation.buffer = {self.rules.buffer} visits{some}, but only "
+                    f"{len(step.came)} have come, and nobody is left to be sent out; lost ranks: {lost}"
+                )
+        except Interrupted:
+            if not step.came:
+                raise
+        self.lasted = time.monotonic() - began
+
+    # what arrives
+
+    def _take(self, step: Step, now: Progress, record: Record) -> None:
+        """Take visits in the order in which they have come, then those whose time is up; forget those of the dead."""
+        came = [lane for lane in self.at_work if lane.arrived]
+        for lane in sorted(came, key=_arrival):
+            if not step.full and _arrival(lane)[0] <= step.ends:
+                self._arrive(lane, step, now, record)
+        for lane, flight in list(self.at_work.items()):
+            if lane.state == "dead" and not lane.arrived:
+                now.flights.due[flight.client] = np.nan
+                del self.at_work[lane]
+            elif lane.state == "active" and not step.full and time.monotonic() >= flight.ends:
+                self._arrive(lane, step, now, record)
+
+    def _arrive(self, lane: Lane, step: Step, now: Progress, record: Record) -> None:
+        """Take what a lane has sent of its visit, and close the visit where that is not all; leave word what counts."""
+        flight, one, job, flights = self.at_work.pop(lane), lane.pending, self.job, now.flights
+        client, whole = flight.client, bool(lane.arrived)
+        when = _arrival(lane)[0] if whole else time.monotonic()
+        if not whole:
+            lane.close(Command(Op.CLOSE, counted=lane.counted))
+        flights.due[client] = np.nan
+        groups = 0 if one is None or (job.planner.whole and not whole) else len(one.times)
+        if one is None or not groups:
+            self._in_vain(lane, client, step, now.round)
+            return
+        lane.worked[:, 0] += 1, one.seconds(0)
+        bad, steps = int(one.rejected(groups)[0, 0]), one.steps(0, 0)
+        depth = job.layers.reached[int(one.sent(groups)[0, 0])]
+        version, reached = int(flights.version[client]), depth if bad == NO_GROUP else 1
+        if not counts(job.planner, self.rules, now.round - version, reached, steps):
+            self._in_vain(lane, client, step, now.round)
+            return
+        self._acknowledge(lane, client, depth)
+        if bad != NO_GROUP:
+            step.rejected[len(step.came)] = Rejection(depth, bad, NOT_FINITE)
+        else:
+            record.gradients = max(record.gradients, one.gradients(0, 0, groups))
+        if self.rules.every_client:
+            lane.keep_pending()
+            step.held.append(one)
+        else:
+            factor = float(job.planner.staleness.factors(np.array([now.round - version]))[0])
+            add_all(one, step.sums, groups, dict.fromkeys(job.layers.of, factor))
+        ended = whole and (not self.rules.by_steps or steps == job.planner.visit_steps[0][client])
+        seconds = when - flight.sent if ended else inf
+        step.came.append((client, version, int(flights.number[client]), when - self.origin, seconds, depth, steps))
+        step.full = enough(job.planner, self.rules, step.came)
+
+    def _in_vain(self, lane: Lane, client: int, step: Step, round: int) -> None:
+        self._acknowledge(lane, client, len(self.job.layers.tensors) + 1)
+        step.fruitless += 1
+        check_fruitless(round, step.fruitless)
+
+    def _acknowledge(self, lane: Lane, client: int, depth: int) -> None:
+        """Leave word on a lane how much of a visit has counted."""
+        lane.counted[lane.hosted == client] = depth
+
+    def _stop_stale(self, now: Progress) -> None:
+        """Stop visits that are too old, where they shall be."""
+        most, flights = self.rules.max_staleness, now.flights
+        if most is None or not self.rules.stop_stale:
+            return
+        for client in flights.waiting[now.round - flights.version[flights.waiting] > most].tolist():
+            lane = self.lane[client]
+            flights.due[client] = np.nan
+            if self.owed and client in self.owed:
+                self.owed.remove(client)
+                continue
+            del self.at_work[lane]
+            self._close(lane)
+            self._acknowledge(lane, client, len(self.job.layers.tensors) + 1)
+
+    # who is sent out
+
+    def _send(self, now: Progress) -> None:
+        """Send out clients of lanes that are idle: first those who were at work when the run was stopped."""
+        assert self.owed is not None
+        self._rehost()
+        flights, free = now.flights, [lane for lane in self.lanes.those("idle") if lane not in self.at_work]
+        for client in self.owed.copy():
+            lane = self.lane[client]
+            if lane.state == "dead":
+                flights.due[client] = np.nan
+            elif lane in free:
+                free.remove(lane)
+                self._invite(lane, client, now)
+            else:
+                continue
+            self.owed.remove(client)
+        chosen = flights.chosen(self.job.config.seed, self.rules, self._candidates(free, now), now.round)
+        flights.leave(chosen, now.round)
+        for client in chosen.tolist():
+            self._invite(self.lane[client], client, now)
+
+    def _candidates(self, lanes: list[Lane], now: Progress) -> Ints:
+        """Return one client of each lane that may be sent out, drawn uniformly, ascending ids."""
+        free = now.flights.free(self.rules, self.job.planner.members, now.round)
+        found = []
+        for lane in lanes:
+            own = np.intersect1d(free, lane.hosted)
+            if len(own) > 1:
+                now.flights.drawn += 1
+                own = keyed(self.job.config.seed, "lane", step=now.flights.drawn).choice(own, 1)
+            found += own.tolist()
+        return np.array(sorted(found), dtype=np.int64)
+
+    def _invite(self, lane: Lane, client: int, now: Progress) -> None:
+        version, number = int(now.flights.version[client]), int(now.flights.number[client])
+        ends = self.rules.max_seconds or self.rules.closes_after(version, ())
+        head = Op.VISIT, version, number, ends
+        command = Command(*head, counted=lane.counted, cohort=np.array([client], dtype=np.int64))
+        sent = time.monotonic()
+        lane.invite(command, self.packing.sent(now.served[version]))
+        self.at_work[lane] = Flight(client, sent, sent + (self.rules.max_seconds or inf))
+
+    # everything else
+
+    def _rehost(self) -> None:
+        before = len(self.orphans.events), [*self.lanes.all]
+        super()._rehost()
+        if before != (len(self.orphans.events), self.lanes.all):
+            self.lane |= self._hosts()
+
+    def _is_free(self, lane: Lane) -> bool:
+        return super()._is_free(lane) and lane not in self.at_work
+
+    def _close(self, lane: Lane) -> None:
+        """Stop the visit that a lane is at, if it is at one."""
+        if lane.state == "active":
+            lane.close(Command(Op.CLOSE, counted=lane.counted))
+
+    def _halt(self) -> None:
+        """Stop all visits: no more rounds are to come. They remain those of clients that are at work."""
+        for lane, flight in self.at_work.items():
+            if not lane.arrived:
+                self._close(lane)
+                self._acknowledge(lane, flight.client, len(self.job.layers.tensors) + 1)
+        self.at_work = {}
+
+    def profiles(self) -> dict[int, Floats]:
+        self._halt()
+        return super().profiles()
+
+    def leave(self, round: int, stopped: int, without_dead: bool) -> tuple[list[int], bool]:
+        self._halt()
+        return super().leave(round, stopped, without_dead)
+
+    def _has_sent(self, lane: Lane, reply: StateReply) -> bool:
+        if lane.state != "active" or lane not in self.at_work:
+            return super()._has_sent(lane, reply)
+        if lane.owes_state:
+            return False
+        lane.ask_meanwhile(Command(Op.SAVE, counted=lane.counted), reply.receive)
+        limit = self._save_seconds(reply)
+        for seconds in self.lanes.waiting("personal state", lambda: [lane] if lane.owes_state else []):
+            if seconds > limit or lane.state == "dead":
+                return False
+        return not lane.owes_state
+
+
+def _arrival(lane: Lane) -> tuple[float, int]:
+    """Return when a complete visit has come, in seconds of the monotonic clock; who comes at once, by rank."""
+    assert lane.pending is not None
+    return lane.pending.times[-1], lane.topology.ranks[0]

@@ -1,0 +1,336 @@
+"""A client rank's side of rounds in real time: MPI in the main thread, computing in another one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcfl.base.errors import RunError
+from hpcfl.base.memory import freeze
+from hpcfl.base.types import State
+from hpcfl.engine.checkpointing import begun
+from hpcfl.engine.job import Job
+from hpcfl.engine.profile import Phases
+from hpcfl.mpi.channel import Pair, Requests
+from hpcfl.mpi.placement import Topology, Turn
+from hpcfl.mpi.waiting import Patience, doze
+from hpcfl.realtime.executor import Executor, Worker
+from hpcfl.realtime.frames import FrameFormat, StagedFrame, frame_formats, narrow_formats
+from hpcfl.realtime.orders import Command, Handover, Op, StateReply, TableReply
+from hpcfl.sums.packing import Packing
+
+PHASE = {Op.VISIT: "compute", Op.CLOSE: "reduction", Op.SCORE: "evaluation", Op.SAVE: "store", Op.WRITE: "store"}
+LOOK_SECONDS = 0.002  # how often a rank that computes looks for the server's word
+SENDING_SECONDS = 0.0002  # and how often while something is being sent
+
+
+class GivenUp(Exception):  # noqa: N818
+    """The server no longer speaks with this rank on its lane."""
+
+
+class ClientRank:
+    """One client rank on its lane; `rest` is called while it waits.
+
+    Parameters
+    ----------
+    channels : (Channel, Channel)
+        The lane's: for commands, and for everything large.
+    spare : (Channel, Channel), optional
+        Those of a lane for this rank alone, if the lane should lose another rank, or the one that it goes by.
+    worker : Worker, optional
+        What computes, where it has begun to already; the rank is then not here before it has `arrived`.
+
+    Attributes
+    ----------
+    word : list of MPI.Request
+        Complete once the server has given the lane up for the spare one.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        executor: Executor,
+        topology: Topology,
+        local_rank: int,
+        channels: Pair,
+        rest: Callable[[], None],
+        spare: Pair | None = None,
+        phases: Phases | None = None,
+        store: Callable[[int, Mapping[int, State]], None] | None = None,
+        worker: Worker | None = None,
+    ) -> None:
+        self.word: Requests = []
+        self._left: list[Any] = []
+        self.job, self.executor, self.rest, self.spare, self.store = job, executor, rest, spare, store
+        self.phases, self._round = phases or Phases(), -1
+        self.worker = worker or Worker()
+        if worker is None:
+            self.worker.start(lambda put: executor.warm())
+        self._room()
+        self._posted = self._total = 0
+        self._last = 0.0  # when it has posted its last frame
+        self.released = False
+        self._over = threading.Event()
+        self._join(topology, local_rank, channels)
+        if worker is None:
+            self.arrived()
+
+    def _room(self) -> None:
+        """Make room for the shared state."""
+        packing = Packing(self.job.algorithm.init_server(self.job.task))
+        state = packing.zeros(pinned=self.job.task.device.type == "cuda")
+        self.parts, self.views = packing.received(state), packing.views(state)
+
+    def arrived(self) -> ClientRank:
+        """Tell whoever leads this rank that it is here; return itself."""
+        self._rested()
+        freeze()
+        self._arrive()
+        return self
+
+    def _join(self, topology: Topology, local_rank: int, channels: Pair) -> None:
+        self.local_rank = local_rank
+        self.control, self.data = channels
+        self._sends: list[tuple[Requests, StagedFrame | None]] = []
+        self._host(topology)
+
+    def _host(self, topology: Topology) -> None:
+        self.topology = topology
+        self.formats = frame_formats(self.job.layout, len(topology.ranks), topology.most(self.job.together))
+        self.narrow = narrow_formats(self.job.layout, topology, self.job.together, self.job.parts)
+        self._turns: list[Turn] = []
+        self._command = Command.empty(len(topology.clients), self.job.config.clients)
+
+    def _arrive(self) -> None:
+        """Tell the server that this rank is here and free."""
+        self._rested()
+        self._sends.append((self.control.meet(), None))
+
+    def serve(self) -> Command:
+        """Do what the server asks; return its last word, which is that the run is over."""
+        try:
+            return self._served()
+        except MPI.Exception as error:
+            if self.spare is None:
+                reason = " ".join(error.Get_error_string().split())
+                raise RunError(f"the server (rank 0) is lost ({reason})") from None
+        except GivenUp:
+            assert self.spare is not None
+        # the lane has lost another rank: go on with one of this rank alone
+        self.word = []
+        self._over.set()
+        self._left += [self._sends, self._heard, self._command, self.parts]  # who hangs may still use it one day
+        self._room()
+        self._join(self.topology.single(self.local_rank), 0, self.spare)
+        self.spare = None
+        self._arrive()
+        return self.serve()
+
+    def _served(self) -> Command:
+        done = {Op.VISIT: self._visit, Op.CLOSE: self._close, Op.SCORE: self._score, Op.SAVE: self._save}
+        done |= {Op.RELEASE: self._release, Op.PROFILE: self._profile, Op.ADOPT: self._adopt, Op.WRITE: self._write}
+        self._listen()
+        while True:
+            with self.phases.phase("waiting"):
+                doze(self._heard, self._progress) if self.released else self._wait(self._heard)
+            command = Command.unpacked(self._command.copy(), len(self.topology.clients))
+            self._begin(command)
+            self.executor.acknowledge(dict(zip(self.topology.clients.tolist(), command.counted.tolist())))
+            if command.op is Op.LEAVE:
+                self._wait(self.data.meet())
+                return command
+            if command.op not in (Op.CLOSE, Op.SAVE, Op.WRITE, Op.ADOPT):
+                self._listen()  # these have operations of their own there before the next word
+            with self.phases.phase(PHASE.get(command.op, "other")):
+                done[command.op](command)
+
+    def _begin(self, command: Command) -> None:
+        """Tell the phases of a round that begins here with this command."""
+        if self._round < 0 or (command.op is Op.VISIT and command.round > self._round):
+            self._round = command.round
+            self.phases.begin()
+
+    def _listen(self) -> None:
+        """Be ready for the server's next word."""
+        self._heard = self.control.down(self._command)
+
+    # visits
+
+    def _visit(self, command: Command) -> None:
+        """Compute the visits that are asked for; send each frame as soon as it is ready."""
+        begun, state = time.monotonic(), self._expect_state()
+        facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
+        attempt = self.job.planner.attempt(*facts)
+        turns = [turn[self.local_rank] for turn in self.topology.turns(command.cohort, self.job.together)]
+        self._turns = turns
+        self._posted, self._total = 0, len(turns) * len(self.formats)
+        over = self._over = threading.Event()
+        with self.phases.phase("broadcast"):
+            self._wait(*state)
+        work = self.executor.visits
+        last = begun + attempt.closes_after - self.executor.spare(attempt.closes_after) / 2
+        given = attempt, self.views, turns, self.formats, self.local_rank, over
+        self.worker.start(lambda put: work(*given, put, begun, self.narrow))
+        while self._posted < self._total and not self._interrupted():
+            staged = self.worker.take(SENDING_SECONDS if self._sends else LOOK_SECONDS)
+            while staged is not None:
+                self._wait([staged])
+                self._post(staged)
+                staged = self.worker.take(0)
+            if time.monotonic() > last:
+                self._send_snapshot(over)
+            self._progress()
+        if self._posted == self._total:
+            self._rested()  # the state that was served is in use until then
+        with self.phases.phase("reduction"):
+            self._until(lambda: not self._sends or MPI.Request.Testall(self._heard))
+        if self._posted == self._total and not self._sends and not over.is_set():
+            self.executor.delivery = time.monotonic() - self._last
+
+    def _interrupted(self) -> bool:
+        """Whether the server has said something that ends the visits; hand over personal state if that is all."""
+        if not MPI.Request.Testall(self._heard):
+            return False
+        command = Command.unpacked(self._command.copy(), len(self.topology.clients))
+        beside = {Op.SAVE: self._save, Op.WRITE: self._write}.get(command.op)
+        if beside is not None:
+            with self.phases.phase("store"):
+                beside(command)
+        return beside is None
+
+    def _send_snapshot(self, over: threading.Event) -> None:
+        """Send the last snapshot of a visit that has not ended in time, if there is one; the visit ends then."""
+        number, begun = divmod(self._posted, len(self.formats))
+        for staged in () if begun else self.executor.overdue(number):
+            over.set()
+            self._wait([staged])
+            self._post(staged)
+
+    def _formats(self, turn: Turn) -> list[FrameFormat]:
+        """Return the formats of the frames in which this rank sends a turn's visits."""
+        client = next(chain(*turn), None)
+        return self.formats if client is None else self.narrow.get(int(self.job.parts[client]), self.formats)
+
+    def _post(self, staged: StagedFrame) -> None:
+        self._sends.append((self.send(staged), staged))
+        self._posted += 1
+        self._last = time.monotonic()
+
+    def send(self, staged: StagedFrame) -> Requests:
+        """Begin to send a frame: from a rank alone on its lane as it is, else to be summed up on the way."""
+        head, *large = staged.buffers()
+        carried = self.data.absent if staged.empty else self.data.summed
+        return [*self.data.summed(head), *(request for buffer in large for request in carried(buffer))]
+
+    def _close(self, command: Command) -> None:
+        """Catch up: send as many frames as any rank of the lane has begun to, then say when this one is free."""
+        self._over.set()
+        begun = -self._posted % len(self.formats) if self.job.planner.whole else 0  # what was begun is finished
+        posted, target = np.array([self._posted + begun], dtype=np.int64), np.zeros(1, dtype=np.int64)
+        self._wait(self.control.agree(posted, target))
+        for _ in range(begun):
+            while (staged := self.worker.take(LOOK_SECONDS)) is None:
+                self._progress()
+            self._wait([staged])
+            self._post(staged)
+        while self._posted < max(int(posted[0]), int(target[0])):
+            turn, group = divmod(self._posted, len(self.formats))
+            self._post(self.executor.staging.nothing(self._formats(self._turns[turn])[group]))
+            self._progress()
+        self._rested()
+        self._wait(self.control.meet())
+        self._listen()
+
+    def _rested(self) -> Any:
+        """Wait until the worker is free; return the last thing that it has put."""
+        last = None
+        while self.worker.busy:
+            result = self.worker.take(LOOK_SECONDS)
+            last = last if result is None else result
+            self._progress()
+        return last
+
+    # everything else that is asked
+
+    def _score(self, command: Command) -> None:
+        """Test the clients' models on their own test parts."""
+        state = self._expect_state()
+        with self.phases.phase("broadcast"):
+            self._wait(*state)
+        shared = self.executor.placed(self.views)
+        reply = TableReply(self.job.scores, len(self.topology.clients))
+        self.worker.start(lambda put: put(self.executor.scores(command.round, shared)))
+        reply.data[:, self.topology.places(self.local_rank)] = self._rested()
+        self._wait(reply.carried(self.data))
+
+    def _save(self, command: Command) -> None:
+        """Hand over the acknowledged personal state."""
+        reply = StateReply(self.topology, self.job.like)
+        self._wait(reply.send(self.control, self.local_rank, self.executor.personal()))
+        self._listen()
+
+    def _write(self, command: Command) -> None:
+        """Write the acknowledged personal state, which does not change meanwhile, to the checkpoint of a round."""
+        assert self.store is not None
+        under_way = begun(partial(self.store, command.round, self.executor.personal()))
+        self._until(under_way.done)
+        under_way.result()
+        self._wait(self.control.meet())
+        self._listen()
+
+    def _adopt(self, command: Command) -> None:
+        """Take over the clients of a lost rank, with the personal state that the server has of them."""
+        invited = set(command.cohort.tolist())
+        chunks = [chunk for chunk in self.job.chunks if not invited.isdisjoint(chunk.clients.tolist())]
+        handover = Handover(chunks, self.job.like)
+        self._wait([request for part in handover.received() for request in self.data.down(part)])
+        self.worker.start(lambda put: self.executor.adopt(chunks, handover.states()))
+        self._rested()
+        self._wait(self.data.meet())
+        self._host(self.topology.with_more(chunks))
+        self._listen()
+
+    def _release(self, command: Command) -> None:
+        """Forget everything: all that is still to come is the server's last word."""
+        self._rested()
+        self.executor.forget()
+        self.parts, self.views, self.released = [], {}, True
+        self._wait(self.data.meet())
+
+    def _profile(self, command: Command) -> None:
+        """Tell where this rank's time went, the rounds being over."""
+        self.phases.end()
+        figures = self.phases.figures()
+        reply = TableReply(len(figures), len(self.topology.ranks))
+        reply.data[:, self.local_rank] = figures
+        self._wait(reply.carried(self.data))
+
+    # waiting
+
+    def _expect_state(self) -> tuple[Requests, int]:
+        """Begin to receive the shared state; return the requests, and how many bytes come."""
+        requests = [request for part in self.parts for request in self.data.down(part)]
+        return requests, sum(part.nbytes for part in self.parts)
+
+    def _wait(self, requests: list[Any], coming: int = 0) -> None:
+        """Wait until all are complete, without spinning; `coming` bytes are known to be on their way."""
+        self._until(lambda: all(request.Test() for request in requests), coming)
+
+    def _until(self, over: Callable[[], bool], coming: int = 0) -> None:
+        patience = Patience()
+        while not over():
+            self._progress()
+            patience.pause(coming=coming)
+
+    def _progress(self) -> None:
+        self._sends = [(requests, kept) for requests, kept in self._sends if not MPI.Request.Testall(requests)]
+        if self.word and MPI.Request.Testall(self.word):
+            raise GivenUp
+        self.rest()

@@ -1,0 +1,333 @@
+"""The clients that live on one rank: their personal state, and their visits in real time. Knows no MPI."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hpcfl.base.blame import blaming
+from hpcfl.base.device_copy import on_device
+from hpcfl.base.types import Floats, State
+from hpcfl.engine.chunk_batches import Part
+from hpcfl.engine.job import Job, stacked
+from hpcfl.engine.simulated import drained
+from hpcfl.learning.batches import RoundClosed, Training, Visits
+from hpcfl.mpi.placement import Chunk, Turn
+from hpcfl.mpi.transport import Personal
+from hpcfl.realtime.frames import FrameFormat, StagedFrame, Staging
+from hpcfl.realtime.pace import LayerSender, Pace, Put, StepClock, SumSender, WholeSender
+from hpcfl.schedule.plan import Attempt, Plan
+
+if TYPE_CHECKING:
+    from hpcfl.algorithms.base import Client
+
+SPARE_SECONDS, SPARE_SHARE = 0.02, 0.05
+"""What a visit that stops by the clock leaves for sending, beside twice what that took last.
+
+So many seconds, or a share of the time that the round is given.
+"""
+SWITCH_SECONDS = 0.0001  # how long the main thread waits for Python's lock: by itself Python lets it wait for 5 ms
+
+
+class Worker:
+    """A second thread that does one piece of work at a time and hands over results as they become ready.
+
+    So finished layers leave while a long operation goes on: torch gives up Python's global lock inside its operations.
+    Work that holds the lock delays this rank only.
+    """
+
+    def __init__(self) -> None:
+        sys.setswitchinterval(SWITCH_SECONDS)
+        self.busy = False
+        self._work: queue.SimpleQueue[Callable[[Callable[[Any], None]], None]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # a daemon: a rank that leaves with an error does not wait for an operation that may take for ever
+        threading.Thread(target=self._loop, name="hpcfl worker", daemon=True).start()
+
+    def start(self, work: Callable[[Callable[[Any], None]], None]) -> None:
+        """Begin ``work(put)``; what it puts comes out of `take`."""
+        self.busy = True
+        self._work.put(work)
+
+    def take(self, timeout: float) -> Any:
+        """Return the next result; None after `timeout` seconds or where the work has ended; raise what it raised."""
+        try:
+            kind, result = self._results.get(timeout=timeout) if timeout > 0 else self._results.get_nowait()
+        except queue.Empty:
+            return None
+        if kind == "put":
+            return result
+        self.busy = False
+        if result is not None:
+            raise result
+        return None
+
+    def _loop(self) -> None:
+        while True:
+            work = self._work.get()
+            error = None
+            try:
+                work(lambda item: self._results.put(("put", item)))
+            except BaseException as raised:  # whatever it is, the main thread must know
+                error = raised
+            self._results.put(("end", error))
+
+
+class UnderWay:
+    """A visit that may be sent by either thread: as it ends, or the last snapshot of it. Who claims it first, does."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.snapshot = number, Snapshot()
+        self._lock, self._claimed = threading.Lock(), False
+
+    def claim(self) -> bool:
+        with self._lock:
+            first, self._claimed = not self._claimed, True
+        return first
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a visit would send had it stopped after some step, and the client's state by then; no frames: none yet."""
+
+    frames: Sequence[StagedFrame] = ()
+    client: int = -1
+    state: State = field(default_factory=dict)
+
+
+class Executor:
+    """One rank's clients, by chunks.
+
+    A client's new personal state is provisional: it replaces the old one when the server acknowledges that the visit
+    counted, and block by block where only some layers did. `direct`: MPI reads the memory of the GPU that computes.
+    """
+
+    def __init__(self, job: Job, chunks: Sequence[Chunk], personal: Personal, direct: bool = False) -> None:
+        self.job, self.chunks = job, chunks
+        self.states = {chunk.number: personal[chunk.number] for chunk in chunks}
+        self.staging = Staging(job.task.device, direct)
+        self.delivery = 0.0  # seconds that the frames of the last visits took to leave
+        self.under_way: UnderWay | None = None
+        self._chunk = {client: chunk for chunk in chunks for client in chunk.clients.tolist()}
+        self._new: dict[int, tuple[State, int]] = {}  # a visit's chunk's new state, and its row there
+
+    def spare(self, closes_after: float) -> float:
+        """Return the seconds before the end of a round by which a visit that stops by the clock has to leave."""
+        return max(SPARE_SECONDS, SPARE_SHARE * closes_after) + 2 * self.delivery
+
+    def warm(self) -> None:
+        """Do one step for nothing, see `Task.warm_up`."""
+        cohort = np.sort(self.chunks[0].clients)
+        plan = self.job.planner.plan(self.job.planner.attempt(0, cohort=cohort))
+        self.job.task.warm_up(self.job.visits(plan, np.arange(len(cohort)), Event()))
+
+    def placed(self, state: State) -> State:
+        """Return a state on the device that computes."""
+        return {name: on_device(value, self.job.task.device) for name, value in state.items()}
+
+    def visits(
+        self,
+        attempt: Attempt,
+        shared: State,
+        turns: Sequence[Turn],
+        formats: Sequence[FrameFormat],
+        local_rank: int,
+        over: Event,
+        put: Put,
+        begun: float | None = None,
+        narrow: Mapping[int, Sequence[FrameFormat]] | None = None,
+    ) -> None:
+        """Compute the visits of one turn after the other and put the frames of each; stop when it is `over`.
+
+        The round has `begun` at this second of the monotonic clock; None: now. The formats of turns whose visit holds
+        a part of the blocks are the `narrow` ones of this part, where there are any.
+        """
+        start = time.monotonic()
+        leaves = (start if begun is None else begun) + attempt.closes_after - self.spare(attempt.closes_after)
+        plan, seconds = self._planned(attempt), self._enforced(attempt)
+        state = self.placed(shared)
+        for number, turn in enumerate(turns):
+            if over.is_set():
+                return
+            self.under_way = UnderWay(number)
+            if not turn:
+                for group in formats:
+                    put(self.staging.nothing(group))
+                continue
+            rows = [np.searchsorted(attempt.cohort, clients) for clients in turn]
+            slowest = float(seconds[np.concatenate(rows)].max())  # they are side by side
+            pace = Pace(self.job, slowest, over, start)
+            own = narrow[int(self.job.parts[turn[0][0]])] if narrow else formats
+            given = own, local_rank, self.staging, pace, put
+            chunks = (self._clocked(self.job.visits(plan, each, over), leaves, state, *given) for each in rows)
+            with blaming(lambda: f" in round {attempt.round}"), suppress(RoundClosed):
+                if self.job.planner.whole:
+                    self._whole(state, chunks, SumSender(*given) if formats[0].sums else WholeSender(*given))
+                else:
+                    gradients = partial(self.job.task.oracle_calls.item, turn[0][0])
+                    self._by_layers(state, next(chunks), LayerSender(*given, gradients))
+            start = time.monotonic()
+
+    def _planned(self, attempt: Attempt) -> Plan:
+        """Return what is known beforehand; where arrivals end rounds the attempt is a visit, and has its number."""
+        plan = self.job.planner.plan(attempt)
+        if not self.job.planner.participation.by_arrivals:
+            return plan
+        return replace(plan, arrival=np.full_like(plan.arrival, np.nan), number=attempt.number)
+
+    def _enforced(self, attempt: Attempt) -> Floats:
+        """Return the seconds that visits shall take; where arrivals end rounds, drawn for all as in simulated time."""
+        planner, speed = self.job.planner, self.job.config.speed
+        if not planner.participation.by_arrivals:
+            return speed.enforced(attempt)
+        everyone = replace(attempt, cohort=planner.members)
+        return speed.enforced(everyone)[np.searchsorted(planner.members, attempt.cohort)]
+
+    def _whole(self, shared: State, chunks: Iterable[Visits], sender: WholeSender) -> None:
+        self.job.task.oracle_calls[:] = 0
+        parts = (Part(self._chunk_of(visits), self._personal(visits), visits) for visits in chunks)
+        for _, visits, work in self.job.bundles.work(shared, parts):
+            visits.raise_if_closed()
+            sieve = self.job.guard.sieve(len(visits.clients), None)
+            state = drained(sieve.through(work), sender.take)
+            if visits.training is not None and self.under_way is not None and not self.under_way.claim():
+                raise RoundClosed
+            self._keep(visits, state)
+            sender.end(sieve.first, self.job.task.oracle_calls[visits.clients].tolist(), visits.steps)
+        sender.finish()
+
+    def _by_layers(self, shared: State, visits: Visits, sender: LayerSender) -> None:
+        self._keep(visits, drained(self._work(shared, visits), sender.take))
+        sender.finish()
+
+    def _clocked(
+        self,
+        visits: Visits,
+        leaves: float,
+        shared: State,
+        formats: Sequence[FrameFormat],
+        local_rank: int,
+        staging: Staging,
+        pace: Pace,
+        put: Put,
+    ) -> Visits:
+        """Return visits that stop after a step in time to deliver, where they may."""
+        if visits.steps is None or leaves == inf:
+            return visits
+        every, under_way = self.job.planner.participation.snapshot, self.under_way
+        training = Training() if every else None
+
+        def keep(taken: int) -> None:
+            frames: list[StagedFrame] = []
+            at_once = Pace(self.job, 0.0, pace.over, pace.start)
+            sender = WholeSender(formats, local_rank, staging, at_once, frames.append)
+            state = self._stopped(shared, replace(timed, steps=np.array([taken])), sender)
+            if under_way is not None and len(frames) == len(formats):
+                under_way.snapshot = Snapshot(frames, int(visits.clients[0]), state)
+
+        least = int(self.job.planner.visit_steps[1][visits.clients].max())
+        clock = StepClock(pace, visits.steps, least, leaves, every, keep)
+        timed = replace(visits, more=clock.more, training=training)
+        return timed
+
+    def _stopped(self, shared: State, visits: Visits, sender: WholeSender) -> State:
+        """Let visits that go on send what they would if they stopped here; return the clients' state."""
+        task, sieve = self.job.task, self.job.guard.sieve(len(visits.clients), None)
+        assert visits.training is not None
+        params, memory = (
+            {name: value.clone() for name, value in state.items()}
+            for state in (visits.training.params, visits.training.memory)
+        )
+        buffers = {} if task.whole is None else task.whole.now(visits.clients)
+        trained = Training(params, memory, visits.training.loss, buffers)
+        alone = replace(visits, more=None, training=None, trained=trained)
+        calls = task.oracle_calls.copy()
+        work = self.job.border.client(task, shared, self._personal(visits), alone)
+        state = drained(sieve.through(work), sender.take)
+        sender.end(sieve.first, task.oracle_calls[visits.clients].tolist(), alone.steps)
+        sender.finish()
+        task.oracle_calls[:] = calls
+        return state
+
+    def overdue(self, number: int) -> Sequence[StagedFrame]:
+        """Take the snapshot of the visit of this turn in place of what it has not put yet; nothing where there is none.
+
+        Called by the main thread when it is high time.
+        """
+        under_way = self.under_way
+        if under_way is None or under_way.number != number or not under_way.snapshot.frames or not under_way.claim():
+            return ()
+        snapshot = under_way.snapshot
+        self._new[snapshot.client] = snapshot.state, 0
+        return snapshot.frames
+
+    def _work(self, shared: State, visits: Visits) -> Client:
+        """Begin the visits of some clients of one chunk."""
+        self.job.moves.to(visits.round, visits.clients)
+        self.job.task.hold(self._chunk_of(visits).clients)
+        self.job.task.oracle_calls[:] = 0
+        return self.job.border.client(self.job.task, shared, self._personal(visits), visits)
+
+    def _personal(self, visits: Visits) -> State:
+        """Return the acknowledged state of some clients of one chunk, ``{name: [c, …]}``."""
+        chunk = self._chunk_of(visits)
+        places = on_device(torch.from_numpy(chunk.places(visits.clients)), self.job.task.device)
+        return {name: value[places] for name, value in self.states[chunk.number].items()}
+
+    def _chunk_of(self, visits: Visits) -> Chunk:
+        return self._chunk[int(visits.clients[0])]
+
+    def _keep(self, visits: Visits, state: State) -> None:
+        """Keep visits' new state until it is known what of them counted."""
+        self._new |= {client: (state, row) for row, client in enumerate(visits.clients.tolist())}
+
+    def acknowledge(self, counted: Mapping[int, int]) -> None:
+        """Take over what counted: for each client the first layer that did, L + 1 for none; 0: nothing is known yet."""
+        for client, depth in counted.items():
+            if depth == 0 or client not in self._new:
+                continue
+            new, row = self._new.pop(client)
+            for name, value in self._own(client).items():
+                if self.job.layers.of_state(name) >= depth:
+                    value.copy_(new[name][row])
+
+    def _own(self, client: int) -> State:
+        """Return a client's acknowledged personal state, without a client axis."""
+        chunk = self._chunk[client]
+        (place,) = np.flatnonzero(chunk.clients == client)
+        return {name: value[place] for name, value in self.states[chunk.number].items()}
+
+    def scores(self, round_: int, shared: State) -> Floats:
+        """Return the clients' scores, ``[scores, h]``, see `Job.scores`."""
+        hosted = [(chunk.clients, self.states[chunk.number]) for chunk in self.chunks]
+        return np.concatenate(self.job.scored(round_, shared, hosted), axis=1)
+
+    def adopt(self, chunks: Sequence[Chunk], states: Mapping[int, State]) -> None:
+        """Take over clients of another rank with their personal state, and read their samples."""
+        for chunk in chunks:
+            together = stacked([states[client] for client in chunk.clients.tolist()])
+            self.states[chunk.number] = self.placed(together)
+            self._chunk |= dict.fromkeys(chunk.clients.tolist(), chunk)
+            self.job.task.hold(chunk.clients)
+        self.chunks = [*self.chunks, *chunks]
+
+    def forget(self) -> None:
+        """Let go of the clients, their state and their samples."""
+        self.chunks, self.states, self._chunk, self._new = [], {}, {}, {}
+        self.job.task.release_data()
+
+    def personal(self) -> dict[int, State]:
+        """Return the acknowledged personal state, ``{client: {name: […]}}``."""
+        return {client: self._own(client) for client in self._chunk}

@@ -1,0 +1,502 @@
+"""The server's end of one lane: what is under way on it, and what has arrived.
+
+States: ``idle`` (can be asked), ``active`` (asked, not complete), ``late`` (the round closed without it; requests and
+buffers are kept until it has caught up) and ``dead``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import chain
+from math import inf
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcfl.base.types import Floats, Ints
+from hpcfl.mpi.channel import Channel, Pair, Requests
+from hpcfl.mpi.placement import Chunk, Topology
+from hpcfl.mpi.transfers import Transfer, Transfers
+from hpcfl.mpi.waiting import Bandwidth
+from hpcfl.realtime.frames import REJECTED, Frame, FrameFormat, frame_formats, narrow_formats, zero_frames
+from hpcfl.realtime.orders import Command, Op, StateReply, TableReply
+from hpcfl.sums.guard import NO_GROUP
+from hpcfl.sums.message import Layout
+from hpcfl.sums.packing import Bytes
+
+
+class PendingReceive:
+    """One turn of a lane's ranks, as it is received: a frame per group, and when each of them was there.
+
+    `clients` says whose visits they are, ``[local rank][place]``.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        clients: list[list[int]],
+        frames: list[Frame],
+        formats: Sequence[FrameFormat] | None = None,
+    ) -> None:
+        self.lane, self.clients, self.visits = lane, clients, _visits(clients)
+        self.formats, self.frames = formats or lane.formats, frames
+        self.transfers = [lane.receive(frame) for frame in frames]
+        self.signs = [group.signs(frame) for group, frame in zip(self.formats, frames)]
+        self.times: list[float] = []
+
+    def poll(self) -> bool:
+        """Note what has arrived since; True once everything has."""
+        while not self.complete and self.transfers[len(self.times)].done:
+            self._arrive()
+        return self.complete
+
+    def _arrive(self) -> None:
+        """Note that the next group has come; where a rank alone on its lane has not sent it, no more than its head."""
+        number = len(self.times)
+        whole = self.lane.shared or self.signs[number][0].any()
+        self.lane.received += _nbytes(self.frames[number] if whole else self.frames[number][:1])
+        self.times.append(time.monotonic())
+
+    @property
+    def complete(self) -> bool:
+        return len(self.times) == len(self.transfers)
+
+    def sent(self, groups: int) -> Ints:
+        """Return how many of the first `groups` groups were really sent of each visit, int64 [ranks, places]."""
+        flags = np.array([*(signs[0] for signs in self.signs[:groups]), np.zeros_like(self.signs[0][0])])
+        count: Ints = np.argmin(flags > 0, axis=0)
+        return count
+
+    def rejected(self, groups: int) -> Ints:
+        """Return by which of the first `groups` groups each visit was rejected, int64 [ranks, places].
+
+        `NO_GROUP`: by none.
+        """
+        flags = np.array([*(signs[0] for signs in self.signs[:groups]), np.full_like(self.signs[0][0], REJECTED)])
+        first: Ints = np.argmax(flags == REJECTED, axis=0)
+        return np.where(first < groups, first, NO_GROUP)
+
+    def seconds(self, local_rank: int) -> float:
+        """Return the seconds that a rank's visits had taken when it sent the last group that arrived."""
+        return max((float(signs[1, local_rank].max()) for signs in self.signs[: len(self.times)]), default=0.0)
+
+    def count(self, local_rank: int) -> int:
+        """Return how many visits of a rank these are."""
+        return len(self.clients[local_rank])
+
+    def came(self, local_rank: int, place: int) -> float:
+        """Return when the last group of a visit was there, in seconds of the monotonic clock."""
+        return self.times[-1]
+
+    def steps(self, local_rank: int, place: int) -> int:
+        """Return the local steps that a visit has taken, where they may differ; 0 where it was not sent."""
+        return int(self.signs[-1][4, local_rank, place])
+
+    def gradients(self, local_rank: int, place: int, groups: int) -> int:
+        """Return how many gradients a visit had computed for the first `groups` groups."""
+        frames = list(zip(self.formats, self.frames))[:groups]
+        return max((group.gradients(frame, local_rank, place) for group, frame in frames), default=0)
+
+
+class Lane:
+    """One lane, as the server sees it.
+
+    It leads its client ranks over two `channels`: `control` for commands, `data` for everything large. The run has so
+    many `clients`, which hold these `parts` of the blocks; `together`: a rank sends one sum over all its chunks. What
+    the lane measures it adds to the `bandwidth` of all, and what it has under way to the `transfers` of all: they tell
+    when it is to be polled.
+
+    Attributes
+    ----------
+    leads : bool
+        Whether a rank at its other end, the `leader`, leads others.
+    by_name : bool
+        Whether that one holds visits until it hears who counts.
+    gone : list of (int, str)
+        Ranks that such a one has lost, and why, until somebody takes note of it.
+    """
+
+    leads = by_name = False
+    leader = 0
+    heirs: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        topology: Topology,
+        channels: Pair,
+        layout: Layout,
+        clients: int,
+        bandwidth: Bandwidth,
+        transfers: Transfers,
+        together: bool = False,
+        parts: Ints | None = None,
+    ) -> None:
+        self.gone: list[tuple[int, str]] = []
+        (self.control, self.data), self.run_clients = channels, clients
+        self.shared, self.together = len(topology.ranks) > 1, together
+        self.bandwidth, self.transfers, self.layout = bandwidth, transfers, layout
+        self.parts = np.zeros(clients, dtype=np.int64) if parts is None else parts
+        self.host(topology)
+        self.state, self.reason = "idle", ""
+        self.since, self.heard = 0.0, inf  # a rank that has never been heard of may take its time to start
+        self.sent = self.received = 0
+        self.worked: Floats = np.zeros((2, len(topology.ranks)))
+        self._sends: list[Transfer] = []
+        self._leaving: tuple[int, float] | None = None  # bytes of the state, and since when
+        self._owed = 0  # bytes of it that are still to be passed on
+        self._draining: tuple[int, float] | None = None  # bytes that come after a closing, and since when
+        self._turns: list[list[list[int]]] = []  # whose visits are asked for
+        self._begun = self._ahead = 0
+        self.pending: PendingReceive | None = None
+        self._closing: list[Transfer] = []
+        self._target: Ints = np.zeros(1, dtype=np.int64)
+        self._drained: list[Transfer] = []
+        self._reply: Transfer | None = None
+        self._state: Transfer | None = None  # a reply that comes beside a visit
+
+    def host(self, topology: Topology) -> None:
+        """Have these clients on the lane's ranks, while nothing is under way."""
+        self.topology, self.hosted = topology, topology.clients
+        self.formats = frame_formats(self.layout, len(topology.ranks), topology.most(self.together))
+        self.narrow = narrow_formats(self.layout, topology, self.together, self.parts)
+        self.counted: Ints = np.zeros(len(self.hosted), dtype=np.int64)
+        self._frames: list[Frame] = []
+        self._cleared = 0
+
+    # what the server asks
+
+    def invite(self, command: Command, state: Sequence[Bytes], later: int = 0) -> None:
+        """Ask for a round's visits and send the shared state (in parts, kept until they are sent).
+
+        So many bytes of it are passed on `later`, piece by piece.
+        """
+        turns = self.topology.turns(command.cohort, self.together)
+        self._turns = [[list(chain(*chunks)) for chunks in turn] for turn in turns]
+        self._begun, self.pending = 0, None
+        self._command(command)
+        self._broadcast(state, later)
+        self._ahead = sum(map(_visits, self._turns))
+        self.state = "active"
+
+    def pass_on(self, piece: Bytes) -> None:
+        """Send a piece of the shared state, whatever has become of the round: the ranks expect all of it."""
+        self._owed -= piece.nbytes
+        self._sends.append(self._begin(self.data.down(piece), piece, piece.nbytes))
+        self.sent += piece.nbytes
+
+    def close(self, command: Command) -> None:
+        """Tell a lane that is not complete that the round is over, and let it catch up."""
+        self._command(command)
+        begun = np.array([self._begun * len(self.formats)], dtype=np.int64)
+        self._closing = [self._begin(self.control.agree(begun, self._target), (begun, self._target))]
+        self._drained, self._late_from, self._leaving = [], int(begun[0]), None
+        self._fall_behind(self.sending + self.coming)
+
+    def ask(self, command: Command, state: Sequence[Bytes], reply: Callable[[Channel], Requests]) -> None:
+        """Ask for scores or personal state: `reply` starts to receive them on a channel.
+
+        Personal state comes on that for commands: it may be asked for while the other one waits for a visit.
+        """
+        self._command(command)
+        self._broadcast(state)
+        # A reply that nobody waits for any longer is still received: its buffer must live until then, and mpi4py's
+        # requests do not hold the buffers of reductions.
+        self._reply = self._begin(reply(self.control if command.op in (Op.SAVE, Op.WRITE) else self.data), reply)
+        self.state = "active"
+
+    def ask_table(self, command: Command, state: Sequence[Bytes], reply: TableReply) -> None:
+        """Ask for numbers about clients or ranks."""
+        self.ask(command, state, reply.carried)
+
+    def ask_state(self, reply: StateReply) -> None:
+        """Ask for acknowledged personal state."""
+        self.ask(Command(Op.SAVE, counted=self.counted), [], reply.receive)
+
+    def ask_meanwhile(self, command: Command, reply: Callable[[Channel], Requests]) -> None:
+        """Ask for personal state while a visit goes on, see `owes_state`: only where no such reply is still to come."""
+        self._command(command)
+        self._state = self._begin(reply(self.control), reply)
+
+    def write(self, command: Command) -> bool:
+        """Have the ranks write personal state, beside a visit too; False where that cannot be asked for now."""
+        if self.state == "idle":
+            self.ask(command, [], lambda control: control.meet())
+        elif self.state == "active" and not self.owes_state:
+            self.ask_meanwhile(command, lambda control: control.meet())
+        else:
+            return False
+        return True
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether state that is to be written, or sent, is not there yet."""
+        return self.owes_state or (self.state == "active" and self._reply is not None)
+
+    def stop_writing(self) -> None:
+        """Wait no longer for a lane to write: it is late, unless it is at a visit."""
+        if self._reply is not None:
+            self.give_up()
+
+    def ask_ready(self, op: Op, **more: Any) -> None:
+        """Ask for something that has no reply: the lane is idle again when all its ranks have done it."""
+        self.ask(Command(op, counted=self.counted, **more), [], lambda data: data.meet())
+
+    def adopt(self, chunks: Sequence[Chunk], state: Sequence[Bytes]) -> None:
+        """Have the rank that is alone on this lane take over chunks of clients, whose personal state this is."""
+        cohort = np.sort(np.concatenate([chunk.clients for chunk in chunks]))
+        self.ask(Command(Op.ADOPT, counted=self.counted, cohort=cohort), state, lambda data: data.meet())
+        self.host(self.topology.with_more(chunks))
+
+    def give_up(self) -> None:
+        """Do not wait for a reply any longer; it is dropped when it comes."""
+        if self.state == "active":
+            self._fall_behind()
+
+    def expect(self, counted: Ints) -> None:
+        """Wait until the ranks are there; some come from a lane that has fallen apart, `counted` being known of it."""
+        self.counted = counted
+        self._reply = self._begin(self.control.meet())
+        self._fall_behind()
+
+    # what goes on by itself
+
+    def poll(self) -> bool:
+        """Move on as far as possible without waiting; True if anything has happened.
+
+        A lane whose channel fails is dead.
+        """
+        if self.state == "dead":
+            return False
+        before = self._progress()
+        try:
+            self._advance()
+        except MPI.Exception as error:
+            self.die(" ".join(error.Get_error_string().split()))
+        moved = before != self._progress()
+        if moved:
+            self.heard = time.monotonic()
+        return moved
+
+    @property
+    def asked(self) -> list[list[list[int]]]:
+        """Whose visits are asked for, ``[turn][local rank]``."""
+        return self._turns
+
+    @property
+    def turn(self) -> int:
+        """The turn whose visits are being received."""
+        return max(0, self._begun - 1)
+
+    def traffic(self) -> Floats:
+        """Return bytes that each rank has received and sent since this was last asked, [2, ranks]."""
+        return np.array([[self.sent], [self.received]], dtype=np.float64)
+
+    def did(self) -> list[int]:
+        """Return the ranks that have done what was asked of all, beside a visit that goes on too."""
+        return [] if self.is_writing or self.state in ("late", "dead") else list(self.topology.ranks)
+
+    def clients_in(self, *states: str) -> Ints:
+        """Return who lives on ranks in these states."""
+        return self.hosted if self.state in states else self.hosted[:0]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a rank owes something."""
+        return self.state in ("active", "late")
+
+    @property
+    def completed(self) -> list[tuple[float, int, int]]:
+        """When each complete visit that is not yet summed up was there, its rank, and its client."""
+        one = self.pending
+        if one is None or not one.complete:
+            return []
+        return [
+            (one.times[-1], rank, client)
+            for rank, clients in zip(self.topology.ranks, one.clients)
+            for client in clients
+        ]
+
+    def late_for(self) -> float:
+        """Seconds since bytes under way should have come; below 0: they still may; inf where the lane is not late."""
+        return time.monotonic() - self.since if self.state == "late" else inf
+
+    def silent(self) -> float:
+        """Seconds in which nothing has happened on a lane that owes something; 0 where it does not."""
+        return time.monotonic() - self.heard if self.state in ("active", "late") else 0.0
+
+    def die(self, reason: str) -> None:
+        """Give the lane up for good; what has arrived stays."""
+        self.state, self.reason = "dead", reason
+        self.transfers.abandon(self)
+
+    @property
+    def owes_state(self) -> bool:
+        """Whether personal state that was asked for meanwhile is still to come."""
+        return self._state is not None
+
+    @property
+    def arrived(self) -> int:
+        """Complete visits that are not yet summed up."""
+        return self.pending.visits if self.pending is not None and self.pending.complete else 0
+
+    @property
+    def awaited(self) -> int:
+        """Visits of this round that may still come."""
+        if self.state != "active":
+            return 0
+        current = self.pending.visits if self.pending is not None and not self.pending.complete else 0
+        return current + self._ahead
+
+    @property
+    def flowing(self) -> bool:
+        """Whether a leader has said how much comes of a round that is closed, which is still in good time."""
+        return False
+
+    @property
+    def has_next(self) -> bool:
+        """Whether visits are complete and others are to follow."""
+        return self.arrived > 0 and self.state == "active" and self._begun < len(self._turns)
+
+    @property
+    def sending(self) -> int:
+        """Bytes that are being sent to the lane, or still to be passed on."""
+        return sum(each.outgoing for each in self._sends) + self._owed
+
+    @property
+    def coming(self) -> int:
+        """Bytes of the current visits that have not arrived."""
+        return 0 if self.pending is None else sum(map(_nbytes, self.pending.frames[len(self.pending.times) :]))
+
+    def receive(self, frame: Frame) -> Transfer:
+        """Start to receive one frame: from one rank as it is, from several added on the way to what is there."""
+        return self._begin([request for data in frame for request in self.data.summed(data.numpy())], frame)
+
+    def receive_next(self) -> None:
+        """Begin to receive the next visits, into the frames of those before, which must have been summed up."""
+        while self._clear_next():
+            pass
+        self._cleared = 0
+        formats = self.formats_in(self._begun)
+        frames = [
+            [data[:size] for data, (size, _) in zip(frame, group.sizes())]
+            for frame, group in zip(self._frames, formats)
+        ]
+        self.pending = PendingReceive(self, self._turns[self._begun], frames, formats)
+        self._begun += 1
+        self._ahead = sum(map(_visits, self._turns[self._begun :]))
+
+    def keep_pending(self) -> None:
+        """Leave what has come to those who hold it: the next visits are received into other memory."""
+        self._frames = []
+
+    def formats_in(self, turn: int) -> list[FrameFormat]:
+        """Return the formats of a turn's frames."""
+        client = next(chain(*self._turns[turn]), None)
+        return self.formats if client is None else self.narrow.get(int(self.parts[client]), self.formats)
+
+    def _advance(self) -> None:
+        self._look_at_sends()
+        if self._state is not None and self._state.done:
+            self._state = None
+        if self._reply is not None:
+            if self._reply.done:
+                self._reply, self.state = None, "idle"
+        elif self._closing:
+            self._catch_up()
+        elif self.state == "active":
+            self._visit()
+
+    def _look_at_sends(self) -> None:
+        """Forget what has been sent, and note how fast the state has left once all of it has."""
+        self._sends = [each for each in self._sends if not each.done]
+        if self._leaving and not self._sends and not self._owed:
+            self.bandwidth.went(*self._leaving)
+            self._leaving = None
+
+    def _visit(self) -> None:
+        """Receive visits, but not before the state has been sent: both at once take a third longer."""
+        if self.pending is None and (self._sends or self._owed):
+            if self._clear_next():
+                self.transfers.stir(self)  # with the next frame
+        elif self.pending is None:
+            self.receive_next()
+        if self.pending is not None and self.pending.poll() and self._begun == len(self._turns):
+            self.state = "idle"
+
+    def _clear_next(self) -> bool:
+        """Set the next frame to zero, the server's own part of a sum; True if there was any left."""
+        self._frames = self._frames or zero_frames(self.formats)
+        if not self.shared or self._cleared == len(self._frames):
+            return False
+        for data in self._frames[self._cleared]:
+            data.zero_()
+        self._cleared += 1
+        return True
+
+    def _catch_up(self) -> None:
+        """Receive what the ranks had begun to send when they heard of the closing, then wait until they are free."""
+        if self.pending is not None:
+            self.pending.poll()
+        if len(self._closing) == 1:
+            if self._closing[0].done:
+                self._drain()
+        elif self._all_there() and self._closing[1].done:
+            self._closing, self._drained, self.state = [], [], "idle"
+
+    def _drain(self) -> None:
+        """Begin to receive what goes beyond the current visits, and to wait until the ranks are free."""
+        frames, posted = [], int(self._target[0])
+        for index in range(self._late_from, posted):
+            turn, group = divmod(index, len(self.formats))
+            frames.append(self.formats_in(turn)[group].zeros())
+        self._drained = [self.receive(frame) for frame in frames]
+        self._closing.append(self._begin(self.control.meet()))
+        self.received += sum(map(_nbytes, frames))
+        if self.pending is not None:
+            absent = 0 if self.shared else max(0, self._late_from - posted)  # of these no more than heads come
+            frames += self.pending.frames[len(self.pending.times) : len(self.pending.frames) - absent]
+        self._draining = sum(map(_nbytes, frames)), time.monotonic()
+
+    def _all_there(self) -> bool:
+        """True once all that was under way has come; from the closing's agreement on nobody computes for it."""
+        whole = self.pending is None or self.pending.complete
+        if not whole or not all(each.done for each in self._drained):
+            return False
+        if self._draining:
+            self.bandwidth.came(*self._draining)
+            self._draining, self.since = None, min(self.since, time.monotonic())
+        return True
+
+    def _command(self, command: Command) -> None:
+        if self.state == "idle":
+            self.heard = time.monotonic()
+        packed = command.packed(len(self.hosted), self.run_clients)
+        self._sends.append(self._begin(self.control.down(packed), packed, packed.nbytes))
+        self.sent += packed.nbytes
+        self.counted = np.zeros_like(self.counted)
+
+    def _broadcast(self, state: Sequence[Bytes], later: int = 0) -> None:
+        self._owed += later + sum(part.nbytes for part in state)
+        self._leaving = self._owed, time.monotonic()
+        for part in state:
+            self.pass_on(part)
+
+    def _begin(self, requests: Requests, kept: Any = None, outgoing: int = 0) -> Transfer:
+        return self.transfers.begin(self, requests, kept, outgoing)
+
+    def _fall_behind(self, under_way: int = 0) -> None:
+        """Be late, from when bytes that are under way should be there at the latest."""
+        self.state, self.since = "late", time.monotonic() + self.bandwidth.allows(under_way)
+
+    def _progress(self) -> tuple[str, int, int]:
+        return self.state, self._begun, len(self.pending.times) if self.pending is not None else 0
+
+
+def _visits(clients: Sequence[Sequence[int]]) -> int:
+    return sum(map(len, clients))
+
+
+def _nbytes(frame: Frame) -> int:
+    return sum(data.nbytes for data in frame)

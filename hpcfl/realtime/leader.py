@@ -1,0 +1,581 @@
+"""A client rank that leads others: it passes on what it is told, and sums of what they send.
+
+To the ranks below it is what the server is to ranks alone on their lanes; to the one above it is one lane
+(`hpcfl.realtime.node`). Its main thread speaks MPI, and adds up layers as they come; its own clients compute in
+another one, and hand their layers over there (`hpcfl.realtime.own`). It sends a group's sum on when all visits that
+it has asked for have come that far, or when it hears that the round is closed: what has come until then counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcfl.base.errors import Interrupted, RunError
+from hpcfl.base.memory import freeze
+from hpcfl.base.types import Floats, Ints
+from hpcfl.engine.job import Job
+from hpcfl.engine.profile import Phases
+from hpcfl.mpi.channel import Channel, in_pieces
+from hpcfl.mpi.placement import Topology
+from hpcfl.mpi.transfers import Transfer
+from hpcfl.mpi.waiting import DOZE_SECONDS, Patience
+from hpcfl.realtime.frames import SIGNS, SumFormat
+from hpcfl.realtime.lane import Lane, PendingReceive
+from hpcfl.realtime.lanes import Lanes
+from hpcfl.realtime.node import NodeLane, PendingSums
+from hpcfl.realtime.orders import RANK_STATES, Command, Notice, Op, StateReply, TableReply
+from hpcfl.realtime.outcome import add_group, names_who_counts
+from hpcfl.realtime.own import OwnLane
+from hpcfl.realtime.server import DISK, SAVE_SECONDS
+from hpcfl.realtime.watchdog import LEAVE_SECONDS
+from hpcfl.schedule.plan import Attempt
+from hpcfl.sums.message import ExactSums
+from hpcfl.sums.packing import Bytes, Packing
+from hpcfl.sums.pool import POOL
+
+REPLIED = 1.0
+"""In a table of ranks: this one has done what was asked."""
+TAKE_SECONDS = 0.001  # for adding up between two looks: a closing may be told of
+HERE: Ints = np.ones(1, dtype=np.int64)
+
+
+class Above:
+    """What is under way between a leader and the rank above it; to `Lanes` it looks like a lane that never changes."""
+
+    state, gone = "idle", ()
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def poll(self) -> bool:
+        return True
+
+    def die(self, reason: str) -> None:
+        who = "the server (rank 0)" if self.rank == 0 else f"rank {self.rank}, which led this one,"
+        raise RunError(f"{who} is lost ({reason})")
+
+
+class PartialSums:
+    """The sums of one round over the visits below a leader, as far as they have come.
+
+    Parameters
+    ----------
+    lanes : list of Lane
+        Those that were asked, and where the clients and ranks of each begin among all below the leader.
+    began : float
+        When the leader heard of the round, in seconds of the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        attempt: Attempt,
+        lanes: Sequence[tuple[Lane, int]],
+        asked: Sequence[Sequence[int]],
+        formats: Sequence[SumFormat],
+        began: float,
+    ) -> None:
+        self.job, self.lanes, self.began, self.formats = job, lanes, began, formats
+        self.whole = job.planner.whole
+        self.by_name = names_who_counts(attempt, self.whole)
+        self.sums = ExactSums(job.layout)
+        reached = np.array(job.layers.reached) <= attempt.layers
+        self.least = len(formats) if self.whole else int(reached.argmax())  # groups: a loss without a layer is nothing
+        self.heads = [[group.head()] for group in formats]
+        self.place = {client: (row, place) for row, clients in enumerate(asked) for place, client in enumerate(clients)}
+        self.sent = 0  # groups that have left
+        self.parts: list[int] = []  # in how many parts their large blocks come
+        self.added = {lane: np.zeros(len(formats), dtype=np.int64) for lane, _ in lanes}  # turns, by group
+        self.held: dict[Lane, list[PendingReceive]] = {lane: [] for lane, _ in lanes}
+        self.closed: list[tuple[Lane, int, PendingReceive, int]] = []  # and how many of their groups count
+
+    @property
+    def all_sent(self) -> bool:
+        return self.sent == len(self.formats)
+
+    def take(self) -> bool:
+        """Add what has come, unless it has to be held, and let ranks go on to their next visits.
+
+        True where `TAKE_SECONDS` were not enough for all of it.
+        """
+        until = time.monotonic() + TAKE_SECONDS
+        for lane, row in self.lanes:
+            one = lane.pending
+            if one is None:
+                continue
+            if self.by_name:
+                if lane.leads:
+                    continue
+                if one.complete and one not in self.held[lane]:
+                    self.held[lane].append(one)
+                if lane.has_next:
+                    lane.keep_pending()
+                    lane.receive_next()
+                continue
+            turn = self._turn(lane)
+            for number in range(len(self.formats)):
+                if self._has_come(one, number) and self.added[lane][number] <= turn:
+                    if time.monotonic() > until:
+                        return True
+                    self._add(lane, row, one, number)
+            if lane.has_next:
+                lane.receive_next()
+        return False
+
+    def ready(self) -> bool:
+        """Whether all visits that were asked for have brought the next group."""
+        if self.by_name or self.all_sent:
+            return False
+        return all(lane.state == "dead" or self.added[lane][self.sent] == turns(lane) for lane, _ in self.lanes)
+
+    def close(self, counting: Ints, leaders: bool) -> None:
+        """Fix what counts of what has come, of ranks alone on their lanes or of `leaders`; what comes later does not.
+
+        Of complete visits that are held those count that hold any of the clients that are `counting`.
+        """
+        named = set(counting.tolist())
+        for lane, row in self.lanes:
+            if lane.leads is not leaders:
+                continue
+            if self.by_name and not leaders:
+                held = self.held[lane]
+                self.closed += [
+                    (lane, row, one, len(self.formats))
+                    for one in held
+                    if any(not named.isdisjoint(clients) for clients in one.clients)
+                ]
+            elif (one := lane.pending) is not None:
+                groups = len(one.times) if leaders or len(one.times) >= self.least else 0
+                self.closed.append((lane, row, one, groups))
+
+    @property
+    def behind(self) -> bool:
+        """Whether anything that counts is still to be added, the round being closed."""
+        return any(self._left(number) for number in range(self.sent, len(self.formats)))
+
+    def last(self) -> None:
+        """Add what is left of the next group."""
+        for lane, row, one in self._left(self.sent):
+            self._add(lane, row, one, self.sent)
+
+    def _left(self, number: int) -> list[tuple[Lane, int, PendingReceive]]:
+        return [
+            (lane, row, one)
+            for lane, row, one, groups in self.closed
+            if number < groups and (self.by_name or self.added[lane][number] <= self._turn(lane))
+        ]
+
+    def frame(self) -> list[Any]:
+        """Return the frame of the next group, which has to leave as it is."""
+        group, (head,) = self.formats[self.sent], self.heads[self.sent]
+        self.sent += 1
+        frame = group.filled(head, self.sums)
+        self.parts += group.parts(frame)
+        return frame
+
+    def _has_come(self, one: PendingReceive, number: int) -> bool:
+        if isinstance(one, PendingSums):
+            return number < len(one.times)
+        return len(one.times) >= max(self.least, number + 1)
+
+    def _turn(self, lane: Lane) -> int:
+        return 0 if lane.leads else lane.turn
+
+    def _add(self, lane: Lane, row: int, one: PendingReceive, number: int) -> None:
+        add_group(one, number, self.sums)
+        self.added[lane][number] += 1
+        group, head, frame = self.formats[number], self.heads[number], one.frames[number]
+        signs, own = group.signs(head), one.signs[number]
+        if isinstance(one, PendingSums):
+            there = own[0] != 0
+            ranks, most = there.shape
+            signs[:, row : row + ranks, :most] = own
+            signs[-1, row : row + ranks, :most][there] += one.start - self.began
+            for name in group.kept:
+                group.singles(head, name)[row : row + ranks, :most] = one.formats[number].singles(frame, name)
+            return
+        for place, client in enumerate(client for clients in one.clients for client in clients):
+            to = self.place[client]
+            signs[(slice(SIGNS), *to)] = own[:, 0, place]
+            signs[(SIGNS, *to)] = one.times[number] - self.began
+            for name in group.kept:
+                value, weight = one.formats[number].single(frame, name, 0, place)
+                group.singles(head, name)[to] = np.append(weight, value)
+
+
+def turns(lane: Lane) -> int:
+    """Return how many frames of each group a lane brings in its round."""
+    return 1 if lane.leads else len(lane.asked)
+
+
+class Below(Lanes):
+    """The lanes of a leader: whenever it waits for them, it also does what else there is `beside`, a part at a time."""
+
+    def __init__(self, lanes: list[Lane], own: OwnLane, beside: Callable[[], bool], **more: Any) -> None:
+        super().__init__(lanes, tells=False, **more)
+        self.own, self.beside = own, beside
+
+    def poll(self) -> bool:
+        if self.own.busy:
+            self.transfers.stir(self.own)
+        moved = super().poll()
+        return self.beside() or moved
+
+
+class Leader:
+    """One rank that leads others.
+
+    Parameters
+    ----------
+    topology : Topology
+        All ranks below it, and itself.
+    above : (Channel, Channel, Channel)
+        To the rank above it: commands, what is large, and notices.
+    own : OwnLane
+    lanes : sequence of Lane
+        To the ranks below it, in the topology's order, its own among them.
+    depth : int
+        How many leaders are above it.
+    waits : bool
+        Whether it begins once all ranks below it are there; else some may still be busy, or hang.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        topology: Topology,
+        above: tuple[Channel, Channel, Channel],
+        parent: int,
+        own: OwnLane,
+        lanes: Sequence[Lane],
+        rest: Callable[[], None],
+        phases: Phases,
+        depth: int = 0,
+        waits: bool = True,
+    ) -> None:
+        self.job, self.topology, self.own, self.phases, self.waits = job, topology, own, phases, waits
+        self.control, self.data, self.notices = above
+        self.above, self.watch = Above(parent), rest
+        self.lanes = Below(
+            list(lanes),
+            own,
+            self._beside,
+            lost_after=job.config.lost_after,
+            bandwidth=own.bandwidth,
+            phases=phases,
+            transfers=own.transfers,
+            haste=2.0 ** (1 + depth),
+        )
+        self.transfers = own.transfers
+        self.row, self.place, row, place = dict[Lane, int](), dict[Lane, slice](), 0, 0
+        for lane in lanes:
+            self.row[lane], self.place[lane] = row, slice(place, place + len(lane.hosted))
+            row, place = row + len(lane.topology.ranks), place + len(lane.hosted)
+        self.hosted = topology.clients
+        self.formats = [SumFormat(blocks, len(topology.ranks), topology.most(True)) for blocks in job.layout]
+        self.packing = Packing(job.algorithm.init_server(job.task))
+        self.round: PartialSums | None = None
+        self._passing: deque[tuple[Transfer, Bytes, Sequence[Lane]]] = deque()  # pieces of state, and who expects them
+        self.notice, self._said = self._blank(), np.zeros(1, dtype=np.int64)
+        self.notice.data[0] = -1
+        self._telling: Transfer | None = None
+        self._sends: list[Transfer] = []
+        self.received = self.sent = 0
+        self.released = False
+
+    def serve(self) -> Command:
+        """Do what the rank above asks; return its last word, which is that the run is over."""
+        for lane in self.lanes.all:
+            lane.expect(lane.counted)
+        if self.waits:
+            self.lanes.wait_for_all(inf)
+        freeze()
+        self._send(self.data.up(HERE), HERE)
+        self._listen()
+        done = {Op.VISIT: self._visit, Op.CLOSE: self._close, Op.SCORE: self._score, Op.SAVE: self._save}
+        done |= {Op.RELEASE: self._release, Op.PROFILE: self._profile, Op.WRITE: self._write, Op.LEAVE: self._leave}
+        while True:
+            with self.phases.phase("waiting" if self.round is None else "compute"):
+                self._until(lambda: self._heard.done)
+            command = Command.unpacked(self._command.copy(), len(self.hosted))
+            if command.op is not Op.LEAVE:
+                self._listen()
+            for lane in self.lanes.all:
+                counted = command.counted[self.place[lane]]
+                lane.counted = np.where(counted, counted, lane.counted)
+            done[command.op](command)
+            if command.op is Op.LEAVE:
+                return command
+
+    def _blank(self) -> Notice:
+        large = sum(len(group.large) for group in self.formats)
+        return Notice(len(self.topology.ranks), len(self.hosted), large)
+
+    # rounds
+
+    def _visit(self, command: Command) -> None:
+        """Pass a round's state on to those who are invited, and who are free."""
+        began = time.monotonic()
+        if command.round != self.notice.data[0]:
+            self.phases.begin()
+        self.notice.data[: Notice.HEAD] = command.round, command.attempt, 0, 0, 0
+        self.notice.came[:] = 0
+        pieces = self._receive_state()
+        nbytes = sum(piece.nbytes for _, piece in pieces)
+        facts = command.round, command.attempt, command.stage, command.cohort, command.closes_after
+        attempt = self.job.planner.attempt(*facts)
+        invited = [] if self._heard.done else self.lanes.hosting(command.cohort, "idle")  # it may be over already
+        for lane in invited:
+            if isinstance(lane, NodeLane):
+                lane.by_name = names_who_counts(attempt, self.job.planner.whole)
+            lane.invite(self._passed_on(command, lane), [], later=nbytes)
+        self._passing += [(coming, piece, invited) for coming, piece in pieces]
+        cohort = set(command.cohort.tolist())
+        asked = [[client for client in row if client in cohort] for row in self.topology.hosted]
+        lanes = [(lane, self.row[lane]) for lane in invited]
+        self.round = PartialSums(self.job, attempt, lanes, asked, self.formats, began)
+        with self.phases.phase("broadcast"):
+            self._until(lambda: not self._passing or self._heard.done, nbytes)
+
+    def _beside(self) -> bool:
+        """Do what there is to do whenever this rank looks at its lanes; True where some of it is left."""
+        left = False
+        while self._passing and self._passing[0][0].done:
+            _, piece, lanes = self._passing.popleft()
+            for lane in lanes:
+                if lane.state != "dead":
+                    lane.pass_on(piece)
+        if self.round is not None:
+            with self.phases.phase("reduction"):
+                left = self.round.take()
+                while self.round.ready():
+                    self._send_frame(self.round.frame())
+            if self.round.all_sent and not any(lane.leads and lane.state == "active" for lane, _ in self.round.lanes):
+                self._end()
+        self._tell()
+        self.watch()
+        return left
+
+    def _close(self, command: Command) -> None:
+        """Send what has come of the round that is closed."""
+        if self.round is None:
+            return
+        closing, self.round = self.round, None
+        closing.close(command.cohort, leaders=False)
+        open_lanes = [lane for lane, _ in closing.lanes if lane.state == "active"]
+        led = [lane for lane in open_lanes if lane.leads]
+        if led or closing.behind:  # else it is known at once what comes
+            self.notice.data[2 : Notice.HEAD] = 1, 0, sum(group.most_bytes for group in self.formats[closing.sent :])
+            self._tell()
+        for lane in open_lanes:
+            lane.close(self._passed_on(command, lane))
+        with self.phases.phase("reduction"):
+            self.lanes.wait_for_frames(led, closing.by_name)
+            closing.close(command.cohort, leaders=True)
+            frames = []
+            while not closing.all_sent:
+                closing.last()
+                frames.append(closing.frame())
+        self.notice.parts[:] = closing.parts
+        self.notice.data[2 : Notice.HEAD] = 2, 0, sum(data.nbytes for frame in frames for data in frame)
+        self._tell(at_once=True)
+        for frame in frames:
+            self._send_frame(frame)
+        self._end()
+
+    def _end(self) -> None:
+        self._note()
+        self.round = None
+        self.notice.data[3] = 1
+        self._tell()
+
+    def _send_frame(self, frame: list[Any]) -> None:
+        for data in frame:
+            self._send(self.data.summed(data.numpy()), frame, data.nbytes)
+
+    def _passed_on(self, command: Command, lane: Lane) -> Command:
+        head = command.op, command.round, command.attempt, command.closes_after, command.stage
+        return Command(*head, counted=lane.counted, cohort=command.cohort)
+
+    def _receive_state(self) -> list[tuple[Transfer, Bytes]]:
+        """Begin to receive the shared state, piece by piece.
+
+        Its memory is its own: ranks that are late may still be sent an older one.
+        """
+        buffer = POOL.empty((self.packing.nbytes,), torch.uint8)
+        pieces = [piece for part in self.packing.received(buffer) for piece in in_pieces(part, down=True)]
+        self.received += sum(piece.nbytes for piece in pieces)
+        self.own.views = self.packing.views(buffer)
+        return [(self.transfers.begin(self.above, self.data.down(piece), piece), piece) for piece in pieces]
+
+    # everything else that is asked
+
+    def _score(self, command: Command) -> None:
+        """Have all who are free test their clients' models."""
+        pieces = self._receive_state()
+        self._until(lambda: all(coming.done for coming, _ in pieces), self.packing.nbytes)
+        with self.phases.phase("evaluation"):
+            self._tables(command, [piece for _, piece in pieces], self.job.scores, lambda lane: len(lane.hosted))
+
+    def _profile(self, command: Command) -> None:
+        self._tables(command, [], len(self.phases.figures()), lambda lane: len(lane.topology.ranks))
+
+    def _tables(self, command: Command, state: Sequence[Bytes], rows: int, columns: Callable[[Lane], int]) -> None:
+        """Ask all who are free for numbers, and send on those that come; NaN for others."""
+        asked = self.lanes.those("idle")
+        replies = {lane: TableReply(rows, columns(lane)) for lane in asked}
+        for lane, reply in replies.items():
+            lane.ask_table(self._passed_on(command, lane), state, reply)
+        self._wait_for_replies(asked)
+        found = [
+            replies[lane].data if lane in replies and lane.state == "idle" else np.full((rows, columns(lane)), np.nan)
+            for lane in self.lanes.all
+        ]
+        table = np.ascontiguousarray(np.concatenate(found, axis=1))
+        self._send(self.data.summed(table), table)
+
+    def _save(self, command: Command) -> None:
+        """Fetch the personal state from all who are free, and send it on."""
+        asked = self.lanes.those("idle")
+        replies = {lane: StateReply(lane.topology, self.job.like, lane.leads) for lane in self.lanes.all}
+        for lane in asked:
+            lane.ask_state(replies[lane])
+        self._wait_for_replies(asked, SAVE_SECONDS)
+        there, buffers = TableReply(1, len(self.topology.ranks)), []
+        for lane, reply in replies.items():
+            came = lane in asked and lane.state == "idle"
+            flags = reply.there.data[0] if reply.there is not None else REPLIED
+            self._flag(there, lane, flags if came else 0.0)
+            buffers.append(reply.buffer if came else torch.zeros(sum(reply.counts), dtype=torch.uint8))
+        whole = StateReply(self.topology, self.job.like, led=True)
+        self._send(whole.send_on(self.control, there, torch.cat(buffers)), whole)
+
+    def _write(self, command: Command) -> None:
+        """Have all who are free write their personal state; tell who has."""
+        asked = [lane for lane in self.lanes.all if lane.write(self._passed_on(command, lane))]
+        most = max((len(clients) for clients in self.topology.hosted), default=0)
+        self._wait_for_replies(asked, SAVE_SECONDS + most * self.job.personal_bytes / DISK)
+        self._tell_who(asked, self.control)
+
+    def _release(self, command: Command) -> None:
+        self.lanes.wait_for_all(SAVE_SECONDS)
+        self._ready(command)
+        self.released = True
+
+    def _leave(self, command: Command) -> None:
+        self.lanes.wait_for_all(LEAVE_SECONDS)
+        self._ready(command)
+        self._until(lambda: self._telling is None or self._telling.done)
+        self.notice.data[0] = Notice.LAST
+        self._tell()
+        self._until(lambda: all(each.done for each in self._sends))
+
+    def _ready(self, command: Command) -> None:
+        asked, more = self.lanes.those("idle"), {}
+        if command.op is Op.LEAVE:
+            more = {"round": command.round, "stopped": command.stopped, "hard": command.hard}
+        for lane in asked:
+            lane.ask_ready(command.op, **more)
+        self._wait_for_replies(asked, LEAVE_SECONDS)
+        self._tell_who(asked, self.data)
+
+    def _tell_who(self, asked: Sequence[Lane], channel: Channel) -> None:
+        """Tell which ranks have done what was asked."""
+        there = TableReply(1, len(self.topology.ranks))
+        for lane in asked:
+            if lane.state == "idle":
+                done = {*lane.did()}
+                self._flag(there, lane, np.array([float(rank in done) for rank in lane.topology.ranks]))
+        self._send(there.carried(channel), there)
+
+    def _flag(self, table: TableReply, lane: Lane, flags: Floats | float) -> None:
+        table.data[0, self.row[lane] : self.row[lane] + len(lane.topology.ranks)] = flags
+
+    def _wait_for_replies(self, lanes: Sequence[Lane], limit: float = inf) -> None:
+        """Wait for replies of lanes until the rank above wants no more."""
+
+        def hurry() -> None:
+            if self._heard.done:
+                raise Interrupted("")
+
+        self.lanes.wait_for_replies(lanes, limit, rest=hurry)
+
+    # waiting
+
+    def _listen(self) -> None:
+        self._command = Command.empty(len(self.hosted), self.job.config.clients)
+        self._heard = self.transfers.begin(self.above, self.control.down(self._command), self._command)
+
+    def _send(self, requests: Any, kept: Any = None, nbytes: int = 0) -> Transfer:
+        self.sent += nbytes
+        self._sends = [each for each in self._sends if not each.done]
+        self._sends.append(self.transfers.begin(self.above, requests, kept, nbytes))
+        return self._sends[-1]
+
+    def _until(self, over: Callable[[], bool], coming: int = 0) -> None:
+        patience, nap = Patience(), 0.002
+        while not over():
+            if self.lanes.poll():
+                patience.moved()
+            if self.released:
+                nap = min(1.05 * nap, DOZE_SECONDS)
+                time.sleep(nap)
+            else:
+                patience.pause(coming=coming + self.transfers.outgoing)
+
+    def _tell(self, at_once: bool = False) -> None:
+        """Tell the rank above what has changed; as a rule not before it has been told of what was before."""
+        telling = self._telling is not None and not self._telling.done
+        if self._said[0] == Notice.LAST or (telling and not at_once):
+            return
+        self._note()
+        if not self.notice.tells_more(self._said, len(self.formats)):
+            return
+        self._said = self.notice.data.copy()
+        self._telling = self._send(self.notices.up(self._said), self._said)
+
+    def _note(self) -> None:
+        """Note the state of all ranks, and how far visits have come."""
+        for lane in self.lanes.all:
+            rows = slice(self.row[lane], self.row[lane] + len(lane.topology.ranks))
+            if isinstance(lane, NodeLane):
+                self.notice.ranks[rows] = lane.noticed.ranks
+                self._note_states(lane, self.notice.ranks[rows, 0])
+                if lane.noticed.attempt == self.notice.attempt:
+                    self.notice.came[self.place[lane]] = lane.noticed.came
+                continue
+            self.notice.ranks[rows, 0] = RANK_STATES.index(lane.state)
+            self.notice.ranks[rows, 1:] = lane.sent, lane.received
+            if self.round is not None and lane in self.round.added:
+                self._note_visits(lane)
+        received, sent = (sum(getattr(lane, way) for lane in self.lanes.all) for way in ("received", "sent"))
+        self.notice.ranks[self.row[self.own], 1:] = self.received + received, self.sent + sent
+
+    def _note_states(self, lane: NodeLane, states: Ints) -> None:
+        """Note how it is about the ranks below another leader that is late or dead: as long as one may lead, late."""
+        if lane.state not in ("late", "dead"):
+            return
+        ranks, dead = lane.topology.ranks, RANK_STATES.index("dead")
+        hopeful = any(states[ranks.index(rank)] != dead for rank in lane.heirs)
+        states[states != dead] = RANK_STATES.index("late" if hopeful else lane.state)
+        if lane.state == "dead":
+            states[ranks.index(lane.leader)] = dead
+        elif lane.hangs and self.notice.closing != 1:  # while a round is being closed, it is early to say so
+            states[ranks.index(lane.leader)] = RANK_STATES.index("silent")
+
+    def _note_visits(self, lane: Lane) -> None:
+        groups, places = len(self.formats), {c: p for p, c in enumerate(lane.hosted.tolist())}
+        came = self.notice.came[self.place[lane]]
+        for number, turn in enumerate(lane.asked[: lane.turn + 1]):
+            one = lane.pending
+            there = groups if number < lane.turn else len(one.times) if one is not None else 0
+            for clients in turn:
+                for client in clients:
+                    came[places[client]] = there

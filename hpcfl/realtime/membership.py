@@ -1,0 +1,139 @@
+"""Clients whose rank is lost, and the ranks at which they go on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hpcfl import store
+from hpcfl.base.errors import listed
+from hpcfl.base.types import Ints, State
+from hpcfl.engine.job import Job
+from hpcfl.mpi.placement import Chunk
+from hpcfl.mpi.transport import Arrays
+from hpcfl.realtime.lane import Lane
+from hpcfl.realtime.lanes import Lanes
+from hpcfl.realtime.orders import Handover
+
+NOWHERE = -1
+
+
+@dataclass
+class Orphan:
+    """A chunk of clients whose rank is lost, and the rank that is to take them over."""
+
+    chunk: Chunk
+    lost: int
+    host: int = NOWHERE
+
+
+class Orphans:
+    """The clients of lost ranks until other ranks have taken them over, chunk by chunk.
+
+    Attributes
+    ----------
+    events : list of tuple
+        Who has been taken over since this was last emptied, as `Record.events`.
+    """
+
+    def __init__(self, job: Job, lanes: Lanes) -> None:
+        self.job, self.lanes = job, lanes
+        self.waiting: list[Orphan] = []
+        self.events: list[tuple[str, int, str]] = []
+        self._chunk = {int(chunk.clients[0]): chunk for chunk in job.chunks}
+
+    @property
+    def clients(self) -> Ints:
+        """Who waits for a rank, int64 [n]."""
+        return np.array([client for each in self.waiting for client in each.chunk.clients], dtype=np.int64)
+
+    @property
+    def hopeful(self) -> Ints:
+        """Who of them will be taken over, int64 [n]: nobody where all ranks are lost."""
+        return self.clients if self.lanes.those("idle", "active", "late") else self.clients[:0]
+
+    @property
+    def hosted(self) -> Ints:
+        """Who lives where they are to be taken over, int64 [n]: they wait for these ranks to be free."""
+        hosts = {each.host for each in self.waiting}
+        hosted = [lane.hosted for lane in self.lanes.all if hosts.intersection(lane.topology.ranks)]
+        return np.concatenate([np.zeros(0, dtype=np.int64), *hosted])
+
+    def place(self, is_free: Callable[[Lane], bool], saved: Path | None) -> list[Lane]:
+        """Hand clients of lost ranks over to others that are free; return the lanes that this keeps busy.
+
+        Each chunk goes to the rank with the fewest clients, of several to the first, whether that is free by now or
+        not. A lane of several ranks falls apart when one of them is to take over clients. Personal state is that of the
+        checkpoint `saved`, where there is one, else that before the first visit.
+        """
+        self._collect()
+        if not self.waiting:
+            return []
+        self._choose()
+        busy = []
+        for host in sorted({each.host for each in self.waiting} - {NOWHERE}):
+            lane = next(lane for lane in self.lanes.all if host in lane.topology.ranks)
+            if is_free(lane):
+                alone = len(lane.topology.ranks) == 1
+                busy += self._hand_over(lane, host, saved) if alone else self.lanes.split(lane)
+        return busy
+
+    def _collect(self) -> None:
+        """Take in the clients of ranks that are lost."""
+        for lane in self.lanes.those("dead"):
+            self.lanes.all.remove(lane)
+            for rank, chunks in zip(lane.topology.ranks, lane.topology.chunks):
+                self.waiting += [Orphan(self._chunk[chunk[0]], rank) for chunk in chunks]
+        self.waiting.sort(key=lambda each: each.chunk.number)
+
+    def _choose(self) -> None:
+        topologies = [lane.topology for lane in self.lanes.all]
+        load = {rank: len(own) for each in topologies for rank, own in zip(each.ranks, each.hosted)}
+        for each in self.waiting:
+            if each.host in load:
+                load[each.host] += len(each.chunk.clients)
+        for each in self.waiting if load else ():
+            if each.host not in load:
+                each.host = min(load, key=lambda rank: (load[rank], rank))
+                load[each.host] += len(each.chunk.clients)
+
+    def _hand_over(self, lane: Lane, host: int, saved: Path | None) -> list[Lane]:
+        """Give the rank of this lane the clients that it is to take over, and say so."""
+        mine = [each for each in self.waiting if each.host == host]
+        chunks = [each.chunk for each in mine]
+        handover = Handover(chunks, self.job.like)
+        lane.adopt(chunks, handover.sent(self._states(handover.clients, saved)))
+        self.waiting = [each for each in self.waiting if each.host != host]
+        rounds = store.personal_rounds(saved, handover.clients) if saved else dict.fromkeys(handover.clients, 0)
+        for lost in dict.fromkeys(each.lost for each in mine):
+            clients = [client for each in mine if each.lost == lost for client in each.chunk.clients.tolist()]
+            for client in clients:
+                where = f"at rank {host} in place of rank {lost}{self._since([rounds[client]])}"
+                self.events.append(("rehosted", client, where))
+            many, since = "s" * (len(clients) > 1), self._since(rounds[client] for client in clients)
+            line = f"client{many} {listed(clients)} of rank {lost} go{'' if many else 'es'} on at rank {host}{since}"
+            print(f"hpcfl: {line}", file=sys.stderr, flush=True)
+        return [lane]
+
+    def _states(self, clients: list[int], saved: Path | None) -> dict[int, State]:
+        known = store.load_personal(saved, clients, check=True) if saved and self.job.personal_bytes else {}
+        return {client: self._state(client, known.get(client)) for client in clients}
+
+    def _state(self, client: int, saved: Arrays | None) -> State:
+        if saved is None:
+            return self.job.algorithm.init_client(self.job.task, client)
+        return {name: torch.from_numpy(saved[name]).to(like.dtype) for name, like in self.job.like(client).items()}
+
+    def _since(self, rounds: Iterable[int]) -> str:
+        """Return of when the personal state is with which clients go on, "" where they have none."""
+        if not self.job.personal_bytes:
+            return ""
+        found = sorted(set(rounds))
+        if found == [0]:
+            return ", with the state before the first visit"
+        return f", with the state after round{'s' * (len(found) > 1)} {listed(found)}"

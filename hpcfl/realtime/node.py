@@ -1,0 +1,300 @@
+"""A lane to a rank that leads others: what comes on it are sums over the visits of all ranks below that one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hpcfl.base.types import Floats, Ints
+from hpcfl.mpi.channel import Channel
+from hpcfl.mpi.placement import Topology
+from hpcfl.mpi.transfers import Transfer
+from hpcfl.realtime.frames import SumFormat
+from hpcfl.realtime.lane import Lane, PendingReceive
+from hpcfl.realtime.orders import RANK_STATES, Command, Notice, Op, TableReply
+from hpcfl.sums.packing import Bytes
+
+HERE_SECONDS = 1.0  # for one that has come to lead others to say that it is here
+
+
+class PendingSums(PendingReceive):
+    """One round of the ranks below a leader, as it is received: of each group its head, then what the head tells of.
+
+    Attributes
+    ----------
+    start : float
+        When the visits were asked for, in seconds of the monotonic clock.
+    """
+
+    def __init__(self, lane: NodeLane, clients: list[list[int]]) -> None:
+        self.lane, self.clients, self.visits = lane, clients, sum(map(len, clients))
+        self.formats: Sequence[Any] = lane.sum_formats
+        self.frames = [[group.head()] for group in self.formats]
+        self.signs = [group.signs(frame) for group, frame in zip(self.formats, self.frames)]
+        self.times: list[float] = []
+        self.start = time.monotonic()
+        self._begun = [[lane.receive(self.frames[0])]]  # of each group what is being received: its head, then the rest
+
+    @property
+    def complete(self) -> bool:
+        return len(self.times) == len(self.formats)
+
+    def poll(self) -> bool:
+        while not self.complete and all(each.done for each in self._begun[len(self.times)]):
+            number = len(self.times)
+            group, frame = self.formats[number], self.frames[number]
+            if len(self._begun[number]) == 1 and self._receive_rest(number, group.parts(frame)):
+                continue
+            self._arrive()
+            if len(self._begun) == len(self.times) < len(self.formats):
+                self._receive_head()
+        return self.complete
+
+    def announce(self, parts: Ints) -> None:
+        """Begin to receive all that is to come, in how many `parts` each large block comes being known."""
+        each = np.split(parts, np.cumsum([len(group.large) for group in self.formats])[:-1])
+        for number in range(len(self.times), len(self.formats)):
+            if number == len(self._begun):
+                self._receive_head()
+            if len(self._begun[number]) == 1:
+                self._receive_rest(number, each[number].tolist())
+
+    def _receive_head(self) -> None:
+        self._begun.append([self.lane.receive(self.frames[len(self._begun)])])
+
+    def _receive_rest(self, number: int, parts: list[int]) -> bool:
+        if not any(parts):
+            return False
+        rest = self.formats[number].room(parts)
+        self.frames[number] += rest
+        self._begun[number].append(self.lane.receive(rest))
+        return True
+
+    @property
+    def coming(self) -> int:
+        """Bytes that are still to come, at most."""
+        return sum(group.most_bytes for group in self.formats[len(self.times) :])
+
+    def count(self, local_rank: int) -> int:
+        return int(np.count_nonzero(self.signs[0][0, local_rank]))
+
+    def seconds(self, local_rank: int) -> float:
+        there = [signs[1, local_rank] for signs in self.signs[: len(self.times)]]
+        if not there:
+            return 0.0
+        each = np.max(there, axis=0)
+        return float(each.max() if self.lane.together else each.sum())
+
+    def came(self, local_rank: int, place: int) -> float:
+        return self.start + float(self.signs[-1][-1, local_rank, place])
+
+    def steps(self, local_rank: int, place: int) -> int:
+        return int(self.signs[-1][4, local_rank, place])
+
+
+class NodeLane(Lane):
+    """The end of a lane to a leader, see `Lane`; the topology is of all ranks below the `leader`, and itself.
+
+    Its `notices` tell which ranks are free, and whose visits have come there. A round is over on it once all sums have
+    come, and the leader's word that these were all; it needs no agreement on that, since it knows what it sends. The
+    leader's `heirs` may lead in its place.
+    """
+
+    leads = True
+
+    def __init__(
+        self,
+        topology: Topology,
+        channels: tuple[Channel, Channel, Channel],
+        leader: int,
+        heirs: tuple[int, ...],
+        *given: Any,
+    ) -> None:
+        self.leader, self.heirs = leader, heirs
+        control, data, self.notices = channels
+        super().__init__(topology, (control, data), *given)
+        self.noticed = self._blank()
+        self._since = 0.0  # when a rank below was first noticed to be late
+        self._done: dict[int, float] = {}  # whose visits have come to the leader, and when that was heard
+        self._attempt = -1, -1
+        self._told = self._blank()
+        self._hearing: Transfer | None = None
+        self._left: tuple[int, float] | None = None  # bytes that come after a closing, and since when
+        self.table: TableReply | None = None
+        self._told_of = self.counted
+        self._leaves = self._silent = self._expected = False
+        self._moved: Floats = np.zeros((2, len(topology.ranks)))  # bytes, when that was last asked
+
+    def host(self, topology: Topology) -> None:
+        self.topology, self.hosted = topology, topology.clients
+        most = topology.most(together=True)
+        self.sum_formats = [SumFormat(blocks, len(topology.ranks), most) for blocks in self.layout]
+        self.counted = np.zeros(len(self.hosted), dtype=np.int64)
+
+    def expect(self, counted: Ints) -> None:
+        self.counted, here = counted, np.zeros(1, dtype=np.int64)
+        self._reply, self._expected = self._begin(self.data.up(here), here), True
+        self.noticed.ranks[:, 0] = RANK_STATES.index("late")  # until it tells
+        self._since = time.monotonic()
+        self._fall_behind()
+        self._listen()
+
+    def invite(self, command: Command, state: Sequence[Bytes], later: int = 0) -> None:
+        invited = set(command.cohort.tolist())
+        self._attempt, self._done, self._left = (command.round, command.attempt), {}, None
+        self._told_of = self.counted
+        self._command(command)
+        self._broadcast(state, later)
+        self.pending = PendingSums(self, [[c for c in clients if c in invited] for clients in self.topology.hosted])
+        self.state = "active"
+
+    def close(self, command: Command) -> None:
+        self._command(command)
+        self._leaving, self._silent = None, True
+        self.state, self.since = "late", time.monotonic()  # until the leader says what is under way
+
+    def ask_ready(self, op: Op, **more: Any) -> None:
+        self._leaves = op is Op.LEAVE
+        self.table = TableReply(1, len(self.topology.ranks))
+        self.ask_table(Command(op, counted=self.counted, **more), [], self.table)
+
+    def write(self, command: Command) -> bool:
+        if self.state != "idle":
+            return False
+        self.table = TableReply(1, len(self.topology.ranks))
+        self.ask_table(command, [], self.table)
+        return True
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the leader has not said that it knows of a round's closing, or, in good time, that it is here."""
+        if self.state != "late":
+            return False
+        return self._silent if self._reply is None else self._expected and self.late_for() > HERE_SECONDS
+
+    def unacknowledged(self) -> Ints:
+        """Return how much of each visit has counted, as far as the ranks may not have heard of it."""
+        heard = self.noticed.attempt == self._attempt
+        return self.counted if heard else np.where(self._told_of, self._told_of, self.counted)
+
+    def give_up(self) -> None:
+        if self.state == "active":
+            self._command(Command(Op.CLOSE, counted=self.counted))  # it shall reply with what it has
+            self._fall_behind()
+
+    def traffic(self) -> Floats:
+        now = self.noticed.ranks[:, 1:].T.astype(np.float64)
+        since, self._moved = now - self._moved, now
+        return since
+
+    def did(self) -> list[int]:
+        """Return the ranks that have done what was asked of all: nobody where the leader has not replied."""
+        if self.table is None or self.state != "idle":
+            return []
+        return [rank for rank, done in zip(self.topology.ranks, self.table.data[0].tolist()) if done == 1]
+
+    def clients_in(self, *states: str) -> Ints:
+        rows = [
+            clients
+            for clients, state in zip(self.topology.hosted, self.noticed.states())
+            if (state if self.state == "idle" or state == "dead" else self.state) in states
+        ]
+        return np.array([client for clients in rows for client in clients], dtype=np.int64)
+
+    @property
+    def busy(self) -> bool:
+        return super().busy or (self.state == "idle" and "late" in self.noticed.states())
+
+    def late_for(self) -> float:
+        if self.state == "idle" and "late" in self.noticed.states():
+            return time.monotonic() - self._since
+        return super().late_for()
+
+    @property
+    def arrived(self) -> int:
+        return len(self._done)
+
+    @property
+    def completed(self) -> list[tuple[float, int, int]]:
+        return [
+            (self._done[client], rank, client)
+            for rank, clients in zip(self.topology.ranks, self.topology.hosted)
+            for client in clients
+            if client in self._done
+        ]
+
+    @property
+    def flowing(self) -> bool:
+        said = self.noticed.attempt == self._attempt and self.noticed.closing
+        return bool(said) and self.state == "late" and self.late_for() < 0
+
+    @property
+    def awaited(self) -> int:
+        if self.state != "active" or self.pending is None:
+            return 0
+        dead = [clients for clients, state in zip(self.pending.clients, self.noticed.states()) if state == "dead"]
+        missing = self.pending.visits - len(self._done) - sum(c not in self._done for row in dead for c in row)
+        return missing if self.by_name else max(1, missing)
+
+    @property
+    def has_next(self) -> bool:
+        return False
+
+    @property
+    def coming(self) -> int:
+        return self.pending.coming if isinstance(self.pending, PendingSums) and self._attempt[0] >= 0 else 0
+
+    def _advance(self) -> None:
+        self._look_at_sends()
+        if self._hearing is not None and self._hearing.done:
+            self._notice(self._told)
+            self._hearing = None
+            if self.noticed.attempt[0] != Notice.LAST:
+                self._listen()
+        if self._reply is not None:
+            if self._reply.done and (self._hearing is None or not self._leaves):
+                self._reply, self.state, self._expected = None, "idle", False
+        elif self.pending is not None and self.state in ("active", "late"):
+            over, before = self.noticed.over and self.noticed.attempt == self._attempt, len(self.pending.times)
+            whole = self.pending.poll()
+            if self._left and len(self.pending.times) > before:  # it does come: the rest has as long as it takes
+                self.since = time.monotonic() + self.bandwidth.allows(self.coming)
+            if whole and over:
+                self.state = "idle"
+                if self._left:
+                    self.bandwidth.came(*self._left)
+                    self._left = None
+
+    def _blank(self) -> Notice:
+        return Notice(len(self.topology.ranks), len(self.hosted), sum(len(each.large) for each in self.sum_formats))
+
+    def _listen(self) -> None:
+        self._told = self._blank()
+        data = self._told.data
+        self._hearing = self._begin(self.notices.up(data), data)
+
+    def _notice(self, new: Notice) -> None:
+        now, states, before = time.monotonic(), new.states(), self.noticed.states()
+        if "late" not in before:
+            self._since = now
+        for rank, state, was in zip(self.topology.ranks, states, before):
+            if state == "dead" != was:
+                self.gone.append((rank, f"rank {self.leader}, which leads it, has lost it"))
+        self.noticed, self.heard = new, now
+        if new.attempt != self._attempt:
+            return
+        for client, groups in zip(self.hosted.tolist(), new.came.tolist()):
+            if groups == len(self.sum_formats):
+                self._done.setdefault(client, now)
+        self._silent &= not new.closing
+        if new.closing and self.state == "late":
+            self.since = now + self.bandwidth.allows(new.left)
+        if new.closing == 2 and isinstance(self.pending, PendingSums) and self._left is None:
+            self._left = new.left, now
+            self.pending.announce(new.parts)
+
+    def _progress(self) -> tuple[Any, ...]:
+        return *super()._progress(), len(self._done), self.noticed

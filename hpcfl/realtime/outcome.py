@@ -1,0 +1,348 @@
+"""What of one round in real time counts: whose visits arrived, how far, and when; and the sums over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfl.base.types import Floats, Ints
+from hpcfl.engine.iterated import blank, keep
+from hpcfl.engine.job import Job
+from hpcfl.engine.profile import Phases
+from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.sums.exact import FixedSum, each_piece, sum_small
+from hpcfl.sums.guard import NO_GROUP, NOT_FINITE, Rejection
+from hpcfl.sums.message import Block, ExactSums, Fill, Layout, Message, Sums
+from hpcfl.sums.pool import SPARE
+
+if TYPE_CHECKING:
+    from hpcfl.realtime.lane import Lane, PendingReceive
+
+
+class ReceivedSums(Sums):
+    """Sums over the groups that counted, formed when they are asked for: one visit per lane is all that is kept.
+
+    Messages of single visits are summed on fixed grids, as in simulated time, so a replay gives the same bits; sums
+    over chunks are on these grids already. Visits of several ranks were summed on their way, at the blocks' precision
+    and in an order of MPI's choosing.
+
+    Parameters
+    ----------
+    received : list of (PendingReceive, int)
+        Visits, and how many of their groups count.
+    early : ExactSums, optional
+        Sums over visits that are not held any more.
+    kept : sequence of Message
+        What of those visits is kept for iterated reductions.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        invited: int | Ints,
+        miss_probability: Floats,
+        received: list[tuple[PendingReceive, int]],
+        early: ExactSums | None = None,
+        kept: Sequence[Message] = (),
+    ) -> None:
+        super().__init__(layout, invited, miss_probability)
+        self.received, self.early, self.kept = received, early, kept
+        self.gradients = 0  # the most that a visit that counted has computed
+        self.rejected: dict[int, Rejection] = {}  # as `RoundOutcome` has them, and the norms
+        self.norms: Floats = np.zeros((0, 0))
+        self.phases = Phases()
+        self._group = {name: number for number, blocks in enumerate(layout) for name in blocks}
+
+    def weights(self, name: str) -> Floats:
+        number = self._group[name]
+        weights = [one.formats[number].part_weights(one.frames[number], name) for one in self._with(number)]
+        begun = self.early.weights(name) if self.early else np.zeros(len(self._block(name).held))
+        total: Floats = sum(weights, start=begun)
+        return total
+
+    def total(self, name: str) -> Tensor:
+        with self.phases.phase("reduction"):
+            block, fill = self._block(name), self.fill(name)
+            total = SPARE.empty(block.shape, torch.float64)
+            out = total.view(-1).numpy()
+            each_piece(block.size, lambda piece: fill(piece, out[piece]))
+            return total
+
+    def moved(self, name: str, value: Tensor, denominator: float | None = None) -> Tensor:
+        with self.phases.phase("reduction"):
+            return super().moved(name, value, denominator)
+
+    def fill(self, name: str) -> Fill:
+        number, block = self._group[name], self._block(name)
+        counted = self._with(number)
+        parts = [contribution(one, number, name) for one in counted if not one.formats[number].sums]
+        sums_of = [one.formats[number].sum(one.frames[number], name) for one in counted if one.formats[number].sums]
+        summed = [other for other in sums_of if other is not None]
+        early = self.early.of(name) if self.early else None
+        alone = len(parts) == 1 and parts[0][1] is None and not summed and early is None
+        weighed = [(value.numpy(), 1.0 if weight is None else weight) for value, weight in parts]
+
+        def fill(piece: slice, out: Floats) -> None:
+            some = [(value[piece], weight) for value, weight in weighed]
+            if alone:
+                np.copyto(out, some[0][0])
+                return
+            small = sum_small(some, out) if block.fixed else 0
+            if 0 < small == len(some) and early is None and not summed:
+                return
+            sums = block.sums(len(out))
+            sums.start(early, piece)
+            if isinstance(sums, FixedSum):
+                sums.add_values(some[small:], out if small else None)
+            else:
+                for value, weight in some:
+                    sums.add_rows(torch.from_numpy(value)[None], [weight])
+            for other in summed:
+                sums.add_sums(other, piece, slice(0, len(out)))
+            sums.total(out)
+
+        return fill
+
+    def messages(self, blocks: Mapping[str, Block]) -> list[Message]:
+        """Return what each visit that counted has sent of `blocks`, one by one."""
+        return [*self.kept, *chain(*(messages(one, groups, blocks) for one, groups in self.received))]
+
+    def _with(self, number: int) -> list[PendingReceive]:
+        """Return the visits whose group of this number counts."""
+        return [one for one, groups in self.received if number < groups]
+
+
+def contribution(one: PendingReceive, number: int, name: str) -> tuple[Tensor, float | None]:
+    """Return a block as it arrived, and what it is still to be multiplied by (None: nothing)."""
+    group, frame = one.formats[number], one.frames[number]
+    weight = float(group.weights(frame, name)[0]) if group.ranks == 1 else None
+    return group.whole(frame, name), weight
+
+
+def messages(one: PendingReceive, groups: int, blocks: Mapping[str, Block]) -> Iterator[Message]:
+    """Yield what each single visit has sent of `blocks` within its first groups, in memory of its own."""
+    for local_rank, clients in enumerate(one.clients):
+        for place in range(len(clients)):
+            kept = blank(blocks, 1)
+            for group, frame in zip(one.formats[:groups], one.frames):
+                for name in group.blocks.keys() & blocks.keys():
+                    keep({name: group.single(frame, name, local_rank, place)}, kept)
+            yield kept
+
+
+def add_all(
+    one: PendingReceive, sums: ExactSums, groups: int | None = None, factors: Mapping[str, float] = MappingProxyType({})
+) -> None:
+    """Add the first groups of a visit (None: all) to exact sums; `factors` of blocks are those of `ExactSums.add`."""
+    for number in range(len(one.formats[:groups])):
+        add_group(one, number, sums, factors)
+
+
+def add_group(
+    one: PendingReceive, number: int, sums: ExactSums, factors: Mapping[str, float] = MappingProxyType({})
+) -> None:
+    """Add the group of this number alone."""
+    group, frame = one.formats[number], one.frames[number]
+    for name in group.blocks:
+        weighed = group.part_weights(frame, name)
+        if group.sums:
+            if (other := group.sum(frame, name)) is not None:
+                sums.add_sums(name, other, weighed)
+            continue
+        value, weight = contribution(one, number, name)
+        weight = 1.0 if weight is None else weight
+        sums.add_rows(name, value[None], [weight * factors.get(name, 1.0)], weighed)
+
+
+def names_who_counts(attempt: Attempt, whole: bool) -> bool:
+    """Whether n whole visits close a round at once, so that it matters which ones those are."""
+    return attempt.quorum is not None and not attempt.grace and whole
+
+
+class RoundOutcome:
+    """One attempt at a round: the `lanes` that take part were invited at `start` (seconds of the monotonic clock).
+
+    Attributes
+    ----------
+    limits : float64 [units], optional
+        The largest norms that are accepted, see `RunGuard.limits`; lanes are of one rank each then.
+    rejected : dict of int to Rejection
+        Which visits, or layers of them, were rejected, by their places in the cohort.
+    norms : float64 [clients, units]
+        Norms of the messages that were accepted; empty where there are no limits.
+    ends : float
+        Seconds from its start to its end at the latest, as far as is known by now.
+    """
+
+    def __init__(
+        self, job: Job, attempt: Attempt, lanes: list[Lane], start: float, limits: Floats | None = None
+    ) -> None:
+        self.job, self.attempt, self.lanes, self.start, self.limits = job, attempt, lanes, start, limits
+        self.rejected: dict[int, Rejection] = {}
+        self.norms: Floats = np.zeros((attempt.clients, 0 if limits is None else len(limits)))
+        self.whole = job.planner.whole
+        weights = attempt.weights
+        self.weights = None if weights is None else dict(zip(attempt.cohort.tolist(), weights.tolist()))
+        self.groups = len(job.layout)
+        self.reached = job.layers.reached
+        self.depth: Ints = np.full(len(attempt.cohort), attempt.layers + 1, dtype=np.int64)
+        self.seconds: Floats = np.full(len(attempt.cohort), np.inf)
+        self.steps: Ints = np.zeros(len(attempt.cohort), dtype=np.int64)
+        self.received: list[tuple[PendingReceive, int]] = []
+        self.early: ExactSums | None = None
+        self.kept: list[Message] = []
+        self.summed_up = self.gradients = 0
+        self.ends = attempt.closes_after
+
+    def over(self, seconds: float) -> bool:
+        """Return whether it is over so many seconds after its start. The timer decides, never the next arrival."""
+        arrived, awaited = self.progress()
+        self.ends = min(self.ends, self.attempt.ends(arrived, seconds))
+        return seconds >= self.ends or awaited == 0
+
+    @property
+    def by_name(self) -> bool:
+        """Whether n whole visits are enough and no more is waited for: then who counts has to be said by name."""
+        return names_who_counts(self.attempt, self.whole)
+
+    def counting(self) -> Ints:
+        """Return whose visits may count as the round closes, client ids: where n are enough, the first n only."""
+        if not self.by_name:
+            return self.attempt.cohort
+        count, named = self.summed_up, []
+        for _, _, client in sorted(chain(*(lane.completed for lane in self.lanes))):
+            if count < (self.attempt.quorum or 0):
+                named.append(client)
+            count += 1 if self.weights is None else self.weights[client]
+        return np.array(sorted(named), dtype=np.int64)
+
+    def progress(self) -> tuple[int, int]:
+        """Return how many visits are complete, or their samples, and how many more visits may still come."""
+        arrived = sum(self._value(lane) for lane in self.lanes)
+        return self.summed_up + arrived, sum(lane.awaited for lane in self.lanes)
+
+    def sum_up(self, lane: Lane) -> None:
+        """Sum up a lane's complete visits and let it go on to its next ones."""
+        one = lane.pending
+        assert one is not None
+        self.early = self.early or ExactSums(self.job.layout)
+        self.summed_up += self._value(lane)
+        accepted = self._accepted(one, self.groups)
+        self._note(lane, one, accepted)
+        add_all(one, self.early, accepted)
+        if self.job.keeps:
+            self.kept += messages(one, accepted, self.job.keeps)
+        lane.receive_next()
+
+    def finish(self, closed: float) -> None:
+        """Decide what counts of a round that was closed at `closed` (seconds of the monotonic clock).
+
+        A rank alone on its lane counts as far as its groups were there by then. What ranks that share a lane handed
+        in just after it counts too: it cannot be told apart from the sum.
+        """
+        for lane, one in self._looked_at():
+            single = len(lane.topology.ranks) == 1 and not lane.leads
+            groups = sum(when <= closed for when in one.times) if single else len(one.times)
+            if groups == self.groups or not self.whole:
+                groups = self._accepted(one, groups)
+                self._note(lane, one, groups)
+                if self.reached[groups] <= self.attempt.layers:  # a loss without any layer does not count
+                    self.received.append((one, groups))
+        self._acknowledge()
+
+    def void(self) -> None:
+        """Let nothing of this attempt count."""
+        self.depth[:] = self.attempt.layers + 1
+        self._acknowledge()
+
+    @property
+    def count(self) -> int:
+        """How many visits counted, or would have, had they not been rejected."""
+        arrived = (self.depth <= self.attempt.layers) | np.isin(np.arange(len(self.depth)), list(self.rejected))
+        return int(arrived.sum())
+
+    def plan(self, seconds: float, repeats: int) -> Plan:
+        expected = self.job.planner.plan(self.attempt)
+        steps = None if expected.steps is None else np.where(self.depth <= self.attempt.layers, self.steps, 0)
+        plan = replace(expected, depth=self.depth, seconds=self.seconds, duration=seconds, repeats=repeats)
+        return replace(plan, steps=steps)
+
+    def sums(self, plan: Plan) -> ReceivedSums:
+        cohort = self.attempt.cohort
+        sums = ReceivedSums(self.job.layout, cohort, plan.miss_probability, self.received, self.early, self.kept)
+        sums.gradients, sums.rejected, sums.norms = self.gradients, self.rejected, self.norms
+        return sums
+
+    def _looked_at(self) -> list[tuple[Lane, PendingReceive]]:
+        """Return the current visits; where n whole visits are enough, and no more is waited for, the first n only."""
+        current = [(lane, lane.pending) for lane in self.lanes if lane.pending is not None]
+        if not self.by_name:
+            return current
+        led = [(lane, one) for lane, one in current if lane.leads]  # its leader was told whom to add up
+        current = [(lane, one) for lane, one in current if not lane.leads]
+        done = sorted((c for c in current if c[1].complete), key=lambda c: (c[1].times[-1], c[0].topology.ranks))
+        count, taken = self.summed_up, []
+        for lane, one in done:
+            if count < (self.attempt.quorum or 0):
+                taken.append((lane, one))
+            count += self._value(lane)
+        return [*led, *taken]
+
+    def _accepted(self, one: PendingReceive, groups: int) -> int:
+        """Return how many of the first `groups` groups of a single rank's visit count, as far as their norms say."""
+        if self.limits is None or not one.visits or not groups or one.rejected(groups)[0, 0] != NO_GROUP:
+            return groups
+        ((client,),) = one.clients
+        sieve = self.job.guard.sieve(1, self.limits)
+        weight = torch.ones(1)
+        parts = [
+            [(name, group.value(frame, name)[None], weight) for name in group.blocks]
+            for group, frame in zip(one.formats[:groups], one.frames)
+        ]
+        for unit in [list(chain(*parts))] if self.whole else parts:
+            sieve.judge(unit)
+        self.norms[client] = sieve.norms[0]
+        self.rejected |= self.job.guard.rejections(np.searchsorted(self.attempt.cohort, [client]), sieve)
+        return groups if sieve.first[0] == NO_GROUP else 0 if self.whole else int(sieve.first[0])
+
+    def _value(self, lane: Lane) -> int:
+        """Return a lane's complete visits that are not summed up, or their samples where these are counted."""
+        if self.weights is None:
+            return lane.arrived
+        return sum(self.weights[client] for _, _, client in lane.completed)
+
+    def _note(self, lane: Lane, one: PendingReceive, groups: int) -> None:
+        """Note whose visits these are, and how far each had come within its first `groups` groups."""
+        sent, rejected = one.sent(groups), one.rejected(groups)
+        for local_rank, clients in enumerate(one.clients):
+            if clients:
+                lane.worked[:, local_rank] += one.count(local_rank), one.seconds(local_rank)
+            for place, client in enumerate(clients):
+                count, bad = int(sent[local_rank, place]), int(rejected[local_rank, place])
+                row = int(np.searchsorted(self.attempt.cohort, client))
+                if bad != NO_GROUP:
+                    self.rejected[row] = Rejection(self.reached[count], bad, NOT_FINITE)
+                self.depth[row] = self.reached[count]
+                if self.reached[count] <= self.attempt.layers:
+                    self.gradients = max(self.gradients, one.gradients(local_rank, place, groups))
+                self.steps[row] = one.steps(local_rank, place)
+                if self._is_whole(client, row) and (count == self.groups or (row in self.rejected and one.complete)):
+                    self.seconds[row] = one.came(local_rank, place) - self.start
+
+    def _is_whole(self, client: int, row: int) -> bool:
+        """Whether a visit was not cut short at a step."""
+        planner = self.job.planner
+        return not planner.participation.by_steps or bool(self.steps[row] == planner.visit_steps[0][client])
+
+    def _acknowledge(self) -> None:
+        """Leave word on the lanes how much of each visit counted."""
+        depth = dict(zip(self.attempt.cohort.tolist(), self.depth.tolist()))
+        for lane in self.lanes:
+            lane.counted = np.array([depth.get(client, 0) for client in lane.hosted.tolist()], dtype=np.int64)

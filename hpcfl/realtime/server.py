@@ -1,0 +1,409 @@
+"""The server's side of rounds in real time: it asks the lanes, and closes the round when its rule says so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+
+import numpy as np
+
+from hpcfl import store
+from hpcfl.base.errors import Interrupted, RunError
+from hpcfl.base.memory import freeze
+from hpcfl.base.types import Floats, Ints, State
+from hpcfl.engine.iterated import iterate
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.record import Record, released
+from hpcfl.engine.rounds import Rounds
+from hpcfl.learning.batchnorm import with_statistics
+from hpcfl.mpi.channel import Connected
+from hpcfl.mpi.placement import check_there
+from hpcfl.mpi.transport import Saved, arrays, as_chunk, idle
+from hpcfl.realtime.lane import Lane
+from hpcfl.realtime.lanes import Lanes
+from hpcfl.realtime.membership import Orphans
+from hpcfl.realtime.orders import Command, Op, StateReply, TableReply
+from hpcfl.realtime.outcome import ReceivedSums, RoundOutcome, names_who_counts
+from hpcfl.realtime.succession import Succession
+from hpcfl.realtime.watchdog import LEAVE_SECONDS
+from hpcfl.schedule.plan import Attempt, Plan
+from hpcfl.sums.message import Sums
+from hpcfl.sums.packing import Packing
+
+SAVE_SECONDS = 5.0  # for personal state to begin to come, beyond what its bytes may take
+DISK = 2e7  # bytes per second that a rank writes at least
+
+
+class Server(Rounds):
+    """The rounds of a run over lanes, on rank 0.
+
+    Where clients are needed no more, their ranks forget what they hold and sleep until the end, and the server keeps
+    the personal state for checkpoints. Nobody tests the clients' models then: their scores are not known. `rest` is
+    called while the server waits; it raises Interrupted where the run is to stop.
+    """
+
+    serves = True
+    connected: Connected
+    succession: Succession | None = None
+    apart = False  # whether each rank writes its own clients' personal state: all see the same run folder
+
+    def __init__(self, job: Job, lanes: Lanes, rest: Callable[[], None] = idle) -> None:
+        self.job, self.lanes, self.rest, self.phases = job, lanes, rest, lanes.phases
+        self.wrote: dict[int, int] = {}  # clients whose personal state is in the checkpoint that is begun; their ranks
+        self.lasted, self.scoring = 0.0, inf  # how long the last round took, and tests may take at most
+        self.packing = Packing(job.algorithm.init_server(job.task))
+        self.size = 1 + sum(len(lane.topology.ranks) for lane in lanes.all)
+        self.reported = 0
+        self.orphans = Orphans(job, lanes)
+        self.saved: Path | None = None  # the checkpoint whose personal state clients of lost ranks go on with
+        self.kept: list[Saved] | None = None
+
+    def gather(self, absent: Mapping[int, str]) -> None:
+        """Wait until every rank is there, unless the run is to stop: they start at different speeds.
+
+        Those that are `absent`, for the reason that is given, are lost; where the config says how long to wait, also
+        those that are not there by then, and others lead in the place of those who should.
+        """
+        for lane in self.lanes.all:
+            if why := absent.get(lane.topology.ranks[0]):
+                self.lanes.lose(lane, why)
+            else:
+                lane.expect(lane.counted)
+        config, what = self.job.config, "ranks to start"
+        limit = config.start_within or inf
+        self.lanes.wait_for_all(limit, what, self.rest)
+        if limit < inf:
+            why = f"not there within {limit:g} s"
+            if self.succession is not None:
+                self.succession.replace_late(self.lanes)
+                self.lanes.wait_for_all(limit, what, self.rest)
+                self.succession.leave_out_late(self.lanes, why)
+            else:
+                for lane in self.lanes.those("late"):
+                    lane.die(why)
+                self.lanes.reform()
+            self.lanes.wait_for_all(limit, what, self.rest)
+            for lane in self.lanes.those("late", "dead"):
+                self.lanes.lose(lane, lane.reason or why)
+            check_there(config.min_ranks, self.size, [loss.rank for loss in self.lanes.lost], limit)
+        freeze()
+
+    # rounds
+
+    def exchange(self, now: Progress, record: Record) -> tuple[Plan, Sums]:
+        """Run the next round until its rule closes it; an iterated reduction is done by the server alone."""
+        plan, sums = self._closed(now, record)
+        record.gradients, record.rejected, record.norms = sums.gradients, sums.rejected, sums.norms
+        sums.phases = self.phases
+        if self.job.iterated is not None:
+            with record.timed("server_seconds"):
+                messages = sums.messages(self.job.keeps)
+                sums.iterated = iterate(self.job.iterated, now.shared, messages, lambda responses: responses)
+        return plan, sums
+
+    def _closed(self, now: Progress, record: Record) -> tuple[Plan, ReceivedSums]:
+        self.saved = now.saved
+        if not self.job.algorithm.invites(now.round):
+            plan = Plan.nobody(now.round, len(self.job.layers.tensors))
+            return plan, ReceivedSums(self.job.layout, 0, plan.miss_probability, [])
+        with record.timed("wait_seconds"):
+            try:
+                return self.run_round(now.round, now.shared, now.stage.number, self.job.guard.limits(now.norms))
+            except Interrupted:  # lanes that are free soon will take part in what follows
+                for lane in self.lanes.those("active"):
+                    lane.close(Command(Op.CLOSE, counted=lane.counted))
+                raise
+
+    def run_round(
+        self, round: int, shared: State, stage: int = 0, limits: Floats | None = None
+    ) -> tuple[Plan, ReceivedSums]:
+        """Run one round: invite, wait until the rule says that it is over, return what happened and the sums.
+
+        A round in which fewer than ``min_clients`` visits counted is void, and repeated; `limits` as `RunGuard.limits`.
+        """
+        began, repeats = time.monotonic(), 0
+        while True:
+            outcome = self._attempt(round, repeats, shared, stage, limits)
+            self.job.planner.saw(outcome.seconds, outcome.attempt.closing(outcome.seconds))
+            if outcome.count >= self.job.planner.participation.min_clients:
+                break
+            outcome.void()
+            repeats += 1
+        plan = outcome.plan(time.monotonic() - began, repeats)
+        return plan, outcome.sums(plan)
+
+    def _attempt(self, round: int, number: int, shared: State, stage: int, limits: Floats | None) -> RoundOutcome:
+        attempt = self._invited(round, number, stage)
+        state = self.packing.sent(shared)  # the tensors' own memory: they are never changed in place
+        invited = self.lanes.hosting(attempt.cohort, "idle")
+        start = time.monotonic()
+        with self.phases.phase("broadcast"):
+            for lane in invited:
+                lane.by_name = names_who_counts(attempt, self.job.planner.whole)
+                lane.invite(self._command(Op.VISIT, lane, attempt, stage), state)
+        outcome = RoundOutcome(self.job, attempt, invited, start, limits)
+        self._wait_for_visits(outcome)
+        self.lanes.poll()
+        closed = time.monotonic()
+        unfinished, counting = self.lanes.those("active"), outcome.counting()
+        for lane in unfinished:
+            lane.close(self._command(Op.CLOSE, lane, attempt, stage, counting if lane.leads else None))
+        several = [lane for lane in unfinished if lane.leads or len(lane.topology.ranks) > 1]
+        self.lanes.wait_for_frames(several, any(lane.leads and lane.by_name for lane in several))
+        outcome.finish(closed)
+        if self.succession is not None:
+            self.succession.round_over(self.lanes)
+        return outcome
+
+    def _invited(self, round: int, number: int, stage: int) -> Attempt:
+        """Return an attempt with those who are drawn and free; wait until there are enough of them."""
+        drawn = self.job.planner.attempt(round, number, stage)
+        need = max(1, self.job.planner.participation.min_clients)
+        self.lanes.wait_for_late()
+        what = f"{need} free client{'s' * (need > 1)} for round {round}"
+
+        def owing() -> list[Lane]:
+            return self.lanes.hosting(np.union1d(drawn.cohort, self.orphans.hosted), "active", "late")
+
+        for _ in self.lanes.waiting(what, owing, self.rest):
+            self._rehost()
+            free = self.lanes.members(drawn.cohort, "idle")
+            if len(free) >= need:
+                break
+            left = self.lanes.members(drawn.cohort, "idle", "active", "late")
+            left = np.union1d(left, np.intersect1d(drawn.cohort, self.orphans.hopeful))
+            if len(left) < need:
+                ranks = ", ".join(str(loss.rank) for loss in self.lanes.lost)
+                raise RunError(
+                    f"round {round}: expected at least {need} of the {len(drawn.cohort)} clients invited, "
+                    f"but only {len(left)} are left; lost ranks: {ranks}"
+                )
+        return self.job.planner.attempt(round, number, stage, free)
+
+    def _rehost(self) -> None:
+        """Let lanes that have lost a rank fall apart, and clients of lost ranks go on at others where they may."""
+        if self.succession is not None:
+            self.succession.look(self.lanes)
+        busy = self.lanes.reform()
+        if self.job.config.lost_clients == "drop":
+            return
+
+        def owing() -> list[Lane]:
+            return [lane for lane in busy if lane.state in ("active", "late")]
+
+        for seconds in self.lanes.waiting("clients to go on at other ranks", owing):
+            if self.orphans.waiting or self.lanes.those("dead"):
+                self.settle()
+            busy += self.lanes.reform() + self.orphans.place(self._is_free, self.saved)
+            if seconds > SAVE_SECONDS:
+                break
+        for lane in busy:
+            lane.give_up()
+
+    def _is_free(self, lane: Lane) -> bool:
+        """Whether a lane can be asked, with nothing left to be taken from it."""
+        return lane.state == "idle"
+
+    def _command(self, op: Op, lane: Lane, attempt: Attempt, stage: int, cohort: Ints | None = None) -> Command:
+        head = op, attempt.round, attempt.number, attempt.closes_after, stage
+        return Command(*head, counted=lane.counted, cohort=attempt.cohort if cohort is None else cohort)
+
+    def _wait_for_visits(self, outcome: RoundOutcome) -> None:
+        """Wait until the round's rule says that it is over.
+
+        Where no timer ends it, a round that lasts much longer than the one before is spoken of.
+        """
+        patience = max(self.lanes.patience, 3 * self.lasted) if outcome.ends == inf else inf
+
+        def owing() -> list[Lane]:
+            return [lane for lane in outcome.lanes if lane.state == "active"]
+
+        def left() -> float:
+            return outcome.ends - (time.monotonic() - outcome.start)
+
+        for _ in self.lanes.waiting(f"visits of round {outcome.attempt.round}", owing, self.rest, left, patience):
+            seconds = time.monotonic() - outcome.start
+            if outcome.over(seconds):
+                break
+            with self.phases.phase("reduction"):
+                for lane in outcome.lanes:
+                    if lane.has_next:
+                        outcome.sum_up(lane)
+        self.lasted = seconds
+
+    # everything else that is asked of the lanes
+
+    def scores(self, now: Progress) -> Floats:
+        """Ask the ranks that are free; the others' scores are NaN."""
+        if self.job.task.gathers:
+            found = self.job.statistics(now.shared, np.arange(self.job.config.clients))
+            now.shared = with_statistics(self.job.task, now.shared, found)
+        scores = np.full((self.job.scores, self.job.config.clients), np.nan)
+        if self.kept is not None:
+            return scores
+        self.lanes.wait_for_late()
+        state, asked = self.packing.sent(now.shared), self.lanes.those("idle")
+        replies = {lane: TableReply(self.job.scores, len(lane.hosted)) for lane in asked}
+        for lane, reply in replies.items():
+            lane.ask_table(Command(Op.SCORE, now.round, counted=lane.counted), state, reply)
+        start = time.monotonic()
+        self.lanes.wait_for_replies(asked, what="scores", rest=self.rest, most=self.scoring)
+        if asked and all(lane.state == "idle" for lane in asked):
+            self.scoring = max(self.lanes.patience, 3 * (time.monotonic() - start))
+        for lane, reply in replies.items():
+            if lane.state == "idle":
+                scores[:, lane.hosted] = reply.data
+        return scores
+
+    def personal(self, now: Progress) -> Iterator[Saved]:
+        """Have the ranks write the acknowledged state, or ask lane by lane for it where they do not see the run folder.
+
+        Of a lane that does not reply, repeat what was saved last.
+        """
+        self.wrote = {}
+        if self.kept is not None:
+            yield from self.kept
+            return
+        self.settle()
+        self.lanes.wait_for_late()
+        self.wrote = self._written(now.round) if self.apart else {}
+        missed: list[int] = []
+        for lane in self.lanes.all:
+            left = [client for client in lane.hosted.tolist() if client not in self.wrote]
+            reply = StateReply(lane.topology, self.job.like, lane.leads)
+            if left and not self.apart and self._has_sent(lane, reply):
+                yield from reply.saved()
+                left = reply.lacking()
+            missed += left
+            yield from self._last_saved(left, now.saved)
+        between = self.orphans.clients.tolist()
+        missed += between
+        yield from self._last_saved(between, now.saved)
+        self.stale = store.personal_rounds(now.saved, missed) if now.saved else dict.fromkeys(missed, 0)
+
+    @property
+    def homes(self) -> Ints:
+        homes = super().homes
+        for client, rank in self.wrote.items():
+            homes[client] = rank
+        return homes
+
+    def _written(self, round: int) -> dict[int, int]:
+        """Ask all lanes at once to write the acknowledged state to a round's checkpoint.
+
+        Return whose has been written, client by client, and by which rank.
+        """
+        asked = [lane for lane in self.lanes.all if lane.write(Command(Op.WRITE, round, counted=lane.counted))]
+        most = max((len(clients) for lane in asked for clients in lane.topology.hosted), default=0)
+        limit = SAVE_SECONDS + most * self.job.personal_bytes / DISK
+        for seconds in self.lanes.waiting("personal state", lambda: [lane for lane in asked if lane.is_writing]):
+            if seconds > limit:
+                break
+        found = {
+            client: rank
+            for lane in asked
+            if not lane.is_writing
+            for rank, clients in zip(lane.topology.ranks, lane.topology.hosted)
+            if rank in lane.did()
+            for client in clients
+        }
+        for lane in asked:
+            lane.stop_writing()
+        return found
+
+    def _has_sent(self, lane: Lane, reply: StateReply) -> bool:
+        """Ask a lane for its acknowledged state; False where it does not come in time."""
+        if lane.state != "idle":
+            return False
+        lane.ask_state(reply)
+        self.lanes.wait_for_replies([lane], self._save_seconds(reply), "personal state")
+        return lane.state == "idle"
+
+    def _save_seconds(self, reply: StateReply) -> float:
+        return SAVE_SECONDS + self.lanes.bandwidth.allows(sum(reply.counts))
+
+    def _last_saved(self, clients: list[int], saved: Path | None) -> Iterator[Saved]:
+        """Yield what a checkpoint has of some clients, else their state before the first visit."""
+        known = store.load_personal(saved, clients, check=True) if saved and clients else {}
+        for client in clients:
+            yield as_chunk(client, known.get(client) or arrays(self.job.algorithm.init_client(self.job.task, client)))
+
+    def release(self, now: Progress, record: Record) -> bool:
+        """Fetch the personal state for good; let the ranks that are free forget all and sleep until they leave.
+
+        Who is late then goes on, and is not asked again.
+        """
+        if self.kept is not None or not self.job.algorithm.clients_done(now.round):
+            return False
+        self.lanes.wait_for_all(SAVE_SECONDS, "ranks to be released")
+        self.kept = list(self.personal(now)) if self.job.personal_bytes else []
+        asked = self.lanes.those("idle")
+        for lane in asked:
+            lane.ask_ready(Op.RELEASE)
+        self.lanes.wait_for_replies(asked, SAVE_SECONDS, "ranks to be released")
+        record.events.append(released(sum(len(lane.topology.ranks) for lane in asked)))
+        return False
+
+    def profiles(self) -> dict[int, Floats]:
+        """Ask where the ranks' time went, see `Phases.figures`: who does not reply in time is left out."""
+        self.lanes.reform()
+        self.lanes.wait_for_all(SAVE_SECONDS, "ranks to tell where their time went")
+        own, asked = self.phases.figures(), self.lanes.those("idle")
+        replies = {lane: TableReply(len(own), len(lane.topology.ranks)) for lane in asked}
+        for lane, reply in replies.items():
+            lane.ask_table(Command(Op.PROFILE, counted=lane.counted), [], reply)
+        self.lanes.wait_for_replies(asked, SAVE_SECONDS, "ranks to tell where their time went")
+        told = [(lane, reply) for lane, reply in replies.items() if lane.state == "idle"]
+        rows = [row for lane, reply in told for row in zip(lane.topology.ranks, reply.data.T)]
+        return {0: own} | {rank: row for rank, row in rows if not np.isnan(row).any()}
+
+    def leave(self, round: int, stopped: int, without_dead: bool) -> tuple[list[int], bool]:
+        """Dismiss all ranks at once, when the late ones are back: MPI's own farewell spins until everybody is there.
+
+        A wish to stop that comes meanwhile ends the waiting. Return the ranks that did not come back, and whether all
+        ranks are to end without that farewell: where MPI cannot take it `without_dead` ranks, and there are any.
+        """
+        self.lanes.reform()
+        rest = self.rest
+        try:
+            rest()
+        except Interrupted:  # a wish that was there before has been obeyed, or came too late
+            rest = idle
+        with suppress(Interrupted):
+            self.lanes.wait_for_all(LEAVE_SECONDS, "ranks to come back and leave", rest)
+        hard, asked = bool(self.lanes.lost) and not without_dead, self.lanes.those("idle")
+        for lane in asked:
+            lane.ask_ready(Op.LEAVE, round=round, stopped=stopped, hard=hard)
+        self.lanes.wait_for_replies(asked, LEAVE_SECONDS, "ranks to leave", rest)
+        lost = {loss.rank for loss in self.lanes.lost}
+        left = [{*lane.topology.ranks} - lost for lane in self.lanes.all if lane.state != "dead"]
+        came = {rank for lane in asked for rank in lane.did()}
+        return sorted(set().union(*left) - came), hard
+
+    def together(self, record: Record, reason: str) -> str:
+        """Take the ranks' figures from what they have sent, and tell who is lost."""
+        record.by_rank = self.figures()
+        record.by_rank[2, 0] = record.seconds.get("wait_seconds", 0.0)  # none where nobody was invited
+        for loss in self.lanes.lost[self.reported :]:
+            record.events += [("lost", client, f"on rank {loss.rank}: {loss.reason}") for client in loss.clients]
+        self.reported = len(self.lanes.lost)
+        for told in (self.orphans, self.succession):
+            if told is not None:
+                record.events += told.events
+                told.events = []
+        return reason
+
+    def figures(self) -> Floats:
+        """Return and reset, per rank, visits, seconds of computing and waiting (0), bytes received and sent."""
+        figures = np.zeros((5, self.size))
+        for lane in self.lanes.all:
+            ranks = list(lane.topology.ranks)
+            figures[:2, ranks] = lane.worked
+            figures[3:, 0] += lane.received, lane.sent
+            figures[3:, ranks] = lane.traffic()
+            lane.worked[:] = 0
+            lane.sent = lane.received = 0
+        return figures

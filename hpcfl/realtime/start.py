@@ -1,0 +1,183 @@
+"""How rounds in real time begin and end: making the lanes, on every rank at once, and leaving them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import NoReturn
+
+from mpi4py import MPI
+
+from hpcfl.base.errors import Diverged, Interrupted, LeftOut, Stopped, ended
+from hpcfl.base.types import State
+from hpcfl.engine.job import Job, Progress
+from hpcfl.engine.profile import Phases
+from hpcfl.engine.stopping import Stop
+from hpcfl.mpi.channel import Connected, connect, direct, single
+from hpcfl.mpi.launcher import end_job, end_ranks, has_cuda, has_ulfm
+from hpcfl.mpi.placement import TWO_LEVEL, Topology, lane_topologies, topology, tree
+from hpcfl.mpi.transfers import Transfers
+from hpcfl.mpi.waiting import Bandwidth
+from hpcfl.realtime import relayed
+from hpcfl.realtime.arrivals import ArrivalsServer
+from hpcfl.realtime.client import ClientRank
+from hpcfl.realtime.executor import Executor
+from hpcfl.realtime.lane import Lane
+from hpcfl.realtime.lanes import Lanes
+from hpcfl.realtime.relayed import RelayedRank
+from hpcfl.realtime.roles import Roles
+from hpcfl.realtime.server import Server
+from hpcfl.realtime.succession import Succession
+from hpcfl.realtime.watchdog import LeftBehind
+
+
+def lead(
+    job: Job,
+    comm: MPI.Intracomm,
+    hosts: Sequence[str],
+    folder: Path,
+    stop: Stop,
+    now: Progress,
+    phases: Phases | None = None,
+    connected: Connected | None = None,
+    absent: Mapping[int, str] = MappingProxyType({}),
+    apart: bool = False,
+) -> Server:
+    """Return the server's rounds over lanes, from `now` on; the client ranks call `serve` meanwhile.
+
+    The lanes are those that were `connected` earlier, if any were. Ranks that are `absent` are lost from the start, for
+    the reason that is given. Where ranks write `apart`, each has the `store` that `serve` is given.
+    """
+    transfers, bandwidth = Transfers(), Bandwidth()
+    facts = job.layout, job.config.clients, bandwidth, transfers, job.together, job.parts
+
+    def rest() -> None:
+        if reason := stop.requested():
+            raise Interrupted(reason)
+
+    def server(
+        kind: type[Server],
+        there: Connected,
+        lanes: list[Lane],
+        spare: Mapping[int, Lane] = MappingProxyType({}),
+        succession: Succession | None = None,
+    ) -> Server:
+        limits = job.config.lost_after, job.config.patience
+        made = kind(job, Lanes(lanes, spare, *limits, bandwidth, phases, transfers), rest)
+        made.connected, made.apart, made.succession = there, apart, succession
+        with suppress(Interrupted):  # the request lasts: the first round hears of it
+            made.gather(absent)
+        job.planner.recall(folder, now.round)
+        return made
+
+    arrivals = job.config.participation.by_arrivals
+    there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm), arrivals)
+    if job.config.lane_width == TWO_LEVEL:
+        nodes, shared = tree(job.config.leaders, job.config.fan_out, hosts, absent), there.comms[0]
+        gone = [Lane(topology([rank], job.chunks), direct(shared, rank, leads=True), *facts) for rank in absent]
+        if arrivals:
+            others, spare = relayed.lanes(job, there.comms, nodes, facts)
+            return server(ArrivalsServer, there, others + gone, spare)
+        succession = Succession(job, shared, nodes, facts)
+        return server(Server, there, succession.lanes() + gone, succession=succession)
+
+    def lane(ranks: Topology, number: int) -> Lane:
+        return Lane(ranks, there.lanes[number], *facts)
+
+    size = comm.Get_size()
+    topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
+    spare = {
+        rank: lane(each.single(local_rank), single(rank, size))
+        for each in topologies
+        for local_rank, rank in enumerate(each.ranks)
+        if single(rank, size) in there.lanes
+    }
+    all_lanes = []
+    for number, each in enumerate(topologies):
+        whole = absent.keys().isdisjoint(each.ranks) or len(each.ranks) == 1
+        all_lanes += [lane(each, number)] if whole else [spare[rank] for rank in each.ranks]
+    return server(ArrivalsServer if arrivals else Server, there, all_lanes, spare)
+
+
+def serve(
+    job: Job,
+    comm: MPI.Intracomm,
+    hosts: Sequence[str],
+    now: Progress,
+    rest: Callable[[], None],
+    phases: Phases | None = None,
+    connected: Connected | None = None,
+    absent: Collection[int] = (),
+    store: Callable[[int, Mapping[int, State]], None] | None = None,
+) -> Stopped | None:
+    """Serve as a client rank until the server says that the run is over; return why it was stopped, if it was.
+
+    `connected` and `absent` as for `lead`; `store` writes personal state, ``{client: {name: […]}}``, to the checkpoint
+    after so many rounds.
+    """
+    rank = comm.Get_rank()
+    now.shared = {}  # it comes with each invitation
+    from_device = job.task.device.type == "cuda" and bool(has_cuda(comm))
+    executor = Executor(job, job.hosted(rank), now.personal, from_device)
+    client: ClientRank | Roles | RelayedRank
+    arrivals = job.config.participation.by_arrivals
+    there = connected or connect(comm, job.config.lane_width, hosts, has_ulfm(comm), arrivals)
+    if job.config.lane_width == TWO_LEVEL:
+        nodes = tree(job.config.leaders, job.config.fan_out, hosts, absent)
+        if arrivals:
+            client = RelayedRank(job, there.comms, nodes, executor, rest, phases, store)
+        else:
+            client = Roles(job, there.comms[0], nodes, executor, rest, phases, store)
+    else:
+        topologies = lane_topologies(job.config.lane_width, hosts, job.chunks)
+        number, lane = next((number, each) for number, each in enumerate(topologies) if rank in each.ranks)
+        local_rank = lane.ranks.index(rank)
+        own, spare = there.lanes[number], there.lanes.get(single(rank, comm.Get_size()))
+        if spare is not None and not {*absent}.isdisjoint(lane.ranks):
+            lane, local_rank, own, spare = lane.single(local_rank), 0, spare, None
+        client = ClientRank(job, executor, lane, local_rank, own, rest, spare, phases, store)
+    try:
+        last = client.serve()
+    except LeftBehind as left:
+        print(f"hpcfl: rank {rank}: {left}", file=sys.stderr, flush=True)
+        codes = {"done": 0, "diverged": Diverged.code}
+        _drop(ended(now.round, codes.get(left.state, Stopped.code)))
+    except LeftOut as out:
+        print(f"hpcfl: rank {rank}: {out}", file=sys.stderr, flush=True)
+        _drop(None)
+    stopped = ended(last.round, last.stopped)
+    if last.hard:
+        _drop(stopped)
+    _free(comm, there)
+    return stopped
+
+
+def dismiss(server: Server, comm: MPI.Intracomm, done: int, stopped: Stopped | None) -> None:
+    """Let all ranks leave at once; end the job where some do not come back."""
+    missing, hard = server.leave(done, stopped.code if stopped else 0, has_ulfm(comm))
+    if has_ulfm(comm):
+        end_ranks([loss.rank for loss in server.lanes.lost])  # MPI waits for one that only hangs
+    if missing:
+        ranks = ", ".join(map(str, missing))
+        print(f"hpcfl: the run is recorded, but rank {ranks} did not come back to leave", file=sys.stderr, flush=True)
+        end_job(comm, 1 if stopped is None else stopped.code)
+    if hard:
+        _drop(stopped)
+    _free(comm, server.connected)
+
+
+def _free(comm: MPI.Intracomm, connected: Connected) -> None:
+    """Let go of the lanes, unless MPI may have lost ranks."""
+    if not has_ulfm(comm):
+        connected.free()
+
+
+def _drop(stopped: Stopped | None) -> NoReturn:
+    """End this process without MPI's farewell: it would wait for the dead."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if stopped is None else stopped.code)

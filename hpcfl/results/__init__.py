@@ -1,0 +1,1 @@
+"""What reads finished runs: their models, tables of runs and sweeps, curves."""

@@ -1,0 +1,283 @@
+"""Runs brought together by what they were told to do: those that differ in nothing but the seed are one group.
+
+Only the configs that the runs have recorded are read, as JSON: the classes that they name need not be there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpcfl import store
+from hpcfl.base.config import recorded
+from hpcfl.base.errors import UsageError, listed
+from hpcfl.base.plugins import digests
+from hpcfl.config.presets import PICKED, flat
+from hpcfl.results.curves import DECILE, tenth, thirds, worst_decile
+from hpcfl.store.reading import tell
+
+if TYPE_CHECKING:
+    from xarray import DataArray, Dataset
+
+FIRST = tuple(f"{section}.{pick.by}" for section, pick in PICKED.items())
+"""Keys that labels begin with, where they differ: each picks the class of a section."""
+MARKS = ("run.h5", "status", "metrics/*", "checkpoints/round-*")
+"""What a folder in another one has, of these at least one, if a run has begun there."""
+Values = dict[str, list["Recorded"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """What a run has recorded of its config: `keys` are its values as text by dotted key, all but the seed.
+
+    A class from outside the package adds how the SHA-256 of its code begins, by ``code.module:Class``.
+    """
+
+    folder: Path
+    keys: dict[str, str]
+    seed: str
+
+    @classmethod
+    def of(cls, folder: Path) -> Recorded:
+        """Read a run folder; UsageError where it is none. A config that is not JSON has no keys."""
+        attributes = store.run_attributes(folder)
+        code = {name: _digest(each) for name, each in digests(json.loads(attributes.get("code", "{}"))).items()}
+        try:
+            table = recorded(attributes["config"])
+        except UsageError as error:
+            tell(f"'{folder}': {error}; it is shown without keys")
+            table = {}
+        keys = {key: _text(value) for key, value in flat({**table, "code": code})}
+        return cls(folder, keys, keys.pop("seed", ""))
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+
+def _digest(modules: Mapping[str, str]) -> str:
+    """Return how the digest of a class's file begins; with modules that it has imported, of all of them together."""
+    if len(modules) == 1:
+        return next(iter(modules.values()))[:12]
+    return sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one config and different seeds; `label` says in the fewest `keys` what tells them from other groups."""
+
+    label: str
+    keys: tuple[str, ...]
+    runs: tuple[Recorded, ...]
+
+
+def run_folders(folders: Iterable[Path]) -> Iterator[Path]:
+    """Yield the run folders; of one that is no run, those in it: a sweep's, by name.
+
+    A run in a sweep that has lost its run.h5 cannot be read: it is told of and left out. UsageError for a folder that
+    neither is a run nor holds one that can be read.
+    """
+    for folder in folders:
+        within = runs_within(folder)
+        lost = [run for run in within if not (run / "run.h5").is_file()]
+        if lost and len(lost) == len(within):
+            raise UsageError(f"'{folder}' holds no run that can be read: expected a run.h5 in '{lost[0]}'")
+        for run in lost:
+            tell(f"'{run}' lacks run.h5: left out")
+        yield from [run for run in within if run not in lost] or [store.run_folder(folder)]
+
+
+def runs_within(folder: Path) -> list[Path]:
+    """Return the runs in a folder that is none itself, by name, also those that have lost some of their files."""
+    if (folder / "run.h5").is_file() or not folder.is_dir():
+        return []
+    return sorted(filter(_is_run, folder.iterdir()), key=_by_name)
+
+
+def _is_run(folder: Path) -> bool:
+    return any(any(folder.glob(mark)) for mark in MARKS)
+
+
+def _by_name(folder: Path) -> list[str | float]:
+    """By text and numbers in turn: 0.05 before 0.1, and 8 before 16."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", folder.name)
+    return [float(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
+def differing(runs: Sequence[Recorded]) -> dict[str, Values]:
+    """The keys for which runs have recorded more than one value, each with the runs by value.
+
+    A key that some runs lack tells nothing by that: it belongs to another class, which another key names, or to a
+    later version.
+    """
+    order = dict.fromkeys([*FIRST, *(key for run in runs for key in run.keys)])
+    by_key = {key: _by_value(key, runs, lacking=False) for key in order}
+    return {key: values for key, values in by_key.items() if len(values) > 1}
+
+
+def _by_value(key: str, runs: Sequence[Recorded], lacking: bool) -> Values:
+    values: Values = {}
+    for run in runs:
+        if lacking or key in run.keys:
+            values.setdefault(run.keys.get(key, ""), []).append(run)
+    return values
+
+
+def groups(runs: Sequence[Recorded]) -> list[Group]:
+    """The groups in the order in which they first occur.
+
+    Where two runs have the config and the seed in common they are no sample of seeds: each run of that config is then
+    a group of its own, labelled with its folder's name as well. A run from which none differs has that alone.
+    """
+    found = [
+        group for alike, keys in _told_apart(runs, list(differing(runs))) for group in _of_seeds(alike, keys, runs)
+    ]
+    return sorted(found, key=lambda group: runs.index(group.runs[0]))
+
+
+def _told_apart(
+    runs: Sequence[Recorded], keys: Sequence[str], used: tuple[str, ...] = ()
+) -> Iterator[tuple[Sequence[Recorded], tuple[str, ...]]]:
+    """Yield runs that are equal in all keys, with the keys that tell them from the others, each time the first."""
+    for place, key in enumerate(keys):
+        values = _by_value(key, runs, lacking=True)
+        if len(values) > 1:
+            for alike in values.values():
+                also = (key,) if key in alike[0].keys else ()
+                yield from _told_apart(alike, keys[place + 1 :], (*used, *also))
+            return
+    if runs:
+        yield runs, used
+
+
+def _of_seeds(alike: Sequence[Recorded], keys: tuple[str, ...], runs: Sequence[Recorded]) -> list[Group]:
+    label = ", ".join(f"{_short(key, runs)}={alike[0].keys[key]}" for key in keys)
+    if len({run.seed for run in alike}) < len(alike):
+        return [Group(f"{label} {run.name}".lstrip(), keys, (run,)) for run in alike]
+    name = alike[0].name if len(alike) == 1 else f"algorithm.name={alike[0].keys.get('algorithm.name', '?')}"
+    return [Group(label or name, keys, tuple(alike))]
+
+
+def _short(key: str, runs: Sequence[Recorded]) -> str:
+    """The last part of a key where no other key, and no section, is called so."""
+    last = key.rpartition(".")[2]
+    known = {other for run in runs for other in run.keys}
+    return last if sum(last in (other.partition(".")[0], other.rpartition(".")[2]) for other in known) == 1 else key
+
+
+def check_one_data_set(runs: Sequence[Recorded]) -> None:
+    """Raise UsageError where the runs' data differ in a key; it is named, with the runs by its values."""
+    for key, values in differing(runs).items():
+        if key.startswith("data."):
+            where = (f"{value} in {listed([str(run.folder) for run in alike], 4)}" for value, alike in values.items())
+            raise UsageError(f"{key} differs: {'; '.join(where)}; expected runs on one data set, or --any-data")
+
+
+FIGURES = {
+    "accuracy": "accuracy on own test parts",
+    "participation": "share of invitations that counted so far",
+    "depth": "share of layers that counted so far",
+}
+Figures = Mapping[str, Mapping[str, float | None]]
+
+
+def group_figures(run: Path | str) -> Dataset:
+    """Return what groups of a run's clients came to, round by round.
+
+    Parameters
+    ----------
+    run : Path or str
+        The run folder, or the run.h5 in it.
+
+    Returns
+    -------
+    Dataset
+        By ``group`` and ``round``: ``accuracy``, the mean over the group's clients on their own test parts (NaN where
+        they were not tested); ``participation`` and ``depth``, the share of the group's invitations so far that counted
+        at all, and of the layers that they could have brought. By ``group`` and ``client``: ``member``.
+
+    Raises
+    ------
+    UsageError
+        If there is no run, or no client is slower than another.
+
+    Notes
+    -----
+    The thirds are of the clients that were ever invited, by the mean of what their visits took: the same in all rounds.
+    The accuracy of the worst tenth is that of each round's worst; its other figures are of those that were worst when
+    last tested.
+    """
+    import xarray
+
+    data = store.open_run(run)
+    if not data.sizes.get("round"):
+        raise UsageError(f"'{run}' has recorded no round: expected one at least")
+    own, invited = data["client_accuracy"].dropna("client", how="all"), data["cohort"] == 1
+    members = {name: data.client.isin(ids) for name, ids in thirds(data["visit_seconds"], f"'{run}'").items()}
+    accuracy = [data["client_accuracy"].where(these).mean("client") for these in members.values()]
+    members[DECILE] = data.client.isin(_worst(own))
+    accuracy.append(worst_decile(own) if own.size else accuracy[0])
+    shares = {"participation": data["arrived"] == 1, "depth": data["blocks"].where(invited, 0) / data.sizes["layer"]}
+
+    def so_far(came: DataArray, these: DataArray) -> DataArray:
+        asked = invited.where(these, 0).sum("client").cumsum("round")
+        share: DataArray = came.where(these, 0).sum("client").cumsum("round") / asked.where(asked > 0)
+        return share
+
+    by_figure = {"accuracy": accuracy, "member": list(members.values())}
+    by_figure |= {name: [so_far(came, these) for these in members.values()] for name, came in shares.items()}
+    figures = {name: xarray.concat(each, "group") for name, each in by_figure.items()}
+    return xarray.Dataset(figures).assign_coords(group=list(members))
+
+
+def _worst(own: DataArray) -> Any:
+    """Return who was in the worst tenth when last tested."""
+    tested = own.dropna("round", how="all")
+    if not tested.size:
+        return []
+    last = tested.isel(round=-1).dropna("client")
+    return last.client.values[np.argsort(last.values, kind="stable")[: tenth(last.size)]]
+
+
+def last_figures(run: Path) -> dict[str, dict[str, float | None]]:
+    """Return each group's last known figures and its number of clients; none where no client is slower than others."""
+    try:
+        found = group_figures(run)
+    except UsageError:
+        return {}
+    return {
+        str(name): {"clients": int(found["member"].sel(group=name).sum())}
+        | {figure: _last(found[figure].sel(group=name)) for figure in FIGURES}
+        for name in found.group.values
+    }
+
+
+def _last(values: DataArray) -> float | None:
+    known = values.dropna("round").values
+    return float(known[-1]) if len(known) else None
+
+
+def table(folders: Sequence[Path], figures: Sequence[Figures]) -> Any:
+    """Return the `last_figures` of runs as a `rich` table: means over the seeds of each config."""
+    from rich.table import Column, Table
+
+    runs, names = [Recorded.of(folder) for folder in folders], ("clients", *FIGURES)
+    shown = Table("run", "group", *(Column(name, justify="right") for name in names))
+    for config in groups(runs):
+        own = [figures[runs.index(run)] for run in config.runs]
+        for group in dict.fromkeys(group for each in own for group in each):
+            values = ([each[group][name] for each in own if group in each] for name in names)
+            known = [[value for value in some if value is not None] for some in values]
+            shown.add_row(config.label, group, *(f"{np.mean(some):.4g}" if some else "–" for some in known))
+    return shown

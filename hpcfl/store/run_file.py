@@ -1,0 +1,248 @@
+"""run.h5, one table over all segments of a run, and what begins and ends segments.
+
+The table is made of virtual datasets and holds no rows of its own: those are in the segments. One that is being
+written, or was left by a kill, is not in the table's datasets yet; a sealed one has its acknowledged rows column by
+column. The manifest has the digests of run.h5 and of the sealed segments, each before the file gets its name.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcfl.base.errors import RunError, UsageError
+from hpcfl.store import inside, manifest
+from hpcfl.store.atomic import clean, created, number_of, numbered, replace
+from hpcfl.store.checkpoints import saved
+from hpcfl.store.columns import (
+    Array,
+    Column,
+    Coords,
+    Fact,
+    add_checked,
+    add_column,
+    add_facts,
+    add_scales,
+    described,
+    fill_of,
+    label,
+    make_scale,
+    name_axes,
+    shape_of,
+)
+from hpcfl.store.growing_file import FORMAT
+from hpcfl.store.integrity import RUN, run_of
+from hpcfl.store.owner import owned, running
+from hpcfl.store.reading import (
+    HEADER,
+    INTERNAL,
+    Part,
+    counts,
+    is_closed,
+    merged_columns,
+    merged_coords,
+    packed,
+    promises,
+    reached,
+    read_block,
+    read_events,
+    read_facts,
+    read_part,
+    run_attributes,
+    run_folder,
+    segment_paths,
+    tell,
+    tell_of,
+)
+from hpcfl.store.segment import Segment
+
+_BLOCK_BYTES = 1 << 26
+
+
+def create(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact] = ()) -> None:
+    """Make the run folder, with a run.h5 that has no rows yet; UsageError if it holds a run, or what is left of one.
+
+    `attributes` are what is known for the whole run: config, versions, hosts, git_commit.
+    """
+    inside.check_folder(run_dir)
+    if (run_dir / "run.h5").exists():
+        raise UsageError(f"'{run_dir}' already holds a run")
+    if left := [*numbered(run_dir / "metrics", "segment", ".h5"), *saved(run_dir)]:
+        raise UsageError(f"'{run_dir}' has no run.h5, but {left[0]} of an earlier run: expected an empty folder")
+    for folder in ("metrics", "checkpoints"):
+        (run_dir / folder).mkdir(parents=True, exist_ok=True)
+    _write(run_dir, {**attributes, RUN: uuid.uuid4().hex}, facts, [])
+
+
+def begin(run_dir: Path, columns: Sequence[Column], coords: Coords, first: int, rounds: int) -> Segment:
+    """Open the next segment of a run and put it into run.h5; what earlier starts left behind is tidied up.
+
+    Parameters are those of `Segment`. Call it only when no other process runs this run.
+    """
+    run_dir = run_folder(run_dir)
+    for folder in (run_dir, run_dir / "metrics", run_dir / "checkpoints"):
+        folder.mkdir(exist_ok=True)
+        clean(folder)
+    earlier = segment_paths(run_dir)
+    _list(run_dir, earlier)
+    for path in earlier:
+        _seal_segment(path)
+    number = number_of(earlier[-1]) + 1 if earlier else 0
+    path = run_dir / "metrics" / f"segment-{number:03d}.h5"
+    segment = Segment(path, columns, coords, first, rounds, run_of(run_dir))
+    rebuild(run_dir)
+    return segment
+
+
+def seal(run_dir: Path, force: bool = False) -> None:
+    """Make every file of a run readable by any HDF5 or netCDF-4 program, and remove what a kill left half written.
+
+    The last segment may have been left by a kill. `force` seals even if the run seems to be running on another host:
+    rows that it writes from then on are lost.
+
+    Raises
+    ------
+    UsageError
+        If another process owns the folder or is running the run: a segment replaced under it would take its rows along.
+    """
+    run_dir = run_folder(run_dir)
+    if other := running(run_dir, force):
+        doubt = "" if other.here else ", or was killed there"
+        raise UsageError(f"'{run_dir}' is still running as process {other.pid} on {other.host}{doubt}")
+    with owned(run_dir, force):
+        for folder in (run_dir, run_dir / "metrics", run_dir / "checkpoints"):
+            clean(folder)
+        paths = segment_paths(run_dir)
+        _list(run_dir, paths)
+        changed = [_seal_segment(path) for path in paths]
+        table = run_attributes(run_dir)
+        if (
+            any(changed)
+            or "manifest" not in table
+            or not table["sealed"]
+            or json.loads(table["segments"]) != [path.name for path in paths]
+        ):
+            rebuild(run_dir)
+
+
+def rebuild(run_dir: Path, changed: Mapping[str, str] | None = None) -> None:
+    """Write run.h5 anew from the segments that are there; its attributes stay, and what it knows of the clients.
+
+    `changed` are attributes that take the place of those that are there.
+
+    Sealed segments are mapped with the rows that count; of one that is not, only axes and columns are there. UsageError
+    if a segment is missing, or they do not belong together.
+    """
+    run_dir = run_folder(run_dir)
+    paths = segment_paths(run_dir)
+    _list(run_dir, paths)
+    parts = [read_part(path) for path in paths]
+    kept = {name: value for name, value in run_attributes(run_dir).items() if name not in INTERNAL}
+    _write(run_dir, kept | dict(changed or {}), read_facts(run_dir), parts)
+
+
+def _list(run_dir: Path, segments: Sequence[Path]) -> None:
+    """List what is there and not listed: an earlier version wrote it, or the manifest is damaged or gone."""
+    names = ["run.h5", *(f"metrics/{path.name}" for path in segments if is_closed(path))]
+    try:
+        known = manifest.read(run_dir)
+    except RunError as error:
+        if (run_dir / manifest.NAME).exists():
+            if not isinstance(error, manifest.DamagedError):
+                raise
+            tell(f"{error}; it is made anew from the files as they are")
+        manifest.add(run_dir, names, anew=True)
+        return
+    if new := [name for name in names if name not in known]:
+        manifest.add(run_dir, new)
+
+
+def _write(run_dir: Path, attributes: Mapping[str, str], facts: Sequence[Fact], parts: Sequence[Part]) -> None:
+    with replace(run_dir / "run.h5") as new:
+        with created(new, libver=FORMAT) as file:
+            file.attrs.update(attributes)
+            file.attrs["manifest"] = 1  # there is one
+            file.attrs["segments"] = json.dumps([part.path.name for part in parts])
+            file.attrs["rows"] = "in metrics/ beside this file; without that folder all of them read as not recorded"
+            file.attrs["sealed"] = int(all(part.sealed for part in parts))
+            file.attrs["parts"] = json.dumps({part.path.name: _known(part) for part in parts})
+            columns, coords = merged_columns(parts), merged_coords(parts, facts)
+            sealed = [part for part in parts if part.sealed]
+            done = reached(promises(run_dir), parts)
+            counted = [(part, rows) for part, rows in counts(sealed, done) if rows]
+            rounds = np.concatenate([np.empty(0, np.int64), *(part.rounds[:rows] for part, rows in counted)])
+            make_scale(file.create_dataset("round", data=rounds), "round")
+            add_scales(file, coords)
+            for column in columns:
+                _map_column(file, column, coords, counted)
+            add_facts(file, facts)
+            name_axes(file, columns)
+        manifest.announce(run_dir, "run.h5", new)
+    manifest.settle(run_dir, "run.h5")
+
+
+def _known(part: Part) -> dict[str, Any]:
+    """What is to be known of a segment if it cannot be read one day."""
+    return {"first": part.first, "rounds": part.total, "rows": packed(part.rounds) if part.sealed else []}
+
+
+def _map_column(
+    file: h5py.File, column: Column, coords: Mapping[str, Array], counted: Sequence[tuple[Part, int]]
+) -> None:
+    """Create one column; where a segment lacks it, or has fewer ranks, it reads as "not recorded"."""
+    shape = shape_of(column, coords, sum(n for _, n in counted))
+    if not all(shape):
+        add_column(file, column, shape)
+        return
+    layout, start = h5py.VirtualLayout(shape, column.stored), 0
+    for part, n in counted:
+        rows = min(n, part.stored)
+        if rows and column.name in {known.name for known in part.columns}:
+            inner = tuple(len(part.coords[dim]) for dim in column.dims)
+            name = f"metrics/{part.path.name}"  # relative to run.h5, so that the folder can be moved
+            source = h5py.VirtualSource(name, column.name, (part.stored, *inner), column.stored)
+            layout[(slice(start, start + rows), *(slice(size) for size in inner))] = source[:rows]
+        start += n
+    dataset = file.create_virtual_dataset(column.name, layout, fillvalue=fill_of(column.stored))
+    label(file, dataset, column)
+
+
+def _seal_segment(path: Path) -> bool:
+    """Rewrite one segment as a closed file of its acknowledged rows; return False where it is one, or is damaged."""
+    part = read_part(path)
+    tell_of(part)
+    if part.sealed:
+        return False
+    with replace(path) as new:
+        with created(new, libver=FORMAT) as file:
+            file.attrs.update({"first": part.first, "rounds": part.total, "sealed": 1, RUN: part.run})
+            if len(part.lost):
+                file.attrs["lost"] = json.dumps(packed(part.lost))
+            if part.reason:
+                file.attrs["damage"] = part.reason
+            text = np.frombuffer(json.dumps(described(part.columns, part.coords)).encode(), np.uint8)
+            events = read_events(path)
+            for name, data in ((HEADER, text), ("round", part.rounds), ("log/events", events)):
+                add_checked(file, name, data.shape, data.dtype, data)
+            for column in part.columns:
+                add_checked(file, column.name, shape_of(column, part.coords, len(part.rounds)), column.stored)
+            _copy_rows(part, file)
+        manifest.announce(path.parents[1], f"metrics/{path.name}", new)
+    manifest.settle(path.parents[1], f"metrics/{path.name}")
+    return True
+
+
+def _copy_rows(part: Part, target: h5py.File) -> None:
+    """Copy the acknowledged rows, a block at a time so that memory stays small."""
+    rows = len(part.rounds)
+    step = max(1, _BLOCK_BYTES * rows // max(1, sum(target[column.name].nbytes for column in part.columns)))
+    for start in range(0, rows, step):
+        for name, values in read_block(part, start, min(start + step, rows)).items():
+            if values.size:
+                target[name][start : start + len(values)] = values

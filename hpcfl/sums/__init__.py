@@ -1,0 +1,1 @@
+"""Messages and how they are summed to the bit: no MPI."""
