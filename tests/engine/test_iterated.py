@@ -8,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from wall.test_sums import Messages
 
 from helpers.toys import Rounds, mlp_task, planned, same_bits
 from hpcfl.algorithms import Algorithm, IteratedReduction
@@ -27,6 +26,7 @@ from hpcfl.realtime.outcome import ReceivedSums, messages
 from hpcfl.sums.message import Block
 from hpcfl.sums.packing import APART_BYTES
 from hpcfl.testing.runs import table
+from realtime.test_sums import Messages
 
 ITERATIONS = 4
 SUMMED = 64 + 128 + 64  # bytes of one further sum: the weights, and per block three grids, in multiples of 64
@@ -267,7 +267,7 @@ START = np.array([0.3, 0.4, 0.5])
 @pytest.mark.mpi
 def test_void_and_late_visits_are_not_asked() -> None:
     """Client 1 alone is complete at first, which is too few; then 0 and 1 are, and the point of 2 is late."""
-    from wall.test_server import SOON, lanes_of, server_of
+    from realtime.test_server import SOON, lanes_of, server_of
 
     job = in_real_time(participation=SOON)
     server = server_of(job, lanes_of(job, [[1, 2], [2, 2], [0, 1]]))
@@ -282,9 +282,8 @@ def test_void_and_late_visits_are_not_asked() -> None:
 @pytest.mark.mpi
 def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
     """A lane uses its buffers again once visits are summed up."""
-    from wall.test_server import lanes_of
-
     from hpcfl.realtime.outcome import RoundOutcome
+    from realtime.test_server import lanes_of
 
     job = in_real_time()
     lane = lanes_of(job, [[2]])[0]
@@ -310,7 +309,7 @@ def test_what_a_rank_of_several_clients_sent_first_is_asked_too() -> None:
 
 @pytest.mark.mpi
 def test_where_nobody_is_invited_the_sums_have_weight_0() -> None:
-    from wall.test_server import server_of
+    from realtime.test_server import server_of
 
     class Quiet(Median):
         def invites(self, round):

@@ -22,8 +22,9 @@ import pytest
 
 from helpers.launcher import alone, job, mpis
 from hpcfl import config as configs
+from hpcfl import store
 from hpcfl.base.errors import ErrorOnOtherRank
-from hpcfl.commands import cli, store
+from hpcfl.commands import cli
 from hpcfl.launch.request import RunRequest, run_request
 from hpcfl.launch.run import launch
 from hpcfl.mpi.launcher import launched

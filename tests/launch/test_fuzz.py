@@ -25,7 +25,7 @@ from hpcfl.base.config import sections
 from hpcfl.base.errors import UserError
 from hpcfl.config import Config
 from hpcfl.config.presets import PICKED, read
-from hpcfl.data.formats import hdf5_file, idx, leaf, pickles, text
+from hpcfl.data.formats import hdf5_file, idx, leaf, text
 from hpcfl.schedule.speeds.table import Table
 
 SECONDS = float(os.environ.get("HPCFL_FUZZ", 0))
@@ -197,7 +197,6 @@ USERS = b'{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": ['
 FORMATS: dict[str, tuple[str, bytes, Callable[[Path], Any]]] = {
     "idx": ("x", b"\0\0\x08\x01\0\0\0\x05", lambda path: idx.read(path, 1)),
     "idx.gz": ("x", b"\x1f\x8b\x08\0\0\0\0\0\0\xff", lambda path: idx.read(path, 1)),
-    "pickle": ("x", b"\x80\x02}", pickles.read),
     "leaf": ("x.json", USERS, lambda path: leaf.read(path.parent, 2, 62)),
     "glove": ("x", b"good 1.0 2.0\n", lambda path: text.read_glove(path, {"good"})),
     "speeds": ("x.csv", b"client,seconds\n", lambda path: Table(file=str(path)).values),

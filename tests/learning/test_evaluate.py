@@ -13,7 +13,7 @@ from torch import Tensor
 from helpers.toys import federation
 from hpcfl.base.types import Floats, State
 from hpcfl.data import ClientData, Federation
-from hpcfl.learning import evaluate, padded
+from hpcfl.learning import evaluate, samples
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.evaluate import client_objectives, client_scores, server_objective, server_scores
 from hpcfl.learning.samples import Padded
@@ -162,7 +162,7 @@ def test_samples_are_padded_once_if_there_is_room(found: Any, monkeypatch: pytes
     assert made == [4]
     found(task, {name: value[:1] for name, value in params.items()}, ALL[:1])
     assert (made, len(task.kept.batches)) == ([4, 1], 1)  # one client's are quickly copied
-    monkeypatch.setattr(padded, "KEPT_BYTES", room)
+    monkeypatch.setattr(samples, "KEPT_BYTES", room)
     some = {name: value[:3] for name, value in params.items()}
     np.testing.assert_allclose(found(task, some, ALL[:3]), first[..., :3], rtol=1e-6)
     assert len(task.kept.batches) == 1

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comm.test_guard import POISONED, config, digits
 from test_rounds import (  # noqa: F401
     CLIENTS,
     FEDAVG,
@@ -27,6 +26,7 @@ from test_rounds import (  # noqa: F401
 from helpers.runs import after_each_round
 from hpcfl import store
 from hpcfl.testing.runs import play, resume
+from sums.test_guard import POISONED, config, digits
 
 pytestmark = pytest.mark.mpi
 

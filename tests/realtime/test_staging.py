@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from wall.test_units import Visit
 
 from hpcfl import store
 from hpcfl.launch import device as launched
 from hpcfl.testing import fake_device
 from hpcfl.testing.runs import play, table
+from realtime.test_units import Visit
 
 pytestmark = pytest.mark.skipif(not fake_device.available(), reason="this torch has no back ends in Python")
 if fake_device.available():  # as tests are collected: torch counts its devices in a process's first backward pass

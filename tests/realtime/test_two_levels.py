@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wall.test_rounds import RULES, SALF, agree, real, replay, rounds_are_sound, simulated
 
 from helpers.runs import after_each_round, job_in_real_time
 from hpcfl import store
@@ -18,6 +17,7 @@ from hpcfl.base.errors import Stopped
 from hpcfl.engine import stopping
 from hpcfl.mpi.placement import tree
 from hpcfl.testing.runs import play, resume
+from realtime.test_rounds import RULES, SALF, agree, real, replay, rounds_are_sound, simulated
 
 REPLAYS = ("parts", "whole", "newcomers", "first", "quorum")
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from wall.test_rounds import is_exact
 
 from helpers.toys import full_batch, plain
 from hpcfl import store
@@ -24,6 +23,7 @@ from hpcfl.mpi.transport import Alone
 from hpcfl.schedule.doubling import Doubling, Stage, Theory
 from hpcfl.sums.message import ExactSums
 from hpcfl.testing.runs import play, recorded, resume, same, table
+from realtime.test_rounds import is_exact
 
 FIRST = {"close": "first", "first": 1}
 POOL = {**FIRST, "invite": "uniform", "size": 5}
