@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.launcher import job, mpis, start
+from helpers.launcher import job, mpis
+from helpers.warm import Warm
 from hpcfl.algorithms import algorithms
 from hpcfl.commands.cli import main
 from hpcfl.commands.show import summary
@@ -29,25 +28,23 @@ from strange.users import ended, line_of, written
 TABLES = {"methods": test_methods, "models": test_models, "data": test_data, "losses": test_losses}
 FAULTS = [(kind, name, words) for kind, each in TABLES.items() for name, words in each.FAULTY.items()]
 SLOW = ("Endless", "EndlessItems")  # as many samples as are read of them take seconds
-DRAWN = random.Random(5).sample([fault for fault in FAULTS if fault[1] not in SLOW], 8)
+DRAWN = random.Random(5).sample([fault for fault in FAULTS if fault[1] not in SLOW], len(FAULTS) // 10)
 
 
 def forbidden(*_: Any) -> None:
     raise AssertionError("nothing of the user's is to be tried")
 
 
-def test_processes_of_some_drawn(tmp_path: Path) -> None:
-    running = []
+def test_processes_of_a_drawn_tenth(tmp_path: Path) -> None:
+    warm = Warm({"PYTHONWARNINGS": "ignore"})
     for number, (kind, name, words) in enumerate(DRAWN):
         folder = tmp_path / str(number)
         folder.mkdir()
-        command = ["-W", "ignore", "-m", "hpcfl", "run", str(written(kind, name, folder)), "--out", str(folder / "out")]
-        child = start([sys.executable, *command], {}, stderr=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder)
-        running.append((kind, name, words, child))
-    for kind, name, words, child in running:
-        error = child.communicate(timeout=120)[1]
-        assert child.returncode in (1, 2)
-        assert words in line_of(kind, name, error)
+        command = ["run", str(written(kind, name, folder)), "--out", str(folder / "out")]
+        ended = warm.start(command, tmp_path / f"{number}.said")
+        assert ended.wait() in (1, 2), ended.err
+        assert words in line_of(kind, name, ended.err)
+    warm.end()
 
 
 @pytest.mark.launch
