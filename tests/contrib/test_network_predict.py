@@ -12,8 +12,8 @@ import pytest
 from helpers.networks import COSTS, FOUND, written
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.cli import main
-from hpcfl.contrib.network import model as module
 from hpcfl.contrib.network.measure import Network, document
+from hpcfl.mpi import placement
 
 WALL = ["--set", "clock=wall"]
 Checked = Callable[..., dict[str, str]]
@@ -87,7 +87,7 @@ def test_the_fastest_is_chosen_where_all_are_waited_for(checked: Checked) -> Non
 
 
 def test_what_the_mpi_forbids_is_named(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMMUNICATORS", {"MPICH": 4})
+    monkeypatch.setattr(placement, "COMMUNICATORS", {"MPICH": 4})
     told = checked("--ranks", "9", *WALL)
     assert "3 lanes take 6 communicators of the server, which can make 4, for 2 lanes" in told["per node"]
     assert parts(told["lanes of 4"])["total"] > 0
@@ -100,10 +100,10 @@ def test_lanes_that_the_mpi_forbids_are_refused() -> None:
     hosts = [str(rank // 2) for rank in range(2201)]
     line = r"^lane_width = 2: 1100 lanes .* 2200 communicators, and MPICH 5.0.2 has 2046 .* did you mean 3\?$"
     with pytest.raises(UsageError, match=line):
-        module.check_communicators("MPICH 5.0.2", 2, hosts)
-    module.check_communicators("MPICH 5.0.2", 3, hosts)
-    module.check_communicators("MPICH 5.0.2", "two-level", hosts)
-    module.check_communicators("Open MPI 5.0.11", "node", hosts)
+        placement.check_communicators("MPICH 5.0.2", 2, hosts)
+    placement.check_communicators("MPICH 5.0.2", 3, hosts)
+    placement.check_communicators("MPICH 5.0.2", "two-level", hosts)
+    placement.check_communicators("Open MPI 5.0.11", "node", hosts)
 
 
 def test_methods_that_look_at_single_messages_share_no_lane(checked: Checked) -> None:
