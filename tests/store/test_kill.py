@@ -8,6 +8,7 @@ reads it in this process, which is not the one that wrote; then `hpcfl seal` mak
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -411,9 +412,8 @@ def test_a_failed_run_keeps_what_it_recorded(warm: Warm, reference: Reference, t
     job = warm.start(args, tmp_path / "failed", {"TROUBLE_IN_ROUND": "7"})
     assert job.wait() == 1
     (said,) = re.findall(r"^hpcfl: (.*)$", job.err, re.MULTILINE)
-    assert re.fullmatch(
-        r"algorithm\.name = 'trouble:Trouble': ArithmeticError: no luck in round 7 \(.*, line \d+\)", said
-    )
+    assert said.startswith("algorithm.name = 'trouble:Trouble': ArithmeticError: no luck in round 7 (")
+    assert said.endswith("trouble.py, line 12)")
     assert "Traceback" not in job.err
     assert "Traceback (most recent call last)" in (scene.folder / "error.txt").read_text()
     assert lines(job) == 7
