@@ -17,7 +17,7 @@ from pathlib import Path
 
 import hpcfl
 
-ROOMS = ("hpcfl.commands.cli", "hpcfl.commands.cli")
+ROOMS = ("hpcfl.commands.cli", "hpcfl.cli")  # now, and before
 RANK = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "0"
 
 
