@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcfl.base import memfd as nameless
+from hpcfl.base import memfd
 from hpcfl.base.errors import RunError
 from hpcfl.base.memfd import START
 from hpcfl.data.base import Federation, Source
@@ -37,7 +37,7 @@ def shared(federation: Federation, source: Source) -> Iterator[str]:
     try:
         text = json.dumps([writer.parts(federation), writer.places]).encode()
         start = _aligned(START + 8 + len(text))
-        file, words = nameless.created(start + writer.size)
+        file, words = memfd.created(start + writer.size)
         with os.fdopen(file, "wb", closefd=False) as room:
             room.seek(START)
             room.write(len(text).to_bytes(8, "little") + text)
@@ -62,7 +62,7 @@ def attach(text: str, source: Source) -> Federation:
     RunError
         If it cannot be reached, see `hpcfl.base.memfd.opened`.
     """
-    file = nameless.opened(text)
+    file = memfd.opened(text)
     try:
         memory = mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
     except OSError as error:

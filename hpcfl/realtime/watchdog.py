@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hpcfl import store
-from hpcfl.base import memfd as nameless
+from hpcfl.base import memfd
 from hpcfl.base.errors import RunError
 
 LOOK_SECONDS = 2.0
@@ -38,11 +38,11 @@ class Noticeboard:
     monotonic clock, which all processes of a host share. Who is suspended, or hangs in a look, is not waited for.
     """
 
-    LAST: ClassVar = struct.Struct("<d"), nameless.START
-    STATE: ClassVar = struct.Struct("<16s"), nameless.START + 8
+    LAST: ClassVar = struct.Struct("<d"), memfd.START
+    STATE: ClassVar = struct.Struct("<16s"), memfd.START + 8
 
     def __init__(self) -> None:
-        self.memory: mmap.mmap | bytearray = bytearray(nameless.START + 24)
+        self.memory: mmap.mmap | bytearray = bytearray(memfd.START + 24)
         self.words = ""
 
     @classmethod
@@ -50,7 +50,7 @@ class Noticeboard:
         """Return a new one, which other processes open by its `words`; "" where the system cannot do that."""
         board = cls()
         with suppress(OSError, AttributeError):
-            file, board.words = nameless.created(len(board.memory))
+            file, board.words = memfd.created(len(board.memory))
             weakref.finalize(board, os.close, file)  # until then others may open it
             board.memory = mmap.mmap(file, 0)
         return board
@@ -60,7 +60,7 @@ class Noticeboard:
         """Return the one that another process, or this one, has offered; one of its own where that is out of reach."""
         board = cls()
         with suppress(RunError, OSError, ValueError):
-            file = nameless.opened(words, os.O_RDWR)
+            file = memfd.opened(words, os.O_RDWR)
             weakref.finalize(board, os.close, file)
             board.memory = mmap.mmap(file, 0)
         return board

@@ -23,8 +23,7 @@ import h5py
 import numpy as np
 
 from hpcfl.base.errors import LINE, RunError, UsageError, UserError, cut, listed
-from hpcfl.store import growing_file as live
-from hpcfl.store import inside, manifest
+from hpcfl.store import growing_file, inside, manifest
 from hpcfl.store.atomic import check_regular, number_of, numbered
 from hpcfl.store.attributes import attributes_of
 from hpcfl.store.checkpoints import saved
@@ -277,7 +276,7 @@ class Part:
     data: dict[str, Array] = field(default_factory=dict)
     lost: Array = field(default_factory=lambda: np.empty(0, np.int64))
     reason: str = ""
-    layout: live.Layout | None = None
+    layout: growing_file.Layout | None = None
     run: str = ""
 
 
@@ -293,8 +292,8 @@ def read_part(path: Path, with_data: bool = False) -> Part:
     try:
         check_regular(path)
         with path.open("rb", buffering=0) as raw:
-            head = raw.read(len(live.MAGIC))
-            if head == live.MAGIC:
+            head = raw.read(len(growing_file.MAGIC))
+            if head == growing_file.MAGIC:
                 return _live_part(path, raw, with_data)
     except FileNotFoundError as error:
         raise UsageError(f"segment {path} cannot be read: {error}") from error
@@ -314,12 +313,12 @@ def read_part(path: Path, with_data: bool = False) -> Part:
 
 def _live_part(path: Path, file: Any, with_data: bool) -> Part:
     try:
-        layout = live.read_layout(file)
+        layout = growing_file.read_layout(file)
     except RunError as error:
         return _damaged_part(path, str(error))
     if reason := of_another(layout.run, path.parents[1]):
         return _damaged_part(path, reason)
-    found = live.survey(file, layout.rows)
+    found = growing_file.survey(file, layout.rows)
     part = Part(
         path=path,
         first=layout.first,
@@ -330,7 +329,7 @@ def _live_part(path: Path, file: Any, with_data: bool) -> Part:
         coords=layout.coords,
         stored=found.end,
         lost=layout.first + found.lost,
-        reason=live.size_damage(file, layout),
+        reason=growing_file.size_damage(file, layout),
         layout=layout,
         run=layout.run,
     )
@@ -341,8 +340,8 @@ def _live_rows(part: Part, file: Any, start: int, stop: int) -> dict[str, Array]
     """The columns' values in some rows of a growing segment, "not recorded" in those that are lost."""
     assert part.layout is not None
     lost = part.lost[(part.lost >= part.first + start) & (part.lost < part.first + stop)] - part.first
-    content = live.read(file, part.layout.rows, start, stop, lost)
-    rows = content.reshape(-1).view(live.checked(row_type(part.columns, part.coords), part.layout.rows.lead))
+    content = growing_file.read(file, part.layout.rows, start, stop, lost)
+    rows = content.reshape(-1).view(growing_file.checked(row_type(part.columns, part.coords), part.layout.rows.lead))
     values = values_of(rows, part.columns, part.coords)
     for column in part.columns:
         values[column.name][lost - start] = fill_of(column.stored)
@@ -409,36 +408,36 @@ def read_events(path: Path) -> Array:
     try:
         check_regular(path)
         with path.open("rb", buffering=0) as raw:
-            head = raw.read(len(live.MAGIC))
-            if head == live.MAGIC:
+            head = raw.read(len(growing_file.MAGIC))
+            if head == growing_file.MAGIC:
                 return _live_events(path, raw)
         if file_damage(path.parents[1], f"metrics/{path.name}") or not head.startswith(HDF5):
             return _no_events(path)
         with open_segment(path) as file:
             count = int(file["log/count"][0]) if "log/count" in file else len(file["log/events"])
             events: Array = file["log/events"][:count]
-            return events if events.dtype == live.EVENT else _no_events(path)
+            return events if events.dtype == growing_file.EVENT else _no_events(path)
     except Exception:  # h5py raises almost anything on a damaged file, where there is no digest
         return _no_events(path)
 
 
 def _live_events(path: Path, file: Any) -> Array:
     try:
-        layout = live.read_layout(file)
+        layout = growing_file.read_layout(file)
     except RunError:
         return _no_events(path)
-    found = live.survey(file, layout.events)
+    found = growing_file.survey(file, layout.events)
     if len(found.lost):
         tell(f"{path} is damaged: {len(found.lost)} of its {found.end} events are lost")
-    content = live.read(file, layout.events, 0, found.end, found.lost)
-    records = np.delete(content, found.lost, axis=0)[:, layout.events.lead :][:, : live.EVENT.itemsize]
-    return np.ascontiguousarray(records).reshape(-1).view(live.EVENT)
+    content = growing_file.read(file, layout.events, 0, found.end, found.lost)
+    records = np.delete(content, found.lost, axis=0)[:, layout.events.lead :][:, : growing_file.EVENT.itemsize]
+    return np.ascontiguousarray(records).reshape(-1).view(growing_file.EVENT)
 
 
 def _no_events(path: Path) -> Array:
     if not any(str(path) in line for line in _told):  # else a line has told of the whole file
         tell(f"{path} is damaged: its events are lost")
-    return np.empty(0, live.EVENT)
+    return np.empty(0, growing_file.EVENT)
 
 
 def tell_of(part: Part, rows: int | None = None) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcfl.base.errors import RunError, UsageError, UserError
-from hpcfl.store import growing_file as live
-from hpcfl.store import manifest, status
+from hpcfl.store import growing_file, manifest, status
 from hpcfl.store.atomic import check_regular, number_of, numbered, read_text
 from hpcfl.store.checkpoints import lacking, saved
 from hpcfl.store.inside import LINK, links
@@ -106,8 +105,8 @@ def _segment(run_dir: Path, name: str, known: Mapping[str, Any] | None, found: F
     try:
         check_regular(path)
         with path.open("rb", buffering=0) as raw:
-            if raw.read(len(live.MAGIC)) == live.MAGIC:
-                reason = live.damage(raw) or of_another(live.read_layout(raw).run, run_dir)
+            if raw.read(len(growing_file.MAGIC)) == growing_file.MAGIC:
+                reason = growing_file.damage(raw) or of_another(growing_file.read_layout(raw).run, run_dir)
             elif name in (known or {}):
                 reason = manifest.damage_of(run_dir, name)
             else:

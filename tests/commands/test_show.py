@@ -11,10 +11,10 @@ import pytest
 
 from helpers.recorded import config, curve, write_run
 from hpcfl import store
-from hpcfl.base import console as tables
+from hpcfl.base import console
 from hpcfl.commands import show
 from hpcfl.commands.cli import main
-from hpcfl.store import run_file as table
+from hpcfl.store import run_file
 
 FEDAVG = {"name": "fedavg", "lr": 0.1, "batch": 8}
 
@@ -95,7 +95,7 @@ def test_no_number_is_cut_on_a_narrow_terminal(capsys: Any, monkeypatch: Any, sw
     _, *rows = cells(capsys, sweep, tmp_path / name)
     numbers = {cell for row in rows for cell in row[3:]}
     assert "123456.7890" in numbers
-    monkeypatch.setattr(tables, "terminal_width", lambda: 80)
+    monkeypatch.setattr(console, "terminal_width", lambda: 80)
     assert main(["show", str(sweep), str(tmp_path / name)]) == 0
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
@@ -119,8 +119,8 @@ def test_an_odd_run_does_not_keep_its_neighbours_from_being_shown(capsys: Any, s
     odd = write_run(tmp_path / "odd", config(seed=2), curve([0.5], [1]))
     write_run(tmp_path / "third", config(seed=3), curve([0.25], [1]))
     facts = [store.Fact("features", np.arange(12), "of other clients than the rows are of")]
-    table._write(odd, store.run_attributes(odd), facts, [])  # as an earlier version has left it
-    table.rebuild(odd)
+    run_file._write(odd, store.run_attributes(odd), facts, [])  # as an earlier version has left it
+    run_file.rebuild(odd)
     line = f"'{odd}' does not fit together: run.h5 knows of 12 clients, metrics/segment-000.h5 of 1"
     for words, count in ((["show", "--json"], 2), (["show", "--json", "--groups"], 2), (["show", "--each"], 6)):
         capsys.readouterr()

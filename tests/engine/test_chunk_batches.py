@@ -18,7 +18,7 @@ from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.lg_fedavg import LgFedAvg
 from hpcfl.algorithms.local import Local
 from hpcfl.base.memory import last_level_cache
-from hpcfl.engine import chunk_batches as bundles
+from hpcfl.engine import chunk_batches
 from hpcfl.learning.task import Task
 from hpcfl.models.mlp import Mlp
 
@@ -152,8 +152,8 @@ def test_chunks_of_other_sizes_are_computed_one_by_one() -> None:
 def test_who_may_be_computed_at_once(
     monkeypatch: pytest.MonkeyPatch, method: Algorithm, task: Task, wanted: bool, able: bool
 ) -> None:
-    monkeypatch.setattr(bundles, "last_level_cache", lambda: 2**20)
-    assert bundles.Bundles(task, method, [0] * len(EQUAL), wanted).bytes == able * 2**18
+    monkeypatch.setattr(chunk_batches, "last_level_cache", lambda: 2**20)
+    assert chunk_batches.Bundles(task, method, [0] * len(EQUAL), wanted).bytes == able * 2**18
 
 
 def test_clients_that_are_alone_in_their_chunk_are_computed_alone() -> None:

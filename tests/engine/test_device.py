@@ -18,7 +18,7 @@ from helpers.runs import after_each_round
 from hpcfl import config as configs
 from hpcfl.algorithms import algorithms
 from hpcfl.base.device_copy import behind, on_host
-from hpcfl.engine import chunk_batches as bundles
+from hpcfl.engine import chunk_batches
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.loop import evaluate, step
 from hpcfl.engine.record import Record
@@ -283,14 +283,14 @@ def test_fewer_are_computed_at_once_where_very_many_are_computed_otherwise(
 ) -> None:
     """Eight chunks of 3: half of 24 is tried next, then 6, which is not too many; the rest of a round is by chunks."""
     widths = list[int]()
-    joined, same = bundles.Bundles._joined, bundles.same
+    joined, same = chunk_batches.Bundles._joined, chunk_batches.same
 
-    def noted(self: bundles.Bundles, parts: Any) -> Any:
+    def noted(self: chunk_batches.Bundles, parts: Any) -> Any:
         widths.append(sum(len(part.visits.clients) for part in parts))
         return joined(self, parts)
 
-    monkeypatch.setattr(bundles.Bundles, "_joined", noted)
-    monkeypatch.setattr(bundles, "same", lambda one, other: widths[-1] <= 6 and same(one, other))
+    monkeypatch.setattr(chunk_batches.Bundles, "_joined", noted)
+    monkeypatch.setattr(chunk_batches, "same", lambda one, other: widths[-1] <= 6 and same(one, other))
     played(perceptron(24, 1), fake)
     assert widths == [24, 12, 6, 6, 6, 6, 6, 6]
 

@@ -22,7 +22,7 @@ from helpers.toys import federation, full_batch, same_bits, visits_of
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.cli import main
 from hpcfl.config import from_table, load
-from hpcfl.learning import layerwise as early
+from hpcfl.learning import layerwise
 from hpcfl.learning.fused import Fused, formed
 from hpcfl.learning.optim import Sgd
 from hpcfl.learning.task import Task
@@ -263,7 +263,7 @@ def test_layers_leave_when_they_are_ready_and_a_closed_round_ends_the_pass() -> 
 @pytest.mark.parametrize("name", WHO)
 def test_layers_arrive_in_the_traced_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(name)
-    layers, ready = task.layer_names(), early._Backward._ready
+    layers, ready = task.layer_names(), layerwise._Backward._ready
     level = {key: number for number, names in enumerate(layers) for key in names}
     asked = [Event() for _ in layers]  # no gradient is ready before all layers above its own have arrived
     asked[-1].set()
@@ -272,7 +272,7 @@ def test_layers_arrive_in_the_traced_order(name: str, monkeypatch: pytest.Monkey
         assert asked[level[key]].wait(60), key
         ready(self, key, over)
 
-    monkeypatch.setattr(early._Backward, "_ready", held)
+    monkeypatch.setattr(layerwise._Backward, "_ready", held)
     batch, arrived = next(task.batches(visits_of(task, [0]), 0, steps=1)), []
     for number, _, _ in task.backprop(own_params(task, 1), batch, [1] * len(layers), Event()):
         arrived.append(number)

@@ -20,8 +20,7 @@ from hpcfl.algorithms.fedrep import FedRep
 from hpcfl.algorithms.salf import Salf
 from hpcfl.base.errors import UsageError
 from hpcfl.commands.cli import main
-from hpcfl.learning import batchnorm as statistics
-from hpcfl.learning import build
+from hpcfl.learning import batchnorm, build
 from hpcfl.learning.config import TaskConfig
 from hpcfl.learning.evaluate import client_scores
 from hpcfl.learning.task import Task
@@ -156,13 +155,13 @@ def gathered(task: Task, state: dict[str, Tensor]) -> dict[str, Tensor]:
     with torch.no_grad():
         for client in range(task.federation.clients):
             x = task.samples(client).x
-            for rows in x.tensor_split(-(-len(x) // statistics.BATCH)):
+            for rows in x.tensor_split(-(-len(x) // batchnorm.BATCH)):
                 net(rows)
     return dict(net.named_buffers())
 
 
 def test_static_ones_are_gathered_for_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "BATCH", 4)
+    monkeypatch.setattr(batchnorm, "BATCH", 4)
     own = rounds(FedAvg(lr=0.1, batch=4), "static", per_chunk=1)
     task, kept = own.job.task, rounds(FedAvg(lr=0.1, batch=4), "keep", per_chunk=1)
     for round_ in range(2):
@@ -170,8 +169,8 @@ def test_static_ones_are_gathered_for_a_test(monkeypatch: pytest.MonkeyPatch) ->
         kept.step(planned([1, 1, 1], 3, round_))
     assert all(torch.equal(own.state[name], kept.state[name]) for name in task.initial())
     assert own.job.layout[0].keys() == {"loss"}
-    parts = [statistics.client_statistics(task, own.state, np.array([client])) for client in range(3)]
-    found = statistics.with_statistics(task, own.state, np.concatenate(parts, axis=1))
+    parts = [batchnorm.client_statistics(task, own.state, np.array([client])) for client in range(3)]
+    found = batchnorm.with_statistics(task, own.state, np.concatenate(parts, axis=1))
     wanted = gathered(task, own.state)
     assert wanted[COUNT] == 2 + 1 + 3
     for name in ALL:

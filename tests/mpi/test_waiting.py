@@ -29,12 +29,12 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    from hpcfl.mpi import waiting as mpi
+    from hpcfl.mpi import waiting
 
     clock = Clock()
     fake = SimpleNamespace(monotonic=lambda: clock.now, thread_time=lambda: clock.used, sleep=clock.sleep)
-    monkeypatch.setattr(mpi, "time", fake)
-    monkeypatch.setattr(mpi.Patience, "crowd", 1.0)
+    monkeypatch.setattr(waiting, "time", fake)
+    monkeypatch.setattr(waiting.Patience, "crowd", 1.0)
     return clock
 
 

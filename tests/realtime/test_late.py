@@ -82,12 +82,12 @@ def test_layers_under_way_count_where_another_rank_of_the_lane_is_slow(
     world: Any, shared_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No group can have arrived when a round closes; that bytes are under way is all that gives them time, minutes."""
-    from hpcfl.mpi import waiting as mpi
+    from hpcfl.mpi import waiting
     from hpcfl.realtime import lanes
 
     monkeypatch.setattr(lanes, "GRACE_SECONDS", 0.0)
-    monkeypatch.setattr(mpi, "TELLING", 2**60)
-    monkeypatch.setattr(mpi, "UNKNOWN", 1e5)
+    monkeypatch.setattr(waiting, "TELLING", 2**60)
+    monkeypatch.setattr(waiting, "UNKNOWN", 1e5)
     after_each_round(monkeypatch, lambda done, row: (shared_dir / str(done - 1)).touch())
     values = real(
         world,
@@ -142,19 +142,19 @@ def test_who_had_sent_nothing_catches_up_without_its_large_blocks(
 
 def test_how_long_bytes_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the median of what has come; before, by what has left, but on no more than gigabit Ethernet is counted."""
-    from hpcfl.mpi import waiting as mpi
+    from hpcfl.mpi import waiting
 
-    monkeypatch.setattr(mpi.time, "monotonic", lambda: 10.0)
-    bandwidth, size = mpi.Bandwidth(), 10**8
-    assert bandwidth.allows(size) == pytest.approx(mpi.SLACK * 1.0)
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: 10.0)
+    bandwidth, size = waiting.Bandwidth(), 10**8
+    assert bandwidth.allows(size) == pytest.approx(waiting.SLACK * 1.0)
     bandwidth.went(size, 0.0)
-    assert bandwidth.allows(size) == pytest.approx(mpi.SLACK * 10.0)
+    assert bandwidth.allows(size) == pytest.approx(waiting.SLACK * 10.0)
     bandwidth.went(size, 9.9)
-    assert bandwidth.allows(size) == pytest.approx(mpi.SLACK * 1.0)
+    assert bandwidth.allows(size) == pytest.approx(waiting.SLACK * 1.0)
     for start in (9.5, 0.0, 9.8):  # one of them met a rank that slept
         bandwidth.came(size, start)
-    bandwidth.came(mpi.TELLING - 1, 0.0)
-    assert bandwidth.allows(size) == pytest.approx(mpi.SLACK * 0.5, rel=1e-4)
+    bandwidth.came(waiting.TELLING - 1, 0.0)
+    assert bandwidth.allows(size) == pytest.approx(waiting.SLACK * 0.5, rel=1e-4)
     assert bandwidth.allows(0) == 0.0
 
 

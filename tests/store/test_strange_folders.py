@@ -15,8 +15,7 @@ import pytest
 from hpcfl import store
 from hpcfl.base.errors import RunError, UsageError, UserError
 from hpcfl.commands.cli import main
-from hpcfl.store import growing_file as live
-from hpcfl.store import manifest, reading
+from hpcfl.store import growing_file, manifest, reading
 from hpcfl.testing.runs import play, table, toml
 from store.test_verify import COLUMNS, COORDS, ROUNDS, ROWS, flip, made, row, segment_of, told  # noqa: F401
 
@@ -24,7 +23,7 @@ from store.test_verify import COLUMNS, COORDS, ROUNDS, ROWS, flip, made, row, se
 def lose(path: Path, first: int, last: int) -> None:
     """Let some rows of a growing segment be zeros, as after a loss of power."""
     with path.open("r+b", buffering=0) as file:
-        area = live.read_layout(file).rows
+        area = growing_file.read_layout(file).rows
         file.seek(area.at + first * area.each)
         file.write(bytes((last - first) * area.each))
 

@@ -24,8 +24,7 @@ import xarray
 from hpcfl import store
 from hpcfl.base.errors import RunError
 from hpcfl.commands.cli import main
-from hpcfl.store import growing_file as live
-from hpcfl.store import manifest, reading
+from hpcfl.store import growing_file, manifest, reading
 from hpcfl.testing import runs
 
 COLUMNS = [
@@ -83,9 +82,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def place_of(draw: np.random.Generator, path: Path, size: int) -> int:
     """A byte; in a file that is a hole for the most part, one that was written in most cases."""
     with path.open("rb", buffering=0) as file:
-        if file.read(len(live.MAGIC)) != live.MAGIC or draw.random() < 0.1:
+        if file.read(len(growing_file.MAGIC)) != growing_file.MAGIC or draw.random() < 0.1:
             return int(draw.integers(size))
-        layout = live.read_layout(file)
+        layout = growing_file.read_layout(file)
         header = range(layout.block + 4096)
         rows = range(layout.rows.at, layout.rows.at + (ROWS + 1) * layout.rows.each)
         events = range(layout.events.at, layout.events.at + (ROWS + 1) * layout.events.each)
@@ -213,7 +212,7 @@ def flip(path: Path, place: int) -> None:
 def test_lost_rows_are_marked_and_stay_so(tmp_path: Path, told: set[str]) -> None:
     folder = made(tmp_path / "run", "killed")
     with segment_of(folder).open("rb", buffering=0) as file:
-        rows = live.read_layout(file).rows
+        rows = growing_file.read_layout(file).rows
     for number in (3, 4, 7, ROWS - 1):
         flip(segment_of(folder), rows.at + number * rows.each + 20)
     line = f"{segment_of(folder)} is damaged: rounds 3 to 4, 7, {ROWS - 1} read as not recorded"
@@ -263,7 +262,7 @@ def test_rounds_of_a_segment_that_is_wholly_lost(tmp_path: Path, told: set[str])
 
 def test_a_row_that_comes_while_one_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that saw a half of it looks again."""
-    folder, pieces = tmp_path / "run", live._pieces
+    folder, pieces = tmp_path / "run", growing_file._pieces
     store.create(folder, {"config": "{}"})
     segment = store.begin(folder, COLUMNS, COORDS, 0, ROUNDS)
     segment.write(0, row(0))
@@ -275,7 +274,7 @@ def test_a_row_that_comes_while_one_reads(tmp_path: Path, monkeypatch: pytest.Mo
                 records[1, -8:] = 255  # its end was there, its beginning not yet
             yield start, records
 
-    monkeypatch.setattr(live, "_pieces", early)
+    monkeypatch.setattr(growing_file, "_pieces", early)
     data = store.open_run(folder)
     assert data["loss"].values.tolist() == [row(number)["loss"] for number in range(data.sizes["round"])]
     assert not reading._told
@@ -286,16 +285,16 @@ def test_a_changed_bit_of_space_to_come_is_found(tmp_path: Path) -> None:
     """Of the next record only a whole beginning can be there, of those after it nothing."""
     folder = made(tmp_path / "run", "killed")
     with segment_of(folder).open("r+b", buffering=0) as file:
-        layout = live.read_layout(file)
+        layout = growing_file.read_layout(file)
         for area, what in ((layout.rows, "round"), (layout.events, "event")):
             first = area.at + ROWS * area.each
             for place in [*range(first, first + 16), first + 100, first + area.each - 1, first + 3 * area.each + 50]:
                 for bit in range(8):
                     os.pwrite(file.fileno(), bytes([1 << bit]), place)
                     number = ROWS + (place - first) // area.each
-                    assert live.damage(file) == f"{what} {number}: not as written"
+                    assert growing_file.damage(file) == f"{what} {number}: not as written"
                     os.pwrite(file.fileno(), b"\0", place)
-        assert live.damage(file) == ""
+        assert growing_file.damage(file) == ""
 
 
 def test_sealing_makes_no_file_larger(tmp_path: Path) -> None:

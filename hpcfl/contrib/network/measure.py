@@ -143,12 +143,12 @@ def measure(comm: Any, hosts: Sequence[str], seconds: float) -> Network | None:
 
     `hosts` [ranks] are the names of the hosts: all ranks know them.
     """
-    from hpcfl.mpi import waiting as mpi
+    from hpcfl.mpi import waiting
 
     if comm.Get_rank() == 0:
         import_module("hpcfl.realtime.lanes")  # loads torch, which may take as long as all the rest
     began, load = time.monotonic(), os.getloadavg()[0] / len(cores())
-    mpi.Patience.crowd = hosts.count(hosts[comm.Get_rank()]) / len(cores())
+    waiting.Patience.crowd = hosts.count(hosts[comm.Get_rank()]) / len(cores())
     lanes = _lanes(hosts)
     own = [_made(comm, members) for _, members in lanes]
     if comm.Get_rank() > 0:
