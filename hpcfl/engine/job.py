@@ -321,7 +321,7 @@ class Job:
         `hosted` has the clients of each chunk and their personal state. All are tested before the device is waited for.
         """
         task, model = self.task, partial(self.algorithm.model, self.task, shared)
-        chunks = [(clients, self.members(clients), personal) for clients, personal in hosted]
+        wanted = self.config.evaluate.objective
 
         def params(clients: Ints, rows: Ints, personal: State) -> State:
             own = personal
@@ -330,19 +330,22 @@ class Job:
             task.hold(clients[rows])
             return evenly(model, task, own, Visits.for_test(round, clients[rows]))
 
-        sums = on_host([client_sums(task, params(*chunk), chunk[0][chunk[1]]) for chunk in chunks if len(chunk[1])])
-        found, every = [], iter(sums)
+        chunks = [(clients, self.members(clients), personal) for clients, personal in hosted]
+        tested, objectives = [], []
         for clients, rows, personal in chunks:
-            scores, own = np.zeros((self.scores, len(clients))), clients[rows]
             if len(rows):
-                tested = next(every).numpy()
-                looked = not np.isfinite(tested[0]).all()  # a finite loss has finite outputs
-                finite: Ints | Floats = task.federation.test_sizes[own]
-                if looked or self.config.evaluate.objective:
-                    state = params(clients, rows, personal)
-                    finite = client_finite(task, state, own) if looked else finite
-                rest = [client_objectives(task, state, own)] if self.config.evaluate.objective else []
-                scores[:, rows] = np.array([*tested, finite, *rest])
+                state = params(clients, rows, personal)
+                tested.append(client_sums(task, state, clients[rows]))
+                objectives.append([client_objectives(task, state, clients[rows])] if wanted else [])
+        found, sums = [], iter(zip(on_host(tested), objectives))
+        for clients, rows, personal in chunks:
+            scores = np.zeros((self.scores, len(clients)))
+            if len(rows):
+                own, objective = next(sums)
+                finite: Ints | Floats = task.federation.test_sizes[clients[rows]]
+                if not own[0].isfinite().all():  # a finite loss has finite outputs
+                    finite = client_finite(task, params(clients, rows, personal), clients[rows])
+                scores[:, rows] = np.array([*own.numpy(), finite, *objective])
             found.append(scores)
         return found
 
