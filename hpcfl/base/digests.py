@@ -21,7 +21,7 @@ def is_file(path: Path) -> bool:
 
 def origin(file: Path) -> dict[str, str]:
     """Return what a run records of a file: ``{"file": …, "sha256": …}``."""
-    return {"file": str(file), "sha256": _digest(file)}
+    return {"file": str(file), "sha256": digest(file)}
 
 
 def check_unchanged(what: str, recorded: Mapping[str, str], instead: str) -> None:
@@ -29,14 +29,15 @@ def check_unchanged(what: str, recorded: Mapping[str, str], instead: str) -> Non
     file = Path(recorded["file"])
     if not file.is_file():
         raise UsageError(f"'{file}', where the run found {what}, is not there; {instead}")
-    if _digest(file) != recorded["sha256"]:
+    if digest(file) != recorded["sha256"]:
         raise UsageError(
             f"'{file}' has changed since the run began, which found {what} there: expected the file of then "
             f"(SHA-256 {recorded['sha256'][:12]}…); --force goes on with it as it is"
         )
 
 
-def _digest(file: Path) -> str:
+def digest(file: Path) -> str:
+    """Return the SHA-256 of a file's bytes; OSError where it cannot be read."""
     sha256 = hashlib.sha256()
     with file.open("rb") as opened:
         while piece := opened.read(PIECE):

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcfl.base.digests import digest
 from hpcfl.base.errors import VALUE, RunError, cut
 from hpcfl.store.atomic import check_regular, read_text, write_text
 
 NAME = "manifest.json"
-_PIECE = 1 << 20
 
 
 class DamagedError(RunError):
@@ -63,7 +63,7 @@ def settle(folder: Path, name: str) -> None:
 def entry(path: Path) -> dict[str, Any]:
     """Return what a manifest has of a file: its bytes and their sha256; OSError if it cannot be read."""
     check_regular(path)
-    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    return {"bytes": path.stat().st_size, "sha256": digest(path)}
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
@@ -144,14 +144,6 @@ def _versions(known: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _before(known: Mapping[str, Any]) -> list[Any]:
     return [known["before"]] if "before" in known else []
-
-
-def _sha256(path: Path) -> str:
-    sha256 = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            sha256.update(piece)
-    return sha256.hexdigest()
 
 
 def _text(listed: Mapping[str, Any]) -> str:
