@@ -134,6 +134,11 @@ def no_meaning(key: str, value: object, beside: str, instead: str = "") -> Usage
     return UsageError(f"{key} = {toml(value)} has no meaning with {beside}: remove it{other}")
 
 
+def in_place(name: str) -> str:
+    """Return what is wrong with a function of the user's that changes a tensor which it is given, in these words."""
+    return f"changes {name}, which it is given, in place: expected a clone to be changed"
+
+
 def check_within(key: str, value: float, least: float, most: float, why: str = "") -> None:
     """Raise UsageError where a number is not `least` … `most`; `why` follows the range, as in " for this model"."""
     if not least <= value <= most:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hpcfl.algorithms import Algorithm, ServerState
 from hpcfl.base.blame import place, place_of
-from hpcfl.base.errors import RunError, listed
+from hpcfl.base.errors import RunError, in_place, listed
 from hpcfl.base.loaded import is_of_user
 from hpcfl.base.types import State
 from hpcfl.learning.batches import Visits
@@ -188,10 +188,6 @@ def changed(marks: Marks) -> str:
         if value._version != version:
             return in_place(name)
     return ""
-
-
-def in_place(name: str) -> str:
-    return f"changes {name}, which it is given, in place: expected a clone to be changed"
 
 
 def samples_of(task: Task, visits: Visits) -> dict[str, Tensor]:

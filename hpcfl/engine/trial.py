@@ -15,9 +15,9 @@ from torch import Tensor
 
 from hpcfl.algorithms import ServerState
 from hpcfl.base.blame import blaming, place_of
-from hpcfl.base.errors import RunError, listed
+from hpcfl.base.errors import RunError, in_place, listed
 from hpcfl.data import Federation
-from hpcfl.engine.border import differing, in_place, kind, like, samples_of
+from hpcfl.engine.border import differing, kind, like, samples_of
 from hpcfl.engine.job import Job, Progress
 from hpcfl.engine.uneven import Sent, collected
 from hpcfl.learning.batches import Visits

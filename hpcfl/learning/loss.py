@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpcfl.base.errors import RunError, UsageError
+from hpcfl.base.errors import RunError, UsageError, in_place
 from hpcfl.base.plugins import outside, reason
 from hpcfl.base.rng import StepKey
 from hpcfl.learning.batches import Batch
@@ -96,7 +96,7 @@ def _wrong(found: object, outputs: Tensor, y: Tensor, versions: tuple[int, int])
         return f"expected real values that depend on the outputs, got {what}"
     for name, tensor, version in zip(("outputs", "labels"), (outputs, y), versions):
         if tensor._version != version:
-            return f"it changes the {name}, which it is given, in place: expected a clone to be changed"
+            return f"it {in_place(f'the {name}')}"
     return ""
 
 
