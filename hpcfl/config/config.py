@@ -45,7 +45,7 @@ from hpcfl.data import Federation, Header, Source
 from hpcfl.data.absent import AbsentSource
 from hpcfl.data.base import check_clients
 from hpcfl.data.formats.files import found
-from hpcfl.data.samples import check_samples
+from hpcfl.data.user_samples import check_samples
 from hpcfl.learning.config import METRICS, TaskConfig
 from hpcfl.models import Model
 from hpcfl.mpi.devices import Device

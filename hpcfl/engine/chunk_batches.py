@@ -2,7 +2,7 @@
 
 Chunks follow from the config alone. How many visits are computed at once is then a matter of time only: on a CPU as
 many as suit its caches, on another device as many as its memory takes. On a CPU each chunk is summed up by itself: it
-decides about the last bits of sums, which elsewhere have no chunks (`hpcfl.sums.device`).
+decides about the last bits of sums, which elsewhere have no chunks (`hpcfl.sums.on_device`).
 """
 
 from __future__ import annotations

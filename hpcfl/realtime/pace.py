@@ -16,10 +16,10 @@ from hpcfl.base.device_copy import on_host
 from hpcfl.base.types import Ints
 from hpcfl.engine.job import Job
 from hpcfl.realtime.frames import REJECTED, SENT, FrameFormat, StagedFrame, Staging, zero_frames
-from hpcfl.sums.device import weighted_sum
 from hpcfl.sums.exact import BinnedSum
 from hpcfl.sums.guard import NO_GROUP, norms
 from hpcfl.sums.message import Message
+from hpcfl.sums.on_device import weighted_sum
 
 Put = Callable[[StagedFrame], None]
 

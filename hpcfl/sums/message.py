@@ -24,8 +24,8 @@ from torch import Tensor
 
 from hpcfl.base.device_copy import on_device, on_host
 from hpcfl.base.types import Floats, Ints, State
-from hpcfl.sums.device import DeviceSums
 from hpcfl.sums.exact import PIECE, RANGE, ROOM, BinnedSum, ExactSum, FixedSum, each_piece
+from hpcfl.sums.on_device import DeviceSums
 from hpcfl.sums.packing import Packing
 from hpcfl.sums.pool import POOL, SPARE
 
