@@ -22,13 +22,12 @@ from hpcfl.launch.failure import ERROR_FILE
 from hpcfl.sums.exact import PIECE
 from hpcfl.testing.runs import cut_back, table, toml
 from hpcfl.testing.test_algorithms import values
-from strange import test_data, test_losses, test_methods, test_models
+from strange import methods
+from strange.test_users import FAULTY, TABLES
 from strange.users import ended, line_of, written
 
-TABLES = {"methods": test_methods, "models": test_models, "data": test_data, "losses": test_losses}
-FAULTS = [(kind, name, words) for kind, each in TABLES.items() for name, words in each.FAULTY.items()]
 SLOW = ("Endless", "EndlessItems")  # as many samples as are read of them take seconds
-DRAWN = random.Random(5).sample([fault for fault in FAULTS if fault[1] not in SLOW], len(FAULTS) // 10)
+DRAWN = random.Random(5).sample([fault for fault in FAULTY if fault[1] not in SLOW], len(FAULTY) // 10)
 
 
 def forbidden(*_: Any) -> None:
@@ -56,7 +55,7 @@ def test_one_rank_speaks_for_all(name: str, tmp_path: Path) -> None:
     over = job("openmpi", 3, ["-m", "hpcfl", "run", str(file), "--out", str(tmp_path / "out")])
     assert over.code != 0
     (said,) = over.said
-    assert test_methods.FAULTY[name] in said
+    assert methods.FAULTY[name] in said
     assert "user_methods.py, line " in said
     assert "Traceback" not in over.err
 

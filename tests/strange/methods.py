@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from strange.users import names, refused, right
-
 FAULTY = {
     "Transposed": "client sent 'fc2.weight' in round 0: expected [1, 3, 8] with weights",
     "Flattened": "IndexError: Dimension out of range (expected to be in range of [-1, 0]",
@@ -144,17 +138,3 @@ RIGHT = {
     "Prints": "Fair",
     "BlockOfMine": "Fair",
 }
-
-
-def test_the_tables_are_complete() -> None:
-    assert names("methods") == FAULTY.keys() | RIGHT.keys()
-
-
-@pytest.mark.parametrize("name", FAULTY)
-def test_faulty(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refused("methods", name, FAULTY[name], tmp_path, capsys)
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_right(name: str, tmp_path: Path) -> None:
-    right("methods", name, RIGHT[name], tmp_path)

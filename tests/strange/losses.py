@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from strange.users import names, refused, right
-
 FAULTY = {
     "without_reduction": "outputs [3, 3] and labels [3]: expected a value per sample, a tensor",
     "summed": "outputs [3, 3] and labels [3]: expected a value per sample, a tensor",
@@ -51,17 +45,3 @@ RIGHT = {
     "draws_python": "draws_python",
     "negative": "fair",
 }
-
-
-def test_the_tables_are_complete() -> None:
-    assert names("losses") == FAULTY.keys() | RIGHT.keys()
-
-
-@pytest.mark.parametrize("name", FAULTY)
-def test_faulty(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refused("losses", name, FAULTY[name], tmp_path, capsys)
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_right(name: str, tmp_path: Path) -> None:
-    right("losses", name, RIGHT[name], tmp_path)

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from strange.users import names, refused, right
-
 FAULTY = {
     "NoParameters": "expected parameters that learn (requires_grad), got none",
     "Frozen": "expected parameters that learn (requires_grad), got none",
@@ -76,17 +70,3 @@ RIGHT = {
     "made": "made",
     "Doubles": "Fair",
 }
-
-
-def test_the_tables_are_complete() -> None:
-    assert names("models") == FAULTY.keys() | RIGHT.keys()
-
-
-@pytest.mark.parametrize("name", FAULTY)
-def test_faulty(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refused("models", name, FAULTY[name], tmp_path, capsys)
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_right(name: str, tmp_path: Path) -> None:
-    right("models", name, RIGHT[name], tmp_path)

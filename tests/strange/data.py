@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from hpcfl.data import dataset
-from strange.users import names, refused, right
-
 FAULTY = {
     "NegativeLabels": "training samples of client 0: labels are -1 … 1, expected 0 … 2",
     "LargeLabels": "training samples of client 0: labels are 0 … 7, expected 0 … 2",
@@ -77,18 +70,3 @@ RIGHT = {
     "Alike": "Fair",
     "dataset": "Points",
 }
-
-
-def test_the_tables_are_complete() -> None:
-    assert names("data") == FAULTY.keys() | RIGHT.keys()
-
-
-@pytest.mark.parametrize("name", FAULTY)
-def test_faulty(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset, "MOST", 2**16)  # as many as nobody waits for
-    refused("data", name, FAULTY[name], tmp_path, capsys)
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_right(name: str, tmp_path: Path) -> None:
-    right("data", name, RIGHT[name], tmp_path)
