@@ -247,7 +247,7 @@ def end_job(comm: Any, code: int) -> NoReturn:
         end_ranks()
         os._exit(code)
     comm.Abort(code)
-    raise SystemExit(code)
+    os._exit(code)  # MPICH's Abort comes back, and what would follow may tell of the end as an error
 
 
 def wait_until_read(seconds: float = 1.0) -> None:

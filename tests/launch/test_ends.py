@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,11 @@ def test_a_done_run_that_was_not_sealed_is_mended(
 # ---- folders that go away
 
 
+def deleted(folder: Path) -> None:
+    while folder.exists():  # a thread that writes into it meanwhile makes shutil give up
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def moved(folder: Path) -> None:
     folder.rename(folder.with_name("elsewhere"))
 
@@ -96,7 +103,7 @@ def without_rows(folder: Path) -> None:
     shutil.rmtree(folder / "metrics")
 
 
-@pytest.mark.parametrize("vanish", [shutil.rmtree, moved, replaced, without_rows])
+@pytest.mark.parametrize("vanish", [deleted, moved, replaced, without_rows])
 @pytest.mark.parametrize("every", [1, None])
 def test_a_folder_that_goes_away_ends_the_run(
     vanish: Callable[[Path], None], every: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -170,3 +177,18 @@ def test_a_full_disk_takes_a_word_that_is_understood(tmp_path: Path, monkeypatch
     assert (tmp_path / "status").stat().st_size == before
     found = store.read_status(tmp_path)
     assert (found.state, found.reason[:7]) == ("failed", "no room")
+
+
+def test_nothing_follows_the_end_of_a_job() -> None:
+    """MPICH's Abort comes back: what follows, as what writes down an error, may not run then."""
+    text = """
+from types import SimpleNamespace
+from hpcfl.mpi import launcher
+launcher.has_ulfm = lambda comm: False
+try:
+    launcher.end_job(SimpleNamespace(Abort=lambda code: None), 85)
+finally:
+    print("went on", flush=True)
+"""
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (85, ""), ended.stderr
