@@ -2,8 +2,7 @@
 
 There an operation costs its launch, whatever its size. So rows of all blocks that count by the same weights are worked
 on as one, and what is added up are whole numbers of ``STEPS`` in 1. They come to the host once, 8 bytes a number.
-Blocks of float64, and what is beyond the range of whole numbers, take the bins of `hpcfl.sums.exact` instead, the sum
-of a chunk at a time.
+Blocks of float64, and what is beyond the range of whole numbers, take the bins of `hpcfl.sums.exact` instead.
 """
 
 from __future__ import annotations
@@ -72,14 +71,17 @@ class DeviceSums:
                 self._whole[names] = total
 
     def _add_binned(self, name: str, rows: Tensor, weight: list[float]) -> None:
-        """Do what `BinnedSum` does: one row after the other, as on a CPU."""
-        total = weighted_sum(rows, weight)
+        """Do what `BinnedSum` does with each product: so many launches, however many rows there are."""
+        count = rows.shape[1]
         if name not in self._binned:
-            self._binned[name] = total.new_zeros(self.bins[name], len(total))
-        for grid, row in zip(GRIDS, self._binned[name]):
-            part = total.add(ROUNDER / grid).sub_(ROUNDER / grid)
-            row += part
-            total -= part
+            self._binned[name] = rows.new_zeros(self.bins[name], count, dtype=torch.float64)
+        few = max(1, AT_ONCE // (8 * count))
+        for some, factors in zip(torch.split(rows, few), torch.split(_column(weight, rows.device), few)):
+            rest = torch.mul(some, factors)
+            for grid, row in zip(GRIDS, self._binned[name]):
+                part = rest.add(ROUNDER / grid).sub_(ROUNDER / grid)
+                row += part.sum(0)  # of multiples of the grid's step: exact in any order
+                rest -= part
 
     def total(self, name: str) -> Tensor | None:
         """Return a block's sums, float64 [n], where they are; None: what is whole and in bins the host adds up."""
